@@ -1,0 +1,57 @@
+# make demo and make test do everything, set-up included.
+
+VENV    := .venv
+PYTHON  := $(VENV)/bin/python
+STAMP   := $(VENV)/.complete
+NATIVE  := runtime/native
+PROGRAMS := $(addprefix $(NATIVE)/,enter keeper monitor stage)
+CFLAGS  := -std=gnu11 -O2 -Wall -Wextra -Werror
+MANPAGES := $(wildcard man/*.[1-8])
+
+.PHONY: help setup programs demo test test-unit lint bench man clean
+
+help:
+	@echo "make setup   make .venv with ctxd and ctx, installing what is missing"
+	@echo "make demo    run a parent agent and its children on this checkout"
+	@echo "make test    lint, types and all tests"
+	@echo "make bench   ratios of speed to named references"
+	@echo "make man     write the generated tables of the man pages anew"
+	@echo "make clean   remove what the others made"
+
+setup: $(STAMP)
+
+# Debian packages: named if missing, installed if this is root.
+$(STAMP): pyproject.toml setup.py contrib/packages.sh $(wildcard $(NATIVE)/*.c)
+	sh contrib/packages.sh
+	test -x $(PYTHON) || python3 -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+programs: $(PROGRAMS)
+
+$(NATIVE)/%: $(NATIVE)/%.c
+	$(CC) $(CFLAGS) -static -o $@ $<
+
+demo: $(STAMP) $(PROGRAMS)
+	sh contrib/demo.sh
+
+test: lint
+	$(PYTHON) -m pytest $(TESTS)
+
+test-unit: $(STAMP)
+	$(PYTHON) -m pytest tests/unit tests/adapter
+
+lint: $(STAMP) $(PROGRAMS)
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m mypy
+	@if command -v mandoc >/dev/null; then mandoc -T lint -W warning $(MANPAGES); \
+	else echo "mandoc is missing: the man pages were not checked (apt-get install mandoc)"; exit 1; fi
+
+bench: $(STAMP) $(PROGRAMS)
+	$(PYTHON) -m bench
+
+man: $(STAMP)
+	$(PYTHON) -m ctxfs.manual man/ctxfs.5
+
+clean:
+	rm -rf $(VENV) build *.egg-info $(PROGRAMS) .mypy_cache .ruff_cache .pytest_cache .hypothesis

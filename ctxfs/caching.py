@@ -1,0 +1,95 @@
+"""The kernel's caches: what it may keep, and when it must forget.
+
+Attributes and names are kept until they change; the pages of a control file
+too. Forgetting attributes never blocks and is done at once. Forgetting pages
+may wait for a read in progress, which the event loop has to answer, so it is
+done in a worker thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final
+
+import pyfuse3
+import trio
+
+log = logging.getLogger("ctxd.cache")
+
+#: seconds; as good as forever, because every change is told
+FOREVER: Final = 3600.0
+
+
+class Poller:
+    """Versions of the files that poll(2) works on, and who waits for the next."""
+
+    def __init__(self) -> None:
+        self._versions: dict[int, int] = {}
+        self._waiting: dict[int, list[pyfuse3.PollHandle]] = {}
+
+    def version(self, inode: int) -> int:
+        return self._versions.get(inode, 0)
+
+    def wait(self, inode: int, handle: pyfuse3.PollHandle) -> None:
+        self._waiting.setdefault(inode, []).append(handle)
+
+    def changed(self, inode: int) -> None:
+        self._versions[inode] = self.version(inode) + 1
+        for handle in self._waiting.pop(inode, ()):
+            with suppress(OSError):
+                handle.notify()
+
+
+class Cache:
+    """Tells the kernel what to forget. Inert until the filesystem is mounted."""
+
+    def __init__(self) -> None:
+        self.mounted = False
+        self.poller = Poller()
+        self._pages: set[int] = set()
+        self._wake = trio.Event()
+        self._clean = trio.Event()
+        self._clean.set()
+
+    def forget_attributes(self, inode: int) -> None:
+        if self.mounted:
+            with suppress(OSError):
+                pyfuse3.invalidate_inode(pyfuse3.InodeT(inode), attr_only=True)
+
+    def forget_pages(self, inodes: Iterable[int]) -> None:
+        """Attributes at once, pages soon; ``settled`` waits for them."""
+        for inode in inodes:
+            self.forget_attributes(inode)
+            if self.mounted:
+                self._pages.add(inode)
+        if self._pages:
+            self._clean = trio.Event() if self._clean.is_set() else self._clean
+            self._wake.set()
+
+    def forget_name(self, parent: int, name: str) -> None:
+        if self.mounted:
+            pyfuse3.invalidate_entry_async(
+                pyfuse3.InodeT(parent), pyfuse3.FileNameT(name.encode()), ignore_enoent=True
+            )
+
+    async def settled(self) -> None:
+        """Returns when no stale page is left in the kernel."""
+        await self._clean.wait()
+
+    async def run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            pages, self._pages = self._pages, set()
+            await trio.to_thread.run_sync(_forget_pages, pages)
+            if not self._pages:
+                self._clean.set()
+
+
+def _forget_pages(inodes: set[int]) -> None:
+    for inode in inodes:
+        # ENOENT: the kernel does not know the inode
+        with suppress(OSError):
+            pyfuse3.invalidate_inode(pyfuse3.InodeT(inode), attr_only=False)

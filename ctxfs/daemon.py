@@ -1,0 +1,209 @@
+"""ctxd: the runtime and the filesystem, composed and run in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pyfuse3
+import trio
+
+from ctxfs.errnos import name_of
+from ctxfs.filesystem import Filesystem
+from ctxfs.mount import check_device, check_point, clear_stale, mounted
+from ctxfs.operations import Operations
+from runtime.cell import Places
+from runtime.config import Config, load_config
+from runtime.errors import StartupError
+from runtime.runtime import VERSION, Runtime, open_runtime
+
+log = logging.getLogger("ctxd")
+
+_LEVELS: Final = ("debug", "info", "warning", "error")
+_DEFAULT_CONFIG: Final = Path("/etc/ctxfs/config.yaml")
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="ctxd",
+        description="Show agents as files below a mount point, and own their processes.",
+        epilog="Runs in the foreground and says 'ready' on standard error when the mount answers. "
+        "SIGTERM cancels every agent, unmounts and exits 0. See ctxd(8).",
+    )
+    parser.add_argument(
+        "--mount",
+        metavar="DIR",
+        type=Path,
+        default=Path("/ctx"),
+        help="mount point (default: /ctx)",
+    )
+    parser.add_argument(
+        "--state",
+        metavar="DIR",
+        type=Path,
+        default=Path("/var/lib/ctxfs"),
+        help="what survives a restart (default: /var/lib/ctxfs)",
+    )
+    parser.add_argument(
+        "--runtime",
+        metavar="DIR",
+        type=Path,
+        default=Path("/run/ctxfs"),
+        help="what does not survive a reboot (default: /run/ctxfs)",
+    )
+    parser.add_argument(
+        "--cgroup",
+        metavar="PATH",
+        type=Path,
+        help="root of the agents' cgroups (default: the cgroup delegated to ctxd, "
+        "else ctxfs in the v2 hierarchy)",
+    )
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        type=Path,
+        help=f"settings (default: {_DEFAULT_CONFIG}, if it exists)",
+    )
+    parser.add_argument(
+        "--log-level",
+        metavar="LEVEL",
+        choices=_LEVELS,
+        default="info",
+        help=f"one of {', '.join(_LEVELS)} (default: info)",
+    )
+    parser.add_argument("--version", action="version", version=f"ctxd {VERSION}")
+    return parser.parse_args(argv)
+
+
+def notify_systemd(state: str) -> None:
+    """sd_notify(3): one datagram to the socket in $NOTIFY_SOCKET, if there is one."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
+        try:
+            connection.sendto(state.encode(), address.replace("@", "\0", 1))
+        except OSError as error:
+            log.warning("NOTIFY_SOCKET: %s", error)
+
+
+def _raise_file_limit() -> None:
+    """Each live agent holds a few descriptors, each known real file one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def _wait_answering(places: Places) -> None:
+    """Until the mount answers: asked from a thread, since this loop has to answer."""
+    await trio.to_thread.run_sync(os.stat, places.mount / "status")
+
+
+async def _handle_signals(
+    runtime: Runtime, stop: Callable[[], None], reload: Callable[[], None]
+) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
+        async for number in received:
+            if number == signal.SIGHUP:
+                reload()
+                continue
+            if runtime.state == "stopping":
+                continue
+            runtime.state = "stopping"
+            notify_systemd("STOPPING=1")
+            log.info("%s: cancelling every agent", signal.Signals(number).name)
+            stop()
+
+
+async def serve(
+    *, config: Config, config_file: Path, places: Places, cgroup: Path | None, debug: bool
+) -> None:
+    """Runs the daemon until SIGTERM or SIGINT. Raises ``StartupError``."""
+    async with open_runtime(config=config, places=places, cgroup=cgroup, code=name_of) as runtime:
+        fs = Filesystem(runtime)
+        # the filesystem: unmounted before the runtime below it goes
+        with mounted(Operations(fs), places, debug=debug):
+            async with trio.open_nursery() as nursery:
+                fs.cache.mounted = True
+                nursery.start_soon(fs.cache.run)
+                nursery.start_soon(pyfuse3.main)
+                stopping = trio.Event()
+                nursery.start_soon(
+                    _handle_signals,
+                    runtime,
+                    stopping.set,
+                    lambda: _reload(runtime, config_file),
+                )
+                await _wait_answering(places)
+                await runtime.sockets.open_daemon()
+                await runtime.supervisor.recover()
+                runtime.state = "ready"
+                print("ready", file=sys.stderr, flush=True)
+                notify_systemd("READY=1")
+                await stopping.wait()
+                await runtime.supervisor.shut_down()
+                fs.cache.mounted = False
+                pyfuse3.terminate()
+                nursery.cancel_scope.cancel()
+    log.info("every agent is gone, unmounted")
+
+
+def _reload(runtime: Runtime, config_file: Path) -> None:
+    try:
+        runtime.reconfigure(load_config(config_file, required=False))
+    except StartupError as error:
+        log.error("%s; the settings stay as they were", error)
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parse_arguments(argv)
+    logging.basicConfig(
+        level=arguments.log_level.upper(), format="%(levelname).1s %(name)s: %(message)s"
+    )
+    places = Places(mount=arguments.mount, state=arguments.state, runtime=arguments.runtime)
+    config_file = arguments.config or _DEFAULT_CONFIG
+    failure: BaseException | None = None
+    try:
+        for name in ("mount", "state", "runtime"):
+            if not getattr(places, name).is_absolute():
+                raise StartupError(f"--{name}: {getattr(places, name)} is not an absolute path")
+        if os.geteuid() != 0:
+            raise StartupError("ctxd needs root: it makes cgroups and drops to the agents' ids")
+        config = load_config(config_file, required=arguments.config is not None)
+        check_device()
+        check_point(places.mount)
+        clear_stale(places.fuse)
+        _raise_file_limit()
+        trio.run(
+            lambda: serve(
+                config=config,
+                config_file=config_file,
+                places=places,
+                cgroup=arguments.cgroup,
+                debug=False,
+            )
+        )
+    except* StartupError as errors:
+        failure = _first(errors)
+    if failure is not None:
+        print(f"ctxd: {failure}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _first(errors: BaseExceptionGroup[StartupError]) -> BaseException:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

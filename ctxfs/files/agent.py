@@ -1,0 +1,774 @@
+"""The files of an agent, ``/ctx/agent/NAME.d``, as rows (ABI section 3)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from ctxfs import rows
+from ctxfs.files.verbs import act, describe_verbs
+from ctxfs.handles import FileHandle, InboxHandle, OutputHandle, VerbHandle
+from ctxfs.nodes import Call, Handle, Node
+from ctxfs.rows import NEW, NOT_BUSY, NOT_TERMINAL, Check, Kind, Plane, Render, Row, RowNode, Table
+from ctxfs.rows import one_line as _one
+from runtime import names
+from runtime.authority import mounts, policy
+from runtime.authority.identity import CONTROLLERS, OPERATORS, PARTIES, Caller, Role
+from runtime.errors import (
+    DeniedError,
+    MalformedError,
+    UnsupportedError,
+    WrongStateError,
+)
+from runtime.lifecycle import LIVE, Status
+from runtime.model import FAMILIES, LIVES, PROFILES, Agent, Profile
+from runtime.names import quote
+
+if TYPE_CHECKING:
+    from ctxfs.filesystem import Filesystem
+
+_LABEL: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._+-]{0,63}")
+_LIMIT_KEYS: Final = ("memory.max", "pids.max", "cpu.max", "timeout", "grace", "log_max")
+_CPU: Final = re.compile(r"(max|[0-9]{1,12})( [0-9]{1,12})?")
+
+_CREATOR: Final = CONTROLLERS
+_ANYONE: Final = Role.ANYONE
+
+
+def _value(attribute: str) -> Render:
+    """The field's text on one line; an empty value is an empty file."""
+
+    def render(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+        value = str(getattr(agent, attribute))
+        return value + "\n" if value else ""
+
+    return render
+
+
+def _text(attribute: str) -> Render:
+    def render(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+        return str(getattr(agent, attribute))
+
+    return render
+
+
+def _number(attribute: str) -> Render:
+    def render(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+        value = int(getattr(agent, attribute))
+        return f"{value}\n" if value or attribute != "pid" else ""
+
+    return render
+
+
+def _setter(
+    attribute: str, parse: Callable[[Filesystem, Agent, Caller, str], Any]
+) -> tuple[Check, Check]:
+    """(check, commit) of a control with one value on one line."""
+
+    def commit(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+        fs.runtime.agents.update(agent, **{attribute: parse(fs, agent, caller, _one(text))})
+
+    return _checked(parse), commit
+
+
+def _checked(parse: Callable[[Filesystem, Agent, Caller, str], Any]) -> Check:
+    """A check of a line that is good if it can be parsed."""
+
+    def check(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
+        parse(fs, agent, caller, line)
+
+    return check
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in text.split("\n") if line]
+
+
+# lineage and life
+
+
+def _set_parent(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+    value = _one(text)
+    parent = _parse_parent(fs, agent, caller, value)
+    if parent is not None or not value.startswith("agent:"):
+        fs.runtime.agents.adopt(agent, parent)
+
+
+def _parse_parent(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> Agent | None:
+    word = line.split(" ")[0]
+    if word == "operator":
+        return None
+    if not word.startswith("agent:"):
+        raise MalformedError(f"{quote(line)} is neither operator nor agent:NAME")
+    parent = fs.runtime.agents.named(names.check_name(word.removeprefix("agent:")))
+    if parent is None or not fs.runtime.agents.identity.roles(caller, parent) & OPERATORS:
+        raise DeniedError(f"{quote(word)} is no agent that you are an operator of")
+    return parent
+
+
+def _supervisor(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+    parent = fs.runtime.agents.parent_of(agent)
+    if parent is not None and agent.owned:
+        return f"agent:{parent.name}\n"
+    return "operator\n"
+
+
+def _parse_life(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
+    life = names.check_choice(line, LIVES)
+    if agent.parent is None and life != "detached":
+        raise MalformedError(f"{quote(life)}: a root agent is always detached")
+    if agent.parent is not None and life != "owned":
+        raise UnsupportedError(f"life={life} is not supported for children by this version")
+    return life
+
+
+def _set_life(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+    life = _parse_life(fs, agent, caller, _one(text))
+    profile = Profile.PUBLIC_NAMED if life == "detached" else Profile.PRIVATE_CHILD
+    fs.runtime.agents.update(agent, life=life, profile=profile.value)
+
+
+def _check_profile(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
+    profile = names.check_choice(line, PROFILES)
+    _parse_life(fs, agent, caller, _life_of(agent, profile))
+
+
+def _life_of(agent: Agent, profile: str) -> str:
+    if profile == Profile.PUBLIC_NAMED:
+        return "detached"
+    return agent.life if agent.life != "detached" else "owned"
+
+
+def _set_profile(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+    profile = names.check_choice(_one(text), PROFILES)
+    _set_life(fs, agent, caller, _life_of(agent, profile))
+
+
+def _families(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+    on = fs.runtime.agents.families(agent)
+    return "".join(f"{family}\n" for family in FAMILIES if family in on)
+
+
+# ids
+
+
+def _parse_owner(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> int:
+    return _parse_id(line)
+
+
+def _parse_id(line: str) -> int:
+    value = names.parse_number(line)
+    if value >= 2**32 - 1:
+        raise MalformedError(f"{quote(line)} is no id: at most {2**32 - 2}")
+    return value
+
+
+def _set_owner(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+    owner = _parse_id(_one(text))
+    if owner != agent.owner:
+        fs.runtime.agents.change_owner(agent, owner)
+
+
+def _parse_agent_id(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> int:
+    value = _parse_id(line)
+    if agent.parent is not None:
+        raise DeniedError("a child's uid and gid are its parent's")
+    if value == 0 and not fs.runtime.config.allow_root_agents:
+        raise DeniedError("0: agents do not run as root (allow_root_agents is not set)")
+    return value
+
+
+def _parse_groups(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> tuple[int, ...]:
+    groups = tuple(_parse_id(word) for word in line.split())
+    if len(groups) > 1024:
+        raise MalformedError(f"{len(groups)} groups: at most 1024")
+    parent = fs.runtime.agents.parent_of(agent)
+    if parent is not None:
+        extra = sorted(set(groups) - set(parent.groups))
+        if extra:
+            raise DeniedError(f"groups {extra} exceed those of the parent {quote(parent.name)}")
+    elif caller.uid != 0:
+        raise DeniedError("groups of a root agent are set by operators with uid 0")
+    elif 0 in groups and not fs.runtime.config.allow_root_agents:
+        raise DeniedError("0: agents do not run as root (allow_root_agents is not set)")
+    return groups
+
+
+def _set_groups(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+    groups = _parse_groups(fs, agent, caller, " ".join(_lines(text)))
+    fs.runtime.agents.update(agent, groups=groups)
+
+
+def _groups(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+    return "".join(f"{group}\n" for group in agent.groups)
+
+
+# authority
+
+
+def _parse_label(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
+    if not _LABEL.fullmatch(line):
+        raise MalformedError(f"{quote(line)} is no label: letters, digits and . _ + -, at most 64")
+    return line
+
+
+def _set_label(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+    label = _parse_label(fs, agent, caller, _one(text))
+    rewritten = policy.relabel(agent.policy, agent.label, label)
+    fs.runtime.agents.update(agent, label=label, policy=rewritten)
+
+
+def _check_policy_line(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
+    policy.check_line(line, agent.label, may_delegate=caller.agent is None)
+
+
+def _set_policy(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+    wanted = policy.parse(text, agent.label, may_delegate=caller.agent is None)
+    if agent.status is not Status.NEW:
+        present = policy.parse(agent.policy, agent.label)
+        for rule in wanted:
+            if not any(have.kind == rule.kind and have.covers(rule) for have in present):
+                raise WrongStateError(
+                    f"{rule.cls}:{rule.object} {rule.perm} would widen the policy: "
+                    "that is done while the agent is new"
+                )
+    if text and not text.endswith("\n"):
+        text += "\n"
+    fs.runtime.agents.update(agent, policy=text)
+
+
+def _policy_effective(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+    return policy.render(fs.runtime.agents.effective_policy(agent), agent.label)
+
+
+def _check_mount_line(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
+    mounts.parse_line(line)
+
+
+def _set_mount(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+    for mount in mounts.parse(text):
+        if "noexec" in mount.options and agent.parent is not None:
+            raise UnsupportedError("noexec: not supported in a child's table by this version")
+    if text and not text.endswith("\n"):
+        text += "\n"
+    fs.runtime.agents.update(agent, mount=text)
+
+
+def _mount_effective(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+    return mounts.render(fs.runtime.agents.effective_mounts(agent))
+
+
+def _parse_path(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
+    return names.check_absolute(line) if line else ""
+
+
+def _parse_iso(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
+    iso = names.check_choice(line, ("sandbox", "shared"))
+    if iso == "shared":
+        if caller.agent is not None:
+            raise DeniedError("shared is written by operators only")
+        parent = fs.runtime.agents.parent_of(agent)
+        if parent is not None:
+            raise DeniedError(f"a child sees what its parent {quote(parent.name)} sees, no more")
+    return iso
+
+
+def _parse_workspace(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
+    if line == "inherit":
+        return line
+    if line == "worktree":
+        raise UnsupportedError("workspace=worktree is not supported by this version")
+    if line.startswith("explicit_root:"):
+        path = names.check_absolute(line.removeprefix("explicit_root:"))
+        if path == "/":
+            raise MalformedError("explicit_root:/ would be the whole view; name a directory in it")
+        return line
+    raise MalformedError(f"{quote(line)} is none of: inherit, worktree, explicit_root:/PATH")
+
+
+# the program
+
+
+def _check_env_line(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
+    if line:
+        names.parse_env_line(line)
+
+
+def _set_env(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+    for line in _lines(text):
+        names.parse_env_line(line)
+    fs.runtime.agents.update(agent, env="".join(f"{line}\n" for line in _lines(text)))
+
+
+def _check_tool_path(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
+    for item in line.split(":"):
+        if item:
+            names.check_absolute(item, "tool directory")
+
+
+def _set_tool_path(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+    items = [item for line in _lines(text) for item in line.split(":") if item]
+    for item in items:
+        names.check_absolute(item, "tool directory")
+    fs.runtime.agents.update(agent, path="".join(f"{item}\n" for item in items))
+
+
+def _tool_path(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+    return agent.path or f"{fs.runtime.places.mount}/tool\n"
+
+
+def _parse_context(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
+    if names.check_choice(line, ("fresh", "fork")) == "fork":
+        raise UnsupportedError("context=fork is not supported by this version")
+    return line
+
+
+def _parse_model(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
+    if len(line) > 256 or not line.isprintable():
+        raise MalformedError(f"{quote(line)} is no model id: printable, at most 256 characters")
+    effective = fs.runtime.agents.effective_policy(agent)
+    if line and not policy.allows(effective, "model", line, "use"):
+        raise DeniedError(f"model:{line} use is not in the agent's effective policy")
+    return line
+
+
+def _parse_exec(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
+    if any(ord(c) < 32 and c != "\t" for c in line):
+        raise MalformedError(f"{quote(line)}: a command line has no control characters")
+    names.split_command(line)
+    return line
+
+
+def _parse_mode(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
+    if names.check_choice(line, ("once", "turn", "resident")) != "once":
+        raise UnsupportedError(f"mode={line} is not supported by this version: once is")
+    return line
+
+
+def _parse_restart(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
+    value = names.check_choice(line, ("no", "on-failure", "always"))
+    if value != "no":
+        if agent.parent is not None:
+            raise MalformedError(f"{quote(line)}: only root agents restart; a child has no")
+        raise UnsupportedError(f"restart={line} is not supported by this version: no is")
+    return line
+
+
+def _parse_limit(line: str) -> tuple[str, str]:
+    key, separator, value = line.partition("=")
+    if not separator or key not in _LIMIT_KEYS:
+        keys = ", ".join(_LIMIT_KEYS)
+        raise MalformedError(f"{quote(line)} is not KEY=VALUE with a key of {keys}")
+    if value == "max":
+        return key, "max"
+    if key in ("timeout", "grace"):
+        names.parse_duration(value)
+    elif key == "log_max":
+        names.parse_size(value)
+    elif key == "memory.max":
+        value = str(names.parse_size(value))
+    elif key == "pids.max":
+        value = str(names.parse_number(value))
+    elif not _CPU.fullmatch(value):
+        raise MalformedError(f"{quote(value)} is no cpu.max: microseconds, or quota and period")
+    return key, value
+
+
+def _check_limit(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
+    if line:
+        key, value = _parse_limit(line)
+        if "." in key and value != "max":
+            fs.runtime.supervisor.apply_limits(agent, {key: value})
+
+
+def _set_limits(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+    wanted = dict(_parse_limit(line) for line in _lines(text))
+    fs.runtime.supervisor.apply_limits(agent, {k: v for k, v in wanted.items() if v != "max"})
+    merged = {**agent.limits, **wanted}
+    fs.runtime.agents.update(
+        agent, limits={key: value for key, value in merged.items() if value != "max"}
+    )
+
+
+def _limits(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+    config = fs.runtime.config
+    defaults = {
+        "timeout": f"{config.timeout:g}s" if config.timeout is not None else "max",
+        "grace": f"{config.grace:g}s",
+        "log_max": str(config.log_max),
+    }
+    return "".join(
+        f"{key}={agent.limits.get(key, defaults.get(key, 'max'))}\n" for key in _LIMIT_KEYS
+    )
+
+
+def _set_meta(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+    names.parse_json_object(text)
+    fs.runtime.agents.update(agent, meta=text if text.endswith("\n") else text + "\n")
+
+
+def _meta(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+    return agent.meta if agent.meta.endswith("\n") else agent.meta + "\n"
+
+
+# what the runtime tells
+
+
+def _cgroup(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+    return f"{fs.runtime.hierarchy.root.path}/{agent.cgroup}\n" if agent.cgroup else ""
+
+
+def _usage(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+    usage = fs.runtime.supervisor.usage(agent)
+    return "".join(f"{key}={value}\n" for key, value in usage.items())
+
+
+def _error(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+    return fs.reasons.of_agent(agent.incarnation)
+
+
+def _visibility(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+    return "private\n" if agent.private else "public\n"
+
+
+def _ownership(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+    return "parent_supervised\n" if agent.private else "self_owned\n"
+
+
+def _ingress(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+    return "supervisor_only\n" if agent.private else "operators_and_policy\n"
+
+
+def _open_output(name: str) -> Callable[[Filesystem, RowNode, Call, int], Handle]:
+    def open_output(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
+        return OutputHandle(fs, node, call.caller, fs.output_directory(node.obj, name))
+
+    return open_output
+
+
+def _output_size(name: str) -> Callable[[Filesystem, Any], int]:
+    return lambda fs, agent: fs.output(agent, name).size
+
+
+def _open_verbs(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
+    return VerbHandle(fs, node, call.caller, fs.runtime.config.control_max)
+
+
+def _open_inbox(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
+    if node.obj.mode == "once":
+        raise WrongStateError("a once agent takes no messages: write handoff.md before its start")
+    return InboxHandle(fs, node, call.caller, writing=True)
+
+
+# documents
+
+
+def _document_size(name: str) -> Callable[[Filesystem, Any], int]:
+    return lambda fs, agent: fs.runtime.agents.document_size(agent, name)
+
+
+def _document_time(name: str) -> Callable[[Filesystem, Any], float]:
+    def mtime(fs: Filesystem, agent: Agent) -> float:
+        try:
+            return fs.runtime.agents.document(agent, name).stat().st_mtime
+        except FileNotFoundError:
+            return agent.created
+
+    return mtime
+
+
+def _open_document(name: str) -> Callable[[Filesystem, RowNode, Call, int], Handle]:
+    def open_document(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
+        agent: Agent = node.obj
+        accmode = flags & os.O_ACCMODE
+        identity = fs.runtime.agents.identity
+        path = fs.runtime.agents.document(agent, name)
+        wanted = os.O_RDWR if accmode != os.O_RDONLY else os.O_RDONLY
+        wanted |= (flags & os.O_TRUNC) | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(path, wanted, 0o644)
+
+        def may_read() -> None:
+            if not identity.still(call.caller):
+                raise DeniedError("whoever opened this file is gone: so are its rights")
+
+        def may_write() -> None:
+            may_read()
+            node.check_writer(call.caller)
+
+        def changed() -> None:
+            fs.agent_changed(agent.index, (name,))
+
+        if flags & os.O_TRUNC:
+            changed()
+        return FileHandle(
+            node,
+            call.caller,
+            fd,
+            limit=fs.runtime.config.document_max,
+            append=bool(flags & os.O_APPEND),
+            may_read=may_read,
+            may_write=may_write,
+            changed=changed,
+            sync_more=fs.runtime.agents.sync,
+        )
+
+    return open_document
+
+
+def _staged(name: str) -> Render:
+    """A document of JSON lines, which is staged like a control."""
+
+    def render(fs: Filesystem, agent: Agent, caller: Caller) -> bytes:
+        return fs.runtime.agents.read_document(agent, name)
+
+    return render
+
+
+def _set_document(name: str, check: Check) -> Check:
+    def commit(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+        for number, line in enumerate(text.split("\n"), 1):
+            try:
+                check(fs, agent, caller, line)
+            except MalformedError as error:
+                raise MalformedError(f"line {number}: {error.sentence}") from None
+        fs.runtime.agents.write_document(agent, name, text.encode())
+
+    return commit
+
+
+def _check_input(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
+    if line.strip():
+        names.parse_json_object(line)
+
+
+def _check_ref(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
+    """``{path, hash?, kind?, summary?}`` with relative paths only below ``artifact/``."""
+    if not line.strip():
+        return
+    ref = names.parse_json_object(line)
+    for key, value in ref.items():
+        if key not in ("path", "hash", "kind", "summary"):
+            raise MalformedError(f"{quote(key)} is none of: path, hash, kind, summary")
+        if not isinstance(value, str):
+            raise MalformedError(f"{key} is no text")
+    path = ref.get("path")
+    if not path:
+        raise MalformedError(f"{quote(line)} has no path")
+    if path.startswith("/"):
+        names.check_absolute(path)
+    elif not path.startswith("artifact/") or any(
+        part in ("", ".", "..") for part in path.split("/")
+    ):
+        raise MalformedError(f"{quote(path)}: a relative path is below artifact/")
+
+
+def _receive(
+    fs: Filesystem, agent: Agent, call: Call, source: Node, name: str, new_name: str
+) -> None:
+    fs.take_result(agent, call, source, name, new_name)
+
+
+# directories and links
+
+
+def _children(fs: Filesystem, agent: Agent, call: Call) -> Iterator[str]:
+    for child in fs.runtime.agents.children(agent):
+        yield child.name
+
+
+def _find_child(fs: Filesystem, agent: Agent, call: Call, name: str) -> Node | None:
+    for child in fs.runtime.agents.children(agent):
+        if child.name == name:
+            return fs.child_link(child)
+    return None
+
+
+def _session_target(fs: Filesystem, agent: Agent) -> str:
+    session = fs.runtime.agents.session(agent.session)
+    name = session.name if session is not None else "default"
+    return f"../../home/{agent.owner}/agent/{agent.name}/session/{name}"
+
+
+def _no_plane(what: str) -> Callable[[Filesystem, Any, Call, str, int], Node]:
+    def make(fs: Filesystem, agent: Agent, call: Call, name: str, mode: int) -> Node:
+        names.check_name(name)
+        if not fs.runtime.agents.identity.roles(call.caller, agent) & PARTIES:
+            raise DeniedError(f"{what} are not yours to make")
+        if agent.status not in LIVE:
+            raise WrongStateError(f"{what} belong to a live agent: this one is {agent.status}")
+        raise UnsupportedError(f"{what} are not supported by this version")
+
+    return make
+
+
+def _no_entries(fs: Filesystem, agent: Agent, call: Call) -> Iterator[str]:
+    yield from ()
+
+
+def _single(
+    name: str,
+    doc: str,
+    parse: Callable[[Filesystem, Agent, Caller, str], Any],
+    *,
+    attribute: str = "",
+    **more: Any,
+) -> Row:
+    """A control with one value on one line, kept in the field of its name."""
+    check, commit = _setter(attribute or name, parse)
+    values: dict[str, Any] = {
+        "mode": 0o644,
+        "render": _value(attribute or name),
+        "check": check,
+        "commit": commit,
+        "write": _CREATOR,
+        "when": NEW,
+        "single": True,
+        **more,
+    }
+    return Row(name=name, doc=doc, depends=(attribute,) if attribute else (), **values)
+
+
+_DOCUMENT_WRITERS: Final = CONTROLLERS
+
+ROWS: Final = (
+    # the three names in /ctx/agent, then self
+    Row(name=".d", within="agent", kind=Kind.DIRECTORY, mode=0o755, public=True,
+        receive=_receive),
+    Row(name="", within="agent", mode=0o755, public=True, read=PARTIES,
+        render=lambda fs, agent, caller: fs.client_program),
+    Row(name=".sock", within="agent", kind=Kind.SOCKET, mode=0o666, public=True),
+    Row(name="self", within="self", kind=Kind.LINK, mode=0o777, public=True,
+        target=lambda fs, agent: f"agent/{agent.name}.d"),
+    Row(name="parent", default="creator", mode=0o644, public=True, write=OPERATORS, when=NEW,
+        doc="who made it: operator uid:N, or agent:NAME session:NAME run:ID. "
+            "An operator of both may write agent:NAME; a child's defaults are then applied",
+        render=_value("lineage"), check=_checked(_parse_parent),
+        commit=_set_parent, single=True, depends=("lineage",)),
+    Row(name="supervisor", default="creator", doc="who owns its lifetime now: agent:NAME, operator",
+        render=_supervisor, depends=("parent", "life")),
+    Row(name="life", default="owned (child), detached (root)", mode=0o644, public=True,
+        write=_CREATOR, when=NEW, render=_value("life"), commit=_set_life,
+        check=_checked(_parse_life), single=True,
+        doc="owned, temp or detached; a root agent is detached"),
+    Row(name="profile", default="private_child (child), public_named (root)", mode=0o644,
+        public=True, write=_CREATOR, when=NEW, render=_value("profile"), check=_check_profile,
+        commit=_set_profile, single=True,
+        doc="private_child goes with owned and temp, public_named with detached"),
+    Row(name="visibility", default="from profile", public=True, render=_visibility,
+        depends=("profile",), doc="private or public"),
+    Row(name="ownership", default="from profile", render=_ownership, depends=("profile",),
+        doc="parent_supervised or self_owned"),
+    Row(name="families", default="from profile", render=_families, depends=("profile", "policy"),
+        doc="tool families that are on, one a line"),
+    Row(name="ingress", default="from profile", render=_ingress, depends=("profile",),
+        doc="supervisor_only or operators_and_policy"),
+    Row(name="owner", default="creator's", mode=0o644, write=Role.ROOT, when=NEW,
+        render=_number("owner"), commit=_set_owner, doc="uid of the user that owns the agent",
+        check=_checked(_parse_owner), single=True),
+    _single("uid", "uid of its processes; a child's is its parent's", _parse_agent_id,
+            default="creator's", render=_number("uid"), write=Role.ROOT),
+    _single("gid", "gid of its processes; a child's is its parent's", _parse_agent_id,
+            default="creator's", render=_number("gid"), write=Role.ROOT),
+    Row(name="groups", default="creator's", mode=0o644, write=_CREATOR, when=NEW, render=_groups,
+        check=_checked(_parse_groups), commit=_set_groups, doc="supplementary gids, one a line"),
+    Row(name="label", default="NAME_t", mode=0o644, write=_CREATOR, when=NEW,
+        render=_value("label"), commit=_set_label,
+        check=_checked(_parse_label), single=True,
+        doc="the subject of its policy lines"),
+    Row(name="policy", default="configured; a child's from its parent", mode=0o644,
+        write=_CREATOR, when=NOT_TERMINAL, render=_text("policy"), check=_check_policy_line,
+        commit=_set_policy, doc="what it may: allow LABEL CLASS:OBJECT PERM[,PERM...]; "
+        "wider only while new"),
+    Row(name="policy.effective", render=_policy_effective, volatile=True,
+        doc="the policy within its parent's effective one"),
+    Row(name="mount", mode=0o644, write=_CREATOR, when=NEW, render=_text("mount"),
+        check=_check_mount_line, commit=_set_mount,
+        doc="mount table: SOURCE TARGET ro|rw|hide [OPTIONS]"),
+    Row(name="mount.effective", render=_mount_effective, volatile=True,
+        doc="its ancestors' tables, then its own"),
+    _single("root", "directory to use as the root of its view instead of the base view",
+            _parse_path),
+    _single("iso", "sandbox, or shared (the host's tree; set by operators)", _parse_iso,
+            default="sandbox"),
+    _single("workspace", "inherit, worktree or explicit_root:/PATH", _parse_workspace,
+            default="inherit"),
+    _single("cwd", "working directory of its program", _parse_path,
+            default="workspace or home"),
+    Row(name="env", mode=0o600, write=_CREATOR, when=NEW, render=_text("env"),
+        check=_check_env_line, commit=_set_env, doc="environment: KEY=VALUE, one a line"),
+    Row(name="path", default="/ctx/tool", mode=0o644, write=_CREATOR, when=NEW, render=_tool_path,
+        check=_check_tool_path, commit=_set_tool_path, doc="tool directories, one a line"),
+    _single("context", "fresh, or fork", _parse_context, default="fresh"),
+    _single("model", "free text for the program, allowed by policy", _parse_model,
+            public=True, when=NOT_BUSY),
+    _single("exec", "the program and its arguments, one line, quoted as in a shell",
+            _parse_exec, default="the parent's", when=NOT_BUSY),
+    _single("mode", "once, turn or resident", _parse_mode, default="once"),
+    Row(name="limits", default="configured", mode=0o644, write=_CREATOR, render=_limits,
+        check=_check_limit, commit=_set_limits, merges=True,
+        doc="KEY=VALUE of memory.max pids.max cpu.max timeout grace log_max; merged by key"),
+    _single("restart", "no, on-failure or always; root agents only", _parse_restart, default="no",
+            when=rows.ANY_STATUS),
+    Row(name="meta.json", default="{}", mode=0o644, write=_CREATOR, render=_meta,
+        commit=_set_meta, depends=("meta",), doc="any JSON object"),
+    Row(name="status", public=True, polled=True, render=_value("status"),
+        doc="new starting ready busy idle paused stopping dead"),
+    Row(name="outcome", public=True, render=_value("outcome"),
+        doc="done error cancelled interrupted, once it is dead"),
+    Row(name="reason", render=_value("reason"), doc="why, such as exit:3 or operator_stop"),
+    Row(name="incarnation", render=_value("incarnation"), doc="id of this life of the name"),
+    Row(name="pid", render=_number("pid"), doc="main process, as the host sees it"),
+    Row(name="run", render=_value("run"), doc="current run"),
+    Row(name="cgroup", render=_cgroup, doc="path of its cgroup"),
+    Row(name="usage", render=_usage, volatile=True,
+        doc="cpu_usec memory_current memory_peak processes wall_msec"),
+    Row(name="out", volatile=True, opener=_open_output("out"), size=_output_size("out"),
+        doc="standard output"),
+    Row(name="log", volatile=True, opener=_open_output("log"), size=_output_size("log"),
+        doc="standard error, and lines of the runtime"),
+    Row(name="error", render=_error, volatile=True, doc="the last rejection, with its time"),
+    Row(name="ctl", mode=0o666, write=PARTIES, opener=_open_verbs, commit=act,
+        render=describe_verbs, doc="takes verbs, one a line; reading lists them"),
+    Row(name="wait", public=True, kind=Kind.LINK, mode=0o777, depends=("wait_token",),
+        target=lambda fs, agent: str(fs.runtime.agents.waits.path(agent.wait_token)),
+        doc="reading it blocks until the agent is dead"),
+    Row(name="inbox", mode=0o222, read=Role.NONE, write=CONTROLLERS, opener=_open_inbox,
+        doc="one message per flush; not of a once agent"),
+    Row(name="queue", polled=True, render=lambda fs, agent, caller: "",
+        doc="pending messages, a JSON line each"),
+    Row(name="handoff.md", mode=0o644, write=_DOCUMENT_WRITERS, when=NEW, document=True,
+        opener=_open_document("handoff.md"), size=_document_size("handoff.md"),
+        mtime=_document_time("handoff.md"), doc="the delegated task; the program's standard input"),
+    Row(name="input.jsonl", mode=0o644, write=_DOCUMENT_WRITERS, when=NEW, document=True,
+        render=_staged("input.jsonl"), check=_check_input,
+        commit=_set_document("input.jsonl", _check_input), mtime=_document_time("input.jsonl"),
+        doc="references to its inputs, a JSON object a line"),
+    Row(name="result.md", mode=0o644, write=Role.SELF, when=NOT_TERMINAL, document=True,
+        opener=_open_document("result.md"), size=_document_size("result.md"),
+        mtime=_document_time("result.md"), doc="what it gives back"),
+    Row(name="refs.jsonl", mode=0o644, write=Role.SELF, when=NOT_TERMINAL, document=True,
+        render=_staged("refs.jsonl"), check=_check_ref,
+        commit=_set_document("refs.jsonl", _check_ref), mtime=_document_time("refs.jsonl"),
+        doc='references: {"path", "hash"?, "kind"?, "summary"?} a line'),
+    Row(name="artifact", kind=Kind.DIRECTORY, mode=0o755, write=Role.SELF, when=NOT_TERMINAL,
+        doc="files and directories that it gives back"),
+    Row(name="child", kind=Kind.DIRECTORY, mode=0o755, entries=_children, find=_find_child,
+        doc="links to the directories of its children"),
+    Row(name="task", kind=Kind.DIRECTORY, mode=0o755, entries=_no_entries, make=_no_plane("tasks"),
+        doc="the task plane"),
+    Row(name="work", kind=Kind.DIRECTORY, mode=0o755, entries=_no_entries,
+        make=_no_plane("work items"), doc="the work plane"),
+    Row(name="waiting", kind=Kind.DIRECTORY, mode=0o755, entries=_no_entries,
+        make=_no_plane("waits"), doc="the waiting plane"),
+    Row(name="session", kind=Kind.LINK, mode=0o777, target=_session_target, depends=("owner",),
+        doc="link to the current session"),
+)
+
+TABLE: Final = Table(Plane.AGENT, ROWS)
+CHILD_TABLE: Final = Table(
+    Plane.CHILD,
+    (Row(name="child", kind=Kind.LINK, mode=0o777,
+         target=lambda fs, agent: f"../../{agent.name}.d"),),
+)

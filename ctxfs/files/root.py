@@ -1,0 +1,189 @@
+"""The root of the filesystem, as rows (ABI section 2)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from ctxfs.nodes import Call, Node
+from ctxfs.rows import Kind, Plane, Row, Table
+from runtime.authority.identity import Caller, Role
+from runtime.errors import DeniedError, MissingError
+from runtime.names import quote
+
+if TYPE_CHECKING:
+    from ctxfs.filesystem import Filesystem
+
+_UID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
+def _status(fs: Filesystem, _: Any, caller: Caller) -> str:
+    return "".join(f"{key}={value}\n" for key, value in fs.runtime.status().items())
+
+
+def _error(fs: Filesystem, _: Any, caller: Caller) -> str:
+    return fs.reasons.of_caller(caller)
+
+
+def _metrics(fs: Filesystem, _: Any, caller: Caller) -> str:
+    """The facts of ``status`` in the Prometheus text format."""
+    status = fs.runtime.status()
+    lines = [
+        "# HELP ctxfs_info Version and state of the daemon.",
+        "# TYPE ctxfs_info gauge",
+        f'ctxfs_info{{version="{status["version"]}",state="{status["state"]}"}} 1',
+        "# HELP ctxfs_uptime_seconds Time since the daemon started.",
+        "# TYPE ctxfs_uptime_seconds gauge",
+        f"ctxfs_uptime_seconds {status['uptime']}",
+        "# HELP ctxfs_agents Agents by status.",
+        "# TYPE ctxfs_agents gauge",
+    ]
+    for key, value in status.items():
+        if key.startswith("agents."):
+            lines.append(f'ctxfs_agents{{status="{key.removeprefix("agents.")}"}} {value}')
+    return "\n".join(lines) + "\n"
+
+
+def _list_agents(fs: Filesystem, _: Any, call: Call) -> Iterator[str]:
+    for agent in fs.runtime.agents:
+        if fs.visible(agent, call):
+            yield from (agent.name, f"{agent.name}.sock", f"{agent.name}.d")
+
+
+def _find_agent(fs: Filesystem, _: Any, call: Call, name: str) -> Node | None:
+    node = fs.agent_entry(name)
+    if node is None or node.agent is None or not fs.visible(node.agent, call):
+        return None
+    return node
+
+
+def _make_agent(fs: Filesystem, _: Any, call: Call, name: str, mode: int) -> Node:
+    return fs.make_agent(call, name)
+
+
+def _remove_agent(fs: Filesystem, _: Any, call: Call, name: str) -> None:
+    fs.remove_agent(call, name)
+
+
+def _list_homes(fs: Filesystem, _: Any, call: Call) -> Iterator[str]:
+    uids = {*fs.runtime.agents.session_owners(), *fs.homes()}
+    for uid in sorted(uids):
+        yield str(uid)
+
+
+def _find_home(fs: Filesystem, _: Any, call: Call, name: str) -> Node | None:
+    if not _UID.fullmatch(name) or int(name) >= 2**32 - 1:
+        return None
+    uid = int(name)
+    if uid == call.uid or uid in fs.homes() or uid in fs.runtime.agents.session_owners():
+        return fs.home(uid)
+    return None
+
+
+def _list_spaces(fs: Filesystem, _: Any, call: Call) -> Iterator[str]:
+    yield from fs.spaces()
+
+
+def _find_space(fs: Filesystem, _: Any, call: Call, name: str) -> Node | None:
+    return fs.space(name) if name in fs.spaces() else None
+
+
+def _make_space(fs: Filesystem, _: Any, call: Call, name: str, mode: int) -> Node:
+    if call.caller.agent is not None or not call.caller.known:
+        raise DeniedError("spaces are made by operators")
+    return fs.make_space(call, name, mode)
+
+
+def _remove_space(fs: Filesystem, _: Any, call: Call, name: str) -> None:
+    if call.caller.agent is not None or not call.caller.known:
+        raise DeniedError("spaces are removed by operators")
+    if name not in fs.spaces():
+        raise MissingError(f"there is no space {quote(name)}")
+    fs.remove_space(name)
+
+
+def _nothing(fs: Filesystem, _: Any, call: Call) -> Iterator[str]:
+    yield from ()
+
+
+ROWS: Final = (
+    Row(name="/", within="/", kind=Kind.DIRECTORY, mode=0o755, public=True),
+    Row(name="status", public=True, volatile=True, render=_status,
+        doc="key=value: version state uptime agents.STATUS cgroup controllers mount limits"),
+    Row(name="error", public=True, volatile=True, render=_error,
+        doc="the caller's own last rejection: TIME ERRNO PATH: SENTENCE"),
+    Row(name="metrics", public=True, volatile=True, render=_metrics,
+        doc="the same facts as Prometheus text"),
+    Row(name="ctxd.sock", kind=Kind.SOCKET, mode=0o666, public=True,
+        doc="the daemon's socket, for operators"),
+    Row(name="bin", kind=Kind.DIRECTORY, mode=0o755, public=True, doc="programs for sandboxes"),
+    Row(name="ctx", within="bin", mode=0o755, public=True, doc="the client",
+        render=lambda fs, _, caller: fs.client_program),
+    Row(name="agent", kind=Kind.DIRECTORY, mode=0o1777, public=True, entries=_list_agents,
+        find=_find_agent, make=_make_agent, remove=_remove_agent,
+        doc="every agent as NAME, NAME.sock and NAME.d"),
+    Row(name="tool", kind=Kind.DIRECTORY, mode=0o755, public=True, entries=_nothing,
+        doc="control-plane tools"),
+    Row(name="home", kind=Kind.DIRECTORY, mode=0o755, public=True, entries=_list_homes,
+        find=_find_home, doc="per-user durable files: sessions, data"),
+    Row(name="shared", kind=Kind.DIRECTORY, mode=0o755, public=True, entries=_list_spaces,
+        find=_find_space, make=_make_space, remove=_remove_space,
+        doc="durable spaces, made and removed by operators"),
+    Row(name="trigger", kind=Kind.DIRECTORY, mode=0o311, public=True, read=Role.NONE,
+        entries=_nothing, doc="write-only capability tokens"),
+)
+
+TABLE: Final = Table(Plane.ROOT, ROWS)
+ROOT_NUMBER: Final = TABLE.number("/", "/")
+
+
+def _home_entries(fs: Filesystem, uid: int, call: Call) -> Iterator[str]:
+    for name in fs.runtime.agents.session_agents(uid):
+        if fs.history_visible(uid, name, call):
+            yield name
+
+
+def _find_history(fs: Filesystem, uid: int, call: Call, name: str) -> Node | None:
+    return fs.history_of(uid, name) if fs.history_visible(uid, name, call) else None
+
+
+HOME_TABLE: Final = Table(
+    Plane.HOME,
+    (
+        Row(name="", within="home", kind=Kind.DIRECTORY, mode=0o755, public=True),
+        Row(name="agent", kind=Kind.DIRECTORY, mode=0o755, public=True, entries=_home_entries,
+            find=_find_history, doc="sessions by agent name"),
+        Row(name="data", kind=Kind.DIRECTORY, mode=0o700, public=True,
+            doc="files of the user's agents and the user"),
+    ),
+)
+
+
+def _sessions(fs: Filesystem, key: tuple[int, str], call: Call) -> Iterator[str]:
+    for name, _ in fs.runtime.agents.sessions(*key):
+        yield name
+
+
+def _find_session(
+    fs: Filesystem, key: tuple[int, str], call: Call, name: str
+) -> Node | None:
+    for found, index in fs.runtime.agents.sessions(*key):
+        if found == name:
+            return fs.session_node(index)
+    return None
+
+
+def _remove_session(fs: Filesystem, key: tuple[int, str], call: Call, name: str) -> None:
+    fs.remove_session(key, call, name)
+
+
+HISTORY_TABLE: Final = Table(
+    Plane.HISTORY,
+    (
+        Row(name="", within="history", kind=Kind.DIRECTORY, mode=0o755, public=True),
+        Row(name="session", kind=Kind.DIRECTORY, mode=0o777, public=True, entries=_sessions,
+            find=_find_session, remove=_remove_session,
+            doc="sessions; operators may rmdir those of removed agents"),
+    ),
+)

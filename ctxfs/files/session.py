@@ -1,0 +1,245 @@
+"""Sessions and the parent's side of delegations, as rows (ABI section 4)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ctxfs.handles import FileHandle, HistoryHandle
+from ctxfs.nodes import Call, Handle, Node
+from ctxfs.rows import Kind, Plane, Render, Row, RowNode, Table
+from runtime.agents import Change
+from runtime.authority.identity import PARTIES, Caller, Role
+from runtime.errors import DeniedError, MalformedError
+from runtime.lifecycle import Status
+from runtime.model import Agent, Session
+from runtime.names import dump_json, parse_json_object, quote, timestamp
+
+if TYPE_CHECKING:
+    from ctxfs.filesystem import Filesystem
+
+_READERS: Final = Role.OPERATOR | Role.ROOT | Role.SELF
+_ROLES: Final = ("user", "assistant", "system")
+#: documents that a child's directory and its parent's channel show as one
+DOCUMENTS: Final = ("handoff.md", "input.jsonl", "result.md", "refs.jsonl", "artifact")
+_SUMMARY_MAX: Final = 64 << 10
+
+
+def _path(name: str) -> Callable[[Filesystem, Session], Path]:
+    return lambda fs, session: fs.runtime.agents.session_directory(session) / name
+
+
+def _file_size(name: str) -> Callable[[Filesystem, Any], int]:
+    def size(fs: Filesystem, session: Session) -> int:
+        try:
+            return _path(name)(fs, session).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    return size
+
+
+def _file_time(name: str) -> Callable[[Filesystem, Any], float]:
+    def mtime(fs: Filesystem, session: Session) -> float:
+        try:
+            return _path(name)(fs, session).stat().st_mtime
+        except FileNotFoundError:
+            return session.created
+
+    return mtime
+
+
+def _read_file(name: str) -> Render:
+    def render(fs: Filesystem, session: Session, caller: Caller) -> bytes:
+        try:
+            return _path(name)(fs, session).read_bytes()
+        except FileNotFoundError:
+            return b""
+
+    return render
+
+
+def _open_events(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
+    path = _path("events.jsonl")(fs, node.obj)
+    return HistoryHandle(fs, node, call.caller, path, flags=flags, append=None, limit=0)
+
+
+def _open_messages(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
+    session: Session = node.obj
+
+    def append(line: str) -> None:
+        agent = fs.runtime.agents.get(session.incarnation)
+        if agent is None or agent.index != call.caller.agent:
+            raise DeniedError("messages are appended by the agent of this session")
+        message = parse_json_object(line)
+        role = message.get("role")
+        if role not in _ROLES:
+            raise MalformedError(f"role: {quote(str(role))} is none of: {', '.join(_ROLES)}")
+        if "content" not in message:
+            raise MalformedError(f"{quote(line)} has no content")
+        kept = {key: value for key, value in message.items() if key not in ("id", "ts", "from")}
+        change = Change()
+        change.message(
+            session.index, **{"from": f"agent:{agent.name}", "run": agent.run, **kept}
+        )
+        fs.runtime.agents.commit(change)
+
+    path = _path("messages.jsonl")(fs, session)
+    limit = fs.runtime.config.frame_max
+    return HistoryHandle(fs, node, call.caller, path, flags=flags, append=append, limit=limit)
+
+
+def _open_memory(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
+    session: Session = node.obj
+    path = _path("context/memory.md")(fs, session)
+    writing = flags & os.O_ACCMODE != os.O_RDONLY
+    wanted = (os.O_RDWR if writing else os.O_RDONLY) | (flags & os.O_TRUNC)
+    fd = os.open(path, wanted | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+    def may_read() -> None:
+        if not fs.runtime.agents.identity.still(call.caller):
+            raise DeniedError("whoever opened this file is gone: so are its rights")
+
+    def may_write() -> None:
+        may_read()
+        node.check_writer(call.caller)
+
+    def changed() -> None:
+        fs.session_changed(session.index, ("memory.md",))
+
+    if flags & os.O_TRUNC:
+        changed()
+    return FileHandle(
+        node,
+        call.caller,
+        fd,
+        limit=fs.runtime.config.document_max,
+        append=bool(flags & os.O_APPEND),
+        may_read=may_read,
+        may_write=may_write,
+        changed=changed,
+        sync_more=fs.runtime.agents.sync,
+    )
+
+
+def _time(attribute: str) -> Render:
+    return lambda fs, session, caller: timestamp(getattr(session, attribute)) + "\n"
+
+
+def _state(fs: Filesystem, session: Session, caller: Caller) -> str:
+    return session.state + "\n"
+
+
+def _cwd(fs: Filesystem, session: Session, caller: Caller) -> str:
+    agent = fs.runtime.agents.get(session.incarnation)
+    return fs.working_directory(agent) + "\n" if agent is not None else ""
+
+
+def _meta(fs: Filesystem, session: Session, caller: Caller) -> str:
+    agent = fs.runtime.agents.recall(session.incarnation)
+    facts = {"agent": session.agent, "session": session.name}
+    if agent is not None:
+        facts |= {"incarnation": agent.incarnation, "parent": agent.lineage}
+    return dump_json(facts) + "\n"
+
+
+def _pack(fs: Filesystem, session: Session, caller: Caller) -> str:
+    """Results, reference summaries and artifact paths of the children, never their messages."""
+    parts = []
+    for name, index in fs.runtime.agents.channels(session.index):
+        child = fs.runtime.agents.recall(index)
+        if child is None:
+            continue
+        parts.append(f"# {name}: {channel_status(child)}\n\n")
+        result = fs.runtime.agents.read_document(child, "result.md")[:_SUMMARY_MAX]
+        parts.append(result.decode(errors="replace").rstrip("\n") + "\n\n" if result else "")
+        refs = fs.runtime.agents.read_document(child, "refs.jsonl").decode(errors="replace")
+        lines = []
+        for line in refs.splitlines():
+            if line.strip():
+                ref = parse_json_object(line)
+                summary = f": {ref['summary']}" if ref.get("summary") else ""
+                lines.append(f"- {ref['path']}{summary}\n")
+        listed = {line.split(":")[0].removeprefix("- ").strip() for line in lines}
+        root = fs.runtime.agents.document(child, "artifact")
+        for directory, _, files in os.walk(root):
+            for file in sorted(files):
+                path = f"artifact/{os.path.relpath(os.path.join(directory, file), root)}"
+                if path not in listed:
+                    lines.append(f"- {path}\n")
+        if lines:
+            parts.append("".join(lines) + "\n")
+    return "".join(parts)
+
+
+def _channels(fs: Filesystem, session: Session, call: Call) -> Iterator[str]:
+    for name, _ in fs.runtime.agents.channels(session.index):
+        yield name
+
+
+def _find_channel(fs: Filesystem, session: Session, call: Call, name: str) -> Node | None:
+    index = fs.runtime.agents.find_channel(session.index, name)
+    return fs.channel(index) if index is not None else None
+
+
+def _history(name: str, doc: str, **more: Any) -> Row:
+    return Row(name=name, doc=doc, read=_READERS, size=_file_size(name), mtime=_file_time(name),
+               **more)
+
+
+ROWS: Final = (
+    Row(name="", within="session", kind=Kind.DIRECTORY, mode=0o755, read=_READERS),
+    _history("messages.jsonl", "the conversation: {id, ts, role, from, run, content} a line; "
+             "only appended to", mode=0o644, write=Role.SELF, opener=_open_messages),
+    _history("events.jsonl", "what happened: {id, ts, type, agent, ...} a line; "
+             "written by the runtime only", polled=True, opener=_open_events),
+    _history("latest.md", "the last reply", render=_read_file("latest.md")),
+    Row(name="state", doc="active done error cancelled", read=_READERS, render=_state),
+    Row(name="cwd", doc="working directory", read=_READERS, render=_cwd, volatile=True),
+    Row(name="created_at", doc="RFC 3339 time", read=_READERS, render=_time("created")),
+    Row(name="updated_at", doc="RFC 3339 time of the last event", read=_READERS,
+        render=_time("updated"), depends=("updated",)),
+    Row(name="meta.json", doc="whose session it is", read=_READERS, render=_meta),
+    Row(name="context", kind=Kind.DIRECTORY, mode=0o755, read=_READERS | Role.CREATOR,
+        doc="the working set, rebuildable"),
+    Row(name="memory.md", within="context", mode=0o644, read=_READERS, write=Role.SELF,
+        document=True, opener=_open_memory, size=_file_size("context/memory.md"),
+        mtime=_file_time("context/memory.md"), doc="the agent's own notes"),
+    Row(name="episode", within="context", kind=Kind.DIRECTORY, mode=0o755, read=_READERS,
+        write=Role.SELF, doc="the agent's episodes, one file a work item"),
+    Row(name="pack.md", within="context", read=_READERS, render=_pack, volatile=True,
+        doc="results, references and artifact paths of its children"),
+    Row(name="child", within="context", kind=Kind.DIRECTORY, mode=0o755, read=_READERS,
+        entries=_channels, find=_find_channel, doc="its side of each delegation"),
+)
+
+TABLE: Final = Table(Plane.SESSION, ROWS)
+
+
+def channel_status(child: Agent) -> str:
+    """pending active done error cancelled."""
+    if child.status is Status.NEW:
+        return "pending"
+    if child.status is not Status.DEAD:
+        return "active"
+    return "cancelled" if child.outcome == "interrupted" else child.outcome
+
+
+def _channel_session(fs: Filesystem, child: Agent, caller: Caller) -> str:
+    session = fs.runtime.agents.session(child.session)
+    return (session.name if session is not None else "default") + "\n"
+
+
+CHANNEL_ROWS: Final = (
+    Row(name="", within="channel", kind=Kind.DIRECTORY, mode=0o755, read=PARTIES),
+    Row(name="agent", doc="name of the child", read=PARTIES,
+        render=lambda fs, child, caller: child.name + "\n"),
+    Row(name="session", doc="the child's session", read=PARTIES, render=_channel_session),
+    Row(name="status", doc="pending active done error cancelled", read=PARTIES,
+        render=lambda fs, child, caller: channel_status(child) + "\n",
+        depends=("outcome", "status")),
+)
+
+CHANNEL_TABLE: Final = Table(Plane.CHANNEL, CHANNEL_ROWS)

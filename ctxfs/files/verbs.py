@@ -1,0 +1,98 @@
+"""The verbs of ``ctl``, as rows: one parser, no chain of cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from runtime.authority.identity import CONTROLLERS, PARTIES, Caller, Role
+from runtime.errors import DeniedError, MalformedError, UnsupportedError, WrongStateError
+from runtime.lifecycle import Event, Status, move
+from runtime.model import Agent
+from runtime.names import check_name, quote
+
+if TYPE_CHECKING:
+    from ctxfs.filesystem import Filesystem
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """``arguments``: least and most."""
+
+    name: str
+    usage: str
+    doc: str
+    who: Role
+    arguments: tuple[int, int]
+    handler: Callable[[Filesystem, Agent, Caller, list[str]], None]
+
+
+def _reason(agent: Agent, caller: Caller) -> str:
+    if caller.agent is None:
+        return "operator_stop"
+    return "self_stop" if caller.agent == agent.index else "supervisor_stop"
+
+
+def _start(fs: Filesystem, agent: Agent, caller: Caller, words: list[str]) -> None:
+    fs.runtime.supervisor.start(agent)
+
+
+def _stop(fs: Filesystem, agent: Agent, caller: Caller, words: list[str]) -> None:
+    fs.runtime.supervisor.stop(agent, _reason(agent, caller), kill=False)
+
+
+def _kill(fs: Filesystem, agent: Agent, caller: Caller, words: list[str]) -> None:
+    fs.runtime.supervisor.stop(agent, _reason(agent, caller), kill=True)
+
+
+def _later(event: Event) -> Callable[[Filesystem, Agent, Caller, list[str]], None]:
+    """A verb that is judged by the state, and then not supported yet."""
+
+    def refuse(fs: Filesystem, agent: Agent, caller: Caller, words: list[str]) -> None:
+        move(agent.status, event)
+        raise UnsupportedError(f"{event} is not supported by this version")
+
+    return refuse
+
+
+def _session(fs: Filesystem, agent: Agent, caller: Caller, words: list[str]) -> None:
+    check_name(words[0])
+    if agent.status in (Status.BUSY, Status.STARTING, Status.STOPPING):
+        raise WrongStateError(f"session does not fit: the agent is {agent.status}")
+    raise UnsupportedError("session is not supported by this version")
+
+
+VERBS: Final = {
+    verb.name: verb
+    for verb in (
+        Verb("start", "start", "begin a run", CONTROLLERS, (0, 0), _start),
+        Verb("stop", "stop", "cancel: SIGTERM, grace, SIGKILL", PARTIES, (0, 0), _stop),
+        Verb("kill", "kill", "cancel without grace", CONTROLLERS, (0, 0), _kill),
+        Verb("pause", "pause", "freeze", CONTROLLERS, (0, 0), _later(Event.PAUSE)),
+        Verb("resume", "resume", "go on", CONTROLLERS, (0, 0), _later(Event.RESUME)),
+        Verb("abort", "abort [RUN]", "end the current run", CONTROLLERS, (0, 1),
+             _later(Event.ABORT)),
+        Verb("reset", "reset", "make a dead agent new", CONTROLLERS, (0, 0), _later(Event.RESET)),
+        Verb("session", "session NAME", "switch or make a session", CONTROLLERS, (1, 1), _session),
+    )
+}
+
+
+def act(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
+    """One line of ``ctl``."""
+    name, *words = line.split()
+    verb = VERBS.get(name)
+    if verb is None:
+        raise MalformedError(f"{quote(name)} is no verb: {', '.join(VERBS)}")
+    least, most = verb.arguments
+    if not least <= len(words) <= most:
+        raise MalformedError(f"{quote(line)}: the verb is written {verb.usage}")
+    if not fs.runtime.agents.identity.roles(caller, agent) & verb.who:
+        raise DeniedError(f"{name} is not yours to say to {quote(agent.name)}")
+    verb.handler(fs, agent, caller, words)
+
+
+def describe_verbs(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+    """What reading ``ctl`` shows."""
+    return "".join(f"{verb.usage}\n" for verb in VERBS.values())

@@ -1,0 +1,563 @@
+"""The tree: from inode numbers and names to nodes, and what ties the planes together."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from ctxfs import client
+from ctxfs.caching import FOREVER, Cache
+from ctxfs.durable import Durable, Space
+from ctxfs.files import agent as agent_files
+from ctxfs.files import root as root_files
+from ctxfs.files import session as session_files
+from ctxfs.nodes import Call, Node
+from ctxfs.reasons import Reasons
+from ctxfs.rows import Kind, Plane, Row, RowNode, Table, inode_number, split_inode
+from runtime.authority import policy
+from runtime.authority.identity import CONTROLLERS, NOBODY, OPERATORS, PARTIES, Caller, Role
+from runtime.cell import working_directory
+from runtime.errors import (
+    DeniedError,
+    ForbiddenError,
+    MalformedError,
+    MissingError,
+    NotEmptyError,
+    TakenError,
+    WrongStateError,
+)
+from runtime.lifecycle import Status
+from runtime.model import Agent
+from runtime.names import check_name, quote
+from runtime.output import Output
+from runtime.runtime import Runtime
+from runtime.sockets import DAEMON_BIND_NAME
+
+ROOT_INODE: Final = 1
+
+
+class Filesystem:
+    """What ``/ctx`` looks like. Knows the runtime; knows no FUSE requests."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime: Runtime = runtime
+        self.reasons = Reasons()
+        self.cache = Cache()
+        self.durable = Durable(self.cache)
+        self.nobody = NOBODY
+        self.started = time.time()
+        self.client_program: bytes = Path(client.__file__).read_bytes()
+        self._spaces: dict[str, Space] = {}
+        runtime.agents.watching.append(self)
+
+    # inodes
+
+    def node(self, inode: int) -> Node:
+        """The node of an inode number that the kernel has been given."""
+        if self.durable.owns(inode):
+            return self.durable.get(inode)
+        if inode == ROOT_INODE:
+            return self._root(root_files.ROOT_NUMBER)
+        plane, index, number = split_inode(inode)
+        node = self._resolve(plane, index, number)
+        if node is None:
+            raise MissingError("what was here is gone")
+        return node
+
+    def _resolve(self, plane: int, index: int, number: int) -> Node | None:
+        agents = self.runtime.agents
+        if plane == Plane.ROOT:
+            return self._root(number)
+        if plane in (Plane.AGENT, Plane.CHILD):
+            agent = agents.recall(index)
+            table = agent_files.TABLE if plane == Plane.AGENT else agent_files.CHILD_TABLE
+            return RowNode(self, table, index, agent, number) if agent is not None else None
+        if plane == Plane.CHANNEL:
+            agent = agents.recall(index)
+            if agent is None:
+                return None
+            return RowNode(self, session_files.CHANNEL_TABLE, index, agent, number)
+        if plane == Plane.SESSION:
+            session = agents.session(index)
+            if session is None:
+                return None
+            return RowNode(self, session_files.TABLE, index, session, number)
+        if plane == Plane.HOME:
+            return RowNode(self, root_files.HOME_TABLE, index, index, number)
+        if plane == Plane.HISTORY:
+            session = agents.session(index)
+            if session is None:
+                return None
+            key = (session.owner, session.agent)
+            return RowNode(self, root_files.HISTORY_TABLE, index, key, number)
+        return None
+
+    def _root(self, number: int) -> RowNode:
+        node = RowNode(self, root_files.TABLE, 0, None, number)
+        if number == root_files.ROOT_NUMBER:
+            node.inode = ROOT_INODE
+        return node
+
+    # names
+
+    def lookup_in(self, directory: RowNode, call: Call, name: str) -> Node:
+        """The entry of a row's directory; ``MissingError`` or ``DeniedError``."""
+        row = directory.row
+        if row.find is not None:
+            node = row.find(self, directory.obj, call, name)
+        else:
+            node = self._member(directory, call, name)
+        if node is None:
+            raise MissingError(
+                f"{quote(name)}: no such file or directory in {directory.path or '/'}"
+            )
+        if (
+            isinstance(node, RowNode)
+            and node.table.plane is Plane.SESSION
+            and not node.may_read(call.caller)
+            and not node.roles(call.caller) & Role.CREATOR
+        ):
+            raise DeniedError(f"{node.path} is not yours to see")
+        return node
+
+    def _member(self, directory: RowNode, call: Call, name: str) -> Node | None:
+        if directory.table.plane is Plane.ROOT and directory.inode == ROOT_INODE and name == "self":
+            return self._self_link(call)
+        number = directory.table.by_name.get((_inside(directory), name))
+        if number is None or name == "":
+            if directory.table.plane is Plane.CHANNEL:
+                return self._shared_document(directory.obj, name)
+            return None
+        node = RowNode(self, directory.table, directory.index, directory.obj, number)
+        if (
+            not self._gated(node)
+            or node.may_read(call.caller)
+            or (node.row.write and node.roles(call.caller) & node.row.write)
+        ):
+            return self._real(node)
+        raise DeniedError(f"{node.row.name} is not yours to see")
+
+    def list_in(self, directory: RowNode, call: Call) -> Iterator[str]:
+        row = directory.row
+        if row.entries is not None:
+            yield from row.entries(self, directory.obj, call)
+            return
+        if directory.inode == ROOT_INODE and call.caller.agent is not None:
+            yield "self"
+        for number, inner in directory.table.within(_inside(directory)):
+            node = RowNode(self, directory.table, directory.index, directory.obj, number)
+            if inner.name and (not self._gated(node) or node.may_read(call.caller)):
+                yield inner.name
+        if directory.table.plane is Plane.CHANNEL:
+            yield from session_files.DOCUMENTS
+
+    def _real(self, node: RowNode) -> Node:
+        """Directories of real files are nodes of their own kind."""
+        row = node.row
+        if row.kind is Kind.DIRECTORY:
+            if node.table.plane is Plane.AGENT and row.name == "artifact":
+                return self.artifacts(node.obj)
+            if node.table.plane is Plane.SESSION and row.name == "episode":
+                return self.durable.root(self._episodes(node.obj))
+            if node.table.plane is Plane.HOME and row.name == "data":
+                return self._data(node.index)
+        return node
+
+    def _gated(self, node: RowNode) -> bool:
+        """Whether this name is looked up per caller: not all may see it, and
+        nothing above it hides it already."""
+        row = node.row
+        if node.table.plane is Plane.AGENT:
+            agent: Agent = node.obj
+            if row.within == "agent":
+                return agent.private
+            return not row.public and not agent.private
+        return node.table.plane in (Plane.SESSION, Plane.CHANNEL) and row.name == ""
+
+    def entry_timeout(self, node: RowNode) -> float:
+        if node.row.within == "self" or self._gated(node):
+            return 0.0
+        return FOREVER
+
+    def _self_link(self, call: Call) -> Node | None:
+        caller = call.caller
+        agent = self.runtime.agents.get(caller.agent) if caller.agent is not None else None
+        if agent is None:
+            return None
+        number = agent_files.TABLE.number("self", "self")
+        return RowNode(self, agent_files.TABLE, agent.index, agent, number)
+
+    def agent_entry(self, name: str) -> RowNode | None:
+        """NAME, NAME.sock or NAME.d in ``/ctx/agent``."""
+        for suffix in (".d", ".sock", ""):
+            if name.endswith(suffix):
+                agent = self.runtime.agents.named(name.removesuffix(suffix))
+                if agent is None:
+                    return None
+                number = agent_files.TABLE.number(suffix, "agent")
+                return RowNode(self, agent_files.TABLE, agent.index, agent, number)
+        return None
+
+    def visible(self, agent: Agent, call: Call) -> bool:
+        """Whether the caller may know of the agent."""
+        if not agent.private:
+            return True
+        return bool(self.runtime.agents.identity.roles(call.caller, agent) & PARTIES)
+
+    def describe(self, node: RowNode) -> str:
+        """Where a row is, for reasons."""
+        plane, row, obj = node.table.plane, node.row, node.obj
+        within = f"{row.within}/" if row.within and row.within in ("bin", "context") else ""
+        if plane is Plane.AGENT:
+            if row.within == "agent":
+                return f"agent/{obj.name}{row.name}"
+            return f"agent/{obj.name}.d/{row.name}"
+        if plane is Plane.CHILD:
+            return f"agent/{obj.name}.d"
+        if plane is Plane.SESSION:
+            base = f"home/{obj.owner}/agent/{obj.agent}/session/{obj.name}"
+            return f"{base}/{within}{row.name}".rstrip("/")
+        if plane is Plane.CHANNEL:
+            return f"context/child/{obj.channel}/{row.name}".rstrip("/")
+        if plane is Plane.HOME:
+            return f"home/{obj}/{row.name}".rstrip("/")
+        if plane is Plane.HISTORY:
+            return f"home/{obj[0]}/agent/{obj[1]}/{row.name}".rstrip("/")
+        return "" if row.name == "/" else f"{within}{row.name}"
+
+    # authority of nodes
+
+    def agent_of(self, node: RowNode) -> Agent | None:
+        plane = node.table.plane
+        if plane in (Plane.AGENT, Plane.CHILD, Plane.CHANNEL):
+            agent: Agent = node.obj
+            return agent
+        if plane is Plane.SESSION:
+            return self.runtime.agents.recall(node.obj.incarnation)
+        return None
+
+    def root_roles(self, caller: Caller) -> Role:
+        if not caller.known:
+            return Role.NONE
+        if caller.agent is None:
+            return (OPERATORS if caller.uid == 0 else Role.OPERATOR) | Role.ANYONE
+        return Role.ANYONE
+
+    # agents
+
+    def make_agent(self, call: Call, name: str) -> Node:
+        if not name.endswith(".d"):
+            raise MalformedError(f"{quote(name)}: an agent is made by mkdir agent/NAME.d")
+        agent = self.runtime.agents.create(call.caller, name.removesuffix(".d"))
+        node = self.agent_entry(f"{agent.name}.d")
+        assert node is not None
+        return node
+
+    def remove_agent(self, call: Call, name: str) -> None:
+        node = self.agent_entry(name) if name.endswith(".d") else None
+        if node is None or node.agent is None or not self.visible(node.agent, call):
+            raise MissingError(f"there is no agent directory {quote(name)}")
+        if not self.runtime.agents.identity.roles(call.caller, node.agent) & CONTROLLERS:
+            raise DeniedError(f"{quote(node.agent.name)} is not yours to remove")
+        self.runtime.agents.remove(node.agent)
+
+    def child_link(self, child: Agent) -> Node:
+        return RowNode(self, agent_files.CHILD_TABLE, child.index, child, 1)
+
+    def bound_socket(self, directory: RowNode, name: str) -> Node:
+        """MKNOD by the daemon itself: the socket is bound under a name nobody lists."""
+        if directory.inode == ROOT_INODE and name == DAEMON_BIND_NAME:
+            return self._root(root_files.TABLE.number("ctxd.sock"))
+        word = name.removeprefix(".bind-")
+        agent = self.runtime.agents.get(int(word)) if word.isdigit() else None
+        if agent is None:
+            raise ForbiddenError("nodes cannot be made here")
+        number = agent_files.TABLE.number(".sock", "agent")
+        return RowNode(self, agent_files.TABLE, agent.index, agent, number)
+
+    def truncate_row(self, node: RowNode, call: Call, size: int) -> None:
+        """truncate(2) by path: of a control it changes nothing, documents are cut."""
+        node.check_writer(call.caller)
+        if node.row.opener is None or node.row.commit is not None:
+            return
+        handle = node.open(call, os.O_WRONLY)
+        try:
+            handle.truncate(size)
+        finally:
+            handle.release()
+
+    def output_directory(self, agent: Agent, name: str) -> Path:
+        return self.runtime.agents.directory(agent) / name
+
+    def output(self, agent: Agent, name: str) -> Output:
+        return Output(self.output_directory(agent, name))
+
+    def working_directory(self, agent: Agent) -> str:
+        return working_directory(self.runtime.agents, agent)
+
+    # documents
+
+    def artifacts(self, agent: Agent) -> Node:
+        """``artifact/``, one directory under both of its names."""
+
+        def may_read(caller: Caller) -> None:
+            if not self.runtime.agents.identity.roles(caller, agent) & PARTIES:
+                raise DeniedError("these artifacts are not yours to read")
+
+        def may_write(caller: Caller) -> None:
+            if not self.runtime.agents.identity.roles(caller, agent) & Role.SELF:
+                raise DeniedError("artifacts are written by the agent itself")
+            if agent.status is Status.DEAD:
+                raise WrongStateError("artifacts are written until the agent is dead")
+
+        space = Space(
+            path=f"agent/{agent.name}.d/artifact",
+            root=self.runtime.agents.document(agent, "artifact"),
+            owner=(agent.uid, agent.gid),
+            links=False,
+            limit=self.runtime.config.document_max,
+            incarnation=agent.incarnation,
+            may_read=may_read,
+            may_write=may_write,
+            sync_more=self.runtime.agents.sync,
+        )
+        return self.durable.root(self._known(f"artifact:{agent.incarnation}", space))
+
+    def _known(self, key: str, space: Space) -> Space:
+        """One object for one space, so that it can be compared."""
+        return self._spaces.setdefault(key, space)
+
+    def _episodes(self, session: Any) -> Space:
+        agents = self.runtime.agents
+
+        def roles(caller: Caller) -> Role:
+            agent = agents.recall(session.incarnation)
+            return agents.identity.roles(caller, agent) if agent is not None else Role.NONE
+
+        def may_read(caller: Caller) -> None:
+            if not roles(caller) & (OPERATORS | Role.SELF):
+                raise DeniedError("this session is not yours to read")
+
+        def may_write(caller: Caller) -> None:
+            if not roles(caller) & Role.SELF:
+                raise DeniedError("episodes are written by the agent itself")
+
+        agent = agents.recall(session.incarnation)
+        path = agents.session_directory(session) / "context" / "episode"
+        space = Space(
+            path=f"home/{session.owner}/agent/{session.agent}/session/{session.name}/context/episode",
+            root=path,
+            owner=(agent.uid, agent.gid) if agent is not None else (0, 0),
+            links=False,
+            limit=self.runtime.config.document_max,
+            incarnation=None,
+            may_read=may_read,
+            may_write=may_write,
+            sync_more=agents.sync,
+        )
+        return self._known(f"episode:{session.index}", space)
+
+    def take_result(self, agent: Agent, call: Call, source: Node, name: str, new_name: str) -> None:
+        """rename(2) of a file in ``artifact/`` over ``result.md``."""
+        space = getattr(source, "space", None)
+        own = self._spaces.get(f"artifact:{agent.incarnation}")
+        if new_name != "result.md" or space is None or space is not own:
+            raise ForbiddenError("only files of artifact/ are renamed here, over result.md")
+        node = self.durable.find(source, name)  # type: ignore[arg-type]
+        if node.is_directory():
+            raise ForbiddenError("result.md is a file")
+        os.rename(
+            name,
+            self.runtime.agents.document(agent, "result.md"),
+            src_dir_fd=source.fd,  # type: ignore[attr-defined]
+        )
+        self.agent_changed(agent.index, ("result.md",))
+        # the kernel believes that the name is the renamed file's now
+        directory = inode_number(Plane.AGENT, agent.index, agent_files.TABLE.number(".d", "agent"))
+        self.cache.forget_name(directory, "result.md")
+
+    def _shared_document(self, child: Agent, name: str) -> Node | None:
+        """A child's document in its parent's channel: the same inode."""
+        if name not in session_files.DOCUMENTS:
+            return None
+        if name == "artifact":
+            return self.artifacts(child)
+        return RowNode(self, agent_files.TABLE, child.index, child, agent_files.TABLE.number(name))
+
+    def channel(self, index: int) -> Node:
+        child = self.runtime.agents.recall(index)
+        return RowNode(
+            self,
+            session_files.CHANNEL_TABLE,
+            index,
+            child,
+            session_files.CHANNEL_TABLE.number("", "channel"),
+        )
+
+    # homes and spaces
+
+    def home(self, uid: int) -> Node:
+        return RowNode(
+            self, root_files.HOME_TABLE, uid, uid, root_files.HOME_TABLE.number("", "home")
+        )
+
+    def homes(self) -> list[int]:
+        base = self.runtime.places.state / "home"
+        return [int(name) for name in os.listdir(base) if name.isdigit()]
+
+    def _data(self, uid: int) -> Node:
+        path = self.runtime.places.state / "home" / str(uid) / "data"
+        if not path.is_dir():
+            path.mkdir(parents=True, mode=0o700)
+            os.chown(path, uid, -1)
+        space = Space(
+            path=f"home/{uid}/data",
+            root=path,
+            owner=None,
+            links=True,
+            limit=2**63 - 1,
+            incarnation=None,
+            may_read=self._check_known,
+            may_write=self._check_known,
+            sync_more=self.runtime.agents.sync,
+        )
+        return self.durable.root(self._known(f"data:{uid}", space))
+
+    def _check_known(self, caller: Caller) -> None:
+        if not self.runtime.agents.identity.still(caller):
+            raise DeniedError("the caller is gone: so are its rights")
+
+    def history_of(self, uid: int, name: str) -> Node | None:
+        found = self.runtime.agents.sessions(uid, name)
+        if not found:
+            return None
+        number = root_files.HISTORY_TABLE.number("", "history")
+        return RowNode(self, root_files.HISTORY_TABLE, found[0][1], (uid, name), number)
+
+    def history_visible(self, uid: int, name: str, call: Call) -> bool:
+        agent = self.runtime.agents.named(name)
+        if agent is not None and agent.owner == uid:
+            return self.visible(agent, call)
+        # of removed agents: the names of other users' private ones are not told
+        caller = call.caller
+        return caller.known and (caller.agent is not None or caller.uid in (0, uid))
+
+    def session_node(self, index: int) -> Node:
+        session = self.runtime.agents.session(index)
+        return RowNode(
+            self, session_files.TABLE, index, session, session_files.TABLE.number("", "session")
+        )
+
+    def remove_session(self, key: tuple[int, str], call: Call, name: str) -> None:
+        for found, index in self.runtime.agents.sessions(*key):
+            if found != name:
+                continue
+            session = self.runtime.agents.session(index)
+            assert session is not None
+            caller = call.caller
+            if caller.agent is not None or not caller.known or caller.uid not in (0, key[0]):
+                raise DeniedError("sessions are removed by operators")
+            self.runtime.agents.remove_session(session)
+            return
+        raise MissingError(f"there is no session {quote(name)}")
+
+    def spaces(self) -> list[str]:
+        return sorted(os.listdir(self.runtime.places.state / "shared"))
+
+    def space(self, name: str) -> Node:
+        agents = self.runtime.agents
+
+        def check(caller: Caller, perm: str) -> None:
+            self._check_known(caller)
+            agent = agents.get(caller.agent) if caller.agent is not None else None
+            if agent is not None and not policy.allows(
+                agents.effective_policy(agent), "shared", name, perm
+            ):
+                raise DeniedError(f"shared:{name} {perm} is not in the agent's effective policy")
+
+        space = Space(
+            path=f"shared/{name}",
+            root=self.runtime.places.state / "shared" / name,
+            owner=None,
+            links=True,
+            limit=2**63 - 1,
+            incarnation=None,
+            may_read=lambda caller: check(caller, "read"),
+            may_write=lambda caller: check(caller, "write"),
+            sync_more=agents.sync,
+        )
+        return self.durable.root(self._known(f"shared:{name}", space))
+
+    def make_space(self, call: Call, name: str, mode: int) -> Node:
+        path = self.runtime.places.state / "shared" / check_name(name)
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            raise TakenError(f"the space {quote(name)} exists") from None
+        os.chown(path, call.uid, call.gid)
+        os.chmod(path, mode & 0o1777)
+        return self.space(name)
+
+    def remove_space(self, name: str) -> None:
+        path = self.runtime.places.state / "shared" / name
+        if any(path.iterdir()):
+            raise NotEmptyError(f"the space {quote(name)} has files")
+        shutil.rmtree(path)
+        self._spaces.pop(f"shared:{name}", None)
+
+    # Watching
+
+    def agent_changed(self, index: int, names: Iterable[str]) -> None:
+        wanted = set(names)
+        self._rows_changed(agent_files.TABLE, index, wanted)
+        self._rows_changed(session_files.CHANNEL_TABLE, index, wanted)
+        agent = self.runtime.agents.get(index)
+        if agent is None:
+            return
+        if wanted & {"uid", "gid", "owner"}:
+            self.cache.forget_pages(
+                inode_number(Plane.AGENT, index, n) for n in range(1, len(agent_files.ROWS) + 1)
+            )
+        if wanted & {"profile", "life", "uid", "gid", "owner"}:
+            self.agent_listed(agent)
+
+    def session_changed(self, index: int, names: Iterable[str]) -> None:
+        self._rows_changed(session_files.TABLE, index, set(names))
+
+    def agent_listed(self, agent: Agent) -> None:
+        """Names in ``agent/`` are told anew; also of an agent that turned private."""
+        directory = inode_number(Plane.ROOT, 0, root_files.TABLE.number("agent"))
+        for suffix in ("", ".sock", ".d"):
+            self.cache.forget_name(directory, agent.name + suffix)
+        own = inode_number(Plane.AGENT, agent.index, agent_files.TABLE.number(".d", "agent"))
+        for row in agent_files.ROWS:
+            if not row.within and not row.public:
+                self.cache.forget_name(own, row.name)
+        if agent.parent is not None:
+            children = inode_number(Plane.AGENT, agent.parent, agent_files.TABLE.number("child"))
+            self.cache.forget_name(children, agent.name)
+
+    def _rows_changed(self, table: Table, index: int, names: set[str]) -> None:
+        numbers = {n for name in names for n in table.depending.get(name, ())}
+        pages = []
+        for number in numbers:
+            inode = inode_number(table.plane, index, number)
+            row: Row = table.rows[number - 1]
+            if row.polled:
+                self.cache.poller.changed(inode)
+            if row.volatile or row.polled or row.opener is not None:
+                self.cache.forget_attributes(inode)
+            else:
+                pages.append(inode)
+        if pages:
+            self.cache.forget_pages(pages)
+
+
+def _inside(directory: RowNode) -> str:
+    """What rows of this directory have as ``within``: plain names below a plane's own."""
+    row = directory.row
+    return row.name if row.within in ("", "context") and row.name not in ("", "/") else ""

@@ -1,0 +1,327 @@
+"""Open files of the virtual part: rendered, staged, verbs, documents, histories, output."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyfuse3
+
+from ctxfs.nodes import Handle
+from runtime.errors import (
+    DeniedError,
+    ForbiddenError,
+    MalformedError,
+    TooLargeError,
+    TooLongError,
+    WrongStateError,
+)
+from runtime.names import quote
+from runtime.output import Output
+
+if TYPE_CHECKING:
+    from ctxfs.filesystem import Filesystem
+    from ctxfs.rows import RowNode
+
+_CHANGED: Final = select.POLLPRI | select.POLLERR | select.POLLIN
+
+
+def decode(data: bytes) -> str:
+    """UTF-8 without NUL; ``MalformedError``."""
+    if b"\0" in data:
+        raise MalformedError("the text has a NUL byte")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        shown = quote(data[error.start : error.start + 8].decode("latin-1"))
+        raise MalformedError(f"byte {error.start} ({shown}) is not UTF-8") from None
+
+
+class RowHandle(Handle):
+    """A handle on a row: reads what the row renders, polls where the row can."""
+
+    node: RowNode
+
+    def __init__(self, fs: Filesystem, node: RowNode, caller: object, *, writing: bool) -> None:
+        super().__init__(node, caller)  # type: ignore[arg-type]
+        self._fs = fs
+        self._text: bytes | None = None
+        self._seen = -1
+        self.direct = writing or not node.cached
+        self.keep = not self.direct
+
+    def _check_reader(self) -> None:
+        if not self._fs.runtime.agents.identity.still(self.caller):
+            raise DeniedError("whoever opened this file is gone: so are its rights")
+
+    def read(self, offset: int, size: int) -> bytes:
+        if offset == 0 or self._text is None:
+            self._check_reader()
+            self._seen = self._fs.cache.poller.version(self.node.inode)
+            self._text = self.node.render(self.caller)
+        return self._text[offset : offset + size]
+
+    def poll(self, waiter: pyfuse3.PollHandle | None) -> int | None:
+        if not self.node.row.polled:
+            return None
+        poller = self._fs.cache.poller
+        if self._seen != poller.version(self.node.inode):
+            return _CHANGED
+        if waiter is not None:
+            poller.wait(self.node.inode, waiter)
+        return select.POLLIN
+
+
+class ControlHandle(RowHandle):
+    """A control open for writing: staged, checked by line, committed as a whole at flush."""
+
+    def __init__(
+        self, fs: Filesystem, node: RowNode, caller: object, flags: int, limit: int
+    ) -> None:
+        super().__init__(fs, node, caller, writing=True)
+        self._append = bool(flags & os.O_APPEND)
+        self._truncated = bool(flags & os.O_TRUNC)
+        self._limit = limit
+        self._staged: bytearray | None = None
+        self._fresh = False
+
+    def _stage(self) -> bytearray:
+        if self._staged is None:
+            empty = self._truncated or self.node.row.merges
+            self._staged = bytearray(b"" if empty else self.node.render(self.caller))
+        return self._staged
+
+    def truncate(self, size: int) -> None:
+        if size == 0:
+            self._truncated, self._staged = True, None
+        elif self._staged is not None:
+            del self._staged[size:]
+
+    def write(self, offset: int, data: bytes) -> int:
+        try:
+            self._check_reader()
+            self.node.check_writer(self.caller)
+            staged = self._stage()
+            if self._append or self.node.row.merges:
+                offset = len(staged)
+            end = offset + len(data)
+            if end > self._limit:
+                raise self.node.row.too_long(self._limit)
+            if offset > len(staged):
+                staged.extend(b"\0" * (offset - len(staged)))
+            staged[offset:end] = data
+            self._check_lines(staged, offset)
+        except Exception:
+            # what was rejected must not be committed by a later flush
+            self._staged, self._fresh, self._truncated = None, False, True
+            raise
+        self._fresh = True
+        return len(data)
+
+    def _check_lines(self, staged: bytearray, offset: int) -> None:
+        """The lines that this write completed."""
+        begin = staged.rfind(b"\n", 0, offset) + 1
+        end = staged.rfind(b"\n", begin)
+        if end < 0:
+            return
+        if self.node.row.single and staged.count(b"\n") > 1:
+            raise MalformedError(f"{self.node.row.name} holds one value, on one line")
+        for line in bytes(staged[begin:end]).split(b"\n"):
+            self.node.check_line(self.caller, decode(line))
+
+    def flush(self) -> None:
+        if not self._fresh or self._staged is None:
+            return
+        staged, self._fresh = bytes(self._staged), False
+        self._text = None
+        try:
+            self._check_reader()
+            self.node.check_writer(self.caller)
+            self.node.commit(self.caller, decode(staged))
+        except Exception:
+            self._staged, self._truncated = None, True
+            raise
+        if self.node.row.merges:
+            self._staged = None
+
+    def sync(self) -> None:
+        self.flush()
+        self._fs.runtime.agents.sync()
+
+
+class VerbHandle(RowHandle):
+    """``ctl``: each complete line acts at once; a last line without newline at flush."""
+
+    def __init__(self, fs: Filesystem, node: RowNode, caller: object, limit: int) -> None:
+        super().__init__(fs, node, caller, writing=True)
+        self._rest = b""
+        self._limit = limit
+
+    def write(self, offset: int, data: bytes) -> int:
+        if len(self._rest) + len(data) > self._limit:
+            self._rest = b""
+            raise TooLongError(f"a control takes at most {self._limit} bytes")
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = b""
+        for line in lines:
+            self._act(line)
+        self._rest = rest
+        return len(data)
+
+    def flush(self) -> None:
+        rest, self._rest = self._rest, b""
+        if rest:
+            self._act(rest)
+
+    def _act(self, line: bytes) -> None:
+        if line.strip():
+            self._check_reader()
+            self.node.commit(self.caller, decode(line))
+
+    def sync(self) -> None:
+        self._fs.runtime.agents.sync()
+
+
+class FileHandle(Handle):
+    """A real file of the daemon's, read and written in place.
+
+    ``may_write`` raises when writing is not allowed any more; ``changed`` is
+    told after each change.
+    """
+
+    def __init__(
+        self,
+        node: object,
+        caller: object,
+        fd: int,
+        *,
+        limit: int,
+        append: bool,
+        may_read: Callable[[], None],
+        may_write: Callable[[], None],
+        changed: Callable[[], None],
+        sync_more: Callable[[], None],
+    ) -> None:
+        super().__init__(node, caller)  # type: ignore[arg-type]
+        self._fd = fd
+        self._limit = limit
+        self._append = append
+        self._may_read = may_read
+        self._may_write = may_write
+        self._changed = changed
+        self._sync_more = sync_more
+
+    def read(self, offset: int, size: int) -> bytes:
+        self._may_read()
+        return os.pread(self._fd, size, offset)
+
+    def write(self, offset: int, data: bytes) -> int:
+        self._may_write()
+        if self._append:
+            offset = os.fstat(self._fd).st_size
+        if offset + len(data) > self._limit:
+            raise TooLargeError(f"a document is at most {self._limit} bytes (document_max)")
+        written = os.pwrite(self._fd, data, offset)
+        self._changed()
+        return written
+
+    def truncate(self, size: int) -> None:
+        self._may_write()
+        if size > self._limit:
+            raise TooLargeError(f"a document is at most {self._limit} bytes (document_max)")
+        os.ftruncate(self._fd, size)
+        self._changed()
+
+    def sync(self) -> None:
+        os.fsync(self._fd)
+        self._sync_more()
+
+    def release(self) -> None:
+        os.close(self._fd)
+
+
+class HistoryHandle(RowHandle):
+    """An append-only file. Whoever may append does so in whole JSON lines."""
+
+    def __init__(
+        self,
+        fs: Filesystem,
+        node: RowNode,
+        caller: object,
+        path: Path,
+        *,
+        flags: int,
+        append: Callable[[str], None] | None,
+        limit: int,
+    ) -> None:
+        super().__init__(fs, node, caller, writing=True)
+        self._path = path
+        self._add = append
+        self._appends = bool(flags & os.O_APPEND)
+        self._limit = limit
+        self._rest = b""
+
+    def read(self, offset: int, size: int) -> bytes:
+        if offset == 0:
+            self._check_reader()
+            self._seen = self._fs.cache.poller.version(self.node.inode)
+        try:
+            with open(self._path, "rb") as file:
+                return os.pread(file.fileno(), size, offset)
+        except FileNotFoundError:
+            return b""
+
+    def truncate(self, size: int) -> None:
+        raise ForbiddenError("a history only grows: it cannot be truncated")
+
+    def write(self, offset: int, data: bytes) -> int:
+        if self._add is None:
+            raise ForbiddenError("this history is written by the runtime only")
+        self._check_reader()
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if not self._appends and offset != size:
+            raise ForbiddenError("a history only grows: open it for appending (>>)")
+        if len(self._rest) + len(data) > self._limit:
+            self._rest = b""
+            raise TooLongError(f"a line of a history is at most {self._limit} bytes")
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = b""
+        for line in lines:
+            if line.strip():
+                self._add(decode(line))
+        self._rest = rest
+        return len(data)
+
+    def flush(self) -> None:
+        rest, self._rest = self._rest, b""
+        if rest.strip() and self._add is not None:
+            self._add(decode(rest))
+
+    def sync(self) -> None:
+        if self._path.exists():
+            with open(self._path, "rb") as file:
+                os.fsync(file.fileno())
+        self._fs.runtime.agents.sync()
+
+
+class OutputHandle(RowHandle):
+    """``out`` and ``log``: what the monitor has kept, as it grows."""
+
+    def __init__(self, fs: Filesystem, node: RowNode, caller: object, directory: Path) -> None:
+        super().__init__(fs, node, caller, writing=True)
+        self._directory = directory
+
+    def read(self, offset: int, size: int) -> bytes:
+        if offset == 0:
+            self._check_reader()
+        return Output(self._directory).read(offset, size)
+
+
+class InboxHandle(RowHandle):
+    """``inbox`` of an agent that takes no messages."""
+
+    def write(self, offset: int, data: bytes) -> int:
+        raise WrongStateError("a once agent takes no messages: write handoff.md before its start")

@@ -1,0 +1,104 @@
+"""Mounting: where the filesystem appears, and what may be in the way.
+
+The filesystem itself is mounted below the shared runtime directory, where
+living sandboxes see it again after a restart; the mount point that users know
+is a bind of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import pyfuse3
+
+from ctxfs.operations import Operations
+from runtime import linux
+from runtime.cell import Places
+from runtime.errors import StartupError
+
+_FSNAME: Final = "ctxfs"
+_SUBTYPE: Final = "ctxfs"
+
+
+def check_device(path: Path = Path("/dev/fuse")) -> None:
+    """``StartupError`` if FUSE cannot be used here."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    except FileNotFoundError:
+        raise StartupError(
+            f"{path} is missing: load the module (modprobe fuse), or give it to the container"
+        ) from None
+    except OSError as error:
+        raise StartupError(f"{path}: {error.strerror}: run ctxd as root") from None
+
+
+def _is_dead(path: Path) -> bool:
+    """Whether the daemon behind a FUSE mount is gone."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+    return False
+
+
+def clear_stale(point: Path) -> None:
+    """Detaches mounts of dead daemons of ours; ``StartupError`` for anything else there."""
+    while (entry := linux.mount_at(point)) is not None:
+        if entry.fstype != f"fuse.{_SUBTYPE}":
+            what = f"a {entry.fstype} filesystem ({entry.source})"
+            raise StartupError(f"{point}: {what} is mounted there; choose another --mount")
+        if not _is_dead(point):
+            raise StartupError(f"{point}: a running ctxd is mounted there")
+        linux.unmount(point, linux.MNT_DETACH)
+
+
+def check_point(point: Path) -> None:
+    """``StartupError`` unless the mount point is an empty directory, or can be made."""
+    if not point.is_absolute():
+        raise StartupError(f"{point}: the mount point is an absolute path")
+    clear_stale(point)
+    if not point.exists():
+        if not point.parent.is_dir():
+            raise StartupError(f"{point.parent}: no such directory")
+        return
+    if not point.is_dir() or point.is_symlink():
+        raise StartupError(f"{point}: not a directory")
+    if any(point.iterdir()):
+        raise StartupError(f"{point}: not empty; mount on an empty directory")
+
+
+@contextmanager
+def mounted(operations: Operations, places: Places, *, debug: bool) -> Iterator[None]:
+    """The filesystem, mounted in both places as long as the context lasts."""
+    clear_stale(places.fuse)
+    made = not places.mount.exists()
+    if made:
+        places.mount.mkdir(mode=0o755)
+    options = set(pyfuse3.default_options)
+    options |= {f"fsname={_FSNAME}", f"subtype={_SUBTYPE}", "allow_other", "nosuid", "nodev"}
+    if debug:
+        options.add("debug")
+    try:
+        pyfuse3.init(operations, str(places.fuse), options)
+    except RuntimeError as error:
+        raise StartupError(f"{places.fuse}: cannot be mounted: {error}") from None
+    try:
+        linux.mount(str(places.fuse), places.mount, "none", linux.MS_BIND)
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                linux.unmount(places.mount, linux.MNT_DETACH)
+    finally:
+        pyfuse3.close(unmount=True)
+        with suppress(OSError):
+            if linux.mount_at(places.fuse) is not None:
+                linux.unmount(places.fuse, linux.MNT_DETACH)
+        if made:
+            with suppress(OSError):
+                places.mount.rmdir()

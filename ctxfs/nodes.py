@@ -1,0 +1,186 @@
+"""What every part of the tree is made of: nodes, handles and the calls on them.
+
+Nothing here knows FUSE's requests or errnos: ``operations`` translates.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyfuse3
+
+from ctxfs.caching import FOREVER
+from runtime.authority.identity import Caller
+from runtime.errors import (
+    ForbiddenError,
+    IsADirectoryNodeError,
+    MalformedError,
+    NotADirectoryNodeError,
+)
+
+if TYPE_CHECKING:
+    from ctxfs.filesystem import Filesystem
+
+
+class Call:
+    """One request and who makes it; resolved only where a decision needs it."""
+
+    def __init__(self, fs: Filesystem, uid: int, gid: int, pid: int) -> None:
+        self._fs = fs
+        self.uid = uid
+        self.gid = gid
+        self.pid = pid
+        self._caller: Caller | None = None
+
+    @property
+    def caller(self) -> Caller:
+        if self._caller is None:
+            self._caller = self._fs.runtime.agents.identity.resolve(self.uid, self.gid, self.pid)
+        return self._caller
+
+    @property
+    def is_daemon(self) -> bool:
+        """A thread of this process: it binds the sockets."""
+        return self.uid == 0 and os.path.exists(f"/proc/self/task/{self.pid}")
+
+
+@dataclass(slots=True, kw_only=True)
+class Attributes:
+    """As in stat(2); timeouts say how long the kernel may keep name and attributes."""
+
+    inode: int
+    mode: int
+    uid: int = 0
+    gid: int = 0
+    size: int = 0
+    links: int = 1
+    mtime: float = 0.0
+    entry_timeout: float = FOREVER
+    attr_timeout: float = FOREVER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What setattr is asked for; None where nothing is."""
+
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    size: int | None = None
+    times: tuple[int, int] | None = None
+
+
+class Handle:
+    """One open file."""
+
+    #: how the kernel treats the pages (FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE)
+    direct = True
+    keep = False
+
+    def __init__(self, node: Node, caller: Caller) -> None:
+        self.node = node
+        self.caller = caller
+
+    def read(self, offset: int, size: int) -> bytes:
+        raise ForbiddenError("this file is not open for reading")
+
+    def write(self, offset: int, data: bytes) -> int:
+        raise ForbiddenError("this file is not open for writing")
+
+    def truncate(self, size: int) -> None:
+        """Of a control: alone it changes nothing."""
+
+    def flush(self) -> None:
+        """close(2) of one of its descriptors."""
+
+    def sync(self) -> None:
+        """fsync(2)."""
+
+    def poll(self, waiter: pyfuse3.PollHandle | None) -> int | None:
+        """Ready events; None where poll(2) means nothing."""
+        return None
+
+    def release(self) -> None:
+        """The last descriptor is gone."""
+
+
+@dataclass(slots=True)
+class Listing:
+    """An open directory: its names as they were when it was opened."""
+
+    directory: Node
+    call: Call
+    names: list[str] = field(default_factory=list)
+
+
+class Node:
+    """One object of the tree. What it does not override, it refuses."""
+
+    inode: int
+
+    @property
+    def path(self) -> str:
+        """For reasons: where it is, from the root."""
+        return ""
+
+    @property
+    def incarnation(self) -> str | None:
+        """Of the agent whose file it is."""
+        return None
+
+    def attributes(self) -> Attributes:
+        raise NotImplementedError(type(self).__name__)
+
+    def is_directory(self) -> bool:
+        return stat.S_ISDIR(self.attributes().mode)
+
+    def remembered(self) -> None:
+        """The kernel has been given one more reference to this inode."""
+
+    def lookup(self, call: Call, name: str) -> Node:
+        raise NotADirectoryNodeError(f"{self.path} is no directory")
+
+    def list(self, call: Call) -> Iterator[str]:
+        """The names in it that this caller may see."""
+        raise NotADirectoryNodeError(f"{self.path} is no directory")
+
+    def open(self, call: Call, flags: int) -> Handle:
+        if self.is_directory():
+            raise IsADirectoryNodeError(f"{self.path} is a directory")
+        raise ForbiddenError(f"{self.path} cannot be opened")
+
+    def readlink(self) -> str:
+        raise MalformedError(f"{self.path} is no symbolic link")
+
+    def mkdir(self, call: Call, name: str, mode: int) -> Node:
+        raise ForbiddenError(f"directories cannot be made in {self.path or '/'}")
+
+    def create(self, call: Call, name: str, mode: int, flags: int) -> tuple[Node, Handle]:
+        raise ForbiddenError(f"files cannot be made in {self.path or '/'}")
+
+    def mknod(self, call: Call, name: str, mode: int) -> Node:
+        raise ForbiddenError(f"nodes cannot be made in {self.path or '/'}")
+
+    def symlink(self, call: Call, name: str, target: str) -> Node:
+        raise ForbiddenError(f"links cannot be made in {self.path or '/'}")
+
+    def link(self, call: Call, name: str, target: Node) -> Node:
+        raise ForbiddenError(f"links cannot be made in {self.path or '/'}")
+
+    def rmdir(self, call: Call, name: str) -> None:
+        raise ForbiddenError(f"{name} cannot be removed from {self.path or '/'}")
+
+    def unlink(self, call: Call, name: str) -> None:
+        raise ForbiddenError(f"{name} cannot be removed from {self.path or '/'}")
+
+    def rename(self, call: Call, name: str, target: Node, new_name: str, *, replace: bool) -> None:
+        raise ForbiddenError(f"{name} cannot be renamed")
+
+    def set_attributes(self, call: Call, changes: Changes) -> None:
+        """chmod(2), chown(2), truncate(2), utimensat(2) without an open file."""
+        if changes.mode is not None or changes.uid is not None or changes.gid is not None:
+            raise ForbiddenError(f"mode and owner of {self.path} are given, not set")

@@ -1,0 +1,363 @@
+"""The pyfuse3 adapter: inodes and requests in, attributes, bytes and errnos out.
+
+Nothing is decided here. Every operation goes through one boundary, which
+keeps the reason for the caller and turns any error into an errno: pyfuse3 ends
+the daemon on everything else.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+import pyfuse3
+from pyfuse3 import (
+    EntryAttributes,
+    FileHandleT,
+    FileInfo,
+    FileNameT,
+    FUSEError,
+    InodeT,
+    ReaddirToken,
+    RequestContext,
+    SetattrFields,
+    StatvfsData,
+)
+
+from ctxfs.errnos import errno_of
+from ctxfs.filesystem import Filesystem
+from ctxfs.nodes import Attributes, Call, Changes, Handle, Listing, Node
+from runtime.authority.identity import Caller
+from runtime.errors import CtxError, MissingError
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_RENAME_NOREPLACE: Final = 1
+_SILENT: Final = (errno.ENOENT, errno.ENODATA, errno.ENOSYS)
+
+
+def _boundary(
+    method: Callable[Concatenate[Operations, _P], Coroutine[Any, Any, _R]],
+) -> Callable[Concatenate[Operations, _P], Coroutine[Any, Any, _R]]:
+    """Everything that an operation raises becomes an errno, with its reason kept."""
+
+    async def guarded(self: Operations, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return await method(self, *args, **kwargs)
+        except FUSEError:
+            raise
+        except Exception as error:
+            self.note(error, method.__name__, args)
+            raise FUSEError(errno_of(error)) from None
+
+    guarded.__doc__ = method.__doc__
+    return guarded
+
+
+def _name(name: FileNameT) -> str:
+    return os.fsdecode(name)
+
+
+class Operations(pyfuse3.Operations):
+    """One mounted filesystem."""
+
+    supports_dot_lookup = False
+    enable_writeback_cache = False
+
+    def __init__(self, fs: Filesystem) -> None:
+        super().__init__()
+        self._fs = fs
+        self._handles: dict[int, Handle] = {}
+        self._listings: dict[int, Listing] = {}
+        self._next = 1
+
+    # plumbing
+
+    def _call(self, ctx: RequestContext) -> Call:
+        return Call(self._fs, ctx.uid, ctx.gid, ctx.pid)
+
+    def note(self, error: Exception, operation: str, args: Sequence[Any]) -> None:
+        """Keeps the reason for whoever was refused. Missing names are no rejections."""
+        number = errno_of(error)
+        if number in _SILENT and operation in ("lookup", "getattr", "getxattr", "listxattr"):
+            return
+        caller, node = self._about(operation, args)
+        if caller is None:
+            return
+        path = node.path if node is not None else ""
+        names = [_name(a) for a in args if isinstance(a, bytes)]
+        if names and operation not in ("write", "symlink"):
+            path = f"{path}/{names[0]}".lstrip("/")
+        self._fs.reasons.note(error, caller, path, node.incarnation if node is not None else None)
+
+    def _about(self, operation: str, args: Sequence[Any]) -> tuple[Caller | None, Node | None]:
+        ctx = next((a for a in args if isinstance(a, RequestContext)), None)
+        if ctx is None:
+            handle = self._handles.get(args[0])
+            return (handle.caller, handle.node) if handle is not None else (None, None)
+        caller = self._call(ctx).caller
+        try:
+            return caller, self._fs.node(args[0])
+        except CtxError:
+            return caller, None
+
+    def _attributes(self, node: Node) -> EntryAttributes:
+        return _entry(node.attributes())
+
+    def _remembered(self, node: Node) -> EntryAttributes:
+        entry = self._attributes(node)
+        node.remembered()
+        return entry
+
+    def _keep(self, handle: Handle) -> FileHandleT:
+        number = self._next
+        self._next += 1
+        self._handles[number] = handle
+        return FileHandleT(number)
+
+    def _file_info(self, handle: Handle) -> FileInfo:
+        return FileInfo(fh=self._keep(handle), direct_io=handle.direct, keep_cache=handle.keep)
+
+    # names and attributes
+
+    @_boundary
+    async def lookup(
+        self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext
+    ) -> EntryAttributes:
+        call = self._call(ctx)
+        if name == b".." or name == b".":
+            raise MissingError("no such name")
+        return self._remembered(self._fs.node(parent_inode).lookup(call, _name(name)))
+
+    async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
+        for inode, count in inode_list:
+            if self._fs.durable.owns(inode):
+                self._fs.durable.forget(inode, count)
+
+    @_boundary
+    async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
+        return self._attributes(self._fs.node(inode))
+
+    @_boundary
+    async def setattr(
+        self,
+        inode: InodeT,
+        attr: EntryAttributes,
+        fields: SetattrFields,
+        fh: FileHandleT | None,
+        ctx: RequestContext,
+    ) -> EntryAttributes:
+        node = self._fs.node(inode)
+        size = attr.st_size if fields.update_size else None
+        if size is not None and fh is not None and fh in self._handles:
+            self._handles[fh].truncate(size)
+            size = None
+        times = None
+        if fields.update_atime or fields.update_mtime:
+            times = (attr.st_atime_ns, attr.st_mtime_ns)
+        changes = Changes(
+            mode=attr.st_mode & 0o7777 if fields.update_mode else None,
+            uid=attr.st_uid if fields.update_uid else None,
+            gid=attr.st_gid if fields.update_gid else None,
+            size=size,
+            times=times,
+        )
+        if changes != Changes():
+            node.set_attributes(self._call(ctx), changes)
+            await self._fs.cache.settled()
+        return self._attributes(node)
+
+    @_boundary
+    async def readlink(self, inode: InodeT, ctx: RequestContext) -> FileNameT:
+        return FileNameT(os.fsencode(self._fs.node(inode).readlink()))
+
+    # making and removing
+
+    @_boundary
+    async def mkdir(
+        self, parent_inode: InodeT, name: FileNameT, mode: int, ctx: RequestContext
+    ) -> EntryAttributes:
+        node = self._fs.node(parent_inode).mkdir(self._call(ctx), _name(name), mode)
+        return self._remembered(node)
+
+    @_boundary
+    async def mknod(
+        self, parent_inode: InodeT, name: FileNameT, mode: int, rdev: int, ctx: RequestContext
+    ) -> EntryAttributes:
+        node = self._fs.node(parent_inode).mknod(self._call(ctx), _name(name), mode)
+        return self._remembered(node)
+
+    @_boundary
+    async def symlink(
+        self, parent_inode: InodeT, name: FileNameT, target: FileNameT, ctx: RequestContext
+    ) -> EntryAttributes:
+        parent = self._fs.node(parent_inode)
+        return self._remembered(parent.symlink(self._call(ctx), _name(name), _name(target)))
+
+    @_boundary
+    async def link(
+        self, inode: InodeT, new_parent_inode: InodeT, new_name: FileNameT, ctx: RequestContext
+    ) -> EntryAttributes:
+        parent = self._fs.node(new_parent_inode)
+        target = self._fs.node(inode)
+        return self._remembered(parent.link(self._call(ctx), _name(new_name), target))
+
+    @_boundary
+    async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
+        self._fs.node(parent_inode).unlink(self._call(ctx), _name(name))
+
+    @_boundary
+    async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
+        self._fs.node(parent_inode).rmdir(self._call(ctx), _name(name))
+
+    @_boundary
+    async def rename(
+        self,
+        parent_inode_old: InodeT,
+        name_old: FileNameT,
+        parent_inode_new: InodeT,
+        name_new: FileNameT,
+        flags: int,
+        ctx: RequestContext,
+    ) -> None:
+        if flags & ~_RENAME_NOREPLACE:
+            raise FUSEError(errno.EINVAL)
+        source = self._fs.node(parent_inode_old)
+        source.rename(
+            self._call(ctx),
+            _name(name_old),
+            self._fs.node(parent_inode_new),
+            _name(name_new),
+            replace=not flags & _RENAME_NOREPLACE,
+        )
+
+    # files
+
+    @_boundary
+    async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:
+        return self._file_info(self._fs.node(inode).open(self._call(ctx), flags))
+
+    @_boundary
+    async def create(
+        self,
+        parent_inode: InodeT,
+        name: FileNameT,
+        mode: int,
+        flags: int,
+        ctx: RequestContext,
+    ) -> tuple[FileInfo, EntryAttributes]:
+        parent = self._fs.node(parent_inode)
+        node, handle = parent.create(self._call(ctx), _name(name), mode, flags)
+        return self._file_info(handle), self._remembered(node)
+
+    @_boundary
+    async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
+        return self._handles[fh].read(off, size)
+
+    @_boundary
+    async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
+        handle = self._handles[fh]
+        try:
+            written = handle.write(off, bytes(buf))
+        finally:
+            # The kernel takes the offset for the new size, which only a commit makes true.
+            self._fs.cache.forget_attributes(handle.node.inode)
+        await self._fs.cache.settled()
+        return written
+
+    @_boundary
+    async def flush(self, fh: FileHandleT) -> None:
+        handle = self._handles[fh]
+        try:
+            handle.flush()
+        finally:
+            if handle.direct:
+                self._fs.cache.forget_attributes(handle.node.inode)
+        await self._fs.cache.settled()
+
+    @_boundary
+    async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
+        self._handles[fh].sync()
+        await self._fs.cache.settled()
+
+    async def release(self, fh: FileHandleT) -> None:
+        handle = self._handles.pop(fh, None)
+        if handle is not None:
+            handle.release()
+
+    @_boundary
+    async def poll(
+        self,
+        inode: InodeT,
+        fh: FileHandleT,
+        poll_handle: pyfuse3.PollHandle | None,
+        ctx: RequestContext,
+    ) -> int:
+        ready = self._handles[fh].poll(poll_handle)
+        return _READY if ready is None else ready
+
+    # directories
+
+    @_boundary
+    async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
+        call = self._call(ctx)
+        node = self._fs.node(inode)
+        listing = Listing(node, call, list(node.list(call)))
+        number = self._next
+        self._next += 1
+        self._listings[number] = listing
+        return FileHandleT(number)
+
+    @_boundary
+    async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
+        listing = self._listings[fh]
+        for position in range(start_id, len(listing.names)):
+            name = listing.names[position]
+            try:
+                node = listing.directory.lookup(listing.call, name)
+                entry = self._attributes(node)
+            except (CtxError, OSError):
+                continue  # gone since the directory was opened
+            if not pyfuse3.readdir_reply(token, FileNameT(os.fsencode(name)), entry, position + 1):
+                if self._fs.durable.owns(node.inode):
+                    self._fs.durable.forget(node.inode, 0)
+                break
+            node.remembered()
+
+    async def releasedir(self, fh: FileHandleT) -> None:
+        self._listings.pop(fh, None)
+
+    @_boundary
+    async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
+        self._fs.runtime.agents.sync()
+
+    @_boundary
+    async def statfs(self, ctx: RequestContext) -> StatvfsData:
+        real = os.statvfs(self._fs.runtime.places.state)
+        data = StatvfsData()
+        for name in ("bsize", "frsize", "blocks", "bfree", "bavail", "files", "ffree", "favail"):
+            setattr(data, f"f_{name}", getattr(real, f"f_{name}"))
+        data.f_namemax = 255
+        return data
+
+
+_READY: Final = 0x1 | 0x4  # POLLIN | POLLOUT: always, like a regular file
+
+
+def _entry(attributes: Attributes) -> EntryAttributes:
+    entry = EntryAttributes()
+    entry.st_ino = InodeT(attributes.inode)
+    entry.st_mode = pyfuse3.ModeT(attributes.mode)
+    entry.st_uid = attributes.uid
+    entry.st_gid = attributes.gid
+    entry.st_size = attributes.size
+    entry.st_nlink = attributes.links
+    entry.st_blksize = 4096
+    entry.st_blocks = (attributes.size + 511) // 512
+    when = int(attributes.mtime * 1e9)
+    entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = when
+    entry.entry_timeout = attributes.entry_timeout
+    entry.attr_timeout = attributes.attr_timeout
+    return entry

@@ -1,0 +1,348 @@
+"""Files and verbs as rows: everything about a control file is said once, here.
+
+Lookup, listing, mode bits, permission checks and the table of ctxfs(5) all
+come from the row.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from ctxfs.caching import FOREVER
+from ctxfs.handles import ControlHandle, RowHandle
+from ctxfs.nodes import Attributes, Call, Changes, Handle, Node
+from runtime.authority.identity import PARTIES, Caller, Role
+from runtime.errors import (
+    CtxError,
+    DeniedError,
+    ForbiddenError,
+    IsADirectoryNodeError,
+    MalformedError,
+    TooLargeError,
+    TooLongError,
+    WrongStateError,
+)
+from runtime.lifecycle import Status
+from runtime.model import Agent
+
+if TYPE_CHECKING:
+    from ctxfs.filesystem import Filesystem
+
+
+class Plane(IntEnum):
+    """What kind of object an inode belongs to; the index says which one."""
+
+    ROOT = 0
+    AGENT = 1
+    CHILD = 2
+    SESSION = 3
+    CHANNEL = 4
+    HOME = 5
+    HISTORY = 6
+
+
+class Kind(Enum):
+    FILE = stat.S_IFREG
+    DIRECTORY = stat.S_IFDIR
+    LINK = stat.S_IFLNK
+    SOCKET = stat.S_IFSOCK
+
+
+ANY_STATUS: Final = frozenset(Status)
+NEW: Final = frozenset({Status.NEW})
+NOT_BUSY: Final = ANY_STATUS - {Status.STARTING, Status.BUSY, Status.STOPPING}
+NOT_TERMINAL: Final = ANY_STATUS - {Status.DEAD}
+
+#: functions of a row get the filesystem and the row's object first
+Render = Callable[["Filesystem", Any, Caller], "str | bytes"]
+Check = Callable[["Filesystem", Any, Caller, str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One file, directory, link or socket of a plane.
+
+    ``public`` rows of a public agent are open to all. ``write`` says who may
+    write, ``when`` in which statuses. ``check`` sees each complete line at
+    write(2), ``commit`` the whole value at flush. ``volatile`` values change by
+    themselves and are never cached; ``single`` ones hold one value on one line; ``polled`` ones work with poll(2).
+    ``within`` names the directory row that a row is listed in.
+    """
+
+    name: str
+    doc: str = ""
+    kind: Kind = Kind.FILE
+    mode: int = 0o444
+    default: str = ""
+    within: str = ""
+    public: bool = False
+    read: Role = PARTIES
+    write: Role = Role.NONE
+    when: frozenset[Status] = ANY_STATUS
+    render: Render | None = None
+    check: Check | None = None
+    commit: Check | None = None
+    single: bool = False
+    document: bool = False
+    merges: bool = False
+    volatile: bool = False
+    polled: bool = False
+    depends: tuple[str, ...] = ()
+    opener: Callable[[Filesystem, RowNode, Call, int], Handle] | None = None
+    size: Callable[[Filesystem, Any], int] | None = None
+    mtime: Callable[[Filesystem, Any], float] | None = None
+    entries: Callable[[Filesystem, Any, Call], Iterator[str]] | None = None
+    find: Callable[[Filesystem, Any, Call, str], Node | None] | None = None
+    target: Callable[[Filesystem, Any], str] | None = None
+    make: Callable[[Filesystem, Any, Call, str, int], Node] | None = None
+    remove: Callable[[Filesystem, Any, Call, str], None] | None = None
+    receive: Callable[[Filesystem, Any, Call, Node, str, str], None] | None = None
+
+    def too_long(self, limit: int) -> CtxError:
+        if self.document:
+            return TooLargeError(f"a document is at most {limit} bytes (document_max)")
+        return TooLongError(f"a control takes at most {limit} bytes")
+
+
+class Table:
+    """The rows of one plane. Numbers are positions, from 1, and make inode numbers."""
+
+    def __init__(self, plane: Plane, rows: tuple[Row, ...]) -> None:
+        self.plane = plane
+        self.rows = rows
+        self.by_name = {(row.within, row.name): number for number, row in enumerate(rows, 1)}
+        self.depending: dict[str, list[int]] = {}
+        for number, row in enumerate(rows, 1):
+            for name in (row.name, *row.depends):
+                self.depending.setdefault(name, []).append(number)
+
+    def number(self, name: str, within: str = "") -> int:
+        return self.by_name[within, name]
+
+    def within(self, directory: str) -> Iterator[tuple[int, Row]]:
+        return ((n, row) for n, row in enumerate(self.rows, 1) if row.within == directory)
+
+
+def inode_number(plane: Plane, index: int, number: int) -> int:
+    """Computed, so that agents cost no objects: index, plane, row."""
+    return (index << 16) | (plane << 8) | number
+
+
+def split_inode(inode: int) -> tuple[int, int, int]:
+    """(plane, index, row number) of a computed inode number."""
+    return (inode >> 8) & 0xFF, inode >> 16, inode & 0xFF
+
+
+class RowNode(Node):
+    """A row of one object."""
+
+    def __init__(self, fs: Filesystem, table: Table, index: int, obj: Any, number: int) -> None:
+        self.fs = fs
+        self.table = table
+        self.index = index
+        self.obj = obj
+        self.number = number
+        self.row = table.rows[number - 1]
+        self.inode = inode_number(table.plane, index, number)
+
+    @property
+    def path(self) -> str:
+        return self.fs.describe(self)
+
+    @property
+    def agent(self) -> Agent | None:
+        """The agent whose authority decides."""
+        return self.fs.agent_of(self)
+
+    @property
+    def incarnation(self) -> str | None:
+        agent = self.agent
+        return agent.incarnation if agent is not None else None
+
+    @property
+    def cached(self) -> bool:
+        row = self.row
+        return not (row.volatile or row.polled or row.opener is not None)
+
+    # attributes
+
+    def attributes(self) -> Attributes:
+        row = self.row
+        agent = self.agent
+        mode = row.mode
+        owner = (0, 0) if agent is None else (agent.uid, agent.gid)
+        if agent is not None and row.write and agent.owner not in (0, agent.uid):
+            # Both the owner and the agent's uid may write: the daemon decides who.
+            mode |= 0o022
+        return Attributes(
+            inode=self.inode,
+            mode=row.kind.value | mode,
+            uid=owner[0],
+            gid=owner[1],
+            size=self._size(),
+            links=2 if row.kind is Kind.DIRECTORY else 1,
+            mtime=self._mtime(),
+            entry_timeout=self.fs.entry_timeout(self),
+            attr_timeout=0.0 if row.volatile else FOREVER,
+        )
+
+    def _size(self) -> int:
+        row = self.row
+        if row.size is not None:
+            return row.size(self.fs, self.obj)
+        if row.target is not None:
+            return len(os.fsencode(row.target(self.fs, self.obj)))
+        if row.render is not None:
+            return len(self.render(self.fs.nobody))
+        return 0
+
+    def _mtime(self) -> float:
+        if self.row.mtime is not None:
+            return self.row.mtime(self.fs, self.obj)
+        agent = self.agent
+        return agent.created if agent is not None else self.fs.started
+
+    def render(self, caller: Caller) -> bytes:
+        assert self.row.render is not None
+        text = self.row.render(self.fs, self.obj, caller)
+        return text if isinstance(text, bytes) else text.encode()
+
+    # permission
+
+    def roles(self, caller: Caller) -> Role:
+        agent = self.agent
+        if agent is None:
+            return self.fs.root_roles(caller)
+        return self.fs.runtime.agents.identity.roles(caller, agent)
+
+    def may_read(self, caller: Caller) -> bool:
+        agent = self.agent
+        roles = self.roles(caller)
+        if self.row.public and (agent is None or not agent.private):
+            return bool(roles)
+        return bool(roles & self.row.read)
+
+    def check_writer(self, caller: Caller) -> None:
+        """Identity first, then the state: ``DeniedError`` or ``WrongStateError``."""
+        row = self.row
+        if not row.write:
+            raise ForbiddenError(f"{row.name} is not written by anyone")
+        if not self.roles(caller) & row.write:
+            raise DeniedError(f"{row.name} is not yours to write: {writers(row)} may")
+        agent = self.agent
+        if agent is not None and agent.status not in row.when:
+            raise WrongStateError(
+                f"{row.name} is written while the agent is {statuses(row)}; it is {agent.status}"
+            )
+
+    # opening
+
+    def open(self, call: Call, flags: int) -> Handle:
+        row = self.row
+        if row.kind is Kind.DIRECTORY:
+            raise IsADirectoryNodeError(f"{self.path} is a directory")
+        accmode = flags & os.O_ACCMODE
+        if accmode != os.O_WRONLY and not self.may_read(call.caller):
+            raise DeniedError(f"{row.name} is not yours to read")
+        if accmode != os.O_RDONLY:
+            self.check_writer(call.caller)
+        if row.opener is not None:
+            return row.opener(self.fs, self, call, flags)
+        if accmode == os.O_RDONLY:
+            return RowHandle(self.fs, self, call.caller, writing=False)
+        config = self.fs.runtime.config
+        limit = config.document_max if row.document else config.control_max
+        return ControlHandle(self.fs, self, call.caller, flags, limit)
+
+    def check_line(self, caller: Caller, line: str) -> None:
+        if self.row.check is not None:
+            self.row.check(self.fs, self.obj, caller, line)
+
+    def commit(self, caller: Caller, text: str) -> None:
+        assert self.row.commit is not None
+        self.row.commit(self.fs, self.obj, caller, text)
+
+    # directories
+
+    def lookup(self, call: Call, name: str) -> Node:
+        if self.row.kind is not Kind.DIRECTORY:
+            return super().lookup(call, name)
+        return self.fs.lookup_in(self, call, name)
+
+    def list(self, call: Call) -> Iterator[str]:
+        if self.row.kind is not Kind.DIRECTORY:
+            return super().list(call)
+        if not self.may_read(call.caller):
+            raise DeniedError(f"{self.path or '/'} is not yours to list")
+        return self.fs.list_in(self, call)
+
+    def readlink(self) -> str:
+        if self.row.target is None:
+            return super().readlink()
+        return self.row.target(self.fs, self.obj)
+
+    def mkdir(self, call: Call, name: str, mode: int) -> Node:
+        if self.row.make is None:
+            return super().mkdir(call, name, mode)
+        return self.row.make(self.fs, self.obj, call, name, mode)
+
+    def rmdir(self, call: Call, name: str) -> None:
+        if self.row.remove is None:
+            return super().rmdir(call, name)
+        self.row.remove(self.fs, self.obj, call, name)
+
+    def mknod(self, call: Call, name: str, mode: int) -> Node:
+        if call.is_daemon and stat.S_ISSOCK(mode):
+            return self.fs.bound_socket(self, name)
+        return super().mknod(call, name, mode)
+
+    def receive(self, call: Call, source: Node, name: str, new_name: str) -> None:
+        """A real file is renamed into this directory."""
+        if self.row.receive is None:
+            raise ForbiddenError(f"nothing can be renamed into {self.path or '/'}")
+        self.row.receive(self.fs, self.obj, call, source, name, new_name)
+
+    def set_attributes(self, call: Call, changes: Changes) -> None:
+        super().set_attributes(call, changes)
+        if changes.size is not None:
+            self.fs.truncate_row(self, call, changes.size)
+        if changes.times is not None and not self.roles(call.caller) & self.row.write:
+            raise ForbiddenError(f"the times of {self.path} are given, not set")
+
+
+_WHO: Final = (
+    (Role.CREATOR, "its creator"),
+    (Role.OPERATOR, "operators"),
+    (Role.SELF, "the agent itself"),
+)
+
+
+def writers(row: Row) -> str:
+    """Who may write, for reasons and the manual."""
+    if row.write == Role.ROOT:
+        return "operators with uid 0"
+    names = [text for role, text in _WHO if role & row.write]
+    return " and ".join(names) if names else "nobody"
+
+
+def statuses(row: Row) -> str:
+    """When it may be written, for reasons and the manual."""
+    if row.when == ANY_STATUS:
+        return "in any status"
+    if len(row.when) > len(ANY_STATUS) / 2:
+        left = [s.value for s in Status if s not in row.when]
+        return "not " + " or ".join(left)
+    return " or ".join(s.value for s in Status if s in row.when)
+
+
+def one_line(text: str) -> str:
+    """The value of a control that holds one: without its newline; ``MalformedError``."""
+    value = text.removesuffix("\n")
+    if "\n" in value:
+        raise MalformedError("one value is wanted, on one line")
+    return value

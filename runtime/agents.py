@@ -1,0 +1,665 @@
+"""The agents: the one place where their state changes.
+
+A change is committed, its events go to the histories, and then those who
+watch are told (``Watching``), in this order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from runtime.authority import mounts, policy
+from runtime.authority.identity import Caller, Identity, supplementary_groups
+from runtime.cgroups import Hierarchy
+from runtime.config import Config
+from runtime.errors import (
+    DeniedError,
+    MalformedError,
+    QuotaError,
+    TakenError,
+    WrongStateError,
+)
+from runtime.history import History
+from runtime.lifecycle import Event, Status, move
+from runtime.model import Agent, Outcome, Profile, Session
+from runtime.names import check_name, dump_json, parse_duration, parse_size, quote, timestamp
+from runtime.store import Pending, Store
+from runtime.waits import Waits
+
+log = logging.getLogger("ctxd.agents")
+
+
+class Watching(Protocol):
+    """Somebody who wants to know of changes."""
+
+    def agent_changed(self, index: int, names: Iterable[str]) -> None:
+        """Fields or documents of an agent changed."""
+
+    def session_changed(self, index: int, names: Iterable[str]) -> None:
+        """Files of a session changed."""
+
+    def agent_listed(self, agent: Agent) -> None:
+        """An agent appeared or went."""
+
+
+class Change:
+    """What one transaction changes; collected first, applied all or not at all."""
+
+    def __init__(self) -> None:
+        self.agents: list[tuple[Agent, dict[str, Any]]] = []
+        self.sessions: dict[int, dict[str, Any]] = {}
+        self.lines: list[tuple[int, str, dict[str, Any]]] = []
+
+    def set(self, agent: Agent, **values: Any) -> None:
+        self.agents.append((agent, values))
+
+    def set_session(self, index: int, **values: Any) -> None:
+        self.sessions.setdefault(index, {}).update(values)
+
+    def event(self, session: int, kind: str, agent: str, **fields: Any) -> None:
+        """One line of ``events.jsonl``; id and time are set at the commit."""
+        self.lines.append((session, "events.jsonl", {"type": kind, "agent": agent, **fields}))
+
+    def message(self, session: int, **fields: Any) -> None:
+        """One line of ``messages.jsonl``."""
+        self.lines.append((session, "messages.jsonl", fields))
+
+
+class Agents:
+    """All agents that have not been removed, and the sessions of all."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        store: Store,
+        history: History,
+        hierarchy: Hierarchy,
+        waits: Waits,
+        state: Path,
+    ) -> None:
+        self.config = config
+        self.state = state
+        self.waits = waits
+        self.watching: list[Watching] = []
+        self.identity = Identity(self, hierarchy)
+        self._hierarchy = hierarchy
+        self._store = store
+        self._history = history
+        self._undelivered: list[Pending] = store.undelivered()
+        self._agents = {agent.index: agent for agent in store.load_agents()}
+        self._by_name = {agent.name: agent for agent in self._agents.values()}
+        self._children: dict[int, list[int]] = {}
+        self._sessions: dict[int, Session] = {}
+        for agent in self._agents.values():
+            if agent.parent is not None:
+                self._children.setdefault(agent.parent, []).append(agent.index)
+        for pending in self._undelivered:
+            with contextlib.suppress(FileNotFoundError):  # of a history since removed
+                history.complete(pending)
+            store.delivered(pending.seq)
+        self._undelivered.clear()
+
+    # looking up
+
+    def __iter__(self) -> Iterator[Agent]:
+        return iter(list(self._agents.values()))
+
+    def get(self, index: int) -> Agent | None:
+        """An agent that has not been removed."""
+        return self._agents.get(index)
+
+    def recall(self, index: int) -> Agent | None:
+        """An agent, removed ones included (their channels outlive them)."""
+        return self._agents.get(index) or self._store.find_agent(index)
+
+    def named(self, name: str) -> Agent | None:
+        return self._by_name.get(name)
+
+    def by_cgroup(self, path: str) -> Agent | None:
+        """The agent whose cgroup a path below the daemon's root is in, however deep."""
+        agent: Agent | None = None
+        parts = path.split("/")
+        for before, part in itertools.pairwise(parts):
+            if not part.startswith("agent-") or not (before == "child" or before == parts[0]):
+                continue
+            found = self._by_name.get(part.removeprefix("agent-"))
+            if found is None:
+                return None
+            if agent is not None and found.parent != agent.index:
+                break  # a directory of the agent's own making
+            agent = found
+        if agent is None or not agent.cgroup:
+            return None
+        return agent
+
+    def children(self, agent: Agent) -> list[Agent]:
+        """Children that have not been removed, oldest first."""
+        return [self._agents[i] for i in self._children.get(agent.index, ()) if i in self._agents]
+
+    def descendants(self, agent: Agent) -> list[Agent]:
+        """Owned descendants, parents before children."""
+        found: list[Agent] = []
+        for child in self.children(agent):
+            if child.owned:
+                found += [child, *self.descendants(child)]
+        return found
+
+    def parent_of(self, agent: Agent) -> Agent | None:
+        return self._agents.get(agent.parent) if agent.parent is not None else None
+
+    def session(self, index: int) -> Session | None:
+        session = self._sessions.get(index)
+        if session is None:
+            session = self._store.find_session(index)
+            if session is not None and session.incarnation in self._agents:
+                self._sessions[index] = session
+        return session
+
+    def sessions(self, owner: int, name: str) -> list[tuple[str, int]]:
+        return self._store.sessions(owner, name)
+
+    def session_agents(self, owner: int) -> list[str]:
+        return self._store.session_agents(owner)
+
+    def session_owners(self) -> list[int]:
+        return self._store.session_owners()
+
+    def channels(self, session: int) -> list[tuple[str, int]]:
+        return self._store.channels(session)
+
+    def find_channel(self, session: int, name: str) -> int | None:
+        return self._store.find_channel(session, name)
+
+    # where things are
+
+    def directory(self, agent: Agent) -> Path:
+        """The incarnation's own directory: records, output, documents."""
+        return self.state / "agent" / agent.incarnation
+
+    def document(self, agent: Agent, name: str) -> Path:
+        return self.directory(agent) / "doc" / name
+
+    def session_path(self, session: Session) -> str:
+        """Relative to the state directory."""
+        return f"home/{session.owner}/agent/{session.agent}/{session.name}"
+
+    def session_directory(self, session: Session) -> Path:
+        return self.state / self.session_path(session)
+
+    def node_path(self, agent: Agent) -> str:
+        """The agent's cgroup below the daemon's root."""
+        parent = self.parent_of(agent)
+        if parent is not None and agent.owned:
+            return f"{self.node_path(parent)}/child/agent-{agent.name}"
+        return f"user-{agent.owner}/agent-{agent.name}"
+
+    # derived values
+
+    def effective_policy(self, agent: Agent) -> tuple[policy.Rule, ...]:
+        own = policy.parse(agent.policy, agent.label)
+        parent = self.parent_of(agent)
+        if parent is None:
+            return own
+        bound = tuple(
+            policy.Rule("allow", rule.cls, rule.object, rule.perm)
+            for rule in self.effective_policy(parent)
+        )
+        return policy.effective(own, bound)
+
+    def effective_mounts(self, agent: Agent) -> tuple[mounts.Mount, ...]:
+        parent = self.parent_of(agent)
+        inherited = self.effective_mounts(parent) if parent is not None else ()
+        return mounts.effective(inherited, mounts.parse(agent.mount))
+
+    def grace(self, agent: Agent) -> float:
+        """Seconds between SIGTERM and SIGKILL."""
+        text = agent.limits.get("grace")
+        return parse_duration(text) if text else self.config.grace
+
+    def timeout(self, agent: Agent) -> float | None:
+        text = agent.limits.get("timeout")
+        return parse_duration(text) if text else self.config.timeout
+
+    def log_max(self, agent: Agent) -> int:
+        text = agent.limits.get("log_max")
+        return parse_size(text) if text else self.config.log_max
+
+    def families(self, agent: Agent) -> tuple[str, ...]:
+        explicit = agent.private and any(
+            r.kind == "allow" and r.cls == "agent" and r.perm == "create"
+            for r in policy.parse(agent.policy, agent.label)
+        )
+        return (*agent.families, "agent_creation") if explicit else agent.families
+
+    def depth(self, agent: Agent) -> int:
+        parent = self.parent_of(agent)
+        return 1 + (self.depth(parent) if parent is not None else 0)
+
+    # changing
+
+    def commit(self, change: Change) -> None:
+        """Commits, appends to the histories, then tells those who watch."""
+        posted: list[Pending] = []
+        merged: dict[int, tuple[Agent, dict[str, Any]]] = {}
+        for agent, values in change.agents:
+            merged.setdefault(agent.index, (agent, {}))[1].update(values)
+        sessions = {index: self._load_session(index) for index in change.sessions}
+        for index, _, _ in change.lines:
+            sessions.setdefault(index, self._load_session(index))
+        before = {i: (s.dump(), s) for i, s in sessions.items()}
+        now = time.time()
+        try:
+            with self._store.transaction():
+                for agent, values in merged.values():
+                    self._store.put_agent(agent.index, {**agent.dump(), **values})
+                for index, values in change.sessions.items():
+                    for name, value in values.items():
+                        setattr(sessions[index], name, value)
+                for index, file, fields in change.lines:
+                    posted.append(self._post(sessions[index], file, fields, now))
+                for session in sessions.values():
+                    session.updated = now
+                    self._store.put_session(session)
+        except BaseException:
+            for values, session in before.values():
+                for name, value in values.items():
+                    setattr(session, name, value)
+            raise
+        for agent, values in merged.values():
+            for name, value in values.items():
+                setattr(agent, name, value)
+        self._undelivered += posted
+        self.deliver()
+        for agent, values in merged.values():
+            self._tell_agent(agent.index, values)
+        for index in sessions:
+            files = {file for i, file, _ in change.lines if i == index}
+            self._tell_session(index, {*files, *change.sessions.get(index, ()), "updated"})
+
+    def _load_session(self, index: int) -> Session:
+        session = self.session(index)
+        if session is None:
+            raise LookupError(f"session {index} is not in the store")
+        return session
+
+    def _post(self, session: Session, file: str, fields: dict[str, Any], now: float) -> Pending:
+        if file == "events.jsonl":
+            session.events += 1
+            identifier = f"e{session.events}"
+        else:
+            session.messages += 1
+            identifier = f"m{session.messages}"
+        line = {"id": identifier, "ts": timestamp(now), **fields}
+        return self._store.post(f"{self.session_path(session)}/{file}", dump_json(line))
+
+    def deliver(self) -> None:
+        """Moves what the outbox holds to the histories, in order; the rest waits."""
+        while self._undelivered:
+            pending = self._undelivered[0]
+            try:
+                self._history.append(pending)
+            except FileNotFoundError:
+                log.warning("history %s was removed, an event for it is dropped", pending.path)
+            except OSError as error:
+                log.error("history %s: %s; kept for later", pending.path, error.strerror)
+                return
+            self._store.delivered(pending.seq)
+            del self._undelivered[0]
+
+    def update(self, agent: Agent, **values: Any) -> None:
+        """Changes fields of one agent."""
+        change = Change()
+        change.set(agent, **values)
+        self.commit(change)
+
+    def sync(self) -> None:
+        self._store.sync()
+
+    # life
+
+    def create(self, caller: Caller, name: str) -> Agent:
+        """A new agent: a child if an agent calls, else a root agent.
+
+        Raises ``MalformedError``, ``TakenError``, ``DeniedError``, ``QuotaError`` or
+        ``WrongStateError`` (the calling agent is ending).
+        """
+        check_name(name)
+        if name in self._by_name:
+            raise TakenError(
+                f"an agent named {quote(name)} exists; choose another name or rmdir it"
+            )
+        if not caller.known:
+            raise DeniedError("the calling process could not be identified")
+        parent = self.get(caller.agent) if caller.agent is not None else None
+        if caller.agent is not None and (parent is None or not parent.live):
+            raise WrongStateError("the calling agent is ending: it cannot make agents any more")
+        owner = parent.owner if parent is not None else caller.uid
+        holder = self._store.name_owner(name)
+        if holder is not None and holder != owner and caller.uid != 0:
+            raise DeniedError(f"the name {quote(name)} and its history belong to another user")
+        if sum(a.owner == owner for a in self._agents.values()) >= self.config.agents:
+            raise QuotaError(f"uid {owner} has {self.config.agents} agents, the configured maximum")
+        agent = Agent(
+            index=0,
+            incarnation=secrets.token_hex(8),
+            name=name,
+            owner=owner,
+            uid=caller.uid,
+            gid=caller.gid,
+            label=f"{name}_t",
+            created=time.time(),
+            wait_token=secrets.token_hex(16),
+        )
+        if parent is None:
+            self._default_root(agent, caller)
+        else:
+            for key, value in self._child_values(agent, parent).items():
+                setattr(agent, key, value)
+        self._insert(agent)
+        return agent
+
+    def _default_root(self, agent: Agent, caller: Caller) -> None:
+        agent.lineage = f"operator uid:{caller.uid}"
+        agent.creator_uid, agent.creator_gid = caller.uid, caller.gid
+        agent.creator_groups = supplementary_groups(caller.pid)
+        agent.groups = agent.creator_groups
+        agent.policy = policy.default_root(self.config.policy, agent.label)
+        if caller.uid == 0:
+            agent.uid, agent.gid = self.config.agent_ids()
+            agent.groups = ()
+
+    def _child_values(self, agent: Agent, parent: Agent) -> dict[str, Any]:
+        """The defaults of a child of ``parent``; ``QuotaError``."""
+        if self.depth(parent) >= self.config.depth:
+            raise QuotaError(
+                f"{quote(agent.name)} would be {self.depth(parent) + 1} levels deep, "
+                f"the configured maximum is {self.config.depth}"
+            )
+        if len(self.children(parent)) >= self.config.children:
+            raise QuotaError(
+                f"{quote(parent.name)} has {self.config.children} children, the configured maximum"
+            )
+        session = self._load_session(parent.session)
+        lineage = f"agent:{parent.name} session:{session.name}"
+        return {
+            "parent": parent.index,
+            "parent_session": parent.session,
+            "channel": agent.name,
+            "lineage": lineage + (f" run:{parent.run}" if parent.run else ""),
+            "life": "owned",
+            "profile": Profile.PRIVATE_CHILD.value,
+            "uid": parent.uid,
+            "gid": parent.gid,
+            "groups": parent.groups,
+            "policy": policy.default_child(self.effective_policy(parent), agent.label),
+            "exec": agent.exec or parent.exec,
+        }
+
+    def _insert(self, agent: Agent) -> None:
+        documents = self.directory(agent) / "doc"
+        try:
+            documents.mkdir(parents=True, mode=0o700)
+            (documents / "artifact").mkdir()
+            self.waits.create(agent.wait_token)
+            with self._store.transaction():
+                if self._store.name_owner(agent.name) != agent.owner:
+                    self._store.claim_name(agent.name, agent.owner)
+                self._retire_channel(agent)
+                agent.index = self._store.insert_agent(agent)
+                agent.session = self._new_session(agent)
+                self._store.put_agent(agent.index, agent.dump())
+        except BaseException:
+            shutil.rmtree(self.directory(agent), ignore_errors=True)
+            self.waits.remove(agent.wait_token)
+            raise
+        self._agents[agent.index] = agent
+        self._by_name[agent.name] = agent
+        if agent.parent is not None:
+            self._children.setdefault(agent.parent, []).append(agent.index)
+        change = Change()
+        change.event(agent.session, "agent.create", agent.name, parent=agent.lineage)
+        self.commit(change)
+        self._tell_listed(agent)
+        self._tell_parent(agent)
+
+    def _tell_agent(self, index: int, names: Iterable[str]) -> None:
+        for watching in self.watching:
+            watching.agent_changed(index, names)
+
+    def _tell_session(self, index: int, names: Iterable[str]) -> None:
+        for watching in self.watching:
+            watching.session_changed(index, names)
+
+    def _tell_listed(self, agent: Agent) -> None:
+        for watching in self.watching:
+            watching.agent_listed(agent)
+
+    def _tell_parent(self, agent: Agent) -> None:
+        if agent.parent is not None:
+            self._tell_agent(agent.parent, ("child",))
+        if agent.parent_session is not None:
+            self._tell_session(agent.parent_session, ("child",))
+
+    def _retire_channel(self, agent: Agent) -> None:
+        """The channel of an earlier child of this name becomes NAME~1, NAME~2, …"""
+        if agent.parent_session is None:
+            return
+        earlier = self._store.find_channel(agent.parent_session, agent.channel)
+        old = self.recall(earlier) if earlier is not None else None
+        if old is None:
+            return
+        number = 1
+        while self._store.find_channel(agent.parent_session, f"{agent.channel}~{number}"):
+            number += 1
+        old.channel = f"{agent.channel}~{number}"
+        self._store.put_agent(old.index, old.dump())
+
+    def _new_session(self, agent: Agent) -> int:
+        taken = {name for name, _ in self._store.sessions(agent.owner, agent.name)}
+        name, number = "default", 1
+        while name in taken:
+            number += 1
+            name = f"default.{number}"
+        now = time.time()
+        session = Session(
+            index=0,
+            owner=agent.owner,
+            agent=agent.name,
+            name=name,
+            incarnation=agent.index,
+            created=now,
+            updated=now,
+        )
+        directory = self.session_directory(session)
+        # left over only where a crash came between this and the commit
+        shutil.rmtree(directory, ignore_errors=True)
+        (directory / "context" / "episode").mkdir(parents=True, mode=0o700)
+        session.index = self._store.insert_session(session)
+        self._sessions[session.index] = session
+        return session.index
+
+    def adopt(self, agent: Agent, parent: Agent | None) -> None:
+        """Makes a ``new`` agent the child of ``parent``, or a root agent again."""
+        before = agent.parent
+        if parent is None:
+            label = agent.label
+            values: dict[str, Any] = {
+                "parent": None,
+                "parent_session": None,
+                "channel": "",
+                "lineage": f"operator uid:{agent.owner}",
+                "life": "detached",
+                "profile": Profile.PUBLIC_NAMED.value,
+                "policy": policy.default_root(self.config.policy, label),
+            }
+        else:
+            if parent.index == agent.index or agent in self.descendants(agent):
+                raise MalformedError(f"{quote(parent.name)} cannot be its own ancestor")
+            if not parent.live:
+                raise WrongStateError(f"{quote(parent.name)} is {parent.status}: not live")
+            values = self._child_values(agent, parent)
+            values["exec"] = agent.exec or parent.exec
+        if before == values["parent"]:
+            return
+        with self._store.transaction():
+            if parent is not None:
+                agent.parent_session, agent.channel = parent.session, agent.name
+                self._retire_channel(agent)
+        self.update(agent, **values)
+        if before is not None:
+            self._children[before].remove(agent.index)
+            self._tell_agent(before, ("child",))
+        if agent.parent is not None:
+            self._children.setdefault(agent.parent, []).append(agent.index)
+        self._tell_parent(agent)
+
+    def change_owner(self, agent: Agent, owner: int) -> None:
+        """Gives a ``new`` agent, its name and its session to another user."""
+        session = self._load_session(agent.session)
+        old = self.session_directory(session)
+        new = self.state / f"home/{owner}/agent/{agent.name}/{session.name}"
+        if any(name == session.name for name, _ in self._store.sessions(owner, agent.name)):
+            raise TakenError(f"uid {owner} has a session {session.name} of {quote(agent.name)}")
+        new.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.rename(old, new)
+        try:
+            change = Change()
+            change.set(agent, owner=owner)
+            change.set_session(session.index, owner=owner)
+            with self._store.transaction():
+                self._store.claim_name(agent.name, owner)
+                self.commit(change)
+        except BaseException:
+            os.rename(new, old)
+            raise
+
+    def remove(self, agent: Agent) -> None:
+        """Removes a ``new`` or ``dead`` agent and its descendants; history stays."""
+        members = [agent, *self.descendants(agent)]
+        for member in members:
+            if member.live:
+                raise WrongStateError(
+                    f"{quote(member.name)} is {member.status}: stop it, wait, then remove"
+                )
+        for member in members:
+            if member.status is Status.NEW:
+                self.cancel_new(member, "operator_stop")
+        change = Change()
+        for member in members:
+            change.set(member, removed=True)
+        self.commit(change)
+        for member in reversed(members):
+            self._forget(member)
+
+    def _forget(self, agent: Agent) -> None:
+        del self._agents[agent.index]
+        del self._by_name[agent.name]
+        self._children.pop(agent.index, None)
+        if agent.parent is not None and agent.parent in self._children:
+            self._children[agent.parent].remove(agent.index)
+        self._sessions.pop(agent.session, None)
+        self.waits.remove(agent.wait_token)
+        self.clear_directory(agent)
+        self._tell_listed(agent)
+        self._tell_parent(agent)
+
+    def clear_directory(self, agent: Agent) -> None:
+        """Removes what only the object had; a channel's documents outlive it."""
+        directory = self.directory(agent)
+        if agent.parent_session is None:
+            shutil.rmtree(directory, ignore_errors=True)
+            return
+        for path in directory.iterdir() if directory.is_dir() else ():
+            if path.name == "doc":
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+    def cancel_new(self, agent: Agent, reason: str) -> None:
+        """A ``new`` agent ends without ever having run."""
+        move(agent.status, Event.STOP)
+        change = Change()
+        self.record_end(change, agent, Outcome.CANCELLED, reason)
+        self.commit(change)
+        self.waits.release(agent.wait_token)
+
+    def record_end(self, change: Change, agent: Agent, outcome: Outcome, reason: str) -> None:
+        """Adds to ``change`` what the end of an agent means for it and its session."""
+        state = {"interrupted": "cancelled"}.get(outcome.value, outcome.value)
+        change.set(
+            agent,
+            status=Status.DEAD,
+            outcome=outcome.value,
+            reason=reason,
+            ended=time.time(),
+            pid=0,
+            run="",
+            cgroup="",
+        )
+        change.set_session(agent.session, state=state)
+        change.event(
+            agent.session, "agent.status", agent.name, status="dead", outcome=outcome, reason=reason
+        )
+        parent = self.parent_of(agent)
+        if parent is not None and "parent_dead" in reason and agent.parent_session is not None:
+            change.event(
+                agent.parent_session,
+                "agent.child.cancel",
+                parent.name,
+                parent=parent.name,
+                child=agent.name,
+                reason="parent_dead",
+            )
+        change.event(agent.session, "agent.stop", agent.name, status=outcome.value, reason=reason)
+
+    def next_run(self, agent: Agent) -> str:
+        with self._store.transaction():
+            return f"r{self._store.next_run(agent.name)}"
+
+    def remove_session(self, session: Session) -> None:
+        """Removes the directory and record of a session whose incarnation is over."""
+        agent = self.get(session.incarnation)
+        if agent is not None:
+            raise WrongStateError(f"the agent {quote(agent.name)} of this session still exists")
+        with self._store.transaction():
+            self._store.delete_session(session.index)
+            if not self._store.sessions(session.owner, session.agent):
+                self._store.release_name(session.agent)
+        shutil.rmtree(self.session_directory(session), ignore_errors=True)
+        self._sessions.pop(session.index, None)
+
+    def document_size(self, agent: Agent, name: str) -> int:
+        try:
+            return self.document(agent, name).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def read_document(self, agent: Agent, name: str) -> bytes:
+        try:
+            return self.document(agent, name).read_bytes()
+        except FileNotFoundError:
+            return b""
+
+    def write_document(self, agent: Agent, name: str, data: bytes) -> None:
+        """Replaces a document as a whole; readers see the old or the new one."""
+        replace_file(self.document(agent, name), data)
+        self._tell_agent(agent.index, (name,))
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Writes beside it, then renames over it (rename(2))."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_bytes(data)
+    os.replace(temporary, path)

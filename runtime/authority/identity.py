@@ -1,0 +1,136 @@
+"""Who calls: calling thread -> cgroup -> agent incarnation, and what that makes it.
+
+A caller that cannot be resolved has no rights, uid 0 included. Names are not
+identities: a caller is bound to an incarnation, and checked again at every use.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from enum import Flag, auto
+from typing import TYPE_CHECKING, Final
+
+from runtime import cgroups, linux
+from runtime.model import Agent
+
+if TYPE_CHECKING:
+    from runtime.agents import Agents
+
+
+class Role(Flag):
+    """What a caller is to one agent."""
+
+    NONE = 0
+    #: outside every agent, and uid 0 or the agent's owner
+    OPERATOR = auto()
+    #: an operator with uid 0
+    ROOT = auto()
+    #: the agent that made it and supervises it
+    CREATOR = auto()
+    #: the agent itself
+    SELF = auto()
+    #: everybody, strangers included
+    ANYONE = auto()
+
+
+OPERATORS: Final = Role.OPERATOR | Role.ROOT
+CONTROLLERS: Final = OPERATORS | Role.CREATOR
+PARTIES: Final = CONTROLLERS | Role.SELF
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """One resolved caller. ``agent`` is the index of its incarnation, None outside all.
+
+    ``known`` is False for a process that could not be resolved.
+    """
+
+    uid: int
+    gid: int
+    pid: int
+    agent: int | None = None
+    incarnation: str = ""
+    known: bool = True
+
+    @property
+    def key(self) -> str:
+        """What its last rejection is kept under."""
+        return self.incarnation or f"uid:{self.uid}"
+
+
+NOBODY: Final = Caller(65534, 65534, 0, known=False)
+
+
+def supplementary_groups(pid: int) -> tuple[int, ...]:
+    """Groups of a process from /proc (proc(5)); empty if it is gone."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if line.startswith("Groups:"):
+                    return tuple(int(word) for word in line.split()[1:])
+    except OSError:
+        pass
+    return ()
+
+
+class Identity:
+    """Resolves callers against the agents' cgroups."""
+
+    def __init__(self, agents: Agents, hierarchy: cgroups.Hierarchy) -> None:
+        self._agents = agents
+        self._hierarchy = hierarchy
+
+    def resolve(self, uid: int, gid: int, pid: int) -> Caller:
+        """The caller that a thread is; ``pid`` may be a thread's id."""
+        path = cgroups.path_of(pid) if pid > 0 else None
+        if path is None:
+            return Caller(uid, gid, pid, known=False)
+        below = self._hierarchy.agent_path(path)
+        if below is None or not below.startswith("user-"):
+            return Caller(uid, gid, pid)
+        agent = self._agents.by_cgroup(below)
+        if agent is None:
+            return Caller(uid, gid, pid, known=False)
+        return Caller(uid, gid, pid, agent.index, agent.incarnation)
+
+    def resolve_peer(self, connection: socket.socket) -> Caller:
+        """The process at the other end of a Unix socket, as it was when it connected."""
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        pid, uid, gid = (int.from_bytes(raw[i : i + 4], "little", signed=True) for i in (0, 4, 8))
+        try:
+            held = connection.getsockopt(socket.SOL_SOCKET, linux.SO_PEERPIDFD)
+        except OSError:
+            return self.resolve(uid, gid, pid)  # before Linux 6.5: only the number
+        try:
+            caller = self.resolve(uid, gid, pid)
+            # After the look-up: if the peer still has its pid, that was no one else's.
+            with open(f"/proc/self/fdinfo/{held}") as lines:
+                alive = any(line.split() == ["Pid:", str(pid)] for line in lines)
+        finally:
+            os.close(held)
+        return caller if alive else Caller(uid, gid, pid, known=False)
+
+    def still(self, caller: Caller) -> bool:
+        """Whether the incarnation behind an open file or connection still lives."""
+        if caller.agent is None:
+            return caller.known
+        agent = self._agents.get(caller.agent)
+        return agent is not None and agent.live and agent.incarnation == caller.incarnation
+
+    def roles(self, caller: Caller, agent: Agent) -> Role:
+        """What the caller is to this agent, now."""
+        if not caller.known:
+            return Role.NONE
+        if caller.agent is None:
+            if caller.uid == 0:
+                return OPERATORS | Role.ANYONE
+            return (Role.OPERATOR if caller.uid == agent.owner else Role.NONE) | Role.ANYONE
+        if not self.still(caller):
+            return Role.NONE
+        if caller.agent == agent.index:
+            return Role.SELF | Role.ANYONE
+        if agent.parent == caller.agent:
+            return Role.CREATOR | Role.ANYONE
+        return Role.ANYONE

@@ -1,0 +1,305 @@
+"""The cell: an agent's cgroup and namespaces, made inside its parent's.
+
+This module only plans: it turns an agent into the steps that lead from the
+daemon into the cell (``Plan``). Privileges are dropped on the host side, then
+an unprivileged bubblewrap builds the view; a child's steps first enter its
+parent's namespaces, so that what the parent cannot see cannot be named.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from runtime.agents import Agents
+from runtime.authority import mounts, policy
+from runtime.errors import MalformedError
+from runtime.model import Agent
+from runtime.names import parse_env_line, split_command
+
+HOME: Final = "/home/agent"
+_SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
+_NATIVE: Final = Path(__file__).parent / "native"
+#: descriptors as the steps find them (monitor.c)
+_REPORT_FD, _SPEC_FD, _VIEW_FD, _FIRST_EXTRA_FD = 3, 4, 5, 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where the daemon's things are, on the host and, below ``shared``, in every view."""
+
+    mount: Path
+    state: Path
+    runtime: Path
+
+    @property
+    def shared(self) -> Path:
+        """The directory that all sandboxes see at the same path."""
+        return self.runtime / "root"
+
+    @property
+    def fuse(self) -> Path:
+        """Where the filesystem itself is mounted; ``mount`` shows it on the host."""
+        return self.shared / "ctx"
+
+    @property
+    def waits(self) -> Path:
+        return self.shared / "wait"
+
+    @property
+    def keeper(self) -> Path:
+        return self.shared / "bin" / "keeper"
+
+    @property
+    def stage(self) -> Path:
+        return self.runtime / "stage"
+
+    @property
+    def lifeline(self) -> Path:
+        return self.runtime / "lifeline"
+
+
+def native(name: str) -> Path:
+    """One of the compiled programs of the package."""
+    return _NATIVE / name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the monitor is to run; ``describe`` tells it for the log."""
+
+    steps: tuple[str, ...]
+    spec: bytes
+    view: tuple[str, ...]
+    stage: bytes = b""
+
+    def describe(self) -> str:
+        return " ".join(self.steps)
+
+
+def _strings(items: Iterable[str]) -> bytes:
+    return b"".join(os.fsencode(item) + b"\0" for item in items)
+
+
+def environment(agents: Agents, agent: Agent, places: Places) -> dict[str, str]:
+    """All that a program is started with, besides descriptors 0 to 2."""
+    try:
+        user = pwd.getpwuid(agent.uid).pw_name
+    except KeyError:
+        user = str(agent.uid)
+    session = agents.session(agent.session)
+    root = str(places.mount)
+    values = {
+        "CTX_ROOT": root,
+        "CTX_AGENT": agent.name,
+        "CTX_SELF": f"{root}/agent/{agent.name}.d",
+        "CTX_SESSION": session.name if session is not None else "",
+        "CTX_RUN": agent.run,
+        "CTX_HOME": f"{root}/home/{agent.owner}",
+        "CTX_PATH": ":".join((agent.path or f"{root}/tool").split()),
+        "CTX_MODEL": agent.model,
+        "HOME": HOME,
+        "PATH": f"{_SYSTEM_PATH}:{root}/bin",
+        "USER": user,
+        "LOGNAME": user,
+        "SHELL": "/bin/sh",
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+    }
+    values.update(parse_env_line(line) for line in agent.env.splitlines() if line)
+    return values
+
+
+def working_directory(agents: Agents, agent: Agent) -> str:
+    """``cwd``, else the workspace in force, else the home."""
+    if agent.cwd:
+        return agent.cwd
+    node: Agent | None = agent
+    while node is not None:
+        if node.workspace.startswith("explicit_root:"):
+            return node.workspace.removeprefix("explicit_root:")
+        node = agents.parent_of(node) if node.workspace == "inherit" else None
+    return HOME
+
+
+def program(agent: Agent) -> list[str]:
+    """The words of ``exec``; ``MalformedError`` if there are none."""
+    words = split_command(agent.exec)
+    if not words:
+        raise MalformedError("exec is empty: write the program and its arguments there first")
+    return words
+
+
+def _base_view(agents: Agents, agent: Agent, places: Places) -> Iterator[str]:
+    """Arguments for a root agent's base view, as configured."""
+    if agent.iso == "shared":
+        yield from ("--bind", "/", "/")
+        yield from ("--ro-bind-try", "/sys/fs/cgroup", "/sys/fs/cgroup")
+        yield from ("--tmpfs", str(places.state), "--tmpfs", str(places.runtime))
+        return
+    if agent.root:
+        yield from ("--bind", "", "/")  # the source is filled in where it is staged
+        return
+    for entry in agents.config.base_view:
+        path = Path(entry)
+        if path.is_symlink():
+            yield from ("--symlink", os.readlink(path), entry)
+        else:
+            yield from ("--ro-bind-try", entry, entry)
+    yield from ("--dir", "/run", "--dir", "/var", "--symlink", "../run", "/var/run")
+    yield from ("--tmpfs", "/var/tmp")
+
+
+def _own_mounts(agents: Agents, agent: Agent) -> list[mounts.Mount]:
+    """What the agent's own fields bind, in order: root, workspace, table."""
+    found = []
+    if agent.root:
+        found.append(mounts.Mount(agent.root, "/", "rw"))
+    if agent.workspace.startswith("explicit_root:"):
+        path = agent.workspace.removeprefix("explicit_root:")
+        found.append(mounts.Mount(path, path, "rw"))
+    return found + list(mounts.parse(agent.mount))
+
+
+def _hidden(path: str, kind: str) -> Iterator[str]:
+    if kind == "directory":
+        yield from ("--perms", "0000", "--tmpfs", path, "--remount-ro", path)
+    else:
+        yield from ("--ro-bind", "/dev/null", path)
+
+
+def _inside(path: str, directories: Iterable[str]) -> bool:
+    return any(path == d or path.startswith(d + "/") for d in directories)
+
+
+def network_allowed(agents: Agents, agent: Agent) -> bool:
+    """Whether the effective policy opens the host's network."""
+    return policy.allows(agents.effective_policy(agent), "network", "default", "connect")
+
+
+def plan(agents: Agents, agent: Agent, places: Places, *, hidden: dict[str, str]) -> Plan:
+    """The steps into the agent's cell.
+
+    ``hidden`` tells for each target of a ``hide`` line what is there:
+    ``directory``, ``file`` or ``none``.
+    """
+    parent = agents.parent_of(agent)
+    own = _own_mounts(agents, agent)
+    staged = [m for m in own if m.mode != "hide"] if parent is None else []
+    fresh = ["/tmp", HOME]
+    view: list[str] = ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
+    view += ["--unshare-cgroup-try", "--as-pid-1", "--new-session"]
+    if parent is None and not network_allowed(agents, agent):
+        view.append("--unshare-net")
+    if (
+        parent is not None
+        and network_allowed(agents, parent)
+        and not network_allowed(agents, agent)
+    ):
+        view.append("--unshare-net")
+
+    if parent is not None:
+        view += ["--bind", "/", "/"] if not agent.root else ["--bind", agent.root, "/"]
+    else:
+        view += list(_base_view(agents, agent, places))
+        if agent.root:
+            view[-2] = str(places.stage / "0")
+    view += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+    view += ["--dir", os.path.dirname(HOME), "--perms", "0700", "--tmpfs", HOME]
+    if parent is not None:
+        # what the parent had below the directories that are fresh for everyone
+        for mount in agents.effective_mounts(parent):
+            if mount.mode != "hide" and _inside(mount.target, fresh):
+                view += ["--bind-try", mount.target, mount.target]
+        for root in _workspaces(agents, parent):
+            if _inside(root, fresh):
+                view += ["--bind-try", root, root]
+    view += ["--bind", str(places.shared), str(places.shared)]
+    bare = parent is None or agent.root or _inside(str(places.mount), fresh)
+    if bare and agent.iso != "shared":
+        view += ["--symlink", str(places.fuse), str(places.mount)]
+    for mount in own:
+        if mount.target == "/":
+            continue
+        if mount.mode == "hide":
+            view += list(_hidden(mount.target, hidden.get(mount.target, "none")))
+            continue
+        source = mount.source
+        if parent is None:
+            source = str(places.stage / str(staged.index(mount)))
+        view += ["--ro-bind" if mount.mode == "ro" else "--bind", source, mount.target]
+
+    variables = environment(agents, agent, places)
+    spec = [working_directory(agents, agent), str(len(variables))]
+    spec += [f"{key}={value}" for key, value in variables.items()]
+    spec += program(agent)
+
+    grace = str(int(agents.grace(agent) * 1000))
+    steps = ["bwrap", "--args", str(_VIEW_FD), "--", str(places.keeper)]
+    steps += [str(_SPEC_FD), str(_REPORT_FD), grace]
+    groups = ",".join(str(g) for g in agent.groups)
+    if parent is None:
+        set_groups = ["--groups", groups] if groups else ["--clear-groups"]
+        drop = ["setpriv", "--reuid", str(agent.uid), "--regid", str(agent.gid), *set_groups]
+        drop += ["--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all"]
+        steps = drop + steps
+    else:
+        ids = [str(agent.uid), str(agent.gid), groups or "-"]
+        steps = [str(native("enter")), str(_FIRST_EXTRA_FD), *ids, "--", *steps]
+    stage = b""
+    if staged:
+        steps = [str(native("stage")), str(_FIRST_EXTRA_FD), "--", *steps]
+        stage = _stage(agent, places, staged)
+    return Plan(steps=tuple(steps), spec=_strings(spec), view=tuple(view), stage=stage)
+
+
+def _workspaces(agents: Agents, agent: Agent | None) -> Iterator[str]:
+    while agent is not None:
+        if agent.workspace.startswith("explicit_root:"):
+            yield agent.workspace.removeprefix("explicit_root:")
+        agent = agents.parent_of(agent)
+
+
+def _stage(agent: Agent, places: Places, staged: list[mounts.Mount]) -> bytes:
+    groups = ",".join(str(g) for g in agent.creator_groups)
+    items = [str(places.stage), str(agent.creator_uid), str(agent.creator_gid), groups]
+    items.append(f"{places.state}:{places.runtime}")
+    for mount in staged:
+        letters = "" if "bind" in mount.options else "r"
+        letters += "".join(
+            letter
+            for option, letter in (("nosuid", "s"), ("nodev", "d"), ("noexec", "x"))
+            if option in mount.options
+        )
+        items += [letters or "-", mount.source]
+    return _strings(items)
+
+
+def _memory_file(name: str, data: bytes) -> int:
+    """A descriptor to read ``data`` from (memfd_create(2)): never on a disk or command line."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    with os.fdopen(os.dup(fd), "wb") as file:
+        file.write(data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+@contextmanager
+def passed_files(prepared: Plan, parent_cell: int | None) -> Iterator[list[int]]:
+    """The descriptors that the steps find from 4 on, in order.
+
+    ``parent_cell`` is a pidfd of the parent's keeper.
+    """
+    opened = [_memory_file("spec", prepared.spec), _memory_file("view", _strings(prepared.view))]
+    if prepared.stage:
+        opened.append(_memory_file("stage", prepared.stage))
+    try:
+        yield opened if parent_cell is None else [*opened, parent_cell]
+    finally:
+        for fd in opened:
+            os.close(fd)

@@ -1,0 +1,227 @@
+"""The daemon's part of the cgroup v2 hierarchy: one safe file API (cgroups(7)).
+
+Processes live in leaves only, below ``user-UID/agent-NAME``.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+from typing import Final
+
+from runtime import linux
+from runtime.errors import StartupError
+
+CONTROLLERS: Final = ("memory", "pids", "cpu")
+
+
+class Cgroup:
+    """One directory of the hierarchy."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"Cgroup({str(self.path)!r})"
+
+    def child(self, *names: str) -> Cgroup:
+        return Cgroup(self.path.joinpath(*names))
+
+    def exists(self) -> bool:
+        return self.path.is_dir()
+
+    def read(self, file: str) -> str | None:
+        """The file's text; None if the cgroup, or the controller's file, is not there."""
+        try:
+            return (self.path / file).read_text()
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENODEV):
+                return None
+            raise
+
+    def write(self, file: str, text: str) -> None:
+        # os.write, because a buffered file reports the kernel's refusal at close
+        fd = os.open(self.path / file, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
+
+    def create(self, controllers: tuple[str, ...]) -> None:
+        """mkdir(2) of this node and its missing parents, with controllers passed down."""
+        missing = []
+        node = self.path
+        while not node.is_dir():
+            missing.append(node)
+            node = node.parent
+        for path in reversed(missing):
+            parent = Cgroup(path.parent)
+            for controller in controllers:
+                parent.enable(controller)
+            path.mkdir(exist_ok=True)
+
+    def enable(self, controller: str) -> None:
+        enabled = (self.read("cgroup.subtree_control") or "").split()
+        if controller not in enabled:
+            self.write("cgroup.subtree_control", f"+{controller}")
+
+    def keys(self, file: str) -> dict[str, int]:
+        """A flat-keyed file such as cgroup.events or cpu.stat; empty if absent."""
+        pairs = (line.split() for line in (self.read(file) or "").splitlines())
+        return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+    def populated(self) -> bool:
+        """Whether a live process is in this cgroup or below; False if it is gone."""
+        return self.keys("cgroup.events").get("populated", 0) == 1
+
+    def processes(self) -> list[int]:
+        """Pids in this cgroup and below. Those of other pid namespaces read as 0: left out."""
+        found: list[int] = []
+        for directory, _, files in os.walk(self.path):
+            if "cgroup.procs" in files:
+                text = Cgroup(Path(directory)).read("cgroup.procs") or ""
+                found += [int(word) for word in text.split() if word != "0"]
+        return found
+
+    def kill(self) -> None:
+        """SIGKILL to everything here and below, forks in progress included."""
+        try:
+            self.write("cgroup.kill", "1")
+        except FileNotFoundError:
+            return
+
+    def freeze(self, frozen: bool) -> None:
+        try:
+            self.write("cgroup.freeze", "1" if frozen else "0")
+        except FileNotFoundError:
+            return
+
+    def remove(self) -> bool:
+        """rmdir(2) of this cgroup and those below; False if a process is left in one."""
+        for directory, _, _ in os.walk(self.path, topdown=False):
+            try:
+                os.rmdir(directory)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if error.errno in (errno.EBUSY, errno.ENOTEMPTY):
+                    return False
+                raise
+        return True
+
+
+def unified_mount() -> Path | None:
+    """Where cgroup v2 is mounted, alone or beside v1 (hybrid)."""
+    for entry in linux.read_mounts():
+        if entry.fstype == "cgroup2":
+            return Path(entry.point)
+    return None
+
+
+def path_of(pid: int) -> str | None:
+    """The v2 cgroup of a process or thread, from the hierarchy's root; None if it is gone."""
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as lines:
+            for line in lines:
+                # A hybrid machine has v1 lines too.
+                if line.startswith("0::"):
+                    return line[3:].rstrip("\n").removesuffix(" (deleted)")
+    except OSError:
+        return None
+    return None
+
+
+def _is_delegated(path: Path) -> bool:
+    for attribute in ("trusted.delegate", "user.delegate"):
+        try:
+            if os.getxattr(path, attribute) == b"1":
+                return True
+        except OSError:
+            continue
+    return False
+
+
+class Hierarchy:
+    """The root of the daemon's cgroups, held against a second daemon."""
+
+    def __init__(self, root: Path, mount: Path) -> None:
+        self.root = Cgroup(root)
+        self.mount = mount
+        self.prefix = "/" + str(root.relative_to(mount)) if root != mount else ""
+        self._created = not root.is_dir()
+        try:
+            root.mkdir(exist_ok=True, mode=0o755)
+            self._lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StartupError(f"{root}: another ctxd uses this cgroup") from None
+        except OSError as error:
+            raise StartupError(
+                f"{root}: no right to use this cgroup ({error.strerror}): run ctxd as root, "
+                "or delegate a cgroup to it (Delegate=yes in its unit)"
+            ) from None
+        if not (root / "cgroup.kill").exists():
+            raise StartupError(f"{root}: this kernel has no cgroup.kill (Linux 5.14 or later has)")
+        available = (self.root.read("cgroup.controllers") or "").split()
+        self.controllers = tuple(c for c in CONTROLLERS if c in available)
+        self.monitors = self.root.child("monitor")
+
+    def prepare(self) -> None:
+        """Makes the daemon's own leaves, and passes the controllers down.
+
+        In a delegated cgroup the daemon itself is a process of its root, which
+        may then have no controllers below it: it moves to a leaf.
+        """
+        if os.getpid() in (int(p) for p in (self.root.read("cgroup.procs") or "").split()):
+            own = self.root.child("daemon")
+            own.path.mkdir(exist_ok=True)
+            own.write("cgroup.procs", "0")
+        self.monitors.create(self.controllers)
+
+    def agent_path(self, path: str) -> str | None:
+        """The part of a process's cgroup path below this root; None if it is not below."""
+        if path == self.prefix or not path.startswith(self.prefix + "/"):
+            return None
+        return path[len(self.prefix) + 1 :]
+
+    def close(self) -> None:
+        """Removes what was made here, if nothing is left in it."""
+        self.root.child("monitor").remove()
+        if self._created:
+            self.root.remove()
+        os.close(self._lock)
+
+
+def find_root(wanted: Path | None) -> tuple[Path, Path]:
+    """(root for the daemon's cgroups, mount point of the hierarchy).
+
+    ``wanted``, else the cgroup delegated to this process, else ``ctxfs`` in the
+    root of the v2 hierarchy. Raises ``StartupError``.
+    """
+    mount = unified_mount()
+    if mount is None:
+        raise StartupError(
+            "no cgroup v2 hierarchy is mounted: boot with systemd.unified_cgroup_hierarchy=1, "
+            "or mount one (mount -t cgroup2 none /sys/fs/cgroup/unified)"
+        )
+    if wanted is not None:
+        if not wanted.is_absolute():
+            wanted = mount / wanted
+        if mount not in wanted.parents:
+            raise StartupError(f"{wanted} is not inside the cgroup v2 hierarchy {mount}")
+        if not wanted.parent.is_dir():
+            raise StartupError(f"{wanted.parent}: no such cgroup")
+        return wanted, mount
+    own = path_of(os.getpid())
+    if own and own != "/":
+        delegated = mount / own.removeprefix("/")
+        # a restarted daemon may already sit in its leaf
+        if delegated.name == "daemon" and _is_delegated(delegated.parent):
+            delegated = delegated.parent
+        if _is_delegated(delegated):
+            return delegated, mount
+    return mount / "ctxfs", mount

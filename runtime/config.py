@@ -1,0 +1,129 @@
+"""The configuration: one YAML map, every key with a built-in default."""
+
+from __future__ import annotations
+
+import pwd
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from runtime.errors import MalformedError, StartupError
+from runtime.names import parse_duration, parse_size
+
+FALLBACK_AGENT_ID: Final = 61000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Settings of one daemon. Sizes are bytes, times seconds."""
+
+    depth: int = 8
+    children: int = 1024
+    agents: int = 20_000
+    control_max: int = 64 << 10
+    frame_max: int = 1 << 20
+    document_max: int = 16 << 20
+    log_max: int = 64 << 20
+    grace: float = 5.0
+    timeout: float | None = None
+    agent_user: str = "ctxfs"
+    allow_root_agents: bool = False
+    base_view: tuple[str, ...] = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc")
+    policy: tuple[str, ...] = (
+        "agent:* create,start,stop,read,write",
+        "tool:* execute",
+        "model:* use",
+    )
+
+    def agent_ids(self) -> tuple[int, int]:
+        """uid and gid of agents whose creator is root (passwd(5))."""
+        try:
+            entry = pwd.getpwnam(self.agent_user)
+        except KeyError:
+            return FALLBACK_AGENT_ID, FALLBACK_AGENT_ID
+        return entry.pw_uid, entry.pw_gid
+
+
+def _size(value: Any) -> int:
+    return parse_size(str(value))
+
+
+def _duration(value: Any) -> float:
+    return parse_duration(str(value))
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise MalformedError(f"{value!r} is no number")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise MalformedError(f"{value!r} is no text")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise MalformedError(f"{value!r} is neither true nor false")
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise MalformedError(f"{value!r} is no list")
+    return tuple(_text(item) for item in value)
+
+
+_PARSERS: Final = {
+    "depth": _count,
+    "children": _count,
+    "agents": _count,
+    "control_max": _size,
+    "frame_max": _size,
+    "document_max": _size,
+    "log_max": _size,
+    "grace": _duration,
+    "timeout": _duration,
+    "agent_user": _text,
+    "allow_root_agents": _flag,
+    "base_view": _texts,
+    "policy": _texts,
+}
+
+
+def load_config(path: Path, *, required: bool) -> Config:
+    """The configuration in ``path``; the defaults if it need not exist.
+
+    Raises ``StartupError`` with one sentence that names the file and the key.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if required:
+            raise StartupError(f"{path}: no such configuration file") from None
+        return Config()
+    except (OSError, UnicodeError) as error:
+        raise StartupError(f"{path}: {error}") from None
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        where = " ".join(str(error).split())
+        raise StartupError(f"{path}: not YAML: {where}") from None
+    if values is None:
+        return Config()
+    if not isinstance(values, dict):
+        raise StartupError(f"{path}: a map of settings is wanted, one `key: value` a line")
+    parsed: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in _PARSERS:
+            known = ", ".join(field.name for field in fields(Config))
+            raise StartupError(f"{path}: unknown setting {key!r}; known are {known}")
+        try:
+            parsed[key] = _PARSERS[key](value)
+        except MalformedError as error:
+            raise StartupError(f"{path}: {key}: {error.sentence}") from None
+    return Config(**parsed)

@@ -1,0 +1,88 @@
+"""What can go wrong, named by whose fault it is.
+
+The runtime knows no errno: the filesystem maps these classes in one table
+(``ctxfs.errnos``). The message of each is one sentence that names the
+offending text and what would have been accepted.
+"""
+
+from __future__ import annotations
+
+
+class CtxError(Exception):
+    """Base of every error that a caller of the runtime may be told."""
+
+    @property
+    def sentence(self) -> str:
+        return str(self.args[0]) if self.args else type(self).__name__
+
+
+class MalformedError(CtxError):
+    """The caller's text is not in the format that the file or verb takes."""
+
+
+class DeniedError(CtxError):
+    """Identity, policy or attenuation forbids this caller the operation."""
+
+
+class ForbiddenError(CtxError):
+    """Nobody may do this, whatever the identity."""
+
+
+class WrongStateError(CtxError):
+    """The object's present state does not allow the operation."""
+
+
+class MissingError(CtxError):
+    """There is no object of that name."""
+
+
+class TakenError(CtxError):
+    """The name is in use."""
+
+
+class NotEmptyError(CtxError):
+    """The directory still has entries."""
+
+
+class NotADirectoryNodeError(CtxError):
+    """A directory was asked for and something else is there."""
+
+
+class IsADirectoryNodeError(CtxError):
+    """Something else than a directory was asked for and a directory is there."""
+
+
+class QuotaError(CtxError):
+    """A configured maximum is reached."""
+
+
+class TooLongError(CtxError):
+    """A control value, message or frame is longer than its limit."""
+
+
+class TooLargeError(CtxError):
+    """A document is larger than ``document_max``."""
+
+
+class UnsupportedError(CtxError):
+    """This machine or set-up cannot do it; the sentence says what is missing."""
+
+
+class StaleError(CtxError):
+    """A guard given by the caller no longer holds."""
+
+
+class NotRunningError(CtxError):
+    """Nothing is running that the operation could act on."""
+
+
+class NoSpaceError(CtxError):
+    """The disk under the daemon's state is full."""
+
+
+class NotMappableError(CtxError):
+    """The file cannot be mapped into memory or seeked as asked."""
+
+
+class StartupError(Exception):
+    """The daemon cannot start; the message is one sentence for the terminal."""

@@ -1,0 +1,144 @@
+"""The few system calls that Python 3.11 has no wrapper for."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import struct
+from pathlib import Path
+from typing import Final, NamedTuple
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+MS_NOSUID: Final = 2
+MS_NODEV: Final = 4
+MS_BIND: Final = 4096
+MS_SHARED: Final = 1 << 20
+MNT_DETACH: Final = 2
+
+IN_MODIFY: Final = 0x2
+IN_IGNORED: Final = 0x8000
+_IN_NONBLOCK: Final = os.O_NONBLOCK
+_IN_CLOEXEC: Final = os.O_CLOEXEC
+
+SO_PEERPIDFD: Final = 77
+
+_FS_IOC_GETFLAGS: Final = 0x80086601
+_FS_IOC_SETFLAGS: Final = 0x40086602
+_FS_APPEND_FL: Final = 0x20
+
+
+def _check(result: int, path: str | Path | None = None) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(path) if path is not None else None)
+    return result
+
+
+def mount(source: str, target: Path, fstype: str, flags: int, data: str = "") -> None:
+    """mount(2)."""
+    _check(
+        _libc.mount(
+            source.encode(),
+            os.fsencode(target),
+            fstype.encode(),
+            ctypes.c_ulong(flags),
+            data.encode() if data else None,
+        ),
+        target,
+    )
+
+
+def unmount(target: Path, flags: int = 0) -> None:
+    """umount2(2)."""
+    _check(_libc.umount2(os.fsencode(target), flags), target)
+
+
+def inotify_init() -> int:
+    """inotify_init1(2), non-blocking and closed on exec."""
+    return _check(_libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC))
+
+
+def inotify_add_watch(fd: int, path: Path, mask: int) -> int:
+    """inotify_add_watch(2)."""
+    return _check(_libc.inotify_add_watch(fd, os.fsencode(path), ctypes.c_uint32(mask)), path)
+
+
+def inotify_rm_watch(fd: int, watch: int) -> None:
+    """inotify_rm_watch(2)."""
+    _check(_libc.inotify_rm_watch(fd, watch))
+
+
+def parse_inotify(data: bytes) -> list[tuple[int, int]]:
+    """(watch descriptor, mask) of each event in a buffer read from inotify(7)."""
+    events = []
+    offset = 0
+    while offset + 16 <= len(data):
+        watch, mask, _cookie, length = struct.unpack_from("iIII", data, offset)
+        events.append((watch, mask))
+        offset += 16 + length
+    return events
+
+
+def set_append_only(fd: int) -> bool:
+    """Sets the inode's append-only flag (ioctl_iflags(2)); False where it cannot be."""
+    flags = bytearray(8)
+    try:
+        fcntl.ioctl(fd, _FS_IOC_GETFLAGS, flags)
+        (current,) = struct.unpack_from("i", flags)
+        fcntl.ioctl(fd, _FS_IOC_SETFLAGS, struct.pack("i", current | _FS_APPEND_FL))
+    except OSError:
+        return False
+    return True
+
+
+class MountEntry(NamedTuple):
+    """One line of /proc/self/mountinfo (proc(5))."""
+
+    root: str
+    point: str
+    options: str
+    fstype: str
+    source: str
+    super_options: str
+
+
+def _unescape(text: str) -> str:
+    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(code, character)
+    return text
+
+
+def read_mounts() -> list[MountEntry]:
+    """The mounts of this process's namespace, oldest first."""
+    entries = []
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            left, _, right = line.rstrip("\n").partition(" - ")
+            fields = left.split(" ")
+            fstype, source, super_options = [*right.split(" "), "", ""][:3]
+            entries.append(
+                MountEntry(
+                    _unescape(fields[3]),
+                    _unescape(fields[4]),
+                    fields[5],
+                    fstype,
+                    _unescape(source),
+                    super_options,
+                )
+            )
+    return entries
+
+
+def mount_at(path: Path) -> MountEntry | None:
+    """The topmost mount on exactly this path."""
+    found = None
+    for entry in read_mounts():
+        if entry.point == str(path):
+            found = entry
+    return found
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,0 +1,166 @@
+"""The records that the daemon keeps: agents and sessions.
+
+Both are written as JSON rows (``runtime.store``) and changed through
+``runtime.agents.Agents.update`` alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from typing import Any, Final, Self
+
+from runtime.lifecycle import LIVE, Status
+
+
+class Outcome(StrEnum):
+    """How an agent ended."""
+
+    DONE = "done"
+    ERROR = "error"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+
+
+class Profile(StrEnum):
+    PRIVATE_CHILD = "private_child"
+    PUBLIC_NAMED = "public_named"
+
+
+LIVES: Final = ("owned", "temp", "detached")
+PROFILES: Final = tuple(p.value for p in Profile)
+FAMILIES: Final = (
+    "core",
+    "local_environment",
+    "agent_creation",
+    "authority_expansion",
+    "external_trigger",
+)
+_PRIVATE_FAMILIES: Final = ("core", "local_environment", "external_trigger")
+
+SESSION_STATES: Final = {
+    Outcome.DONE: "done",
+    Outcome.ERROR: "error",
+    Outcome.CANCELLED: "cancelled",
+    Outcome.INTERRUPTED: "cancelled",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Agent:
+    """One incarnation of a name. Times are seconds since the epoch, limits as written.
+
+    ``parent`` is the index of the agent that it is a child of; ``lineage`` the
+    text that says so and outlives it. ``creator_*`` are the ids with which an
+    operator's paths are reached.
+    """
+
+    index: int
+    incarnation: str
+    name: str
+    owner: int
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+    creator_uid: int = 0
+    creator_gid: int = 0
+    creator_groups: tuple[int, ...] = ()
+    parent: int | None = None
+    parent_session: int | None = None
+    channel: str = ""
+    lineage: str = ""
+    life: str = "detached"
+    profile: str = Profile.PUBLIC_NAMED
+    label: str = ""
+    policy: str = ""
+    mount: str = ""
+    root: str = ""
+    iso: str = "sandbox"
+    workspace: str = "inherit"
+    cwd: str = ""
+    env: str = ""
+    path: str = ""
+    context: str = "fresh"
+    model: str = ""
+    exec: str = ""
+    mode: str = "once"
+    limits: dict[str, str] = field(default_factory=dict)
+    restart: str = "no"
+    meta: str = "{}"
+    status: Status = Status.NEW
+    outcome: str = ""
+    reason: str = ""
+    #: why it is ending, fixed when that begins: the first cause wins
+    cause: tuple[str, str] | None = None
+    run: str = ""
+    pid: int = 0
+    boot: str = ""
+    cgroup: str = ""
+    session: int = 0
+    created: float = 0.0
+    started: float = 0.0
+    ended: float = 0.0
+    usage: dict[str, int] = field(default_factory=dict)
+    wait_token: str = ""
+    removed: bool = False
+
+    @property
+    def live(self) -> bool:
+        return self.status in LIVE
+
+    @property
+    def private(self) -> bool:
+        return self.profile == Profile.PRIVATE_CHILD
+
+    @property
+    def owned(self) -> bool:
+        """Whether it dies with its parent."""
+        return self.parent is not None and self.life != "detached"
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        return _PRIVATE_FAMILIES if self.private else FAMILIES
+
+    def dump(self) -> dict[str, Any]:
+        values = asdict(self)
+        del values["index"]
+        return values
+
+    @classmethod
+    def load(cls, index: int, values: dict[str, Any]) -> Self:
+        known = {f.name for f in fields(cls)}
+        kept = {key: value for key, value in values.items() if key in known}
+        kept["status"] = Status(kept["status"])
+        for name in ("groups", "creator_groups"):
+            kept[name] = tuple(kept.get(name, ()))
+        if kept.get("cause") is not None:
+            kept["cause"] = tuple(kept["cause"])
+        return cls(index=index, **kept)
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """One session of an agent's name: its directory, state and event count."""
+
+    index: int
+    owner: int
+    agent: str
+    name: str
+    incarnation: int
+    state: str = "active"
+    cwd: str = ""
+    created: float = 0.0
+    updated: float = 0.0
+    events: int = 0
+    messages: int = 0
+    removed: bool = False
+
+    def dump(self) -> dict[str, Any]:
+        values = asdict(self)
+        del values["index"]
+        return values
+
+    @classmethod
+    def load(cls, index: int, values: dict[str, Any]) -> Self:
+        known = {f.name for f in fields(cls)}
+        return cls(index=index, **{k: v for k, v in values.items() if k in known})

@@ -1,0 +1,175 @@
+"""Names, times, durations and the other small texts of the ABI.
+
+Everything is matched as a whole string and in ASCII: ``$`` would accept a
+trailing newline, ``int()`` other scripts' digits.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from runtime.errors import MalformedError
+
+_NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._+-]{0,63}")
+_DURATION: Final = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)")
+_NUMBER: Final = re.compile(r"[0-9]{1,18}")
+_SIZE: Final = re.compile(r"([0-9]{1,15})([KMGT]?)")
+_ENV_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+JSON_DEPTH: Final = 64
+
+
+def quote(text: str, limit: int = 80) -> str:
+    """The offending text as it may appear in a one-line reason."""
+    shown = text if len(text) <= limit else text[:limit] + "…"
+    return '"' + escape(shown) + '"'
+
+
+def escape(text: str) -> str:
+    """Control characters, bidirectional ones too, as visible escapes."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
+
+
+def check_name(name: str) -> str:
+    """An agent's, task's or space's name; ``MalformedError`` if it is none."""
+    if not _NAME.fullmatch(name) or name.endswith((".sock", ".d")) or name == "current":
+        raise MalformedError(
+            f"{quote(name)} is no name: 1 to 64 of a-z A-Z 0-9 . _ + -, beginning with a letter "
+            'or digit, not ending in .sock or .d, not "current"'
+        )
+    return name
+
+
+def timestamp(when: float | None = None) -> str:
+    """RFC 3339 in UTC with milliseconds; now unless ``when`` (epoch seconds) is given."""
+    moment = datetime.now(UTC) if when is None else datetime.fromtimestamp(when, UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+
+
+def parse_duration(text: str) -> float:
+    """``500ms 30s 10m 2h 1d`` in seconds; ``MalformedError`` otherwise."""
+    match = _DURATION.fullmatch(text)
+    if not match:
+        raise MalformedError(f"{quote(text)} is no duration such as 500ms, 30s, 10m, 2h or 1d")
+    return int(match[1]) * _SECONDS[match[2]]
+
+
+def parse_number(text: str) -> int:
+    """ASCII digits; ``MalformedError`` otherwise."""
+    if not _NUMBER.fullmatch(text):
+        raise MalformedError(f"{quote(text)} is no number (digits 0-9)")
+    return int(text)
+
+
+def parse_size(text: str) -> int:
+    """A number of bytes, or of K, M, G or T of them (powers of 1024)."""
+    match = _SIZE.fullmatch(text)
+    if not match:
+        raise MalformedError(f"{quote(text)} is no size such as 1048576, 512K, 64M or 2G")
+    return int(match[1]) * _BYTES[match[2]]
+
+
+def check_choice(text: str, choices: tuple[str, ...]) -> str:
+    """``text`` if it is one of ``choices``; ``MalformedError`` naming them otherwise."""
+    if text not in choices:
+        raise MalformedError(f"{quote(text)} is none of: {', '.join(choices)}")
+    return text
+
+
+def check_absolute(text: str, what: str = "path") -> str:
+    """An absolute path without ``.``, ``..`` or empty components."""
+    parts = text.split("/")
+    if (
+        not text.startswith("/")
+        or any(p in (".", "..") for p in parts)
+        or ("" in parts[1:] and text != "/")
+        or any(ord(c) < 32 or ord(c) == 127 for c in text)
+    ):
+        raise MalformedError(
+            f"{what} {quote(text)} is not absolute and plain: "
+            'it begins with "/" and has no ".", ".." or empty component'
+        )
+    if len(text.encode()) > 4095:
+        raise MalformedError(f"{what} {quote(text)} is longer than 4095 bytes")
+    return text
+
+
+def parse_env_line(line: str) -> tuple[str, str]:
+    """``KEY=VALUE`` without expansion; ``CTX_*`` belongs to the runtime."""
+    key, separator, value = line.partition("=")
+    if not separator or not _ENV_KEY.fullmatch(key):
+        raise MalformedError(f"{quote(line)} is not KEY=VALUE with a key of A-Z a-z 0-9 _")
+    if key.startswith("CTX_"):
+        raise MalformedError(f"{quote(key)} is set by the runtime: CTX_* cannot be given")
+    return key, value
+
+
+def split_command(line: str) -> list[str]:
+    """Words like a POSIX shell's, without any expansion (``shlex``)."""
+    try:
+        return shlex.split(line, comments=False, posix=True)
+    except ValueError as error:
+        raise MalformedError(
+            f"{quote(line)} is no command line: {str(error).lower()}; "
+            "close the quotation, or write \\ before a quote that is meant literally"
+        ) from None
+
+
+def _refuse_constant(text: str) -> Any:
+    raise MalformedError(f"{text} is not JSON (RFC 8259)")
+
+
+def _nesting(text: str) -> int:
+    depth = deepest = 0
+    in_string = escaped = False
+    for c in text:
+        if in_string:
+            if escaped:
+                escaped = False
+            elif c == "\\":
+                escaped = True
+            elif c == '"':
+                in_string = False
+        elif c == '"':
+            in_string = True
+        elif c in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif c in "]}":
+            depth -= 1
+    return deepest
+
+
+def parse_json(text: str) -> Any:
+    """JSON as RFC 8259 has it: bounded depth, no NaN, no lone surrogates."""
+    if _nesting(text) > JSON_DEPTH:
+        raise MalformedError(f"the JSON is nested deeper than {JSON_DEPTH} levels")
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise MalformedError("the JSON has a lone surrogate, which is no character") from None
+    except (ValueError, RecursionError) as error:
+        raise MalformedError(f"not JSON: {error}") from None
+    return value
+
+
+def parse_json_object(text: str) -> dict[str, Any]:
+    """A JSON object; ``MalformedError`` for any other value."""
+    value = parse_json(text)
+    if not isinstance(value, dict):
+        raise MalformedError(f'{quote(text)} is no JSON object such as {{"key": "value"}}')
+    return value
+
+
+def dump_json(value: Any) -> str:
+    """One line of JSON; text outside ASCII is kept as it is."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

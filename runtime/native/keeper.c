@@ -1,0 +1,313 @@
+/*
+ * keeper: PID 1 of an agent's cell.
+ *
+ *     keeper SPEC_FD REPORT_FD GRACE_MS
+ *
+ * Starts the agent's program, reports to the monitor what became of it, and is
+ * the last process of the PID namespace: when it exits, the kernel kills
+ * whatever is left inside, nested cells included (pid_namespaces(7)).
+ *
+ * SPEC_FD holds strings, each ended by a NUL: the working directory, the
+ * number of environment entries, the entries, then the argument vector.
+ * REPORT_FD is a SOCK_SEQPACKET socket to the monitor:
+ *
+ *     to the monitor    hello | start | failed TEXT | term | exit N | signal N
+ *     from the monitor  go    (the end is recorded and no daemon is alive to
+ *                              lead it: end the cell yourself)
+ *
+ * "start" is sent by the program's own process before it becomes the program,
+ * so that the socket's credentials carry its pid.
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef CLOSE_RANGE_CLOEXEC
+#define CLOSE_RANGE_CLOEXEC (1U << 2)
+#endif
+
+static int report_fd = -1;
+
+static void report(const char *format, ...)
+{
+	char text[512];
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(text, sizeof text, format, args);
+	va_end(args);
+	/* Without a monitor there is nobody to tell; its end is noticed by poll. */
+	(void)!send(report_fd, text, strlen(text), MSG_NOSIGNAL);
+}
+
+static long long now_ms(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
+}
+
+struct spec {
+	char *cwd;
+	char **env;
+	char **argv;
+};
+
+static char *read_all(int fd, size_t *length)
+{
+	size_t capacity = 65536, used = 0;
+	char *data = malloc(capacity + 1);
+
+	while (data) {
+		ssize_t n = read(fd, data + used, capacity - used);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return NULL;
+		if (n == 0)
+			break;
+		used += n;
+		if (used == capacity)
+			data = realloc(data, (capacity *= 2) + 1);
+	}
+	if (data)
+		data[used] = 0;
+	*length = used;
+	return data;
+}
+
+/* Splits the NUL-ended strings of the spec; false if it is cut short. */
+static bool parse_spec(int fd, struct spec *spec)
+{
+	size_t length = 0, count = 0, next = 0;
+	char *data = read_all(fd, &length);
+	char **items;
+	long entries;
+
+	if (!data)
+		return false;
+	for (size_t i = 0; i < length; i++)
+		count += data[i] == 0;
+	if (count < 3)
+		return false;
+	items = calloc(count + 2, sizeof *items);
+	if (!items)
+		return false;
+	for (char *p = data; next < count; p += strlen(p) + 1)
+		items[next++] = p;
+	entries = strtol(items[1], NULL, 10);
+	if (entries < 0 || (size_t)entries + 3 > count)
+		return false;
+	spec->cwd = items[0];
+	spec->env = calloc(entries + 1, sizeof *spec->env);
+	if (!spec->env)
+		return false;
+	memcpy(spec->env, items + 2, entries * sizeof *items);
+	spec->argv = items + 2 + entries;
+	return true;
+}
+
+static void become_program(const struct spec *spec, const sigset_t *mask)
+{
+	report("start");
+	/* Nothing above standard error may be inherited; the report socket is
+	 * still needed should exec fail. */
+	syscall(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC);
+	if (chdir(spec->cwd) < 0) {
+		report("failed cwd %.200s: %s", spec->cwd, strerror(errno));
+		_exit(126);
+	}
+	sigprocmask(SIG_SETMASK, mask, NULL);
+	environ = spec->env;
+	execvp(spec->argv[0], spec->argv);
+	report("failed %.200s: %s", spec->argv[0],
+	       errno == ENOENT ? "no such program in the agent's view" : strerror(errno));
+	_exit(errno == ENOENT ? 127 : 126);
+}
+
+/*
+ * A process of this namespace other than the keeper that still runs: its pid,
+ * 0 if there is none, -1 if /proc cannot tell. A zombie is as good as gone,
+ * its parent may be outside and reaps it in its own time.
+ */
+static pid_t find_other(void)
+{
+	DIR *proc = opendir("/proc");
+	struct dirent *entry;
+	pid_t found = 0;
+
+	if (!proc)
+		return -1;
+	while (!found && (entry = readdir(proc))) {
+		char path[64], stat[512], *end;
+		long pid = strtol(entry->d_name, &end, 10);
+		ssize_t n;
+		int fd;
+
+		if (*end || pid <= 1)
+			continue;
+		snprintf(path, sizeof path, "/proc/%ld/stat", pid);
+		fd = open(path, O_RDONLY | O_CLOEXEC);
+		if (fd < 0)
+			continue;
+		n = read(fd, stat, sizeof stat - 1);
+		close(fd);
+		if (n <= 0)
+			continue;
+		stat[n] = 0;
+		end = strrchr(stat, ')');	/* the name may hold anything */
+		if (end && end[1] == ' ' && end[2] != 'Z' && end[2] != 'X')
+			found = (pid_t)pid;
+	}
+	closedir(proc);
+	return found;
+}
+
+static bool namespace_empty(void)
+{
+	if (kill(-1, 0) < 0 && errno == ESRCH)
+		return true;
+	return find_other() == 0;
+}
+
+/* A descriptor that becomes readable when some other process ends, or -1. */
+static int watch_other(void)
+{
+	pid_t other = find_other();
+
+	return other > 0 ? (int)syscall(SYS_pidfd_open, other, 0) : -1;
+}
+
+int main(int argc, char **argv)
+{
+	struct rlimit no_core = {0, 0};
+	struct spec spec;
+	sigset_t watched, inherited;
+	long long grace_ms, deadline = -1;
+	bool ended = false, connected = true;
+	pid_t program;
+	int signals;
+
+	if (argc != 4)
+		return 2;
+	report_fd = atoi(argv[2]);
+	grace_ms = atoll(argv[3]);
+	fcntl(report_fd, F_SETFD, FD_CLOEXEC);
+	/* The agent shares this uid: without this it could trace its PID 1. */
+	prctl(PR_SET_DUMPABLE, 0);
+	setrlimit(RLIMIT_CORE, &no_core);
+	umask(022);
+	report("hello");
+	/* What the steps into the cell needed, the parent's namespaces say, is
+	 * none of the agent's. Both descriptors are below 5. */
+	syscall(SYS_close_range, 5U, ~0U, 0);
+	if (!parse_spec(atoi(argv[1]), &spec)) {
+		report("failed the runtime's start data is damaged");
+		return 125;
+	}
+	close(atoi(argv[1]));
+
+	sigemptyset(&watched);
+	sigaddset(&watched, SIGCHLD);
+	sigaddset(&watched, SIGTERM);
+	sigprocmask(SIG_BLOCK, &watched, &inherited);
+	sigdelset(&inherited, SIGCHLD);
+	sigdelset(&inherited, SIGTERM);
+	signals = signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK);
+
+	program = fork();
+	if (program < 0) {
+		report("failed fork: %s", strerror(errno));
+		return 125;
+	}
+	if (program == 0)
+		become_program(&spec, &inherited);
+	close(0);
+	close(1);
+	close(2);
+
+	for (;;) {
+		struct signalfd_siginfo info;
+		bool end_now = false;
+		int other = -1, status, timeout = -1;
+		char word[16] = "";
+		pid_t pid;
+
+		while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+			if (pid != program)
+				continue;
+			ended = true;
+			if (WIFSIGNALED(status))
+				report("signal %d", WTERMSIG(status));
+			else
+				report("exit %d", WEXITSTATUS(status));
+		}
+		if (ended) {
+			if (namespace_empty())
+				return 0;
+			other = watch_other();
+			if (other < 0)
+				timeout = 20;	/* no /proc in this view */
+		}
+		if (deadline >= 0) {
+			long long left = deadline - now_ms();
+
+			if (left <= 0)
+				return 0;
+			if (timeout < 0 || left < timeout)
+				timeout = (int)left;
+		}
+
+		struct pollfd fds[] = {
+			{.fd = signals, .events = POLLIN},
+			{.fd = connected ? report_fd : -1, .events = POLLIN},
+			{.fd = other, .events = POLLIN},
+		};
+
+		poll(fds, 3, timeout);
+		if (other >= 0)
+			close(other);
+		while (read(signals, &info, sizeof info) == sizeof info) {
+			if (info.ssi_signo != SIGTERM)
+				continue;
+			if (!ended && deadline < 0)
+				report("term");
+			end_now = true;
+		}
+		if (fds[1].revents) {
+			ssize_t n = recv(report_fd, word, sizeof word - 1, MSG_DONTWAIT);
+
+			if (n > 0 && !strcmp(word, "go"))
+				end_now = true;
+			/* A run whose output and end nobody records must not go on. */
+			if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
+				connected = false;
+				end_now = true;
+			}
+		}
+		if (end_now && deadline < 0) {
+			deadline = now_ms() + grace_ms;
+			kill(-1, SIGTERM);
+			kill(-1, SIGCONT);	/* a stopped process does not see SIGTERM */
+		}
+	}
+}

@@ -1,0 +1,81 @@
+"""The kept output of an incarnation: segments named by the offset of their first byte.
+
+Older segments are removed by the monitor when ``log_max`` is reached; what is
+shown then begins with a line that says how much was dropped.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    path: Path
+    start: int
+    size: int
+
+
+class Output:
+    """A view of ``out`` or ``log`` as it is at one moment."""
+
+    def __init__(self, directory: Path) -> None:
+        self.segments: list[Segment] = []
+        try:
+            entries = sorted(
+                (e for e in os.scandir(directory) if e.name.isdigit()), key=lambda e: e.name
+            )
+            for entry in entries:
+                size = entry.stat().st_size
+                self.segments.append(Segment(Path(entry.path), int(entry.name), size))
+        except FileNotFoundError:
+            pass
+        dropped = self.segments[0].start if self.segments else 0
+        self.header = (
+            f"ctxfs: {dropped} bytes of older output dropped (log_max)\n".encode()
+            if dropped
+            else b""
+        )
+
+    @property
+    def size(self) -> int:
+        return len(self.header) + sum(segment.size for segment in self.segments)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Up to ``length`` bytes from ``offset``; a segment removed meanwhile reads as nothing."""
+        parts = [self.header[offset : offset + length]]
+        offset = max(0, offset - len(self.header))
+        left = length - len(parts[0])
+        for segment in self.segments:
+            if left <= 0:
+                break
+            if offset >= segment.size:
+                offset -= segment.size
+                continue
+            try:
+                with open(segment.path, "rb") as file:
+                    part = os.pread(file.fileno(), min(left, segment.size - offset), offset)
+            except FileNotFoundError:
+                return b""
+            parts.append(part)
+            left -= len(part)
+            offset = 0
+        return b"".join(parts)
+
+    def tail(self, length: int) -> bytes:
+        start = max(0, self.size - length)
+        return self.read(start, self.size - start)
+
+
+def append_line(directory: Path, text: str) -> None:
+    """One line of the runtime's own at the end of a ``log``."""
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    names = sorted(name for name in os.listdir(directory) if name.isdigit())
+    path = directory / (names[-1] if names else f"{0:020d}")
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, f"ctxfs: {text}\n".encode())
+    finally:
+        os.close(fd)

@@ -1,0 +1,64 @@
+"""What a monitor has written about a run (monitor.c), read as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(slots=True)
+class Record:
+    """Pids are the host's, 0 if not (yet) known; times nanoseconds since the epoch."""
+
+    monitor: int = 0
+    chain: int = 0
+    keeper: int = 0
+    program: int = 0
+    started: int = 0
+    failed: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    ended: int = 0
+    finished: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the program has ended or never began."""
+        return bool(self.ended or self.failed or self.finished)
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is known if the program began."""
+        return bool(self.started or self.over)
+
+
+def read_record(path: Path) -> Record:
+    """The record in ``path``; an empty one if there is none. A torn last line is left out."""
+    record = Record()
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return record
+    for line in text.split("\n")[:-1]:
+        word, _, rest = line.partition(" ")
+        numbers = [int(n) for n in rest.split() if n.isascii() and n.isdigit()]
+        match word, numbers:
+            case "monitor", [pid]:
+                record.monitor = pid
+            case "chain", [pid]:
+                record.chain = pid
+            case "keeper", [pid]:
+                record.keeper = pid
+            case "start", [pid, when]:
+                record.program, record.started = pid, when
+            case "failed", _:
+                record.failed = record.failed or rest
+            case "exit", [code, when]:
+                record.exit_code, record.ended = code, when
+            case "signal", [number, when]:
+                record.signal, record.ended = number, when
+            case "end", _:
+                record.finished = True
+            case _:
+                continue
+    return record

@@ -1,0 +1,223 @@
+"""The runtime as one object: built from the configuration, run inside one nursery."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import stat
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+
+import trio
+
+from runtime import cell, cgroups, linux
+from runtime.agents import Agents
+from runtime.cell import Places
+from runtime.config import Config
+from runtime.errors import CtxError, StartupError
+from runtime.history import History
+from runtime.inotify import Watcher
+from runtime.sockets import Sockets
+from runtime.store import Store
+from runtime.supervisor import Supervisor
+from runtime.waits import Waits
+
+log = logging.getLogger("ctxd.runtime")
+
+VERSION = "0.1.0"
+
+
+class Runtime:
+    """What the filesystem is a view of."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        places: Places,
+        agents: Agents,
+        supervisor: Supervisor,
+        sockets: Sockets,
+        hierarchy: cgroups.Hierarchy,
+    ) -> None:
+        self.config = config
+        self.places = places
+        self.agents = agents
+        self.supervisor = supervisor
+        self.sockets = sockets
+        self.hierarchy = hierarchy
+        self.state = "starting"
+        self.started = time.monotonic()
+
+    def reconfigure(self, config: Config) -> None:
+        """New settings for what is decided from now on."""
+        self.config = config
+        self.agents.config = config
+
+    def status(self) -> dict[str, str]:
+        """The facts of ``/ctx/status``."""
+        counts: dict[str, int] = {}
+        for agent in self.agents:
+            counts[agent.status] = counts.get(agent.status, 0) + 1
+        config = self.config
+        limits = (
+            f"depth={config.depth},children={config.children},agents={config.agents},"
+            f"document_max={config.document_max},log_max={config.log_max},grace={config.grace:g}s"
+        )
+        return {
+            "version": VERSION,
+            "state": self.state,
+            "uptime": f"{time.monotonic() - self.started:.3f}",
+            **{f"agents.{status}": str(counts[status]) for status in sorted(counts)},
+            "cgroup": str(self.hierarchy.root.path),
+            "controllers": ",".join(self.hierarchy.controllers),
+            "mount": str(self.places.mount),
+            "limits": limits,
+        }
+
+
+def _private_directory(path: Path, mode: int) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=mode)
+        os.chmod(path, mode)
+    except OSError as error:
+        raise StartupError(f"{path}: {error.strerror}") from None
+
+
+def _lock(path: Path) -> int:
+    """Holds the state against a second daemon until the process ends."""
+    fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise StartupError(f"{path}: another ctxd uses this state directory") from None
+    return fd
+
+
+def _prepare_shared(places: Places) -> None:
+    """The directory that every sandbox sees: a shared mount, so that a filesystem
+    mounted below it anew reaches the sandboxes that live (mount_namespaces(7))."""
+    _private_directory(places.shared, 0o755)
+    if linux.mount_at(places.shared) is None:
+        flags = linux.MS_NOSUID | linux.MS_NODEV
+        linux.mount("ctxfs", places.shared, "tmpfs", flags, "mode=0755,size=64m")
+        linux.mount("none", places.shared, "none", linux.MS_SHARED)
+    for path, mode in ((places.waits, 0o711), (places.keeper.parent, 0o755), (places.fuse, 0o755)):
+        if path != places.fuse or linux.mount_at(path) is None:
+            _private_directory(path, mode)
+    keeper = places.keeper.with_name(".keeper.new")
+    try:
+        shutil.copyfile(cell.native("keeper"), keeper)
+    except FileNotFoundError as error:
+        raise StartupError(f"{error.filename} is missing: run make setup") from None
+    os.chmod(keeper, 0o755)
+    os.replace(keeper, places.keeper)
+
+
+def _open_lifeline(path: Path) -> int:
+    """A FIFO held open for writing: monitors see the daemon's death as its hang-up."""
+    if path.exists() and not stat.S_ISFIFO(path.stat().st_mode):
+        path.unlink()
+    if not path.exists():
+        os.mkfifo(path, 0o600)
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+
+@asynccontextmanager
+async def open_runtime(
+    *,
+    config: Config,
+    places: Places,
+    cgroup: Path | None,
+    code: Callable[[CtxError], str],
+) -> AsyncIterator[Runtime]:
+    """Everything below the filesystem, opened in order and closed in reverse.
+
+    Raises ``StartupError``, having changed nothing that it does not undo.
+    """
+    for program in ("bwrap", "setpriv"):
+        if shutil.which(program) is None:
+            package = {"bwrap": "bubblewrap", "setpriv": "util-linux"}[program]
+            raise StartupError(f"{program} is missing: apt-get install {package}")
+    with ExitStack() as stack:
+        # the state, held against a second daemon
+        root, mount = cgroups.find_root(cgroup)
+        _private_directory(places.state, 0o700)
+        stack.callback(os.close, _lock(places.state))
+        # the cgroups, removed last: everything above ends processes in them
+        hierarchy = cgroups.Hierarchy(root, mount)
+        stack.callback(hierarchy.close)
+        hierarchy.prepare()
+        # what sandboxes see of the daemon
+        _private_directory(places.runtime, 0o711)
+        _private_directory(places.stage, 0o755)
+        stack.callback(_remove_runtime, places)
+        _prepare_shared(places)
+        stack.callback(os.close, _open_lifeline(places.lifeline))
+        # the records
+        store = Store(places.state / "ctxfs.db")
+        stack.callback(store.close)
+        for name in ("agent", "home", "shared"):
+            (places.state / name).mkdir(exist_ok=True, mode=0o700)
+        waits = Waits(places.waits)
+        agents = Agents(
+            config=config,
+            store=store,
+            history=History(places.state),
+            hierarchy=hierarchy,
+            waits=waits,
+            state=places.state,
+        )
+        async with trio.open_nursery() as nursery:
+            watcher = Watcher()
+            nursery.start_soon(watcher.run)
+            nursery.start_soon(waits.run)
+            status: list[Callable[[], dict[str, str]]] = []
+            sockets = Sockets(
+                agents=agents,
+                places=places,
+                nursery=nursery,
+                code=code,
+                status=lambda: status[0](),
+            )
+            supervisor = Supervisor(
+                agents=agents,
+                hierarchy=hierarchy,
+                watcher=watcher,
+                sockets=sockets,
+                places=places,
+                nursery=nursery,
+            )
+            runtime = Runtime(
+                config=config,
+                places=places,
+                agents=agents,
+                supervisor=supervisor,
+                sockets=sockets,
+                hierarchy=hierarchy,
+            )
+            status.append(runtime.status)
+            try:
+                yield runtime
+            finally:
+                nursery.cancel_scope.cancel()
+
+
+def _remove_runtime(places: Places) -> None:
+    """Takes the runtime directory's mount away, if no filesystem is left below it."""
+    if linux.mount_at(places.fuse) is not None:
+        return
+    if linux.mount_at(places.shared) is not None:
+        linux.unmount(places.shared, linux.MNT_DETACH)
+    for path in (places.lifeline,):
+        path.unlink(missing_ok=True)
+    for path in (places.shared, places.stage, places.runtime):
+        try:
+            path.rmdir()
+        except OSError:
+            continue

@@ -1,0 +1,251 @@
+"""Control state in SQLite (WAL), and the outbox that makes history exact.
+
+A change and the events that tell of it are one transaction; the events go
+from the outbox to their append-only files afterwards, again after a crash,
+each once (``runtime.history``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from runtime.errors import NoSpaceError, StartupError
+from runtime.model import Agent, Session
+
+_SCHEMA_VERSION: Final = 1
+_SCHEMA: Final = """
+CREATE TABLE agents (
+    idx INTEGER PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL,
+    parent_session INTEGER,
+    channel TEXT NOT NULL,
+    removed INTEGER NOT NULL,
+    data TEXT NOT NULL
+);
+CREATE INDEX agents_channel ON agents (parent_session, channel);
+CREATE INDEX agents_removed ON agents (removed);
+CREATE TABLE sessions (
+    idx INTEGER PRIMARY KEY AUTOINCREMENT,
+    owner INTEGER NOT NULL,
+    agent TEXT NOT NULL,
+    name TEXT NOT NULL,
+    removed INTEGER NOT NULL,
+    data TEXT NOT NULL,
+    UNIQUE (owner, agent, name)
+);
+CREATE TABLE names (name TEXT PRIMARY KEY, owner INTEGER NOT NULL, runs INTEGER NOT NULL);
+CREATE TABLE outbox (seq INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT NOT NULL, line TEXT NOT NULL);
+"""
+
+
+class Pending(NamedTuple):
+    """One line on its way to a history file; ``path`` is relative to the state directory."""
+
+    seq: int
+    path: str
+    line: str
+
+
+class Store:
+    """The database. Every write is inside ``transaction``."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._depth = 0
+        self._delivered = 0
+        for pragma in (
+            "journal_mode=WAL",
+            # the WAL reaches the disk at fsync(2), see sync(); a crash of the daemon loses nothing
+            "synchronous=NORMAL",
+            "wal_autocheckpoint=1000",
+            "foreign_keys=ON",
+        ):
+            self._db.execute(f"PRAGMA {pragma}")
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version == 0:
+            version = f"PRAGMA user_version={_SCHEMA_VERSION};"
+            self._db.executescript(f"BEGIN; {_SCHEMA} {version} COMMIT;")
+        elif version != _SCHEMA_VERSION:
+            self._db.close()
+            raise StartupError(
+                f"{path}: made by another version of ctxd (schema {version}, "
+                f"this one has {_SCHEMA_VERSION})"
+            )
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing; nested ones join the outermost. ``NoSpaceError`` on a full disk."""
+        if self._depth:
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+            return
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._depth = 1
+            try:
+                yield
+                if self._delivered:
+                    self._db.execute("DELETE FROM outbox WHERE seq <= ?", (self._delivered,))
+                self._db.execute("COMMIT")
+                self._delivered = 0
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+            finally:
+                self._depth = 0
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE):
+                raise NoSpaceError("the disk under the daemon's state is full") from None
+            raise
+
+    def sync(self) -> None:
+        """Makes everything committed survive a power loss."""
+        fd = os.open(f"{self._path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+
+    # agents
+
+    def insert_agent(self, agent: Agent) -> int:
+        cursor = self._db.execute(
+            "INSERT INTO agents (name, parent_session, channel, removed, data) VALUES (?,?,?,?,?)",
+            (agent.name, agent.parent_session, agent.channel, agent.removed, _dump(agent.dump())),
+        )
+        assert cursor.lastrowid is not None
+        return cursor.lastrowid
+
+    def put_agent(self, index: int, values: dict[str, Any]) -> None:
+        self._db.execute(
+            "UPDATE agents SET parent_session=?, channel=?, removed=?, data=? WHERE idx=?",
+            (
+                values["parent_session"],
+                values["channel"],
+                values["removed"],
+                _dump(values),
+                index,
+            ),
+        )
+
+    def load_agents(self) -> list[Agent]:
+        """Every agent that has not been removed."""
+        rows = self._db.execute("SELECT idx, data FROM agents WHERE removed=0 ORDER BY idx")
+        return [Agent.load(index, json.loads(data)) for index, data in rows]
+
+    def find_agent(self, index: int) -> Agent | None:
+        row = self._db.execute("SELECT data FROM agents WHERE idx=?", (index,)).fetchone()
+        return Agent.load(index, json.loads(row[0])) if row else None
+
+    def channels(self, session: int) -> list[tuple[str, int]]:
+        """(name of the channel, index of the agent) below a session's ``context/child``."""
+        return list(
+            self._db.execute(
+                "SELECT channel, idx FROM agents WHERE parent_session=? ORDER BY idx", (session,)
+            )
+        )
+
+    def find_channel(self, session: int, channel: str) -> int | None:
+        row = self._db.execute(
+            "SELECT idx FROM agents WHERE parent_session=? AND channel=?", (session, channel)
+        ).fetchone()
+        return int(row[0]) if row else None
+
+    # names
+
+    def name_owner(self, name: str) -> int | None:
+        row = self._db.execute("SELECT owner FROM names WHERE name=?", (name,)).fetchone()
+        return int(row[0]) if row else None
+
+    def claim_name(self, name: str, owner: int) -> None:
+        self._db.execute(
+            "INSERT INTO names VALUES (?,?,0) "
+            "ON CONFLICT (name) DO UPDATE SET owner=excluded.owner",
+            (name, owner),
+        )
+
+    def release_name(self, name: str) -> None:
+        self._db.execute("DELETE FROM names WHERE name=?", (name,))
+
+    def next_run(self, name: str) -> int:
+        """The number of the next run of a name; they go on over incarnations."""
+        (runs,) = self._db.execute(
+            "UPDATE names SET runs=runs+1 WHERE name=? RETURNING runs", (name,)
+        ).fetchone()
+        return int(runs)
+
+    # sessions
+
+    def insert_session(self, session: Session) -> int:
+        cursor = self._db.execute(
+            "INSERT INTO sessions (owner, agent, name, removed, data) VALUES (?,?,?,?,?)",
+            (session.owner, session.agent, session.name, False, _dump(session.dump())),
+        )
+        assert cursor.lastrowid is not None
+        return cursor.lastrowid
+
+    def put_session(self, session: Session) -> None:
+        self._db.execute(
+            "UPDATE sessions SET owner=?, removed=?, data=? WHERE idx=?",
+            (session.owner, session.removed, _dump(session.dump()), session.index),
+        )
+
+    def delete_session(self, index: int) -> None:
+        self._db.execute("DELETE FROM sessions WHERE idx=?", (index,))
+
+    def find_session(self, index: int) -> Session | None:
+        row = self._db.execute("SELECT data FROM sessions WHERE idx=?", (index,)).fetchone()
+        return Session.load(index, json.loads(row[0])) if row else None
+
+    def sessions(self, owner: int, agent: str) -> list[tuple[str, int]]:
+        """(name, index) of the sessions of an agent's name."""
+        return list(
+            self._db.execute(
+                "SELECT name, idx FROM sessions WHERE owner=? AND agent=? ORDER BY idx",
+                (owner, agent),
+            )
+        )
+
+    def session_agents(self, owner: int) -> list[str]:
+        """The names that have sessions under this owner."""
+        rows = self._db.execute(
+            "SELECT DISTINCT agent FROM sessions WHERE owner=? ORDER BY agent", (owner,)
+        )
+        return [name for (name,) in rows]
+
+    def session_owners(self) -> list[int]:
+        rows = self._db.execute("SELECT DISTINCT owner FROM sessions ORDER BY owner")
+        return [owner for (owner,) in rows]
+
+    # outbox
+
+    def post(self, path: str, line: str) -> Pending:
+        cursor = self._db.execute("INSERT INTO outbox (path, line) VALUES (?,?)", (path, line))
+        assert cursor.lastrowid is not None
+        return Pending(cursor.lastrowid, path, line)
+
+    def undelivered(self) -> list[Pending]:
+        rows = self._db.execute("SELECT seq, path, line FROM outbox ORDER BY seq")
+        return [Pending(*row) for row in rows]
+
+    def delivered(self, seq: int) -> None:
+        """Notes that the outbox is done up to ``seq``; the next transaction empties it."""
+        self._delivered = max(self._delivered, seq)
+
+
+def _dump(values: dict[str, Any]) -> str:
+    return json.dumps(values, ensure_ascii=False, separators=(",", ":"))
