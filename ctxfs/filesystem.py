@@ -133,11 +133,7 @@ class Filesystem:
                 return self._shared_document(directory.obj, name)
             return None
         node = RowNode(self, directory.table, directory.index, directory.obj, number)
-        if (
-            not self._gated(node)
-            or node.may_read(call.caller)
-            or (node.row.write and node.roles(call.caller) & node.row.write)
-        ):
+        if self._may_see(node, call):
             return self._real(node)
         raise DeniedError(f"{node.row.name} is not yours to see")
 
@@ -150,10 +146,15 @@ class Filesystem:
             yield "self"
         for number, inner in directory.table.within(_inside(directory)):
             node = RowNode(self, directory.table, directory.index, directory.obj, number)
-            if inner.name and (not self._gated(node) or node.may_read(call.caller)):
+            if inner.name and self._may_see(node, call):
                 yield inner.name
         if directory.table.plane is Plane.CHANNEL:
             yield from session_files.DOCUMENTS
+
+    def _may_see(self, node: RowNode, call: Call) -> bool:
+        if not self._gated(node) or node.may_read(call.caller):
+            return True
+        return bool(node.roles(call.caller) & node.row.write)
 
     def _real(self, node: RowNode) -> Node:
         """Directories of real files are nodes of their own kind."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from runtime.errors import StartupError
 
 _FSNAME: Final = "ctxfs"
 _SUBTYPE: Final = "ctxfs"
+_ANSWER_SECONDS: Final = 5.0
 
 
 def check_device(path: Path = Path("/dev/fuse")) -> None:
@@ -38,12 +40,20 @@ def check_device(path: Path = Path("/dev/fuse")) -> None:
 
 
 def _is_dead(path: Path) -> bool:
-    """Whether the daemon behind a FUSE mount is gone."""
-    try:
-        os.stat(path)
-    except OSError as error:
-        return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
-    return False
+    """Whether the daemon behind a FUSE mount is gone. One that hangs counts as alive."""
+    answers: list[int] = []
+
+    def ask() -> None:
+        try:
+            os.statvfs(path)  # never answered from a cache, unlike stat(2)
+            answers.append(0)
+        except OSError as error:
+            answers.append(error.errno or 0)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_ANSWER_SECONDS)
+    return bool(answers) and answers[0] in (errno.ENOTCONN, errno.ECONNABORTED)
 
 
 def clear_stale(point: Path) -> None:

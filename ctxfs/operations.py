@@ -43,7 +43,7 @@ def _boundary(
 ) -> Callable[Concatenate[Operations, _P], Coroutine[Any, Any, _R]]:
     """Everything that an operation raises becomes an errno, with its reason kept."""
 
-    async def guarded(self: Operations, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    async def guarded(self: Operations, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return await method(self, *args, **kwargs)
         except FUSEError:

@@ -69,8 +69,9 @@ class Row:
 
     ``public`` rows of a public agent are open to all. ``write`` says who may
     write, ``when`` in which statuses. ``check`` sees each complete line at
-    write(2), ``commit`` the whole value at flush. ``volatile`` values change by
-    themselves and are never cached; ``single`` ones hold one value on one line; ``polled`` ones work with poll(2).
+    write(2), ``commit`` the whole value at flush; ``single`` ones hold one value
+    on one line. ``volatile`` values change by themselves and are never cached;
+    ``polled`` ones work with poll(2).
     ``within`` names the directory row that a row is listed in.
     """
 
@@ -89,6 +90,7 @@ class Row:
     commit: Check | None = None
     single: bool = False
     document: bool = False
+    delegated: bool = False
     merges: bool = False
     volatile: bool = False
     polled: bool = False
@@ -220,6 +222,17 @@ class RowNode(Node):
             return self.fs.root_roles(caller)
         return self.fs.runtime.agents.identity.roles(caller, agent)
 
+    @property
+    def _delegated(self) -> bool:
+        """A private child's task is between it and its creator."""
+        agent = self.agent
+        return (
+            self.row.delegated
+            and agent is not None
+            and agent.private
+            and self.fs.runtime.agents.parent_of(agent) is not None
+        )
+
     def may_read(self, caller: Caller) -> bool:
         agent = self.agent
         roles = self.roles(caller)
@@ -232,7 +245,8 @@ class RowNode(Node):
         row = self.row
         if not row.write:
             raise ForbiddenError(f"{row.name} is not written by anyone")
-        if not self.roles(caller) & row.write:
+        roles = self.roles(caller)
+        if not roles & row.write or (self._delegated and not roles & Role.CREATOR):
             raise DeniedError(f"{row.name} is not yours to write: {writers(row)} may")
         agent = self.agent
         if agent is not None and agent.status not in row.when:

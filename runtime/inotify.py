@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import trio
@@ -51,17 +51,20 @@ class Watcher:
                 waiting.remove(changes)
                 if not waiting:
                     del self._watched[watch]
-                    linux.inotify_rm_watch(self._fd, watch)
+                    # EINVAL: the file went away, and its watch with it
+                    with suppress(OSError):
+                        linux.inotify_rm_watch(self._fd, watch)
 
     async def run(self) -> None:
         """Serves until cancelled."""
-        try:
-            while True:
-                await trio.lowlevel.wait_readable(self._fd)
-                for watch, mask in linux.parse_inotify(os.read(self._fd, 65536)):
-                    for changes in self._watched.get(watch, ()):
-                        changes.notify()
-                    if mask & linux.IN_IGNORED:
-                        self._watched.pop(watch, None)
-        finally:
-            os.close(self._fd)
+        while True:
+            await trio.lowlevel.wait_readable(self._fd)
+            for watch, mask in linux.parse_inotify(os.read(self._fd, 65536)):
+                # That the file is gone is a change too.
+                for changes in self._watched.get(watch, ()):
+                    changes.notify()
+                if mask & linux.IN_IGNORED:
+                    self._watched.pop(watch, None)
+
+    def close(self) -> None:
+        os.close(self._fd)

@@ -88,6 +88,16 @@ def _private_directory(path: Path, mode: int) -> None:
         raise StartupError(f"{path}: {error.strerror}") from None
 
 
+def _check_reachable(path: Path) -> None:
+    """Agents, with their own ids, must get to what they share with the daemon."""
+    for parent in path.parents:
+        if parent.is_dir() and not parent.stat().st_mode & 0o001:
+            raise StartupError(
+                f"{path}: agents could not reach it, {parent} is closed to others; "
+                f"choose another --runtime, or chmod o+x {parent}"
+            )
+
+
 def _lock(path: Path) -> int:
     """Holds the state against a second daemon until the process ends."""
     fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -145,6 +155,7 @@ async def open_runtime(
             package = {"bwrap": "bubblewrap", "setpriv": "util-linux"}[program]
             raise StartupError(f"{program} is missing: apt-get install {package}")
     with ExitStack() as stack:
+        _check_reachable(places.runtime)
         # the state, held against a second daemon
         root, mount = cgroups.find_root(cgroup)
         _private_directory(places.state, 0o700)
@@ -173,8 +184,9 @@ async def open_runtime(
             waits=waits,
             state=places.state,
         )
+        watcher = Watcher()
+        stack.callback(watcher.close)
         async with trio.open_nursery() as nursery:
-            watcher = Watcher()
             nursery.start_soon(watcher.run)
             nursery.start_soon(waits.run)
             status: list[Callable[[], dict[str, str]]] = []

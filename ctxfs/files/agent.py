@@ -630,8 +630,6 @@ def _single(
     return Row(name=name, doc=doc, depends=(attribute,) if attribute else (), **values)
 
 
-_DOCUMENT_WRITERS: Final = CONTROLLERS
-
 ROWS: Final = (
     # the three names in /ctx/agent, then self
     Row(name=".d", within="agent", kind=Kind.DIRECTORY, mode=0o755, public=True,
@@ -738,10 +736,10 @@ ROWS: Final = (
         doc="one message per flush; not of a once agent"),
     Row(name="queue", polled=True, render=lambda fs, agent, caller: "",
         doc="pending messages, a JSON line each"),
-    Row(name="handoff.md", mode=0o644, write=_DOCUMENT_WRITERS, when=NEW, document=True,
+    Row(name="handoff.md", mode=0o644, write=CONTROLLERS, when=NEW, document=True, delegated=True,
         opener=_open_document("handoff.md"), size=_document_size("handoff.md"),
         mtime=_document_time("handoff.md"), doc="the delegated task; the program's standard input"),
-    Row(name="input.jsonl", mode=0o644, write=_DOCUMENT_WRITERS, when=NEW, document=True,
+    Row(name="input.jsonl", mode=0o644, write=CONTROLLERS, when=NEW, document=True, delegated=True,
         render=_staged("input.jsonl"), check=_check_input,
         commit=_set_document("input.jsonl", _check_input), mtime=_document_time("input.jsonl"),
         doc="references to its inputs, a JSON object a line"),

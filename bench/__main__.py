@@ -1,0 +1,154 @@
+"""make bench: ratios of ctxfs to named references, measured in one run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import Sequence
+from contextlib import ExitStack
+from statistics import median
+from typing import Final
+
+from bench.measure import Ratio, compare
+from bench.rows import LISTED, ROWS, Row
+from bench.setting import SettingError, prepared
+
+_NAMES: Final = tuple(row.name for row in ROWS)
+_HEADINGS: Final = ("row", "side", "median", "reference", "median", "min", "ratio", "max")
+_UNITS: Final = ((1e9, "s"), (1e6, "ms"), (1e3, "us"))
+
+
+def _describe_rows() -> str:
+    lines = ["rows:"]
+    for row in ROWS:
+        lines.append(
+            textwrap.fill(
+                row.doc,
+                width=78,
+                initial_indent=f"  {row.name:<14}",
+                subsequent_indent=" " * 16,
+            )
+        )
+    return "\n".join(lines)
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description="Compares ctxfs with references timed in the same run, round by round in "
+        "turn. A row's ratio is the median of its rounds' ratios, between the smallest and the "
+        "largest; the times beside it are for orientation. Needs root.",
+        epilog=_describe_rows(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--rounds", metavar="N", type=int, default=15, help="rounds of each row (default: 15)"
+    )
+    parser.add_argument(
+        "--only", metavar="NAME", nargs="+", choices=_NAMES, help="these rows and no others"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, all rounds included")
+    arguments = parser.parse_args(argv)
+    if arguments.rounds < 1:
+        parser.error("--rounds: at least 1")
+    return arguments
+
+
+def _time(nanoseconds: float) -> str:
+    for size, unit in _UNITS:
+        if nanoseconds >= size:
+            return f"{nanoseconds / size:.3g} {unit}"
+    return f"{nanoseconds:.0f} ns"
+
+
+def _cells(ratio: Ratio) -> tuple[str, ...]:
+    low, middle, high = ratio.spread
+    return (
+        ratio.row,
+        ratio.subject_name,
+        _time(median(ratio.subject)),
+        ratio.reference_name,
+        _time(median(ratio.reference)),
+        f"{low:.2f}",
+        f"{middle:.2f}",
+        f"{high:.2f}",
+    )
+
+
+_WIDTHS: Final = (13, 7, 9, 14, 9, 9, 9, 9)
+
+
+def _print_cells(cells: Sequence[str]) -> None:
+    padded = [
+        cell.ljust(width) if position in (0, 1, 3) else cell.rjust(width)
+        for position, (cell, width) in enumerate(zip(cells, _WIDTHS, strict=True))
+    ]
+    print("  ".join(padded).rstrip(), flush=True)
+
+
+def _as_json(ratios: Sequence[Ratio]) -> str:
+    found = []
+    for ratio in ratios:
+        low, middle, high = ratio.spread
+        found.append(
+            {
+                "row": ratio.row,
+                "side": ratio.subject_name,
+                "reference": ratio.reference_name,
+                "ratio": {"min": low, "median": middle, "max": high},
+                "median_ns": {
+                    "side": median(ratio.subject),
+                    "reference": median(ratio.reference),
+                },
+                "rounds": ratio.ratios,
+            }
+        )
+    return json.dumps(found, indent=2)
+
+
+def run(rows: Sequence[Row], *, rounds: int, as_json: bool) -> None:
+    """Measures and prints, each row as soon as it is known."""
+    # the listing of the minimal filesystem has as many names as that of the agents
+    with prepared(many=3 * LISTED) as setting:
+        if not as_json:
+            _print_cells(_HEADINGS)
+        found: list[Ratio] = []
+        for row in rows:
+            with ExitStack() as stack:
+                subject, references = row.sides(setting, stack)
+                count = max(1, math.ceil(rounds * row.share))
+                ratios = compare(row.name, subject, references, count)
+            found += ratios
+            if not as_json:
+                for ratio in ratios:
+                    _print_cells(_cells(ratio))
+        if as_json:
+            print(_as_json(found))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parse_arguments(argv)
+    wanted = arguments.only or _NAMES
+    try:
+        run(
+            [row for row in ROWS if row.name in wanted],
+            rounds=arguments.rounds,
+            as_json=arguments.json,
+        )
+    except SettingError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        # as if the signal had ended it, for whoever waits for this process
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

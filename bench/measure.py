@@ -1,0 +1,102 @@
+"""Timing two or more sides against each other so that drift cancels.
+
+In every round each side is timed once, in a batch long enough to be far above
+the timer's resolution; the side that begins changes from round to round. A
+ratio is made within a round only, so that what slows the whole machine for a
+while slows both of its parts.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+#: one batch of any side takes at least this long, unless one call does already
+_BATCH_NS: Final = 20_000_000
+_MOST_CALLS: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One thing that is timed; ``call`` does it once."""
+
+    name: str
+    call: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """What a row found of its subject and one reference, round by round, in nanoseconds."""
+
+    row: str
+    subject_name: str
+    reference_name: str
+    subject: tuple[float, ...]
+    reference: tuple[float, ...]
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        return tuple(a / b for a, b in zip(self.subject, self.reference, strict=True))
+
+    @property
+    def spread(self) -> tuple[float, float, float]:
+        """Smallest, median and largest of the rounds' ratios."""
+        return min(self.ratios), median(self.ratios), max(self.ratios)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No garbage collection of ours inside a batch."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def time_calls(call: Callable[[], object], count: int) -> int:
+    """Nanoseconds that ``count`` calls take."""
+    with _undisturbed():
+        begin = time.perf_counter_ns()
+        for _ in range(count):
+            call()
+        return time.perf_counter_ns() - begin
+
+
+def calibrate(call: Callable[[], object]) -> int:
+    """How many calls make a batch; warms everything up as well."""
+    count = 1
+    while (taken := time_calls(call, count)) < _BATCH_NS and count < _MOST_CALLS:
+        # more than double, so that a slow first call does not decide alone
+        count = max(count * 2, min(count * 8, count * _BATCH_NS // max(taken, 1) + 1))
+    return count
+
+
+def compare(row: str, subject: Side, references: Sequence[Side], rounds: int) -> list[Ratio]:
+    """Times the sides in turn, ``rounds`` times."""
+    sides = [subject, *references]
+    counts = [calibrate(side.call) for side in sides]
+    found: list[list[float]] = [[] for _ in sides]
+    for number in range(rounds):
+        for position in range(len(sides)):
+            chosen = (number + position) % len(sides)
+            taken = time_calls(sides[chosen].call, counts[chosen])
+            found[chosen].append(taken / counts[chosen])
+    return [
+        Ratio(
+            row=row,
+            subject_name=subject.name,
+            reference_name=side.name,
+            subject=tuple(found[0]),
+            reference=tuple(times),
+        )
+        for side, times in zip(references, found[1:], strict=True)
+    ]

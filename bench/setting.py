@@ -1,0 +1,148 @@
+"""Everything that the rows run on, made for one bench and removed after it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+from runtime import linux
+from runtime.cgroups import Cgroup, find_root
+
+_START_SECONDS: Final = 30.0
+_END_SECONDS: Final = 60.0
+#: names and attributes are kept as long as ctxd lets the kernel keep them
+_TIMEOUT: Final = "3600"
+
+
+class SettingError(Exception):
+    """The bench cannot run here; one sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Where things are. The three filesystems are mounted side by side, at one depth."""
+
+    base: Path
+
+    @property
+    def ctx(self) -> Path:
+        return self.base / "ctx"
+
+    @property
+    def tmpfs(self) -> Path:
+        return self.base / "tmp"
+
+    @property
+    def minimal(self) -> Path:
+        return self.base / "min"
+
+    @property
+    def state(self) -> Path:
+        """On the same filesystem as the daemon's state: for databases to compare with."""
+        return self.base / "db"
+
+
+def _read_until_ready(errors: IO[bytes], process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        errors.seek(0)
+        text = errors.read().decode(errors="replace")
+        if "ready" in text.splitlines():
+            return
+        if process.poll() is not None:
+            raise SettingError(f"{process.args!r} ended: {text.strip() or process.returncode}")
+        time.sleep(0.01)
+    raise SettingError(f"{process.args!r} was not ready in {_START_SECONDS:g} seconds")
+
+
+@contextmanager
+def _running(command: list[str], errors: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A server that says ``ready`` on standard error; ended by its pid with SIGTERM."""
+    with open(errors, "w+b", buffering=0) as file:
+        # ends with the bench even if that is killed; Ctrl-C reaches the bench alone
+        process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "TERM", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=file,
+            start_new_session=True,
+            cwd=Path(__file__).parent.parent,
+        )
+        try:
+            _read_until_ready(file, process)
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _unmount_below(base: Path) -> None:
+    """What a server that was killed left mounted."""
+    for entry in reversed(linux.read_mounts()):
+        if Path(entry.point).is_relative_to(base):
+            with contextlib.suppress(OSError):
+                linux.unmount(Path(entry.point), linux.MNT_DETACH)
+
+
+def _remove_cgroup(name: str) -> None:
+    group = Cgroup(find_root(Path(name))[0])
+    if not group.exists():
+        return
+    group.kill()
+    deadline = time.monotonic() + _START_SECONDS
+    while group.populated() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    group.remove()
+
+
+def _remove_tree(base: Path) -> None:
+    _unmount_below(base)
+    shutil.rmtree(base, ignore_errors=True)
+
+
+def _raise_interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def prepared(*, many: int) -> Iterator[Setting]:
+    """Starts ctxd and the minimal filesystem, mounts a tmpfs. Raises ``SettingError``."""
+    if os.geteuid() != 0:
+        raise SettingError("the bench needs root: it mounts filesystems and starts ctxd")
+    signal.signal(signal.SIGTERM, _raise_interrupt)
+    ctxd = Path(sys.executable).parent / "ctxd"
+    if not ctxd.exists():
+        raise SettingError(f"{ctxd} is missing: run make setup")
+    with ExitStack() as stack:
+        setting = Setting(base=Path(tempfile.mkdtemp(prefix="ctxbench-")))
+        stack.callback(_remove_tree, setting.base)
+        # agents have another uid and reach what they share with the daemon by its path
+        setting.base.chmod(0o755)
+        for directory in (setting.tmpfs, setting.minimal, setting.state):
+            directory.mkdir()
+        linux.mount("ctxbench", setting.tmpfs, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV)
+        cgroup = f"ctxbench-{os.getpid()}"
+        stack.callback(_remove_cgroup, cgroup)
+        minimal = [sys.executable, "-m", "bench.minimal", str(setting.minimal)]
+        minimal += ["--timeout", _TIMEOUT, "--many", str(many)]
+        stack.enter_context(_running(minimal, setting.base / "minimal.log"))
+        daemon = [str(ctxd), "--mount", str(setting.ctx), "--cgroup", cgroup]
+        daemon += ["--state", str(setting.base / "state"), "--runtime", str(setting.base / "run")]
+        daemon += ["--config", "/dev/null", "--log-level", "warning"]
+        stack.enter_context(_running(daemon, setting.base / "ctxd.log"))
+        yield setting

@@ -1,0 +1,64 @@
+"""Fixtures, and the check that a run leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime import linux
+from runtime.cgroups import unified_mount
+from tests.harness import Daemon, daemon_of
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The mount and system layers need root; without it they are skipped, aloud."""
+    for item in items:
+        for layer in ("mount", "system"):
+            if f"tests/{layer}/" not in str(item.path):
+                continue
+            item.add_marker(getattr(pytest.mark, layer))
+            if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+                reason = "needs root and /dev/fuse: run the tests as root"
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    """A running daemon with everything of its own."""
+    with daemon_of() as running:
+        yield running
+
+
+def _processes() -> dict[int, str]:
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if "/tmp/ctxtest-" in command:
+            found[int(entry.name)] = command
+    return found
+
+
+def _leftovers() -> list[str]:
+    found = [f"process {pid}: {command}" for pid, command in _processes().items()]
+    found += [f"mount {m.point}" for m in linux.read_mounts() if "/ctxtest-" in m.point]
+    hierarchy = unified_mount()
+    if hierarchy is not None:
+        found += [f"cgroup {p}" for p in hierarchy.glob(f"ctxtest-{os.getpid()}-*")]
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Fails the run if a process, mount or cgroup of a test is left."""
+    before = set(_leftovers())
+    yield
+    left = sorted(set(_leftovers()) - before)
+    assert not left, "left behind:\n" + "\n".join(left)

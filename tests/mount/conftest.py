@@ -1,0 +1,16 @@
+"""One daemon for the tests of a module that only try what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.harness import Daemon, daemon_of
+
+
+@pytest.fixture(scope="module")
+def shared_daemon() -> Iterator[Daemon]:
+    with daemon_of() as running:
+        running.make("coder")
+        yield running
