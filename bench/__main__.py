@@ -121,7 +121,7 @@ def run(rows: Sequence[Row], *, rounds: int, as_json: bool) -> None:
         for row in rows:
             with ExitStack() as stack:
                 subject, references = row.sides(setting, stack)
-                count = max(1, math.ceil(rounds * row.share))
+                count = max(min(3, rounds), math.ceil(rounds * row.share))
                 ratios = compare(row.name, subject, references, count)
             found += ratios
             if not as_json:

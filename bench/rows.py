@@ -289,8 +289,14 @@ def _crowd_sides(setting: Setting, stack: ExitStack) -> Sides:
     spawn = _bare(setting)
 
     def run_bare() -> None:
-        for pid in [spawn() for _ in range(CROWD)]:
-            _finish(pid)
+        pids: list[int] = []
+        try:
+            for _ in range(CROWD):
+                pids.append(spawn())
+        finally:
+            # after Ctrl-C too: none may outlive what it uses
+            while pids:
+                _finish(pids.pop())
 
     return Side(name="agents", call=run), [Side(name="bwraps", call=run_bare)]
 

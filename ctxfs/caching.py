@@ -48,6 +48,7 @@ class Cache:
     def __init__(self) -> None:
         self.mounted = False
         self.poller = Poller()
+        self._paged: set[int] = set()
         self._pages: set[int] = set()
         self._wake = trio.Event()
         self._clean = trio.Event()
@@ -62,11 +63,16 @@ class Cache:
         """Attributes at once, pages soon; ``settled`` waits for them."""
         for inode in inodes:
             self.forget_attributes(inode)
-            if self.mounted:
+            if self.mounted and inode in self._paged:
+                self._paged.discard(inode)
                 self._pages.add(inode)
         if self._pages:
             self._clean = trio.Event() if self._clean.is_set() else self._clean
             self._wake.set()
+
+    def note_pages(self, inode: int) -> None:
+        """The kernel is given pages of this inode, which it may keep."""
+        self._paged.add(inode)
 
     def forget_name(self, parent: int, name: str) -> None:
         if self.mounted:

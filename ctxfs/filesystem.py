@@ -523,8 +523,13 @@ class Filesystem:
             self.cache.forget_pages(
                 inode_number(Plane.AGENT, index, n) for n in range(1, len(agent_files.ROWS) + 1)
             )
-        if wanted & {"profile", "life", "uid", "gid", "owner"}:
+        if wanted & {"profile", "life"}:
+            # What was below a private name, and cached, is looked up per caller now.
             self.agent_listed(agent)
+            own = inode_number(Plane.AGENT, index, agent_files.TABLE.number(".d", "agent"))
+            for row in agent_files.ROWS:
+                if not row.within and not row.public:
+                    self.cache.forget_name(own, row.name)
 
     def session_changed(self, index: int, names: Iterable[str]) -> None:
         self._rows_changed(session_files.TABLE, index, set(names))
@@ -534,10 +539,6 @@ class Filesystem:
         directory = inode_number(Plane.ROOT, 0, root_files.TABLE.number("agent"))
         for suffix in ("", ".sock", ".d"):
             self.cache.forget_name(directory, agent.name + suffix)
-        own = inode_number(Plane.AGENT, agent.index, agent_files.TABLE.number(".d", "agent"))
-        for row in agent_files.ROWS:
-            if not row.within and not row.public:
-                self.cache.forget_name(own, row.name)
         if agent.parent is not None:
             children = inode_number(Plane.AGENT, agent.parent, agent_files.TABLE.number("child"))
             self.cache.forget_name(children, agent.name)

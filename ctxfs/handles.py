@@ -62,6 +62,8 @@ class RowHandle(Handle):
             self._check_reader()
             self._seen = self._fs.cache.poller.version(self.node.inode)
             self._text = self.node.render(self.caller)
+        if self.keep:
+            self._fs.cache.note_pages(self.node.inode)
         return self._text[offset : offset + size]
 
     def poll(self, waiter: pyfuse3.PollHandle | None) -> int | None:

@@ -14,6 +14,7 @@ from typing import Final
 from runtime import linux
 from runtime.errors import StartupError
 
+_MADE_HERE: Final = "user.ctxfs.made"
 CONTROLLERS: Final = ("memory", "pids", "cpu")
 
 
@@ -125,24 +126,31 @@ def unified_mount() -> Path | None:
 def path_of(pid: int) -> str | None:
     """The v2 cgroup of a process or thread, from the hierarchy's root; None if it is gone."""
     try:
-        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as lines:
-            for line in lines:
-                # A hybrid machine has v1 lines too.
-                if line.startswith("0::"):
-                    return line[3:].rstrip("\n").removesuffix(" (deleted)")
+        # On the path of every request that needs an identity: three system calls.
+        fd = os.open(f"/proc/{pid}/cgroup", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = os.read(fd, 65536)
+        finally:
+            os.close(fd)
     except OSError:
         return None
+    for line in text.split(b"\n"):
+        # A hybrid machine has v1 lines too.
+        if line.startswith(b"0::"):
+            return os.fsdecode(line[3:]).removesuffix(" (deleted)")
     return None
 
 
+def _has_mark(path: Path, attribute: str) -> bool:
+    try:
+        return os.getxattr(path, attribute) == b"1"
+    except OSError:
+        return False
+
+
 def _is_delegated(path: Path) -> bool:
-    for attribute in ("trusted.delegate", "user.delegate"):
-        try:
-            if os.getxattr(path, attribute) == b"1":
-                return True
-        except OSError:
-            continue
-    return False
+    """Whether systemd gave this cgroup to the unit (systemd.resource-control(5))."""
+    return any(_has_mark(path, name) for name in ("trusted.delegate", "user.delegate"))
 
 
 class Hierarchy:
@@ -152,9 +160,11 @@ class Hierarchy:
         self.root = Cgroup(root)
         self.mount = mount
         self.prefix = "/" + str(root.relative_to(mount)) if root != mount else ""
-        self._created = not root.is_dir()
         try:
-            root.mkdir(exist_ok=True, mode=0o755)
+            if not root.is_dir():
+                root.mkdir(mode=0o755)
+                # a daemon that goes on after a crash must know, too
+                os.setxattr(root, _MADE_HERE, b"1")
             self._lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -191,7 +201,7 @@ class Hierarchy:
     def close(self) -> None:
         """Removes what was made here, if nothing is left in it."""
         self.root.child("monitor").remove()
-        if self._created:
+        if _has_mark(self.root.path, _MADE_HERE):
             self.root.remove()
         os.close(self._lock)
 

@@ -6,7 +6,7 @@ Both are written as JSON rows (``runtime.store``) and changed through
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final, Self
 
@@ -122,9 +122,8 @@ class Agent:
         return _PRIVATE_FAMILIES if self.private else FAMILIES
 
     def dump(self) -> dict[str, Any]:
-        values = asdict(self)
-        del values["index"]
-        return values
+        """All but the index, not copied: for serialising at once."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "index"}
 
     @classmethod
     def load(cls, index: int, values: dict[str, Any]) -> Self:
@@ -156,9 +155,8 @@ class Session:
     removed: bool = False
 
     def dump(self) -> dict[str, Any]:
-        values = asdict(self)
-        del values["index"]
-        return values
+        """All but the index, not copied: for serialising at once."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "index"}
 
     @classmethod
     def load(cls, index: int, values: dict[str, Any]) -> Self:

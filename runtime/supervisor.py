@@ -45,12 +45,16 @@ _CPU_PERIOD: Final = 100_000
 
 
 class Following:
-    """What the daemon knows in memory of one live agent."""
+    """What the daemon knows in memory of one live agent's run."""
 
-    def __init__(self) -> None:
+    def __init__(self, node: Cgroup, record_path: Path) -> None:
+        self.node = node
+        self.record_path = record_path
         self.changes = Changes()
         self.skip_grace = trio.Event()
-        self.monitor: subprocess.Popen[bytes] | None = None
+        #: set when the monitor runs, or it is certain that none will
+        self.launched = trio.Event()
+        self.monitored = False
         self.monitor_gone = False
         self.unkillable = False
         self.dead = trio.Event()
@@ -259,18 +263,17 @@ class Supervisor:
     def _node(self, agent: Agent) -> Cgroup:
         return self._hierarchy.root.child(agent.cgroup or self._agents.node_path(agent))
 
-    def _record_path(self, agent: Agent) -> Path:
-        return self._agents.directory(agent) / f"record-{agent.run}"
-
     def _record(self, agent: Agent) -> Record:
-        return read_record(self._record_path(agent))
+        following = self._following.get(agent.index)
+        return read_record(following.record_path) if following is not None else Record()
 
     def _log(self, agent: Agent, text: str) -> None:
         with contextlib.suppress(OSError):
             output.append_line(self._agents.directory(agent) / "log", text)
 
     def _follow(self, agent: Agent, *, launch: bool) -> None:
-        following = self._following[agent.index] = Following()
+        record_path = self._agents.directory(agent) / f"record-{agent.run}"
+        following = self._following[agent.index] = Following(self._node(agent), record_path)
         self._nursery.start_soon(self._live, agent, following, launch)
 
     async def _live(self, agent: Agent, following: Following, launch: bool) -> None:
@@ -282,22 +285,27 @@ class Supervisor:
                     await self._launch(agent, following)
                 except (CtxError, OSError) as error:
                     failure = str(error)
+            following.launched.set()
             await self._until_ended(agent, following, failure)
+        except Exception:
+            log.exception("%s: a bug in ctxfs; its processes are killed", agent.name)
+            following.node.kill()
+            if agent.live:
+                self._record_lost(agent, "runtime_lost")
         finally:
             # Also when cancelled: whoever waits for this agent must not wait forever.
+            following.launched.set()
             following.dead.set()
             if self._following.get(agent.index) is following:
                 del self._following[agent.index]
 
     async def _until_ended(self, agent: Agent, following: Following, failure: str) -> None:
-        node = self._node(agent)
-        path = self._record_path(agent)
+        node, path = following.node, following.record_path
         with contextlib.ExitStack() as watches:
             for watched in (path, node.path / "cgroup.events"):
                 with contextlib.suppress(OSError):
                     watches.enter_context(self._watcher.watching(watched, following.changes))
-            if following.monitor is None:
-                self._nursery.start_soon(self._watch_adopted, self._record(agent), following)
+            self._nursery.start_soon(self._watch_monitor, read_record(path), following)
             while agent.status is not Status.DEAD:
                 record = read_record(path)
                 deadline = math.inf
@@ -375,38 +383,26 @@ class Supervisor:
     def _is_empty(self, agent: Agent, following: Following, record: Record) -> bool:
         if following.unkillable:
             return True
-        if self._node(agent).populated():
+        if following.node.populated():
             return False
         if any(child.live for child in self._agents.descendants(agent)):
             return False
         return record.finished or following.monitor_gone
 
-    async def _watch_adopted(self, record: Record, following: Following) -> None:
-        """The monitor of an agent that an earlier daemon started, or that never began."""
-        try:
-            if not record.monitor or record.finished:
-                raise ProcessLookupError
-            fd = os.pidfd_open(record.monitor)
-        except ProcessLookupError:
-            following.monitor_gone = True
-            following.changes.notify()
-            return
-        try:
-            # a pid may have been given to another process since
-            if cgroups.path_of(record.monitor) == f"{self._hierarchy.prefix}/monitor":
-                await trio.lowlevel.wait_readable(fd)
-        finally:
-            os.close(fd)
-        following.monitor_gone = True
-        following.changes.notify()
-
-    async def _watch_monitor(self, monitor: subprocess.Popen[bytes], following: Following) -> None:
-        fd = os.pidfd_open(monitor.pid)
-        try:
-            await trio.lowlevel.wait_readable(fd)
-        finally:
-            os.close(fd)
-        monitor.wait()
+    async def _watch_monitor(self, record: Record, following: Following) -> None:
+        """Until the monitor, whichever daemon started it, is gone."""
+        with contextlib.suppress(OSError):
+            if record.monitor and not record.finished:
+                fd = os.pidfd_open(record.monitor)
+                try:
+                    # a pid may have been given to another process since
+                    if cgroups.path_of(record.monitor) == f"{self._hierarchy.prefix}/monitor":
+                        await trio.lowlevel.wait_readable(fd)
+                finally:
+                    os.close(fd)
+        if record.monitor:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(record.monitor, os.WNOHANG)  # ours to reap, unless adopted
         following.monitor_gone = True
         following.changes.notify()
 
@@ -417,11 +413,10 @@ class Supervisor:
         parent = self._agents.parent_of(agent)
         hidden = await self._inspect_hidden(agent)
         plan = cell.plan(self._agents, agent, places, hidden=hidden)
-        node = self._node(agent)
-        leaf = node.child("run")
+        leaf = following.node.child("run")
         leaf.create(self._hierarchy.controllers)
         self.apply_limits(agent, {k: v for k, v in agent.limits.items() if "." in k})
-        self._record_path(agent).touch(mode=0o600)
+        following.record_path.touch(mode=0o600)
         log.debug("%s %s: %s", agent.name, agent.run, plan.describe())
         with contextlib.ExitStack() as stack:
             keeper = None
@@ -433,16 +428,17 @@ class Supervisor:
             stack.callback(os.close, stdin)
             if agent.status is not Status.STARTING:
                 return  # stopped meanwhile: nothing may start any more
-            following.monitor = await trio.to_thread.run_sync(
-                lambda: subprocess.Popen(
+            # it exits as soon as the monitor proper is born and recorded
+            await trio.to_thread.run_sync(
+                lambda: subprocess.run(
                     [
                         str(cell.native("monitor")),
                         str(self._agents.directory(agent)),
                         agent.run,
                         str(self._agents.log_max(agent)),
                         str(places.lifeline),
-                        str(self._hierarchy.monitors.path / "cgroup.procs"),
-                        str(leaf.path / "cgroup.procs"),
+                        str(self._hierarchy.monitors.path),
+                        str(leaf.path),
                         str(agent.uid),
                         ",".join(str(fd) for fd in fds),
                         "--",
@@ -453,9 +449,10 @@ class Supervisor:
                     stderr=subprocess.DEVNULL,
                     pass_fds=fds,
                     env={"LANG": "C.UTF-8"},
+                    check=False,
                 )
             )
-        self._nursery.start_soon(self._watch_monitor, following.monitor, following)
+            following.monitored = True
 
     def _open_keeper(self, parent: Agent) -> int:
         """A pidfd of the PID 1 of the parent's cell; ``WrongStateError`` if it is gone."""
@@ -497,14 +494,17 @@ class Supervisor:
         following = self._following.get(top.index)
         if following is None:
             return
-        node = self._node(top)
-        members = [top, *self._agents.descendants(top)]
+        node = following.node
+        followed = [following]
+        for member in self._agents.descendants(top):
+            if (below := self._following.get(member.index)) is not None:
+                followed.append(below)
         with trio.move_on_after(_SETTLE_SECONDS):
-            for member in members:
-                await self._wait_settled(member)
+            for each in followed:
+                await self._wait_settled(each)
         for directory, _, _ in os.walk(node.path):
             Cgroup(Path(directory)).freeze(False)
-        self._signal_all(node, members)
+        self._signal_all(node, followed)
         with trio.move_on_after(self._agents.grace(top)):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._wait_skipped, following, nursery.cancel_scope)
@@ -515,25 +515,28 @@ class Supervisor:
             node.kill()
             with trio.move_on_after(_KILL_SECONDS):
                 await self._wait_empty(node)
-        for member in members:
-            watched = self._following.get(member.index)
-            if watched is not None:
-                watched.unkillable = self._node(member).populated()
-                watched.changes.notify()
+        for each in followed:
+            each.unkillable = each.node.populated()
+            each.changes.notify()
 
     @staticmethod
     async def _wait_skipped(following: Following, scope: trio.CancelScope) -> None:
         await following.skip_grace.wait()
         scope.cancel()
 
-    async def _wait_settled(self, agent: Agent) -> None:
+    async def _wait_settled(self, following: Following) -> None:
         """Until it is known whether the program began: only then can SIGTERM reach it."""
-        following = self._following.get(agent.index)
-        if following is None or following.monitor is None:
+        await following.launched.wait()
+        if not following.monitored or following.dead.is_set():
             return
         changes = Changes()
-        with self._watcher.watching(self._record_path(agent), changes):
-            while not self._record(agent).settled and not following.monitor_gone:
+        with (
+            contextlib.suppress(FileNotFoundError),
+            self._watcher.watching(following.record_path, changes),
+        ):
+            while not read_record(following.record_path).settled:
+                if following.monitor_gone or following.dead.is_set():
+                    return
                 await changes.wait_changed()
 
     async def _wait_empty(self, node: Cgroup) -> None:
@@ -545,7 +548,7 @@ class Supervisor:
         except FileNotFoundError:
             return
 
-    def _signal_all(self, node: Cgroup, members: list[Agent]) -> None:
+    def _signal_all(self, node: Cgroup, followed: list[Following]) -> None:
         """SIGTERM, and SIGCONT so that a stopped process sees it.
 
         Not to the cells' own PID 1 and the steps that led there: those end with
@@ -553,8 +556,8 @@ class Supervisor:
         faster than that meets ``cgroup.kill``.
         """
         spared: set[int] = set()
-        for member in members:
-            record = self._record(member)
+        for each in followed:
+            record = read_record(each.record_path)
             spared |= {record.chain, record.keeper, _parent_pid(record.keeper)}
         signalled: set[int] = set()
         prefix = f"/{node.path.relative_to(self._hierarchy.mount)}"

@@ -1,8 +1,13 @@
 /*
  * monitor: stays with one run of an agent, outside the agent's cgroup.
  *
- *     monitor DIRECTORY RUN LOG_MAX LIFELINE MONITOR_PROCS LEAF_PROCS UID
- *             FDS -- PROGRAM ARGUMENT...
+ *     monitor DIRECTORY RUN LOG_MAX LIFELINE MONITORS LEAF UID FDS --
+ *             PROGRAM ARGUMENT...
+ *
+ * MONITORS and LEAF are cgroup directories. The monitor is born in the first,
+ * the program in the second (CLONE_INTO_CGROUP of clone3(2)): moving a process
+ * there would wait for an RCU grace period, ten milliseconds or more. The
+ * process that was started exits as soon as the monitor's pid is recorded.
  *
  * Starts PROGRAM (the steps that lead into the cell, ending in the keeper) in
  * the leaf cgroup, writes its output to DIRECTORY/out/ and DIRECTORY/log/, and
@@ -25,6 +30,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sched.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -200,13 +206,24 @@ static bool drain(struct stream *s)
 	return true;
 }
 
-static void join_cgroup(const char *procs)
+/* fork(2) with the child born in a cgroup. */
+static pid_t fork_into(const char *cgroup, unsigned long long flags, int signal)
 {
-	int fd = open(procs, O_WRONLY | O_CLOEXEC);
+	int fd = open(cgroup, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	struct clone_args args = {
+		.flags = CLONE_INTO_CGROUP | flags,
+		.exit_signal = (unsigned)signal,
+		.cgroup = (unsigned)fd,
+	};
+	pid_t pid;
 
-	if (fd < 0 || write(fd, "0", 1) != 1)
-		die(procs);
+	if (fd < 0)
+		die(cgroup);
+	pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
+	if (pid < 0)
+		die(cgroup);
 	close(fd);
+	return pid;
 }
 
 static void make_pipe(int ends[2], uid_t owner)
@@ -219,13 +236,12 @@ static void make_pipe(int ends[2], uid_t owner)
 }
 
 /* In the child: descriptors as the chain expects them, then the chain. */
-static void enter(char **argv, const char *leaf, char *fds, int report, int out, int log)
+static void enter(char **argv, char *fds, int report, int out, int log)
 {
 	static char *const environment[] = {
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8", NULL};
 	int passed[16], count = 0, high = 64;
 
-	join_cgroup(leaf);
 	for (char *word = strtok(fds, ","); word && count < 16; word = strtok(NULL, ","))
 		passed[count++] = fcntl(atoi(word), F_DUPFD_CLOEXEC, high);
 	report = fcntl(report, F_DUPFD_CLOEXEC, high);
@@ -290,11 +306,11 @@ int main(int argc, char **argv)
 	bool closed = false, reaped = false, ended = false, told = false;
 	char path[4096], byte;
 	sigset_t watched;
-	pid_t chain;
+	pid_t monitor, chain;
 
 	if (argc < 11 || strcmp(argv[9], "--")) {
-		dprintf(2, "usage: monitor DIRECTORY RUN LOG_MAX LIFELINE MONITOR_PROCS LEAF_PROCS "
-			   "UID FDS -- PROGRAM ARGUMENT...\n");
+		dprintf(2, "usage: monitor DIRECTORY RUN LOG_MAX LIFELINE MONITORS LEAF UID FDS -- "
+			   "PROGRAM ARGUMENT...\n");
 		return 2;
 	}
 	snprintf(path, sizeof path, "%s/record-%s", argv[1], argv[2]);
@@ -303,10 +319,13 @@ int main(int argc, char **argv)
 		perror(path);
 		return 1;
 	}
-	record("monitor %d", getpid());
+	monitor = fork_into(argv[5], CLONE_PARENT, 0);
+	if (monitor > 0) {
+		record("monitor %d", monitor);
+		return 0;
+	}
 	setsid();	/* a terminal's Ctrl-C ends the daemon, not the agents */
 	prctl(PR_SET_NAME, "ctx-monitor");
-	join_cgroup(argv[5]);
 	lifeline = open(argv[4], O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	open_stream(&out, argv[1], "out", atoll(argv[3]));
 	open_stream(&log, argv[1], "log", atoll(argv[3]));
@@ -316,11 +335,9 @@ int main(int argc, char **argv)
 		die("socketpair");
 	setsockopt(sockets[0], SOL_SOCKET, SO_PASSCRED, &yes, sizeof yes);
 
-	chain = fork();
-	if (chain < 0)
-		die("fork");
+	chain = fork_into(argv[6], 0, SIGCHLD);
 	if (chain == 0)
-		enter(argv + 10, argv[6], argv[8], sockets[1], out_pipe[1], log_pipe[1]);
+		enter(argv + 10, argv[8], sockets[1], out_pipe[1], log_pipe[1]);
 	record("chain %d", chain);
 	close(sockets[1]);
 	close(out_pipe[1]);

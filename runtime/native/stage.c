@@ -19,6 +19,7 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <linux/magic.h>
+#include <linux/openat2.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -74,14 +75,16 @@ static void check_source(int fd, const char *source, const char *forbidden)
 			    source);
 }
 
-/* open(2) with the creator's rights and nobody else's. */
+/* openat2(2) with the creator's rights and nobody else's. */
 static int open_as(const char *source, uid_t uid, gid_t gid, const gid_t *groups, int count)
 {
+	struct open_how how = {.flags = O_PATH | O_CLOEXEC, .resolve = RESOLVE_NO_MAGICLINKS};
 	int fd, error;
 
 	if (setgroups(count, groups) < 0 || setresgid(-1, gid, -1) < 0 || setresuid(-1, uid, -1) < 0)
 		die("cannot take the creator's identity: %s", strerror(errno));
-	fd = open(source, O_PATH | O_CLOEXEC);
+	/* A link of procfs would lead where this process is, not the creator. */
+	fd = (int)syscall(SYS_openat2, AT_FDCWD, source, &how, sizeof how);
 	error = errno;
 	if (setresuid(-1, 0, -1) < 0 || setresgid(-1, 0, -1) < 0 || setgroups(0, NULL) < 0)
 		die("cannot return to root: %s", strerror(errno));
@@ -167,6 +170,9 @@ int main(int argc, char **argv)
 
 		snprintf(point, sizeof point, "%s/%zu", directory, (i - 5) / 2);
 		fd = open_as(items[i + 1], uid, gid, groups, group_count);
+		if (fd < 0 && errno == ELOOP)
+			die("mount source %s: links of procfs, and loops of links, cannot be "
+			    "given to an agent", items[i + 1]);
 		if (fd < 0)
 			die("mount source %s: %s", items[i + 1], strerror(errno));
 		check_source(fd, items[i + 1], forbidden);

@@ -1,0 +1,197 @@
+"""The tables of ctxfs(5), written from the rows.
+
+``python -m ctxfs.manual man/ctxfs.5`` renews the parts of the page that lie
+between marker comments::
+
+    .\\" BEGIN agent files
+    .\\" END agent files
+
+What is outside of them is written by hand and kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from ctxfs.files import agent, root, session
+from ctxfs.files.verbs import VERBS, Verb
+from ctxfs.rows import ANY_STATUS, Kind, Row, Table, statuses, writers
+from runtime.authority.identity import PARTIES, Role
+from runtime.authority.policy import PERMS
+from runtime.lifecycle import TABLE as MOVES
+from runtime.lifecycle import Event, Status
+
+_WIDTH: Final = 96
+#: directories that are a plane's own, or names that the page explains itself
+_STRUCTURE: Final = ("/", "agent", "self", "session", "channel", "home", "history")
+_SUFFIXES: Final = {
+    Kind.FILE: "",
+    Kind.DIRECTORY: "/",
+    Kind.LINK: " Pq link",
+    Kind.SOCKET: " Pq socket",
+}
+
+
+class ManualError(Exception):
+    """The page cannot be renewed, or is out of date; one sentence."""
+
+
+def described(table: Table) -> Iterator[Row]:
+    """The rows that the manual lists: all but those that only give a tree its shape."""
+    return (row for row in table.rows if row.within not in _STRUCTURE)
+
+
+def escape(text: str) -> str:
+    """Text that is nothing but text to mdoc(7), at the beginning of a line too."""
+    text = text.replace("\\", "\\e")
+    return "\\&" + text if text.startswith((".", "'")) else text
+
+
+def _sentences(text: str) -> Iterator[str]:
+    """One or more sentences, each begun on a line of its own."""
+    for sentence in text.replace(". ", ".\n").split("\n"):
+        ended = sentence if sentence.endswith((".", ":")) else sentence + "."
+        for line in textwrap.wrap(ended, _WIDTH, break_on_hyphens=False):
+            yield escape(line)
+
+
+def _path(row: Row) -> str:
+    return f"{row.within}/{row.name}" if row.within else row.name
+
+
+def _roles(roles: Role) -> str:
+    if not roles:
+        return "nobody"
+    if roles & Role.ANYONE:
+        return "all"
+    words = []
+    if roles & Role.CREATOR:
+        words.append("creator")
+    if roles & Role.OPERATOR:
+        words.append("operators")
+    if roles & Role.SELF:
+        words.append("the agent")
+    return ", ".join(words)
+
+
+def _facts(row: Row) -> Iterator[str]:
+    """Default, readers and writers, as far as they say something."""
+    staged = row.commit is not None and row.opener is None
+    if row.default:
+        yield f"Default: {row.default}."
+    elif row.write and row.kind is Kind.FILE and (row.document or staged):
+        yield "Default: empty."
+    if not row.public and row.read != PARTIES:
+        yield f"Read by {_roles(row.read)}."
+    if row.public:
+        yield "Public."
+    if row.write:
+        when = "at any time" if row.when == ANY_STATUS else f"while {statuses(row)}"
+        yield f"Written by {writers(row)}, {when}."
+
+
+def _list(items: Iterator[tuple[str, list[str]]]) -> Iterator[str]:
+    yield ".Bl -tag -width Ds"
+    for head, lines in items:
+        yield f".It {head}"
+        yield from lines
+    yield ".El"
+
+
+def _files(table: Table) -> Callable[[], Iterator[str]]:
+    def items() -> Iterator[tuple[str, list[str]]]:
+        for row in described(table):
+            lines = list(_sentences(row.doc))
+            for fact in _facts(row):
+                lines += _sentences(fact)
+            yield f"Pa {_path(row)}{_SUFFIXES[row.kind]}", lines
+
+    return lambda: _list(items())
+
+
+def _plain_files(table: Table) -> Callable[[], Iterator[str]]:
+    """Of a plane that belongs to no agent: no default, and modes tell the rest."""
+
+    def items() -> Iterator[tuple[str, list[str]]]:
+        for row in described(table):
+            yield f"Pa {_path(row)}{_SUFFIXES[row.kind]}", list(_sentences(row.doc))
+
+    return lambda: _list(items())
+
+
+def _verbs() -> Iterator[str]:
+    def items() -> Iterator[tuple[str, list[str]]]:
+        for verb in VERBS.values():
+            yield f"Ic {verb.usage}", [*_sentences(verb.doc), *_sentences(_from(verb))]
+
+    return _list(items())
+
+
+def _from(verb: Verb) -> str:
+    """Whose verb it is, and in which statuses it is accepted."""
+    text = f"By {_roles(verb.who)}"
+    if verb.name not in {event.value for event in Event}:
+        return text
+    accepted = [s.value for s in Status if (s, Event(verb.name)) in MOVES]
+    return f"{text}; while {', '.join(accepted)}"
+
+
+def _permissions() -> Iterator[str]:
+    def items() -> Iterator[tuple[str, list[str]]]:
+        for cls, perms in PERMS.items():
+            yield f"Li {cls}:", [escape(", ".join(perms)) + "."]
+
+    return _list(items())
+
+
+SECTIONS: Final[dict[str, Callable[[], Iterator[str]]]] = {
+    "root files": _plain_files(root.TABLE),
+    "home files": _plain_files(root.HOME_TABLE),
+    "agent files": _files(agent.TABLE),
+    "session files": _files(session.TABLE),
+    "channel files": _plain_files(session.CHANNEL_TABLE),
+    "verbs": _verbs,
+    "permissions": _permissions,
+}
+
+
+def renew(page: str) -> str:
+    """The page with every generated part as the rows have it now."""
+    for name, write in SECTIONS.items():
+        begin, end = f'.\\" BEGIN {name}\n', f'.\\" END {name}\n'
+        head, found, rest = page.partition(begin)
+        _, closed, tail = rest.partition(end)
+        if not found or not closed:
+            raise ManualError(f"the page has no place for {name}: {begin.strip()}, {end.strip()}")
+        page = head + begin + "".join(f"{line}\n" for line in write()) + end + tail
+    return page
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m ctxfs.manual", description="Write the tables of ctxfs(5) from the rows."
+    )
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if it would")
+    parser.add_argument("page", type=Path, help="the page, such as man/ctxfs.5")
+    arguments = parser.parse_args(argv)
+    path: Path = arguments.page
+    try:
+        old = path.read_text(encoding="utf-8")
+        new = renew(old)
+        if new != old and arguments.check:
+            raise ManualError(f"{path} is out of date: run make man")
+        if new != old:
+            path.write_text(new, encoding="utf-8")
+    except (OSError, ManualError) as error:
+        print(f"manual: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
