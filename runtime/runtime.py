@@ -156,13 +156,12 @@ async def open_runtime(
             raise StartupError(f"{program} is missing: apt-get install {package}")
     with ExitStack() as stack:
         _check_reachable(places.runtime)
+        # the cgroups, removed last: everything above ends processes in them
+        hierarchy = cgroups.Hierarchy(*cgroups.find_root(cgroup))
+        stack.callback(hierarchy.close)
         # the state, held against a second daemon
-        root, mount = cgroups.find_root(cgroup)
         _private_directory(places.state, 0o700)
         stack.callback(os.close, _lock(places.state))
-        # the cgroups, removed last: everything above ends processes in them
-        hierarchy = cgroups.Hierarchy(root, mount)
-        stack.callback(hierarchy.close)
         hierarchy.prepare()
         # what sandboxes see of the daemon
         _private_directory(places.runtime, 0o711)

@@ -1,0 +1,176 @@
+"""The daemon dies; what was acknowledged stays, and the truth is recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from tests.harness import (
+    Daemon,
+    alive,
+    end_process,
+    read,
+    wait_dead,
+    wait_status,
+    wait_until,
+    write,
+)
+
+
+def test_an_acknowledged_write_survives(daemon: Daemon) -> None:
+    agent = daemon.make("coder", "true", "the task\n", env="A=1")
+    for number in range(20):
+        write(agent / "label", f"label{number}")
+        write(agent / "limits", f"grace={number + 1}s")
+        daemon.restart()
+        assert read(agent, "label") == f"label{number}\n"
+        assert f"grace={number + 1}s\n" in read(agent, "limits")
+    assert read(agent, "handoff.md") == "the task\n"
+    assert read(agent, "env") == "A=1\n"
+    assert len(daemon.events("coder")) == 1
+
+
+def test_fsync_is_accepted_on_every_kind_of_file(daemon: Daemon) -> None:
+    agent = daemon.make("coder")
+    for file in ("label", "status", "handoff.md", "session/events.jsonl", "meta.json"):
+        fd = os.open(agent / file, os.O_RDONLY)
+        os.fsync(fd)
+        os.close(fd)
+
+
+def test_agents_live_on_and_their_sandboxes_find_the_mount_again(daemon: Daemon) -> None:
+    agent = daemon.run(
+        "survivor",
+        "sh -c 'while ! grep -q go $CTX_SELF/meta.json 2>/dev/null; do sleep 0.05; done; "
+        "echo found > $CTX_SELF/result.md; exit 7'",
+    )
+    wait_status(agent, "busy")
+    pid = int(read(agent, "pid"))
+    daemon.kill()
+    assert alive(pid)
+    daemon.start()
+    assert read(agent, "status") == "busy\n"
+    assert int(read(agent, "pid")) == pid
+    write(agent / "meta.json", '{"go": true}')
+    wait_dead(agent)
+    assert read(agent, "reason") == "exit:7\n"
+    assert read(agent, "result.md") == "found\n"
+
+
+def test_ends_and_output_without_a_daemon_are_recorded_after(daemon: Daemon) -> None:
+    agent = daemon.run(
+        "quick", "sh -c 'echo before; while [ -e $CTX_ROOT/status ]; do sleep 0.02; done; "
+                 "echo after; exit 5'",
+    )
+    wait_until(lambda: read(agent, "out") == "before\n", "the program is up")
+    pid = int(read(agent, "pid"))
+    daemon.kill()
+    subprocess.run(["umount", "-l", str(daemon.runtime / "root" / "ctx")], check=True)
+    wait_until(lambda: not alive(pid), "the program ends without a daemon")
+    daemon.start()
+    wait_dead(agent)
+    assert read(agent, "out") == "before\nafter\n"
+    assert (read(agent, "outcome"), read(agent, "reason")) == ("error\n", "exit:5\n")
+    types = [event["type"] for event in daemon.events("quick")]
+    assert types.count("run.end") == types.count("agent.stop") == 1
+
+
+def test_parent_and_daemon_killed_the_descendants_end_without_a_daemon(daemon: Daemon) -> None:
+    inner = "sh -c 'trap \"echo term; exit 0\" TERM; while :; do sleep 0.05; done'"
+    script = (
+        "cd $CTX_ROOT/agent; mkdir kid.d; cat > kid.d/exec; echo start > kid.d/ctl; sleep 1000"
+    )
+    parent = daemon.run("boss", f"sh -c '{script}'", inner + "\n")
+    kid = daemon.agent_dir("kid")
+    wait_until(kid.exists, "the child is made")
+    wait_status(kid, "busy")
+    pids = [int(read(directory, "pid")) for directory in (parent, kid)]
+    daemon.kill()
+    end_process(pids[0])
+    wait_until(lambda: not any(alive(p) for p in pids), "all end with no daemon alive", 10)
+    daemon.start()
+    for directory in (parent, kid):
+        wait_dead(directory)
+    assert read(parent, "reason") == "signal:9\n"
+    assert read(kid, "reason") == "parent_dead\n"
+    assert read(kid, "out") == "term\n"
+
+
+@pytest.mark.parametrize("verb", ["start", "stop", "kill"])
+def test_a_crash_in_the_middle_of_a_verb_leaves_no_contradiction(
+    daemon: Daemon, verb: str
+) -> None:
+    agent = daemon.make("coder", "sh -c 'trap \"\" TERM; while :; do sleep 0.05; done'",
+                        limits="grace=300ms")
+    if verb != "start":
+        write(agent / "ctl", "start")
+        wait_status(agent, "busy")
+    write(agent / "ctl", verb)
+    daemon.restart()
+    status = wait_status(agent, "busy", "dead")
+    if status == "busy":
+        assert alive(int(read(agent, "pid")))
+        write(agent / "ctl", "kill")
+    wait_dead(agent)
+    assert not daemon.cgroup.child("user-0", "agent-coder").exists()
+    if verb != "start":
+        assert read(agent, "outcome") == "cancelled\n"
+    agent.rmdir()
+
+
+def test_histories_only_grow(daemon: Daemon) -> None:
+    agent = daemon.finish("coder", "sh -c 'echo \"{\\\"role\\\": \\\"system\\\", "
+                          "\\\"content\\\": \\\"note\\\", \\\"id\\\": \\\"forged\\\"}\" "
+                          ">> $CTX_SELF/session/messages.jsonl; "
+                          "echo broken >> $CTX_SELF/session/messages.jsonl'")
+    events = agent / "session" / "events.jsonl"
+    messages = agent / "session" / "messages.jsonl"
+    before = events.read_bytes()
+    lines = [json.loads(line) for line in messages.read_text().splitlines()]
+    assert [(m["id"], m["role"], m["from"]) for m in lines] == [("m1", "system", "agent:coder")]
+    assert "EINVAL" in read(agent, "error")
+    for action in (
+        lambda: os.truncate(events, 0),
+        lambda: open(events, "w").close(),
+        lambda: open(events, "a").close(),
+        lambda: os.truncate(messages, 0),
+        lambda: events.unlink(),
+        lambda: events.rename(events.with_name("other")),
+        lambda: os.link(events, events.with_name("other")),
+    ):
+        with pytest.raises(OSError, match="Errno 1"):
+            action()
+    assert events.read_bytes() == before
+    daemon.restart()
+    assert events.read_bytes() == before
+
+
+def test_operators_remove_sessions_of_removed_agents_only(daemon: Daemon) -> None:
+    agent = daemon.finish("coder", "true")
+    session = daemon.path("home", "0", "agent", "coder", "session", "default")
+    with pytest.raises(OSError, match="Errno 16"):
+        session.rmdir()
+    agent.rmdir()
+    session.rmdir()
+    assert not session.exists()
+
+
+def test_a_hundred_random_moments(daemon: Daemon) -> None:
+    """The daemon is killed while agents start and end; afterwards nothing contradicts."""
+    for number in range(8):
+        names = [f"n{number}-{i}" for i in range(6)]
+        for name in names:
+            daemon.run(name, "sh -c 'sleep 0.0$((RANDOM % 9)); exit 0'")
+            if name.endswith(str(number % 6)):
+                daemon.restart()
+        for name in names:
+            directory = daemon.agent_dir(name)
+            wait_dead(directory)
+            assert read(directory, "status") == "dead\n"
+            assert read(directory, "outcome") in ("done\n", "interrupted\n")
+            stops = [e for e in daemon.events(name) if e["type"] == "agent.stop"]
+            assert len(stops) == 1
+    assert list(daemon.cgroup.path.glob("user-0/agent-*")) == []

@@ -1,0 +1,191 @@
+"""Starting and stopping ctxd: one clear sentence, or ready."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime import linux
+from tests.harness import TIMEOUT, Daemon, read, wait_status, write
+
+
+@pytest.fixture
+def stopped() -> Iterator[Daemon]:
+    """A daemon that has not been started."""
+    daemon = Daemon()
+    yield daemon
+    if daemon.process is not None:
+        daemon.stop()
+    shutil.rmtree(daemon.base, ignore_errors=True)
+
+
+def _refused(daemon: Daemon, *more: str, **options: object) -> str:
+    """Standard error of a start that must fail with exit status 1 and one sentence."""
+    before = sorted(p.name for p in daemon.base.iterdir())
+    result = subprocess.run(
+        daemon.command(*more), capture_output=True, text=True, timeout=TIMEOUT, check=False,
+        **options,  # type: ignore[call-overload]
+    )
+    assert result.returncode == 1, result.stderr
+    assert result.stderr.startswith("ctxd: ")
+    assert result.stderr.count("\n") == 1
+    assert sorted(p.name for p in daemon.base.iterdir()) == before, "nothing is touched"
+    return str(result.stderr)
+
+
+def test_ready_status_and_a_clean_end(stopped: Daemon) -> None:
+    stopped.start()
+    assert "state=ready" in (stopped.root / "status").read_text()
+    agent = stopped.run("sleeper", "sleep 1000")
+    wait_status(agent, "busy")
+    assert stopped.stop() == 0
+    assert linux.mount_at(stopped.root) is None
+    assert not stopped.cgroup.exists()
+    stopped.start()
+    assert (read(agent, "outcome"), read(agent, "reason")) == ("cancelled\n", "shutdown\n")
+    assert stopped.stop() == 0
+
+
+def test_ready_is_told_to_systemd(stopped: Daemon) -> None:
+    path = str(stopped.base / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(path)
+        receiver.settimeout(TIMEOUT)
+        process = subprocess.Popen(
+            stopped.command(), stderr=subprocess.DEVNULL, env={**os.environ, "NOTIFY_SOCKET": path}
+        )
+        assert receiver.recv(100) == b"READY=1"
+        assert "state=ready" in (stopped.root / "status").read_text()
+        process.terminate()
+        assert receiver.recv(100) == b"STOPPING=1"
+        assert process.wait(TIMEOUT) == 0
+
+
+def test_a_second_daemon_on_the_same_mount_state_or_cgroup(stopped: Daemon) -> None:
+    stopped.start()
+    other = Daemon()
+    try:
+        arguments = {
+            "--mount": ("a running ctxd is mounted there", stopped.root),
+            "--state": ("another ctxd uses this state directory", stopped.state),
+            "--cgroup": ("another ctxd uses this cgroup", stopped.cgroup.path),
+        }
+        for option, (sentence, value) in arguments.items():
+            assert sentence in _refused(other, option, str(value))
+        assert "state=ready" in (stopped.root / "status").read_text()
+    finally:
+        shutil.rmtree(other.base)
+
+
+def test_a_foreign_mount(stopped: Daemon) -> None:
+    stopped.root.mkdir()
+    linux.mount("none", stopped.root, "tmpfs", 0)
+    try:
+        assert "a tmpfs filesystem (none) is mounted there" in _refused(stopped)
+    finally:
+        linux.unmount(stopped.root)
+
+
+def test_a_mount_point_that_is_not_an_empty_directory(stopped: Daemon) -> None:
+    stopped.root.mkdir()
+    (stopped.root / "file").write_text("mine")
+    assert "not empty" in _refused(stopped)
+    assert (stopped.root / "file").read_text() == "mine"
+    shutil.rmtree(stopped.root)
+    stopped.root.write_text("a file")
+    assert "not a directory" in _refused(stopped)
+    stopped.root.unlink()
+    assert "no such directory" in _refused(stopped, "--mount", f"{stopped.base}/no/such")
+
+
+def test_wrong_arguments_and_configuration(stopped: Daemon) -> None:
+    assert "not an absolute path" in _refused(stopped, "--mount", "relative")
+    assert "not inside the cgroup v2 hierarchy" in _refused(stopped, "--cgroup", "/tmp")
+    assert "no such cgroup" in _refused(stopped, "--cgroup", "no/such")
+    assert "no such configuration file" in _refused(stopped, "--config", "/no/such")
+    config = stopped.base / "config.yaml"
+    for text, sentence in (
+        ("depht: 3\n", "unknown setting 'depht'; known are"),
+        ("depth: many\n", "depth: 'many' is no number"),
+        ("- 1\n", "a map of settings is wanted"),
+        ("a: [\n", "not YAML"),
+        ("grace: 5\n", "is no duration"),
+    ):
+        config.write_text(text)
+        assert sentence in _refused(stopped, "--config", str(config))
+
+
+def test_an_ordinary_user(stopped: Daemon) -> None:
+    drop = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups"]
+    if subprocess.run([*drop, sys.executable, "-c", "pass"], capture_output=True,
+                      check=False).returncode:
+        pytest.skip("the virtual environment is in a directory closed to other users")
+    result = subprocess.run([*drop, *stopped.command()], capture_output=True, check=False)
+    assert result.returncode == 1
+    assert b"ctxd needs root" in result.stderr
+
+
+def test_a_missing_fuse_device(stopped: Daemon) -> None:
+    # a private mount namespace without the device
+    command = " ".join(stopped.command())
+    result = subprocess.run(
+        ["unshare", "-m", "sh", "-c", f"mount -t tmpfs none /dev && exec {command}"],
+        capture_output=True, text=True, check=False,
+    )
+    assert result.returncode == 1
+    assert "/dev/fuse is missing: load the module" in result.stderr
+
+
+def test_no_cgroup_v2(stopped: Daemon) -> None:
+    command = " ".join(arg for arg in stopped.command())
+    result = subprocess.run(
+        ["unshare", "-m", "sh", "-c", f"umount -a -t cgroup2; exec {command}"],
+        capture_output=True, text=True, check=False,
+    )
+    assert result.returncode == 1
+    assert "no cgroup v2 hierarchy is mounted" in result.stderr
+
+
+def test_a_runtime_directory_that_agents_cannot_reach(stopped: Daemon) -> None:
+    closed = Path(tempfile.mkdtemp(dir=stopped.base))
+    assert "agents could not reach it" in _refused(stopped, "--runtime", str(closed / "run"))
+
+
+def test_a_stale_mount_is_cleared(stopped: Daemon) -> None:
+    stopped.start()
+    stopped.kill()
+    with pytest.raises(OSError, match="Errno 107"):
+        os.listdir(stopped.root)
+    stopped.start()
+    assert "state=ready" in (stopped.root / "status").read_text()
+
+
+def test_sighup_reads_the_configuration_again() -> None:
+    import signal
+
+    from tests.harness import daemon_of, refusal, wait_until
+
+    with daemon_of(config="control_max: 100\n") as daemon:
+        agent = daemon.make("coder")
+        assert refusal(agent / "exec", "x" * 200) == "EMSGSIZE"
+        (daemon.base / "config.yaml").write_text("control_max: 1000\n")
+        os.kill(daemon.pid, signal.SIGHUP)
+        wait_until(lambda: refusal(agent / "exec", "x" * 200) == "accepted", "the new setting")
+        (daemon.base / "config.yaml").write_text("nonsense\n")
+        os.kill(daemon.pid, signal.SIGHUP)
+        wait_until(lambda: "the settings stay as they were" in daemon.log.read_text(), "a word")
+        write(agent / "exec", "y" * 200)
+
+
+def test_help_and_version(stopped: Daemon) -> None:
+    for option, text in (("--help", "mount point"), ("--version", "ctxd ")):
+        result = subprocess.run(stopped.command(option), capture_output=True, text=True, check=True)
+        assert text in result.stdout
