@@ -1,0 +1,109 @@
+#!/bin/sh
+# make demo: a parent agent surveys this checkout with three private children; then a parent is
+# killed and its children are gone. Everything is done in a mount of the demo's own.
+set -eu
+
+project=$(cd "$(dirname "$0")/.." && pwd)
+if [ "$(id -u)" != 0 ]; then
+	echo "make demo needs root: ctxd makes cgroups and drops to the agents' ids" >&2
+	exit 1
+fi
+
+base=$(mktemp -d /tmp/ctxfs-demo.XXXXXX)
+chmod 755 "$base"
+name=$(basename "$base")
+CTX_ROOT=$base/ctx
+export CTX_ROOT
+ctx() { "$project/.venv/bin/ctx" "$@"; }
+if [ -t 1 ]; then bold=$(printf "\033[1m") plain=$(printf "\033[0m"); else bold= plain=; fi
+say() { printf "\n%s%s%s\n" "$bold" "$*" "$plain"; }
+
+daemon=
+clean_up() {
+	[ -z "$daemon" ] || { kill -TERM "$daemon" 2>/dev/null && wait "$daemon" || true; }
+	rm -rf "$base"
+}
+trap clean_up EXIT
+trap 'exit 130' INT TERM
+
+say "ctxd is started, with a mount, state and cgroup of its own"
+mkfifo "$base/said"
+"$project/.venv/bin/ctxd" --mount "$CTX_ROOT" --state "$base/state" --runtime "$base/run" \
+	--cgroup "$name" --log-level warning 2>"$base/said" &
+daemon=$!
+exec 3<"$base/said"
+while read -r line <&3; do
+	echo "ctxd: $line"
+	[ "$line" != ready ] || break
+done
+ls "$CTX_ROOT"
+cat "$CTX_ROOT/status"
+
+start_parent() { # NAME KEEP
+	printf 'Task: survey a project; delegate, wait, merge.\n\nProject: %s\nKeep: %s\n' \
+		/project "$2" |
+		ctx spawn "$1" --mount "$project:/project:ro" -- sh /project/contrib/demo/parent.sh
+}
+
+watch_tree() { # NAME: prints the tree whenever it changes, until the agent is dead
+	last=
+	while :; do
+		status=$(cat "$CTX_ROOT/agent/$1.d/status")
+		tree=$(ctx tree "$1")
+		if [ "$tree" != "$last" ]; then
+			printf '%s\n\n' "$tree"
+			last=$tree
+		fi
+		[ "$status" != dead ] || break
+	done
+}
+
+say "Act one: an agent gets the checkout, read-only, and hands three children a task each"
+start_parent surveyor no
+watch_tree surveyor
+cat "$CTX_ROOT/agent/surveyor.d/wait"
+
+say "its result, merged from theirs (agent/surveyor.d/result.md)"
+ctx result surveyor
+
+say "its side of a delegation (session/context/child/churn/)"
+ls "$CTX_ROOT/agent/surveyor.d/session/context/child/churn/"
+
+say "what happened (session/events.jsonl)"
+ctx events surveyor
+
+say "Act two: the children work on, and their parent is killed with kill -9"
+ctx rm surveyor
+start_parent surveyor yes
+children="functions churn imports"
+for child in $children; do
+	until [ -s "$CTX_ROOT/agent/$child.d/result.md" ]; do sleep 0.05; done
+done
+ctx tree surveyor
+pids=$(for child in $children; do cat "$CTX_ROOT/agent/$child.d/pid"; done)
+echo
+echo "kill -9 $(cat "$CTX_ROOT/agent/surveyor.d/pid")"
+kill -9 "$(cat "$CTX_ROOT/agent/surveyor.d/pid")"
+cat "$CTX_ROOT/agent/surveyor.d/wait"
+ctx tree surveyor
+for pid in $pids; do
+	if kill -0 "$pid" 2>/dev/null; then
+		echo "process $pid is still there" >&2
+		exit 1
+	fi
+done
+echo "the children's processes are gone; their results and histories are still there:"
+ctx events surveyor | grep child.cancel
+head -n 3 "$CTX_ROOT/agent/churn.d/result.md"
+
+say "ctxd is stopped with SIGTERM"
+cgroup=$(sed -n 's/^cgroup=//p' "$CTX_ROOT/status")
+kill -TERM "$daemon"
+wait "$daemon"
+daemon=
+left=0
+if [ -d "$cgroup" ]; then echo "a cgroup is left: $cgroup" >&2; left=1; fi
+if grep -q "$base" /proc/self/mountinfo; then echo "a mount is left below $base" >&2; left=1; fi
+if pgrep -f "$base/" >/dev/null; then echo "a process is left" >&2; left=1; fi
+[ "$left" = 1 ] || echo "no process, mount or cgroup is left"
+exit "$left"
