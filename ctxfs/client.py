@@ -954,7 +954,6 @@ V2_ONLY = "boot with cgroup v2 only: systemd.unified_cgroup_hierarchy=1 cgroup_n
 CONTROLLERS = ("memory", "cpu", "pids")
 PROGRAMS = (
     ("bwrap", "FAIL", "bubblewrap", "makes the sandboxes"),
-    ("nsenter", "FAIL", "util-linux", "enters the sandboxes"),
     ("setpriv", "FAIL", "util-linux", "drops privileges"),
     ("fusermount3", "warn", "fuse3", "mounts for users other than root"),
     ("git", "warn", "git", "only for workspace=worktree"),

@@ -160,6 +160,8 @@ def _reload(runtime: Runtime, config_file: Path) -> None:
         runtime.reconfigure(load_config(config_file, required=False))
     except StartupError as error:
         log.error("%s; the settings stay as they were", error)
+    else:
+        log.info("the settings were read again")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -181,6 +183,7 @@ def main(argv: list[str] | None = None) -> int:
         check_point(places.mount)
         clear_stale(places.fuse)
         _raise_file_limit()
+        os.umask(0o022)
         trio.run(
             lambda: serve(
                 config=config,

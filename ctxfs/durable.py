@@ -145,38 +145,20 @@ class DurableNode(Node):
         )
 
     def create(self, call: Call, name: str, mode: int, flags: int) -> tuple[Node, Handle]:
-        node = self._make(
-            call,
-            name,
-            lambda: os.close(
-                os.open(
-                    name,
-                    os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
-                    mode & 0o777,
-                    dir_fd=self.fd,
-                )
-            ),
-        )
+        node = self._make(call, name, lambda: self._touch(name), mode)
         return node, node._handle(call, flags & ~os.O_TRUNC)
 
+    def _touch(self, name: str) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        os.close(os.open(name, flags, 0o600, dir_fd=self.fd))
+
     def mkdir(self, call: Call, name: str, mode: int) -> Node:
-        return self._make(call, name, lambda: os.mkdir(name, mode & 0o1777, dir_fd=self.fd))
+        return self._make(call, name, lambda: os.mkdir(name, 0o700, dir_fd=self.fd), mode)
 
     def mknod(self, call: Call, name: str, mode: int) -> Node:
         if not stat.S_ISREG(mode):
             raise ForbiddenError("only files and directories are made here")
-        return self._make(
-            call,
-            name,
-            lambda: os.close(
-                os.open(
-                    name,
-                    os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
-                    mode & 0o777,
-                    dir_fd=self.fd,
-                )
-            ),
-        )
+        return self._make(call, name, lambda: self._touch(name), mode & 0o777)
 
     def symlink(self, call: Call, name: str, target: str) -> Node:
         if not self.space.links:
@@ -195,7 +177,9 @@ class DurableNode(Node):
         target.changed()
         return node
 
-    def _make(self, call: Call, name: str, action: Callable[[], None]) -> DurableNode:
+    def _make(
+        self, call: Call, name: str, action: Callable[[], None], mode: int | None = None
+    ) -> DurableNode:
         self.space.may_write(call.caller)
         try:
             action()
@@ -204,7 +188,11 @@ class DurableNode(Node):
         if self.space.owner is None:
             os.chown(name, call.uid, call.gid, dir_fd=self.fd, follow_symlinks=False)
         self.changed()
-        return self.table.find(self, name)
+        node = self.table.find(self, name)
+        if mode is not None:
+            # the caller's umask has been applied already, the daemon's must not be
+            os.chmod(f"/proc/self/fd/{node.fd}", mode & 0o1777)
+        return node
 
     def unlink(self, call: Call, name: str) -> None:
         self.space.may_write(call.caller)

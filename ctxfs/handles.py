@@ -131,7 +131,9 @@ class ControlHandle(RowHandle):
             return
         if self.node.row.single and staged.count(b"\n") > 1:
             raise MalformedError(f"{self.node.row.name} holds one value, on one line")
-        for line in bytes(staged[begin:end]).split(b"\n"):
+        if self.node.row.first and begin > 0:
+            return
+        for line in bytes(staged[begin:end]).split(b"\n")[: 1 if self.node.row.first else None]:
             self.node.check_line(self.caller, decode(line))
 
     def flush(self) -> None:

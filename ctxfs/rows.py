@@ -69,9 +69,9 @@ class Row:
 
     ``public`` rows of a public agent are open to all. ``write`` says who may
     write, ``when`` in which statuses. ``check`` sees each complete line at
-    write(2), ``commit`` the whole value at flush; ``single`` ones hold one value
-    on one line. ``volatile`` values change by themselves and are never cached;
-    ``polled`` ones work with poll(2).
+    write(2), ``first`` makes that the first line only, ``commit`` the whole value
+    at flush; ``single`` rows hold one value on one line. ``volatile`` values
+    change by themselves and are never cached; ``polled`` ones work with poll(2).
     ``within`` names the directory row that a row is listed in.
     """
 
@@ -89,6 +89,7 @@ class Row:
     check: Check | None = None
     commit: Check | None = None
     single: bool = False
+    first: bool = False
     document: bool = False
     delegated: bool = False
     merges: bool = False
@@ -180,7 +181,7 @@ class RowNode(Node):
         owner = (0, 0) if agent is None else (agent.uid, agent.gid)
         if agent is not None and row.write and agent.owner not in (0, agent.uid):
             # Both the owner and the agent's uid may write: the daemon decides who.
-            mode |= 0o022
+            mode |= 0o022 | (mode & 0o400) >> 3 | (mode & 0o400) >> 6
         return Attributes(
             inode=self.inode,
             mode=row.kind.value | mode,
@@ -251,7 +252,7 @@ class RowNode(Node):
         agent = self.agent
         if agent is not None and agent.status not in row.when:
             raise WrongStateError(
-                f"{row.name} is written while the agent is {statuses(row)}; it is {agent.status}"
+                f"{row.name} is written {statuses(row)}; the agent is {agent.status}"
             )
 
     # opening
@@ -350,8 +351,8 @@ def statuses(row: Row) -> str:
         return "in any status"
     if len(row.when) > len(ANY_STATUS) / 2:
         left = [s.value for s in Status if s not in row.when]
-        return "not " + " or ".join(left)
-    return " or ".join(s.value for s in Status if s in row.when)
+        return "unless " + " or ".join(left)
+    return "while " + " or ".join(s.value for s in Status if s in row.when)
 
 
 def one_line(text: str) -> str:

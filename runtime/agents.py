@@ -11,7 +11,6 @@ import itertools
 import logging
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -33,6 +32,7 @@ from runtime.lifecycle import Event, Status, move
 from runtime.model import Agent, Outcome, Profile, Session
 from runtime.names import check_name, dump_json, parse_duration, parse_size, quote, timestamp
 from runtime.store import Pending, Store
+from runtime.trash import Trash
 from runtime.waits import Waits
 
 log = logging.getLogger("ctxd.agents")
@@ -85,11 +85,13 @@ class Agents:
         history: History,
         hierarchy: Hierarchy,
         waits: Waits,
+        trash: Trash,
         state: Path,
     ) -> None:
         self.config = config
         self.state = state
         self.waits = waits
+        self.trash = trash
         self.watching: list[Watching] = []
         self.identity = Identity(self, hierarchy)
         self._hierarchy = hierarchy
@@ -419,7 +421,7 @@ class Agents:
                 agent.session = self._new_session(agent)
                 self._store.put_agent(agent.index, agent.dump())
         except BaseException:
-            shutil.rmtree(self.directory(agent), ignore_errors=True)
+            self.trash.discard(self.directory(agent))
             self.waits.remove(agent.wait_token)
             raise
         self._agents[agent.index] = agent
@@ -482,7 +484,7 @@ class Agents:
         )
         directory = self.session_directory(session)
         # left over only where a crash came between this and the commit
-        shutil.rmtree(directory, ignore_errors=True)
+        self.trash.discard(directory)
         (directory / "context" / "episode").mkdir(parents=True, mode=0o700)
         session.index = self._store.insert_session(session)
         self._sessions[session.index] = session
@@ -577,15 +579,12 @@ class Agents:
         """Removes what only the object had; a channel's documents outlive it."""
         directory = self.directory(agent)
         if agent.parent_session is None:
-            shutil.rmtree(directory, ignore_errors=True)
+            self.trash.discard(directory)
             return
         for path in directory.iterdir() if directory.is_dir() else ():
             if path.name == "doc":
                 continue
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            self.trash.discard(path)
 
     def cancel_new(self, agent: Agent, reason: str) -> None:
         """A ``new`` agent ends without ever having run."""
@@ -637,7 +636,7 @@ class Agents:
             self._store.delete_session(session.index)
             if not self._store.sessions(session.owner, session.agent):
                 self._store.release_name(session.agent)
-        shutil.rmtree(self.session_directory(session), ignore_errors=True)
+        self.trash.discard(self.session_directory(session))
         self._sessions.pop(session.index, None)
 
     def document_size(self, agent: Agent, name: str) -> int:

@@ -55,6 +55,10 @@ class Places:
     def keeper(self) -> Path:
         return self.shared / "bin" / "keeper"
 
+    def program(self, name: str) -> Path:
+        """The daemon's own copy of a compiled program: an upgrade must not change it."""
+        return self.runtime / "bin" / name
+
     @property
     def stage(self) -> Path:
         return self.runtime / "stage"
@@ -250,10 +254,10 @@ def plan(agents: Agents, agent: Agent, places: Places, *, hidden: dict[str, str]
         steps = drop + steps
     else:
         ids = [str(agent.uid), str(agent.gid), groups or "-"]
-        steps = [str(native("enter")), str(_FIRST_EXTRA_FD), *ids, "--", *steps]
+        steps = [str(places.program("enter")), str(_FIRST_EXTRA_FD), *ids, "--", *steps]
     stage = b""
     if staged:
-        steps = [str(native("stage")), str(_FIRST_EXTRA_FD), "--", *steps]
+        steps = [str(places.program("stage")), str(_FIRST_EXTRA_FD), "--", *steps]
         stage = _stage(agent, places, staged)
     return Plan(steps=tuple(steps), spec=_strings(spec), view=tuple(view), stage=stage)
 

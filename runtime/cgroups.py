@@ -201,6 +201,8 @@ class Hierarchy:
     def close(self) -> None:
         """Removes what was made here, if nothing is left in it."""
         self.root.child("monitor").remove()
+        for path in self.root.path.glob("user-*"):
+            Cgroup(path).remove()
         if _has_mark(self.root.path, _MADE_HERE):
             self.root.remove()
         os.close(self._lock)

@@ -127,7 +127,8 @@ def _refuse_constant(text: str) -> Any:
     raise MalformedError(f"{text} is not JSON (RFC 8259)")
 
 
-def _nesting(text: str) -> int:
+def _nesting(text: str) -> tuple[int, int]:
+    """(how deep brackets nest, how many are open at the end)."""
     depth = deepest = 0
     in_string = escaped = False
     for c in text:
@@ -145,12 +146,12 @@ def _nesting(text: str) -> int:
             deepest = max(deepest, depth)
         elif c in "]}":
             depth -= 1
-    return deepest
+    return deepest, depth
 
 
 def parse_json(text: str) -> Any:
     """JSON as RFC 8259 has it: bounded depth, no NaN, no lone surrogates."""
-    if _nesting(text) > JSON_DEPTH:
+    if _nesting(text)[0] > JSON_DEPTH:
         raise MalformedError(f"the JSON is nested deeper than {JSON_DEPTH} levels")
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
@@ -168,6 +169,11 @@ def parse_json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise MalformedError(f'{quote(text)} is no JSON object such as {{"key": "value"}}')
     return value
+
+
+def is_unfinished_json(text: str) -> bool:
+    """Whether brackets are still open: the first of several lines, say."""
+    return _nesting(text)[1] > 0
 
 
 def dump_json(value: Any) -> str:

@@ -24,6 +24,7 @@ from runtime.inotify import Watcher
 from runtime.sockets import Sockets
 from runtime.store import Store
 from runtime.supervisor import Supervisor
+from runtime.trash import Trash
 from runtime.waits import Waits
 
 log = logging.getLogger("ctxd.runtime")
@@ -120,13 +121,21 @@ def _prepare_shared(places: Places) -> None:
     for path, mode in ((places.waits, 0o711), (places.keeper.parent, 0o755), (places.fuse, 0o755)):
         if path != places.fuse or linux.mount_at(path) is None:
             _private_directory(path, mode)
-    keeper = places.keeper.with_name(".keeper.new")
+    _private_directory(places.program("monitor").parent, 0o755)
+    _install(cell.native("keeper"), places.keeper)
+    for name in ("enter", "monitor", "stage"):
+        _install(cell.native(name), places.program(name))
+
+
+def _install(source: Path, target: Path) -> None:
+    """A copy of a program, renamed into place: a running one cannot be written."""
+    temporary = target.with_name(f".{target.name}.new")
     try:
-        shutil.copyfile(cell.native("keeper"), keeper)
-    except FileNotFoundError as error:
-        raise StartupError(f"{error.filename} is missing: run make setup") from None
-    os.chmod(keeper, 0o755)
-    os.replace(keeper, places.keeper)
+        shutil.copyfile(source, temporary)
+    except FileNotFoundError:
+        raise StartupError(f"{source} is missing: run make setup") from None
+    os.chmod(temporary, 0o755)
+    os.replace(temporary, target)
 
 
 def _open_lifeline(path: Path) -> int:
@@ -172,15 +181,17 @@ async def open_runtime(
         # the records
         store = Store(places.state / "ctxfs.db")
         stack.callback(store.close)
-        for name in ("agent", "home", "shared"):
+        for name in ("agent", "home", "shared", "trash"):
             (places.state / name).mkdir(exist_ok=True, mode=0o700)
         waits = Waits(places.waits)
+        trash = Trash(places.state / "trash")
         agents = Agents(
             config=config,
             store=store,
             history=History(places.state),
             hierarchy=hierarchy,
             waits=waits,
+            trash=trash,
             state=places.state,
         )
         watcher = Watcher()
@@ -188,6 +199,7 @@ async def open_runtime(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watcher.run)
             nursery.start_soon(waits.run)
+            nursery.start_soon(trash.run)
             status: list[Callable[[], dict[str, str]]] = []
             sockets = Sockets(
                 agents=agents,
@@ -225,8 +237,8 @@ def _remove_runtime(places: Places) -> None:
         return
     if linux.mount_at(places.shared) is not None:
         linux.unmount(places.shared, linux.MNT_DETACH)
-    for path in (places.lifeline,):
-        path.unlink(missing_ok=True)
+    places.lifeline.unlink(missing_ok=True)
+    shutil.rmtree(places.program("monitor").parent, ignore_errors=True)
     for path in (places.shared, places.stage, places.runtime):
         try:
             path.rmdir()

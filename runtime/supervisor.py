@@ -11,10 +11,10 @@ import contextlib
 import logging
 import math
 import os
-import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -80,7 +80,21 @@ class Supervisor:
         self._places = places
         self._nursery = nursery
         self._following: dict[int, Following] = {}
+        agents.watching.append(self)
         self._boot = linux.boot_id()
+
+    # Watching
+
+    def agent_changed(self, index: int, names: Iterable[str]) -> None:
+        following = self._following.get(index)
+        if following is not None and "limits" in names:
+            following.changes.notify()  # the timeout may be another
+
+    def session_changed(self, index: int, names: Iterable[str]) -> None:
+        pass
+
+    def agent_listed(self, agent: Agent) -> None:
+        pass
 
     # verbs
 
@@ -250,7 +264,7 @@ class Supervisor:
         base = self._places.state / "agent"
         for directory in base.iterdir() if base.is_dir() else ():
             if directory.name not in known and not (directory / "doc").is_dir():
-                shutil.rmtree(directory, ignore_errors=True)
+                self._agents.trash.discard(directory)
         living = {agent.cgroup for agent in self._agents if agent.cgroup}
         for user in self._hierarchy.root.path.glob("user-*"):
             for node in user.glob("agent-*"):
@@ -421,6 +435,10 @@ class Supervisor:
         with contextlib.ExitStack() as stack:
             keeper = None
             if parent is not None:
+                above = self._following.get(parent.index)
+                if above is not None:  # itself just starting, perhaps
+                    with trio.move_on_after(_SETTLE_SECONDS):
+                        await self._wait_settled(above)
                 keeper = self._open_keeper(parent)
                 stack.callback(os.close, keeper)
             fds = stack.enter_context(cell.passed_files(plan, keeper))
@@ -432,7 +450,7 @@ class Supervisor:
             await trio.to_thread.run_sync(
                 lambda: subprocess.run(
                     [
-                        str(cell.native("monitor")),
+                        str(places.program("monitor")),
                         str(self._agents.directory(agent)),
                         agent.run,
                         str(self._agents.log_max(agent)),
@@ -577,6 +595,8 @@ class Supervisor:
             reason += ",unkillable"
         usage = self.usage(agent)
         usage["processes"] = 0
+        if record.started and record.ended:
+            usage["wall_msec"] = (record.ended - record.started) // 1_000_000
         move(agent.status, Event.ENDED)
         change = Change()
         if record.started:

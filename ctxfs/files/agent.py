@@ -220,11 +220,7 @@ def _set_label(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
     fs.runtime.agents.update(agent, label=label, policy=rewritten)
 
 
-def _check_policy_line(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
-    policy.check_line(line, agent.label, may_delegate=caller.agent is None)
-
-
-def _set_policy(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+def _check_policy(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
     wanted = policy.parse(text, agent.label, may_delegate=caller.agent is None)
     if agent.status is not Status.NEW:
         present = policy.parse(agent.policy, agent.label)
@@ -234,6 +230,10 @@ def _set_policy(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None
                     f"{rule.cls}:{rule.object} {rule.perm} would widen the policy: "
                     "that is done while the agent is new"
                 )
+
+
+def _set_policy(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+    _check_policy(fs, agent, caller, text)
     if text and not text.endswith("\n"):
         text += "\n"
     fs.runtime.agents.update(agent, policy=text)
@@ -402,6 +402,11 @@ def _limits(fs: Filesystem, agent: Agent, caller: Caller) -> str:
     return "".join(
         f"{key}={agent.limits.get(key, defaults.get(key, 'max'))}\n" for key in _LIMIT_KEYS
     )
+
+
+def _check_meta(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
+    if not names.is_unfinished_json(line):
+        names.parse_json_object(line)
 
 
 def _set_meta(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
@@ -676,7 +681,7 @@ ROWS: Final = (
         check=_checked(_parse_label), single=True,
         doc="the subject of its policy lines"),
     Row(name="policy", default="configured; a child's from its parent", mode=0o644,
-        write=_CREATOR, when=NOT_TERMINAL, render=_text("policy"), check=_check_policy_line,
+        write=_CREATOR, when=NOT_TERMINAL, render=_text("policy"), check=_check_policy,
         commit=_set_policy, doc="what it may: allow LABEL CLASS:OBJECT PERM[,PERM...]; "
         "wider only while new"),
     Row(name="policy.effective", render=_policy_effective, volatile=True,
@@ -710,7 +715,7 @@ ROWS: Final = (
     _single("restart", "no, on-failure or always; root agents only", _parse_restart, default="no",
             when=rows.ANY_STATUS),
     Row(name="meta.json", default="{}", mode=0o644, write=_CREATOR, render=_meta,
-        commit=_set_meta, depends=("meta",), doc="any JSON object"),
+        check=_check_meta, first=True, commit=_set_meta, depends=("meta",), doc="any JSON object"),
     Row(name="status", public=True, polled=True, render=_value("status"),
         doc="new starting ready busy idle paused stopping dead"),
     Row(name="outcome", public=True, render=_value("outcome"),

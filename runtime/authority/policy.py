@@ -77,23 +77,19 @@ def _parse_line(line: str, label: str, may_delegate: bool) -> tuple[Rule, ...]:
     return tuple(Rule(kind, cls, name, perm) for perm in wanted)
 
 
-def check_line(line: str, label: str, *, may_delegate: bool) -> None:
-    """``MalformedError`` if the line is neither a comment, nor blank, nor a rule."""
-    stripped = line.strip()
-    if stripped and not stripped.startswith("#"):
-        _parse_line(stripped, label, may_delegate)
-
-
 def parse(text: str, label: str, *, may_delegate: bool = True) -> tuple[Rule, ...]:
     """The rules of a policy text; ``MalformedError`` naming the first bad line."""
     rules: list[Rule] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
         stripped = line.strip()
         if not stripped or stripped.startswith("#"):
             continue
         try:
             rules.extend(_parse_line(stripped, label, may_delegate))
         except MalformedError as error:
+            if len(lines) == 1:
+                raise
             raise MalformedError(f"line {number}: {error.sentence}") from None
     return tuple(rules)
 

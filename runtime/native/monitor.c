@@ -180,8 +180,14 @@ static void append(struct stream *s, const char *data, size_t length)
 static bool drain(struct stream *s)
 {
 	char data[65536];
-	ssize_t n = read(s->pipe, data, sizeof data);
+	size_t room = sizeof data;
+	ssize_t n;
 
+	if (s->size >= s->segment)
+		next_segment(s);
+	if (s->segment - s->size < room)
+		room = s->segment - s->size;
+	n = read(s->pipe, data, room);
 	if (n < 0)
 		return errno == EINTR;
 	if (n == 0) {
@@ -189,8 +195,6 @@ static bool drain(struct stream *s)
 		s->pipe = -1;
 		return false;
 	}
-	if (s->size >= s->segment)
-		next_segment(s);
 	if (s->lost) {
 		char note[96];
 		int length = snprintf(note, sizeof note,

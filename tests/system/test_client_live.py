@@ -1,0 +1,139 @@
+"""The client against a real daemon, as a user types it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+from tests.harness import Daemon, read, wait_dead, wait_status, wait_until
+
+
+def test_the_whole_life_of_an_agent(daemon: Daemon) -> None:
+    assert daemon.ctx("new", "coder", "exec=cat", "label=mine").returncode == 0
+    assert daemon.ctx("set", "coder", "handoff.md", "-", stdin=None, input="task\n").returncode == 0
+    assert daemon.ctx("get", "coder", "label").stdout == "mine\n"
+    assert "coder" in daemon.ctx("ps").stdout
+    assert daemon.ctx("start", "coder").returncode == 0
+    assert daemon.ctx("wait", "coder").returncode == 0
+    assert daemon.ctx("result", "coder").stdout == "task\n"
+    assert "run.end" in daemon.ctx("events", "coder").stdout
+    assert "task" in daemon.ctx("log", "coder").stdout
+    assert "coder" not in daemon.ctx("ps").stdout
+    assert "coder" in daemon.ctx("ps", "-a").stdout
+    assert "coder" in daemon.ctx("tree").stdout
+    assert daemon.ctx("rm", "coder").returncode == 0
+    assert os.listdir(daemon.root / "agent") == []
+
+
+def test_spawn_hands_over_follows_and_exits_with_the_outcome(daemon: Daemon) -> None:
+    result = daemon.ctx(
+        "spawn", "a", "--wait", "--", "sh", "-c", "cat; echo warning >&2; exit 4",
+        stdin=None, input="the task\n",
+    )
+    assert result.returncode == 4
+    assert result.stdout == "the task\n"
+    assert "warning\n" in result.stderr
+    assert daemon.ctx("spawn", "b", "--wait", "--", "sh", "-c", "kill -9 $$").returncode == 137
+    assert daemon.ctx("spawn", "c", "--wait", "--", "/no/such").returncode == 126
+    result = daemon.ctx("spawn", "d", "--wait", "--timeout", "200ms", "--", "sleep", "1000")
+    assert result.returncode == 124
+    project = daemon.base / "project"
+    project.mkdir()
+    (project / "file").write_text("content\n")
+    result = daemon.ctx("spawn", "e", "--wait", "--mount", f"{project}:/p", "--", "cat", "/p/file")
+    assert (result.returncode, result.stdout) == (0, "content\n")
+
+
+def test_ctrl_c_stops_what_spawn_waits_for(daemon: Daemon) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-IS", str(daemon.root / "bin" / "ctx"), "spawn", "s", "--wait", "--",
+         "sleep", "1000"],
+        env={"CTX_ROOT": str(daemon.root)}, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as client:
+        directory = daemon.agent_dir("s")
+        wait_until(directory.exists, "the agent is made")
+        wait_status(directory, "busy")
+        client.send_signal(signal.SIGINT)
+        _, said = client.communicate(timeout=30)
+        assert client.returncode == 130
+        assert "stop" in said
+    assert read(directory, "outcome") == "cancelled\n"
+
+
+def test_ctrl_c_ends_wait_and_not_the_agent(daemon: Daemon) -> None:
+    directory = daemon.run("s", "sleep 1000")
+    wait_status(directory, "busy")
+    with subprocess.Popen(
+        [sys.executable, "-IS", str(daemon.root / "bin" / "ctx"), "wait", "s"],
+        env={"CTX_ROOT": str(daemon.root)}, stderr=subprocess.DEVNULL,
+    ) as client:
+        fifo = os.readlink(directory / "wait")
+
+        def holds_fifo() -> bool:
+            base = f"/proc/{client.pid}/fd"
+            return any(os.readlink(f"{base}/{fd}") == fifo for fd in os.listdir(base))
+
+        wait_until(holds_fifo, "ctx waits")
+        client.send_signal(signal.SIGINT)
+        assert client.wait(30) == 130
+    assert read(directory, "status") == "busy\n"
+
+
+def test_every_failure_prints_the_daemons_reason(daemon: Daemon) -> None:
+    daemon.make("coder")
+    for arguments, reason in (
+        (("set", "coder", "life", "forever"), '"forever" is none of: owned, temp, detached'),
+        (("set", "coder", "policy", "allow x agent:* create"), "is a foreign subject"),
+        (("start", "coder"), "exec is empty"),
+        (("pause", "coder"), "pause does not fit: the agent is new"),
+        (("new", "-bad-"), "usage"),
+        (("new", "coder"), "exists"),
+        (("new", "other", "mode=loop"), '"loop" is none of'),
+        (("rm", "nobody"), 'no agent "nobody"'),
+        (("wait", "nobody"), 'no agent "nobody"'),
+    ):
+        result = daemon.ctx(*arguments)
+        assert result.returncode in (1, 2), arguments
+        assert reason in result.stderr, (arguments, result.stderr)
+        assert "Traceback" not in result.stderr
+    assert sorted(os.listdir(daemon.root / "agent")) == ["coder", "coder.d", "coder.sock"]
+
+
+def test_the_client_works_inside_a_sandbox(daemon: Daemon) -> None:
+    script = (
+        "ctx spawn kid -- echo from the child >/dev/null && ctx wait kid && ctx result kid && "
+        "ctx ps -a && ctx set $CTX_AGENT label mine"
+    )
+    agent = daemon.finish("boss", f"sh -c '{script}'")
+    out = read(agent, "out")
+    assert "from the child\n" in out
+    assert "agent:boss" in out
+    assert "ctx: agent/boss.d/label: label is not yours to" in read(agent, "log")
+    assert read(agent, "reason") == "exit:1\n"
+
+
+def test_following_events_and_output_until_the_end(daemon: Daemon) -> None:
+    directory = daemon.make("s", "sh -c 'echo one; sleep 0.3; echo two'")
+    program = [sys.executable, "-IS", str(daemon.root / "bin" / "ctx")]
+    environment = {"CTX_ROOT": str(daemon.root)}
+    with (
+        subprocess.Popen([*program, "events", "-f", "s"], env=environment,
+                         stdout=subprocess.PIPE, text=True) as events,
+        subprocess.Popen([*program, "log", "-f", "--out", "s"], env=environment,
+                         stdout=subprocess.PIPE, text=True) as output,
+    ):
+        assert daemon.ctx("start", "s").returncode == 0
+        told, _ = events.communicate(timeout=30)
+        said, _ = output.communicate(timeout=30)
+    wait_dead(directory)
+    assert told.count("agent.create") == told.count("agent.stop") == 1
+    assert said == "one\ntwo\n"
+
+
+def test_doctor(daemon: Daemon) -> None:
+    result = daemon.ctx("doctor")
+    assert result.returncode == 0, result.stdout
+    assert f"ctxd at {daemon.root} is ready" in result.stdout
