@@ -107,6 +107,8 @@ class Filesystem:
     def lookup_in(self, directory: RowNode, call: Call, name: str) -> Node:
         """The entry of a row's directory; ``MissingError`` or ``DeniedError``."""
         row = directory.row
+        if not name.isascii():
+            raise MissingError(f"{quote(name)}: names here are ASCII")
         if row.find is not None:
             node = row.find(self, directory.obj, call, name)
         else:

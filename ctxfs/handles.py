@@ -53,13 +53,19 @@ class RowHandle(Handle):
         self.direct = writing or not node.cached
         self.keep = not self.direct
 
-    def _check_reader(self) -> None:
+    def _check_alive(self) -> None:
         if not self._fs.runtime.agents.identity.still(self.caller):
             raise DeniedError("whoever opened this file is gone: so are its rights")
 
+    def _check_reader(self) -> None:
+        """At every read: the opener still lives, and still may."""
+        self._check_alive()
+        if not self.node.may_read(self.caller):
+            raise DeniedError(f"{self.node.row.name} is not yours to read any more")
+
     def read(self, offset: int, size: int) -> bytes:
+        self._check_reader()
         if offset == 0 or self._text is None:
-            self._check_reader()
             self._seen = self._fs.cache.poller.version(self.node.inode)
             self._text = self.node.render(self.caller)
         if self.keep:
@@ -78,13 +84,18 @@ class RowHandle(Handle):
 
 
 class ControlHandle(RowHandle):
-    """A control open for writing: staged, checked by line, committed as a whole at flush."""
+    """A control open for writing: staged, checked by line, committed as a whole at flush.
+
+    What is appended, or merges, is staged alone and joined to the value that is
+    there at the commit: two who append lose nothing.
+    """
 
     def __init__(
         self, fs: Filesystem, node: RowNode, caller: object, flags: int, limit: int
     ) -> None:
         super().__init__(fs, node, caller, writing=True)
-        self._append = bool(flags & os.O_APPEND)
+        self._adds = bool(flags & os.O_APPEND) or node.row.merges
+        self._append = bool(flags & os.O_APPEND) and not node.row.merges
         self._truncated = bool(flags & os.O_TRUNC)
         self._limit = limit
         self._staged: bytearray | None = None
@@ -92,9 +103,13 @@ class ControlHandle(RowHandle):
 
     def _stage(self) -> bytearray:
         if self._staged is None:
-            empty = self._truncated or self.node.row.merges
+            empty = self._truncated or self._adds
             self._staged = bytearray(b"" if empty else self.node.render(self.caller))
         return self._staged
+
+    def _before(self) -> bytes:
+        """What the staged text is added to."""
+        return self.node.render(self.caller) if self._append and not self._truncated else b""
 
     def truncate(self, size: int) -> None:
         if size == 0:
@@ -104,13 +119,13 @@ class ControlHandle(RowHandle):
 
     def write(self, offset: int, data: bytes) -> int:
         try:
-            self._check_reader()
+            self._check_alive()
             self.node.check_writer(self.caller)
             staged = self._stage()
-            if self._append or self.node.row.merges:
+            if self._adds:
                 offset = len(staged)
             end = offset + len(data)
-            if end > self._limit:
+            if len(self._before()) + end > self._limit:
                 raise self.node.row.too_long(self._limit)
             if offset > len(staged):
                 staged.extend(b"\0" * (offset - len(staged)))
@@ -118,7 +133,7 @@ class ControlHandle(RowHandle):
             self._check_lines(staged, offset)
         except Exception:
             # what was rejected must not be committed by a later flush
-            self._staged, self._fresh, self._truncated = None, False, True
+            self._staged, self._fresh = None, False
             raise
         self._fresh = True
         return len(data)
@@ -142,14 +157,14 @@ class ControlHandle(RowHandle):
         staged, self._fresh = bytes(self._staged), False
         self._text = None
         try:
-            self._check_reader()
+            self._check_alive()
             self.node.check_writer(self.caller)
-            self.node.commit(self.caller, decode(staged))
+            self.node.commit(self.caller, decode(self._before() + staged))
         except Exception:
-            self._staged, self._truncated = None, True
-            raise
-        if self.node.row.merges:
             self._staged = None
+            raise
+        if self._adds:
+            self._staged, self._truncated = None, False
 
     def sync(self) -> None:
         self.flush()
@@ -181,8 +196,9 @@ class VerbHandle(RowHandle):
             self._act(rest)
 
     def _act(self, line: bytes) -> None:
-        if line.strip():
-            self._check_reader()
+        if line.strip(b" \t"):
+            self._check_alive()
+            self.node.check_writer(self.caller)
             self.node.commit(self.caller, decode(line))
 
     def sync(self) -> None:
@@ -267,10 +283,12 @@ class HistoryHandle(RowHandle):
         self._appends = bool(flags & os.O_APPEND)
         self._limit = limit
         self._rest = b""
+        if flags & os.O_TRUNC:
+            self.truncate(0)
 
     def read(self, offset: int, size: int) -> bytes:
+        self._check_reader()
         if offset == 0:
-            self._check_reader()
             self._seen = self._fs.cache.poller.version(self.node.inode)
         try:
             with open(self._path, "rb") as file:
@@ -284,7 +302,7 @@ class HistoryHandle(RowHandle):
     def write(self, offset: int, data: bytes) -> int:
         if self._add is None:
             raise ForbiddenError("this history is written by the runtime only")
-        self._check_reader()
+        self._check_alive()
         size = self._path.stat().st_size if self._path.exists() else 0
         if not self._appends and offset != size:
             raise ForbiddenError("a history only grows: open it for appending (>>)")
@@ -319,8 +337,7 @@ class OutputHandle(RowHandle):
         self._directory = directory
 
     def read(self, offset: int, size: int) -> bytes:
-        if offset == 0:
-            self._check_reader()
+        self._check_reader()
         return Output(self._directory).read(offset, size)
 
 

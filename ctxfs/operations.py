@@ -30,7 +30,7 @@ from ctxfs.errnos import errno_of
 from ctxfs.filesystem import Filesystem
 from ctxfs.nodes import Attributes, Call, Changes, Handle, Listing, Node
 from runtime.authority.identity import Caller
-from runtime.errors import CtxError, MissingError
+from runtime.errors import CtxError, MalformedError, MissingError
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -223,7 +223,7 @@ class Operations(pyfuse3.Operations):
         ctx: RequestContext,
     ) -> None:
         if flags & ~_RENAME_NOREPLACE:
-            raise FUSEError(errno.EINVAL)
+            raise MalformedError("only RENAME_NOREPLACE is known here (rename(2))")
         source = self._fs.node(parent_inode_old)
         source.rename(
             self._call(ctx),

@@ -7,7 +7,6 @@ watch are told (``Watching``), in this order.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import secrets
@@ -58,6 +57,10 @@ class Change:
         self.agents: list[tuple[Agent, dict[str, Any]]] = []
         self.sessions: dict[int, dict[str, Any]] = {}
         self.lines: list[tuple[int, str, dict[str, Any]]] = []
+        #: names that go to another owner
+        self.claims: list[tuple[str, int]] = []
+        #: channels that a new child takes over
+        self.channels: list[tuple[int, str]] = []
 
     def set(self, agent: Agent, **values: Any) -> None:
         self.agents.append((agent, values))
@@ -98,6 +101,7 @@ class Agents:
         self._store = store
         self._history = history
         self._undelivered: list[Pending] = store.undelivered()
+        self._cut = False
         self._agents = {agent.index: agent for agent in store.load_agents()}
         self._by_name = {agent.name: agent for agent in self._agents.values()}
         self._children: dict[int, list[int]] = {}
@@ -130,16 +134,13 @@ class Agents:
     def by_cgroup(self, path: str) -> Agent | None:
         """The agent whose cgroup a path below the daemon's root is in, however deep."""
         agent: Agent | None = None
-        parts = path.split("/")
-        for before, part in itertools.pairwise(parts):
-            if not part.startswith("agent-") or not (before == "child" or before == parts[0]):
-                continue
-            found = self._by_name.get(part.removeprefix("agent-"))
-            if found is None:
-                return None
-            if agent is not None and found.parent != agent.index:
-                break  # a directory of the agent's own making
+        parts = path.split("/")[1:]
+        while parts and parts[0].startswith("agent-"):
+            found = self._by_name.get(parts[0].removeprefix("agent-"))
+            if found is None or (agent is not None and found.parent != agent.index):
+                break  # below a known agent: of that agent's own making
             agent = found
+            parts = parts[2:] if parts[1:2] == ["child"] else []
         if agent is None or not agent.cgroup:
             return None
         return agent
@@ -262,6 +263,10 @@ class Agents:
         now = time.time()
         try:
             with self._store.transaction():
+                for name, owner in change.claims:
+                    self._store.claim_name(name, owner)
+                for index, name in change.channels:
+                    self._retire_channel(index, name)
                 for agent, values in merged.values():
                     self._store.put_agent(agent.index, {**agent.dump(), **values})
                 for index, values in change.sessions.items():
@@ -309,11 +314,16 @@ class Agents:
         while self._undelivered:
             pending = self._undelivered[0]
             try:
-                self._history.append(pending)
+                if self._cut:
+                    self._history.complete(pending)
+                else:
+                    self._history.append(pending)
+                self._cut = False
             except FileNotFoundError:
                 log.warning("history %s was removed, an event for it is dropped", pending.path)
             except OSError as error:
                 log.error("history %s: %s; kept for later", pending.path, error.strerror)
+                self._cut = True  # some of the line may be there already
                 return
             self._store.delivered(pending.seq)
             del self._undelivered[0]
@@ -416,7 +426,7 @@ class Agents:
             with self._store.transaction():
                 if self._store.name_owner(agent.name) != agent.owner:
                     self._store.claim_name(agent.name, agent.owner)
-                self._retire_channel(agent)
+                self._retire_channel(agent.parent_session, agent.channel)
                 agent.index = self._store.insert_agent(agent)
                 agent.session = self._new_session(agent)
                 self._store.put_agent(agent.index, agent.dump())
@@ -452,19 +462,19 @@ class Agents:
         if agent.parent_session is not None:
             self._tell_session(agent.parent_session, ("child",))
 
-    def _retire_channel(self, agent: Agent) -> None:
+    def _retire_channel(self, session: int | None, channel: str) -> None:
         """The channel of an earlier child of this name becomes NAME~1, NAME~2, …"""
-        if agent.parent_session is None:
+        if session is None:
             return
-        earlier = self._store.find_channel(agent.parent_session, agent.channel)
+        earlier = self._store.find_channel(session, channel)
         old = self.recall(earlier) if earlier is not None else None
         if old is None:
             return
         number = 1
-        while self._store.find_channel(agent.parent_session, f"{agent.channel}~{number}"):
+        while self._store.find_channel(session, f"{channel}~{number}"):
             number += 1
-        old.channel = f"{agent.channel}~{number}"
-        self._store.put_agent(old.index, old.dump())
+        # Only a removed agent leaves its name, so no record in memory changes with it.
+        self._store.put_agent(old.index, {**old.dump(), "channel": f"{channel}~{number}"})
 
     def _new_session(self, agent: Agent) -> int:
         taken = {name for name, _ in self._store.sessions(agent.owner, agent.name)}
@@ -493,6 +503,8 @@ class Agents:
     def adopt(self, agent: Agent, parent: Agent | None) -> None:
         """Makes a ``new`` agent the child of ``parent``, or a root agent again."""
         before = agent.parent
+        if before == (parent.index if parent is not None else None):
+            return
         if parent is None:
             label = agent.label
             values: dict[str, Any] = {
@@ -503,21 +515,22 @@ class Agents:
                 "life": "detached",
                 "profile": Profile.PUBLIC_NAMED.value,
                 "policy": policy.default_root(self.config.policy, label),
+                "creator_uid": agent.uid,
+                "creator_gid": agent.gid,
+                "creator_groups": agent.groups,
             }
         else:
-            if parent.index == agent.index or agent in self.descendants(agent):
+            if parent.index == agent.index or parent in self.descendants(agent):
                 raise MalformedError(f"{quote(parent.name)} cannot be its own ancestor")
             if not parent.live:
                 raise WrongStateError(f"{quote(parent.name)} is {parent.status}: not live")
             values = self._child_values(agent, parent)
             values["exec"] = agent.exec or parent.exec
-        if before == values["parent"]:
-            return
-        with self._store.transaction():
-            if parent is not None:
-                agent.parent_session, agent.channel = parent.session, agent.name
-                self._retire_channel(agent)
-        self.update(agent, **values)
+        change = Change()
+        change.set(agent, **values)
+        if parent is not None:
+            change.channels.append((parent.session, agent.name))
+        self.commit(change)
         if before is not None:
             self._children[before].remove(agent.index)
             self._tell_agent(before, ("child",))
@@ -538,9 +551,8 @@ class Agents:
             change = Change()
             change.set(agent, owner=owner)
             change.set_session(session.index, owner=owner)
-            with self._store.transaction():
-                self._store.claim_name(agent.name, owner)
-                self.commit(change)
+            change.claims.append((agent.name, owner))
+            self.commit(change)
         except BaseException:
             os.rename(new, old)
             raise
@@ -634,7 +646,10 @@ class Agents:
             raise WrongStateError(f"the agent {quote(agent.name)} of this session still exists")
         with self._store.transaction():
             self._store.delete_session(session.index)
-            if not self._store.sessions(session.owner, session.agent):
+            if (
+                self._store.name_owner(session.agent) == session.owner
+                and not self._store.sessions(session.owner, session.agent)
+            ):
                 self._store.release_name(session.agent)
         self.trash.discard(self.session_directory(session))
         self._sessions.pop(session.index, None)

@@ -90,6 +90,10 @@ def _strings(items: Iterable[str]) -> bytes:
     return b"".join(os.fsencode(item) + b"\0" for item in items)
 
 
+def _lines(text: str) -> list[str]:
+    return [line for line in text.split("\n") if line]
+
+
 def environment(agents: Agents, agent: Agent, places: Places) -> dict[str, str]:
     """All that a program is started with, besides descriptors 0 to 2."""
     try:
@@ -105,7 +109,7 @@ def environment(agents: Agents, agent: Agent, places: Places) -> dict[str, str]:
         "CTX_SESSION": session.name if session is not None else "",
         "CTX_RUN": agent.run,
         "CTX_HOME": f"{root}/home/{agent.owner}",
-        "CTX_PATH": ":".join((agent.path or f"{root}/tool").split()),
+        "CTX_PATH": ":".join(_lines(agent.path)) or f"{root}/tool",
         "CTX_MODEL": agent.model,
         "HOME": HOME,
         "PATH": f"{_SYSTEM_PATH}:{root}/bin",
@@ -115,7 +119,7 @@ def environment(agents: Agents, agent: Agent, places: Places) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "TERM": "dumb",
     }
-    values.update(parse_env_line(line) for line in agent.env.splitlines() if line)
+    values.update(parse_env_line(line) for line in _lines(agent.env))
     return values
 
 
@@ -141,13 +145,14 @@ def program(agent: Agent) -> list[str]:
 
 def _base_view(agents: Agents, agent: Agent, places: Places) -> Iterator[str]:
     """Arguments for a root agent's base view, as configured."""
+    source = str(places.stage / "0") if agent.root else "/"  # staged first: _own_mounts
     if agent.iso == "shared":
-        yield from ("--bind", "/", "/")
+        yield from ("--bind", source, "/")
         yield from ("--ro-bind-try", "/sys/fs/cgroup", "/sys/fs/cgroup")
         yield from ("--tmpfs", str(places.state), "--tmpfs", str(places.runtime))
         return
     if agent.root:
-        yield from ("--bind", "", "/")  # the source is filled in where it is staged
+        yield from ("--bind", source, "/")
         return
     for entry in agents.config.base_view:
         path = Path(entry)
@@ -211,8 +216,6 @@ def plan(agents: Agents, agent: Agent, places: Places, *, hidden: dict[str, str]
         view += ["--bind", "/", "/"] if not agent.root else ["--bind", agent.root, "/"]
     else:
         view += list(_base_view(agents, agent, places))
-        if agent.root:
-            view[-2] = str(places.stage / "0")
     view += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
     view += ["--dir", os.path.dirname(HOME), "--perms", "0700", "--tmpfs", HOME]
     if parent is not None:

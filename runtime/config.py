@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import yaml
 
+from runtime.authority import policy
 from runtime.errors import MalformedError, StartupError
 from runtime.names import parse_duration, parse_size
 
@@ -78,6 +79,12 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(_text(item) for item in value)
 
 
+def _policy(value: Any) -> tuple[str, ...]:
+    lines = _texts(value)
+    policy.parse(policy.default_root(lines, "agent_t"), "agent_t")
+    return lines
+
+
 _PARSERS: Final = {
     "depth": _count,
     "children": _count,
@@ -91,7 +98,7 @@ _PARSERS: Final = {
     "agent_user": _text,
     "allow_root_agents": _flag,
     "base_view": _texts,
-    "policy": _texts,
+    "policy": _policy,
 }
 
 

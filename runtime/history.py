@@ -11,6 +11,11 @@ from runtime.store import Pending
 _TAIL: Final = 1 << 21
 
 
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
 class History:
     """Writes posted lines to their files below the state directory."""
 
@@ -24,8 +29,7 @@ class History:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         fd = os.open(path, flags, 0o600)
         try:
-            while data:
-                data = data[os.write(fd, data) :]
+            _write_all(fd, data)
         finally:
             os.close(fd)
 
@@ -36,13 +40,14 @@ class History:
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             size = os.fstat(fd).st_size
-            tail = os.pread(fd, _TAIL, max(0, size - _TAIL))
+            length = _TAIL + len(data)
+            tail = os.pread(fd, length, max(0, size - length))
             if data in tail:
                 return
             torn = tail.rpartition(b"\n")[2]
             # The lines of the outbox are in order, so a torn end is this line's beginning.
             written = len(torn) if torn and data.startswith(torn) else 0
-            os.write(fd, data[written:])
+            _write_all(fd, data[written:])
         finally:
             os.close(fd)
 

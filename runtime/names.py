@@ -127,6 +127,13 @@ def _refuse_constant(text: str) -> Any:
     raise MalformedError(f"{text} is not JSON (RFC 8259)")
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise MalformedError(f"{quote(text)} is larger than any number")
+    return value
+
+
 def _nesting(text: str) -> tuple[int, int]:
     """(how deep brackets nest, how many are open at the end)."""
     depth = deepest = 0
@@ -154,7 +161,7 @@ def parse_json(text: str) -> Any:
     if _nesting(text)[0] > JSON_DEPTH:
         raise MalformedError(f"the JSON is nested deeper than {JSON_DEPTH} levels")
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise MalformedError("the JSON has a lone surrogate, which is no character") from None

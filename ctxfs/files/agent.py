@@ -497,9 +497,12 @@ def _open_document(name: str) -> Callable[[Filesystem, RowNode, Call, int], Hand
         def may_read() -> None:
             if not identity.still(call.caller):
                 raise DeniedError("whoever opened this file is gone: so are its rights")
+            if not node.may_read(call.caller):
+                raise DeniedError(f"{node.row.name} is not yours to read any more")
 
         def may_write() -> None:
-            may_read()
+            if not identity.still(call.caller):
+                raise DeniedError("whoever opened this file is gone: so are its rights")
             node.check_writer(call.caller)
 
         def changed() -> None:
@@ -639,7 +642,7 @@ ROWS: Final = (
     # the three names in /ctx/agent, then self
     Row(name=".d", within="agent", kind=Kind.DIRECTORY, mode=0o755, public=True,
         receive=_receive),
-    Row(name="", within="agent", mode=0o755, public=True, read=PARTIES,
+    Row(name="", within="agent", mode=0o555, public=True, read=PARTIES,
         render=lambda fs, agent, caller: fs.client_program),
     Row(name=".sock", within="agent", kind=Kind.SOCKET, mode=0o666, public=True),
     Row(name="self", within="self", kind=Kind.LINK, mode=0o777, public=True,

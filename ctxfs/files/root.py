@@ -118,7 +118,7 @@ ROWS: Final = (
     Row(name="ctxd.sock", kind=Kind.SOCKET, mode=0o666, public=True,
         doc="the daemon's socket, for operators"),
     Row(name="bin", kind=Kind.DIRECTORY, mode=0o755, public=True, doc="programs for sandboxes"),
-    Row(name="ctx", within="bin", mode=0o755, public=True, doc="the client",
+    Row(name="ctx", within="bin", mode=0o555, public=True, doc="the client",
         render=lambda fs, _, caller: fs.client_program),
     Row(name="agent", kind=Kind.DIRECTORY, mode=0o1777, public=True, entries=_list_agents,
         find=_find_agent, make=_make_agent, remove=_remove_agent,

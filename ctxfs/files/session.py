@@ -101,6 +101,8 @@ def _open_memory(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handl
     def may_read() -> None:
         if not fs.runtime.agents.identity.still(call.caller):
             raise DeniedError("whoever opened this file is gone: so are its rights")
+        if not node.may_read(call.caller):
+            raise DeniedError(f"{node.row.name} is not yours to read any more")
 
     def may_write() -> None:
         may_read()

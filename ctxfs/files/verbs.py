@@ -81,7 +81,7 @@ VERBS: Final = {
 
 def act(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
     """One line of ``ctl``."""
-    name, *words = line.split()
+    name, *words = (word for word in line.replace("\t", " ").split(" ") if word)
     verb = VERBS.get(name)
     if verb is None:
         raise MalformedError(f"{quote(name)} is no verb: {', '.join(VERBS)}")

@@ -80,7 +80,7 @@ def _parse_line(line: str, label: str, may_delegate: bool) -> tuple[Rule, ...]:
 def parse(text: str, label: str, *, may_delegate: bool = True) -> tuple[Rule, ...]:
     """The rules of a policy text; ``MalformedError`` naming the first bad line."""
     rules: list[Rule] = []
-    lines = text.splitlines()
+    lines = text.removesuffix("\n").split("\n")
     for number, line in enumerate(lines, 1):
         stripped = line.strip()
         if not stripped or stripped.startswith("#"):
@@ -108,14 +108,8 @@ def render(rules: Iterable[Rule], label: str) -> str:
 
 def relabel(text: str, old: str, new: str) -> str:
     """The text with the subject of its rules changed; comments and layout kept."""
-    lines = []
-    for line in text.splitlines(keepends=True):
-        words = line.split(maxsplit=2)
-        if len(words) == 3 and words[0] in ("allow", "delegate") and words[1] == old:
-            head, _, tail = line.partition(old)
-            line = head + new + tail
-        lines.append(line)
-    return "".join(lines)
+    subject = re.compile(rf"^([ \t]*(?:allow|delegate)[ \t]+){re.escape(old)}(?=[ \t])", re.M)
+    return subject.sub(lambda match: match[1] + new, text)
 
 
 def default_root(lines: Iterable[str], label: str) -> str:

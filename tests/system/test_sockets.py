@@ -148,8 +148,8 @@ def test_events_are_replayed_and_streamed(sleeper: Daemon) -> None:
             assert connection.receive() == event
         write(sleeper.agent_dir("sleeper") / "ctl", "kill")
         rest = []
-        while (event := connection.receive()) is not None:
-            rest.append(event)
+        while (told := connection.receive()) is not None:
+            rest.append(told)
     assert rest[-1]["type"] == "agent.stop"
     assert known + rest == sleeper.events("sleeper")
 
@@ -212,9 +212,9 @@ def test_the_handle_says_that_a_once_agent_takes_no_messages(sleeper: Daemon) ->
     assert "once agent" in result.stderr
     write(sleeper.agent_dir("sleeper") / "ctl", "kill")
     wait_dead(sleeper.agent_dir("sleeper"))
-    result = subprocess.run([str(handle), "hello"], capture_output=True, check=False,
-                            env={"PATH": os.environ["PATH"]})
-    assert result.returncode == 69
+    later = subprocess.run([str(handle), "hello"], capture_output=True, check=False,
+                           env={"PATH": os.environ["PATH"]})
+    assert later.returncode == 69
 
 
 def test_a_private_agents_socket_is_not_for_strangers(daemon: Daemon) -> None:

@@ -1,0 +1,185 @@
+"""The filesystem as the kernel would call it, without a kernel: real rows, fake processes."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyfuse3
+import pytest
+import trio
+
+from ctxfs.filesystem import ROOT_INODE, Filesystem
+from ctxfs.operations import Operations
+from runtime.authority.identity import Caller, Identity
+from runtime.cell import Places
+from runtime.lifecycle import Event, move
+from runtime.model import Agent
+from runtime.runtime import Runtime
+from tests.unit.fakes import ROOT, World, operator, world_in
+
+CONTEXT = pyfuse3.RequestContext()
+
+
+class FixedIdentity(Identity):
+    """Takes every caller for the one that the test says."""
+
+    caller: Caller = ROOT
+
+    def resolve(self, uid: int, gid: int, pid: int) -> Caller:
+        return self.caller
+
+
+class FakeSupervisor:
+    """Does what verbs mean for the state, with no process anywhere."""
+
+    def __init__(self) -> None:
+        self.world: World
+        self.said: list[tuple[str, str]] = []
+
+    def start(self, agent: Agent) -> None:
+        to = move(agent.status, Event.START)
+        self.said.append(("start", agent.name))
+        self.world.agents.update(agent, status=to.status)
+
+    def stop(self, agent: Agent, reason: str, *, kill: bool) -> None:
+        to = move(agent.status, Event.KILL if kill else Event.STOP)
+        self.said.append(("kill" if kill else reason, agent.name))
+        self.world.agents.update(agent, status=to.status)
+
+    def usage(self, agent: Agent) -> dict[str, int]:
+        return {"processes": 0}
+
+    def apply_limits(self, agent: Agent, limits: dict[str, str]) -> None:
+        self.said.append(("limits", str(limits)))
+
+
+class Waiter:
+    """Stands for pyfuse3's handle of a process in poll(2)."""
+
+    def __init__(self) -> None:
+        self.notified = 0
+
+    def notify(self) -> None:
+        self.notified += 1
+
+
+def complete(operation: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+    return trio.run(operation, *args)
+
+
+@contextmanager
+def refused(name: str) -> Iterator[None]:
+    """The operation fails with this errno."""
+    with pytest.raises(pyfuse3.FUSEError) as caught:
+        yield
+    assert errno.errorcode[caught.value.errno] == name
+
+
+class Mounted:
+    """Paths and descriptors over ``Operations``."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.agents = world.agents
+        self.identity = FixedIdentity(world.agents, cast(Any, world.hierarchy))
+        world.agents.identity = self.identity
+        self.supervisor = FakeSupervisor()
+        self.supervisor.world = world
+        places = Places(mount=Path("/ctx"), state=world.state, runtime=world.path / "run")
+        (world.state / "shared").mkdir()
+        runtime = SimpleNamespace(
+            agents=world.agents,
+            config=world.config,
+            places=places,
+            supervisor=self.supervisor,
+            hierarchy=SimpleNamespace(root=SimpleNamespace(path=Path("/cg"))),
+            status=lambda: {"version": "0", "state": "ready", "uptime": "1"},
+        )
+        self.fs = Filesystem(cast(Runtime, runtime))
+        self.ops = Operations(self.fs)
+
+    @contextmanager
+    def as_(self, caller: Caller) -> Iterator[None]:
+        before, self.identity.caller = self.identity.caller, caller
+        try:
+            yield
+        finally:
+            self.identity.caller = before
+
+    def make(self, name: str, caller: Caller = ROOT) -> Agent:
+        with self.as_(caller):
+            complete(self.ops.mkdir, self.inode("agent"), f"{name}.d".encode(), 0o755, CONTEXT)
+        agent = self.agents.named(name)
+        assert agent is not None
+        return agent
+
+    def inode(self, path: str) -> int:
+        inode = ROOT_INODE
+        for part in filter(None, path.split("/")):
+            inode = complete(self.ops.lookup, inode, os.fsencode(part), CONTEXT).st_ino
+        return inode
+
+    def stat(self, path: str) -> pyfuse3.EntryAttributes:
+        found: pyfuse3.EntryAttributes = complete(self.ops.getattr, self.inode(path), CONTEXT)
+        return found
+
+    def open(self, path: str, flags: int = os.O_RDONLY) -> int:
+        return int(complete(self.ops.open, self.inode(path), flags, CONTEXT).fh)
+
+    def read(self, fh: int, offset: int = 0, size: int = 1 << 20) -> bytes:
+        return cast(bytes, complete(self.ops.read, fh, offset, size))
+
+    def write(self, fh: int, data: bytes, offset: int = 0) -> int:
+        return cast(int, complete(self.ops.write, fh, offset, data))
+
+    def flush(self, fh: int) -> None:
+        complete(self.ops.flush, fh)
+
+    def close(self, fh: int) -> None:
+        try:
+            self.flush(fh)
+        finally:
+            complete(self.ops.release, fh)
+
+    def get(self, path: str) -> str:
+        fh = self.open(path)
+        try:
+            return self.read(fh).decode()
+        finally:
+            self.close(fh)
+
+    def put(self, path: str, text: str | bytes, flags: int = os.O_TRUNC) -> None:
+        """What ``printf TEXT > PATH`` does, or ``>>`` with O_APPEND."""
+        data = text if isinstance(text, bytes) else text.encode()
+        fh = self.open(path, os.O_WRONLY | flags)
+        try:
+            self.write(fh, data)
+        finally:
+            self.close(fh)
+
+    def list(self, path: str) -> list[str]:
+        fh = complete(self.ops.opendir, self.inode(path), CONTEXT)
+        names = self.ops._listings[fh].names
+        complete(self.ops.releasedir, fh)
+        return names
+
+    @property
+    def reason(self) -> str:
+        """The last rejection of the present caller."""
+        return self.fs.reasons.of_caller(self.identity.caller)
+
+
+@contextmanager
+def mounted_in(path: Path, **settings: Any) -> Iterator[Mounted]:
+    with world_in(path, **settings) as world:
+        yield Mounted(world)
+
+
+USER = operator(1000)
+STRANGER = operator(4242)

@@ -1,0 +1,459 @@
+"""The adapter alone, over nodes that do what the test says."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyfuse3
+import pytest
+
+from ctxfs.caching import Cache
+from ctxfs.errnos import ERRNOS
+from ctxfs.filesystem import Filesystem
+from ctxfs.nodes import Attributes, Call, Changes, Handle, Node
+from ctxfs.operations import Operations
+from ctxfs.reasons import Reasons
+from runtime import errors
+from runtime.authority.identity import Caller
+from tests.adapter.mounted import CONTEXT, complete, refused
+
+ME = Caller(1000, 1000, 1)
+
+
+class FakeHandle(Handle):
+    def __init__(self, node: FakeNode, caller: Caller) -> None:
+        super().__init__(node, caller)
+        self.log = node.log
+
+    def read(self, offset: int, size: int) -> bytes:
+        cast(FakeNode, self.node).fail()
+        return b"0123456789"[offset : offset + size]
+
+    def write(self, offset: int, data: bytes) -> int:
+        cast(FakeNode, self.node).fail()
+        self.log.append(("write", offset, data))
+        return len(data)
+
+    def truncate(self, size: int) -> None:
+        self.log.append(("truncate", size))
+
+    def flush(self) -> None:
+        cast(FakeNode, self.node).fail()
+        self.log.append(("flush",))
+
+    def sync(self) -> None:
+        self.log.append(("sync",))
+
+    def release(self) -> None:
+        self.log.append(("release",))
+
+
+class FakeNode(Node):
+    """A directory whose files are named in ``names``; ``error`` is raised by everything."""
+
+    def __init__(self, inode: int = 1, mode: int = stat.S_IFDIR | 0o755) -> None:
+        self.inode = inode
+        self.mode = mode
+        self.log: list[Any] = []
+        self.names: dict[str, FakeNode] = {}
+        self.error: Exception | None = None
+        self.references = 0
+
+    path = "place"
+    incarnation = "i1"
+
+    def fail(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def attributes(self) -> Attributes:
+        return Attributes(inode=self.inode, mode=self.mode, size=10, mtime=1.5, uid=7, gid=8)
+
+    def remembered(self) -> None:
+        self.references += 1
+
+    def lookup(self, call: Call, name: str) -> Node:
+        self.fail()
+        if name not in self.names:
+            raise errors.MissingError(f"no {name}")
+        self.names[name].fail()
+        return self.names[name]
+
+    def list(self, call: Call) -> Iterator[str]:
+        self.fail()
+        yield from self.names
+
+    def open(self, call: Call, flags: int) -> Handle:
+        self.fail()
+        return FakeHandle(self, call.caller)
+
+    def mkdir(self, call: Call, name: str, mode: int) -> Node:
+        self.fail()
+        self.log.append(("mkdir", name, mode))
+        return self
+
+    def rename(self, call: Call, name: str, target: Node, new_name: str, *, replace: bool) -> None:
+        self.fail()
+        self.log.append(("rename", name, target.inode, new_name, replace))
+
+    def set_attributes(self, call: Call, changes: Changes) -> None:
+        self.fail()
+        self.log.append(changes)
+
+
+class FakeFilesystem:
+    def __init__(self, *nodes: FakeNode) -> None:
+        self.nodes = {node.inode: node for node in nodes}
+        self.reasons = Reasons()
+        self.cache = Cache()
+        self.durable = SimpleNamespace(owns=lambda inode: False)
+        identity = SimpleNamespace(resolve=lambda uid, gid, pid: ME)
+        self.synced = 0
+        agents = SimpleNamespace(identity=identity, sync=self.sync)
+        self.runtime = SimpleNamespace(agents=agents, places=SimpleNamespace(state="/"))
+
+    def sync(self) -> None:
+        self.synced += 1
+
+    def node(self, inode: int) -> FakeNode:
+        try:
+            return self.nodes[inode]
+        except KeyError:
+            raise errors.MissingError("what was here is gone") from None
+
+
+class Small:
+    """One directory, inode 1, with one file, inode 2."""
+
+    def __init__(self) -> None:
+        self.root = FakeNode()
+        self.file = FakeNode(2, stat.S_IFREG | 0o644)
+        self.root.names["file"] = self.file
+        self.fs = FakeFilesystem(self.root, self.file)
+        self.ops = Operations(cast(Filesystem, self.fs))
+
+    @property
+    def reason(self) -> str:
+        return self.fs.reasons.of_caller(ME)
+
+    def open(self) -> int:
+        return int(complete(self.ops.open, 2, os.O_RDWR, CONTEXT).fh)
+
+
+@pytest.fixture
+def small() -> Small:
+    return Small()
+
+
+def asked(**wanted: bool) -> Any:
+    names = ("size", "mode", "uid", "gid", "atime", "mtime", "ctime")
+    return SimpleNamespace(**{f"update_{name}": wanted.get(name, False) for name in names})
+
+
+# the boundary
+
+
+def name_of(cls: object) -> str:
+    return getattr(cls, "__name__", "")
+
+
+@pytest.mark.parametrize("cls", sorted(ERRNOS, key=name_of), ids=name_of)
+def test_each_error_is_the_kernels_errno_and_its_reason_is_kept(
+    small: Small, cls: type[errors.CtxError]
+) -> None:
+    small.file.error = cls("why not")
+    name = errno.errorcode[ERRNOS[cls]]
+    name = "EOPNOTSUPP" if ERRNOS[cls] == errno.EOPNOTSUPP else name
+    with pytest.raises(pyfuse3.FUSEError) as caught:
+        complete(small.ops.open, 2, os.O_RDONLY, CONTEXT)
+    assert caught.value.errno == ERRNOS[cls]
+    assert small.reason.endswith(f" {name} place: why not\n")
+
+
+def test_a_bug_is_eio_and_does_not_end_the_daemon(
+    small: Small, caplog: pytest.LogCaptureFixture
+) -> None:
+    small.file.error = ZeroDivisionError("oops")
+    with refused("EIO"):
+        complete(small.ops.open, 2, os.O_RDONLY, CONTEXT)
+    assert "oops" in caplog.text
+    assert "an error inside ctxfs" in small.reason
+    assert "oops" not in small.reason
+
+
+def test_the_kernels_own_refusals_pass(small: Small) -> None:
+    small.file.error = OSError(errno.ENOSPC, "No space left on device")
+    with refused("ENOSPC"):
+        complete(small.ops.open, 2, os.O_RDONLY, CONTEXT)
+    assert small.reason.endswith("ENOSPC place: no space left on device\n")
+
+
+@pytest.mark.parametrize("error", [errors.DeniedError("x"), errors.ForbiddenError("x")])
+def test_who_is_refused_for_who_it_is_leaves_nothing_at_the_agent(
+    small: Small, error: Exception
+) -> None:
+    small.file.error = error
+    with pytest.raises(pyfuse3.FUSEError):
+        small.open()
+    assert small.reason
+    assert small.fs.reasons.of_agent("i1") == ""
+
+
+def test_other_refusals_are_the_agents_last_error_too(small: Small) -> None:
+    small.file.error = errors.MalformedError("not so")
+    with refused("EINVAL"):
+        small.open()
+    assert small.fs.reasons.of_agent("i1") == small.reason
+
+
+def test_control_characters_of_a_reason_are_escaped(small: Small) -> None:
+    small.root.error = errors.MalformedError("a\nb\x1b[31m")
+    with refused("EINVAL"):
+        complete(small.ops.mkdir, 1, b"x\ny", 0o755, CONTEXT)
+    assert small.reason.endswith("EINVAL place/x\\ny: a\\nb\\x1b[31m\n")
+    assert small.reason.count("\n") == 1
+
+
+def test_a_name_that_is_not_there_is_no_rejection(small: Small) -> None:
+    with refused("ENOENT"):
+        complete(small.ops.lookup, 1, b"none", CONTEXT)
+    assert small.reason == ""
+
+
+def test_a_name_that_is_not_yours_is_one(small: Small) -> None:
+    small.root.error = errors.DeniedError("private")
+    with refused("EACCES"):
+        complete(small.ops.lookup, 1, b"x", CONTEXT)
+    assert small.reason.endswith("EACCES place/x: private\n")
+
+
+def test_a_refused_write_is_noted_for_who_opened_the_file(small: Small) -> None:
+    fh = small.open()
+    small.file.error = errors.MalformedError("bad line")
+    with refused("EINVAL"):
+        complete(small.ops.write, fh, 0, b"bytes of the caller's")
+    assert small.reason.endswith("EINVAL place: bad line\n")
+
+
+def test_an_unknown_descriptor_is_a_bug_not_a_crash(
+    small: Small, caplog: pytest.LogCaptureFixture
+) -> None:
+    with refused("EIO"):
+        complete(small.ops.read, 99, 0, 1)
+    assert caplog.records
+
+
+def test_an_inode_that_is_gone_is_not_there(small: Small) -> None:
+    with refused("ENOENT"):
+        complete(small.ops.getattr, 77, CONTEXT)
+
+
+@pytest.mark.parametrize("name", [b".", b".."])
+def test_dots_are_the_kernels(small: Small, name: bytes) -> None:
+    with refused("ENOENT"):
+        complete(small.ops.lookup, 1, name, CONTEXT)
+
+
+def test_exchanging_names_is_refused_with_a_reason(small: Small) -> None:
+    with refused("EINVAL"):
+        complete(small.ops.rename, 1, b"a", 1, b"b", 2, CONTEXT)
+    assert small.root.log == []
+    assert " EINVAL " in small.reason
+
+
+@pytest.mark.parametrize(("flags", "replace"), [(0, True), (1, False)])
+def test_renaming(small: Small, flags: int, replace: bool) -> None:
+    complete(small.ops.rename, 1, b"a", 2, b"b", flags, CONTEXT)
+    assert small.root.log == [("rename", "a", 2, "b", replace)]
+
+
+# attributes
+
+
+def test_attributes_are_the_nodes(small: Small) -> None:
+    entry = complete(small.ops.getattr, 2, CONTEXT)
+    assert (entry.st_ino, entry.st_mode, entry.st_size) == (2, stat.S_IFREG | 0o644, 10)
+    assert (entry.st_uid, entry.st_gid, entry.st_nlink) == (7, 8, 1)
+    assert entry.st_mtime_ns == entry.st_ctime_ns == 1_500_000_000
+    assert entry.st_blocks == 1
+
+
+def test_a_name_that_was_looked_up_is_remembered(small: Small) -> None:
+    complete(small.ops.lookup, 1, b"file", CONTEXT)
+    complete(small.ops.getattr, 2, CONTEXT)
+    assert small.file.references == 1
+
+
+def test_only_what_is_asked_for_is_changed(small: Small) -> None:
+    entry = pyfuse3.EntryAttributes()
+    entry.st_mode, entry.st_uid, entry.st_size = pyfuse3.ModeT(0o100600), 5, 3
+    complete(small.ops.setattr, 2, entry, asked(mode=True), None, CONTEXT)
+    complete(small.ops.setattr, 2, entry, asked(size=True, uid=True), None, CONTEXT)
+    complete(small.ops.setattr, 2, entry, asked(), None, CONTEXT)
+    assert small.file.log == [Changes(mode=0o600), Changes(size=3, uid=5)]
+
+
+def test_an_open_file_is_truncated_through_its_descriptor(small: Small) -> None:
+    fh = small.open()
+    entry = pyfuse3.EntryAttributes()
+    entry.st_size = 3
+    complete(small.ops.setattr, 2, entry, asked(size=True), fh, CONTEXT)
+    assert small.file.log == [("truncate", 3)]
+
+
+# descriptors
+
+
+def test_descriptors_are_never_given_twice(small: Small) -> None:
+    first = small.open()
+    complete(small.ops.release, first)
+    assert small.open() != first
+    listing = complete(small.ops.opendir, 1, CONTEXT)
+    assert listing not in (first, first + 1)
+
+
+def test_a_released_descriptor_is_gone(small: Small) -> None:
+    fh = small.open()
+    complete(small.ops.release, fh)
+    complete(small.ops.release, fh)
+    assert small.file.log == [("release",)]
+    with refused("EIO"):
+        complete(small.ops.read, fh, 0, 1)
+
+
+def test_reads_and_writes_go_to_the_handle(small: Small) -> None:
+    fh = small.open()
+    assert complete(small.ops.read, fh, 2, 3) == b"234"
+    assert complete(small.ops.write, fh, 4, b"ab") == 2
+    complete(small.ops.flush, fh)
+    complete(small.ops.fsync, fh, False)
+    assert small.file.log == [("write", 4, b"ab"), ("flush",), ("sync",)]
+
+
+def test_errors_of_flush_reach_close(small: Small) -> None:
+    fh = small.open()
+    small.file.error = errors.WrongStateError("too late")
+    with refused("EBUSY"):
+        complete(small.ops.flush, fh)
+
+
+def test_a_file_without_poll_is_always_ready(small: Small) -> None:
+    assert complete(small.ops.poll, 2, small.open(), None, CONTEXT) == 0x5
+
+
+def test_syncing_a_directory_syncs_what_was_acknowledged(small: Small) -> None:
+    complete(small.ops.fsyncdir, 1, False)
+    assert small.fs.synced == 1
+
+
+# directories
+
+
+class Replies:
+    """Takes so many directory entries, then says that the buffer is full."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.taken: list[tuple[bytes, int]] = []
+
+    def __call__(self, token: Any, name: bytes, entry: Any, next_id: int) -> bool:
+        if len(self.taken) == self.room:
+            return False
+        self.taken.append((name, next_id))
+        return True
+
+
+def page(
+    small: Small, monkeypatch: pytest.MonkeyPatch, fh: int, start: int, room: int
+) -> list[tuple[bytes, int]]:
+    replies = Replies(room)
+    monkeypatch.setattr(pyfuse3, "readdir_reply", replies)
+    complete(small.ops.readdir, fh, start, None)
+    return replies.taken
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 100])
+def test_a_directory_is_listed_page_by_page_each_name_once(
+    small: Small, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    small.root.names = {f"f{n}": FakeNode(10 + n, stat.S_IFREG | 0o644) for n in range(7)}
+    fh = complete(small.ops.opendir, 1, CONTEXT)
+    seen: list[bytes] = []
+    start = 0
+    while taken := page(small, monkeypatch, fh, start, room):
+        seen += [name for name, _ in taken]
+        start = taken[-1][1]
+    assert seen == [f"f{n}".encode() for n in range(7)]
+    assert [node.references for node in small.root.names.values()] == [1] * 7
+
+
+def test_a_listing_is_what_was_there_when_it_was_opened(
+    small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fh = complete(small.ops.opendir, 1, CONTEXT)
+    small.root.names["later"] = FakeNode(3)
+    assert [name for name, _ in page(small, monkeypatch, fh, 0, 9)] == [b"file"]
+
+
+def test_a_name_that_went_meanwhile_is_left_out(
+    small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small.root.names["more"] = FakeNode(3)
+    fh = complete(small.ops.opendir, 1, CONTEXT)
+    small.file.error = errors.MissingError("gone")
+    assert page(small, monkeypatch, fh, 0, 9) == [(b"more", 2)]
+
+
+def test_a_closed_listing_is_gone(small: Small) -> None:
+    fh = complete(small.ops.opendir, 1, CONTEXT)
+    complete(small.ops.releasedir, fh)
+    complete(small.ops.releasedir, fh)
+    with refused("EIO"):
+        complete(small.ops.readdir, fh, 0, None)
+
+
+def test_who_may_not_list_is_refused_when_it_opens(small: Small) -> None:
+    small.root.error = errors.DeniedError("not yours")
+    with refused("EACCES"):
+        complete(small.ops.opendir, 1, CONTEXT)
+    assert small.reason.endswith("EACCES place: not yours\n")
+
+
+def test_what_a_node_does_not_know_nobody_may(small: Small) -> None:
+    for operation, args in (
+        (small.ops.symlink, (1, b"a", b"b")),
+        (small.ops.unlink, (1, b"file")),
+        (small.ops.rmdir, (1, b"file")),
+        (small.ops.mknod, (1, b"a", stat.S_IFIFO, 0)),
+        (small.ops.link, (2, 1, b"a")),
+        (small.ops.create, (1, b"a", 0o644, os.O_RDWR)),
+    ):
+        with refused("EPERM"):
+            complete(operation, *args, CONTEXT)
+
+
+def test_reasons_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctxfs.reasons._KEPT", 3)
+    reasons = Reasons()
+    error = errors.DeniedError("x" * 5000)
+    for uid in range(10):
+        reasons.note(error, Caller(uid, 0, 1), "p", None)
+    assert reasons.of_caller(Caller(6, 0, 1)) == ""
+    assert len(reasons.of_caller(Caller(9, 0, 1))) == 1001
+
+
+def test_reasons_are_kept_by_incarnation_inside_an_agent(caplog: pytest.LogCaptureFixture) -> None:
+    reasons = Reasons()
+    one, two = Caller(5, 5, 1, 1, "aa"), Caller(5, 5, 2, 2, "bb")
+    with caplog.at_level(logging.INFO, "ctxd.rejected"):
+        reasons.note(errors.DeniedError("no"), one, "p", None)
+    assert reasons.of_caller(one)
+    assert not reasons.of_caller(two)
+    assert not reasons.of_caller(Caller(5, 5, 3))
+    assert "aa: " in caplog.text

@@ -1,0 +1,114 @@
+"""What the runtime's core is built on in these tests: a real store, no cgroups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from runtime.agents import Agents
+from runtime.authority.identity import Caller
+from runtime.cgroups import Hierarchy
+from runtime.config import Config
+from runtime.history import History
+from runtime.lifecycle import Status
+from runtime.model import Agent
+from runtime.store import Store
+from runtime.trash import Trash
+from runtime.waits import Waits
+
+ROOT = Caller(0, 0, 0)
+
+
+def operator(uid: int) -> Caller:
+    return Caller(uid, uid, 0)
+
+
+def inside(agent: Agent) -> Caller:
+    """A process of the agent."""
+    return Caller(agent.uid, agent.gid, 0, agent.index, agent.incarnation)
+
+
+class FakeHierarchy:
+    """Says of every process that it is ``below``, a path below the daemon's root."""
+
+    def __init__(self) -> None:
+        self.below: str | None = None
+
+    def agent_path(self, path: str) -> str | None:
+        return self.below
+
+
+class Recorder:
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.agents: list[tuple[int, set[str]]] = []
+        self.sessions: list[tuple[int, set[str]]] = []
+        self.listed: list[str] = []
+
+    def agent_changed(self, index: int, names: Iterable[str]) -> None:
+        self.agents.append((index, set(names)))
+
+    def session_changed(self, index: int, names: Iterable[str]) -> None:
+        self.sessions.append((index, set(names)))
+
+    def agent_listed(self, agent: Agent) -> None:
+        self.listed.append(agent.name)
+
+
+class World:
+    """Agents over a store in a directory; ``reopen`` is what a new daemon sees."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        self.path = path
+        self.state = path / "state"
+        for directory in (self.state / "home", self.state / "trash", path / "wait"):
+            directory.mkdir(parents=True, exist_ok=True)
+        self.config = Config(**settings)
+        self.hierarchy = FakeHierarchy()
+        self.waits = Waits(path / "wait")
+        self.trash = Trash(self.state / "trash")
+        self.store = Store(self.state / "ctxfs.db")
+        self.history = History(self.state)
+        self.agents = self._load()
+        self.told = Recorder()
+        self.agents.watching.append(self.told)
+
+    def _load(self) -> Agents:
+        return Agents(
+            config=self.config,
+            store=self.store,
+            history=self.history,
+            hierarchy=cast(Hierarchy, self.hierarchy),
+            waits=self.waits,
+            trash=self.trash,
+            state=self.state,
+        )
+
+    def reopen(self) -> Agents:
+        """As after a crash: nothing in memory is kept."""
+        self.store.close()
+        self.store = Store(self.state / "ctxfs.db")
+        self.agents = self._load()
+        return self.agents
+
+    def live(self, agent: Agent, status: Status = Status.BUSY) -> Agent:
+        self.agents.update(agent, status=status, cgroup=self.agents.node_path(agent))
+        return agent
+
+    def lines(self, agent: Agent, file: str = "events.jsonl") -> list[str]:
+        session = self.agents.session(agent.session)
+        assert session is not None
+        path = self.agents.session_directory(session) / file
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@contextmanager
+def world_in(path: Path, **settings: Any) -> Iterator[World]:
+    made = World(path, **settings)
+    try:
+        yield made
+    finally:
+        made.store.close()

@@ -1,0 +1,721 @@
+"""Agents over a real store: what is made with which defaults, refused, changed and kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.agents import Change
+from runtime.errors import (
+    DeniedError,
+    MalformedError,
+    NoSpaceError,
+    QuotaError,
+    TakenError,
+    WrongStateError,
+)
+from runtime.lifecycle import Status
+from runtime.model import Agent, Outcome
+from runtime.store import Pending
+from tests.unit.fakes import ROOT, World, inside, operator, world_in
+from tests.unit.test_history import full_disk
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with world_in(tmp_path) as made:
+        yield made
+
+
+def live_parent(world: World, name: str = "p", uid: int = 1000) -> Agent:
+    return world.live(world.agents.create(operator(uid), name))
+
+
+def session_name(world: World, agent: Agent) -> str:
+    session = world.agents.session(agent.session)
+    assert session is not None
+    return session.name
+
+
+# making
+
+
+def test_an_operators_agent_is_a_root_agent_with_the_operators_ids(world: World) -> None:
+    agent = world.agents.create(operator(1000), "coder")
+    assert (agent.owner, agent.uid, agent.gid) == (1000, 1000, 1000)
+    assert (agent.creator_uid, agent.creator_gid) == (1000, 1000)
+    assert (agent.life, agent.profile, agent.private) == ("detached", "public_named", False)
+    assert (agent.label, agent.lineage) == ("coder_t", "operator uid:1000")
+    assert (agent.status, agent.exec, agent.mode, agent.iso) == (Status.NEW, "", "once", "sandbox")
+    assert agent.policy == (
+        "allow coder_t agent:* create,start,stop,read,write\n"
+        "allow coder_t tool:* execute\n"
+        "allow coder_t model:* use\n"
+    )
+
+
+def test_roots_agent_runs_as_the_configured_user(world: World) -> None:
+    agent = world.agents.create(ROOT, "coder")
+    assert agent.owner == 0
+    assert (agent.uid, agent.gid) == world.config.agent_ids()
+    assert agent.uid != 0
+    assert agent.groups == ()
+
+
+def test_a_new_agent_has_a_session_documents_and_an_event(world: World) -> None:
+    agent = world.agents.create(operator(1000), "coder")
+    assert session_name(world, agent) == "default"
+    assert world.agents.document(agent, "artifact").is_dir()
+    (line,) = world.lines(agent)
+    event = json.loads(line)
+    assert list(event)[:2] == ["id", "ts"]
+    assert (event["id"], event["type"], event["agent"]) == ("e1", "agent.create", "coder")
+    assert world.told.listed == ["coder"]
+
+
+def test_an_agents_agent_is_its_child_with_a_childs_defaults(world: World) -> None:
+    parent = live_parent(world)
+    world.agents.update(parent, exec="prog", groups=(7,), run="r17")
+    child = world.agents.create(inside(parent), "c")
+    assert (child.parent, child.owner) == (parent.index, 1000)
+    assert (child.uid, child.gid, child.groups) == (1000, 1000, (7,))
+    assert (child.life, child.profile, child.private) == ("owned", "private_child", True)
+    assert child.lineage == "agent:p session:default run:r17"
+    assert child.exec == "prog"
+    assert child.policy == "allow c_t model:* use\nallow c_t tool:* execute\n"
+    assert (child.parent_session, child.channel) == (parent.session, "c")
+    assert world.agents.children(parent) == [child]
+    assert "agent_creation" not in world.agents.families(child)
+
+
+def test_a_private_child_may_make_agents_by_an_explicit_line_only(world: World) -> None:
+    child = world.agents.create(inside(live_parent(world)), "c")
+    world.agents.update(child, policy="allow c_t agent:x create\n")
+    assert "agent_creation" in world.agents.families(child)
+    assert "authority_expansion" not in world.agents.families(child)
+
+
+@pytest.mark.parametrize("name", ["current", "a/b", "", "x.sock", "a\n"])
+def test_a_bad_name_makes_nothing(world: World, name: str) -> None:
+    with pytest.raises(MalformedError):
+        world.agents.create(ROOT, name)
+    assert list(world.agents) == []
+
+
+def test_a_name_is_taken_once(world: World) -> None:
+    world.agents.create(operator(1), "x")
+    with pytest.raises(TakenError, match="exists"):
+        world.agents.create(operator(1), "x")
+
+
+def test_who_cannot_be_identified_makes_nothing(world: World) -> None:
+    caller = operator(0)
+    unknown = type(caller)(0, 0, 5, known=False)
+    with pytest.raises(DeniedError, match="could not be identified"):
+        world.agents.create(unknown, "x")
+
+
+@pytest.mark.parametrize("status", [Status.NEW, Status.DEAD])
+def test_an_agent_that_does_not_live_makes_nothing(world: World, status: Status) -> None:
+    parent = live_parent(world)
+    world.agents.update(parent, status=status)
+    with pytest.raises(WrongStateError):
+        world.agents.create(inside(parent), "c")
+
+
+# limits
+
+
+def test_an_owner_has_so_many_agents(tmp_path: Path) -> None:
+    with world_in(tmp_path, agents=2) as world:
+        world.agents.create(operator(1), "a")
+        world.agents.create(operator(1), "b")
+        with pytest.raises(QuotaError, match="uid 1 has 2 agents"):
+            world.agents.create(operator(1), "c")
+        world.agents.create(operator(2), "c")
+
+
+def test_an_agent_has_so_many_children(tmp_path: Path) -> None:
+    with world_in(tmp_path, children=1) as world:
+        parent = live_parent(world)
+        world.agents.create(inside(parent), "a")
+        with pytest.raises(QuotaError, match='"p" has 1 children'):
+            world.agents.create(inside(parent), "b")
+
+
+def test_a_removed_child_makes_room(tmp_path: Path) -> None:
+    with world_in(tmp_path, children=1, agents=2) as world:
+        parent = live_parent(world)
+        world.agents.remove(world.agents.create(inside(parent), "a"))
+        assert world.agents.create(inside(parent), "b").parent == parent.index
+
+
+def test_agents_are_so_many_levels_deep(tmp_path: Path) -> None:
+    with world_in(tmp_path, depth=2) as world:
+        parent = live_parent(world)
+        child = world.live(world.agents.create(inside(parent), "a"))
+        with pytest.raises(QuotaError, match="3 levels deep"):
+            world.agents.create(inside(child), "b")
+
+
+def test_a_refused_agent_leaves_nothing(tmp_path: Path) -> None:
+    with world_in(tmp_path, depth=1) as world:
+        parent = live_parent(world)
+        before = sorted(p.name for p in (world.state / "agent").iterdir())
+        with pytest.raises(QuotaError):
+            world.agents.create(inside(parent), "a")
+        assert sorted(p.name for p in (world.state / "agent").iterdir()) == before
+        assert len(os.listdir(tmp_path / "wait")) == 1
+
+
+# names and incarnations
+
+
+def test_a_name_belongs_to_who_first_used_it(world: World) -> None:
+    world.agents.remove(world.agents.create(operator(1), "x"))
+    with pytest.raises(DeniedError, match="belong to another user"):
+        world.agents.create(operator(2), "x")
+    assert world.agents.create(operator(1), "x").owner == 1
+
+
+def test_a_name_without_history_is_free(world: World) -> None:
+    agent = world.agents.create(operator(1), "x")
+    session = world.agents.session(agent.session)
+    assert session is not None
+    world.agents.remove(agent)
+    world.agents.remove_session(session)
+    assert world.agents.create(operator(2), "x").owner == 2
+
+
+def test_a_session_of_an_agent_that_exists_is_kept(world: World) -> None:
+    agent = world.agents.create(operator(1), "x")
+    session = world.agents.session(agent.session)
+    assert session is not None
+    with pytest.raises(WrongStateError, match="still exists"):
+        world.agents.remove_session(session)
+    assert world.agents.session_directory(session).is_dir()
+
+
+def test_removing_an_old_owners_history_leaves_the_name_to_the_new_one(world: World) -> None:
+    first = world.agents.create(operator(1), "x")
+    old = world.agents.session(first.session)
+    assert old is not None
+    world.agents.remove(first)
+    second = world.agents.create(ROOT, "x")
+    world.agents.remove_session(old)
+    assert world.store.name_owner("x") == second.owner
+    assert world.agents.next_run(second) == "r1"
+
+
+def test_a_new_incarnation_has_a_new_session_and_goes_on_counting_runs(world: World) -> None:
+    first = world.agents.create(operator(1), "x")
+    assert world.agents.next_run(first) == "r1"
+    world.agents.remove(first)
+    second = world.agents.create(operator(1), "x")
+    assert session_name(world, second) == "default.2"
+    assert second.incarnation != first.incarnation
+    assert second.index != first.index
+    assert world.agents.next_run(second) == "r2"
+    world.agents.remove(second)
+    assert session_name(world, world.agents.create(operator(1), "x")) == "default.3"
+
+
+def test_the_old_history_stays(world: World) -> None:
+    first = world.agents.create(operator(1), "x")
+    world.agents.remove(first)
+    before = world.lines(first)
+    world.agents.create(operator(1), "x")
+    assert world.lines(first) == before
+    assert json.loads(before[0])["type"] == "agent.create"
+
+
+def test_the_old_channel_makes_room_for_the_new_child(world: World) -> None:
+    parent = live_parent(world)
+    for _ in range(3):
+        child = world.agents.create(inside(parent), "c")
+        world.agents.write_document(child, "result.md", child.incarnation.encode())
+        world.agents.remove(child)
+    last = world.agents.create(inside(parent), "c")
+    channels = dict(world.agents.channels(parent.session))
+    assert set(channels) == {"c", "c~1", "c~2", "c~3"}
+    assert channels["c"] == last.index
+    assert sorted(channels.values()) == [channels[n] for n in ("c~1", "c~2", "c~3", "c")]
+    for name in ("c~1", "c~2", "c~3"):
+        removed = world.agents.recall(channels[name])
+        assert removed is not None
+        assert removed.channel == name
+        assert world.agents.read_document(removed, "result.md") == removed.incarnation.encode()
+
+
+def test_a_child_removed_in_an_earlier_session_keeps_its_channel_there(world: World) -> None:
+    parent = live_parent(world)
+    world.agents.remove(world.agents.create(inside(parent), "c"))
+    world.agents.update(parent, status=Status.DEAD)
+    world.agents.remove(parent)
+    again = live_parent(world)
+    world.agents.create(inside(again), "c")
+    assert [name for name, _ in world.agents.channels(parent.session)] == ["c"]
+    assert [name for name, _ in world.agents.channels(again.session)] == ["c"]
+
+
+# removing
+
+
+def test_a_live_agent_is_not_removed(world: World) -> None:
+    parent = live_parent(world)
+    with pytest.raises(WrongStateError, match='"p" is busy: stop it'):
+        world.agents.remove(parent)
+    assert world.agents.named("p") is parent
+
+
+def test_nothing_is_removed_while_a_descendant_lives(world: World) -> None:
+    parent = live_parent(world)
+    world.live(world.agents.create(inside(parent), "c"))
+    world.agents.update(parent, status=Status.DEAD)
+    with pytest.raises(WrongStateError, match='"c" is busy'):
+        world.agents.remove(parent)
+    assert {a.name for a in world.agents} == {"p", "c"}
+
+
+def test_dead_and_new_descendants_go_with_it(world: World) -> None:
+    parent = live_parent(world)
+    child = world.agents.create(inside(parent), "c")
+    world.agents.update(parent, status=Status.DEAD)
+    world.agents.remove(parent)
+    assert list(world.agents) == []
+    assert world.agents.named("c") is None
+    assert (child.status, child.outcome) == (Status.DEAD, "cancelled")
+    assert os.listdir(world.path / "wait") == []
+    assert world.reopen() is world.agents
+    assert list(world.agents) == []
+
+
+def test_a_removed_new_agent_was_cancelled(world: World) -> None:
+    agent = world.agents.create(operator(1), "x")
+    world.agents.remove(agent)
+    assert (agent.outcome, agent.reason) == ("cancelled", "operator_stop")
+    kinds = [json.loads(line)["type"] for line in world.lines(agent)]
+    assert kinds == ["agent.create", "agent.status", "agent.stop"]
+
+
+def test_a_root_agents_own_directory_goes_a_childs_documents_stay(world: World) -> None:
+    parent = live_parent(world)
+    child = world.agents.create(inside(parent), "c")
+    (world.agents.directory(child) / "record-r1").touch()
+    (world.agents.directory(child) / "out").mkdir()
+    world.agents.remove(child)
+    assert os.listdir(world.agents.directory(child)) == ["doc"]
+    world.agents.update(parent, status=Status.DEAD)
+    world.agents.remove(parent)
+    assert not world.agents.directory(parent).exists()
+
+
+# the end
+
+
+def test_an_end_is_recorded_in_the_agent_and_its_session(world: World) -> None:
+    agent = world.live(world.agents.create(operator(1), "x"))
+    change = Change()
+    world.agents.record_end(change, agent, Outcome.INTERRUPTED, "reboot")
+    world.agents.commit(change)
+    assert (agent.status, agent.outcome, agent.reason) == (Status.DEAD, "interrupted", "reboot")
+    assert (agent.pid, agent.run, agent.cgroup) == (0, "", "")
+    session = world.agents.session(agent.session)
+    assert session is not None
+    assert session.state == "cancelled"
+    event = json.loads(world.lines(agent)[-1])
+    assert event["type"] == "agent.stop"
+    assert event["status"] == "interrupted"
+
+
+def test_a_child_that_died_with_its_parent_is_told_in_the_parents_session(world: World) -> None:
+    parent = live_parent(world)
+    child = world.agents.create(inside(parent), "c")
+    world.agents.cancel_new(child, "parent_dead")
+    event = json.loads(world.lines(parent)[-1])
+    del event["id"], event["ts"]
+    assert event == {
+        "type": "agent.child.cancel",
+        "agent": "p",
+        "parent": "p",
+        "child": "c",
+        "reason": "parent_dead",
+    }
+
+
+# committing
+
+
+class FullDisk:
+    """A database whose COMMIT, or any statement beginning so, finds the disk full."""
+
+    def __init__(self, db: sqlite3.Connection, statement: str) -> None:
+        self._db = db
+        self._statement = statement
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+    def execute(self, sql: str, *args: Any) -> Any:
+        if sql.startswith(self._statement):
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+        return self._db.execute(sql, *args)
+
+
+@pytest.fixture(params=["COMMIT", "UPDATE agents", "INSERT INTO outbox", "UPDATE sessions"])
+def statement(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def fill_disk(world: World, monkeypatch: pytest.MonkeyPatch, statement: str) -> None:
+    monkeypatch.setattr(world.store, "_db", FullDisk(world.store._db, statement))
+
+
+def test_a_change_that_cannot_be_committed_changes_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, statement: str
+) -> None:
+    agent = world.agents.create(operator(1), "x")
+    session = world.agents.session(agent.session)
+    assert session is not None
+    before, was, lines = agent.dump(), session.dump(), world.lines(agent)
+    world.told.agents.clear()
+    change = Change()
+    change.set(agent, model="m", status=Status.STARTING)
+    change.set_session(agent.session, state="done")
+    change.event(agent.session, "agent.status", "x", status="starting")
+    with monkeypatch.context() as patch:
+        fill_disk(world, patch, statement)
+        with pytest.raises(NoSpaceError):
+            world.agents.commit(change)
+    assert (agent.dump(), session.dump(), world.lines(agent)) == (before, was, lines)
+    assert world.told.agents == []
+    world.agents.commit(change)
+    assert (agent.model, session.state) == ("m", "done")
+    assert json.loads(world.lines(agent)[-1])["id"] == "e2"
+
+
+@pytest.mark.parametrize("statement", ["COMMIT", "INSERT INTO agents", "INSERT INTO sessions"])
+def test_an_agent_that_cannot_be_recorded_is_not_made(
+    world: World, monkeypatch: pytest.MonkeyPatch, statement: str
+) -> None:
+    with monkeypatch.context() as patch:
+        fill_disk(world, patch, statement)
+        with pytest.raises(NoSpaceError):
+            world.agents.create(operator(1), "x")
+    assert list(world.agents) == []
+    assert os.listdir(world.state / "agent") == []
+    assert os.listdir(world.path / "wait") == []
+    assert session_name(world, world.agents.create(operator(1), "x")) == "default"
+
+
+def test_an_adoption_that_cannot_be_committed_changes_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = live_parent(world, "p", 1)
+    agent = world.agents.create(operator(1), "x")
+    before = agent.dump()
+    fill_disk(world, monkeypatch, "COMMIT")
+    with pytest.raises(NoSpaceError):
+        world.agents.adopt(agent, parent)
+    assert agent.dump() == before
+    assert world.agents.children(parent) == []
+
+
+def test_an_owner_that_cannot_be_committed_is_not_changed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = world.agents.create(operator(1), "x")
+    before = agent.dump()
+    fill_disk(world, monkeypatch, "COMMIT")
+    with pytest.raises(NoSpaceError):
+        world.agents.change_owner(agent, 2)
+    assert agent.dump() == before
+    session = world.agents.session(agent.session)
+    assert session is not None
+    assert session.owner == 1
+    assert world.lines(agent)
+
+
+def test_changes_are_told_after_they_are_in_the_history(world: World) -> None:
+    agent = world.agents.create(operator(1), "x")
+    seen: list[tuple[str, int]] = []
+
+    class Watching:
+        def agent_changed(self, index: int, names: Any) -> None:
+            seen.append((agent.model, len(world.lines(agent))))
+
+        def session_changed(self, index: int, names: Any) -> None:
+            seen.append((agent.model, len(world.lines(agent))))
+
+        def agent_listed(self, agent: Agent) -> None:
+            raise AssertionError("nothing appeared")
+
+    world.agents.watching.append(Watching())
+    change = Change()
+    change.set(agent, model="m")
+    change.event(agent.session, "agent.status", "x")
+    world.agents.commit(change)
+    assert seen == [("m", 2), ("m", 2)]
+
+
+def test_several_changes_of_one_agent_are_one(world: World) -> None:
+    agent = world.agents.create(operator(1), "x")
+    change = Change()
+    change.set(agent, model="a", cwd="/a")
+    change.set(agent, model="b")
+    world.agents.commit(change)
+    assert (agent.model, agent.cwd) == ("b", "/a")
+    (again,) = world.reopen()
+    assert (again.model, again.cwd) == ("b", "/a")
+
+
+# histories
+
+
+def test_events_are_numbered_and_survive(world: World) -> None:
+    agent = world.agents.create(operator(1), "x")
+    (again,) = world.reopen()
+    change = Change()
+    change.event(again.session, "agent.status", "x")
+    change.message(again.session, role="user", content="hi")
+    world.agents.commit(change)
+    assert [json.loads(line)["id"] for line in world.lines(agent)] == ["e1", "e2"]
+    assert [json.loads(line)["id"] for line in world.lines(agent, "messages.jsonl")] == ["m1"]
+
+
+def test_events_that_an_earlier_daemon_left_in_the_outbox_are_delivered_once(world: World) -> None:
+    agent = world.agents.create(operator(1), "x")
+    session = world.agents.session(agent.session)
+    assert session is not None
+    path = f"{world.agents.session_path(session)}/events.jsonl"
+    with world.store.transaction():
+        world.store.post(path, '{"id":"e2"}')
+        world.store.post(path, '{"id":"e3"}')
+    with open(world.state / path, "a") as file:
+        file.write('{"id":"e2"}\n{"id')
+    for _ in range(3):
+        world.reopen()
+    assert world.lines(agent)[1:] == ['{"id":"e2"}', '{"id":"e3"}']
+
+
+def test_events_for_a_removed_history_hold_nothing_up(world: World) -> None:
+    with world.store.transaction():
+        world.store.post("home/1/agent/gone/default/events.jsonl", "{}")
+    world.reopen()
+    with world.store.transaction():
+        pass
+    assert world.store.undelivered() == []
+
+
+def test_an_event_that_a_full_disk_cut_is_completed_not_repeated(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = world.agents.create(operator(1), "x")
+    session = world.agents.session(agent.session)
+    assert session is not None
+    path = world.agents.session_directory(session) / "events.jsonl"
+    append = world.history.append
+
+    def cut(pending: Pending) -> None:
+        with full_disk(path.stat().st_size + 10):
+            append(pending)
+
+    def event(kind: str) -> None:
+        change = Change()
+        change.event(agent.session, kind, "x")
+        world.agents.commit(change)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.history, "append", cut)
+        event("one")
+    event("two")
+    assert [json.loads(line)["type"] for line in world.lines(agent)[1:]] == ["one", "two"]
+
+
+# adoption and owners
+
+
+def test_an_adopted_agent_has_a_childs_defaults(world: World) -> None:
+    parent = live_parent(world, "p", 1)
+    agent = world.agents.create(operator(1), "x")
+    world.agents.adopt(agent, parent)
+    assert (agent.parent, agent.life, agent.private) == (parent.index, "owned", True)
+    assert agent.policy == "allow x_t model:* use\nallow x_t tool:* execute\n"
+    assert agent.lineage == "agent:p session:default"
+    assert world.agents.children(parent) == [agent]
+    assert dict(world.agents.channels(parent.session)) == {"x": agent.index}
+    assert world.agents.node_path(agent) == "user-1/agent-p/child/agent-x"
+
+
+def test_an_adopted_agent_is_given_back(world: World) -> None:
+    parent = live_parent(world, "p", 1)
+    agent = world.agents.create(operator(1), "x")
+    world.agents.adopt(agent, parent)
+    world.agents.adopt(agent, None)
+    assert (agent.parent, agent.life, agent.private) == (None, "detached", False)
+    assert (agent.lineage, agent.channel) == ("operator uid:1", "")
+    assert world.agents.children(parent) == []
+    assert world.agents.channels(parent.session) == []
+
+
+def test_a_child_made_a_root_agent_reaches_its_mounts_with_its_own_rights(world: World) -> None:
+    """Its creator was an agent: uid 0 must not be what is left of that."""
+    child = world.agents.create(inside(live_parent(world, "p", 1000)), "c")
+    world.agents.adopt(child, None)
+    assert (child.creator_uid, child.creator_gid) == (1000, 1000)
+
+
+def test_an_agent_moves_from_one_parent_to_another(world: World) -> None:
+    one, two = live_parent(world, "p", 1), live_parent(world, "q", 1)
+    agent = world.agents.create(inside(one), "x")
+    world.agents.adopt(agent, two)
+    assert (world.agents.children(one), world.agents.children(two)) == ([], [agent])
+
+
+def test_an_adoption_by_the_present_parent_changes_nothing(tmp_path: Path) -> None:
+    with world_in(tmp_path, children=1) as world:
+        parent = live_parent(world)
+        child = world.agents.create(inside(parent), "c")
+        before = child.dump()
+        world.agents.adopt(child, parent)
+        assert child.dump() == before
+
+
+def test_nobody_adopts_itself(world: World) -> None:
+    agent = live_parent(world)
+    with pytest.raises(MalformedError, match="its own ancestor"):
+        world.agents.adopt(agent, agent)
+
+
+def test_nobody_is_adopted_by_a_descendant(world: World) -> None:
+    agent = live_parent(world)
+    child = world.live(world.agents.create(inside(agent), "c"))
+    world.agents.update(agent, status=Status.NEW)
+    with pytest.raises(MalformedError, match="its own ancestor"):
+        world.agents.adopt(agent, child)
+
+
+def test_who_does_not_live_adopts_nobody(world: World) -> None:
+    parent = world.agents.create(operator(1), "p")
+    with pytest.raises(WrongStateError, match='"p" is new: not live'):
+        world.agents.adopt(world.agents.create(operator(1), "x"), parent)
+
+
+def test_a_new_owner_gets_the_name_and_the_session(world: World) -> None:
+    agent = world.agents.create(operator(1), "x")
+    world.agents.change_owner(agent, 2)
+    session = world.agents.session(agent.session)
+    assert session is not None
+    assert (agent.owner, session.owner, world.store.name_owner("x")) == (2, 2, 2)
+    assert world.agents.session_directory(session) == world.state / "home/2/agent/x/default"
+    assert len(world.lines(agent)) == 1
+    assert world.agents.sessions(1, "x") == []
+
+
+def test_a_new_owner_with_such_a_session_is_refused(world: World) -> None:
+    world.agents.remove(world.agents.create(operator(2), "x"))
+    agent = world.agents.create(ROOT, "x")
+    with pytest.raises(TakenError, match="uid 2 has a session default"):
+        world.agents.change_owner(agent, 2)
+    assert agent.owner == 0
+
+
+# looking up
+
+
+def test_agents_are_known_by_their_cgroup(world: World) -> None:
+    parent = live_parent(world, "p", 1)
+    child = world.live(world.agents.create(inside(parent), "c"))
+    find = world.agents.by_cgroup
+    assert find("user-1/agent-p/run") is parent
+    assert find("user-1/agent-p") is parent
+    assert find("user-1/agent-p/run/made/by/itself") is parent
+    assert find("user-1/agent-p/child/agent-c/run") is child
+    assert find("user-1/agent-p/child/agent-c/run/x") is child
+    assert find("user-1/agent-q/run") is None
+    assert find("user-1/other") is None
+    assert find("monitor") is None
+
+
+@pytest.mark.parametrize("name", ["c", "none", "other"])
+def test_a_cgroup_that_an_agent_made_below_its_leaf_is_its_own(world: World, name: str) -> None:
+    parent = live_parent(world, "p", 1)
+    world.live(world.agents.create(inside(parent), "c"))
+    live_parent(world, "other", 2)
+    assert world.agents.by_cgroup(f"user-1/agent-p/run/child/agent-{name}") is parent
+
+
+def test_a_cgroup_of_an_agent_that_does_not_run_is_nobodys(world: World) -> None:
+    world.agents.create(operator(1), "x")
+    assert world.agents.by_cgroup("user-1/agent-x/run") is None
+
+
+def test_descendants_are_the_owned_ones_parents_first(world: World) -> None:
+    parent = live_parent(world)
+    one = world.live(world.agents.create(inside(parent), "a"))
+    two = world.live(world.agents.create(inside(one), "b"))
+    free = world.live(world.agents.create(inside(parent), "d"))
+    world.agents.update(free, life="detached")
+    assert world.agents.descendants(parent) == [one, two]
+
+
+def test_a_childs_policy_is_bound_by_its_parents_as_it_is_now(world: World) -> None:
+    parent = live_parent(world)
+    child = world.agents.create(inside(parent), "c")
+    world.agents.update(parent, policy="allow p_t tool:Agent* execute\n")
+    rules = world.agents.effective_policy(child)
+    assert [(r.cls, r.object, r.perm) for r in rules] == [("tool", "Agent*", "execute")]
+
+
+def test_what_a_parent_only_delegates_its_child_may(world: World) -> None:
+    parent = live_parent(world)
+    child = world.agents.create(inside(parent), "c")
+    world.agents.update(parent, policy="delegate p_t network:default connect\n")
+    world.agents.update(child, policy="allow c_t network:default connect\n")
+    assert [r.kind for r in world.agents.effective_policy(parent)] == ["delegate"]
+    assert [r.kind for r in world.agents.effective_policy(child)] == ["allow"]
+
+
+def test_limits_are_the_agents_else_the_configured(tmp_path: Path) -> None:
+    with world_in(tmp_path, grace=3.0, timeout=60.0) as world:
+        agent = world.agents.create(operator(1), "x")
+        assert (world.agents.grace(agent), world.agents.timeout(agent)) == (3.0, 60.0)
+        assert world.agents.log_max(agent) == 64 << 20
+        world.agents.update(agent, limits={"grace": "1s", "timeout": "500ms", "log_max": "8K"})
+        assert (world.agents.grace(agent), world.agents.timeout(agent)) == (1.0, 0.5)
+        assert world.agents.log_max(agent) == 8192
+
+
+def test_documents_are_replaced_as_a_whole(world: World) -> None:
+    agent = world.agents.create(operator(1), "x")
+    assert world.agents.read_document(agent, "result.md") == b""
+    assert world.agents.document_size(agent, "result.md") == 0
+    world.agents.write_document(agent, "result.md", b"one")
+    old = world.agents.document(agent, "result.md").open("rb")
+    with old:
+        world.agents.write_document(agent, "result.md", b"two")
+        assert old.read() == b"one"
+    assert world.agents.read_document(agent, "result.md") == b"two"
+    names = {"artifact", "result.md"}
+    assert set(os.listdir(world.agents.document(agent, ""))) == names
+
+
+def test_everything_is_found_again_after_a_crash(world: World) -> None:
+    parent = live_parent(world)
+    child = world.agents.create(inside(parent), "c")
+    agents = world.reopen()
+    again = agents.named("c")
+    assert again is not None
+    assert again.dump() == child.dump()
+    above = agents.parent_of(again)
+    assert above is not None
+    assert above.dump() == parent.dump()
+    assert [a.index for a in agents.children(above)] == [child.index]

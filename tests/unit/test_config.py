@@ -1,0 +1,117 @@
+"""The configuration file: every mistake is one sentence that names the file and the key."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.config import FALLBACK_AGENT_ID, Config, load_config
+from runtime.errors import StartupError
+
+
+def load(tmp_path: Path, text: str | bytes) -> Config:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return load_config(path, required=True)
+
+
+def test_without_a_file_the_built_in_defaults_hold(tmp_path: Path) -> None:
+    config = load_config(tmp_path / "none", required=False)
+    assert config == Config()
+    assert (config.depth, config.children, config.agents) == (8, 1024, 20_000)
+    assert (config.control_max, config.frame_max) == (64 << 10, 1 << 20)
+    assert (config.document_max, config.log_max) == (16 << 20, 64 << 20)
+    assert (config.grace, config.timeout) == (5.0, None)
+    assert not config.allow_root_agents
+
+
+def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="no such configuration file"):
+        load_config(tmp_path / "none", required=True)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# nothing\n", "---\n"])
+def test_an_empty_file_says_nothing(tmp_path: Path, text: str) -> None:
+    assert load(tmp_path, text) == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("depth: 3", "depth", 3),
+        ("agents: 0", "agents", 0),
+        ("document_max: 1M", "document_max", 1 << 20),
+        ("log_max: 4096", "log_max", 4096),
+        ("grace: 500ms", "grace", 0.5),
+        ("timeout: 2h", "timeout", 7200.0),
+        ("agent_user: nobody", "agent_user", "nobody"),
+        ("allow_root_agents: true", "allow_root_agents", True),
+        ("base_view: [/usr, /etc]", "base_view", ("/usr", "/etc")),
+        ("policy: ['tool:* execute']", "policy", ("tool:* execute",)),
+        ("policy: []", "policy", ()),
+    ],
+)
+def test_each_setting_is_read(tmp_path: Path, text: str, key: str, value: Any) -> None:
+    config = load(tmp_path, text)
+    assert getattr(config, key) == value
+    assert sum(getattr(config, f) != getattr(Config(), f) for f in Config.__slots__) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("dept: 3", "unknown setting 'dept'; known are depth"),
+        ("1: 2", "unknown setting 1"),
+        ("depth: three", "depth: 'three' is no number"),
+        ("depth: -1", "depth: -1 is no number"),
+        ("depth: true", "depth: True is no number"),
+        ("depth: 1.5", "depth: 1.5 is no number"),
+        ("grace: 5", "grace: .* is no duration"),
+        ("document_max: big", "document_max: .* is no size"),
+        ("document_max: [1]", "document_max: .* is no size"),
+        ("agent_user: 7", "agent_user: 7 is no text"),
+        ("allow_root_agents: 1", "allow_root_agents: 1 is neither true nor false"),
+        ("base_view: /usr", "base_view: '/usr' is no list"),
+        ("base_view: [1]", "base_view: 1 is no text"),
+        ("- depth", "a map of settings is wanted"),
+        ("just text", "a map of settings is wanted"),
+        ("depth: [", "not YAML"),
+        ("a: b: c", "not YAML"),
+        ("depth: !!python/object:os.system 1", "not YAML"),
+        ("[a, b]: 1", "not YAML|unknown setting"),
+        (b"\xff\xfe\x00", "config.yaml: "),
+    ],
+)
+def test_a_mistake_is_one_sentence_naming_file_and_key(
+    tmp_path: Path, text: str | bytes, wrong: str
+) -> None:
+    with pytest.raises(StartupError, match=wrong) as caught:
+        load(tmp_path, text)
+    assert str(caught.value).startswith(str(tmp_path / "config.yaml"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("line", ["nonsense", "files:* read", "agent:* fly", "agent:* create #"])
+def test_a_policy_that_is_none_is_refused_at_the_start(tmp_path: Path, line: str) -> None:
+    """Otherwise every root agent would be made with a policy that cannot be read."""
+    with pytest.raises(StartupError, match="policy"):
+        load(tmp_path, f"policy: [{line!r}]")
+
+
+def test_a_directory_is_no_configuration(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=str(tmp_path)):
+        load_config(tmp_path, required=False)
+
+
+def test_agents_of_root_run_as_the_configured_user() -> None:
+    entry = pwd.getpwuid(os.getuid())
+    assert Config(agent_user=entry.pw_name).agent_ids() == (entry.pw_uid, entry.pw_gid)
+
+
+def test_without_that_user_they_run_as_the_fallback() -> None:
+    ids = Config(agent_user="no such user").agent_ids()
+    assert ids == (FALLBACK_AGENT_ID, FALLBACK_AGENT_ID) == (61000, 61000)

@@ -1,0 +1,100 @@
+"""Who may import whom, read from the source of every module."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HOUSE = Path(__file__).resolve().parents[2]
+#: the side of the filesystem that speaks FUSE; the rest knows neither requests nor inodes' caches
+ADAPTER = {"operations", "nodes", "handles", "caching", "mount", "daemon"}
+
+
+def modules(package: str) -> list[Path]:
+    return sorted((HOUSE / package).rglob("*.py"))
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every module named by an import statement, those of functions and type checks too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            assert node.module is not None
+            yield node.module
+
+
+def packages(path: Path) -> set[str]:
+    return {name.partition(".")[0] for name in imported(path)}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(HOUSE))
+
+
+RUNTIME = modules("runtime")
+CTXFS = modules("ctxfs")
+
+
+def test_both_packages_have_modules() -> None:
+    assert len(RUNTIME) > 15
+    assert len(CTXFS) > 10
+
+
+@pytest.mark.parametrize("path", RUNTIME, ids=name_of)
+def test_runtime_imports_neither_the_filesystem_nor_fuse(path: Path) -> None:
+    assert not packages(path) & {"ctxfs", "pyfuse3"}
+
+
+@pytest.mark.parametrize("path", RUNTIME + CTXFS, ids=name_of)
+def test_every_import_is_ours_the_standard_librarys_or_a_dependency(path: Path) -> None:
+    known = {"ctxfs", "runtime", "pyfuse3", "trio", "yaml", *sys.stdlib_module_names}
+    assert packages(path) <= known
+
+
+def test_the_client_imports_only_the_standard_library() -> None:
+    assert packages(HOUSE / "ctxfs" / "client.py") <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("path", CTXFS, ids=name_of)
+def test_pyfuse3_is_imported_by_the_adapter_only(path: Path) -> None:
+    if "pyfuse3" in packages(path):
+        assert path.parent.name == "ctxfs"
+        assert path.stem in ADAPTER
+
+
+@pytest.mark.parametrize("path", CTXFS, ids=name_of)
+def test_only_the_composition_imports_the_pyfuse3_operations(path: Path) -> None:
+    if "ctxfs.operations" in set(imported(path)):
+        assert path.stem in {"mount", "daemon"}
+
+
+@pytest.mark.parametrize("path", RUNTIME, ids=name_of)
+def test_runtime_raises_no_errno_of_its_own(path: Path) -> None:
+    """Errors are classes; only what the kernel said is compared with errno."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            assert "errno." not in ast.unparse(node.exc)
+
+
+PURE = ("lifecycle", "names", "errors", "authority/policy", "authority/mounts")
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_pure_modules_touch_neither_files_nor_processes(name: str) -> None:
+    forbidden = {"os", "pathlib", "subprocess", "socket", "trio", "sqlite3", "signal"}
+    assert not packages(HOUSE / "runtime" / f"{name}.py") & forbidden
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in RUNTIME + CTXFS if p.name == "__init__.py"], ids=name_of
+)
+def test_init_files_hold_no_logic(path: Path) -> None:
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    docstring = [n for n in body if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)]
+    assert body == docstring

@@ -1,0 +1,227 @@
+"""One inotify descriptor for everything that is watched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from runtime import linux
+from runtime.inotify import Changes, Watcher
+
+
+def run(test: Callable[[Watcher], Awaitable[None]]) -> None:
+    """Runs ``test`` beside a serving watcher, for at most some seconds."""
+
+    async def main() -> None:
+        with trio.fail_after(10):
+            with closing(Watcher()) as watcher:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(watcher.run)
+                    await test(watcher)
+                    nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def append(path: Path) -> None:
+    with open(path, "ab") as file:
+        file.write(b"x")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.touch()
+    return path
+
+
+def test_a_change_is_told(file: Path) -> None:
+    async def test(watcher: Watcher) -> None:
+        changes = Changes()
+        with watcher.watching(file, changes):
+            append(file)
+            await changes.wait_changed()
+
+    run(test)
+
+
+def test_a_change_before_the_wait_is_not_missed(file: Path) -> None:
+    async def test(watcher: Watcher) -> None:
+        changes = Changes()
+        with watcher.watching(file, changes):
+            append(file)
+            await wait_all_tasks_blocked()
+            await changes.wait_changed()
+
+    run(test)
+
+
+def test_a_change_that_was_told_is_not_told_again(file: Path) -> None:
+    async def test(watcher: Watcher) -> None:
+        changes = Changes()
+        with watcher.watching(file, changes):
+            append(file)
+            await changes.wait_changed()
+            await wait_all_tasks_blocked()
+            with trio.move_on_after(0) as scope:
+                await changes.wait_changed()
+            assert scope.cancelled_caught
+
+    run(test)
+
+
+def test_everyone_who_watches_a_file_is_told(file: Path) -> None:
+    async def test(watcher: Watcher) -> None:
+        one, two = Changes(), Changes()
+        with watcher.watching(file, one), watcher.watching(file, two):
+            append(file)
+            await one.wait_changed()
+            await two.wait_changed()
+
+    run(test)
+
+
+def test_one_who_stops_watching_does_not_end_it_for_others(file: Path) -> None:
+    async def test(watcher: Watcher) -> None:
+        one, two = Changes(), Changes()
+        with watcher.watching(file, one):
+            with watcher.watching(file, two):
+                pass
+            append(file)
+            await one.wait_changed()
+
+    run(test)
+
+
+def test_one_may_watch_several_files(file: Path, tmp_path: Path) -> None:
+    async def test(watcher: Watcher) -> None:
+        other = tmp_path / "other"
+        other.touch()
+        changes = Changes()
+        with watcher.watching(file, changes), watcher.watching(other, changes):
+            append(other)
+            await changes.wait_changed()
+            append(file)
+            await changes.wait_changed()
+
+    run(test)
+
+
+def test_a_change_of_another_file_is_not_told(file: Path, tmp_path: Path) -> None:
+    async def test(watcher: Watcher) -> None:
+        other = tmp_path / "other"
+        other.touch()
+        mine, others = Changes(), Changes()
+        with watcher.watching(file, mine), watcher.watching(other, others):
+            append(other)
+            await others.wait_changed()
+            with trio.move_on_after(0) as scope:
+                await mine.wait_changed()
+            assert scope.cancelled_caught
+
+    run(test)
+
+
+def test_a_file_that_is_not_there_cannot_be_watched(tmp_path: Path) -> None:
+    async def test(watcher: Watcher) -> None:
+        with pytest.raises(FileNotFoundError), watcher.watching(tmp_path / "none", Changes()):
+            raise AssertionError("not reached")
+
+    run(test)
+
+
+def test_watching_a_file_that_is_removed_ends_quietly(file: Path) -> None:
+    """The kernel has ended the watch, but its event was not read yet."""
+
+    async def test(watcher: Watcher) -> None:
+        with watcher.watching(file, Changes()):
+            file.unlink()
+
+    run(test)
+
+
+def test_watching_a_removed_file_of_which_was_told_ends_quietly(file: Path, tmp_path: Path) -> None:
+    async def test(watcher: Watcher) -> None:
+        other = tmp_path / "other"
+        other.touch()
+        changes = Changes()
+        with watcher.watching(file, Changes()):
+            file.unlink()
+            with watcher.watching(other, changes):
+                append(other)
+                await changes.wait_changed()
+
+    run(test)
+
+
+def test_a_file_made_anew_is_watched_anew(file: Path) -> None:
+    async def test(watcher: Watcher) -> None:
+        old, new = Changes(), Changes()
+        with watcher.watching(file, old):
+            append(file)
+            await old.wait_changed()
+            file.unlink()
+            file.touch()
+            with watcher.watching(file, new):
+                append(file)
+                await new.wait_changed()
+            await wait_all_tasks_blocked()
+
+    run(test)
+
+
+def test_the_removal_of_a_file_is_a_change(file: Path) -> None:
+    async def test(watcher: Watcher) -> None:
+        changes = Changes()
+        with watcher.watching(file, changes):
+            file.unlink()
+            await changes.wait_changed()
+
+    run(test)
+
+
+def test_a_watch_may_end_after_the_watcher_was_cancelled(file: Path) -> None:
+    """Both end at a shutdown, in any order."""
+
+    async def main() -> None:
+        with closing(Watcher()) as watcher:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(watcher.run)
+                with watcher.watching(file, Changes()), trio.CancelScope(shield=True):
+                    nursery.cancel_scope.cancel()
+                    await wait_all_tasks_blocked()
+
+    trio.run(main)
+
+
+def test_the_descriptor_is_closed_in_the_end(file: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+
+    async def test(watcher: Watcher) -> None:
+        with watcher.watching(file, Changes()):
+            assert len(os.listdir("/proc/self/fd")) > before
+
+    run(test)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_cause_of_ones_own_is_told_too() -> None:
+    async def main() -> None:
+        changes = Changes()
+        changes.notify()
+        changes.notify()
+        await changes.wait_changed()
+
+    trio.run(main)
+
+
+def test_events_with_names_are_parsed() -> None:
+    one = b"\x01\0\0\0\x02\0\0\0\0\0\0\0\x10\0\0\0" + b"name".ljust(16, b"\0")
+    two = b"\x02\0\0\0\x00\x80\0\0\0\0\0\0\0\0\0\0"
+    assert linux.parse_inotify(one + two + b"\x03\0") == [(1, 2), (2, linux.IN_IGNORED)]

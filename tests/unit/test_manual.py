@@ -1,0 +1,111 @@
+"""The manual pages say what the rows say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from ctxfs import manual
+from ctxfs.files import agent, root, session
+from ctxfs.rows import Row, Table
+from runtime.config import Config
+from runtime.sockets import OPERATIONS
+
+MAN = Path(__file__).parents[2] / "man"
+TABLES = (
+    root.TABLE,
+    root.HOME_TABLE,
+    root.HISTORY_TABLE,
+    agent.TABLE,
+    session.TABLE,
+    session.CHANNEL_TABLE,
+)
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    copy = tmp_path / "ctxfs.5"
+    copy.write_text((MAN / "ctxfs.5").read_text())
+    return copy
+
+
+def rows() -> Iterator[tuple[Table, Row]]:
+    for table in TABLES:
+        for row in manual.described(table):
+            yield table, row
+
+
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, id=f"{table.plane.name}-{row.name}") for table, row in rows()]
+)
+def test_every_row_has_a_line_of_documentation(row: Row) -> None:
+    assert row.name
+    assert row.doc
+    assert "\n" not in row.doc
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert manual.main(["--check", str(MAN / "ctxfs.5")]) == 0, "run: make man"
+
+
+def test_every_agent_file_is_on_the_page() -> None:
+    text = (MAN / "ctxfs.5").read_text()
+    for row in manual.described(agent.TABLE):
+        assert f"\n.It Pa {row.name}" in text
+
+
+def test_every_operation_of_a_socket_is_on_the_page() -> None:
+    _, _, sockets = (MAN / "ctxfs.5").read_text().partition(".Sh SOCKETS\n")
+    for name in OPERATIONS:
+        assert f"\n.It Ql {name}\n" in sockets
+
+
+def test_every_setting_is_in_the_manual_of_the_daemon() -> None:
+    text = (MAN / "ctxd.8").read_text()
+    for field in fields(Config):
+        assert f"\n.It Va {field.name} " in text
+
+
+def test_check_refuses_a_page_that_is_out_of_date(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = page.read_text().replace(".It Ic start\n", ".It Ic begin\n")
+    page.write_text(old)
+    assert manual.main(["--check", str(page)]) == 1
+    assert "out of date" in capsys.readouterr().err
+    assert page.read_text() == old
+
+
+def test_renewing_restores_the_generated_parts_and_nothing_else(page: Path) -> None:
+    good = page.read_text()
+    page.write_text(good.replace(".It Ic start\n", ".It Ic begin\n"))
+    assert manual.main([str(page)]) == 0
+    assert page.read_text() == good
+
+
+def test_a_page_without_a_marker_is_refused(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page.write_text(page.read_text().replace('.\\" END verbs\n', ""))
+    assert manual.main([str(page)]) == 1
+    assert "verbs" in capsys.readouterr().err
+
+
+def test_a_missing_page_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert manual.main([str(tmp_path / "none.5")]) == 1
+    assert "none.5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("plain", "plain"),
+        (".Sh", "\\&.Sh"),
+        ("'quoted", "\\&'quoted"),
+        ("a\\b", "a\\eb"),
+        ("a.b", "a.b"),
+    ],
+)
+def test_text_stays_text(text: str, escaped: str) -> None:
+    assert manual.escape(text) == escaped

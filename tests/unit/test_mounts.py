@@ -1,0 +1,109 @@
+"""Mount tables: one mount a line."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.authority import mounts
+from runtime.authority.mounts import MODES, OPTIONS, Mount
+from runtime.errors import MalformedError
+
+
+@pytest.mark.parametrize(
+    ("line", "mount"),
+    [
+        ("/a /b ro", Mount("/a", "/b", "ro")),
+        ("/a /b rw -", Mount("/a", "/b", "rw")),
+        ("  /a   /b  rw  nosuid,nodev ", Mount("/a", "/b", "rw", ("nosuid", "nodev"))),
+        ("/a\t/b\tro\tbind", Mount("/a", "/b", "ro", ("bind",))),
+        ("/a b\t/c d\tro", Mount("/a b", "/c d", "ro")),
+        ("\t/a\t\t/b\tro", Mount("/a", "/b", "ro")),
+        ("- /b hide", Mount("-", "/b", "hide")),
+        ("whatever /b hide -", Mount("whatever", "/b", "hide")),
+    ],
+)
+def test_lines_that_are_mounts(line: str, mount: Mount) -> None:
+    assert mounts.parse_line(line) == mount
+
+
+@pytest.mark.parametrize("line", ["", "  ", "\t", "# /a /b ro", "  # x"])
+def test_blank_lines_and_comments_mount_nothing(line: str) -> None:
+    assert mounts.parse_line(line) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("/a /b", "is no mount line: source target ro|rw|hide"),
+        ("/a /b ro - x", "is no mount line"),
+        ("/a b /c ro", "is none of: ro, rw, hide"),
+        ("/a /b RO", '"RO" is none of: ro, rw, hide'),
+        ("a /b ro", 'source "a" is not absolute'),
+        ("/a/.. /b ro", "source .* is not absolute and plain"),
+        ("/a b ro", 'target "b" is not absolute'),
+        ("/a /b/ ro", "target .* is not absolute and plain"),
+        ("/a /b/../c ro", "target .* is not absolute and plain"),
+        ("x y hide", 'target "y" is not absolute'),
+        ("/a / ro", "are the agent's own"),
+        ("/a /proc ro", "are the agent's own"),
+        ("/a /proc/1 ro", "are the agent's own"),
+        ("x /dev/shm hide", "are the agent's own"),
+        ("/a /b ro suid", '"suid" is no mount option'),
+        ("/a /b ro bind,", '"" is no mount option'),
+        ("/a /b ro bind,rbind", "exclude each other"),
+        ("/a /b ro\r", "is none of: ro, rw, hide"),
+    ],
+)
+def test_a_bad_line_is_named_with_what_is_wrong(line: str, wrong: str) -> None:
+    wrong = wrong.replace("|", "\\|")
+    with pytest.raises(MalformedError, match=f"^line 2: .*{wrong}"):
+        mounts.parse(f"# table\n{line}\n")
+
+
+@pytest.mark.parametrize("target", ["/process", "/devices", "/home/proc"])
+def test_names_that_only_begin_like_the_agents_own_are_free(target: str) -> None:
+    assert mounts.parse_line(f"/a {target} ro") == Mount("/a", target, "ro")
+
+
+def test_a_target_is_there_once() -> None:
+    with pytest.raises(MalformedError, match='line 3: target "/b" is there twice'):
+        mounts.parse("/a /b ro\n\n/c /b rw\n")
+
+
+def test_the_agents_own_lines_come_after_the_parents() -> None:
+    parent, own = mounts.parse("/a /b rw\n"), mounts.parse("/a /b ro\n/c /d rw\n")
+    assert mounts.effective(parent, own) == parent + own
+
+
+# any plain character may be in a path, blanks only inside it
+letters = st.text(
+    st.characters(exclude_categories=("Cc", "Cs"), exclude_characters="/"), min_size=1, max_size=6
+).filter(lambda t: t == t.strip(" ") and t not in (".", ".."))
+paths = st.lists(letters, min_size=1, max_size=3).map(lambda parts: "/" + "/".join(parts))
+options = st.lists(st.sampled_from(OPTIONS), unique=True, max_size=3).filter(
+    lambda found: not {"bind", "rbind"} <= set(found)
+)
+tables = st.lists(
+    st.builds(
+        Mount, paths, paths.map(lambda p: "/t" + p), st.sampled_from(MODES), options.map(tuple)
+    ),
+    unique_by=lambda mount: mount.target,
+    max_size=4,
+)
+
+
+@given(tables)
+def test_a_rendered_table_is_parsed_back(table: list[Mount]) -> None:
+    assert mounts.parse(mounts.render(table)) == tuple(table)
+
+
+@given(st.text("/ab \t.#-ro,whide\n\r", max_size=40))
+def test_parsing_raises_nothing_but_malformed(text: str) -> None:
+    try:
+        found = mounts.parse(text)
+    except MalformedError as error:
+        assert error.sentence.startswith("line ")
+        return
+    assert len({mount.target for mount in found}) == len(found)

@@ -1,0 +1,317 @@
+"""The small texts of the ABI: what is accepted, and what is refused with which words."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.errors import MalformedError
+from runtime.names import (
+    JSON_DEPTH,
+    check_absolute,
+    check_choice,
+    check_name,
+    dump_json,
+    escape,
+    parse_duration,
+    parse_env_line,
+    parse_json,
+    parse_json_object,
+    parse_number,
+    parse_size,
+    quote,
+    split_command,
+    timestamp,
+)
+
+ALPHABET = "abzABZ0189._+-"
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "0", "coder", "a.b", "a_b", "a+b", "a-b", "A9", "a" * 64, "sock", "d", "x.socks"]
+)
+def test_names_that_are_names(name: str) -> None:
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "a" * 65,
+        ".a",
+        "-a",
+        "_a",
+        "+a",
+        "a/b",
+        "a b",
+        "a\n",
+        "a\0",
+        "..",
+        "a.sock",
+        "a.d",
+        "current",
+        "ä",
+        "٣",
+        "a٣",
+        "a~1",
+        "a\u2028",
+        "\udcff",
+    ],
+)
+def test_names_that_are_none(name: str) -> None:
+    with pytest.raises(MalformedError, match="is no name"):
+        check_name(name)
+
+
+@given(st.text(max_size=70))
+def test_an_accepted_name_is_ascii_and_one_path_component(name: str) -> None:
+    try:
+        check_name(name)
+    except MalformedError as error:
+        assert "\n" not in error.sentence
+        return
+    assert name.isascii()
+    assert 1 <= len(name) <= 64
+    assert not set(name) & set("/\0\n ")
+
+
+@given(st.text(ALPHABET, min_size=1, max_size=64))
+def test_names_of_the_alphabet_are_accepted_unless_reserved(name: str) -> None:
+    reserved = name.endswith((".sock", ".d")) or name[0] in "._+-" or name == "current"
+    try:
+        check_name(name)
+    except MalformedError:
+        assert reserved
+    else:
+        assert not reserved
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("500ms", 0.5), ("30s", 30.0), ("10m", 600.0), ("2h", 7200.0), ("1d", 86400.0), ("0s", 0.0)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "s", "5 s", "5s ", "5s\n", "-5s", "1.5s", "5S", "٥s", "5w", "1h30m", "+1s"]
+)
+def test_texts_that_are_no_duration(text: str) -> None:
+    with pytest.raises(MalformedError, match="is no duration such as"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("1048576", 1048576), ("512K", 524288), ("64M", 64 << 20), ("2G", 2 << 30)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "K", "1k", "1KB", "1 K", "1K\n", "-1", "٣", "1.5M", "0x10"])
+def test_texts_that_are_no_size(text: str) -> None:
+    with pytest.raises(MalformedError, match="is no size such as"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize("text", ["", " 1", "1\n", "-1", "+1", "٣", "²", "1_000", "9" * 19, "0x1"])
+def test_texts_that_are_no_number(text: str) -> None:
+    with pytest.raises(MalformedError, match="is no number"):
+        parse_number(text)
+
+
+@given(st.integers(min_value=0, max_value=10**18 - 1))
+def test_numbers_are_read_as_written(value: int) -> None:
+    assert parse_number(str(value)) == value
+
+
+@given(st.text(max_size=12))
+def test_parsers_of_numbers_raise_nothing_else(text: str) -> None:
+    for parse in (parse_number, parse_size, parse_duration):
+        try:
+            assert parse(text) >= 0
+        except MalformedError:
+            continue
+
+
+def test_a_choice_names_what_there_is() -> None:
+    assert check_choice("b", ("a", "b")) == "b"
+    with pytest.raises(MalformedError, match=re.escape('"c" is none of: a, b')):
+        check_choice("c", ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("line", "pair"),
+    [
+        ("A=1", ("A", "1")),
+        ("A=", ("A", "")),
+        ("_a9=x=y", ("_a9", "x=y")),
+        ("A=$HOME", ("A", "$HOME")),
+        ("A= b ", ("A", " b ")),
+        ("CTX=1", ("CTX", "1")),
+    ],
+)
+def test_environment_lines_are_taken_as_written(line: str, pair: tuple[str, str]) -> None:
+    assert parse_env_line(line) == pair
+
+
+@pytest.mark.parametrize("line", ["", "A", "=1", "9A=1", "A B=1", "Ä=1", "A\n=1", "A٣=1"])
+def test_environment_lines_without_a_plain_key_are_refused(line: str) -> None:
+    with pytest.raises(MalformedError, match="is not KEY=VALUE"):
+        parse_env_line(line)
+
+
+def test_the_runtimes_own_variables_are_not_given() -> None:
+    with pytest.raises(MalformedError, match=r"CTX_ROOT.*set by the runtime"):
+        parse_env_line("CTX_ROOT=/evil")
+
+
+@pytest.mark.parametrize("path", ["/", "/a", "/a/b", "/a b", "/ä", "/a/.b", "/a/..b", "/..."])
+def test_plain_absolute_paths(path: str) -> None:
+    assert check_absolute(path) == path
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", "a", "./a", "/a/", "//", "//a", "/a//b", "/a/../b", "/..", "/.", "/a/.", "/a\n", "/a\x7f"],
+)
+def test_paths_that_are_not_plain(path: str) -> None:
+    with pytest.raises(MalformedError, match="is not absolute and plain"):
+        check_absolute(path)
+
+
+def test_a_path_is_as_long_as_the_kernel_takes() -> None:
+    longest = "/" + "a" * 4094
+    assert check_absolute(longest) == longest
+    with pytest.raises(MalformedError, match="longer than 4095 bytes"):
+        check_absolute(longest + "a")
+
+
+def test_a_command_is_split_like_a_shell_does_without_expansion() -> None:
+    line = """sh -c 'echo "$A"' "b c" d\\ e * #f ~"""
+    assert split_command(line) == ["sh", "-c", 'echo "$A"', "b c", "d e", "*", "#f", "~"]
+
+
+@pytest.mark.parametrize("line", ["'", '"a', "a\\"])
+def test_an_open_quotation_is_refused_with_a_way_out(line: str) -> None:
+    with pytest.raises(MalformedError, match=r"is no command line.*close the quotation"):
+        split_command(line)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "nul", "NaN", "Infinity", "-Infinity", "[1,]", "{1:2}", "'a'", "01", "\ufeff1"],
+)
+def test_texts_that_are_no_json(text: str) -> None:
+    with pytest.raises(MalformedError):
+        parse_json(text)
+
+
+def test_a_number_that_is_no_finite_one_is_refused() -> None:
+    """It would be written back as Infinity, which no JSON parser takes."""
+    with pytest.raises(MalformedError):
+        parse_json("[1e999]")
+
+
+@pytest.mark.parametrize("bracket", ["[", '{"a":', "[[[{"])
+def test_sixty_thousand_brackets_are_refused(bracket: str) -> None:
+    with pytest.raises(MalformedError, match="nested deeper"):
+        parse_json(bracket * 60_000)
+
+
+def test_nesting_is_accepted_up_to_the_limit() -> None:
+    assert parse_json("[" * JSON_DEPTH + "]" * JSON_DEPTH) is not None
+    with pytest.raises(MalformedError, match="nested deeper"):
+        parse_json("[" * (JSON_DEPTH + 1) + "]" * (JSON_DEPTH + 1))
+
+
+def test_brackets_in_strings_do_not_nest() -> None:
+    value = {"a": "[" * 1000, 'b"\\': "{" * 1000}
+    assert parse_json(json.dumps(value)) == value
+
+
+@pytest.mark.parametrize("text", ['"\\ud800"', '{"\\udfff": 1}', '["\\udc00\\ud800"]'])
+def test_lone_surrogates_are_refused(text: str) -> None:
+    with pytest.raises(MalformedError, match="surrogate"):
+        parse_json(text)
+
+
+def test_a_pair_of_surrogates_is_a_character() -> None:
+    assert parse_json('"\\ud83d\\ude00"') == "😀"
+
+
+def test_a_number_of_many_digits_is_refused_not_computed() -> None:
+    with pytest.raises(MalformedError):
+        parse_json("1" * 100_000)
+
+
+@pytest.mark.parametrize("text", ["[]", "1", '"a"', "null"])
+def test_an_object_is_wanted(text: str) -> None:
+    with pytest.raises(MalformedError, match="is no JSON object"):
+        parse_json_object(text)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(VALUES)
+def test_what_is_dumped_is_one_line_and_parsed_back(value: Any) -> None:
+    line = dump_json(value)
+    assert "\n" not in line
+    assert parse_json(line) == value
+
+
+@given(st.text(max_size=60))
+def test_parsing_json_raises_nothing_but_malformed(text: str) -> None:
+    try:
+        parse_json(text)
+    except MalformedError as error:
+        assert error.sentence
+
+
+@given(st.text())
+def test_escaped_text_has_only_printable_characters(text: str) -> None:
+    assert escape(text).isprintable()
+
+
+@pytest.mark.parametrize("text", ["plain", "ä😀", "\\n is kept"])
+def test_printable_text_is_not_changed_by_escaping(text: str) -> None:
+    assert escape(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("\n", "\\n"), ("\x1b[31m", "\\x1b[31m"), ("\u202e", "\\u202e"), ("\udcff", "\\udcff")],
+)
+def test_what_could_change_a_terminal_is_escaped(text: str, shown: str) -> None:
+    assert escape(text) == shown
+
+
+def test_a_quotation_is_cut() -> None:
+    assert quote("a" * 100) == '"' + "a" * 80 + '…"'
+
+
+@given(st.datetimes(datetime(1970, 1, 2), datetime(2200, 1, 1), timezones=st.just(UTC)))
+def test_timestamps_are_utc_to_the_millisecond(moment: datetime) -> None:
+    text = timestamp(moment.timestamp())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", text)
+    read = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    assert abs((moment - read).total_seconds()) < 0.0011
+
+
+def test_a_timestamp_is_now_unless_told() -> None:
+    before = timestamp()
+    assert before <= timestamp(datetime.now(UTC).timestamp() + 0.001)

@@ -1,0 +1,119 @@
+"""Kept output in segments, compared with the bytes that were written."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.output import Output, append_line
+
+
+def segments(directory: Path, *parts: bytes, start: int = 0) -> None:
+    directory.mkdir(exist_ok=True)
+    for part in parts:
+        (directory / f"{start:020d}").write_bytes(part)
+        start += len(part)
+
+
+def test_nothing_was_written_yet(tmp_path: Path) -> None:
+    output = Output(tmp_path / "none")
+    assert (output.size, output.read(0, 10), output.tail(10)) == (0, b"", b"")
+
+
+def test_one_segment_is_the_file(tmp_path: Path) -> None:
+    segments(tmp_path, b"hello\n")
+    output = Output(tmp_path)
+    assert output.header == b""
+    assert (output.size, output.read(0, 100)) == (6, b"hello\n")
+
+
+def test_a_read_goes_across_segments(tmp_path: Path) -> None:
+    segments(tmp_path, b"abc", b"def", b"", b"ghi")
+    output = Output(tmp_path)
+    assert output.read(2, 5) == b"cdefg"
+    assert output.read(0, 100) == b"abcdefghi"
+    assert output.read(3, 3) == b"def"
+    assert output.read(9, 1) == b""
+
+
+def test_what_was_dropped_is_said_first(tmp_path: Path) -> None:
+    segments(tmp_path, b"late\n", start=4096)
+    output = Output(tmp_path)
+    assert output.header == b"ctxfs: 4096 bytes of older output dropped (log_max)\n"
+    assert output.read(0, 1000) == output.header + b"late\n"
+    assert output.size == len(output.header) + 5
+
+
+def test_a_read_may_begin_and_end_inside_the_header(tmp_path: Path) -> None:
+    segments(tmp_path, b"late\n", start=7)
+    output = Output(tmp_path)
+    whole = output.header + b"late\n"
+    assert output.read(3, 4) == whole[3:7]
+    assert output.read(len(output.header) - 2, 4) == whole[-7:-3]
+
+
+def test_a_segment_removed_meanwhile_reads_as_nothing(tmp_path: Path) -> None:
+    segments(tmp_path, b"abc", b"def")
+    output = Output(tmp_path)
+    (tmp_path / f"{0:020d}").unlink()
+    assert output.read(0, 3) == b""
+    assert output.read(3, 3) == b"def"
+
+
+def test_other_names_in_the_directory_are_no_segments(tmp_path: Path) -> None:
+    segments(tmp_path, b"abc")
+    (tmp_path / "note").write_text("x")
+    assert Output(tmp_path).read(0, 10) == b"abc"
+
+
+def test_a_view_does_not_change_when_more_is_written(tmp_path: Path) -> None:
+    segments(tmp_path, b"abc")
+    output = Output(tmp_path)
+    with open(tmp_path / f"{0:020d}", "ab") as file:
+        file.write(b"def")
+    assert (output.size, output.read(0, 100)) == (3, b"abc")
+
+
+def test_a_line_of_the_runtimes_own_begins_the_log(tmp_path: Path) -> None:
+    append_line(tmp_path / "log", "r1 ended")
+    assert Output(tmp_path / "log").read(0, 100) == b"ctxfs: r1 ended\n"
+
+
+def test_a_line_of_the_runtimes_own_goes_to_the_last_segment(tmp_path: Path) -> None:
+    segments(tmp_path, b"abc\n", b"def\n")
+    append_line(tmp_path, "x")
+    assert Output(tmp_path).read(0, 100) == b"abc\ndef\nctxfs: x\n"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@given(
+    parts=st.lists(st.binary(max_size=20), min_size=1, max_size=5),
+    dropped=st.integers(0, 3),
+    offset=st.integers(0, 150),
+    length=st.integers(0, 150),
+)
+def test_reads_are_those_of_the_bytes_that_are_left(
+    tmp_path_factory: pytest.TempPathFactory,
+    parts: list[bytes],
+    dropped: int,
+    offset: int,
+    length: int,
+) -> None:
+    directory = tmp_path_factory.getbasetemp() / "output-model"
+    shutil.rmtree(directory, ignore_errors=True)
+    # empty segments share their name with the next one: the monitor makes none
+    parts = [part for part in parts if part] or [b"x"]
+    segments(directory, *parts)
+    gone = min(dropped, len(parts) - 1)
+    for path in sorted(directory.iterdir())[:gone]:
+        path.unlink()
+    output = Output(directory)
+    whole = output.header + b"".join(parts[gone:])
+    assert bool(output.header) == bool(gone)
+    assert output.size == len(whole)
+    assert output.read(offset, length) == whole[offset : offset + length]
+    assert output.tail(length) == whole[max(0, len(whole) - length) :]

@@ -1,0 +1,224 @@
+"""Policies as sets of concrete permissions: what is written, covered, inherited."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.authority import policy
+from runtime.authority.policy import PERMS, Rule
+from runtime.errors import MalformedError
+
+#: every short name of a small alphabet: on these, rules are compared as sets
+NAMES = ["".join(letters) for n in range(4) for letters in product("ab", repeat=n)]
+
+objects = st.builds(
+    lambda text, star: text + star, st.text("ab", max_size=2), st.sampled_from(["", "*"])
+).filter(bool)
+pairs = st.sampled_from([(c, p) for c in ("agent", "shared", "tool") for p in PERMS[c][:2]])
+rules = st.builds(
+    lambda kind, pair, name: Rule(kind, pair[0], name, pair[1]),
+    st.sampled_from(["allow", "allow", "delegate"]),
+    pairs,
+    objects,
+)
+policies = st.lists(rules, max_size=5).map(tuple)
+
+
+def meaning(found: tuple[Rule, ...], kind: str | None = None) -> set[tuple[str, str, str]]:
+    """The (class, perm, name) that the rules stand for."""
+    return {
+        (r.cls, r.perm, name)
+        for r in found
+        for name in NAMES
+        if r.matches(name) and kind in (None, r.kind)
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("allow", '"allow" is no policy line'),
+        ("deny t agent:* create", "is no policy line"),
+        ("allow t agent:* create extra", "is no policy line"),
+        ("allow u agent:* create", '"u" is a foreign subject: this agent\'s is t'),
+        ("allow t files:* read", '"files:\\*": the class is none of: agent, shared'),
+        ("allow t agent create", "the class is none of"),
+        ("allow t agent: create", "the object is no name"),
+        ("allow t agent:a*b create", "the object is no name"),
+        ("allow t agent:ä create", "the object is no name"),
+        ("allow t network:lan connect", "the only network is network:default"),
+        ("allow t network:* connect", "the only network is network:default"),
+        ("allow t tool:x read", '"read" is no permission on tool, which has: execute'),
+        ("allow t agent:x create,", '"" is no permission on agent'),
+        ("allow t agent:x create,fly", '"fly" is no permission on agent'),
+    ],
+)
+def test_a_bad_line_is_named_with_what_is_wrong(line: str, wrong: str) -> None:
+    with pytest.raises(MalformedError, match=f"^line 3: .*{wrong}"):
+        policy.parse(f"# comment\n\n{line}\n", "t")
+    with pytest.raises(MalformedError, match=f"^{wrong}|^[^l].*{wrong}"):
+        policy.parse(line, "t")
+
+
+def test_delegation_is_the_operators() -> None:
+    line = "delegate t network:default connect"
+    assert policy.parse(line, "t")[0].kind == "delegate"
+    with pytest.raises(MalformedError, match="only an operator may delegate"):
+        policy.parse(line, "t", may_delegate=False)
+
+
+def test_comments_and_blank_lines_say_nothing() -> None:
+    assert policy.parse("# allow t agent:* create\n\n   \n\t# x\n", "t") == ()
+
+
+def test_each_permission_is_a_rule_of_its_own() -> None:
+    assert policy.parse("allow t agent:rev-* create,start\n", "t") == (
+        Rule("allow", "agent", "rev-*", "create"),
+        Rule("allow", "agent", "rev-*", "start"),
+    )
+
+
+def test_only_a_newline_ends_a_line() -> None:
+    """A comment stays one, whatever Unicode calls a line break."""
+    assert policy.parse("# note\u2028allow t agent:* create\n", "t") == ()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "covers"),
+    [
+        ("a*", "a*", True),
+        ("a*", "a", True),
+        ("a*", "ab", True),
+        ("a*", "ab*", True),
+        ("*", "a", True),
+        ("a", "a", True),
+        ("ab*", "a*", False),
+        ("a", "a*", False),
+        ("a", "b", False),
+        ("ab*", "a", False),
+    ],
+)
+def test_a_prefix_covers_what_it_begins(one: str, other: str, covers: bool) -> None:
+    rule = Rule("allow", "agent", one, "read")
+    assert rule.covers(Rule("allow", "agent", other, "read")) is covers
+
+
+def test_nothing_is_covered_by_another_class_or_permission() -> None:
+    rule = Rule("allow", "shared", "*", "read")
+    assert not rule.covers(Rule("allow", "agent", "a", "read"))
+    assert not rule.covers(Rule("allow", "shared", "a", "write"))
+
+
+@given(rules, rules)
+def test_covering_is_being_a_superset(one: Rule, other: Rule) -> None:
+    same = (one.cls, one.perm) == (other.cls, other.perm)
+    contained = {n for n in NAMES if other.matches(n)} <= {n for n in NAMES if one.matches(n)}
+    if one.covers(other):
+        assert same
+        assert contained
+    elif same and not other.object.endswith("*"):
+        assert not contained
+
+
+@given(policies, policies)
+def test_the_effective_policy_is_the_intersection(
+    own: tuple[Rule, ...], parent: tuple[Rule, ...]
+) -> None:
+    assert meaning(policy.effective(own, parent)) == meaning(own) & meaning(parent)
+
+
+@given(policies, policies)
+def test_an_effective_rule_is_covered_by_its_own_and_by_the_parents(
+    own: tuple[Rule, ...], parent: tuple[Rule, ...]
+) -> None:
+    for rule in policy.effective(own, parent):
+        assert any(have.covers(rule) and have.kind == rule.kind for have in own)
+        assert any(bound.covers(rule) for bound in parent)
+
+
+@given(policies, policies)
+def test_what_is_delegated_only_is_not_allowed(
+    own: tuple[Rule, ...], parent: tuple[Rule, ...]
+) -> None:
+    assert meaning(policy.effective(own, parent), "allow") <= meaning(own, "allow")
+
+
+@given(policies)
+def test_a_root_agents_own_policy_is_the_bound(own: tuple[Rule, ...]) -> None:
+    assert policy.effective(own, None) == own
+
+
+@given(policies, policies, policies)
+def test_a_grandchild_has_no_more_than_any_above(
+    a: tuple[Rule, ...], b: tuple[Rule, ...], c: tuple[Rule, ...]
+) -> None:
+    lowest = policy.effective(a, policy.effective(b, c))
+    assert meaning(lowest) <= meaning(a) & meaning(b) & meaning(c)
+
+
+@given(policies)
+def test_a_rendered_policy_means_the_same_when_parsed(found: tuple[Rule, ...]) -> None:
+    assert set(policy.parse(policy.render(found, "t"), "t")) == set(found)
+
+
+@given(policies)
+def test_rendering_is_the_same_for_the_same_rules(found: tuple[Rule, ...]) -> None:
+    assert policy.render(found, "t") == policy.render(tuple(reversed(found)), "t")
+
+
+def test_rendering_joins_permissions_in_the_order_of_the_class() -> None:
+    found = policy.parse("allow t agent:a write\nallow t agent:a create,start\n", "t")
+    assert policy.render(found, "t") == "allow t agent:a create,start,write\n"
+
+
+def test_allows_needs_an_allow_rule_that_matches() -> None:
+    found = policy.parse("allow t tool:A* execute\ndelegate t tool:B execute\n", "t")
+    assert policy.allows(found, "tool", "AgentGet", "execute")
+    assert not policy.allows(found, "tool", "B", "execute")
+    assert not policy.allows(found, "tool", "C", "execute")
+    assert not policy.allows((), "tool", "A", "execute")
+
+
+def test_a_childs_default_has_no_authority_over_others() -> None:
+    parent = policy.parse(
+        "allow p agent:* create,start,stop,read,write,detach\n"
+        "allow p session:x read\n"
+        "allow p shared:s read,write\n"
+        "allow p tool:* execute\n"
+        "allow p model:m use\n"
+        "delegate p network:default connect\n",
+        "p",
+    )
+    assert policy.default_child(parent, "c") == (
+        "allow c model:m use\nallow c shared:s read\nallow c tool:* execute\n"
+    )
+
+
+@given(policies)
+def test_a_childs_default_is_within_its_parents_allowances(parent: tuple[Rule, ...]) -> None:
+    child = policy.parse(policy.default_child(parent, "c"), "c")
+    assert meaning(child) <= meaning(parent, "allow")
+    assert {rule.kind for rule in child} <= {"allow"}
+
+
+def test_a_root_agents_default_is_the_configured() -> None:
+    text = policy.default_root(("agent:* create,start", "tool:* execute"), "r")
+    assert text == "allow r agent:* create,start\nallow r tool:* execute\n"
+    assert len(policy.parse(text, "r")) == 3
+
+
+def test_relabelling_changes_the_subject_and_nothing_else() -> None:
+    text = "# allow old agent:* read\n\n  allow   old agent:old create\nallow other tool:* execute"
+    assert policy.relabel(text, "old", "new") == (
+        "# allow old agent:* read\n\n  allow   new agent:old create\nallow other tool:* execute"
+    )
+
+
+@pytest.mark.parametrize("old", ["allow", "a", "delegate", "low"])
+def test_relabelling_does_not_mistake_the_verb_for_the_subject(old: str) -> None:
+    text = f"allow {old} agent:x create\n"
+    assert policy.relabel(text, old, "new") == "allow new agent:x create\n"

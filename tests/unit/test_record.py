@@ -1,0 +1,116 @@
+"""The monitor's record, whole, torn, or full of what nobody wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.record import Record, read_record
+
+WHOLE = (
+    "monitor 10\nchain 11\nkeeper 12\nstart 13 1000\nexit 3 2000\nend 3000\n",
+    Record(
+        monitor=10,
+        chain=11,
+        keeper=12,
+        program=13,
+        started=1000,
+        exit_code=3,
+        ended=2000,
+        finished=True,
+    ),
+)
+
+
+def read(directory: Path, text: str | bytes) -> Record:
+    path = directory / "record"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_record(path)
+
+
+def test_a_whole_record(tmp_path: Path) -> None:
+    text, record = WHOLE
+    assert read(tmp_path, text) == record
+
+
+def test_no_record_is_an_empty_one(tmp_path: Path) -> None:
+    record = read_record(tmp_path / "none")
+    assert record == Record()
+    assert not record.over
+    assert not record.settled
+
+
+def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
+    text, _ = WHOLE
+    for length in range(len(text)):
+        whole_lines = text[:length].rpartition("\n")[0]
+        expected = read(tmp_path, whole_lines + "\n" if whole_lines else "")
+        assert read(tmp_path, text[:length]) == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "monitor",
+        "monitor x",
+        "monitor -1",
+        "monitor ٣",
+        "unknown 1 2",
+        "exit",
+        "exit 1",
+        "exit x 5",
+        "signal 9",
+        "start 5",
+        " monitor 99",
+        "MONITOR 99",
+        "\0\0\0",
+        "term",
+    ],
+)
+def test_a_line_that_says_nothing_known_changes_nothing(tmp_path: Path, line: str) -> None:
+    assert read(tmp_path, f"monitor 10\n{line}\nchain 11\n") == Record(monitor=10, chain=11)
+
+
+def test_bytes_that_are_no_text_change_nothing(tmp_path: Path) -> None:
+    assert read(tmp_path, b"monitor 10\n\xff\xfe\nchain 11\n") == Record(monitor=10, chain=11)
+
+
+def test_a_signal(tmp_path: Path) -> None:
+    record = read(tmp_path, "start 13 1000\nsignal 9 2000\n")
+    assert (record.signal, record.exit_code, record.ended) == (9, None, 2000)
+    assert record.over
+
+
+def test_the_first_failure_is_the_one_that_counts(tmp_path: Path) -> None:
+    record = read(tmp_path, "failed no such program: x 5\nfailed later\n")
+    assert record.failed == "no such program: x 5"
+    assert record.over
+    assert record.settled
+
+
+@pytest.mark.parametrize(
+    ("text", "over", "settled"),
+    [
+        ("monitor 1\nchain 2\n", False, False),
+        ("keeper 3\n", False, False),
+        ("start 4 5\n", False, True),
+        ("start 4 5\nterm\n", False, True),
+        ("exit 0 6\n", True, True),
+        ("end 7\n", True, True),
+    ],
+)
+def test_what_is_known_by_when(tmp_path: Path, text: str, over: bool, settled: bool) -> None:
+    record = read(tmp_path, text)
+    assert (record.over, record.settled) == (over, settled)
+
+
+@given(data=st.binary(max_size=200))
+def test_garbage_is_read_without_an_error(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
+    record = read(tmp_path_factory.getbasetemp(), data)
+    assert record.ended >= 0

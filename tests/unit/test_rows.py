@@ -1,0 +1,325 @@
+"""The tables of files agree with themselves and with the ABI."""
+
+from __future__ import annotations
+
+import stat
+
+import pytest
+
+from ctxfs.files import agent as agent_files
+from ctxfs.files import root as root_files
+from ctxfs.files import session as session_files
+from ctxfs.files.verbs import VERBS
+from ctxfs.rows import (
+    Kind,
+    Plane,
+    Row,
+    Table,
+    inode_number,
+    one_line,
+    split_inode,
+    statuses,
+    writers,
+)
+from runtime.authority.identity import CONTROLLERS, OPERATORS, PARTIES, Role
+from runtime.errors import MalformedError
+from runtime.lifecycle import Status
+
+TABLES = [
+    agent_files.TABLE,
+    agent_files.CHILD_TABLE,
+    session_files.TABLE,
+    session_files.CHANNEL_TABLE,
+    root_files.TABLE,
+    root_files.HOME_TABLE,
+    root_files.HISTORY_TABLE,
+]
+ROWS = [(table, row) for table in TABLES for row in table.rows]
+FILES = [(table, row) for table, row in ROWS if row.kind is Kind.FILE]
+
+#: ABI section 3
+AGENT = {
+    "parent",
+    "supervisor",
+    "life",
+    "profile",
+    "visibility",
+    "ownership",
+    "families",
+    "ingress",
+    "owner",
+    "uid",
+    "gid",
+    "groups",
+    "label",
+    "policy",
+    "policy.effective",
+    "mount",
+    "mount.effective",
+    "root",
+    "iso",
+    "workspace",
+    "cwd",
+    "env",
+    "path",
+    "context",
+    "model",
+    "exec",
+    "mode",
+    "limits",
+    "restart",
+    "meta.json",
+    "status",
+    "outcome",
+    "reason",
+    "incarnation",
+    "pid",
+    "run",
+    "cgroup",
+    "usage",
+    "out",
+    "log",
+    "error",
+    "ctl",
+    "wait",
+    "inbox",
+    "queue",
+    "handoff.md",
+    "input.jsonl",
+    "result.md",
+    "refs.jsonl",
+    "artifact",
+    "child",
+    "task",
+    "work",
+    "waiting",
+    "session",
+}
+PUBLIC = {
+    "parent",
+    "life",
+    "profile",
+    "visibility",
+    "status",
+    "outcome",
+    "model",
+    "wait",
+}
+ROOT = {
+    "status",
+    "error",
+    "metrics",
+    "ctxd.sock",
+    "bin",
+    "agent",
+    "tool",
+    "home",
+    "shared",
+    "trigger",
+}
+SESSION = {
+    "messages.jsonl",
+    "events.jsonl",
+    "latest.md",
+    "state",
+    "cwd",
+    "created_at",
+    "updated_at",
+    "meta.json",
+    "context",
+}
+CONTEXT = {
+    "memory.md",
+    "episode",
+    "pack.md",
+    "child",
+}
+
+#: ABI section 3, "written by, when": (roles, "new", "not busy", "any" or "not dead")
+WRITTEN = {
+    "parent": (OPERATORS, "new"),
+    "life": (CONTROLLERS, "new"),
+    "profile": (CONTROLLERS, "new"),
+    "owner": (Role.ROOT, "new"),
+    "uid": (Role.ROOT, "new"),
+    "gid": (Role.ROOT, "new"),
+    "groups": (CONTROLLERS, "new"),
+    "label": (CONTROLLERS, "new"),
+    "policy": (CONTROLLERS, "not dead"),
+    "mount": (CONTROLLERS, "new"),
+    "root": (CONTROLLERS, "new"),
+    "iso": (CONTROLLERS, "new"),
+    "workspace": (CONTROLLERS, "new"),
+    "cwd": (CONTROLLERS, "new"),
+    "env": (CONTROLLERS, "new"),
+    "path": (CONTROLLERS, "new"),
+    "context": (CONTROLLERS, "new"),
+    "model": (CONTROLLERS, "not busy"),
+    "exec": (CONTROLLERS, "not busy"),
+    "mode": (CONTROLLERS, "new"),
+    "limits": (CONTROLLERS, "any"),
+    "restart": (CONTROLLERS, "any"),
+    "meta.json": (CONTROLLERS, "any"),
+    "ctl": (PARTIES, "any"),
+    "inbox": (CONTROLLERS, "any"),
+    "handoff.md": (CONTROLLERS, "new"),
+    "input.jsonl": (CONTROLLERS, "new"),
+    "result.md": (Role.SELF, "not dead"),
+    "refs.jsonl": (Role.SELF, "not dead"),
+    "artifact": (Role.SELF, "not dead"),
+}
+
+
+def names(table: Table, within: str = "") -> set[str]:
+    return {row.name for _, row in table.within(within) if row.name}
+
+
+def identify(value: object) -> str:
+    if isinstance(value, Row):
+        return f"{value.within}/{value.name}"
+    return value.plane.name if isinstance(value, Table) else str(value)
+
+
+def test_the_files_of_an_agent_are_those_of_the_abi() -> None:
+    assert names(agent_files.TABLE) == AGENT
+
+
+def test_the_files_of_the_root_are_those_of_the_abi() -> None:
+    assert names(root_files.TABLE) == ROOT
+    assert names(root_files.TABLE, "bin") == {"ctx"}
+
+
+def test_the_files_of_a_session_are_those_of_the_abi() -> None:
+    assert names(session_files.TABLE) == SESSION
+    assert names(session_files.TABLE, "context") == CONTEXT
+
+
+def test_the_verbs_are_those_of_the_abi() -> None:
+    assert list(VERBS) == ["start", "stop", "kill", "pause", "resume", "abort", "reset", "session"]
+    assert {verb for verb, row in VERBS.items() if row.who & Role.SELF} == {"stop"}
+
+
+def test_only_the_public_files_of_a_public_agent_are_open_to_all() -> None:
+    found = {row.name for row in agent_files.ROWS if row.public and not row.within}
+    assert found == PUBLIC
+
+
+@pytest.mark.parametrize("name", sorted(WRITTEN))
+def test_who_writes_a_file_and_when(name: str) -> None:
+    row = agent_files.TABLE.rows[agent_files.TABLE.number(name) - 1]
+    roles, when = WRITTEN[name]
+    assert row.write == roles
+    assert (row.when == {Status.NEW}) is (when == "new")
+    assert (row.when == frozenset(Status)) is (when == "any")
+    assert (Status.BUSY in row.when) is (when in ("any", "not dead"))
+    assert (Status.DEAD in row.when) is (when in ("any", "not busy"))
+
+
+def test_every_other_file_of_an_agent_is_written_by_nobody() -> None:
+    written = {row.name for row in agent_files.ROWS if row.write}
+    assert written == set(WRITTEN)
+
+
+@pytest.mark.parametrize("table", TABLES, ids=identify)
+def test_names_are_unique_and_numbers_fit_an_inode(table: Table) -> None:
+    assert len(table.by_name) == len(table.rows) < 256
+    for (within, name), number in table.by_name.items():
+        assert table.rows[number - 1].name == name
+        assert table.number(name, within) == number
+
+
+def test_planes_are_told_apart() -> None:
+    assert len({table.plane for table in TABLES}) == len(TABLES) == len(Plane)
+
+
+@pytest.mark.parametrize(("table", "row"), ROWS, ids=identify)
+def test_every_name_that_is_shown_is_explained(table: Table, row: Row) -> None:
+    hidden = not row.name or row.within in ("agent", "self", "/") or table.plane is Plane.CHILD
+    assert hidden or row.doc
+    assert "\n" not in row.doc
+
+
+@pytest.mark.parametrize(("table", "row"), FILES, ids=identify)
+def test_mode_bits_agree_with_who_may(table: Table, row: Row) -> None:
+    assert bool(row.mode & 0o222) is bool(row.write)
+    assert bool(row.mode & 0o444) is bool(row.public or row.read)
+    assert row.mode & 0o7000 == 0
+
+
+@pytest.mark.parametrize(("table", "row"), FILES, ids=identify)
+def test_every_file_can_be_read_and_written_as_it_says(table: Table, row: Row) -> None:
+    if row.mode & 0o444:
+        assert row.render is not None or row.opener is not None
+    if row.write and row.opener is None:
+        assert row.commit is not None
+        assert row.render is not None
+    if row.render is None and row.opener is not None and row.mode & 0o444:
+        assert row.size is not None
+
+
+@pytest.mark.parametrize(("table", "row"), ROWS, ids=identify)
+def test_each_kind_has_what_it_needs(table: Table, row: Row) -> None:
+    assert bool(row.target) is (row.kind is Kind.LINK)
+    if row.entries is not None or row.make is not None or row.remove is not None:
+        assert row.kind is Kind.DIRECTORY
+    if row.single:
+        assert row.check is not None
+
+
+@pytest.mark.parametrize("directory", ["agent", "tool", "home", "shared", "trigger"])
+def test_the_modes_of_the_roots_directories(directory: str) -> None:
+    modes = {"agent": 0o1777, "trigger": 0o311}
+    row = root_files.TABLE.rows[root_files.TABLE.number(directory) - 1]
+    assert row.mode == modes.get(directory, 0o755)
+
+
+def test_what_can_be_polled_is_what_the_abi_says() -> None:
+    assert {row.name for _, row in ROWS if row.polled} == {"status", "events.jsonl", "queue"}
+
+
+def test_secrets_are_readable_by_the_owner_only() -> None:
+    assert agent_files.TABLE.rows[agent_files.TABLE.number("env") - 1].mode == 0o600
+
+
+@pytest.mark.parametrize("index", [0, 1, 20_000, 2**31])
+@pytest.mark.parametrize("plane", list(Plane))
+def test_an_inode_number_is_computed_and_taken_apart(plane: Plane, index: int) -> None:
+    inode = inode_number(plane, index, 77)
+    assert split_inode(inode) == (plane, index, 77)
+    assert inode < 1 << 62
+
+
+def test_a_change_of_a_field_reaches_every_file_that_shows_it() -> None:
+    table = agent_files.TABLE
+    for field, shown in (
+        ("profile", {"profile", "visibility", "ownership", "families", "ingress"}),
+        ("policy", {"policy", "families"}),
+        ("lineage", {"parent"}),
+        ("meta", {"meta.json"}),
+        ("status", {"status"}),
+    ):
+        assert {table.rows[n - 1].name for n in table.depending[field]} == shown
+
+
+def test_writers_and_statuses_are_told_in_words() -> None:
+    row = Row(name="x", write=CONTROLLERS, when=frozenset({Status.NEW}))
+    assert (writers(row), statuses(row)) == ("its creator and operators", "while new")
+    row = Row(name="x", write=Role.ROOT, when=frozenset(Status))
+    assert (writers(row), statuses(row)) == ("operators with uid 0", "in any status")
+    row = Row(name="x", when=frozenset(Status) - {Status.DEAD})
+    assert (writers(row), statuses(row)) == ("nobody", "unless dead")
+
+
+@pytest.mark.parametrize(("text", "value"), [("a\n", "a"), ("a", "a"), ("", ""), ("\n", "")])
+def test_one_value_is_without_its_newline(text: str, value: str) -> None:
+    assert one_line(text) == value
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\n\n", "\na\n", "\n\n"])
+def test_two_lines_are_no_value(text: str) -> None:
+    with pytest.raises(MalformedError, match="one value is wanted"):
+        one_line(text)
+
+
+def test_kinds_are_file_types() -> None:
+    assert [stat.S_IFMT(kind.value) for kind in Kind] == [kind.value for kind in Kind]

@@ -1,0 +1,240 @@
+"""The database: transactions, the outbox, names and their runs."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import NoSpaceError, StartupError
+from runtime.model import Agent, Session
+from runtime.store import Pending, Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with closing(Store(tmp_path / "db")) as opened:
+        yield opened
+
+
+def an_agent(name: str = "a", **values: object) -> Agent:
+    facts: dict[str, object] = {"index": 0, "incarnation": name + "-1", "name": name, **values}
+    return Agent(owner=1, uid=1, gid=1, **facts)  # type: ignore[arg-type]
+
+
+def a_session(name: str = "default", agent: str = "a", owner: int = 1) -> Session:
+    return Session(index=0, owner=owner, agent=agent, name=name, incarnation=1)
+
+
+class Fault(Exception):
+    pass
+
+
+def test_what_is_committed_is_there_after_a_crash(tmp_path: Path) -> None:
+    first = Store(tmp_path / "db")
+    with first.transaction():
+        index = first.insert_agent(an_agent(groups=(5, 6), cause=("done", "exit:0")))
+    # no close: the file as a killed daemon leaves it
+    with closing(Store(tmp_path / "db")) as second:
+        (agent,) = second.load_agents()
+        assert (agent.index, agent.name, agent.groups) == (index, "a", (5, 6))
+        assert agent.cause == ("done", "exit:0")
+    first.close()
+
+
+def test_a_transaction_is_all_or_nothing(store: Store) -> None:
+    with pytest.raises(Fault), store.transaction():
+        store.insert_agent(an_agent())
+        store.claim_name("a", 1)
+        store.post("x", "{}")
+        raise Fault
+    assert store.load_agents() == []
+    assert store.name_owner("a") is None
+    assert store.undelivered() == []
+
+
+def test_a_nested_transaction_joins_the_outer_one(store: Store) -> None:
+    with pytest.raises(Fault), store.transaction():
+        with store.transaction():
+            store.claim_name("a", 1)
+        raise Fault
+    assert store.name_owner("a") is None
+
+
+def test_a_fault_in_a_nested_transaction_undoes_the_outer_one(store: Store) -> None:
+    with pytest.raises(Fault), store.transaction():
+        store.claim_name("a", 1)
+        with store.transaction():
+            raise Fault
+    assert store.name_owner("a") is None
+
+
+def test_after_a_fault_the_next_transaction_commits(store: Store) -> None:
+    with pytest.raises(Fault), store.transaction(), store.transaction():
+        raise Fault
+    with store.transaction(), store.transaction():
+        store.claim_name("a", 1)
+    with pytest.raises(Fault), store.transaction():
+        raise Fault
+    assert store.name_owner("a") == 1
+
+
+def test_a_full_disk_is_said_and_undone(store: Store) -> None:
+    with store.transaction():
+        store.claim_name("a", 1)
+    (pages,) = store._db.execute("PRAGMA page_count").fetchone()
+    store._db.execute(f"PRAGMA max_page_count={pages}")
+    with pytest.raises(NoSpaceError, match="disk"), store.transaction():
+        store.claim_name("b", 1)
+        for number in range(100):
+            store.post("x", f"{number}" * 4096)
+    assert store.name_owner("b") is None
+    store._db.execute("PRAGMA max_page_count=100000")
+    with store.transaction():
+        store.claim_name("c", 1)
+    assert store.name_owner("c") == 1
+
+
+def test_another_versions_database_is_refused(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "db")) as db:
+        db.execute("PRAGMA user_version=99")
+    with pytest.raises(StartupError, match=r"another version of ctxd \(schema 99"):
+        Store(tmp_path / "db")
+
+
+def test_an_agent_is_changed_in_place(store: Store) -> None:
+    agent = an_agent()
+    with store.transaction():
+        agent.index = store.insert_agent(agent)
+        store.put_agent(agent.index, {**agent.dump(), "removed": True, "channel": "a~1"})
+    assert store.load_agents() == []
+    found = store.find_agent(agent.index)
+    assert found is not None
+    assert (found.removed, found.channel) == (True, "a~1")
+
+
+def test_fields_of_a_newer_version_are_left_out_when_loaded() -> None:
+    values = {**an_agent().dump(), "invented_later": 1}
+    assert Agent.load(7, values).index == 7
+
+
+def test_indexes_are_not_given_twice(store: Store) -> None:
+    with store.transaction():
+        first = store.insert_session(a_session())
+        store.delete_session(first)
+        second = store.insert_session(a_session())
+    assert second > first
+
+
+def test_channels_are_found_by_session_and_name(store: Store) -> None:
+    with store.transaction():
+        one = store.insert_agent(an_agent("a", parent_session=4, channel="a"))
+        two = store.insert_agent(an_agent("b", parent_session=4, channel="b"))
+        store.insert_agent(an_agent("c", parent_session=5, channel="a"))
+    assert store.channels(4) == [("a", one), ("b", two)]
+    assert store.find_channel(4, "b") == two
+    assert store.find_channel(4, "c") is None
+
+
+def test_run_numbers_go_on(tmp_path: Path) -> None:
+    with closing(Store(tmp_path / "db")) as store, store.transaction():
+        store.claim_name("a", 1)
+        assert [store.next_run("a"), store.next_run("a")] == [1, 2]
+    with closing(Store(tmp_path / "db")) as store, store.transaction():
+        assert store.next_run("a") == 3
+
+
+def test_run_numbers_go_on_when_the_name_changes_hands(store: Store) -> None:
+    with store.transaction():
+        store.claim_name("a", 1)
+        store.next_run("a")
+        store.claim_name("a", 2)
+        assert store.next_run("a") == 2
+    assert store.name_owner("a") == 2
+
+
+def test_a_name_belongs_to_nobody_after_its_release(store: Store) -> None:
+    with store.transaction():
+        store.claim_name("a", 1)
+        store.release_name("a")
+    assert store.name_owner("a") is None
+
+
+def test_sessions_are_listed_by_owner_and_name(store: Store) -> None:
+    with store.transaction():
+        one = store.insert_session(a_session("default"))
+        two = store.insert_session(a_session("default.2"))
+        store.insert_session(a_session("default", "b"))
+        store.insert_session(a_session("default", "a", owner=2))
+    assert store.sessions(1, "a") == [("default", one), ("default.2", two)]
+    assert store.session_agents(1) == ["a", "b"]
+    assert store.session_owners() == [1, 2]
+
+
+def test_a_session_is_there_once(store: Store) -> None:
+    with pytest.raises(sqlite3.IntegrityError), store.transaction():
+        store.insert_session(a_session())
+        store.insert_session(a_session())
+    assert store.sessions(1, "a") == []
+
+
+def test_a_session_keeps_its_counts(store: Store) -> None:
+    session = a_session()
+    with store.transaction():
+        session.index = store.insert_session(session)
+        session.events, session.owner = 7, 2
+        store.put_session(session)
+    assert store.find_session(session.index) == session
+    assert store.sessions(2, "a") == [("default", session.index)]
+
+
+def test_the_outbox_is_in_order_and_survives(tmp_path: Path) -> None:
+    with closing(Store(tmp_path / "db")) as store, store.transaction():
+        store.post("x", "1")
+        store.post("y", "2")
+    with closing(Store(tmp_path / "db")) as store:
+        assert store.undelivered() == [Pending(1, "x", "1"), Pending(2, "y", "2")]
+
+
+def test_the_next_transaction_empties_what_was_delivered(tmp_path: Path) -> None:
+    with closing(Store(tmp_path / "db")) as store:
+        with store.transaction():
+            first, second = store.post("x", "1"), store.post("x", "2")
+        store.delivered(first.seq)
+        with store.transaction():
+            third = store.post("x", "3")
+    with closing(Store(tmp_path / "db")) as store:
+        assert store.undelivered() == [second, third]
+
+
+def test_a_failed_transaction_forgets_no_delivery(tmp_path: Path) -> None:
+    with closing(Store(tmp_path / "db")) as store:
+        with store.transaction():
+            first = store.post("x", "1")
+        store.delivered(first.seq)
+        with pytest.raises(Fault), store.transaction():
+            raise Fault
+        with store.transaction():
+            store.claim_name("a", 1)
+        assert store.undelivered() == []
+
+
+def test_a_number_in_the_outbox_is_never_given_twice(store: Store) -> None:
+    with store.transaction():
+        first = store.post("x", "1")
+    store.delivered(first.seq)
+    with store.transaction():
+        pass
+    assert store.undelivered() == []
+    with store.transaction():
+        assert store.post("x", "2").seq > first.seq
+
+
+def test_sync_reaches_the_disk_without_a_transaction(store: Store) -> None:
+    with store.transaction():
+        store.claim_name("a", 1)
+    store.sync()
+    assert store.name_owner("a") == 1

@@ -1,0 +1,81 @@
+"""Trees are taken away at once and removed beside the loop."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import trio
+
+from runtime import linux
+from runtime.trash import Trash
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    made = tmp_path / "trash"
+    made.mkdir()
+    return made
+
+
+async def wait_empty(directory: Path) -> None:
+    """Until nothing is left in it (inotify(7): each removal is an event)."""
+    removed = 0x200
+    fd = linux.inotify_init()
+    try:
+        linux.inotify_add_watch(fd, directory, removed)
+        with trio.fail_after(10):
+            while os.listdir(directory):
+                await trio.lowlevel.wait_readable(fd)
+                os.read(fd, 65536)
+    finally:
+        os.close(fd)
+
+
+def run_until_empty(trash: Trash, directory: Path) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trash.run)
+            await wait_empty(directory)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def make_tree(path: Path) -> None:
+    deep = path.joinpath(*["d"] * 50)
+    deep.mkdir(parents=True)
+    (deep / "file").write_text("x")
+    (path / "link").symlink_to("/etc")
+    (path / "closed").mkdir(mode=0)
+
+
+def test_what_is_discarded_is_gone_at_once(tmp_path: Path, directory: Path) -> None:
+    make_tree(tmp_path / "tree")
+    Trash(directory).discard(tmp_path / "tree")
+    assert not (tmp_path / "tree").exists()
+    assert len(os.listdir(directory)) == 1
+
+
+def test_what_is_not_there_is_discarded_already(tmp_path: Path, directory: Path) -> None:
+    Trash(directory).discard(tmp_path / "none")
+    assert os.listdir(directory) == []
+
+
+def test_trees_are_removed_and_links_are_not_followed(tmp_path: Path, directory: Path) -> None:
+    trash = Trash(directory)
+    kept = tmp_path / "kept"
+    kept.write_text("x")
+    make_tree(tmp_path / "tree")
+    (tmp_path / "tree" / "out").symlink_to(kept)
+    trash.discard(tmp_path / "tree")
+    (tmp_path / "file").touch()
+    trash.discard(tmp_path / "file")
+    run_until_empty(trash, directory)
+    assert kept.exists()
+
+
+def test_what_an_earlier_daemon_left_is_removed(directory: Path) -> None:
+    make_tree(directory / "left")
+    run_until_empty(Trash(directory), directory)
