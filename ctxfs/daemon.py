@@ -102,8 +102,9 @@ def _raise_file_limit() -> None:
 
 
 async def _wait_answering(places: Places) -> None:
-    """Until the mount answers: asked from a thread, since this loop has to answer."""
-    await trio.to_thread.run_sync(os.stat, places.mount / "status")
+    """Until the mount answers: asked by another process, for this one has to answer,
+    and could not be killed while a thread of its own waits for it."""
+    await trio.run_process(["stat", str(places.mount / "status")], capture_stdout=True)
 
 
 async def _handle_signals(

@@ -272,7 +272,7 @@ class Filesystem:
         return RowNode(self, agent_files.CHILD_TABLE, child.index, child, 1)
 
     def bound_socket(self, directory: RowNode, name: str) -> Node:
-        """MKNOD by the daemon itself: the socket is bound under a name nobody lists."""
+        """MKNOD by the binder: the socket is bound under a name nobody lists."""
         if directory.inode == ROOT_INODE and name == DAEMON_BIND_NAME:
             return self._root(root_files.TABLE.number("ctxd.sock"))
         word = name.removeprefix(".bind-")

@@ -5,7 +5,6 @@ Nothing here knows FUSE's requests or errnos: ``operations`` translates.
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -43,9 +42,9 @@ class Call:
         return self._caller
 
     @property
-    def is_daemon(self) -> bool:
-        """A thread of this process: it binds the sockets."""
-        return self.uid == 0 and os.path.exists(f"/proc/self/task/{self.pid}")
+    def is_binder(self) -> bool:
+        """The daemon's helper that binds the sockets."""
+        return self.uid == 0 and self.pid == self._fs.runtime.binder.pid
 
 
 @dataclass(slots=True, kw_only=True)

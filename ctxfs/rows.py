@@ -312,7 +312,7 @@ class RowNode(Node):
         self.row.remove(self.fs, self.obj, call, name)
 
     def mknod(self, call: Call, name: str, mode: int) -> Node:
-        if call.is_daemon and stat.S_ISSOCK(mode):
+        if call.is_binder and stat.S_ISSOCK(mode):
             return self.fs.bound_socket(self, name)
         return super().mknod(call, name, mode)
 

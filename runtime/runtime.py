@@ -16,6 +16,7 @@ import trio
 
 from runtime import cell, cgroups, linux
 from runtime.agents import Agents
+from runtime.binder import Binder
 from runtime.cell import Places
 from runtime.config import Config
 from runtime.errors import CtxError, StartupError
@@ -51,6 +52,7 @@ class Runtime:
         self.supervisor = supervisor
         self.sockets = sockets
         self.hierarchy = hierarchy
+        self.binder = sockets.binder
         self.state = "starting"
         self.started = time.monotonic()
 
@@ -123,7 +125,7 @@ def _prepare_shared(places: Places) -> None:
             _private_directory(path, mode)
     _private_directory(places.program("monitor").parent, 0o755)
     _install(cell.native("keeper"), places.keeper)
-    for name in ("enter", "monitor", "stage"):
+    for name in ("binder", "enter", "monitor", "stage"):
         _install(cell.native(name), places.program(name))
 
 
@@ -200,10 +202,13 @@ async def open_runtime(
             nursery.start_soon(watcher.run)
             nursery.start_soon(waits.run)
             nursery.start_soon(trash.run)
+            binder = Binder(places.program("binder"))
+            stack.callback(binder.close)
             status: list[Callable[[], dict[str, str]]] = []
             sockets = Sockets(
                 agents=agents,
                 places=places,
+                binder=binder,
                 nursery=nursery,
                 code=code,
                 status=lambda: status[0](),

@@ -1,24 +1,23 @@
 """The agents' sockets: JSON Lines over a Unix stream socket (ABI section 6).
 
-The sockets are bound on the filesystem itself, in a worker thread, because
-the daemon serves the request that this makes.
+The sockets are bound on the filesystem itself, by a process of its own
+(``runtime.binder``), because the daemon serves the request that this makes.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import trio
 
 from runtime.agents import Agents
 from runtime.authority.identity import CONTROLLERS, PARTIES, Caller, Role
+from runtime.binder import Binder
 from runtime.cell import Places
 from runtime.errors import (
     CtxError,
@@ -34,7 +33,6 @@ from runtime.names import dump_json, parse_json_object, quote
 
 log = logging.getLogger("ctxd.sockets")
 
-_BACKLOG: Final = 128
 #: a peer that does not read its last frames is not waited for longer
 _FAREWELL_SECONDS: Final = 5.0
 _CONNECTIONS: Final = 1024
@@ -117,12 +115,14 @@ class Sockets:
         *,
         agents: Agents,
         places: Places,
+        binder: Binder,
         nursery: trio.Nursery,
         code: Callable[[CtxError], str],
         status: Callable[[], dict[str, str]],
     ) -> None:
         self._agents = agents
         self._places = places
+        self.binder = binder
         self._nursery = nursery
         self._code = code
         self._status = status
@@ -145,32 +145,15 @@ class Sockets:
 
     # opening and closing
 
-    async def _listen(self, directory: Path, name: str) -> socket.socket:
-        def bind() -> socket.socket:
-            held = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                # short, however long the mount's path: sun_path holds 108 bytes
-                listener.bind(f"/proc/self/fd/{held}/{name}")
-                listener.listen(_BACKLOG)
-            except BaseException:
-                listener.close()
-                raise
-            finally:
-                os.close(held)
-            return listener
-
-        return await trio.to_thread.run_sync(bind)
-
     async def open(self, agent: Agent) -> None:
         """Makes ``NAME.sock`` a socket that answers; returns when it does."""
-        listener = await self._listen(self._places.fuse / "agent", bind_name(agent))
+        listener = await self.binder.bind(self._places.fuse / "agent", bind_name(agent))
         server = self._servers[agent.index] = Server(listener)
         self._nursery.start_soon(self._accept, agent, server)
 
     async def open_daemon(self) -> None:
         """The same for ``ctxd.sock``."""
-        listener = await self._listen(self._places.fuse, DAEMON_BIND_NAME)
+        listener = await self.binder.bind(self._places.fuse, DAEMON_BIND_NAME)
         self._nursery.start_soon(self._accept, None, Server(listener))
 
     def refuse(self, agent: Agent) -> None:

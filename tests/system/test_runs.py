@@ -226,7 +226,7 @@ def test_killed_from_outside(shared_daemon: Daemon) -> None:
     agent = shared_daemon.run("victim", "sleep 1000")
     wait_status(agent, "busy")
     pid = int(read(agent, "pid"))
-    assert Path(f"/proc/{pid}/comm").read_text() == "sleep\n"
+    wait_until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n", "the program runs")
     end_process(pid)
     wait_dead(agent)
     assert (read(agent, "outcome"), read(agent, "reason")) == ("error\n", "signal:9\n")
@@ -250,9 +250,9 @@ def test_a_monitor_killed_from_outside_ends_the_agent(shared_daemon: Daemon) -> 
     agent = shared_daemon.run("unwatched", "sleep 1000", limits="grace=300ms")
     wait_status(agent, "busy")
     pid = int(read(agent, "pid"))
-    monitors = shared_daemon.cgroup.child("monitor").processes()
-    assert len(monitors) == 1
-    end_process(monitors[0])
+    node = shared_daemon.cgroup.child("monitor")
+    wait_until(lambda: len(node.processes()) == 1, "the monitors of ended agents are gone")
+    end_process(node.processes()[0])
     wait_dead(agent)
     assert (read(agent, "outcome"), read(agent, "reason")) == ("interrupted\n", "runtime_lost\n")
     assert not alive(pid)

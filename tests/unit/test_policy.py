@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import product
 
 import pytest
@@ -28,14 +29,14 @@ rules = st.builds(
 policies = st.lists(rules, max_size=5).map(tuple)
 
 
+@cache
+def named(rule: Rule) -> frozenset[tuple[str, str, str]]:
+    return frozenset((rule.cls, rule.perm, name) for name in NAMES if rule.matches(name))
+
+
 def meaning(found: tuple[Rule, ...], kind: str | None = None) -> set[tuple[str, str, str]]:
     """The (class, perm, name) that the rules stand for."""
-    return {
-        (r.cls, r.perm, name)
-        for r in found
-        for name in NAMES
-        if r.matches(name) and kind in (None, r.kind)
-    }
+    return set().union(*(named(rule) for rule in found if kind in (None, rule.kind)))
 
 
 @pytest.mark.parametrize(
