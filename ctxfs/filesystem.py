@@ -15,6 +15,7 @@ from ctxfs.durable import Durable, Space
 from ctxfs.files import agent as agent_files
 from ctxfs.files import root as root_files
 from ctxfs.files import session as session_files
+from ctxfs.handles import Staging
 from ctxfs.nodes import Call, Node
 from ctxfs.reasons import Reasons
 from ctxfs.rows import Kind, Plane, Row, RowNode, Table, inode_number, split_inode
@@ -47,6 +48,7 @@ class Filesystem:
         self.runtime: Runtime = runtime
         self.reasons = Reasons()
         self.cache = Cache()
+        self.staging = Staging()
         self.durable = Durable(self.cache)
         self.nobody = NOBODY
         self.started = time.time()

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Final
 import pyfuse3
 
 from ctxfs.nodes import Handle
+from runtime.authority.identity import Caller
 from runtime.errors import (
     DeniedError,
     ForbiddenError,
     MalformedError,
+    QuotaError,
     TooLargeError,
     TooLongError,
     WrongStateError,
@@ -40,6 +42,23 @@ def decode(data: bytes) -> str:
         raise MalformedError(f"byte {error.start} ({shown}) is not UTF-8") from None
 
 
+class Staging:
+    """How many bytes are written and not yet committed, by caller: a bound on memory."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[str, int] = {}
+
+    def charge(self, caller: Caller, before: int, after: int, limit: int) -> None:
+        """Changes what one open file holds; ``QuotaError`` above the caller's limit."""
+        total = self._bytes.get(caller.key, 0) - before + after
+        if after > before and total > limit:
+            raise QuotaError(f"{limit} bytes are written and not committed already (staged_max)")
+        if total:
+            self._bytes[caller.key] = total
+        else:
+            self._bytes.pop(caller.key, None)
+
+
 class RowHandle(Handle):
     """A handle on a row: reads what the row renders, polls where the row can."""
 
@@ -50,8 +69,18 @@ class RowHandle(Handle):
         self._fs = fs
         self._text: bytes | None = None
         self._seen = -1
+        self._charged = 0
         self.direct = writing or not node.cached
         self.keep = not self.direct
+
+    def charge(self, size: int) -> None:
+        """Tells how many bytes this open file holds that are not committed."""
+        limit = self._fs.runtime.config.staged_max
+        self._fs.staging.charge(self.caller, self._charged, size, limit)
+        self._charged = size
+
+    def release(self) -> None:
+        self.charge(0)
 
     def _check_alive(self) -> None:
         if not self._fs.runtime.agents.identity.still(self.caller):
@@ -127,16 +156,21 @@ class ControlHandle(RowHandle):
             end = offset + len(data)
             if len(self._before()) + end > self._limit:
                 raise self.node.row.too_long(self._limit)
+            self.charge(max(end, len(staged)))
             if offset > len(staged):
                 staged.extend(b"\0" * (offset - len(staged)))
             staged[offset:end] = data
             self._check_lines(staged, offset)
         except Exception:
             # what was rejected must not be committed by a later flush
-            self._staged, self._fresh = None, False
+            self._drop()
             raise
         self._fresh = True
         return len(data)
+
+    def _drop(self) -> None:
+        self._staged, self._fresh = None, False
+        self.charge(0)
 
     def _check_lines(self, staged: bytearray, offset: int) -> None:
         """The lines that this write completed."""
@@ -161,10 +195,11 @@ class ControlHandle(RowHandle):
             self.node.check_writer(self.caller)
             self.node.commit(self.caller, decode(self._before() + staged))
         except Exception:
-            self._staged = None
+            self._drop()
             raise
         if self._adds:
-            self._staged, self._truncated = None, False
+            self._drop()
+            self._truncated = False
 
     def sync(self) -> None:
         self.flush()
@@ -187,11 +222,13 @@ class VerbHandle(RowHandle):
         self._rest = b""
         for line in lines:
             self._act(line)
+        self.charge(len(rest))
         self._rest = rest
         return len(data)
 
     def flush(self) -> None:
         rest, self._rest = self._rest, b""
+        self.charge(0)
         if rest:
             self._act(rest)
 
@@ -314,11 +351,13 @@ class HistoryHandle(RowHandle):
         for line in lines:
             if line.strip():
                 self._add(decode(line))
+        self.charge(len(rest))
         self._rest = rest
         return len(data)
 
     def flush(self) -> None:
         rest, self._rest = self._rest, b""
+        self.charge(0)
         if rest.strip() and self._add is not None:
             self._add(decode(rest))
 

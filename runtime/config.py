@@ -26,6 +26,7 @@ class Config:
     control_max: int = 64 << 10
     frame_max: int = 1 << 20
     document_max: int = 16 << 20
+    staged_max: int = 64 << 20
     log_max: int = 64 << 20
     grace: float = 5.0
     timeout: float | None = None
@@ -92,6 +93,7 @@ _PARSERS: Final = {
     "control_max": _size,
     "frame_max": _size,
     "document_max": _size,
+    "staged_max": _size,
     "log_max": _size,
     "grace": _duration,
     "timeout": _duration,

@@ -10,7 +10,7 @@ import pytest
 
 from runtime import linux
 from runtime.cgroups import unified_mount
-from tests.harness import Daemon, daemon_of
+from tests.harness import MARK, Daemon, daemon_of
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,17 +41,17 @@ def _processes() -> dict[int, str]:
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
-        if "/tmp/ctxtest-" in command:
+        if f"/tmp/{MARK}-" in command:
             found[int(entry.name)] = command
     return found
 
 
 def _leftovers() -> list[str]:
     found = [f"process {pid}: {command}" for pid, command in _processes().items()]
-    found += [f"mount {m.point}" for m in linux.read_mounts() if "/ctxtest-" in m.point]
+    found += [f"mount {m.point}" for m in linux.read_mounts() if f"/{MARK}-" in m.point]
     hierarchy = unified_mount()
     if hierarchy is not None:
-        found += [f"cgroup {p}" for p in hierarchy.glob(f"ctxtest-{os.getpid()}-*")]
+        found += [f"cgroup {p}" for p in hierarchy.glob(f"{MARK}-*")]
     return found
 
 

@@ -22,6 +22,8 @@ from runtime.cgroups import Cgroup, unified_mount
 
 TIMEOUT = 30.0
 AGENT_UID = 61000
+#: in the name of everything that this run of the tests makes
+MARK = f"ctxtest-{os.getpid()}"
 _numbers = itertools.count(1)
 
 
@@ -38,14 +40,14 @@ class Daemon:
     """One ctxd. Start, stop and kill it as often as the test needs."""
 
     def __init__(self, *, config: str = "") -> None:
-        self.base = Path(tempfile.mkdtemp(prefix="ctxtest-", dir="/tmp"))
+        self.base = Path(tempfile.mkdtemp(prefix=f"{MARK}-", dir="/tmp"))
         self.base.chmod(0o755)
         self.root = self.base / "ctx"
         self.state = self.base / "state"
         self.runtime = self.base / "run"
         mount = unified_mount()
         assert mount is not None
-        self.cgroup = Cgroup(mount / f"ctxtest-{os.getpid()}-{next(_numbers)}")
+        self.cgroup = Cgroup(mount / f"{MARK}-{next(_numbers)}")
         self.log = self.base / "log"
         self.arguments = [
             *("--mount", str(self.root), "--state", str(self.state)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import stat
 import subprocess
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ctxfs.files import agent as agent_files
-from tests.harness import Daemon, read, refusal, wait_dead, write
+from tests.harness import Daemon, daemon_of, read, refusal, wait_dead, wait_until, write
 
 
 def test_root_has_what_the_manual_lists(daemon: Daemon) -> None:
@@ -318,3 +320,28 @@ def test_a_thousand_agents_are_listed(daemon: Daemon) -> None:
     rows = subprocess.run(["ls", "-l", str(daemon.root / "agent")], capture_output=True, check=True)
     assert rows.stdout.count(b"\n") == 3001
     assert time.monotonic() - started < 20
+
+
+def test_what_is_written_and_not_committed_is_bounded() -> None:
+    with daemon_of(config="staged_max: 128K\n") as daemon:
+        agent = daemon.make("coder")
+        text = b"A" * 60_000
+        fds = [os.open(agent / "meta.json", os.O_WRONLY | os.O_TRUNC) for _ in range(4)]
+        assert [os.write(fd, text) for fd in fds[:2]] == [len(text)] * 2
+        with pytest.raises(OSError, match=f"Errno {errno.EDQUOT}"):
+            os.write(fds[2], text)
+        assert "staged_max" in daemon.error()
+        for fd in fds[:3]:
+            with contextlib.suppress(OSError):  # it is no JSON
+                os.close(fd)
+        # closed files are let go of soon: release is not waited for
+        wait_until(lambda: _writes(fds[3], text), "there is room again")
+        with pytest.raises(OSError, match=f"Errno {errno.EINVAL}"):
+            os.close(fds[3])
+
+
+def _writes(fd: int, text: bytes) -> bool:
+    try:
+        return os.write(fd, text) == len(text)
+    except OSError:
+        return False
