@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from ctxfs import rows
+from ctxfs.files.documents import (
+    check_input,
+    check_ref,
+    document_size,
+    document_time,
+    open_document,
+    set_document,
+    staged,
+)
 from ctxfs.files.verbs import act, describe_verbs
-from ctxfs.handles import FileHandle, InboxHandle, OutputHandle, VerbHandle
+from ctxfs.handles import InboxHandle, OutputHandle, VerbHandle
 from ctxfs.nodes import Call, Handle, Node
 from ctxfs.rows import NEW, NOT_BUSY, NOT_TERMINAL, Check, Kind, Plane, Render, Row, RowNode, Table
 from ctxfs.rows import one_line as _one
@@ -467,118 +475,13 @@ def _open_inbox(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle
     return InboxHandle(fs, node, call.caller, writing=True)
 
 
-# documents
-
-
-def _document_size(name: str) -> Callable[[Filesystem, Any], int]:
-    return lambda fs, agent: fs.runtime.agents.document_size(agent, name)
-
-
-def _document_time(name: str) -> Callable[[Filesystem, Any], float]:
-    def mtime(fs: Filesystem, agent: Agent) -> float:
-        try:
-            return fs.runtime.agents.document(agent, name).stat().st_mtime
-        except FileNotFoundError:
-            return agent.created
-
-    return mtime
-
-
-def _open_document(name: str) -> Callable[[Filesystem, RowNode, Call, int], Handle]:
-    def open_document(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
-        agent: Agent = node.obj
-        accmode = flags & os.O_ACCMODE
-        identity = fs.runtime.agents.identity
-        path = fs.runtime.agents.document(agent, name)
-        wanted = os.O_RDWR if accmode != os.O_RDONLY else os.O_RDONLY
-        wanted |= (flags & os.O_TRUNC) | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(path, wanted, 0o644)
-
-        def may_read() -> None:
-            if not identity.still(call.caller):
-                raise DeniedError("whoever opened this file is gone: so are its rights")
-            if not node.may_read(call.caller):
-                raise DeniedError(f"{node.row.name} is not yours to read any more")
-
-        def may_write() -> None:
-            if not identity.still(call.caller):
-                raise DeniedError("whoever opened this file is gone: so are its rights")
-            node.check_writer(call.caller)
-
-        def changed() -> None:
-            fs.agent_changed(agent.index, (name,))
-
-        if flags & os.O_TRUNC:
-            changed()
-        return FileHandle(
-            node,
-            call.caller,
-            fd,
-            limit=fs.runtime.config.document_max,
-            append=bool(flags & os.O_APPEND),
-            may_read=may_read,
-            may_write=may_write,
-            changed=changed,
-            sync_more=fs.runtime.agents.sync,
-        )
-
-    return open_document
-
-
-def _staged(name: str) -> Render:
-    """A document of JSON lines, which is staged like a control."""
-
-    def render(fs: Filesystem, agent: Agent, caller: Caller) -> bytes:
-        return fs.runtime.agents.read_document(agent, name)
-
-    return render
-
-
-def _set_document(name: str, check: Check) -> Check:
-    def commit(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
-        for number, line in enumerate(text.split("\n"), 1):
-            try:
-                check(fs, agent, caller, line)
-            except MalformedError as error:
-                raise MalformedError(f"line {number}: {error.sentence}") from None
-        fs.runtime.agents.write_document(agent, name, text.encode())
-
-    return commit
-
-
-def _check_input(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
-    if line.strip():
-        names.parse_json_object(line)
-
-
-def _check_ref(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
-    """``{path, hash?, kind?, summary?}`` with relative paths only below ``artifact/``."""
-    if not line.strip():
-        return
-    ref = names.parse_json_object(line)
-    for key, value in ref.items():
-        if key not in ("path", "hash", "kind", "summary"):
-            raise MalformedError(f"{quote(key)} is none of: path, hash, kind, summary")
-        if not isinstance(value, str):
-            raise MalformedError(f"{key} is no text")
-    path = ref.get("path")
-    if not path:
-        raise MalformedError(f"{quote(line)} has no path")
-    if path.startswith("/"):
-        names.check_absolute(path)
-    elif not path.startswith("artifact/") or any(
-        part in ("", ".", "..") for part in path.split("/")
-    ):
-        raise MalformedError(f"{quote(path)}: a relative path is below artifact/")
+# directories and links
 
 
 def _receive(
     fs: Filesystem, agent: Agent, call: Call, source: Node, name: str, new_name: str
 ) -> None:
     fs.take_result(agent, call, source, name, new_name)
-
-
-# directories and links
 
 
 def _children(fs: Filesystem, agent: Agent, call: Call) -> Iterator[str]:
@@ -745,18 +648,18 @@ ROWS: Final = (
     Row(name="queue", polled=True, render=lambda fs, agent, caller: "",
         doc="pending messages, a JSON line each"),
     Row(name="handoff.md", mode=0o644, write=CONTROLLERS, when=NEW, document=True, delegated=True,
-        opener=_open_document("handoff.md"), size=_document_size("handoff.md"),
-        mtime=_document_time("handoff.md"), doc="the delegated task; the program's standard input"),
+        opener=open_document("handoff.md"), size=document_size("handoff.md"),
+        mtime=document_time("handoff.md"), doc="the delegated task; the program's standard input"),
     Row(name="input.jsonl", mode=0o644, write=CONTROLLERS, when=NEW, document=True, delegated=True,
-        render=_staged("input.jsonl"), check=_check_input,
-        commit=_set_document("input.jsonl", _check_input), mtime=_document_time("input.jsonl"),
+        render=staged("input.jsonl"), check=check_input,
+        commit=set_document("input.jsonl", check_input), mtime=document_time("input.jsonl"),
         doc="references to its inputs, a JSON object a line"),
     Row(name="result.md", mode=0o644, write=Role.SELF, when=NOT_TERMINAL, document=True,
-        opener=_open_document("result.md"), size=_document_size("result.md"),
-        mtime=_document_time("result.md"), doc="what it gives back"),
+        opener=open_document("result.md"), size=document_size("result.md"),
+        mtime=document_time("result.md"), doc="what it gives back"),
     Row(name="refs.jsonl", mode=0o644, write=Role.SELF, when=NOT_TERMINAL, document=True,
-        render=_staged("refs.jsonl"), check=_check_ref,
-        commit=_set_document("refs.jsonl", _check_ref), mtime=_document_time("refs.jsonl"),
+        render=staged("refs.jsonl"), check=check_ref,
+        commit=set_document("refs.jsonl", check_ref), mtime=document_time("refs.jsonl"),
         doc='references: {"path", "hash"?, "kind"?, "summary"?} a line'),
     Row(name="artifact", kind=Kind.DIRECTORY, mode=0o755, write=Role.SELF, when=NOT_TERMINAL,
         doc="files and directories that it gives back"),

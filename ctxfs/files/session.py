@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ctxfs.handles import FileHandle, HistoryHandle
+from ctxfs.files.documents import open_real
+from ctxfs.handles import HistoryHandle
 from ctxfs.nodes import Call, Handle, Node
 from ctxfs.rows import Kind, Plane, Render, Row, RowNode, Table
 from runtime.agents import Change
@@ -94,35 +95,8 @@ def _open_messages(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Han
 def _open_memory(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
     session: Session = node.obj
     path = _path("context/memory.md")(fs, session)
-    writing = flags & os.O_ACCMODE != os.O_RDONLY
-    wanted = (os.O_RDWR if writing else os.O_RDONLY) | (flags & os.O_TRUNC)
-    fd = os.open(path, wanted | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-
-    def may_read() -> None:
-        if not fs.runtime.agents.identity.still(call.caller):
-            raise DeniedError("whoever opened this file is gone: so are its rights")
-        if not node.may_read(call.caller):
-            raise DeniedError(f"{node.row.name} is not yours to read any more")
-
-    def may_write() -> None:
-        may_read()
-        node.check_writer(call.caller)
-
-    def changed() -> None:
-        fs.session_changed(session.index, ("memory.md",))
-
-    if flags & os.O_TRUNC:
-        changed()
-    return FileHandle(
-        node,
-        call.caller,
-        fd,
-        limit=fs.runtime.config.document_max,
-        append=bool(flags & os.O_APPEND),
-        may_read=may_read,
-        may_write=may_write,
-        changed=changed,
-        sync_more=fs.runtime.agents.sync,
+    return open_real(
+        fs, node, call, flags, path, lambda: fs.session_changed(session.index, ("memory.md",))
     )
 
 

@@ -57,15 +57,15 @@ def test_a_child_sees_its_parents_view_in_fresh_namespaces(daemon: Daemon) -> No
     project = daemon.base / "project"
     project.mkdir()
     (project / "file").write_text("shared\n")
-    look = "sh -c 'cat /work/file; touch /work/x; ls /proc | grep -c ^[0-9]; ls -A ~ /tmp; pwd'"
+    look = "sh -c 'cat /project/file; touch /project/x; ls /proc | wc -l; ls -A ~ /tmp'"
     lines = ["touch ~/private /tmp/private", *_child("kid", look), "cat kid.d/wait"]
-    agent = daemon.finish("boss", _script(*lines), mount=f"{project} /work ro")
+    agent = daemon.finish("boss", _script(*lines), mount=f"{project} /project ro")
     assert read(agent, "reason") == "exit:0\n", read(agent, "log")
     kid = daemon.agent_dir("kid")
     assert read(kid, "out").splitlines()[0] == "shared"
     assert "private" not in read(kid, "out")
     assert "Read-only file system" in read(kid, "log")
-    assert read(kid, "mount.effective") == f"{project}\t/work\tro\t-\n"
+    assert read(kid, "mount.effective") == f"{project}\t/project\tro\t-\n"
 
 
 def test_what_the_parent_has_below_tmp_is_seen_by_the_child(daemon: Daemon) -> None:

@@ -68,7 +68,7 @@ def test_ends_are_told_apart(
 
 
 def test_a_missing_mount_source_and_cwd_are_named(shared_daemon: Daemon) -> None:
-    agent = shared_daemon.finish("lost", "true", mount="/no/such/source /work ro")
+    agent = shared_daemon.finish("lost", "true", mount="/no/such/source /project ro")
     assert "/no/such/source: No such file" in read(agent, "reason")
     agent.rmdir()
     agent = shared_daemon.finish("lost", "true", cwd="/no/such/place")
@@ -150,8 +150,8 @@ def test_mounts_reach_what_the_creator_reaches(daemon: Daemon) -> None:
     (secret / "project" / "file").chmod(0o644)
     agent = daemon.finish(
         "reader",
-        "sh -c 'cat /work/file; echo x > /work/new; echo $?; cat /etc/hostname; ls -d /opt2'",
-        mount=f"{secret}/project\t/work\tro\t-\n- /etc/hostname hide",
+        "sh -c 'cat /project/file; echo x > /project/new; echo $?; cat /etc/hostname; ls -d /opt2'",
+        mount=f"{secret}/project\t/project\tro\t-\n- /etc/hostname hide",
     )
     assert read(agent, "out").splitlines() == ["content", "2"]
     assert "Read-only file system" in read(agent, "log")

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.history import History
+from runtime.names import dump_json
 from runtime.store import Pending
 
 LINE = '{"id":"e1","type":"agent.create"}'
@@ -87,17 +88,15 @@ def test_a_file_that_was_never_begun_is_made(tmp_path: Path, history: History) -
 
 
 @given(
-    lines=st.lists(st.text(max_size=8), min_size=1, max_size=5),
+    texts=st.lists(st.text(max_size=8), min_size=1, max_size=5),
     cut=st.integers(0, 200),
 )
 def test_completing_makes_every_line_there_once(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[str], cut: int
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], cut: int
 ) -> None:
     """However much of the outbox an earlier daemon had written, in order."""
     directory = tmp_path_factory.getbasetemp()
-    numbered = [
-        f"{number}:{line.encode('unicode_escape').decode()}" for number, line in enumerate(lines)
-    ]
+    numbered = [dump_json({"id": f"e{number}", "text": text}) for number, text in enumerate(texts)]
     whole = "".join(f"{line}\n" for line in numbered).encode()
     (directory / "model").write_bytes(whole[:cut])
     for line in numbered:

@@ -232,10 +232,11 @@ def test_a_record_has_all_its_lines_in_order(run: Run) -> None:
 
 
 def test_pids_are_those_of_this_namespace(run: Run, post: Signpost) -> None:
-    run.start(script=f"echo here > {post.path}; exec sleep 60")
-    post.wait_reached()
+    run.start(script=f"echo $$ > {post.path}; read go < {post.path}; exit 0")
+    inside = post.wait_reached()
     record = run.wait_record(lambda record: record.started)
-    assert Path(f"/proc/{record.program}/comm").read_text() == "sleep\n"
+    status = Path(f"/proc/{record.program}/status").read_text()
+    assert f"NSpid:\t{record.program}\t{inside}\n" in status
     status = Path(f"/proc/{record.keeper}/status").read_text()
     assert f"NSpid:\t{record.keeper}\t1\n" in status
 

@@ -1,0 +1,136 @@
+"""Documents: real files of an agent or session that rows stand for (ABI section 4)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ctxfs.handles import FileHandle
+from ctxfs.nodes import Call, Handle
+from ctxfs.rows import Check, Render, RowNode
+from runtime import names
+from runtime.authority.identity import Caller
+from runtime.errors import DeniedError, MalformedError
+from runtime.model import Agent
+from runtime.names import quote
+
+if TYPE_CHECKING:
+    from ctxfs.filesystem import Filesystem
+
+
+def open_real(
+    fs: Filesystem,
+    node: RowNode,
+    call: Call,
+    flags: int,
+    path: Path,
+    changed: Callable[[], None],
+) -> FileHandle:
+    """The file behind a row, opened in place; made if it is not there yet."""
+    caller = call.caller
+    wanted = os.O_RDONLY if flags & os.O_ACCMODE == os.O_RDONLY else os.O_RDWR
+    wanted |= (flags & os.O_TRUNC) | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(path, wanted, 0o644)
+
+    def check_alive() -> None:
+        if not fs.runtime.agents.identity.still(caller):
+            raise DeniedError("whoever opened this file is gone: so are its rights")
+
+    def may_read() -> None:
+        check_alive()
+        if not node.may_read(caller):
+            raise DeniedError(f"{node.row.name} is not yours to read any more")
+
+    def may_write() -> None:
+        check_alive()
+        node.check_writer(caller)
+
+    if flags & os.O_TRUNC:
+        changed()
+    return FileHandle(
+        node,
+        caller,
+        fd,
+        limit=fs.runtime.config.document_max,
+        append=bool(flags & os.O_APPEND),
+        may_read=may_read,
+        may_write=may_write,
+        changed=changed,
+        sync_more=fs.runtime.agents.sync,
+    )
+
+
+def document_size(name: str) -> Callable[[Filesystem, Any], int]:
+    return lambda fs, agent: fs.runtime.agents.document_size(agent, name)
+
+
+def document_time(name: str) -> Callable[[Filesystem, Any], float]:
+    def mtime(fs: Filesystem, agent: Agent) -> float:
+        try:
+            return fs.runtime.agents.document(agent, name).stat().st_mtime
+        except FileNotFoundError:
+            return agent.created
+
+    return mtime
+
+
+def open_document(name: str) -> Callable[[Filesystem, RowNode, Call, int], Handle]:
+    """An opener for a document that is written in place."""
+
+    def open_it(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
+        agent: Agent = node.obj
+        path = fs.runtime.agents.document(agent, name)
+        return open_real(
+            fs, node, call, flags, path, lambda: fs.agent_changed(agent.index, (name,))
+        )
+
+    return open_it
+
+
+def staged(name: str) -> Render:
+    """A document of JSON lines, which is staged like a control."""
+
+    def render(fs: Filesystem, agent: Agent, caller: Caller) -> bytes:
+        return fs.runtime.agents.read_document(agent, name)
+
+    return render
+
+
+def set_document(name: str, check: Check) -> Check:
+    def commit(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+        for number, line in enumerate(text.split("\n"), 1):
+            try:
+                check(fs, agent, caller, line)
+            except MalformedError as error:
+                raise MalformedError(f"line {number}: {error.sentence}") from None
+        fs.runtime.agents.write_document(agent, name, text.encode())
+
+    return commit
+
+
+def check_input(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
+    if line.strip():
+        names.parse_json_object(line)
+
+
+def check_ref(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
+    """``{path, hash?, kind?, summary?}`` with relative paths only below ``artifact/``."""
+    if not line.strip():
+        return
+    ref = names.parse_json_object(line)
+    for key, value in ref.items():
+        if key not in ("path", "hash", "kind", "summary"):
+            raise MalformedError(f"{quote(key)} is none of: path, hash, kind, summary")
+        if not isinstance(value, str):
+            raise MalformedError(f"{key} is no text")
+    path = ref.get("path")
+    if not path:
+        raise MalformedError(f"{quote(line)} has no path")
+    if path.startswith("/"):
+        names.check_absolute(path)
+    elif not path.startswith("artifact/") or any(
+        part in ("", ".", "..") for part in path.split("/")
+    ):
+        raise MalformedError(f"{quote(path)}: a relative path is below artifact/")
