@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+from runtime.model import Outcome
+
+_COMPLAINT_MAX: Final = 300
 
 
 @dataclass(slots=True)
@@ -62,3 +68,26 @@ def read_record(path: Path) -> Record:
             case _:
                 continue
     return record
+
+
+def judge(record: Record, *, oom: bool, complaint: str) -> tuple[Outcome, str]:
+    """Outcome and reason of a program that nobody stopped.
+
+    ``oom`` says that the kernel killed in its cgroup for memory, ``complaint``
+    what was said last on standard error: by the steps into the cell, if the
+    program never began.
+    """
+    if record.failed:
+        return Outcome.ERROR, f"start_failed: {record.failed}"
+    if record.exit_code == 0:
+        return Outcome.DONE, "exit:0"
+    if record.exit_code is not None:
+        return Outcome.ERROR, f"exit:{record.exit_code}"
+    if record.signal == signal.SIGKILL and oom:
+        return Outcome.ERROR, "oom"
+    if record.signal is not None:
+        return Outcome.ERROR, f"signal:{record.signal}"
+    if not record.started:
+        return Outcome.ERROR, f"start_failed: {complaint[:_COMPLAINT_MAX] or 'no reason was given'}"
+    # its PID 1 was killed from outside, and everything with it
+    return Outcome.ERROR, f"signal:{int(signal.SIGKILL)}"

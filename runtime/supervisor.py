@@ -29,7 +29,7 @@ from runtime.inotify import Changes, Watcher
 from runtime.lifecycle import Effect, Event, Status, move
 from runtime.model import Agent, Outcome
 from runtime.names import quote, timestamp
-from runtime.record import Record, read_record
+from runtime.record import Record, judge, read_record
 from runtime.sockets import Sockets
 
 log = logging.getLogger("ctxd.supervisor")
@@ -377,22 +377,11 @@ class Supervisor:
         return found
 
     def _judge(self, agent: Agent, record: Record) -> tuple[Outcome, str]:
-        if record.failed:
-            return Outcome.ERROR, f"start_failed: {record.failed}"
-        if record.exit_code == 0:
-            return Outcome.DONE, "exit:0"
-        if record.exit_code is not None:
-            return Outcome.ERROR, f"exit:{record.exit_code}"
-        if record.signal is not None:
-            leaf = self._node(agent).child("run")
-            if record.signal == signal.SIGKILL and leaf.keys("memory.events").get("oom_kill"):
-                return Outcome.ERROR, "oom"
-            return Outcome.ERROR, f"signal:{record.signal}"
-        if not record.started:
-            text = output.Output(self._agents.directory(agent) / "log").tail(4096)
-            lines = text.decode(errors="replace").strip().splitlines() or ["no reason was given"]
-            return Outcome.ERROR, f"start_failed: {lines[-1][:300]}"
-        return Outcome.ERROR, "signal:9"
+        leaf = self._node(agent).child("run")
+        killed_for_memory = leaf.keys("memory.events").get("oom_kill", 0) > 0
+        text = output.Output(self._agents.directory(agent) / "log").tail(4096)
+        lines = text.decode(errors="replace").strip().splitlines()
+        return judge(record, oom=killed_for_memory, complaint=lines[-1] if lines else "")
 
     def _is_empty(self, agent: Agent, following: Following, record: Record) -> bool:
         if following.unkillable:
