@@ -123,7 +123,6 @@ class Filesystem:
             isinstance(node, RowNode)
             and node.table.plane is Plane.SESSION
             and not node.may_read(call.caller)
-            and not node.roles(call.caller) & Role.CREATOR
         ):
             raise DeniedError(f"{node.path} is not yours to see")
         return node

@@ -178,7 +178,7 @@ ROWS: Final = (
     Row(name="updated_at", doc="RFC 3339 time of the last event", read=_READERS,
         render=_time("updated"), depends=("updated",)),
     Row(name="meta.json", doc="whose session it is", read=_READERS, render=_meta),
-    Row(name="context", kind=Kind.DIRECTORY, mode=0o755, read=_READERS | Role.CREATOR,
+    Row(name="context", kind=Kind.DIRECTORY, mode=0o755, read=_READERS,
         doc="the working set, rebuildable"),
     Row(name="memory.md", within="context", mode=0o644, read=_READERS, write=Role.SELF,
         document=True, opener=_open_memory, size=_file_size("context/memory.md"),

@@ -141,6 +141,7 @@ def test_the_creator_commands_its_child_and_strangers_do_not(daemon: Daemon) -> 
         "while [ $(cat two.d/status) != busy ]; do sleep 0.05; done",
         "while [ ! -s two.d/log ] || [ $(wc -l < two.d/log) -lt 2 ]; do sleep 0.05; done",
         "cat two.d/log",
+        "cat one.d/session/events.jsonl || cat $CTX_ROOT/error",
         "echo stop > one.d/ctl; cat one.d/wait one.d/reason",
         "echo kill > two.d/ctl; cat two.d/wait",
     ]
@@ -148,6 +149,7 @@ def test_the_creator_commands_its_child_and_strangers_do_not(daemon: Daemon) -> 
     out = read(agent, "out")
     assert "one.d/status: No such file or directory" in out
     assert "boss.d/ctl: Permission denied" in out
+    assert "EACCES home/0/agent/one/session/default: " in out, "results, not messages"
     assert out.endswith("supervisor_stop\n")
 
 
