@@ -180,6 +180,15 @@ class Node:
         raise ForbiddenError(f"{name} cannot be renamed")
 
     def set_attributes(self, call: Call, changes: Changes) -> None:
-        """chmod(2), chown(2), truncate(2), utimensat(2) without an open file."""
-        if changes.mode is not None or changes.uid is not None or changes.gid is not None:
-            raise ForbiddenError(f"mode and owner of {self.path} are given, not set")
+        """chmod(2), chown(2), truncate(2), utimensat(2) without an open file.
+
+        Setting what is there already is fine: editors do, after writing.
+        """
+        present = self.attributes()
+        for wanted, have in (
+            (changes.mode, present.mode & 0o7777),
+            (changes.uid, present.uid),
+            (changes.gid, present.gid),
+        ):
+            if wanted is not None and wanted != have:
+                raise ForbiddenError(f"mode and owner of {self.path} are given, not set")

@@ -260,6 +260,14 @@ def test_mode_owner_and_names_are_given(daemon: Daemon) -> None:
             action()
 
 
+def test_setting_what_is_there_hides_no_reason(daemon: Daemon) -> None:
+    agent = daemon.make("coder")
+    assert refusal(agent / "life", "forever") == "EINVAL"
+    (agent / "life").chmod(0o644)
+    os.chown(agent / "life", 61000, 61000)
+    assert '"forever" is none of' in daemon.error()
+
+
 def test_the_parent_file_makes_a_child(daemon: Daemon) -> None:
     daemon.run("boss", "sleep 1000")
     child = daemon.make("worker")
