@@ -27,17 +27,24 @@ class Poller:
 
     def __init__(self) -> None:
         self._versions: dict[int, int] = {}
-        self._waiting: dict[int, list[pyfuse3.PollHandle]] = {}
+        #: by inode, and there by the open file: the kernel asks anew at each poll(2)
+        self._waiting: dict[int, dict[int, pyfuse3.PollHandle]] = {}
 
     def version(self, inode: int) -> int:
         return self._versions.get(inode, 0)
 
-    def wait(self, inode: int, handle: pyfuse3.PollHandle) -> None:
-        self._waiting.setdefault(inode, []).append(handle)
+    def wait(self, inode: int, file: int, handle: pyfuse3.PollHandle) -> None:
+        self._waiting.setdefault(inode, {})[file] = handle
+
+    def closed(self, inode: int, file: int) -> None:
+        """The open file is gone, and whoever polled it."""
+        waiting = self._waiting.get(inode)
+        if waiting is not None and waiting.pop(file, None) is not None and not waiting:
+            del self._waiting[inode]
 
     def changed(self, inode: int) -> None:
         self._versions[inode] = self.version(inode) + 1
-        for handle in self._waiting.pop(inode, ()):
+        for handle in self._waiting.pop(inode, {}).values():
             with suppress(OSError):
                 handle.notify()
 

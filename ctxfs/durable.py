@@ -1,7 +1,8 @@
 """Real files behind the tree: ``artifact/``, ``episode/``, ``home/UID/data`` and ``shared/``.
 
-Every node the kernel knows is held open (O_PATH), so that nothing is resolved
-by path twice and no link is ever followed with the daemon's rights.
+A node is reached through its parent's descriptor (O_PATH), one name at a time,
+so that no link is ever followed with the daemon's rights. Descriptors are kept
+for the nodes used last; what is opened again has to be the same file as before.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -25,33 +28,91 @@ from runtime.errors import (
     MissingError,
     NotADirectoryNodeError,
     NotEmptyError,
+    QuotaError,
     TakenError,
+    TooLargeError,
 )
 from runtime.names import quote
 
 #: above every computed inode number
 _FIRST: Final = 1 << 62
-_RENAME_NOREPLACE: Final = 1
 _KINDS: Final = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
+_DIRECTORY: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ENTRY: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_DESCRIPTORS: Final = 512
+#: how many of a chain of directories are kept open when it is opened again, and
+#: how many earlier names of a file are tried. One operation opens three such
+#: chains at most, so that what it uses is not closed under it by _DESCRIPTORS.
+_CHAIN: Final = 128
+_ALIASES: Final = 1
+_SHOWN: Final = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class Space:
     """One tree of real files and its rules.
 
-    ``owner`` replaces the real owner of every node; None shows it as it is.
+    ``owner`` tells whom every node is shown to belong to; None if to its real owner.
+    ``files`` is how many files and directories there may be.
     ``may_read`` and ``may_write`` raise for a caller who may not.
     """
 
     path: str
-    root: Path
-    owner: tuple[int, int] | None
+    root: Callable[[], Path]
+    owner: Callable[[], tuple[int, int] | None]
     links: bool
     limit: int
+    files: int | None
     incarnation: str | None
     may_read: Callable[[Caller], None]
     may_write: Callable[[Caller], None]
     sync_more: Callable[[], None]
+    _entries: int | None = field(default=None, init=False)
+
+    def check_room(self) -> None:
+        """``QuotaError`` if one more entry would be too many."""
+        if self.files is None:
+            return
+        if self._entries is None:
+            self._entries = _count(self.root())
+        if self._entries >= self.files:
+            raise QuotaError(
+                f"{self.path} has {self._entries} files and directories, "
+                "the configured maximum (files)"
+            )
+
+    def note(self, change: int) -> None:
+        """There are more or fewer entries now."""
+        if self._entries is not None:
+            self._entries += change
+
+
+def _count(root: Path) -> int:
+    """How many entries there are below a directory, with one descriptor at any depth."""
+    count = 0
+    left: list[list[str]] = []
+    fd = os.open(root, os.O_RDONLY | _DIRECTORY)
+    try:
+        while True:
+            with os.scandir(fd) as entries:
+                found = [(e.name, e.is_dir(follow_symlinks=False)) for e in entries]
+            count += len(found)
+            left.append([name for name, is_directory in found if is_directory])
+            while not left[-1]:
+                left.pop()
+                if not left:
+                    return count
+                _change_to(fd, "..")
+            _change_to(fd, left[-1].pop())
+    finally:
+        os.close(fd)
+
+
+def _change_to(fd: int, name: str) -> None:
+    """The descriptor of a directory becomes that of its entry."""
+    other = os.open(name, os.O_RDONLY | _DIRECTORY, dir_fd=fd)
+    os.dup2(other, fd, inheritable=False)
+    os.close(other)
 
 
 def _translate(error: OSError, name: str) -> CtxError | OSError:
@@ -67,19 +128,50 @@ def _translate(error: OSError, name: str) -> CtxError | OSError:
 
 
 class DurableNode(Node):
-    """One real file, directory or link."""
+    """One real file, directory or link, by its parent and its name in there.
 
-    def __init__(self, table: Durable, space: Space, inode: int, fd: int, name: str) -> None:
+    ``key`` are the device and inode number of the backing. ``aliases`` are other
+    places where a file with several links was seen. ``gone`` says that nothing
+    has to be looked for by name any more.
+    """
+
+    def __init__(
+        self,
+        table: Durable,
+        space: Space,
+        inode: int,
+        key: tuple[int, int],
+        parent: DurableNode | None,
+        name: str,
+    ) -> None:
         self.table = table
         self.space = space
         self.inode = inode
-        self.fd = fd
+        self.key = key
+        self.parent = parent
         self.name = name
+        self.aliases: tuple[tuple[DurableNode | None, str], ...] = ()
+        self.gone = False
         self.lookups = 0
 
     @property
+    def fd(self) -> int:
+        """Its descriptor; good for this operation, not to be closed."""
+        return self.table.descriptor(self)
+
+    @property
     def path(self) -> str:
-        return f"{self.space.path}/{self.name}" if self.name else self.space.path
+        parts: list[str] = []
+        length = 0
+        node = self
+        while node.parent is not None and length <= _SHOWN:
+            parts.append(node.name)
+            length += len(node.name) + 1
+            node = node.parent
+        if node.parent is None:
+            parts.append(self.space.path)
+        text = "/".join(reversed(parts))
+        return text if len(text) <= _SHOWN else f"…{text[-_SHOWN:]}"
 
     @property
     def incarnation(self) -> str | None:
@@ -87,7 +179,7 @@ class DurableNode(Node):
 
     def attributes(self) -> Attributes:
         st = os.fstat(self.fd)
-        uid, gid = self.space.owner or (st.st_uid, st.st_gid)
+        uid, gid = self.space.owner() or (st.st_uid, st.st_gid)
         return Attributes(
             inode=self.inode,
             mode=st.st_mode,
@@ -181,11 +273,13 @@ class DurableNode(Node):
         self, call: Call, name: str, action: Callable[[], None], mode: int | None = None
     ) -> DurableNode:
         self.space.may_write(call.caller)
+        self.space.check_room()
         try:
             action()
         except OSError as error:
             raise _translate(error, name) from None
-        if self.space.owner is None:
+        self.space.note(1)
+        if self.space.owner() is None:
             os.chown(name, call.uid, call.gid, dir_fd=self.fd, follow_symlinks=False)
         self.changed()
         node = self.table.find(self, name)
@@ -201,16 +295,26 @@ class DurableNode(Node):
             os.unlink(name, dir_fd=self.fd)
         except OSError as error:
             raise _translate(error, name) from None
-        target.changed()
-        self.changed()
+        self._lost(target)
 
     def rmdir(self, call: Call, name: str) -> None:
         self.space.may_write(call.caller)
+        target = self.table.find(self, name)
         try:
             os.rmdir(name, dir_fd=self.fd)
         except OSError as error:
             raise _translate(error, name) from None
+        self._lost(target)
+
+    def _lost(self, target: DurableNode) -> None:
+        """An entry of this directory has been removed."""
+        self.space.note(-1)
+        target.changed()
         self.changed()
+        st = os.fstat(target.fd)
+        if stat.S_ISDIR(st.st_mode) or st.st_nlink == 0:
+            self.table.remove(target)
+        self.table.forget(target.inode, 0)
 
     def rename(self, call: Call, name: str, target: Node, new_name: str, *, replace: bool) -> None:
         self.space.may_write(call.caller)
@@ -221,30 +325,41 @@ class DurableNode(Node):
             receive(call, self, name, new_name)
             self.changed()
             return
+        replaced: DurableNode | None = None
+        with suppress(MissingError):
+            replaced = self.table.find(target, new_name)
+        if replaced is not None and not replace:
+            raise TakenError(f"{quote(new_name)} exists")
+        node = self.table.find(self, name)
+        if node is replaced:
+            return  # rename(2) does nothing with two links to one file
         try:
-            if not replace:
-                try:
-                    os.stat(new_name, dir_fd=target.fd, follow_symlinks=False)
-                except FileNotFoundError:
-                    pass
-                else:
-                    raise TakenError(f"{quote(new_name)} exists")
             os.rename(name, new_name, src_dir_fd=self.fd, dst_dir_fd=target.fd)
         except OSError as error:
             raise _translate(error, name) from None
         self.changed()
+        node.parent, node.name = target, new_name
+        if replaced is not None:
+            target._lost(replaced)
         target.changed()
+        self.table.forget(node.inode, 0)
 
     def readlink(self) -> str:
         return os.readlink("", dir_fd=self.fd)
 
     def set_attributes(self, call: Call, changes: Changes) -> None:
         self.space.may_write(call.caller)
+        present = self.attributes()
         path = f"/proc/self/fd/{self.fd}"
-        is_link = stat.S_ISLNK(os.fstat(self.fd).st_mode)
-        if changes.uid is not None or changes.gid is not None:
-            if self.space.owner is not None:
-                raise ForbiddenError(f"the owner of {self.path} is given, not set")
+        is_link = stat.S_ISLNK(present.mode)
+        owned = self.space.owner() is not None
+        if owned and (
+            changes.uid not in (None, present.uid) or changes.gid not in (None, present.gid)
+        ):
+            raise ForbiddenError(f"the owner of {self.path} is given, not set")
+        if changes.size is not None and changes.size > self.space.limit:
+            raise TooLargeError(f"a document is at most {self.space.limit} bytes (document_max)")
+        if not owned and (changes.uid is not None or changes.gid is not None):
             ids = (-1 if v is None else v for v in (changes.uid, changes.gid))
             os.chown(path, *ids)
         if changes.mode is not None and not is_link:
@@ -257,6 +372,29 @@ class DurableNode(Node):
         self.changed()
 
 
+class _Descriptors:
+    """Open descriptors of nodes: the ones used last, no more than a number."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._fds: OrderedDict[DurableNode, int] = OrderedDict()
+
+    def get(self, node: DurableNode) -> int | None:
+        fd = self._fds.get(node)
+        if fd is not None:
+            self._fds.move_to_end(node)
+        return fd
+
+    def put(self, node: DurableNode, fd: int) -> None:
+        self._fds[node] = fd
+        if len(self._fds) > self._limit:
+            os.close(self._fds.popitem(last=False)[1])
+
+    def take(self, node: DurableNode) -> int | None:
+        """No longer kept here; the caller has to close it."""
+        return self._fds.pop(node, None)
+
+
 class Durable:
     """The real nodes that the kernel knows, by device and inode number of the backing."""
 
@@ -265,6 +403,9 @@ class Durable:
         self._next = _FIRST
         self._nodes: dict[int, DurableNode] = {}
         self._numbers: dict[tuple[int, int], int] = {}
+        self._open = _Descriptors(_DESCRIPTORS)
+        #: of nodes without a name: they cannot be opened again
+        self._removed = _Descriptors(_DESCRIPTORS)
 
     @staticmethod
     def owns(inode: int) -> bool:
@@ -278,36 +419,132 @@ class Durable:
 
     def root(self, space: Space) -> DurableNode:
         """The root directory of a space."""
-        fd = os.open(space.root, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        return self._node(space, fd, "")
+        return self._node(space, self._open_root(space), None, "")
 
     def find(self, directory: DurableNode, name: str) -> DurableNode:
         """One entry of a directory, without following links."""
-        flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            fd = os.open(name, flags, dir_fd=directory.fd)
+            fd = os.open(name, _ENTRY, dir_fd=directory.fd)
         except OSError as error:
             raise _translate(error, name) from None
         if stat.S_IFMT(os.fstat(fd).st_mode) not in _KINDS:
             os.close(fd)
             raise ForbiddenError(f"{quote(name)} is neither file, directory nor link")
-        return self._node(directory.space, fd, f"{directory.name}/{name}".lstrip("/"))
+        return self._node(directory.space, fd, directory, name)
 
-    def _node(self, space: Space, fd: int, name: str) -> DurableNode:
+    def _node(self, space: Space, fd: int, parent: DurableNode | None, name: str) -> DurableNode:
         st = os.fstat(fd)
         key = (st.st_dev, st.st_ino)
         inode = self._numbers.get(key)
-        if inode is not None:
-            os.close(fd)
-            node = self._nodes[inode]
-            node.name, node.space = name, space
+        if inode is None:
+            inode = self._next
+            self._next += 1
+            node = DurableNode(self, space, inode, key, parent, name)
+            self._nodes[inode] = node
+            self._numbers[key] = inode
+            self._open.put(node, fd)
             return node
-        inode = self._next
-        self._next += 1
-        node = DurableNode(self, space, inode, fd, name)
-        self._nodes[inode] = node
-        self._numbers[key] = inode
+        node = self._nodes[inode]
+        if self._open.get(node) is None:
+            self._open.put(node, fd)
+        else:
+            os.close(fd)
+        before = (node.parent, node.name)
+        if before != (parent, name):
+            several = st.st_nlink > 1 and not stat.S_ISDIR(st.st_mode)
+            node.aliases = (before, *node.aliases)[:_ALIASES] if several else ()
+            node.parent, node.name = parent, name
+        node.space = space
         return node
+
+    # descriptors
+
+    def descriptor(self, node: DurableNode) -> int:
+        """The descriptor of a node; ``MissingError`` if it is not there any more."""
+        if node.gone:
+            fd = self._removed.get(node)
+            if fd is None:
+                raise MissingError(f"{node.path} was removed")
+            return fd
+        fd = self._open.get(node)
+        while fd is None:
+            try:
+                fd = self._reopen(node)
+            except MissingError:
+                if not node.aliases:
+                    raise
+                (node.parent, node.name), *rest = node.aliases
+                node.aliases = tuple(rest)
+        return fd
+
+    def _reopen(self, node: DurableNode) -> int:
+        """Opens what is closed of the chain from the root down to a node."""
+        chain: list[DurableNode] = []
+        at = node
+        while (fd := self._open.get(at)) is None and at.parent is not None:
+            chain.append(at)
+            at = at.parent
+        if fd is None:
+            fd = self._checked(at, self._open_root(at.space))
+            self._open.put(at, fd)
+        passed: int | None = None
+        try:
+            while chain:
+                at = chain.pop()
+                try:
+                    below = os.open(at.name, _ENTRY, dir_fd=fd)
+                except (FileNotFoundError, NotADirectoryError):
+                    raise _replaced_or_removed(at) from None
+                fd = self._checked(at, below)
+                if passed is not None:
+                    os.close(passed)
+                passed = fd
+                if len(chain) < _CHAIN:
+                    self._open.put(at, fd)
+                    passed = None
+        finally:
+            if passed is not None:
+                os.close(passed)
+        return fd
+
+    @staticmethod
+    def _open_root(space: Space) -> int:
+        try:
+            return os.open(space.root(), os.O_PATH | _DIRECTORY)
+        except OSError as error:
+            raise _translate(error, space.path) from None
+
+    @staticmethod
+    def _checked(node: DurableNode, fd: int) -> int:
+        """The descriptor, if it is of the same file as before."""
+        st = os.fstat(fd)
+        if node.gone or (st.st_dev, st.st_ino) != node.key:
+            os.close(fd)
+            raise _replaced_or_removed(node)
+        return fd
+
+    # forgetting
+
+    def remove(self, node: DurableNode) -> None:
+        """Its last name is gone: another file may get its inode number.
+
+        Whoever has it open still may ask for its attributes, unless very many do.
+        """
+        fd = self._open.take(node)
+        if fd is not None:
+            self._removed.put(node, fd)
+        node.gone = True
+        self._unnumber(node)
+
+    def _unnumber(self, node: DurableNode) -> None:
+        if self._numbers.get(node.key) == node.inode:
+            del self._numbers[node.key]
+
+    def forget_owner(self, space: Space) -> None:
+        """The owner of every node of a space is another one."""
+        for node in self._nodes.values():
+            if node.space is space:
+                node.changed()
 
     def forget(self, inode: int, count: int) -> None:
         """The kernel gives references up; with 0, drops a node that it never got."""
@@ -316,7 +553,13 @@ class Durable:
             return
         node.lookups -= count
         if node.lookups <= 0:
-            st = os.fstat(node.fd)
             del self._nodes[inode]
-            self._numbers.pop((st.st_dev, st.st_ino), None)
-            os.close(node.fd)
+            self._unnumber(node)
+            for descriptors in (self._open, self._removed):
+                fd = descriptors.take(node)
+                if fd is not None:
+                    os.close(fd)
+
+
+def _replaced_or_removed(node: DurableNode) -> MissingError:
+    return MissingError(f"{node.path} was replaced or removed")

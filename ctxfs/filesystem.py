@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import Any, Final
 
 from ctxfs import client
 from ctxfs.caching import FOREVER, Cache
-from ctxfs.durable import Durable, Space
+from ctxfs.durable import Durable, DurableNode, Space
 from ctxfs.files import agent as agent_files
 from ctxfs.files import root as root_files
 from ctxfs.files import session as session_files
-from ctxfs.handles import Staging
 from ctxfs.nodes import Call, Node
 from ctxfs.reasons import Reasons
 from ctxfs.rows import Kind, Plane, Row, RowNode, Table, inode_number, split_inode
@@ -48,7 +46,6 @@ class Filesystem:
         self.runtime: Runtime = runtime
         self.reasons = Reasons()
         self.cache = Cache()
-        self.staging = Staging()
         self.durable = Durable(self.cache)
         self.nobody = NOBODY
         self.started = time.time()
@@ -320,19 +317,22 @@ class Filesystem:
 
         space = Space(
             path=f"agent/{agent.name}.d/artifact",
-            root=self.runtime.agents.document(agent, "artifact"),
-            owner=(agent.uid, agent.gid),
+            root=lambda: self.runtime.agents.document(agent, "artifact"),
+            owner=lambda: (agent.uid, agent.gid),
             links=False,
             limit=self.runtime.config.document_max,
+            files=self.runtime.config.files,
             incarnation=agent.incarnation,
             may_read=may_read,
             may_write=may_write,
             sync_more=self.runtime.agents.sync,
         )
+        if self.runtime.agents.get(agent.index) is None:
+            return self.durable.root(space)  # nothing is written there any more
         return self.durable.root(self._known(f"artifact:{agent.incarnation}", space))
 
     def _known(self, key: str, space: Space) -> Space:
-        """One object for one space, so that it can be compared."""
+        """One object for one space, so that it can be compared, while it is written."""
         return self._spaces.setdefault(key, space)
 
     def _episodes(self, session: Any) -> Space:
@@ -350,35 +350,43 @@ class Filesystem:
             if not roles(caller) & Role.SELF:
                 raise DeniedError("episodes are written by the agent itself")
 
-        agent = agents.recall(session.incarnation)
-        path = agents.session_directory(session) / "context" / "episode"
+        def owner() -> tuple[int, int]:
+            agent = agents.recall(session.incarnation)
+            return (agent.uid, agent.gid) if agent is not None else (0, 0)
+
         space = Space(
             path=f"home/{session.owner}/agent/{session.agent}/session/{session.name}/context/episode",
-            root=path,
-            owner=(agent.uid, agent.gid) if agent is not None else (0, 0),
+            root=lambda: agents.session_directory(session) / "context" / "episode",
+            owner=owner,
             links=False,
             limit=self.runtime.config.document_max,
+            files=self.runtime.config.files,
             incarnation=None,
             may_read=may_read,
             may_write=may_write,
             sync_more=agents.sync,
         )
+        if agents.get(session.incarnation) is None:
+            return space
         return self._known(f"episode:{session.index}", space)
 
     def take_result(self, agent: Agent, call: Call, source: Node, name: str, new_name: str) -> None:
         """rename(2) of a file in ``artifact/`` over ``result.md``."""
-        space = getattr(source, "space", None)
         own = self._spaces.get(f"artifact:{agent.incarnation}")
-        if new_name != "result.md" or space is None or space is not own:
+        if (
+            new_name != "result.md"
+            or not isinstance(source, DurableNode)
+            or source.space is not own
+        ):
             raise ForbiddenError("only files of artifact/ are renamed here, over result.md")
-        node = self.durable.find(source, name)  # type: ignore[arg-type]
+        node = self.durable.find(source, name)
         if node.is_directory():
             raise ForbiddenError("result.md is a file")
-        os.rename(
-            name,
-            self.runtime.agents.document(agent, "result.md"),
-            src_dir_fd=source.fd,  # type: ignore[attr-defined]
-        )
+        document = self.runtime.agents.document(agent, "result.md")
+        os.rename(name, document, src_dir_fd=source.fd)
+        own.note(-1)
+        self.durable.remove(node)
+        self.durable.forget(node.inode, 0)
         self.agent_changed(agent.index, ("result.md",))
         # the kernel believes that the name is the renamed file's now
         directory = inode_number(Plane.AGENT, agent.index, agent_files.TABLE.number(".d", "agent"))
@@ -420,10 +428,11 @@ class Filesystem:
             os.chown(path, uid, -1)
         space = Space(
             path=f"home/{uid}/data",
-            root=path,
-            owner=None,
+            root=lambda: path,
+            owner=lambda: None,
             links=True,
             limit=2**63 - 1,
+            files=None,
             incarnation=None,
             may_read=self._check_known,
             may_write=self._check_known,
@@ -472,7 +481,7 @@ class Filesystem:
     def spaces(self) -> list[str]:
         return sorted(os.listdir(self.runtime.places.state / "shared"))
 
-    def space(self, name: str) -> Node:
+    def space(self, name: str) -> DurableNode:
         agents = self.runtime.agents
 
         def check(caller: Caller, perm: str) -> None:
@@ -485,10 +494,11 @@ class Filesystem:
 
         space = Space(
             path=f"shared/{name}",
-            root=self.runtime.places.state / "shared" / name,
-            owner=None,
+            root=lambda: self.runtime.places.state / "shared" / name,
+            owner=lambda: None,
             links=True,
             limit=2**63 - 1,
+            files=None,
             incarnation=None,
             may_read=lambda caller: check(caller, "read"),
             may_write=lambda caller: check(caller, "write"),
@@ -510,7 +520,10 @@ class Filesystem:
         path = self.runtime.places.state / "shared" / name
         if any(path.iterdir()):
             raise NotEmptyError(f"the space {quote(name)} has files")
-        shutil.rmtree(path)
+        node = self.space(name)
+        path.rmdir()
+        self.durable.remove(node)
+        self.durable.forget(node.inode, 0)
         self._spaces.pop(f"shared:{name}", None)
 
     # Watching
@@ -526,6 +539,9 @@ class Filesystem:
             self.cache.forget_pages(
                 inode_number(Plane.AGENT, index, n) for n in range(1, len(agent_files.ROWS) + 1)
             )
+            for key in _space_keys(agent):
+                if key in self._spaces:
+                    self.durable.forget_owner(self._spaces[key])
         if wanted & {"profile", "life"}:
             # What was below a private name, and cached, is looked up per caller now.
             self.agent_listed(agent)
@@ -539,6 +555,9 @@ class Filesystem:
 
     def agent_listed(self, agent: Agent) -> None:
         """Names in ``agent/`` are told anew; also of an agent that turned private."""
+        if self.runtime.agents.get(agent.index) is None:
+            for key in _space_keys(agent):
+                self._spaces.pop(key, None)
         directory = inode_number(Plane.ROOT, 0, root_files.TABLE.number("agent"))
         for suffix in ("", ".sock", ".d"):
             self.cache.forget_name(directory, agent.name + suffix)
@@ -560,6 +579,11 @@ class Filesystem:
                 pages.append(inode)
         if pages:
             self.cache.forget_pages(pages)
+
+
+def _space_keys(agent: Agent) -> tuple[str, str]:
+    """What the spaces are known by that go with an agent."""
+    return f"artifact:{agent.incarnation}", f"episode:{agent.session}"
 
 
 def _inside(directory: RowNode) -> str:

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Final
 import pyfuse3
 
 from ctxfs.nodes import Handle
-from runtime.authority.identity import Caller
 from runtime.errors import (
     DeniedError,
     ForbiddenError,
     MalformedError,
-    QuotaError,
     TooLargeError,
     TooLongError,
     WrongStateError,
@@ -42,23 +40,6 @@ def decode(data: bytes) -> str:
         raise MalformedError(f"byte {error.start} ({shown}) is not UTF-8") from None
 
 
-class Staging:
-    """How many bytes are written and not yet committed, by caller: a bound on memory."""
-
-    def __init__(self) -> None:
-        self._bytes: dict[str, int] = {}
-
-    def charge(self, caller: Caller, before: int, after: int, limit: int) -> None:
-        """Changes what one open file holds; ``QuotaError`` above the caller's limit."""
-        total = self._bytes.get(caller.key, 0) - before + after
-        if after > before and total > limit:
-            raise QuotaError(f"{limit} bytes are written and not committed already (staged_max)")
-        if total:
-            self._bytes[caller.key] = total
-        else:
-            self._bytes.pop(caller.key, None)
-
-
 class RowHandle(Handle):
     """A handle on a row: reads what the row renders, polls where the row can."""
 
@@ -76,11 +57,12 @@ class RowHandle(Handle):
     def charge(self, size: int) -> None:
         """Tells how many bytes this open file holds that are not committed."""
         limit = self._fs.runtime.config.staged_max
-        self._fs.staging.charge(self.caller, self._charged, size, limit)
+        self._fs.runtime.budget.charge(self.caller.key, self._charged, size, limit)
         self._charged = size
 
     def release(self) -> None:
         self.charge(0)
+        self._fs.cache.poller.closed(self.node.inode, id(self))
 
     def _check_alive(self) -> None:
         if not self._fs.runtime.agents.identity.still(self.caller):
@@ -108,7 +90,7 @@ class RowHandle(Handle):
         if self._seen != poller.version(self.node.inode):
             return _CHANGED
         if waiter is not None:
-            poller.wait(self.node.inode, waiter)
+            poller.wait(self.node.inode, id(self), waiter)
         return select.POLLIN
 
 

@@ -115,6 +115,11 @@ class Listing:
     call: Call
     names: list[str] = field(default_factory=list)
 
+    @property
+    def size(self) -> int:
+        """About what it holds of memory, in bytes."""
+        return sum(len(name) + 64 for name in self.names)
+
 
 class Node:
     """One object of the tree. What it does not override, it refuses."""

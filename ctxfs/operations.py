@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -30,7 +31,7 @@ from ctxfs.errnos import errno_of
 from ctxfs.filesystem import Filesystem
 from ctxfs.nodes import Attributes, Call, Changes, Handle, Listing, Node
 from runtime.authority.identity import Caller
-from runtime.errors import CtxError, MalformedError, MissingError
+from runtime.errors import CtxError, MalformedError, MissingError, QuotaError
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -56,6 +57,11 @@ def _boundary(
     return guarded
 
 
+def _is_trusted(caller: Caller) -> bool:
+    """uid 0 outside of agents: limits are against the others."""
+    return caller.known and caller.agent is None and caller.uid == 0
+
+
 def _name(name: FileNameT) -> str:
     return os.fsdecode(name)
 
@@ -71,6 +77,7 @@ class Operations(pyfuse3.Operations):
         self._fs = fs
         self._handles: dict[int, Handle] = {}
         self._listings: dict[int, Listing] = {}
+        self._open: Counter[str] = Counter()
         self._next = 1
 
     # plumbing
@@ -111,14 +118,28 @@ class Operations(pyfuse3.Operations):
         node.remembered()
         return entry
 
-    def _keep(self, handle: Handle) -> FileHandleT:
-        number = self._next
+    def _number(self, caller: Caller) -> int:
+        """For one more open file or directory; ``QuotaError`` if the caller has too many."""
+        limit = self._fs.runtime.config.open_files
+        if self._open[caller.key] >= limit and not _is_trusted(caller):
+            raise QuotaError(f"{limit} files are open already, the configured maximum (open_files)")
+        self._open[caller.key] += 1
         self._next += 1
-        self._handles[number] = handle
-        return FileHandleT(number)
+        return self._next
+
+    def _closed(self, caller: Caller) -> None:
+        self._open[caller.key] -= 1
+        if not self._open[caller.key]:
+            del self._open[caller.key]
 
     def _file_info(self, handle: Handle) -> FileInfo:
-        return FileInfo(fh=self._keep(handle), direct_io=handle.direct, keep_cache=handle.keep)
+        try:
+            number = self._number(handle.caller)
+        except QuotaError:
+            handle.release()
+            raise
+        self._handles[number] = handle
+        return FileInfo(fh=FileHandleT(number), direct_io=handle.direct, keep_cache=handle.keep)
 
     # names and attributes
 
@@ -285,6 +306,7 @@ class Operations(pyfuse3.Operations):
     async def release(self, fh: FileHandleT) -> None:
         handle = self._handles.pop(fh, None)
         if handle is not None:
+            self._closed(handle.caller)
             handle.release()
 
     @_boundary
@@ -305,10 +327,18 @@ class Operations(pyfuse3.Operations):
         call = self._call(ctx)
         node = self._fs.node(inode)
         listing = Listing(node, call, list(node.list(call)))
-        number = self._next
-        self._next += 1
+        number = self._number(call.caller)
+        try:
+            self._charge(listing, listing.size)
+        except QuotaError:
+            self._closed(call.caller)
+            raise
         self._listings[number] = listing
         return FileHandleT(number)
+
+    def _charge(self, listing: Listing, change: int) -> None:
+        limit = self._fs.runtime.config.staged_max
+        self._fs.runtime.budget.charge(listing.call.caller.key, 0, change, limit)
 
     @_boundary
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
@@ -327,7 +357,10 @@ class Operations(pyfuse3.Operations):
             node.remembered()
 
     async def releasedir(self, fh: FileHandleT) -> None:
-        self._listings.pop(fh, None)
+        listing = self._listings.pop(fh, None)
+        if listing is not None:
+            self._closed(listing.call.caller)
+            self._charge(listing, -listing.size)
 
     @_boundary
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:

@@ -13,7 +13,9 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+import trio
 
 from runtime.authority import mounts, policy
 from runtime.authority.identity import Caller, Identity, supplementary_groups
@@ -22,6 +24,7 @@ from runtime.config import Config
 from runtime.errors import (
     DeniedError,
     MalformedError,
+    NoSpaceError,
     QuotaError,
     TakenError,
     WrongStateError,
@@ -35,6 +38,8 @@ from runtime.trash import Trash
 from runtime.waits import Waits
 
 log = logging.getLogger("ctxd.agents")
+
+_RETRY_SECONDS: Final = 1.0
 
 
 class Watching(Protocol):
@@ -102,6 +107,8 @@ class Agents:
         self._history = history
         self._undelivered: list[Pending] = store.undelivered()
         self._cut = False
+        self._late: list[Change] = []
+        self._room = trio.Event()
         self._agents = {agent.index: agent for agent in store.load_agents()}
         self._by_name = {agent.name: agent for agent in self._agents.values()}
         self._children: dict[int, list[int]] = {}
@@ -251,7 +258,47 @@ class Agents:
     # changing
 
     def commit(self, change: Change) -> None:
-        """Commits, appends to the histories, then tells those who watch."""
+        """Commits, appends to the histories, then tells those who watch.
+
+        ``NoSpaceError`` on a full disk, with nothing changed.
+        """
+        self._commit_late()
+        self._commit(change)
+
+    def note(self, change: Change) -> None:
+        """Like ``commit``, for what has happened and cannot be refused.
+
+        On a full disk it holds in memory at once and is committed as soon as
+        there is room: nobody may keep an agent alive by filling the disk.
+        """
+        try:
+            self.commit(change)
+        except NoSpaceError as error:
+            log.error("%s; %d changes wait for room", error, len(self._late) + 1)
+            self._late.append(change)
+            self._room.set()
+            for agent, values in change.agents:
+                for name, value in values.items():
+                    setattr(agent, name, value)
+                self._tell_agent(agent.index, values)
+
+    def _commit_late(self) -> None:
+        while self._late:
+            self._commit(self._late[0])
+            del self._late[0]
+
+    async def run(self) -> None:
+        """Tries again, once a second, while something could not be written."""
+        while True:
+            await self._room.wait()
+            await trio.sleep(_RETRY_SECONDS)
+            with contextlib.suppress(NoSpaceError):
+                self._commit_late()
+            self.deliver()
+            if not self._late and not self._undelivered:
+                self._room = trio.Event()
+
+    def _commit(self, change: Change) -> None:
         posted: list[Pending] = []
         merged: dict[int, tuple[Agent, dict[str, Any]]] = {}
         for agent, values in change.agents:
@@ -324,6 +371,7 @@ class Agents:
             except OSError as error:
                 log.error("history %s: %s; kept for later", pending.path, error.strerror)
                 self._cut = True  # some of the line may be there already
+                self._room.set()
                 return
             self._store.delivered(pending.seq)
             del self._undelivered[0]
@@ -359,6 +407,11 @@ class Agents:
         holder = self._store.name_owner(name)
         if holder is not None and holder != owner and caller.uid != 0:
             raise DeniedError(f"the name {quote(name)} and its history belong to another user")
+        if len(self._store.sessions(owner, name)) >= self.config.incarnations:
+            raise QuotaError(
+                f"{quote(name)} has {self.config.incarnations} sessions, the configured maximum; "
+                "remove old ones (rmdir home/UID/agent/NAME/session/SESSION)"
+            )
         if sum(a.owner == owner for a in self._agents.values()) >= self.config.agents:
             raise QuotaError(f"uid {owner} has {self.config.agents} agents, the configured maximum")
         agent = Agent(
@@ -401,6 +454,12 @@ class Agents:
             raise QuotaError(
                 f"{quote(parent.name)} has {self.config.children} children, the configured maximum"
             )
+        kept = self._store.count_channels(parent.session)
+        if kept >= self.config.children + self.config.incarnations:
+            raise QuotaError(
+                f"{quote(parent.name)} has had {kept} children in this session, "
+                "the configured maximum of those that are kept"
+            )
         session = self._load_session(parent.session)
         lineage = f"agent:{parent.name} session:{session.name}"
         return {
@@ -418,6 +477,7 @@ class Agents:
         }
 
     def _insert(self, agent: Agent) -> None:
+        self._store.keep_reserve()
         documents = self.directory(agent) / "doc"
         try:
             documents.mkdir(parents=True, mode=0o700)
@@ -470,8 +530,8 @@ class Agents:
         old = self.recall(earlier) if earlier is not None else None
         if old is None:
             return
-        number = 1
-        while self._store.find_channel(session, f"{channel}~{number}"):
+        number = self._store.retired_channels(session, channel) + 1
+        while self._store.find_channel(session, f"{channel}~{number}") is not None:
             number += 1
         # Only a removed agent leaves its name, so no record in memory changes with it.
         self._store.put_agent(old.index, {**old.dump(), "channel": f"{channel}~{number}"})
@@ -571,7 +631,12 @@ class Agents:
         change = Change()
         for member in members:
             change.set(member, removed=True)
-        self.commit(change)
+        try:
+            self.commit(change)
+        except NoSpaceError:
+            # removing makes room: it is what the reserve is kept for
+            self._store.release_reserve()
+            self.commit(change)
         for member in reversed(members):
             self._forget(member)
 
@@ -603,7 +668,7 @@ class Agents:
         move(agent.status, Event.STOP)
         change = Change()
         self.record_end(change, agent, Outcome.CANCELLED, reason)
-        self.commit(change)
+        self.note(change)
         self.waits.release(agent.wait_token)
 
     def record_end(self, change: Change, agent: Agent, outcome: Outcome, reason: str) -> None:

@@ -175,10 +175,28 @@ def _own_mounts(agents: Agents, agent: Agent) -> list[mounts.Mount]:
     return found + list(mounts.parse(agent.mount))
 
 
+def hidden_paths(agents: Agents, agent: Agent) -> list[tuple[str, str, bool]]:
+    """For each ``hide`` line its target, the path that will be there, and whether an
+    earlier line gives it: before the view is made, its source is where to look."""
+    found = []
+    given: list[mounts.Mount] = []
+    for mount in _own_mounts(agents, agent):
+        if mount.mode != "hide":
+            given.append(mount)
+            continue
+        path, is_given = mount.target, False
+        for earlier in given:
+            base = earlier.target.rstrip("/")
+            if mount.target == earlier.target or mount.target.startswith(base + "/"):
+                path, is_given = earlier.source.rstrip("/") + mount.target[len(base) :], True
+        found.append((mount.target, path, is_given))
+    return found
+
+
 def _hidden(path: str, kind: str) -> Iterator[str]:
     if kind == "directory":
         yield from ("--perms", "0000", "--tmpfs", path, "--remount-ro", path)
-    else:
+    elif kind == "file":
         yield from ("--ro-bind", "/dev/null", path)
 
 

@@ -27,6 +27,10 @@ class Config:
     frame_max: int = 1 << 20
     document_max: int = 16 << 20
     staged_max: int = 64 << 20
+    files: int = 10_000
+    connections: int = 256
+    open_files: int = 4096
+    incarnations: int = 1000
     log_max: int = 64 << 20
     grace: float = 5.0
     timeout: float | None = None
@@ -94,6 +98,10 @@ _PARSERS: Final = {
     "frame_max": _size,
     "document_max": _size,
     "staged_max": _size,
+    "files": _count,
+    "connections": _count,
+    "open_files": _count,
+    "incarnations": _count,
     "log_max": _size,
     "grace": _duration,
     "timeout": _duration,

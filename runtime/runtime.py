@@ -17,6 +17,7 @@ import trio
 from runtime import cell, cgroups, linux
 from runtime.agents import Agents
 from runtime.binder import Binder
+from runtime.budget import Budget
 from runtime.cell import Places
 from runtime.config import Config
 from runtime.errors import CtxError, StartupError
@@ -53,6 +54,7 @@ class Runtime:
         self.sockets = sockets
         self.hierarchy = hierarchy
         self.binder = sockets.binder
+        self.budget = sockets.budget
         self.state = "starting"
         self.started = time.monotonic()
 
@@ -202,6 +204,7 @@ async def open_runtime(
             nursery.start_soon(watcher.run)
             nursery.start_soon(waits.run)
             nursery.start_soon(trash.run)
+            nursery.start_soon(agents.run)
             binder = Binder(places.program("binder"))
             stack.callback(binder.close)
             status: list[Callable[[], dict[str, str]]] = []
@@ -209,6 +212,7 @@ async def open_runtime(
                 agents=agents,
                 places=places,
                 binder=binder,
+                budget=Budget(),
                 nursery=nursery,
                 code=code,
                 status=lambda: status[0](),

@@ -6,9 +6,12 @@ The sockets are bound on the filesystem itself, by a process of its own
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
+import select
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,12 +21,15 @@ import trio
 from runtime.agents import Agents
 from runtime.authority.identity import CONTROLLERS, PARTIES, Caller, Role
 from runtime.binder import Binder
+from runtime.budget import Budget
 from runtime.cell import Places
+from runtime.config import Config
 from runtime.errors import (
     CtxError,
     DeniedError,
     MalformedError,
     MissingError,
+    QuotaError,
     TooLongError,
     UnsupportedError,
     WrongStateError,
@@ -35,7 +41,8 @@ log = logging.getLogger("ctxd.sockets")
 
 #: a peer that does not read its last frames is not waited for longer
 _FAREWELL_SECONDS: Final = 5.0
-_CONNECTIONS: Final = 1024
+#: operations of one connection that wait to be answered; each costs a task
+_STAYING_MAX: Final = 16
 _EVENT_ID: Final = re.compile(r"e[0-9]{1,15}")
 
 #: names under which sockets are bound; MKNOD knows them (ctxfs.tree)
@@ -49,34 +56,58 @@ def bind_name(agent: Agent) -> str:
 class Connection:
     """One accepted connection. Frames are sent whole, one at a time."""
 
-    def __init__(self, stream: trio.SocketStream, caller: Caller, frame_max: int) -> None:
+    def __init__(
+        self, stream: trio.SocketStream, caller: Caller, config: Config, budget: Budget
+    ) -> None:
+        self.stream = stream
         self.caller = caller
-        self._stream = stream
         self._lock = trio.Lock()
         self._buffer = bytearray()
-        self._frame_max = frame_max
+        self._frame_max = config.frame_max
+        self._staged_max = config.staged_max
+        self._budget = budget
+        self._held = 0
+        self._answering = 0
+
+    def hold(self, more: int) -> None:
+        """Charges the peer for bytes that are kept for it; fewer than 0 are given back."""
+        after = self._held + more
+        self._budget.charge(self.caller.key, self._held, after, self._staged_max)
+        self._held = after
+
+    def release(self) -> None:
+        """Gives back all that is charged, at the end of the connection."""
+        self.hold(-self._held)
 
     async def send(self, frame: dict[str, Any] | bytes) -> None:
         """Waits until the peer has room: a slow reader slows only itself."""
         data = frame if isinstance(frame, bytes) else (dump_json(frame) + "\n").encode()
         async with self._lock:
-            await self._stream.send_all(data)
+            await self.stream.send_all(data)
 
     async def receive(self) -> str | None:
-        """The next line, None at the end; ``TooLongError`` or ``MalformedError``."""
+        """The next line, None at the end.
+
+        Raises ``TooLongError``, ``MalformedError`` or ``QuotaError``.
+        """
+        # The line before this one was kept until it was answered.
+        self.hold(-self._answering)
+        self._answering = 0
         searched = 0
         while (end := self._buffer.find(b"\n", searched)) < 0:
             searched = len(self._buffer)
             if searched > self._frame_max:
                 raise TooLongError(f"a frame is at most {self._frame_max} bytes")
-            data = await self._stream.receive_some(65536)
+            data = await self.stream.receive_some(65536)
             if not data:
                 return None
+            self.hold(len(data))
             self._buffer += data
         if end > self._frame_max:
             raise TooLongError(f"a frame is at most {self._frame_max} bytes")
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
+        self._answering = end + 1
         try:
             return line.decode()
         except UnicodeDecodeError:
@@ -91,7 +122,6 @@ class Server:
         self.accepting = trio.CancelScope()
         self.refusing = False
         self.ended = trio.Event()
-        self.connections = 0
 
 
 Handler = Callable[["Sockets", Server, Agent, Connection, dict[str, Any]], Awaitable[None]]
@@ -116,6 +146,7 @@ class Sockets:
         agents: Agents,
         places: Places,
         binder: Binder,
+        budget: Budget,
         nursery: trio.Nursery,
         code: Callable[[CtxError], str],
         status: Callable[[], dict[str, str]],
@@ -123,11 +154,14 @@ class Sockets:
         self._agents = agents
         self._places = places
         self.binder = binder
+        self.budget = budget
         self._nursery = nursery
         self._code = code
         self._status = status
         self._servers: dict[int, Server] = {}
         self._appended: dict[int, trio.Event] = {}
+        #: open connections by ``Caller.key``, to all sockets
+        self._connections: Counter[str] = Counter()
         agents.watching.append(self)
 
     # Watching
@@ -176,33 +210,55 @@ class Sockets:
             async with trio_listener:
                 while True:
                     try:
-                        stream = await trio_listener.accept()
+                        await self._admit(agent, server, await trio_listener.accept())
                     except OSError as error:
                         log.warning("accept: %s", error)
                         await trio.sleep(0.1)
-                        continue
-                    if server.connections >= _CONNECTIONS:
-                        await stream.aclose()
-                        continue
-                    server.connections += 1
-                    self._nursery.start_soon(self._serve, agent, server, stream)
+                    except Exception:
+                        # One peer must not close the socket for all, nor end the daemon.
+                        log.exception("accept")
+                        await trio.sleep(0.1)
+
+    async def _admit(self, agent: Agent | None, server: Server, stream: trio.SocketStream) -> None:
+        """Serves one more connection, or refuses it without a task of its own."""
+        raw = stream.socket
+        try:
+            caller = self._agents.identity.resolve_peer(raw._sock)  # type: ignore[attr-defined]
+        except BaseException:
+            raw.close()
+            raise
+        config = self._agents.config
+        connection = Connection(stream, caller, config, self.budget)
+        # An operator with uid 0 gets in however many there are: somebody has to look.
+        unlimited = caller.known and caller.agent is None and caller.uid == 0
+        if unlimited or self._connections[caller.key] < config.connections:
+            self._connections[caller.key] += 1
+            self._nursery.start_soon(self._serve, agent, server, connection)
+            return
+        async with stream:
+            with trio.move_on_after(1), contextlib.suppress(trio.BrokenResourceError):
+                why = f"you have {config.connections} connections, the configured maximum"
+                await self._send_error(connection, QuotaError(why))
 
     # serving
 
-    async def _serve(self, agent: Agent | None, server: Server, stream: trio.SocketStream) -> None:
+    async def _serve(self, agent: Agent | None, server: Server, connection: Connection) -> None:
+        key = connection.caller.key
         try:
-            async with stream:
-                raw = stream.socket
-                caller = self._agents.identity.resolve_peer(raw._sock)  # type: ignore[attr-defined]
-                connection = Connection(stream, caller, self._agents.config.frame_max)
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._farewell, server, nursery.cancel_scope)
-                    await self._converse(agent, server, connection, nursery)
-                    nursery.cancel_scope.cancel()
-        except* (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
-            pass
+            async with connection.stream, trio.open_nursery() as nursery:
+                nursery.start_soon(self._farewell, server, nursery.cancel_scope)
+                await self._converse(agent, server, connection, nursery)
+                nursery.cancel_scope.cancel()
+        except* (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the peer went away
+        except* Exception:
+            # Whatever it is, it ends this connection only.
+            log.exception("a connection of %s", key)
         finally:
-            server.connections -= 1
+            connection.release()
+            self._connections[key] -= 1
+            if not self._connections[key]:
+                del self._connections[key]
 
     @staticmethod
     async def _farewell(server: Server, scope: trio.CancelScope) -> None:
@@ -212,21 +268,19 @@ class Sockets:
     async def _converse(
         self, agent: Agent | None, server: Server, connection: Connection, nursery: trio.Nursery
     ) -> None:
-        staying: list[trio.Event] = []
-        try:
-            self._check_peer(agent, connection.caller)
-            while True:
-                line = await self._next_line(server, connection)
-                if line is None:
-                    break
-                if line.strip():
-                    await self._answer(agent, server, connection, line, nursery, staying)
-        except CtxError as error:
-            await self._send_error(connection, error)
-            return
-        # What was asked for is answered, also to a peer that shut down its sending side.
-        for event in staying:
-            await event.wait()
+        # Its end waits for its tasks: what was asked for is answered, also to a peer
+        # that shut down its sending side.
+        async with trio.open_nursery() as staying:
+            try:
+                self._check_peer(agent, connection.caller)
+                while (line := await self._next_line(server, connection)) is not None:
+                    if line.strip():
+                        await self._answer(agent, server, connection, line, staying)
+            except CtxError as error:
+                await self._send_error(connection, error)
+                staying.cancel_scope.cancel()
+            if staying.child_tasks:
+                nursery.start_soon(_cancel_at_hangup, connection.stream, nursery.cancel_scope)
 
     @staticmethod
     async def _next_line(server: Server, connection: Connection) -> str | None:
@@ -263,8 +317,7 @@ class Sockets:
         server: Server,
         connection: Connection,
         line: str,
-        nursery: trio.Nursery,
-        staying: list[trio.Event],
+        staying: trio.Nursery,
     ) -> None:
         request: dict[str, Any] = {}
         try:
@@ -284,9 +337,11 @@ class Sockets:
             if not operation.stays:
                 await operation.handler(self, server, agent, connection, request)
                 return
-            done = trio.Event()
-            staying.append(done)
-            nursery.start_soon(self._stay, operation, server, agent, connection, request, done)
+            if len(staying.child_tasks) >= _STAYING_MAX:
+                raise QuotaError(f"{_STAYING_MAX} operations of this connection wait already")
+            size = len(line)
+            connection.hold(size)
+            staying.start_soon(self._stay, operation, server, agent, connection, request, size)
         except CtxError as error:
             await self._send_error(connection, error, request.get("id"))
 
@@ -297,14 +352,14 @@ class Sockets:
         agent: Agent,
         connection: Connection,
         request: dict[str, Any],
-        done: trio.Event,
+        size: int,
     ) -> None:
         try:
             await operation.handler(self, server, agent, connection, request)
         except CtxError as error:
             await self._send_error(connection, error, request.get("id"))
         finally:
-            done.set()
+            connection.hold(-size)
 
     async def _send_error(self, connection: Connection, error: CtxError, about: Any = None) -> None:
         frame = {"type": "error", "code": self._code(error), "message": error.sentence}
@@ -361,7 +416,11 @@ class Sockets:
         while True:
             appended = self._appended.setdefault(session.index, trio.Event())
             ended = server.ended.is_set()
-            with open(path, "rb") as file:
+            try:
+                file = open(path, "rb")  # noqa: SIM115 (closed below)
+            except FileNotFoundError:
+                raise MissingError("the session was removed") from None
+            with file:
                 file.seek(offset)
                 for line in file:
                     if not line.endswith(b"\n"):
@@ -397,6 +456,17 @@ class Sockets:
 def _event_number(line: bytes) -> int:
     match = re.match(rb'\{"id":"e([0-9]+)"', line)
     return int(match[1]) if match else 0
+
+
+async def _cancel_at_hangup(stream: trio.SocketStream, scope: trio.CancelScope) -> None:
+    """Cancels when the peer has closed both directions: nobody is left to be answered.
+
+    The end of what it sends does not tell; an epoll that wants nothing tells of this only.
+    """
+    with select.epoll() as hangup:
+        hangup.register(stream.socket.fileno(), 0)
+        await trio.lowlevel.wait_readable(hangup.fileno())
+    scope.cancel()
 
 
 async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:

@@ -19,6 +19,7 @@ from runtime.errors import NoSpaceError, StartupError
 from runtime.model import Agent, Session
 
 _SCHEMA_VERSION: Final = 1
+_RESERVE: Final = 512 << 10
 _SCHEMA: Final = """
 CREATE TABLE agents (
     idx INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -57,6 +58,7 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._reserve = path.with_name("reserve")
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._depth = 0
         self._delivered = 0
@@ -81,6 +83,21 @@ class Store:
 
     def close(self) -> None:
         self._db.close()
+
+    def keep_reserve(self) -> None:
+        """Holds some room back, so that on a full disk something can still be removed."""
+        if self._reserve.exists():
+            return
+        fd = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, _RESERVE)
+        except OSError:
+            self.release_reserve()
+        finally:
+            os.close(fd)
+
+    def release_reserve(self) -> None:
+        self._reserve.unlink(missing_ok=True)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -108,7 +125,8 @@ class Store:
             finally:
                 self._depth = 0
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE):
+            # some failures to grow a file are told as errors of input and output
+            if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
                 raise NoSpaceError("the disk under the daemon's state is full") from None
             raise
 
@@ -164,6 +182,20 @@ class Store:
             "SELECT idx FROM agents WHERE parent_session=? AND channel=?", (session, channel)
         ).fetchone()
         return int(row[0]) if row else None
+
+    def count_channels(self, session: int) -> int:
+        (count,) = self._db.execute(
+            "SELECT count(*) FROM agents WHERE parent_session=?", (session,)
+        ).fetchone()
+        return int(count)
+
+    def retired_channels(self, session: int, channel: str) -> int:
+        """How many of ``CHANNEL~1``, ``CHANNEL~2``, … there are."""
+        (count,) = self._db.execute(
+            "SELECT count(*) FROM agents WHERE parent_session=? AND channel GLOB ?",
+            (session, f"{channel}~*"),
+        ).fetchone()
+        return int(count)
 
     # names
 

@@ -14,7 +14,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +24,7 @@ from runtime import cell, cgroups, linux, output
 from runtime.agents import Agents, Change, replace_file
 from runtime.cell import Places
 from runtime.cgroups import Cgroup, Hierarchy
-from runtime.errors import CtxError, NoSpaceError, UnsupportedError, WrongStateError
+from runtime.errors import CtxError, UnsupportedError, WrongStateError
 from runtime.inotify import Changes, Watcher
 from runtime.lifecycle import Effect, Event, Status, move
 from runtime.model import Agent, Outcome
@@ -38,7 +38,7 @@ log = logging.getLogger("ctxd.supervisor")
 _KILL_SECONDS: Final = 10.0
 _SETTLE_SECONDS: Final = 10.0
 _HELPER_SECONDS: Final = 10.0
-_RETRY_SECONDS: Final = 1.0
+_SHUTDOWN_SECONDS: Final = 30.0
 _RESULT_TAIL: Final = 64 << 10
 _MESSAGE_MAX: Final = 1 << 20
 _CPU_PERIOD: Final = 100_000
@@ -154,7 +154,7 @@ class Supervisor:
                 cancelled.append(member)
             elif member.status is not Status.STOPPING and member.live:
                 self._mark(change, member, (Outcome.CANCELLED.value, "parent_dead"))
-        self._agents.commit(change)
+        self._agents.note(change)
         for member in cancelled:
             self._agents.waits.release(member.wait_token)
         for member in (agent, *members):
@@ -170,14 +170,32 @@ class Supervisor:
         change.event(agent.session, "agent.status", agent.name, status="stopping", reason=cause[1])
 
     async def shut_down(self) -> None:
-        """Cancels every agent and returns when all are recorded."""
+        """Cancels every agent and returns when all are recorded.
+
+        One that cannot be ended in order does not keep the others: what is left
+        after the longest grace and some time is killed.
+        """
+        longest = max((self._agents.grace(a) for a in self._agents if a.live), default=0.0)
         for agent in self._agents:
-            if agent.status is Status.NEW:
-                self._agents.cancel_new(agent, "shutdown")
-            elif agent.live and not (agent.owned and self._agents.parent_of(agent)):
-                self.end(agent, Outcome.CANCELLED, "shutdown")
-        for following in list(self._following.values()):
-            await following.dead.wait()
+            with self._guarded(agent):
+                if agent.status is Status.NEW:
+                    self._agents.cancel_new(agent, "shutdown")
+                elif agent.live and not (agent.owned and self._agents.parent_of(agent)):
+                    self.end(agent, Outcome.CANCELLED, "shutdown")
+        with trio.move_on_after(longest + _SHUTDOWN_SECONDS) as patience:
+            for following in list(self._following.values()):
+                await following.dead.wait()
+        if patience.cancelled_caught:
+            for user in self._hierarchy.root.path.glob("user-*"):
+                Cgroup(user).kill()
+
+    @contextlib.contextmanager
+    def _guarded(self, agent: Agent) -> Iterator[None]:
+        """A bug in the care of one agent ends neither the daemon nor the care of others."""
+        try:
+            yield
+        except Exception:
+            log.exception("%s: a bug in ctxfs", agent.name)
 
     def usage(self, agent: Agent) -> dict[str, int]:
         """cpu_usec, memory_current, memory_peak, processes, wall_msec; bytes and counts."""
@@ -253,7 +271,7 @@ class Supervisor:
         for member in self._agents.descendants(agent):
             if member.status is Status.NEW:
                 self._agents.record_end(change, member, Outcome.CANCELLED, "parent_dead")
-        self._agents.commit(change)
+        self._agents.note(change)
         for member in (agent, *self._agents.descendants(agent)):
             if member.status is Status.DEAD:
                 self._agents.waits.release(member.wait_token)
@@ -303,9 +321,10 @@ class Supervisor:
             await self._until_ended(agent, following, failure)
         except Exception:
             log.exception("%s: a bug in ctxfs; its processes are killed", agent.name)
-            following.node.kill()
-            if agent.live:
-                self._record_lost(agent, "runtime_lost")
+            with self._guarded(agent):
+                following.node.kill()
+                if agent.live:
+                    self._record_lost(agent, "runtime_lost")
         finally:
             # Also when cancelled: whoever waits for this agent must not wait forever.
             following.launched.set()
@@ -323,18 +342,10 @@ class Supervisor:
             while agent.status is not Status.DEAD:
                 record = read_record(path)
                 deadline = math.inf
-                try:
-                    self._note_progress(agent, record, following, failure)
-                    if agent.status is Status.STOPPING and self._is_empty(agent, following, record):
-                        self._finish(agent, following, record)
-                        return
-                except NoSpaceError as error:
-                    # What happened is in the record and the cgroup: it is not lost, only late.
-                    log.error("%s: %s; trying again", agent.name, error)
-                    deadline = trio.current_time() + _RETRY_SECONDS
-                    with trio.move_on_at(deadline):
-                        await following.changes.wait_changed()
-                    continue
+                self._note_progress(agent, record, following, failure)
+                if agent.status is Status.STOPPING and self._is_empty(agent, following, record):
+                    self._finish(agent, following, record)
+                    return
                 timeout = self._agents.timeout(agent)
                 if timeout is not None and agent.status is not Status.STOPPING:
                     deadline = trio.current_time() + agent.started + timeout - time.time()
@@ -352,7 +363,7 @@ class Supervisor:
             change.set(agent, status=to.status, pid=record.program)
             change.event(agent.session, "run.start", agent.name, run=agent.run, pid=record.program)
             change.event(agent.session, "agent.status", agent.name, status=to.status)
-            self._agents.commit(change)
+            self._agents.note(change)
         if agent.status is Status.STOPPING:
             return
         if failure:
@@ -414,7 +425,12 @@ class Supervisor:
     async def _launch(self, agent: Agent, following: Following) -> None:
         places = self._places
         parent = self._agents.parent_of(agent)
-        hidden = await self._inspect_hidden(agent)
+        if parent is not None:
+            above = self._following.get(parent.index)
+            if above is not None:  # itself just starting, perhaps
+                with trio.move_on_after(_SETTLE_SECONDS):
+                    await self._wait_settled(above)
+        hidden = await self._inspect_hidden(agent, parent)
         plan = cell.plan(self._agents, agent, places, hidden=hidden)
         leaf = following.node.child("run")
         leaf.create(self._hierarchy.controllers)
@@ -424,10 +440,6 @@ class Supervisor:
         with contextlib.ExitStack() as stack:
             keeper = None
             if parent is not None:
-                above = self._following.get(parent.index)
-                if above is not None:  # itself just starting, perhaps
-                    with trio.move_on_after(_SETTLE_SECONDS):
-                        await self._wait_settled(above)
                 keeper = self._open_keeper(parent)
                 stack.callback(os.close, keeper)
             fds = stack.enter_context(cell.passed_files(plan, keeper))
@@ -482,16 +494,36 @@ class Supervisor:
         except FileNotFoundError:
             return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
 
-    async def _inspect_hidden(self, agent: Agent) -> dict[str, str]:
-        """What is at the targets of ``hide`` lines: asked by a process with the agent's rights."""
-        targets = [m.target for m in self._agents.effective_mounts(agent) if m.mode == "hide"]
-        found = {}
-        for target in targets:
-            command = ["setpriv", f"--reuid={agent.uid}", f"--regid={agent.gid}", "--clear-groups"]
-            command += ["--no-new-privs", "test", "-d", target]
-            with trio.move_on_after(_HELPER_SECONDS):
-                result = await trio.run_process(command, check=False, stdin=subprocess.DEVNULL)
-                found[target] = "directory" if result.returncode == 0 else "file"
+    async def _inspect_hidden(self, agent: Agent, parent: Agent | None) -> dict[str, str]:
+        """What is at the targets of the agent's ``hide`` lines: directory, file or none.
+
+        Asked by a process with the agent's rights, in the view that its own is
+        made from; it may hang there (a dead network filesystem), and is left behind then.
+        """
+        found: dict[str, str] = {}
+        hidden = cell.hidden_paths(self._agents, agent)
+        if not hidden:
+            return found
+        with contextlib.ExitStack() as stack:
+            fds = []
+            if parent is not None:
+                fds.append(self._open_keeper(parent))
+                stack.callback(os.close, fds[0])
+            for target, path, given in hidden:
+                if parent is not None:
+                    groups = ",".join(map(str, agent.groups)) or "-"
+                    step = [str(self._places.program("enter")), str(fds[0])]
+                    step += [str(agent.uid), str(agent.gid), groups, "--"]
+                else:
+                    # what a mount line gives is reached as its creator reaches it
+                    uid, gid = agent.uid, agent.gid
+                    if given:
+                        uid, gid = agent.creator_uid, agent.creator_gid
+                    step = ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "--"]
+                found[target] = "none"
+                for option, kind in (("-e", "file"), ("-d", "directory")):
+                    if await _succeeds([*step, "test", option, path], fds):
+                        found[target] = kind
         return found
 
     # ending
@@ -499,8 +531,11 @@ class Supervisor:
     async def _terminate(self, top: Agent) -> None:
         """Steps 4 to 6: SIGTERM to all, one grace period, then ``cgroup.kill``."""
         following = self._following.get(top.index)
-        if following is None:
-            return
+        if following is not None:
+            with self._guarded(top):
+                await self._end_processes(top, following)
+
+    async def _end_processes(self, top: Agent, following: Following) -> None:
         node = following.node
         followed = [following]
         for member in self._agents.descendants(top):
@@ -589,7 +624,10 @@ class Supervisor:
         move(agent.status, Event.ENDED)
         change = Change()
         if record.started:
-            self._add_conversation(change, agent, outcome)
+            try:
+                self._add_conversation(change, agent, outcome)
+            except OSError as error:  # a full disk, say: the end is recorded all the same
+                log.error("%s: the result could not be kept: %s", agent.name, error.strerror)
             ended = record.ended or time.time_ns()
             change.event(
                 agent.session,
@@ -607,7 +645,7 @@ class Supervisor:
         node = self._node(agent)
         with contextlib.suppress(OSError):
             self._log(agent, f"{agent.run} ended: {outcome} {reason}")
-        self._agents.commit(change)
+        self._agents.note(change)
         if not following.unkillable and not node.remove():
             log.warning("%s: the cgroup %s could not be removed", agent.name, node.path)
         self._agents.waits.release(agent.wait_token)
@@ -645,6 +683,18 @@ class Supervisor:
                 run=agent.run,
                 content=result,
             )
+
+
+async def _succeeds(command: list[str], fds: list[int]) -> bool:
+    """Whether a command exits 0 in time. One that hangs is not waited for."""
+    process = await trio.lowlevel.open_process(
+        command, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    with trio.move_on_after(_HELPER_SECONDS):
+        return await process.wait() == 0
+    process.kill()
+    raise UnsupportedError(f"{command[-1]}: whatever is there did not answer in time")
 
 
 def _text(data: bytes) -> str:

@@ -252,11 +252,27 @@ def _policy_effective(fs: Filesystem, agent: Agent, caller: Caller) -> str:
 
 
 def _check_mount_line(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
-    mounts.parse_line(line)
+    mount = mounts.parse_line(line)
+    if mount is not None and mount.mode != "hide":
+        _check_source(fs, mount.source)
+
+
+def _check_source(fs: Filesystem, source: str) -> None:
+    """What is forbidden by its name alone; links are seen through at the start (stage.c)."""
+    places = fs.runtime.places
+    forbidden = ("/proc", str(fs.runtime.hierarchy.mount), str(places.state), str(places.runtime))
+    for path in forbidden:
+        if source == path or source.startswith(path + "/"):
+            raise DeniedError(
+                f"{quote(source)}: procfs, cgroupfs and the daemon's own directories "
+                "cannot be given to an agent"
+            )
 
 
 def _set_mount(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
     for mount in mounts.parse(text):
+        if mount.mode != "hide":
+            _check_source(fs, mount.source)
         if "noexec" in mount.options and agent.parent is not None:
             raise UnsupportedError("noexec: not supported in a child's table by this version")
     if text and not text.endswith("\n"):

@@ -38,6 +38,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -208,6 +209,18 @@ static bool drain(struct stream *s)
 	}
 	append(s, data, n);
 	return true;
+}
+
+/* What is in the pipe now, and no more. */
+static void drain_rest(struct stream *s)
+{
+	unsigned long long before = s->start + s->size;
+	int waiting = 0;
+
+	if (s->pipe < 0 || ioctl(s->pipe, FIONREAD, &waiting) < 0)
+		return;
+	while (s->start + s->size - before + s->lost < (unsigned)waiting && drain(s))
+		;
 }
 
 /* fork(2) with the child born in a cgroup. */
@@ -394,11 +407,9 @@ int main(int argc, char **argv)
 			ended = true;
 	}
 	/* The cell is gone. What it wrote is in the pipes; a writer may live on
-	 * elsewhere (descriptors travel), it is not waited for. */
-	while (out.pipe >= 0 && drain(&out))
-		;
-	while (log.pipe >= 0 && drain(&log))
-		;
+	 * elsewhere (descriptors travel): what comes later is not waited for. */
+	drain_rest(&out);
+	drain_rest(&log);
 	record("end %llu", now_ns());
 	return 0;
 }

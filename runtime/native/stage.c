@@ -20,6 +20,7 @@
 #include <grp.h>
 #include <linux/magic.h>
 #include <linux/openat2.h>
+#include <mntent.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -29,7 +30,6 @@
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
-#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -52,9 +52,9 @@ static bool inside(const char *path, const char *directory)
 	return n && !strncmp(path, directory, n) && (path[n] == 0 || path[n] == '/');
 }
 
-static void check_source(int fd, const char *source, const char *forbidden)
+static void check_source(int fd, const char *source, const char *forbidden, char *path, size_t size)
 {
-	char link[64], path[4096], list[8192], *state = NULL;
+	char link[64], list[8192], *state = NULL;
 	struct statfs fs;
 	ssize_t n;
 
@@ -64,7 +64,7 @@ static void check_source(int fd, const char *source, const char *forbidden)
 	    fs.f_type == CGROUP2_SUPER_MAGIC)
 		die("mount source %s: procfs and cgroupfs cannot be given to an agent", source);
 	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-	n = readlink(link, path, sizeof path - 1);
+	n = readlink(link, path, size - 1);
 	if (n < 0)
 		die("mount source %s: %s", source, strerror(errno));
 	path[n] = 0;
@@ -94,13 +94,12 @@ static int open_as(const char *source, uid_t uid, gid_t gid, const gid_t *groups
 
 static void bind_source(int fd, const char *source, const char *point, const char *options)
 {
-	/* remounting clears what it does not name: start from what is there */
-	static const struct { unsigned long have, flag; } kept[] = {
-		{ST_RDONLY, MS_RDONLY}, {ST_NOSUID, MS_NOSUID}, {ST_NODEV, MS_NODEV},
-		{ST_NOEXEC, MS_NOEXEC}, {ST_NOATIME, MS_NOATIME}, {ST_RELATIME, MS_RELATIME},
+	struct mount_attr attributes = {
+		.attr_set = (strchr(options, 's') ? MOUNT_ATTR_NOSUID : 0) |
+			    (strchr(options, 'd') ? MOUNT_ATTR_NODEV : 0) |
+			    (strchr(options, 'x') ? MOUNT_ATTR_NOEXEC : 0),
 	};
-	unsigned long flags = MS_BIND | MS_REMOUNT, recursive = strchr(options, 'r') ? MS_REC : 0;
-	struct statvfs fs;
+	unsigned long recursive = strchr(options, 'r') ? MS_REC : 0;
 	struct stat st;
 	char link[64];
 
@@ -119,15 +118,55 @@ static void bind_source(int fd, const char *source, const char *point, const cha
 	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
 	if (mount(link, point, NULL, MS_BIND | recursive, NULL) < 0)
 		die("mount source %s: %s", source, strerror(errno));
-	if (statvfs(point, &fs) < 0)
-		die("mount source %s: %s", source, strerror(errno));
-	for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
-		if (fs.f_flag & kept[i].have)
-			flags |= kept[i].flag;
-	flags |= (strchr(options, 's') ? MS_NOSUID : 0) | (strchr(options, 'd') ? MS_NODEV : 0) |
-		 (strchr(options, 'x') ? MS_NOEXEC : 0);
-	if (mount(NULL, point, NULL, flags, NULL) < 0)
-		die("mount source %s: %s", source, strerror(errno));
+	/* the whole tree below it, not its top alone */
+	if (attributes.attr_set && syscall(SYS_mount_setattr, AT_FDCWD, point, AT_RECURSIVE,
+					   &attributes, sizeof attributes) < 0)
+		die("mount source %s: options: %s", source, strerror(errno));
+}
+
+/* Whether a mount below a source is one that no agent may have. */
+static bool is_forbidden_type(const char *type)
+{
+	return !strcmp(type, "proc") || !strcmp(type, "cgroup") || !strcmp(type, "cgroup2");
+}
+
+/*
+ * Takes procfs and cgroupfs out of what was bound below a point, wherever they
+ * are, and covers the daemon's own directories. Read anew after each change.
+ */
+static void clean_tree(const char *point, const char *source, const char *real,
+		       const char *forbidden)
+{
+	char list[8192], *state = NULL;
+	bool found = true;
+
+	while (found) {
+		FILE *mounts = setmntent("/proc/self/mounts", "r");
+		char last[4096] = "";
+		struct mntent *entry;
+
+		if (!mounts)
+			die("mount source %s: /proc/self/mounts: %s", source, strerror(errno));
+		while ((entry = getmntent(mounts)))
+			if (inside(entry->mnt_dir, point) && is_forbidden_type(entry->mnt_type))
+				snprintf(last, sizeof last, "%s", entry->mnt_dir);
+		endmntent(mounts);
+		found = last[0];
+		if (found && umount2(last, MNT_DETACH) < 0)
+			die("mount source %s: %s: %s", source, last, strerror(errno));
+	}
+	snprintf(list, sizeof list, "%s", forbidden);
+	for (char *word = strtok_r(list, ":", &state); word; word = strtok_r(NULL, ":", &state)) {
+		const char *rest = strcmp(real, "/") ? word + strlen(real) : word;
+		char path[8192];
+
+		if (strcmp(real, "/") && !inside(word, real))
+			continue;
+		snprintf(path, sizeof path, "%s%s", point, rest);
+		if (access(path, F_OK) == 0 &&
+		    mount("none", path, "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV, "mode=0") < 0)
+			die("mount source %s: %s: %s", source, path, strerror(errno));
+	}
 }
 
 int main(int argc, char **argv)
@@ -166,7 +205,7 @@ int main(int argc, char **argv)
 	    mount("tmpfs", directory, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755") < 0)
 		die("%s: %s", directory, strerror(errno));
 	for (size_t i = 5; i + 1 < count; i += 2) {
-		char point[4096];
+		char point[4096], real[4096];
 
 		snprintf(point, sizeof point, "%s/%zu", directory, (i - 5) / 2);
 		fd = open_as(items[i + 1], uid, gid, groups, group_count);
@@ -175,8 +214,9 @@ int main(int argc, char **argv)
 			    "given to an agent", items[i + 1]);
 		if (fd < 0)
 			die("mount source %s: %s", items[i + 1], strerror(errno));
-		check_source(fd, items[i + 1], forbidden);
+		check_source(fd, items[i + 1], forbidden, real, sizeof real);
 		bind_source(fd, items[i + 1], point, items[i]);
+		clean_tree(point, items[i + 1], real, forbidden);
 		close(fd);
 	}
 	execvp(argv[3], argv + 3);

@@ -17,6 +17,7 @@ import trio
 from ctxfs.filesystem import ROOT_INODE, Filesystem
 from ctxfs.operations import Operations
 from runtime.authority.identity import Caller, Identity
+from runtime.budget import Budget
 from runtime.cell import Places
 from runtime.lifecycle import Event, move
 from runtime.model import Agent
@@ -96,9 +97,10 @@ class Mounted:
         runtime = SimpleNamespace(
             agents=world.agents,
             config=world.config,
+            budget=Budget(),
             places=places,
             supervisor=self.supervisor,
-            hierarchy=SimpleNamespace(root=SimpleNamespace(path=Path("/cg"))),
+            hierarchy=SimpleNamespace(root=SimpleNamespace(path=Path("/cg")), mount=Path("/cg")),
             status=lambda: {"version": "0", "state": "ready", "uptime": "1"},
         )
         self.fs = Filesystem(cast(Runtime, runtime))

@@ -21,6 +21,8 @@ from ctxfs.operations import Operations
 from ctxfs.reasons import Reasons
 from runtime import errors
 from runtime.authority.identity import Caller
+from runtime.budget import Budget
+from runtime.config import Config
 from tests.adapter.mounted import CONTEXT, complete, refused
 
 ME = Caller(1000, 1000, 1)
@@ -107,6 +109,9 @@ class FakeNode(Node):
         self.log.append(changes)
 
 
+OPEN_FILES = 50
+
+
 class FakeFilesystem:
     def __init__(self, *nodes: FakeNode) -> None:
         self.nodes = {node.inode: node for node in nodes}
@@ -116,7 +121,12 @@ class FakeFilesystem:
         identity = SimpleNamespace(resolve=lambda uid, gid, pid: ME)
         self.synced = 0
         agents = SimpleNamespace(identity=identity, sync=self.sync)
-        self.runtime = SimpleNamespace(agents=agents, places=SimpleNamespace(state="/"))
+        self.runtime = SimpleNamespace(
+            agents=agents,
+            places=SimpleNamespace(state="/"),
+            config=Config(open_files=OPEN_FILES),
+            budget=Budget(),
+        )
 
     def sync(self) -> None:
         self.synced += 1
@@ -457,3 +467,25 @@ def test_reasons_are_kept_by_incarnation_inside_an_agent(caplog: pytest.LogCaptu
     assert not reasons.of_caller(two)
     assert not reasons.of_caller(Caller(5, 5, 3))
     assert "aa: " in caplog.text
+
+
+# bounds
+
+
+def test_a_caller_has_so_many_files_open_and_no_more(small: Small) -> None:
+    opened = [small.open() for _ in range(OPEN_FILES)]
+    with pytest.raises(pyfuse3.FUSEError) as caught:
+        small.open()
+    assert caught.value.errno == errno.EDQUOT
+    assert "open_files" in small.reason
+    complete(small.ops.release, opened[0])
+    assert small.open() not in opened
+
+
+def test_open_directories_count_too_and_are_given_back(small: Small) -> None:
+    for _ in range(3):
+        opened = [complete(small.ops.opendir, 1, CONTEXT) for _ in range(OPEN_FILES)]
+        with pytest.raises(pyfuse3.FUSEError):
+            complete(small.ops.opendir, 1, CONTEXT)
+        for number in opened:
+            complete(small.ops.releasedir, number)

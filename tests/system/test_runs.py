@@ -158,7 +158,25 @@ def test_mounts_reach_what_the_creator_reaches(daemon: Daemon) -> None:
     assert not [m for m in Path("/proc/self/mountinfo").read_text().splitlines() if "stage" in m]
 
 
+def test_a_part_of_a_mount_is_hidden(daemon: Daemon) -> None:
+    (daemon.base / "closed").mkdir(mode=0o700)
+    closed = daemon.base / "closed" / "project"
+    closed.mkdir()
+    for name in ("keys", "open"):
+        (closed / name).mkdir()
+        (closed / name / "file").write_text(name)
+    (closed / "secret").write_text("secret")
+    agent = daemon.finish(
+        "reader",
+        "sh -c 'cat /p/open/file; cat /p/secret; ls /p/keys; cat /p/keys/file'",
+        mount=f"{closed} /p ro\n- /p/keys hide\n- /p/secret hide\n- /p/none hide",
+    )
+    assert read(agent, "out") == "open", "nothing else is seen"
+    assert read(agent, "log").count("ermission denied") == 2
+
+
 def test_forbidden_mount_sources(shared_daemon: Daemon) -> None:
+    link = shared_daemon.base / "link"
     for source in (
         "/proc",
         "/proc/self/cwd",
@@ -167,10 +185,27 @@ def test_forbidden_mount_sources(shared_daemon: Daemon) -> None:
         str(shared_daemon.runtime),
         str(shared_daemon.state / "agent"),
     ):
-        agent = shared_daemon.finish("thief", "true", mount=f"{source} /stolen ro")
+        agent = shared_daemon.make("thief", "true")
+        assert refusal(agent / "mount", f"{source} /stolen ro") == "EACCES", source
+        link.symlink_to(source)
+        write(agent / "mount", f"{link} /stolen ro")
+        write(agent / "ctl", "start")
+        wait_dead(agent)
         assert read(agent, "outcome") == "error\n", source
         assert "cannot be given to an agent" in read(agent, "reason"), source
         agent.rmdir()
+        link.unlink()
+
+
+def test_what_is_forbidden_is_not_below_a_mount_either(shared_daemon: Daemon) -> None:
+    state, cgroup = shared_daemon.state, shared_daemon.cgroup.path
+    look = f"ls /host/proc /host{cgroup} /host{state} /host{shared_daemon.runtime}/root"
+    agent = shared_daemon.finish("looker", f"sh -c '{look}; ls /host/usr'", mount="/ /host ro")
+    assert "bin\n" in read(agent, "out")
+    assert "cpuinfo" not in read(agent, "out")
+    assert "user-0" not in read(agent, "out")
+    assert "wait" not in read(agent, "out").split()
+    agent.rmdir()
 
 
 def test_stdin_stdout_and_stderr_can_be_opened_anew(shared_daemon: Daemon) -> None:

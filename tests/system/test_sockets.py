@@ -8,12 +8,13 @@ import os
 import socket
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.harness import Daemon, read, wait_dead, wait_status, wait_until, write
+from tests.harness import Daemon, daemon_of, read, wait_dead, wait_status, wait_until, write
 
 
 class Peer:
@@ -229,3 +230,174 @@ def test_a_private_agents_socket_is_not_for_strangers(daemon: Daemon) -> None:
         capture_output=True, text=True, check=True,
     )
     assert result.stdout.split() == ["boss", "boss.d", "boss.sock"]
+
+
+#: what another user does: argv[1] is a socket
+STRANGER = """
+import json, socket, sys
+def connect():
+    peer = socket.socket(socket.AF_UNIX)
+    peer.settimeout(20)
+    peer.connect(sys.argv[1])
+    return peer
+def receive(peer):
+    try:
+        line = peer.makefile("rb").readline()
+    except ConnectionResetError:
+        line = b""
+    return json.loads(line) if line else None
+def ask(peer, data):
+    try:
+        peer.sendall(data)
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+    return receive(peer)
+PING = b'{"op": "ping"}\\n'
+"""
+
+
+@contextlib.contextmanager
+def stranger(path: object, program: str) -> Iterator[subprocess.Popen[str]]:
+    """A helper that runs ``program`` as another user; it goes on after a line of input."""
+    python = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
+    with subprocess.Popen(
+        ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups", python, "-c",
+         STRANGER + program, str(path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def told(process: subprocess.Popen[str]) -> Any:
+    assert process.stdout is not None
+    return json.loads(process.stdout.readline())
+
+
+def go_on(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+@pytest.fixture
+def small() -> Iterator[Daemon]:
+    with daemon_of(config="connections: 8\nstaged_max: 64K\n") as daemon:
+        wait_status(daemon.run("sleeper", "sleep 1000"), "busy")
+        wait_status(daemon.run("other", "sleep 1000"), "busy")
+        yield daemon
+
+
+def test_one_user_has_so_many_connections_over_all_sockets(small: Daemon) -> None:
+    program = """
+peers = [connect() for _ in range(8)]
+answers = [ask(peer, PING)["type"] for peer in peers]
+refused = [connect() for _ in range(40)]
+frames = [receive(peer) for peer in refused]
+ends = [receive(peer) for peer in refused]
+sys.argv[1] = sys.argv[1].replace("sleeper", "other")
+print(json.dumps([answers, [f and f["code"] for f in frames], ends, receive(connect())["code"]]),
+      flush=True)
+input()
+peers.pop().close()
+while (answer := ask(connect(), PING))["type"] != "pong":
+    pass
+print(json.dumps(answer), flush=True)
+input()
+"""
+    with stranger(small.root / "agent" / "sleeper.sock", program) as process:
+        answers, codes, ends, elsewhere = told(process)
+        assert answers == ["pong"] * 8
+        assert codes == ["EDQUOT"] * 40
+        assert ends == [None] * 40
+        assert elsewhere == "EDQUOT"
+        with contextlib.ExitStack() as stack:
+            peers = [stack.enter_context(peer(small, "sleeper")) for _ in range(20)]
+            assert [p.ask({"op": "ping"}) for p in peers] == [{"type": "pong"}] * 20
+        go_on(process)
+        assert told(process) == {"type": "pong"}
+
+
+def test_a_peer_that_left_does_not_count(small: Daemon) -> None:
+    program = """
+for _ in range(30):
+    for _ in range(8):
+        peer = connect()
+        peer.sendall(b'{"op": "wait"}\\n' + PING)
+        receive(peer)
+        peer.close()
+while (answer := ask(connect(), PING))["type"] != "pong":
+    pass
+print(json.dumps(answer), flush=True)
+"""
+    with stranger(small.root / "agent" / "sleeper.sock", program) as process:
+        assert told(process) == {"type": "pong"}
+
+
+def test_a_peer_that_only_stopped_sending_is_answered(sleeper: Daemon) -> None:
+    with peer(sleeper, "sleeper") as connection:
+        connection.send({"op": "wait"})
+        connection.socket.shutdown(socket.SHUT_WR)
+        with peer(sleeper, "sleeper") as other:
+            assert other.ask({"op": "ping"}) == {"type": "pong"}
+        write(sleeper.agent_dir("sleeper") / "ctl", "kill")
+        answer = connection.receive()
+        assert answer is not None
+        assert answer["type"] == "wait"
+
+
+def test_so_many_operations_of_a_connection_wait(sleeper: Daemon) -> None:
+    with peer(sleeper, "sleeper") as connection:
+        connection.send(*[{"op": "wait"}] * 16)
+        answer = connection.ask({"op": "wait", "id": "17"})
+        assert (answer["type"], answer["code"], answer["id"]) == ("error", "EDQUOT", "17")
+        assert connection.ask({"op": "ping"}) == {"type": "pong"}
+        with peer(sleeper, "sleeper") as other:
+            other.send({"op": "wait"})
+            write(sleeper.agent_dir("sleeper") / "ctl", "kill")
+            for waiting, count in ((connection, 16), (other, 1)):
+                answers = [waiting.receive() for _ in range(count)]
+                assert [a and a["type"] for a in answers] == ["wait"] * count
+                assert waiting.receive() is None
+
+
+def test_an_operation_that_is_done_leaves_its_place(sleeper: Daemon) -> None:
+    with peer(sleeper, "sleeper") as connection:
+        for _ in range(50):
+            answer = connection.ask({"op": "resume", "after": "m3"})
+            assert answer["code"] == "EINVAL"
+
+
+def test_unfinished_frames_are_bounded_over_all_connections(small: Daemon) -> None:
+    program = """
+peers = [connect() for _ in range(4)]
+for peer in peers[:3]:
+    ask(peer, PING + b"x" * 20000)
+frame = ask(peers[3], b"x" * 20000)
+print(json.dumps([frame["code"], receive(peers[3])]), flush=True)
+input()
+peers.pop(0).close()
+while ask(connect(), b"x" * 20000 + b"\\n")["code"] != "EINVAL":
+    pass
+print(json.dumps("again"), flush=True)
+"""
+    with stranger(small.root / "agent" / "sleeper.sock", program) as process:
+        assert told(process) == ["EDQUOT", None]
+        with peer(small, "sleeper") as connection:
+            answer = connection.ask(b"x" * 30000 + b"\n")
+            assert answer["code"] == "EINVAL", "what others hold is not charged to root"
+        go_on(process)
+        assert told(process) == "again"
+
+
+def test_operations_that_wait_are_bounded_by_what_they_hold(small: Daemon) -> None:
+    frame = {"op": "wait", "id": "i" * 15000}
+    with peer(small, "sleeper") as connection:
+        for _ in range(10):
+            connection.send(frame)
+            if connection.ask({"op": "ping"})["type"] == "error":
+                break
+        else:
+            raise AssertionError("no bound")

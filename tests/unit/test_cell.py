@@ -274,10 +274,26 @@ def test_mounts_apply_in_order(world: World, agent: Agent) -> None:
     assert positions == sorted(positions)
 
 
-@pytest.mark.parametrize("kind", ["file", "none"])
-def test_a_hidden_file_is_nothing(world: World, agent: Agent, kind: str) -> None:
+def test_a_hidden_file_is_nothing(world: World, agent: Agent) -> None:
     world.agents.update(agent, mount="- /h hide\n")
-    assert ("/dev/null", "/h") in binds(plan(world, agent, h=kind), "--ro-bind")
+    assert ("/dev/null", "/h") in binds(plan(world, agent, h="file"), "--ro-bind")
+
+
+def test_what_is_not_there_is_not_hidden(world: World, agent: Agent) -> None:
+    world.agents.update(agent, mount="- /h hide\n")
+    assert "/h" not in plan(world, agent, h="none").view
+
+
+def test_what_to_hide_is_looked_for_where_an_earlier_line_takes_it_from(
+    world: World, agent: Agent
+) -> None:
+    table = "/src /p ro\n- /p/secret hide\n- /etc/x hide\n/other /p/sub rw\n- /p/sub/y hide\n"
+    world.agents.update(agent, mount=table)
+    assert cell.hidden_paths(world.agents, agent) == [
+        ("/p/secret", "/src/secret", True),
+        ("/etc/x", "/etc/x", False),
+        ("/p/sub/y", "/other/y", True),
+    ]
 
 
 def test_a_hidden_directory_is_empty_and_closed(world: World, agent: Agent) -> None:

@@ -1,0 +1,431 @@
+"""Real files as nodes, without a kernel: descriptors, names, counts, owners."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from ctxfs import durable
+from ctxfs.caching import Cache
+from ctxfs.durable import Durable, DurableNode, Space
+from ctxfs.nodes import Call, Changes, Node
+from runtime.authority.identity import Caller
+from runtime.errors import (
+    DeniedError,
+    ForbiddenError,
+    MissingError,
+    QuotaError,
+    TakenError,
+    TooLargeError,
+)
+from tests.adapter.mounted import CONTEXT, Mounted, complete, mounted_in, refused
+from tests.unit.fakes import ROOT, inside
+
+OWNER = (61000, 61001)
+
+
+class Someone:
+    """Stands for the request of a process with these ids."""
+
+    uid, gid, pid = 0, 0, 0
+    caller = ROOT
+
+
+CALL = cast(Call, Someone())
+
+
+def anyone(caller: Caller) -> None:
+    """May."""
+
+
+def space_of(root: Path, **rules: Any) -> Space:
+    given: dict[str, Any] = {
+        "path": "agent/coder.d/artifact",
+        "root": lambda: root,
+        "owner": lambda: OWNER,
+        "links": False,
+        "limit": 100,
+        "files": None,
+        "incarnation": None,
+        "may_read": anyone,
+        "may_write": anyone,
+        "sync_more": lambda: None,
+    }
+    return Space(**{**given, **rules})
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def known(node: Node) -> DurableNode:
+    """What the adapter does with a node that the kernel gets."""
+    assert isinstance(node, DurableNode)
+    node.remembered()
+    return node
+
+
+def touch(directory: DurableNode, name: str) -> DurableNode:
+    return known(directory.mknod(CALL, name, 0o100644))
+
+
+def mkdir(directory: DurableNode, name: str) -> DurableNode:
+    return known(directory.mkdir(CALL, name, 0o755))
+
+
+def evict(table: Durable) -> None:
+    """Closes every descriptor."""
+    for cached in (table._open, table._removed):
+        for node in list(cached._fds):
+            fd = cached.take(node)
+            assert fd is not None
+            os.close(fd)
+
+
+@pytest.fixture
+def table() -> Iterator[Durable]:
+    made = Durable(Cache())
+    yield made
+    evict(made)
+
+
+@pytest.fixture
+def top(table: Durable, tmp_path: Path) -> Iterator[DurableNode]:
+    yield known(table.root(space_of(tmp_path)))
+    # deeper than pytest itself can remove
+    subprocess.run(["rm", "-rf", "--", str(tmp_path / "d")], check=True)
+
+
+@pytest.fixture
+def linked(table: Durable, tmp_path: Path) -> DurableNode:
+    """The root of a space with hard links."""
+    return known(table.root(space_of(tmp_path, links=True, owner=lambda: None)))
+
+
+# descriptors
+
+
+def test_many_known_files_hold_few_descriptors(top: DurableNode) -> None:
+    before = descriptors()
+    nodes = [touch(top, f"f{number}") for number in range(2000)]
+    assert descriptors() - before <= durable._DESCRIPTORS
+    for node in nodes:
+        assert node.attributes().links == 1
+    assert descriptors() - before <= durable._DESCRIPTORS
+
+
+def test_a_deep_directory_is_reached_again_from_the_root(table: Durable, top: DurableNode) -> None:
+    node = top
+    depth = 4000
+    before = descriptors()
+    for _ in range(depth):
+        node = mkdir(node, "d")
+    assert descriptors() - before <= durable._DESCRIPTORS
+    key = node.key
+    evict(table)
+    st = os.fstat(node.fd)
+    assert (st.st_dev, st.st_ino) == key
+    assert descriptors() - before <= durable._CHAIN + 1
+    assert node.path == "…" + ("/d" * depth)[-200:]
+    assert durable._count(top.space.root()) == depth
+    while node is not top:
+        parent = node.parent
+        assert parent is not None
+        parent.rmdir(CALL, "d")
+        node = parent
+    assert durable._count(top.space.root()) == 0
+
+
+def test_what_one_operation_uses_is_not_closed_by_a_long_chain(
+    table: Durable, top: DurableNode
+) -> None:
+    deep = top
+    for _ in range(2 * durable._DESCRIPTORS):
+        deep = mkdir(deep, "d")
+    side = mkdir(top, "side")
+    file = touch(side, "file")
+    evict(table)
+    side.rename(CALL, "file", deep, "file", replace=True)
+    assert file.parent is deep
+    evict(table)
+    deep.rename(CALL, "file", side, "back", replace=True)
+    evict(table)
+    assert file.attributes().links == 1
+    assert os.listdir(top.space.root() / "side") == ["back"]
+
+
+def test_a_file_replaced_behind_the_tree_is_missing(
+    table: Durable, top: DurableNode, tmp_path: Path
+) -> None:
+    node = touch(top, "file")
+    evict(table)
+    (tmp_path / "other").write_text("")
+    (tmp_path / "other").rename(tmp_path / "file")
+    with pytest.raises(MissingError, match="was replaced or removed"):
+        node.attributes()
+    (tmp_path / "file").unlink()
+    with pytest.raises(MissingError, match="was replaced or removed"):
+        node.attributes()
+    evict(table)
+    tmp_path.rename(tmp_path.with_name("moved"))
+    with pytest.raises(MissingError):
+        top.attributes()
+    tmp_path.mkdir()
+    with pytest.raises(MissingError, match="was replaced or removed"):
+        top.attributes()
+
+
+def test_forgetting_closes(table: Durable, top: DurableNode) -> None:
+    before = descriptors()
+    node = touch(top, "file")
+    node.remembered()
+    table.forget(node.inode, 1)
+    assert table.get(node.inode) is node
+    table.forget(node.inode, 1)
+    with pytest.raises(MissingError):
+        table.get(node.inode)
+    assert descriptors() == before
+    assert table.find(top, "file") is not node
+
+
+# names
+
+
+def test_a_renamed_file_is_found_again(table: Durable, top: DurableNode) -> None:
+    old, new = mkdir(top, "old"), mkdir(top, "new")
+    directory = mkdir(old, "d")
+    file = touch(directory, "file")
+    old.rename(CALL, "d", new, "e", replace=True)
+    directory.rename(CALL, "file", directory, "other", replace=False)
+    evict(table)
+    assert file.attributes().links == 1
+    assert file.path == "agent/coder.d/artifact/new/e/other"
+
+
+def test_a_removed_file_keeps_its_attributes_while_it_is_known(
+    table: Durable, top: DurableNode
+) -> None:
+    file, directory, replaced = touch(top, "file"), mkdir(top, "d"), touch(top, "new")
+    top.unlink(CALL, "file")
+    top.rmdir(CALL, "d")
+    touch(top, "newer")
+    top.rename(CALL, "newer", top, "new", replace=True)
+    again = touch(top, "file")
+    for node in (file, replaced):
+        assert node.attributes().links == 0
+    assert directory.is_directory()
+    assert again is not file and again.inode != file.inode
+    evict(table)
+    for node in (file, directory, replaced):
+        with pytest.raises(MissingError, match="was removed"):
+            node.attributes()
+    assert again.attributes().links == 1
+
+
+def test_what_the_kernel_never_got_is_not_kept(table: Durable, top: DurableNode) -> None:
+    touch(top, "a")
+    touch(top, "b")
+    for name in ("a", "b"):
+        table.forget(table.find(top, name).inode, 1)
+    kept = len(table._nodes)
+    top.rename(CALL, "a", top, "b", replace=True)
+    top.unlink(CALL, "b")
+    assert len(table._nodes) == kept == len(table._numbers)
+
+
+def test_a_file_with_two_links_is_found_by_either(table: Durable, linked: DurableNode) -> None:
+    file = touch(linked, "a")
+    assert known(linked.link(CALL, "b", file)) is file
+    linked.unlink(CALL, "b")
+    evict(table)
+    assert file.attributes().links == 1
+    linked.link(CALL, "c", file)
+    linked.unlink(CALL, "a")
+    evict(table)
+    assert file.attributes().links == 1
+    linked.link(CALL, "d", file)
+    linked.rename(CALL, "c", linked, "d", replace=True)
+    assert sorted(linked.list(CALL)) == ["c", "d"]
+    linked.unlink(CALL, "c")
+    linked.unlink(CALL, "d")
+    assert file.attributes().links == 0
+
+
+def test_the_end_of_a_long_path_is_shown(top: DurableNode) -> None:
+    node = mkdir(mkdir(mkdir(top, "x" * 90), "y" * 90), "z" * 90)
+    assert len(node.path) == 201
+    assert node.path.startswith("…x")
+    assert node.path.endswith("/" + "z" * 90)
+
+
+def test_renaming_without_replacing(top: DurableNode) -> None:
+    touch(top, "a")
+    touch(top, "b")
+    with pytest.raises(TakenError, match='"b" exists'):
+        top.rename(CALL, "a", top, "b", replace=False)
+    with pytest.raises(MissingError):
+        top.rename(CALL, "c", top, "d", replace=True)
+
+
+# how many
+
+
+def test_one_more_than_files_is_refused(table: Durable, tmp_path: Path) -> None:
+    (tmp_path / "d" / "e").mkdir(parents=True)
+    (tmp_path / "d" / "f").write_text("")
+    space = space_of(tmp_path, links=True, owner=lambda: None, files=6)
+    top = known(table.root(space))
+    file = touch(top, "a")
+    top.symlink(CALL, "s", "a")
+    top.link(CALL, "b", file)
+    makes: tuple[Callable[[], object], ...] = (
+        lambda: top.create(CALL, "x", 0o644, os.O_RDWR),
+        lambda: top.mkdir(CALL, "x", 0o755),
+        lambda: top.mknod(CALL, "x", 0o100644),
+        lambda: top.symlink(CALL, "x", "a"),
+        lambda: top.link(CALL, "x", file),
+    )
+    for make in makes:
+        with pytest.raises(QuotaError, match=r"has 6 files and directories.*\(files\)"):
+            make()
+    d = known(table.find(top, "d"))
+    top.rename(CALL, "s", d, "s", replace=True)
+    with pytest.raises(QuotaError):
+        mkdir(top, "x")
+    leaving: tuple[Callable[[], object], ...] = (
+        lambda: d.unlink(CALL, "s"),
+        lambda: d.rmdir(CALL, "e"),
+        lambda: top.rename(CALL, "a", d, "f", replace=True),
+    )
+    for leave in leaving:
+        leave()
+        top.symlink(CALL, f"x{os.urandom(4).hex()}", "target")
+        with pytest.raises(QuotaError):
+            mkdir(top, "x")
+        assert space._entries == durable._count(tmp_path) == 6
+
+
+def test_a_refused_removal_keeps_the_number(table: Durable, tmp_path: Path) -> None:
+    space = space_of(tmp_path, files=3)
+    top = known(table.root(space))
+    mkdir(mkdir(top, "d"), "e")
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: top.rmdir(CALL, "d"),
+        lambda: top.unlink(CALL, "d"),
+        lambda: top.unlink(CALL, "nothing"),
+        lambda: top.mkdir(CALL, "d", 0o755),
+    )
+    for refused_call in calls:
+        with pytest.raises(Exception, match=r"not empty|is a directory|no such|exists|permitted"):
+            refused_call()
+    assert space._entries == 2
+
+
+# attributes
+
+
+def test_the_owner_that_is_there_may_be_set(top: DurableNode) -> None:
+    file = touch(top, "file")
+    file.set_attributes(CALL, Changes(uid=OWNER[0], gid=OWNER[1]))
+    file.set_attributes(CALL, Changes(gid=OWNER[1], mode=0o4755))
+    assert file.attributes().mode & 0o7777 == 0o755
+    for changes in (Changes(uid=0), Changes(uid=OWNER[0], gid=0, mode=0o777)):
+        with pytest.raises(ForbiddenError, match="given, not set"):
+            file.set_attributes(CALL, changes)
+    assert file.attributes().mode & 0o7777 == 0o755
+    assert os.fstat(file.fd).st_uid == os.getuid()
+
+
+def test_truncating_keeps_to_the_limit(top: DurableNode) -> None:
+    file = touch(top, "file")
+    file.set_attributes(CALL, Changes(size=100))
+    with pytest.raises(TooLargeError, match="document_max"):
+        file.set_attributes(CALL, Changes(size=101))
+    assert file.attributes().size == 100
+
+
+# in the tree
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Mounted]:
+    with mounted_in(tmp_path, files=3) as made:
+        yield made
+
+
+def test_artifacts_belong_to_whom_the_agent_runs_as(mounted: Mounted) -> None:
+    agent = mounted.make("coder")
+    assert mounted.stat("agent/coder.d/artifact").st_uid == agent.uid
+    mounted.put("agent/coder.d/uid", "4242\n")
+    found = mounted.stat("agent/coder.d/artifact")
+    assert found.st_uid == 4242 == agent.uid
+
+
+def test_the_spaces_of_a_removed_agent_are_dropped(mounted: Mounted) -> None:
+    agent = mounted.make("coder")
+    session = mounted.agents.session(agent.session)
+    assert session is not None
+    mounted.inode("agent/coder.d/artifact")
+    mounted.fs._episodes(session)
+    assert len(mounted.fs._spaces) == 2
+    complete(mounted.ops.rmdir, mounted.inode("agent"), b"coder.d", CONTEXT)
+    assert not mounted.fs._spaces
+
+
+def test_a_removed_childs_artifacts_are_read_and_not_written(mounted: Mounted) -> None:
+    parent = mounted.make("parent")
+    mounted.world.live(parent)
+    child = mounted.agents.create(inside(parent), "kid")
+    mounted.world.live(child)
+    root = cast(DurableNode, mounted.fs.artifacts(child))
+    known(root)
+    call = Call(mounted.fs, 0, 0, 0)
+    with mounted.as_(inside(child)):
+        touch_call = Call(mounted.fs, child.uid, child.gid, 0)
+        file = known(root.mknod(touch_call, "file", 0o100644))
+    mounted.agents.update(child, status="dead")
+    mounted.agents.remove(child)
+    assert not mounted.fs._spaces
+    evict(mounted.fs.durable)
+    assert list(root.list(call)) == ["file"]
+    again = cast(DurableNode, mounted.fs.artifacts(child))
+    assert again is root
+    assert again.lookup(call, "file") is file
+    with pytest.raises(DeniedError):
+        again.unlink(call, "file")
+    assert not mounted.fs._spaces
+    evict(mounted.fs.durable)
+
+
+def test_a_taken_result_makes_room(mounted: Mounted) -> None:
+    agent = mounted.make("coder")
+    mounted.world.live(agent)
+    with mounted.as_(inside(agent)):
+        inode = mounted.inode("agent/coder.d/artifact")
+        for name in (b"a", b"b", b"c"):
+            complete(mounted.ops.mknod, inode, name, 0o100644, 0, CONTEXT)
+        with refused("EDQUOT"):
+            complete(mounted.ops.mkdir, inode, b"d", 0o755, CONTEXT)
+        assert "agent/coder.d/artifact has 3 files and directories" in mounted.reason
+        file = mounted.inode("agent/coder.d/artifact/a")
+        home = mounted.inode("agent/coder.d")
+        complete(mounted.ops.rename, inode, b"a", home, b"result.md", 0, CONTEXT)
+        assert complete(mounted.ops.getattr, file, CONTEXT).st_nlink == 1
+        complete(mounted.ops.mkdir, inode, b"d", 0o755, CONTEXT)
+        with refused("EDQUOT"):
+            complete(mounted.ops.mkdir, inode, b"e", 0o755, CONTEXT)
+    evict(mounted.fs.durable)
+
+
+def test_a_space_made_anew_is_another(mounted: Mounted) -> None:
+    shared = mounted.inode("shared")
+    first = complete(mounted.ops.mkdir, shared, b"s", 0o755, CONTEXT).st_ino
+    complete(mounted.ops.rmdir, shared, b"s", CONTEXT)
+    second = complete(mounted.ops.mkdir, shared, b"s", 0o755, CONTEXT).st_ino
+    assert first != second
+    evict(mounted.fs.durable)
