@@ -6,6 +6,7 @@ identities: a caller is bound to an incarnation, and checked again at every use.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from dataclasses import dataclass
@@ -101,8 +102,10 @@ class Identity:
         pid, uid, gid = (int.from_bytes(raw[i : i + 4], "little", signed=True) for i in (0, 4, 8))
         try:
             held = connection.getsockopt(socket.SOL_SOCKET, linux.SO_PEERPIDFD)
-        except OSError:
-            return self.resolve(uid, gid, pid)  # before Linux 6.5: only the number
+        except OSError as error:
+            if error.errno == errno.ENOPROTOOPT:
+                return self.resolve(uid, gid, pid)  # before Linux 6.5: only the number
+            return Caller(uid, gid, pid, known=False)
         try:
             caller = self.resolve(uid, gid, pid)
             # After the look-up: if the peer still has its pid, that was no one else's.

@@ -1,0 +1,98 @@
+"""Agents that use up what there is: the disk, files, depth, former children."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime import linux
+from tests.harness import Daemon, daemon_of, read, wait_dead, wait_status, wait_until, write
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Daemon]:
+    """A daemon whose state is on a disk of two megabytes."""
+    daemon = Daemon()
+    daemon.state.mkdir()
+    linux.mount("none", daemon.state, "tmpfs", 0, "size=2m")
+    try:
+        daemon.start()
+        yield daemon
+        assert "Traceback" not in daemon.log.read_text()
+        assert daemon.stop() == 0
+    finally:
+        linux.unmount(daemon.state, linux.MNT_DETACH)
+        daemon.close()
+
+
+def test_on_a_full_disk_agents_end_and_room_is_made(small_disk: Daemon) -> None:
+    other = small_disk.run("other", "sleep 1000")
+    wait_status(other, "busy")
+    filler = small_disk.run(
+        "filler", "sh -c 'while :; do cat /dev/zero >> $CTX_SELF/artifact/big; sleep 0.1; done'",
+        limits="timeout=2s",
+    )
+    wait_until(lambda: os.statvfs(small_disk.state).f_bavail == 0, "the disk is full")
+    wait_dead(filler)
+    assert read(filler, "reason") == "timeout\n"
+    assert read(other, "status") == "busy\n"
+    with pytest.raises(OSError, match="Errno 28"):
+        small_disk.agent_dir("more").mkdir()
+    write(other / "ctl", "kill")
+    wait_dead(other)
+    assert read(other, "reason") == "operator_stop\n"
+    filler.rmdir()
+    wait_until(lambda: os.statvfs(small_disk.state).f_bavail > 100, "there is room again")
+    assert read(small_disk.finish("more", "echo hello"), "out") == "hello\n"
+    wait_until(lambda: small_disk.events("other")[-1]["type"] == "agent.stop", "it is recorded")
+    types = [event["type"] for event in small_disk.events("other")]
+    assert types.count("run.end") == types.count("agent.stop") == 1
+
+
+def test_sigterm_ends_everything_on_a_full_disk(small_disk: Daemon) -> None:
+    agent = small_disk.run("sleeper", "sleep 1000")
+    wait_status(agent, "busy")
+    (small_disk.state / "ballast").touch()
+    with open(small_disk.state / "ballast", "wb", buffering=0) as ballast:
+        try:
+            while ballast.write(b"\0" * 65536) == 65536:
+                pass
+        except OSError:
+            pass
+    pid = int(read(agent, "pid"))
+    assert small_disk.stop() == 0
+    assert not Path(f"/proc/{pid}").exists()
+    (small_disk.state / "ballast").unlink()
+    small_disk.start()
+    wait_dead(agent)
+    assert read(agent, "status") == "dead\n"
+
+
+def test_files_cost_no_descriptors_and_are_counted() -> None:
+    with daemon_of(config="files: 1500\n") as daemon:
+        program = (
+            "sh -c 'cd $CTX_SELF/artifact; i=0; "
+            "while [ $i -lt 1600 ]; do echo x > f$i || break; i=$((i+1)); done; echo $i; "
+            "cat $CTX_ROOT/error'"
+        )
+        agent = daemon.finish("maker", program)
+        assert read(agent, "out").startswith("1500\n")
+        assert "EDQUOT agent/maker.d/artifact/f1500" in read(agent, "out")
+        assert len(os.listdir(agent / "artifact")) == 1500
+        assert len(os.listdir(f"/proc/{daemon.pid}/fd")) < 700
+
+
+def test_former_children_are_limited() -> None:
+    with daemon_of(config="incarnations: 5\n") as daemon:
+        script = (
+            "cd $CTX_ROOT/agent; i=0; while mkdir kid.d; do rmdir kid.d; i=$((i+1)); done; "
+            "echo $i; cat $CTX_ROOT/error"
+        )
+        agent = daemon.finish("boss", f"sh -c '{script}'")
+        assert read(agent, "out").startswith("5\n")
+        assert "EDQUOT agent/kid.d" in read(agent, "out")
+        channels = agent / "session" / "context" / "child"
+        assert sorted(os.listdir(channels)) == ["kid", "kid~1", "kid~2", "kid~3", "kid~4"]
