@@ -4,7 +4,7 @@ VENV    := .venv
 PYTHON  := $(VENV)/bin/python
 STAMP   := $(VENV)/.complete
 NATIVE  := runtime/native
-PROGRAMS := $(addprefix $(NATIVE)/,binder enter keeper monitor stage)
+PROGRAMS := $(addprefix $(NATIVE)/,binder enter guard keeper monitor stage)
 CFLAGS  := -std=gnu11 -O2 -Wall -Wextra -Werror
 MANPAGES := $(wildcard man/*.[1-8])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -97,6 +98,11 @@ def mounted(operations: Operations, places: Places, *, debug: bool) -> Iterator[
         pyfuse3.init(operations, str(places.fuse), options)
     except RuntimeError as error:
         raise StartupError(f"{places.fuse}: cannot be mounted: {error}") from None
+    guard = subprocess.Popen(
+        [str(places.program("guard")), str(places.fuse), str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        env={},
+    )
     try:
         linux.mount(str(places.fuse), places.mount, "none", linux.MS_BIND)
         try:
@@ -106,6 +112,8 @@ def mounted(operations: Operations, places: Places, *, debug: bool) -> Iterator[
                 linux.unmount(places.mount, linux.MNT_DETACH)
     finally:
         pyfuse3.close(unmount=True)
+        guard.kill()
+        guard.wait()
         with suppress(OSError):
             if linux.mount_at(places.fuse) is not None:
                 linux.unmount(places.fuse, linux.MNT_DETACH)

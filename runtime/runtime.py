@@ -127,7 +127,7 @@ def _prepare_shared(places: Places) -> None:
             _private_directory(path, mode)
     _private_directory(places.program("monitor").parent, 0o755)
     _install(cell.native("keeper"), places.keeper)
-    for name in ("binder", "enter", "monitor", "stage"):
+    for name in ("binder", "enter", "guard", "monitor", "stage"):
         _install(cell.native(name), places.program(name))
 
 

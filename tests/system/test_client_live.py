@@ -53,13 +53,16 @@ def test_ctrl_c_stops_what_spawn_waits_for(daemon: Daemon) -> None:
         env={"CTX_ROOT": str(daemon.root)}, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as client:
-        directory = daemon.agent_dir("s")
-        wait_until(directory.exists, "the agent is made")
-        wait_status(directory, "busy")
-        client.send_signal(signal.SIGINT)
-        _, said = client.communicate(timeout=30)
-        assert client.returncode == 130
-        assert "stop" in said
+        try:
+            directory = daemon.agent_dir("s")
+            wait_until(directory.exists, "the agent is made")
+            wait_status(directory, "busy")
+            client.send_signal(signal.SIGINT)
+            _, said = client.communicate(timeout=30)
+            assert client.returncode == 130
+            assert "stop" in said
+        finally:
+            client.kill()
     assert read(directory, "outcome") == "cancelled\n"
 
 
@@ -76,9 +79,12 @@ def test_ctrl_c_ends_wait_and_not_the_agent(daemon: Daemon) -> None:
             base = f"/proc/{client.pid}/fd"
             return any(os.readlink(f"{base}/{fd}") == fifo for fd in os.listdir(base))
 
-        wait_until(holds_fifo, "ctx waits")
-        client.send_signal(signal.SIGINT)
-        assert client.wait(30) == 130
+        try:
+            wait_until(holds_fifo, "ctx waits")
+            client.send_signal(signal.SIGINT)
+            assert client.wait(30) == 130
+        finally:
+            client.kill()
     assert read(directory, "status") == "busy\n"
 
 
