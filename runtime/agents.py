@@ -405,7 +405,8 @@ class Agents:
             raise WrongStateError("the calling agent is ending: it cannot make agents any more")
         owner = parent.owner if parent is not None else caller.uid
         holder = self._store.name_owner(name)
-        if holder is not None and holder != owner and caller.uid != 0:
+        is_root = caller.uid == 0 and caller.agent is None
+        if holder is not None and holder != owner and not is_root:
             raise DeniedError(f"the name {quote(name)} and its history belong to another user")
         if len(self._store.sessions(owner, name)) >= self.config.incarnations:
             raise QuotaError(

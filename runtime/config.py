@@ -60,6 +60,10 @@ def _duration(value: Any) -> float:
     return parse_duration(str(value))
 
 
+def _optional_duration(value: Any) -> float | None:
+    return None if value is None else _duration(value)
+
+
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise MalformedError(f"{value!r} is no number")
@@ -104,7 +108,7 @@ _PARSERS: Final = {
     "incarnations": _count,
     "log_max": _size,
     "grace": _duration,
-    "timeout": _duration,
+    "timeout": _optional_duration,
     "agent_user": _text,
     "allow_root_agents": _flag,
     "base_view": _texts,

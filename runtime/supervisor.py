@@ -406,7 +406,7 @@ class Supervisor:
     async def _watch_monitor(self, record: Record, following: Following) -> None:
         """Until the monitor, whichever daemon started it, is gone."""
         with contextlib.suppress(OSError):
-            if record.monitor and not record.finished:
+            if record.monitor:
                 fd = os.pidfd_open(record.monitor)
                 try:
                     # a pid may have been given to another process since

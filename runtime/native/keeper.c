@@ -289,7 +289,7 @@ int main(int argc, char **argv)
 		while (read(signals, &info, sizeof info) == sizeof info) {
 			if (info.ssi_signo != SIGTERM)
 				continue;
-			if (!ended && deadline < 0)
+			if (!ended && deadline < 0 && !end_now)
 				report("term");
 			end_now = true;
 		}
