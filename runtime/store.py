@@ -20,6 +20,7 @@ from runtime.model import Agent, Session
 
 _SCHEMA_VERSION: Final = 1
 _RESERVE: Final = 512 << 10
+_DISK_ERRORS: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 _SCHEMA: Final = """
 CREATE TABLE agents (
     idx INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -125,8 +126,8 @@ class Store:
             finally:
                 self._depth = 0
         except sqlite3.OperationalError as error:
-            # some failures to grow a file are told as errors of input and output
-            if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+            # some failures to make or grow a file are told as other errors of the disk
+            if error.sqlite_errorcode & 0xFF in _DISK_ERRORS:
                 raise NoSpaceError("the disk under the daemon's state is full") from None
             raise
 
