@@ -36,8 +36,7 @@ def test_on_a_full_disk_agents_end_and_room_is_made(small_disk: Daemon) -> None:
         limits="timeout=2s",
     )
     wait_until(lambda: os.statvfs(small_disk.state).f_bavail == 0, "the disk is full")
-    # its end has its own bounds, of settling, grace and kill, one after the other
-    wait_dead(filler, timeout=90)
+    wait_dead(filler)
     assert read(filler, "reason") == "timeout\n"
     assert read(other, "status") == "busy\n"
     with pytest.raises(OSError, match="Errno 28"):
