@@ -2,8 +2,10 @@
 
 Attributes and names are kept until they change; the pages of a control file
 too. Forgetting attributes never blocks and is done at once. Forgetting pages
-may wait for a read in progress, which the event loop has to answer, so it is
-done in a worker thread.
+may wait for a read in progress, and forgetting a name for whatever holds the
+lock of its directory: the event loop has to answer both, so they are done in
+worker threads. Two of them: a request on the directory itself may wait for
+pages, but never for a name.
 """
 
 from __future__ import annotations
@@ -60,6 +62,10 @@ class Cache:
         self._wake = trio.Event()
         self._clean = trio.Event()
         self._clean.set()
+        self._names: set[tuple[int, str]] = set()
+        self._names_wake = trio.Event()
+        self._names_clean = trio.Event()
+        self._names_clean.set()
 
     def forget_attributes(self, inode: int) -> None:
         if self.mounted:
@@ -82,23 +88,44 @@ class Cache:
         self._paged.add(inode)
 
     def forget_name(self, parent: int, name: str) -> None:
+        """Soon; ``names_settled`` waits for it."""
         if self.mounted:
-            pyfuse3.invalidate_entry_async(
-                pyfuse3.InodeT(parent), pyfuse3.FileNameT(name.encode()), ignore_enoent=True
-            )
+            self._names.add((parent, name))
+            if self._names_clean.is_set():
+                self._names_clean = trio.Event()
+            self._names_wake.set()
 
     async def settled(self) -> None:
         """Returns when no stale page is left in the kernel."""
         await self._clean.wait()
 
+    async def names_settled(self) -> None:
+        """Returns when no stale name is left in the kernel.
+
+        Never in a request that holds the lock of a directory.
+        """
+        await self._names_clean.wait()
+
     async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_names)
+            while True:
+                await self._wake.wait()
+                self._wake = trio.Event()
+                pages, self._pages = self._pages, set()
+                await trio.to_thread.run_sync(_forget_pages, pages)
+                if not self._pages:
+                    self._clean.set()
+
+    async def _run_names(self) -> None:
         while True:
-            await self._wake.wait()
-            self._wake = trio.Event()
-            pages, self._pages = self._pages, set()
-            await trio.to_thread.run_sync(_forget_pages, pages)
-            if not self._pages:
-                self._clean.set()
+            await self._names_wake.wait()
+            self._names_wake = trio.Event()
+            names, self._names = self._names, set()
+            # It may hang on a directory when the filesystem goes: then it is left behind.
+            await trio.to_thread.run_sync(_forget_names, names, abandon_on_cancel=True)
+            if not self._names:
+                self._names_clean.set()
 
 
 def _forget_pages(inodes: set[int]) -> None:
@@ -106,3 +133,10 @@ def _forget_pages(inodes: set[int]) -> None:
         # ENOENT: the kernel does not know the inode
         with suppress(OSError):
             pyfuse3.invalidate_inode(pyfuse3.InodeT(inode), attr_only=False)
+
+
+def _forget_names(names: set[tuple[int, str]]) -> None:
+    for parent, name in names:
+        # ENOENT: the kernel does not know the name
+        with suppress(OSError):
+            pyfuse3.invalidate_entry(pyfuse3.InodeT(parent), pyfuse3.FileNameT(name.encode()))

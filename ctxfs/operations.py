@@ -286,6 +286,7 @@ class Operations(pyfuse3.Operations):
             # The kernel takes the offset for the new size, which only a commit makes true.
             self._fs.cache.forget_attributes(handle.node.inode)
         await self._fs.cache.settled()
+        await self._fs.cache.names_settled()
         return written
 
     @_boundary
@@ -297,6 +298,7 @@ class Operations(pyfuse3.Operations):
             if handle.direct:
                 self._fs.cache.forget_attributes(handle.node.inode)
         await self._fs.cache.settled()
+        await self._fs.cache.names_settled()
 
     @_boundary
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
