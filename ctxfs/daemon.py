@@ -20,6 +20,7 @@ from ctxfs.errnos import name_of
 from ctxfs.filesystem import Filesystem
 from ctxfs.mount import check_device, check_point, clear_stale, mounted
 from ctxfs.operations import Operations
+from runtime import crashpoints
 from runtime.cell import Places
 from runtime.config import Config, load_config
 from runtime.errors import StartupError
@@ -179,6 +180,7 @@ def main(argv: list[str] | None = None) -> int:
                 raise StartupError(f"--{name}: {getattr(places, name)} is not an absolute path")
         if os.geteuid() != 0:
             raise StartupError("ctxd needs root: it makes cgroups and drops to the agents' ids")
+        crashpoints.arm()
         config = load_config(config_file, required=arguments.config is not None)
         check_device()
         check_point(places.mount)

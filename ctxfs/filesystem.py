@@ -129,9 +129,8 @@ class Filesystem:
             return self._self_link(call)
         number = directory.table.by_name.get((_inside(directory), name))
         if number is None or name == "":
-            if directory.table.plane is Plane.CHANNEL:
-                return self._shared_document(directory.obj, name)
-            return None
+            holder = self._holder(directory)
+            return self._shared_document(holder[0], name, holder[1]) if holder else None
         node = RowNode(self, directory.table, directory.index, directory.obj, number)
         if self._may_see(node, call):
             return self._real(node)
@@ -148,8 +147,21 @@ class Filesystem:
             node = RowNode(self, directory.table, directory.index, directory.obj, number)
             if inner.name and self._may_see(node, call):
                 yield inner.name
+        holder = self._holder(directory)
+        if holder is not None:
+            yield from holder[1]
+
+    def _holder(self, directory: RowNode) -> tuple[Agent, tuple[str, ...]] | None:
+        """Whose documents a directory shows beside its own rows, and which."""
+        if directory.row.name:
+            return None
         if directory.table.plane is Plane.CHANNEL:
-            yield from session_files.DOCUMENTS
+            return directory.obj, session_files.DOCUMENTS
+        if directory.table.plane is Plane.SESSION:
+            agent = self.runtime.agents.recall(directory.obj.incarnation)
+            if agent is not None and agent.archived:
+                return agent, session_files.ARCHIVED
+        return None
 
     def _may_see(self, node: RowNode, call: Call) -> bool:
         if not self._gated(node) or node.may_read(call.caller):
@@ -392,13 +404,13 @@ class Filesystem:
         directory = inode_number(Plane.AGENT, agent.index, agent_files.TABLE.number(".d", "agent"))
         self.cache.forget_name(directory, "result.md")
 
-    def _shared_document(self, child: Agent, name: str) -> Node | None:
-        """A child's document in its parent's channel: the same inode."""
-        if name not in session_files.DOCUMENTS:
+    def _shared_document(self, agent: Agent, name: str, names: tuple[str, ...]) -> Node | None:
+        """A document elsewhere than in its agent's directory: the same inode."""
+        if name not in names:
             return None
         if name == "artifact":
-            return self.artifacts(child)
-        return RowNode(self, agent_files.TABLE, child.index, child, agent_files.TABLE.number(name))
+            return self.artifacts(agent)
+        return RowNode(self, agent_files.TABLE, agent.index, agent, agent_files.TABLE.number(name))
 
     def channel(self, index: int) -> Node:
         child = self.runtime.agents.recall(index)

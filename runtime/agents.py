@@ -7,9 +7,11 @@ watch are told (``Watching``), in this order.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any, Final, Protocol
 
 import trio
 
+from runtime import crashpoints
 from runtime.authority import mounts, policy
 from runtime.authority.identity import Caller, Identity, supplementary_groups
 from runtime.cgroups import Hierarchy
@@ -40,6 +43,12 @@ from runtime.waits import Waits
 log = logging.getLogger("ctxd.agents")
 
 _RETRY_SECONDS: Final = 1.0
+#: what a new incarnation does not have from the one before
+_OF_ONE_LIFE: Final = (
+    *("status", "outcome", "reason", "cause", "run", "pid", "boot", "cgroup", "session"),
+    *("started", "ended", "usage", "paused_from", "restarts", "restart_at"),
+    *("bound_policy", "bound_mount"),
+)
 
 
 class Watching(Protocol):
@@ -66,12 +75,27 @@ class Change:
         self.claims: list[tuple[str, int]] = []
         #: channels that a new child takes over
         self.channels: list[tuple[int, str]] = []
+        #: agents that come into being
+        self.made: list[Agent] = []
+        #: files of sessions that were written beside the store
+        self.touched: list[tuple[int, str]] = []
 
     def set(self, agent: Agent, **values: Any) -> None:
         self.agents.append((agent, values))
 
     def set_session(self, index: int, **values: Any) -> None:
         self.sessions.setdefault(index, {}).update(values)
+
+    def add(self, other: Change) -> None:
+        """All that another one changes, after what is here."""
+        self.agents += other.agents
+        for index, values in other.sessions.items():
+            self.set_session(index, **values)
+        self.lines += other.lines
+        self.claims += other.claims
+        self.channels += other.channels
+        self.made += other.made
+        self.touched += other.touched
 
     def event(self, session: int, kind: str, agent: str, **fields: Any) -> None:
         """One line of ``events.jsonl``; id and time are set at the commit."""
@@ -167,6 +191,31 @@ class Agents:
     def parent_of(self, agent: Agent) -> Agent | None:
         return self._agents.get(agent.parent) if agent.parent is not None else None
 
+    def live_parent(self, agent: Agent) -> Agent | None:
+        """The parent, None for a root agent.
+
+        ``WrongStateError`` if it is not live: nothing is made or started below it.
+        """
+        if agent.parent is None:
+            return None
+        parent = self._agents.get(agent.parent)
+        if parent is None:
+            raise WrongStateError(f"the parent of {quote(agent.name)} was removed")
+        if not parent.live or parent.status is Status.STOPPING:
+            raise WrongStateError(
+                f"the parent {quote(parent.name)} is {parent.status}: nothing starts below it"
+            )
+        return parent
+
+    def ancestors(self, agent: Agent) -> list[Agent]:
+        """Owners, the oldest first."""
+        found: list[Agent] = []
+        parent = self.parent_of(agent) if agent.owned else None
+        while parent is not None:
+            found.insert(0, parent)
+            parent = self.parent_of(parent) if parent.owned else None
+        return found
+
     def session(self, index: int) -> Session | None:
         session = self._sessions.get(index)
         if session is None:
@@ -217,19 +266,19 @@ class Agents:
 
     def effective_policy(self, agent: Agent) -> tuple[policy.Rule, ...]:
         own = policy.parse(agent.policy, agent.label)
+        if agent.bound_policy is not None:
+            return policy.effective(own, policy.parse(agent.bound_policy, agent.label))
         parent = self.parent_of(agent)
         if parent is None:
             return own
-        bound = tuple(
-            policy.Rule("allow", rule.cls, rule.object, rule.perm)
-            for rule in self.effective_policy(parent)
-        )
-        return policy.effective(own, bound)
+        return policy.effective(own, policy.as_bound(self.effective_policy(parent)))
 
     def effective_mounts(self, agent: Agent) -> tuple[mounts.Mount, ...]:
+        own = mounts.parse(agent.mount)
+        if agent.bound_mount is not None:
+            return mounts.effective(mounts.parse(agent.bound_mount), own)
         parent = self.parent_of(agent)
-        inherited = self.effective_mounts(parent) if parent is not None else ()
-        return mounts.effective(inherited, mounts.parse(agent.mount))
+        return mounts.effective(self.effective_mounts(parent) if parent is not None else (), own)
 
     def grace(self, agent: Agent) -> float:
         """Seconds between SIGTERM and SIGKILL."""
@@ -303,10 +352,8 @@ class Agents:
         merged: dict[int, tuple[Agent, dict[str, Any]]] = {}
         for agent, values in change.agents:
             merged.setdefault(agent.index, (agent, {}))[1].update(values)
-        sessions = {index: self._load_session(index) for index in change.sessions}
-        for index, _, _ in change.lines:
-            sessions.setdefault(index, self._load_session(index))
-        before = {i: (s.dump(), s) for i, s in sessions.items()}
+        sessions: dict[int, Session] = {}
+        before: dict[int, dict[str, Any]] = {}
         now = time.time()
         try:
             with self._store.transaction():
@@ -316,6 +363,13 @@ class Agents:
                     self._retire_channel(index, name)
                 for agent, values in merged.values():
                     self._store.put_agent(agent.index, {**agent.dump(), **values})
+                for agent in change.made:
+                    self._make(agent)
+                    change.event(agent.session, "agent.create", agent.name, parent=agent.lineage)
+                for index in (*change.sessions, *(line[0] for line in change.lines)):
+                    if index not in sessions:
+                        sessions[index] = self._load_session(index)
+                        before[index] = sessions[index].dump()
                 for index, values in change.sessions.items():
                     for name, value in values.items():
                         setattr(sessions[index], name, value)
@@ -325,13 +379,14 @@ class Agents:
                     session.updated = now
                     self._store.put_session(session)
         except BaseException:
-            for values, session in before.values():
+            for index, values in before.items():
                 for name, value in values.items():
-                    setattr(session, name, value)
+                    setattr(sessions[index], name, value)
             raise
         for agent, values in merged.values():
             for name, value in values.items():
                 setattr(agent, name, value)
+        crashpoints.reach("write.committed")
         self._undelivered += posted
         self.deliver()
         for agent, values in merged.values():
@@ -339,6 +394,8 @@ class Agents:
         for index in sessions:
             files = {file for i, file, _ in change.lines if i == index}
             self._tell_session(index, {*files, *change.sessions.get(index, ()), "updated"})
+        for index, name in change.touched:
+            self._tell_session(index, (name,))
 
     def _load_session(self, index: int) -> Session:
         session = self.session(index)
@@ -373,6 +430,7 @@ class Agents:
                 self._cut = True  # some of the line may be there already
                 self._room.set()
                 return
+            crashpoints.reach("outbox.appended")
             self._store.delivered(pending.seq)
             del self._undelivered[0]
 
@@ -408,11 +466,7 @@ class Agents:
         is_root = caller.uid == 0 and caller.agent is None
         if holder is not None and holder != owner and not is_root:
             raise DeniedError(f"the name {quote(name)} and its history belong to another user")
-        if len(self._store.sessions(owner, name)) >= self.config.incarnations:
-            raise QuotaError(
-                f"{quote(name)} has {self.config.incarnations} sessions, the configured maximum; "
-                "remove old ones (rmdir home/UID/agent/NAME/session/SESSION)"
-            )
+        self._check_sessions(owner, name)
         if sum(a.owner == owner for a in self._agents.values()) >= self.config.agents:
             raise QuotaError(f"uid {owner} has {self.config.agents} agents, the configured maximum")
         agent = Agent(
@@ -431,8 +485,19 @@ class Agents:
         else:
             for key, value in self._child_values(agent, parent).items():
                 setattr(agent, key, value)
-        self._insert(agent)
+        change = Change()
+        change.made.append(agent)
+        self._prepare(agent)
+        self._commit_made(change)
+        self._register(agent)
         return agent
+
+    def _check_sessions(self, owner: int, name: str) -> None:
+        if len(self._store.sessions(owner, name)) >= self.config.incarnations:
+            raise QuotaError(
+                f"{quote(name)} has {self.config.incarnations} sessions, the configured maximum; "
+                "remove old ones (rmdir home/UID/agent/NAME/session/SESSION)"
+            )
 
     def _default_root(self, agent: Agent, caller: Caller) -> None:
         agent.lineage = f"operator uid:{caller.uid}"
@@ -475,35 +540,92 @@ class Agents:
             "groups": parent.groups,
             "policy": policy.default_child(self.effective_policy(parent), agent.label),
             "exec": agent.exec or parent.exec,
+            "restart": "no",
         }
 
-    def _insert(self, agent: Agent) -> None:
+    def _prepare(self, agent: Agent) -> None:
+        """What an agent has on disk before it is recorded."""
         self._store.keep_reserve()
-        documents = self.directory(agent) / "doc"
         try:
+            documents = self.directory(agent) / "doc"
             documents.mkdir(parents=True, mode=0o700)
             (documents / "artifact").mkdir()
             self.waits.create(agent.wait_token)
-            with self._store.transaction():
-                if self._store.name_owner(agent.name) != agent.owner:
-                    self._store.claim_name(agent.name, agent.owner)
-                self._retire_channel(agent.parent_session, agent.channel)
-                agent.index = self._store.insert_agent(agent)
-                agent.session = self._new_session(agent)
-                self._store.put_agent(agent.index, agent.dump())
         except BaseException:
-            self.trash.discard(self.directory(agent))
-            self.waits.remove(agent.wait_token)
+            self._discard(agent)
             raise
+        crashpoints.reach("create.documents")
+
+    def _discard(self, agent: Agent) -> None:
+        self.trash.discard(self.directory(agent))
+        self.waits.remove(agent.wait_token)
+
+    def _commit_made(self, change: Change) -> None:
+        try:
+            self.commit(change)
+        except BaseException:
+            for agent in change.made:
+                self._sessions.pop(agent.session, None)
+                self._discard(agent)
+            raise
+        crashpoints.reach("create.inserted")
+
+    def _make(self, agent: Agent) -> None:
+        """Inside the transaction: its record, its session, and whose name it is."""
+        if self._store.name_owner(agent.name) != agent.owner:
+            self._store.claim_name(agent.name, agent.owner)
+        self._retire_channel(agent.parent_session, agent.channel)
+        agent.index = self._store.insert_agent(agent)
+        agent.session = self._new_session(agent)
+        self._store.put_agent(agent.index, agent.dump())
+
+    def _register(self, agent: Agent) -> None:
         self._agents[agent.index] = agent
         self._by_name[agent.name] = agent
         if agent.parent is not None:
             self._children.setdefault(agent.parent, []).append(agent.index)
-        change = Change()
-        change.event(agent.session, "agent.create", agent.name, parent=agent.lineage)
-        self.commit(change)
         self._tell_listed(agent)
         self._tell_parent(agent)
+        crashpoints.reach("create.announced")
+
+    def renew(self, agent: Agent) -> Agent:
+        """``reset``: a ``new`` incarnation of a dead agent in its place.
+
+        The configuration and the delegated task are kept; what it gave back stays
+        with its session. Its dead descendants go, as with ``remove``.
+        """
+        move(agent.status, Event.RESET)
+        parent = self.live_parent(agent)
+        self._check_sessions(agent.owner, agent.name)
+        fresh = Agent(index=0, incarnation="", name="", owner=0, uid=0, gid=0)
+        new = dataclasses.replace(
+            agent,
+            **{name: getattr(fresh, name) for name in _OF_ONE_LIFE},
+            index=0,
+            incarnation=secrets.token_hex(8),
+            created=time.time(),
+            wait_token=secrets.token_hex(16),
+            parent_session=parent.session if parent is not None else None,
+        )
+        change = Change()
+        change.made.append(new)
+        members = [agent, *self.descendants(agent)]
+        for member in members:
+            change.set(member, removed=True, archived=member is agent)
+        self._prepare(new)
+        try:
+            for name in ("handoff.md", "input.jsonl"):
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copyfile(self.document(agent, name), self.document(new, name))
+        except BaseException:
+            self._discard(new)
+            raise
+        self._commit_made(change)
+        crashpoints.reach("reset.committed")
+        for member in reversed(members):
+            self._forget(member)
+        self._register(new)
+        return new
 
     def _tell_agent(self, index: int, names: Iterable[str]) -> None:
         for watching in self.watching:
@@ -528,7 +650,8 @@ class Agents:
         if session is None:
             return
         earlier = self._store.find_channel(session, channel)
-        old = self.recall(earlier) if earlier is not None else None
+        # As this transaction has it: memory follows when it is committed.
+        old = self._store.find_agent(earlier) if earlier is not None else None
         if old is None:
             return
         number = self._store.retired_channels(session, channel) + 1
@@ -638,6 +761,7 @@ class Agents:
             # removing makes room: it is what the reserve is kept for
             self._store.release_reserve()
             self.commit(change)
+        crashpoints.reach("remove.committed")
         for member in reversed(members):
             self._forget(member)
 
@@ -649,14 +773,15 @@ class Agents:
             self._children[agent.parent].remove(agent.index)
         self._sessions.pop(agent.session, None)
         self.waits.remove(agent.wait_token)
+        crashpoints.reach("remove.forgotten")
         self.clear_directory(agent)
         self._tell_listed(agent)
         self._tell_parent(agent)
 
     def clear_directory(self, agent: Agent) -> None:
-        """Removes what only the object had; a channel's documents outlive it."""
+        """Removes what only the object had; documents of a channel or a session stay."""
         directory = self.directory(agent)
-        if agent.parent_session is None:
+        if agent.parent_session is None and not agent.archived:
             self.trash.discard(directory)
             return
         for path in directory.iterdir() if directory.is_dir() else ():
@@ -718,6 +843,9 @@ class Agents:
             ):
                 self._store.release_name(session.agent)
         self.trash.discard(self.session_directory(session))
+        agent = self.recall(session.incarnation)
+        if agent is not None and agent.archived and agent.parent_session is None:
+            self.trash.discard(self.directory(agent))
         self._sessions.pop(session.index, None)
 
     def document_size(self, agent: Agent, name: str) -> int:

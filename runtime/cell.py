@@ -64,6 +64,12 @@ class Places:
         return self.runtime / "stage"
 
     @property
+    def records(self) -> Path:
+        """What monitors write of runs. Not on the disk of the state: a full one must not
+        lose an end. Of no use after a reboot, which ends every run."""
+        return self.runtime / "record"
+
+    @property
     def lifeline(self) -> Path:
         return self.runtime / "lifeline"
 
@@ -124,14 +130,17 @@ def environment(agents: Agents, agent: Agent, places: Places) -> dict[str, str]:
 
 
 def working_directory(agents: Agents, agent: Agent) -> str:
-    """``cwd``, else the workspace in force, else the home."""
+    """``cwd``, else the workspace in force, else the home.
+
+    A detached child inherits mounts, but no workspace.
+    """
     if agent.cwd:
         return agent.cwd
-    node: Agent | None = agent
-    while node is not None:
+    for node in (agent, *reversed(agents.ancestors(agent))):
         if node.workspace.startswith("explicit_root:"):
             return node.workspace.removeprefix("explicit_root:")
-        node = agents.parent_of(node) if node.workspace == "inherit" else None
+        if node.workspace != "inherit":
+            break
     return HOME
 
 
@@ -216,34 +225,36 @@ def plan(agents: Agents, agent: Agent, places: Places, *, hidden: dict[str, str]
     ``directory``, ``file`` or ``none``.
     """
     parent = agents.parent_of(agent)
-    own = _own_mounts(agents, agent)
-    staged = [m for m in own if m.mode != "hide"] if parent is None else []
+    nested = parent is not None and agent.owned
     fresh = ["/tmp", HOME]
+    own = _own_mounts(agents, agent)
+    # what the parent had below the directories that are fresh for everyone
+    kept = list(_kept_mounts(agents, agent, fresh))
+    staged = [] if nested else [*kept, *(m for m in own if m.mode != "hide")]
+    if parent is not None and not nested and not agent.root:
+        staged.insert(0, mounts.Mount("/", "/", "rw"))
     view: list[str] = ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
     view += ["--unshare-cgroup-try", "--as-pid-1", "--new-session"]
-    if parent is None and not network_allowed(agents, agent):
-        view.append("--unshare-net")
-    if (
-        parent is not None
-        and network_allowed(agents, parent)
-        and not network_allowed(agents, agent)
+    # a child inside its parent's cell has no other network than that one's
+    if not network_allowed(agents, agent) and (
+        parent is None or not nested or network_allowed(agents, parent)
     ):
         view.append("--unshare-net")
 
-    if parent is not None:
-        view += ["--bind", "/", "/"] if not agent.root else ["--bind", agent.root, "/"]
+    if nested:
+        view += ["--bind", agent.root or "/", "/"]
+    elif parent is not None:
+        view += ["--bind", str(places.stage / str(len(kept) if agent.root else 0)), "/"]
     else:
         view += list(_base_view(agents, agent, places))
     view += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
     view += ["--dir", os.path.dirname(HOME), "--perms", "0700", "--tmpfs", HOME]
-    if parent is not None:
-        # what the parent had below the directories that are fresh for everyone
-        for mount in agents.effective_mounts(parent):
-            if mount.mode != "hide" and _inside(mount.target, fresh):
-                view += ["--bind-try", mount.target, mount.target]
-        for root in _workspaces(agents, parent):
-            if _inside(root, fresh):
-                view += ["--bind-try", root, root]
+
+    def source_of(mount: mounts.Mount) -> str:
+        return mount.source if nested else str(places.stage / str(staged.index(mount)))
+
+    for mount in kept:
+        view += ["--bind-try", source_of(mount), mount.target]
     view += ["--bind", str(places.shared), str(places.shared)]
     bare = parent is None or agent.root or _inside(str(places.mount), fresh)
     if bare and agent.iso != "shared":
@@ -254,10 +265,8 @@ def plan(agents: Agents, agent: Agent, places: Places, *, hidden: dict[str, str]
         if mount.mode == "hide":
             view += list(_hidden(mount.target, hidden.get(mount.target, "none")))
             continue
-        source = mount.source
-        if parent is None:
-            source = str(places.stage / str(staged.index(mount)))
-        view += ["--ro-bind" if mount.mode == "ro" else "--bind", source, mount.target]
+        option = "--ro-bind" if mount.mode == "ro" else "--bind"
+        view += [option, source_of(mount), mount.target]
 
     variables = environment(agents, agent, places)
     spec = [working_directory(agents, agent), str(len(variables))]
@@ -268,7 +277,7 @@ def plan(agents: Agents, agent: Agent, places: Places, *, hidden: dict[str, str]
     steps = ["bwrap", "--args", str(_VIEW_FD), "--", str(places.keeper)]
     steps += [str(_SPEC_FD), str(_REPORT_FD), grace]
     groups = ",".join(str(g) for g in agent.groups)
-    if parent is None:
+    if not nested:
         set_groups = ["--groups", groups] if groups else ["--clear-groups"]
         drop = ["setpriv", "--reuid", str(agent.uid), "--regid", str(agent.gid), *set_groups]
         drop += ["--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all"]
@@ -278,24 +287,43 @@ def plan(agents: Agents, agent: Agent, places: Places, *, hidden: dict[str, str]
         steps = [str(places.program("enter")), str(_FIRST_EXTRA_FD), *ids, "--", *steps]
     stage = b""
     if staged:
-        steps = [str(places.program("stage")), str(_FIRST_EXTRA_FD), "--", *steps]
-        stage = _stage(agent, places, staged)
+        # after the specification comes the parent's cell, if there is a parent
+        cell = str(_FIRST_EXTRA_FD + 1) if parent is not None else "-"
+        steps = [str(places.program("stage")), str(_FIRST_EXTRA_FD), cell, "--", *steps]
+        stage = _stage(agent, places, staged, optional=kept)
     return Plan(steps=tuple(steps), spec=_strings(spec), view=tuple(view), stage=stage)
 
 
-def _workspaces(agents: Agents, agent: Agent | None) -> Iterator[str]:
-    while agent is not None:
-        if agent.workspace.startswith("explicit_root:"):
-            yield agent.workspace.removeprefix("explicit_root:")
-        agent = agents.parent_of(agent)
+def _kept_mounts(agents: Agents, agent: Agent, fresh: list[str]) -> Iterator[mounts.Mount]:
+    """Mounts and workspaces of its parent below directories that a child has afresh."""
+    parent = agents.parent_of(agent)
+    if parent is None:
+        return
+    for mount in agents.effective_mounts(parent):
+        if mount.mode != "hide" and _inside(mount.target, fresh):
+            yield mounts.Mount(mount.target, mount.target, mount.mode, mount.options)
+    for owner in agents.ancestors(agent):
+        if owner.workspace.startswith("explicit_root:"):
+            root = owner.workspace.removeprefix("explicit_root:")
+            if _inside(root, fresh):
+                yield mounts.Mount(root, root, "rw")
 
 
-def _stage(agent: Agent, places: Places, staged: list[mounts.Mount]) -> bytes:
-    groups = ",".join(str(g) for g in agent.creator_groups)
-    items = [str(places.stage), str(agent.creator_uid), str(agent.creator_gid), groups]
+def _stage(
+    agent: Agent,
+    places: Places,
+    staged: list[mounts.Mount],
+    *,
+    optional: list[mounts.Mount],
+) -> bytes:
+    uid, gid, groups = agent.creator_uid, agent.creator_gid, agent.creator_groups
+    if agent.parent is not None:
+        uid, gid, groups = agent.uid, agent.gid, agent.groups
+    items = [str(places.stage), str(uid), str(gid), ",".join(str(g) for g in groups)]
     items.append(f"{places.state}:{places.runtime}")
     for mount in staged:
         letters = "" if "bind" in mount.options else "r"
+        letters += "t" if mount in optional else ""
         letters += "".join(
             letter
             for option, letter in (("nosuid", "s"), ("nodev", "d"), ("noexec", "x"))

@@ -38,15 +38,24 @@ class Cgroup:
     def read(self, file: str) -> str | None:
         """The file's text; None if the cgroup, or the controller's file, is not there."""
         try:
-            return (self.path / file).read_text()
+            fd = os.open(f"{self.path}/{file}", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            parts = []
+            while part := os.read(fd, 65536):
+                parts.append(part)
+            return b"".join(parts).decode()
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENODEV):
+            if error.errno == errno.ENODEV:
                 return None
             raise
+        finally:
+            os.close(fd)
 
     def write(self, file: str, text: str) -> None:
         # os.write, because a buffered file reports the kernel's refusal at close
-        fd = os.open(self.path / file, os.O_WRONLY | os.O_CLOEXEC)
+        fd = os.open(f"{self.path}/{file}", os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(fd, text.encode())
         finally:
@@ -79,14 +88,27 @@ class Cgroup:
         """Whether a live process is in this cgroup or below; False if it is gone."""
         return self.keys("cgroup.events").get("populated", 0) == 1
 
+    def number(self, file: str) -> int | None:
+        """A file that holds one number; None if it is absent or ``max``."""
+        text = (self.read(file) or "").strip()
+        return int(text) if text.isdigit() else None
+
     def processes(self) -> list[int]:
         """Pids in this cgroup and below. Those of other pid namespaces read as 0: left out."""
-        found: list[int] = []
-        for directory, _, files in os.walk(self.path):
-            if "cgroup.procs" in files:
-                text = Cgroup(Path(directory)).read("cgroup.procs") or ""
-                found += [int(word) for word in text.split() if word != "0"]
+        found = [int(word) for word in (self.read("cgroup.procs") or "").split() if word != "0"]
+        for below in self.children():
+            found += below.processes()
         return found
+
+    def children(self) -> list[Cgroup]:
+        """The cgroups directly below; none if it is gone."""
+        try:
+            # "." and the entry above: without more links there is nothing to list
+            if os.stat(self.path).st_nlink <= 2:
+                return []
+            return [Cgroup(Path(e.path)) for e in os.scandir(self.path) if e.is_dir()]
+        except FileNotFoundError:
+            return []
 
     def kill(self) -> None:
         """SIGKILL to everything here and below, forks in progress included."""
@@ -103,15 +125,16 @@ class Cgroup:
 
     def remove(self) -> bool:
         """rmdir(2) of this cgroup and those below; False if a process is left in one."""
-        for directory, _, _ in os.walk(self.path, topdown=False):
-            try:
-                os.rmdir(directory)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                if error.errno in (errno.EBUSY, errno.ENOTEMPTY):
-                    return False
-                raise
+        for below in self.children():
+            below.remove()
+        try:
+            os.rmdir(self.path)
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            if error.errno in (errno.EBUSY, errno.ENOTEMPTY):
+                return False
+            raise
         return True
 
 

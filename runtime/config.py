@@ -31,6 +31,7 @@ class Config:
     connections: int = 256
     open_files: int = 4096
     incarnations: int = 1000
+    restart_max: int = 10
     log_max: int = 64 << 20
     grace: float = 5.0
     timeout: float | None = None
@@ -106,6 +107,7 @@ _PARSERS: Final = {
     "connections": _count,
     "open_files": _count,
     "incarnations": _count,
+    "restart_max": _count,
     "log_max": _size,
     "grace": _duration,
     "timeout": _optional_duration,

@@ -40,6 +40,7 @@ class Event(StrEnum):
     RUNNING = "running"
     ENDING = "ending"
     ENDED = "ended"
+    RESTARTING = "restarting"
 
 
 VERBS: Final = frozenset(
@@ -57,6 +58,7 @@ class Effect(StrEnum):
     ABORT_RUN = "abort_run"
     RENEW = "renew"
     RECORD_END = "record_end"
+    BACK_OFF = "back_off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ TABLE: Final[dict[tuple[Status, Event], Move]] = {
     (_S.PAUSED, _E.ABORT): Move(_S.PAUSED, (Effect.ABORT_RUN,)),
     (_S.STOPPING, _E.KILL): Move(_S.STOPPING, (Effect.SKIP_GRACE,)),
     (_S.STOPPING, _E.ENDED): Move(_S.DEAD, (Effect.RECORD_END,)),
+    (_S.STOPPING, _E.RESTARTING): Move(_S.STARTING, (Effect.BACK_OFF,)),
     (_S.DEAD, _E.RESET): Move(_S.NEW, (Effect.RENEW,)),
 }
 

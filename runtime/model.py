@@ -103,6 +103,16 @@ class Agent:
     usage: dict[str, int] = field(default_factory=dict)
     wait_token: str = ""
     removed: bool = False
+    #: what it was before it was paused
+    paused_from: str = ""
+    #: how often it was restarted in a row, and when the next time is due
+    restarts: int = 0
+    restart_at: float = 0.0
+    #: of a detached child: what its parent had when it started, as texts
+    bound_policy: str | None = None
+    bound_mount: str | None = None
+    #: whether its documents stay, as those of its session: it was reset
+    archived: bool = False
 
     @property
     def live(self) -> bool:
@@ -116,6 +126,11 @@ class Agent:
     def owned(self) -> bool:
         """Whether it dies with its parent."""
         return self.parent is not None and self.life != "detached"
+
+    @property
+    def waits_to_restart(self) -> bool:
+        """Whether it is between two runs: nothing of it runs."""
+        return self.status is Status.STARTING and not self.run
 
     @property
     def families(self) -> tuple[str, ...]:

@@ -125,6 +125,7 @@ def _prepare_shared(places: Places) -> None:
     for path, mode in ((places.waits, 0o711), (places.keeper.parent, 0o755), (places.fuse, 0o755)):
         if path != places.fuse or linux.mount_at(path) is None:
             _private_directory(path, mode)
+    _private_directory(places.records, 0o700)
     _private_directory(places.program("monitor").parent, 0o755)
     _install(cell.native("keeper"), places.keeper)
     for name in ("binder", "enter", "guard", "monitor", "stage"):
@@ -247,7 +248,8 @@ def _remove_runtime(places: Places) -> None:
     if linux.mount_at(places.shared) is not None:
         linux.unmount(places.shared, linux.MNT_DETACH)
     places.lifeline.unlink(missing_ok=True)
-    shutil.rmtree(places.program("monitor").parent, ignore_errors=True)
+    for directory in (places.program("monitor").parent, places.records):
+        shutil.rmtree(directory, ignore_errors=True)
     for path in (places.shared, places.stage, places.runtime):
         try:
             path.rmdir()

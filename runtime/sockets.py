@@ -117,8 +117,7 @@ class Connection:
 class Server:
     """The listening socket of one agent, and its open connections."""
 
-    def __init__(self, listener: socket.socket) -> None:
-        self.listener = listener
+    def __init__(self) -> None:
         self.accepting = trio.CancelScope()
         self.refusing = False
         self.ended = trio.Event()
@@ -180,15 +179,23 @@ class Sockets:
     # opening and closing
 
     async def open(self, agent: Agent) -> None:
-        """Makes ``NAME.sock`` a socket that answers; returns when it does."""
+        """Makes ``NAME.sock`` a socket that answers; returns when it does.
+
+        Also after ``refuse``, for an agent that is started again: connections
+        that stayed open go on.
+        """
         listener = await self.binder.bind(self._places.fuse / "agent", bind_name(agent))
-        server = self._servers[agent.index] = Server(listener)
-        self._nursery.start_soon(self._accept, agent, server)
+        server = self._servers.get(agent.index)
+        if server is None:
+            server = self._servers[agent.index] = Server()
+        server.accepting = trio.CancelScope()
+        server.refusing = False
+        self._nursery.start_soon(self._accept, agent, server, listener)
 
     async def open_daemon(self) -> None:
         """The same for ``ctxd.sock``."""
         listener = await self.binder.bind(self._places.fuse, DAEMON_BIND_NAME)
-        self._nursery.start_soon(self._accept, None, Server(listener))
+        self._nursery.start_soon(self._accept, None, Server(), listener)
 
     def refuse(self, agent: Agent) -> None:
         """No new connections and operations; open ones stay until the end is recorded."""
@@ -204,8 +211,10 @@ class Sockets:
             server.accepting.cancel()
             server.ended.set()
 
-    async def _accept(self, agent: Agent | None, server: Server) -> None:
-        trio_listener = trio.SocketListener(trio.socket.from_stdlib_socket(server.listener))
+    async def _accept(
+        self, agent: Agent | None, server: Server, listener: socket.socket
+    ) -> None:
+        trio_listener = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
         with server.accepting:
             async with trio_listener:
                 while True:

@@ -11,53 +11,35 @@ import contextlib
 import logging
 import math
 import os
-import signal
-import subprocess
 import time
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Final
 
 import trio
 
-from runtime import cell, cgroups, linux, output
-from runtime.agents import Agents, Change, replace_file
+from runtime import cell, cgroups, crashpoints, linux, output
+from runtime.agents import Agents, Change
+from runtime.authority import mounts, policy
 from runtime.cell import Places
 from runtime.cgroups import Cgroup, Hierarchy
-from runtime.errors import CtxError, UnsupportedError, WrongStateError
-from runtime.inotify import Changes, Watcher
+from runtime.ending import Ender, guarded
+from runtime.errors import CtxError, NoSpaceError, UnsupportedError, WrongStateError
+from runtime.following import Followed, Following
+from runtime.inotify import Watcher
 from runtime.lifecycle import Effect, Event, Status, move
+from runtime.limits import apply_limits, in_use
 from runtime.model import Agent, Outcome
-from runtime.names import quote, timestamp
-from runtime.record import Record, judge, read_record
+from runtime.names import quote
+from runtime.record import Record, judge
+from runtime.recording import Recorder
 from runtime.sockets import Sockets
+from runtime.starting import Starter
 
 log = logging.getLogger("ctxd.supervisor")
 
-#: SIGKILL is given this long before an agent is recorded as unkillable
-_KILL_SECONDS: Final = 10.0
 _SETTLE_SECONDS: Final = 10.0
-_HELPER_SECONDS: Final = 10.0
 _SHUTDOWN_SECONDS: Final = 30.0
-_RESULT_TAIL: Final = 64 << 10
-_MESSAGE_MAX: Final = 1 << 20
-_CPU_PERIOD: Final = 100_000
-
-
-class Following:
-    """What the daemon knows in memory of one live agent's run."""
-
-    def __init__(self, node: Cgroup, record_path: Path) -> None:
-        self.node = node
-        self.record_path = record_path
-        self.changes = Changes()
-        self.skip_grace = trio.Event()
-        #: set when the monitor runs, or it is certain that none will
-        self.launched = trio.Event()
-        self.monitored = False
-        self.monitor_gone = False
-        self.unkillable = False
-        self.dead = trio.Event()
+_RETRY_SECONDS: Final = 1.0
 
 
 class Supervisor:
@@ -79,14 +61,24 @@ class Supervisor:
         self._sockets = sockets
         self._places = places
         self._nursery = nursery
-        self._following: dict[int, Following] = {}
+        self._followed = followed = Followed()
+        self._starter = Starter(
+            agents=agents, hierarchy=hierarchy, watcher=watcher, places=places, followed=followed
+        )
+        self._ender = Ender(
+            agents=agents, watcher=watcher, sockets=sockets, followed=followed, nursery=nursery
+        )
+        self._recorder = Recorder(
+            agents=agents, hierarchy=hierarchy, sockets=sockets, followed=followed
+        )
+        nursery.start_soon(self._recorder.run)
         agents.watching.append(self)
         self._boot = linux.boot_id()
 
     # Watching
 
     def agent_changed(self, index: int, names: Iterable[str]) -> None:
-        following = self._following.get(index)
+        following = self._followed.get(index)
         if following is not None and "limits" in names:
             following.changes.notify()  # the timeout may be another
 
@@ -101,29 +93,44 @@ class Supervisor:
     def start(self, agent: Agent) -> None:
         """Begins a start; what goes wrong later is in ``outcome`` and ``reason``."""
         to = move(agent.status, Event.START)
-        parent = self._agents.parent_of(agent)
-        if parent is not None and (not parent.live or parent.status is Status.STOPPING):
-            raise WrongStateError(
-                f"the parent {quote(parent.name)} is {parent.status}: nothing starts below it"
-            )
+        parent = self._agents.live_parent(agent)
+        if agent.owned and parent is not None:
+            for owner in (*self._agents.ancestors(parent), parent):
+                if owner.status is Status.PAUSED:
+                    raise WrongStateError(
+                        f"{quote(owner.name)}, which it would run in, is paused: resume it first"
+                    )
         cell.program(agent)
         if agent.workspace == "worktree":
             raise UnsupportedError("workspace=worktree is not supported by this version")
         assert to.status is not None
-        run = self._agents.next_run(agent)
         change = Change()
+        change.set(agent, status=to.status)
+        if parent is not None and not agent.owned:
+            # from here on it has what its parent has now, whatever becomes of that
+            bound = self._agents.effective_policy(parent)
+            table = self._agents.effective_mounts(parent)
+            change.set(
+                agent,
+                bound_policy=policy.render(policy.as_bound(bound), agent.label),
+                bound_mount=mounts.render(table),
+            )
+        self._add_run(change, agent)
+        change.event(agent.session, "agent.status", agent.name, status=to.status)
+        self._agents.commit(change)
+        crashpoints.reach("start.committed")
+        self._nursery.start_soon(self._live, agent, self._follow(agent), True)
+
+    def _add_run(self, change: Change, agent: Agent) -> None:
+        run = self._agents.next_run(agent)
         change.set(
             agent,
-            status=to.status,
             run=run,
             started=time.time(),
             boot=self._boot,
             cgroup=self._agents.node_path(agent),
         )
         change.event(agent.session, "agent.start", agent.name, run=run)
-        change.event(agent.session, "agent.status", agent.name, status=to.status)
-        self._agents.commit(change)
-        self._follow(agent, launch=True)
 
     def stop(self, agent: Agent, reason: str, *, kill: bool) -> None:
         """``stop`` and ``kill``: cancels the agent and all that it owns."""
@@ -132,42 +139,38 @@ class Supervisor:
             self._agents.cancel_new(agent, reason)
             return
         if Effect.END in to.effects:
-            self.end(agent, Outcome.CANCELLED, reason)
+            self._ender.end(agent, Outcome.CANCELLED, reason)
         if Effect.SKIP_GRACE in to.effects:
-            self._following[agent.index].skip_grace.set()
-
-    def end(self, agent: Agent, outcome: Outcome, reason: str) -> None:
-        """Begins the end of an agent and of everything it owns (ABI section 13).
-
-        The cause of one that is ending already stays what it was.
-        """
-        if agent.status in (Status.STOPPING, Status.DEAD):
-            return
-        move(agent.status, Event.ENDING)
-        change = Change()
-        self._mark(change, agent, (outcome.value, reason))
-        cancelled = []
-        members = self._agents.descendants(agent)
-        for member in members:
-            if member.status is Status.NEW:
-                self._agents.record_end(change, member, Outcome.CANCELLED, "parent_dead")
-                cancelled.append(member)
-            elif member.status is not Status.STOPPING and member.live:
-                self._mark(change, member, (Outcome.CANCELLED.value, "parent_dead"))
-        self._agents.note(change)
-        for member in cancelled:
-            self._agents.waits.release(member.wait_token)
-        for member in (agent, *members):
-            self._sockets.refuse(member)
-            following = self._following.get(member.index)
+            following = self._followed.get(agent.index)
             if following is not None:
-                following.changes.notify()
-        self._nursery.start_soon(self._terminate, agent)
+                following.given_up = True
+            self._ender.kill(agent)
 
-    @staticmethod
-    def _mark(change: Change, agent: Agent, cause: tuple[str, str]) -> None:
-        change.set(agent, status=Status.STOPPING, cause=cause)
-        change.event(agent.session, "agent.status", agent.name, status="stopping", reason=cause[1])
+    def pause(self, agent: Agent) -> None:
+        """Freezes the subtree (cgroups(7)); what is below keeps its status."""
+        to = move(agent.status, Event.PAUSE)
+        change = Change()
+        change.set(agent, status=to.status, paused_from=agent.status.value)
+        change.event(agent.session, "agent.status", agent.name, status=to.status)
+        self._agents.commit(change)
+        crashpoints.reach("pause.committed")
+        self._node(agent).freeze(True)
+        crashpoints.reach("pause.frozen")
+
+    def resume(self, agent: Agent) -> None:
+        """Thaws the subtree, but for what below was paused by itself."""
+        move(agent.status, Event.RESUME)
+        status = Status(agent.paused_from)
+        change = Change()
+        change.set(agent, status=status, paused_from="")
+        change.event(agent.session, "agent.status", agent.name, status=status)
+        self._agents.commit(change)
+        crashpoints.reach("resume.committed")
+        self._node(agent).freeze(False)
+
+    def reset(self, agent: Agent) -> None:
+        """A new incarnation in place of a dead one."""
+        self._agents.renew(agent)
 
     async def shut_down(self) -> None:
         """Cancels every agent and returns when all are recorded.
@@ -175,64 +178,33 @@ class Supervisor:
         One that cannot be ended in order does not keep the others: what is left
         after the longest grace and some time is killed.
         """
+        self._recorder.restarting = False
         longest = max((self._agents.grace(a) for a in self._agents if a.live), default=0.0)
         for agent in self._agents:
-            with self._guarded(agent):
+            with guarded(agent):
                 if agent.status is Status.NEW:
                     self._agents.cancel_new(agent, "shutdown")
                 elif agent.live and not (agent.owned and self._agents.parent_of(agent)):
-                    self.end(agent, Outcome.CANCELLED, "shutdown")
+                    self._ender.end(agent, Outcome.CANCELLED, "shutdown")
         with trio.move_on_after(longest + _SHUTDOWN_SECONDS) as patience:
-            for following in list(self._following.values()):
-                await following.dead.wait()
+            while self._followed:
+                await next(iter(self._followed.values())).over.wait()
+                await trio.lowlevel.checkpoint()
         if patience.cancelled_caught:
             for user in self._hierarchy.root.path.glob("user-*"):
                 Cgroup(user).kill()
-
-    @contextlib.contextmanager
-    def _guarded(self, agent: Agent) -> Iterator[None]:
-        """A bug in the care of one agent ends neither the daemon nor the care of others."""
-        try:
-            yield
-        except Exception:
-            log.exception("%s: a bug in ctxfs", agent.name)
 
     def usage(self, agent: Agent) -> dict[str, int]:
         """cpu_usec, memory_current, memory_peak, processes, wall_msec; bytes and counts."""
         if not agent.cgroup:
             return agent.usage
-        node = self._node(agent)
-        usage = {}
-        if (cpu := node.keys("cpu.stat").get("usage_usec")) is not None:
-            usage["cpu_usec"] = cpu
-        processes = node.processes()
-        for key in ("memory.current", "memory.peak"):
-            text = node.read(key)
-            if text is not None and text.strip().isdigit():
-                usage[key.replace(".", "_")] = int(text)
-        if "memory_current" not in usage:
-            usage["memory_current"] = sum(_resident(pid) for pid in processes)
-        usage["processes"] = len(processes)
+        usage = in_use(self._node(agent))
         usage["wall_msec"] = int((time.time() - agent.started) * 1000)
         return usage
 
     def apply_limits(self, agent: Agent, limits: dict[str, str]) -> None:
-        """Writes the resource limits to the agent's cgroup node.
-
-        ``UnsupportedError`` where the machine lacks the controller.
-        """
-        for key, value in limits.items():
-            controller, _, rest = key.partition(".")
-            if not rest:
-                continue
-            if controller not in self._hierarchy.controllers:
-                raise UnsupportedError(
-                    f"{key}: the {controller} controller is not available in cgroup v2 here; "
-                    "boot with systemd.unified_cgroup_hierarchy=1 (see ctx doctor)"
-                )
-            node = self._node(agent)
-            if node.exists():
-                node.write(key, _cpu_max(value) if key == "cpu.max" else value)
+        """Writes the resource limits to the agent's cgroup; ``UnsupportedError``."""
+        apply_limits(self._hierarchy, self._node(agent), limits)
 
     # recovery
 
@@ -245,25 +217,36 @@ class Supervisor:
             self._agents.waits.create(agent.wait_token)
             if agent.status is Status.DEAD:
                 self._agents.waits.release(agent.wait_token)
+                if agent.life == "temp":
+                    self._recorder.remove_temporary(agent)
+        adopted: list[tuple[Agent, Following]] = []
         for agent in self._agents:
             if agent.live and agent.boot == self._boot:
-                self._follow(agent, launch=False)
+                adopted.append((agent, self._follow(agent)))
             elif agent.live:
                 self._record_lost(agent, "reboot")
-        for agent in self._agents:
+                crashpoints.reach("adopt.lost")
+        gone = []
+        for agent, following in adopted:
+            if agent.status is not Status.STOPPING:
+                self._node(agent).freeze(agent.status is Status.PAUSED)
+            # Nothing was launched if no monitor has begun a record: it is done now.
+            launch = agent.status is Status.STARTING and not following.record_path.exists()
+            if not launch and not following.node.populated():
+                gone.append(following)
+            self._nursery.start_soon(self._live, agent, following, launch)
+        crashpoints.reach("adopt.followed")
+        for agent, _ in adopted:
             if agent.status is Status.STOPPING:
                 parent = self._agents.parent_of(agent)
                 if parent is None or parent.status is not Status.STOPPING or not agent.owned:
-                    self._nursery.start_soon(self._terminate, agent)
-        gone = [
-            following
-            for index, following in self._following.items()
-            if (found := self._agents.get(index)) and not self._node(found).populated()
-        ]
+                    self._ender.lead(agent)
         with trio.move_on_after(_SETTLE_SECONDS):
             for following in gone:
-                await following.dead.wait()
+                await following.over.wait()
+        crashpoints.reach("adopt.ended")
         self._remove_strays()
+        crashpoints.reach("adopt.cleaned")
 
     def _record_lost(self, agent: Agent, reason: str) -> None:
         change = Change()
@@ -277,86 +260,126 @@ class Supervisor:
                 self._agents.waits.release(member.wait_token)
 
     def _remove_strays(self) -> None:
-        """Cgroups and directories of no agent: left by a crash between two steps."""
+        """Cgroups and files of no agent: left by a crash between two steps."""
         known = {agent.incarnation for agent in self._agents}
         base = self._places.state / "agent"
         for directory in base.iterdir() if base.is_dir() else ():
             if directory.name not in known and not (directory / "doc").is_dir():
                 self._agents.trash.discard(directory)
         living = {agent.cgroup for agent in self._agents if agent.cgroup}
+        records = {each.record_path for each in self._followed.values()}
         for user in self._hierarchy.root.path.glob("user-*"):
-            for node in user.glob("agent-*"):
-                if f"{user.name}/{node.name}" not in living:
-                    Cgroup(node).kill()
-                    Cgroup(node).remove()
+            self._remove_stray_nodes(Cgroup(user), user.name, living)
+        for path in self._places.records.iterdir():
+            if path not in records:
+                path.unlink(missing_ok=True)
+
+    def _remove_stray_nodes(self, base: Cgroup, path: str, living: set[str]) -> None:
+        for node in base.children():
+            below = f"{path}/{node.path.name}"
+            if below in living:
+                self._remove_stray_nodes(node.child("child"), f"{below}/child", living)
+            else:
+                node.kill()
+                node.remove()
 
     # following
 
     def _node(self, agent: Agent) -> Cgroup:
         return self._hierarchy.root.child(agent.cgroup or self._agents.node_path(agent))
 
-    def _record(self, agent: Agent) -> Record:
-        following = self._following.get(agent.index)
-        return read_record(following.record_path) if following is not None else Record()
-
-    def _log(self, agent: Agent, text: str) -> None:
-        with contextlib.suppress(OSError):
-            output.append_line(self._agents.directory(agent) / "log", text)
-
-    def _follow(self, agent: Agent, *, launch: bool) -> None:
-        record_path = self._agents.directory(agent) / f"record-{agent.run}"
-        following = self._following[agent.index] = Following(self._node(agent), record_path)
-        self._nursery.start_soon(self._live, agent, following, launch)
+    def _follow(self, agent: Agent) -> Following:
+        record_path = self._places.records / f"{agent.incarnation}-{agent.run}"
+        following = Following(self._node(agent), record_path)
+        self._followed[agent.index] = following
+        return following
 
     async def _live(self, agent: Agent, following: Following, launch: bool) -> None:
-        failure = ""
+        """Run after run, until the agent is dead."""
         try:
-            await self._sockets.open(agent)
-            if launch:
-                try:
-                    await self._launch(agent, following)
-                except (CtxError, OSError) as error:
-                    failure = str(error)
-            following.launched.set()
-            await self._until_ended(agent, following, failure)
+            while True:
+                await self._sockets.open(agent)
+                if agent.waits_to_restart:
+                    following = await self._back_off(agent, following)
+                    launch = bool(agent.run)
+                await self._until_over(agent, following, launch)
+                if not agent.live:
+                    return
+                following = self._follow(agent)
         except Exception:
             log.exception("%s: a bug in ctxfs; its processes are killed", agent.name)
-            with self._guarded(agent):
+            with guarded(agent):
                 following.node.kill()
                 if agent.live:
                     self._record_lost(agent, "runtime_lost")
         finally:
             # Also when cancelled: whoever waits for this agent must not wait forever.
             following.launched.set()
-            following.dead.set()
-            if self._following.get(agent.index) is following:
-                del self._following[agent.index]
+            following.over.set()
+            if self._followed.get(agent.index) is following:
+                del self._followed[agent.index]
 
-    async def _until_ended(self, agent: Agent, following: Following, failure: str) -> None:
-        node, path = following.node, following.record_path
+    async def _back_off(self, agent: Agent, following: Following) -> Following:
+        """Until the next run is due, and recorded, or the agent is ended instead."""
+        following.launched.set()
+        following.monitor_gone = True
+        due = agent.restart_at
+        while agent.status is Status.STARTING:
+            # a clock that was set back must not make it longer
+            left = min(due - time.time(), 60.0)
+            with trio.move_on_after(left) as scope:
+                await following.changes.wait_changed()
+            if not scope.cancelled_caught or agent.status is not Status.STARTING:
+                continue
+            change = Change()
+            try:
+                self._add_run(change, agent)
+                self._agents.commit(change)
+            except NoSpaceError as error:
+                log.error("%s: not started again yet: %s", agent.name, error)
+                due = time.time() + _RETRY_SECONDS
+                continue
+            crashpoints.reach("restart.due")
+            following.over.set()
+            return self._follow(agent)
+        return following
+
+    async def _until_over(self, agent: Agent, following: Following, launch: bool) -> None:
+        failure = ""
+        if launch:
+            try:
+                await self._starter.launch(agent, following)
+            except (CtxError, OSError) as error:
+                failure = str(error)
+        elif following.record_path.exists():
+            following.monitored = True
+        following.launched.set()
+        path = following.record_path
         with contextlib.ExitStack() as watches:
-            for watched in (path, node.path / "cgroup.events"):
+            for watched in (path, following.node.path / "cgroup.events"):
                 with contextlib.suppress(OSError):
                     watches.enter_context(self._watcher.watching(watched, following.changes))
-            self._nursery.start_soon(self._watch_monitor, read_record(path), following)
-            while agent.status is not Status.DEAD:
-                record = read_record(path)
-                deadline = math.inf
-                self._note_progress(agent, record, following, failure)
-                if agent.status is Status.STOPPING and self._is_empty(agent, following, record):
-                    self._finish(agent, following, record)
-                    return
+            self._nursery.start_soon(self._watch_monitor, following)
+            while not self._is_over(agent, following):
+                self._note_progress(agent, following, failure)
+                if self._is_over(agent, following):
+                    break
                 timeout = self._agents.timeout(agent)
+                deadline = math.inf
                 if timeout is not None and agent.status is not Status.STOPPING:
                     deadline = trio.current_time() + agent.started + timeout - time.time()
                 with trio.move_on_at(deadline) as scope:
                     await following.changes.wait_changed()
                 if scope.cancelled_caught:
-                    self.end(agent, Outcome.CANCELLED, "timeout")
+                    self._ender.end(agent, Outcome.CANCELLED, "timeout")
+        if agent.status is Status.STOPPING:
+            self._recorder.add(agent, following)
+            await following.over.wait()
 
-    def _note_progress(
-        self, agent: Agent, record: Record, following: Following, failure: str
-    ) -> None:
+    def _note_progress(self, agent: Agent, following: Following, failure: str) -> None:
+        if agent.status is Status.STOPPING:
+            return
+        record = following.record()
         if agent.status is Status.STARTING and record.started:
             to = move(agent.status, Event.RUNNING)
             change = Change()
@@ -364,28 +387,19 @@ class Supervisor:
             change.event(agent.session, "run.start", agent.name, run=agent.run, pid=record.program)
             change.event(agent.session, "agent.status", agent.name, status=to.status)
             self._agents.note(change)
-        if agent.status is Status.STOPPING:
-            return
+            crashpoints.reach("start.running")
         if failure:
-            self.end(agent, Outcome.ERROR, f"start_failed: {failure}")
+            self._ender.end(agent, Outcome.ERROR, f"start_failed: {failure}")
         elif record.over:
             # A parent that ended before this agent is the cause, however late we look.
-            for ancestor in self._ancestors(agent):
-                above = self._record(ancestor)
-                if above.ended and (not record.ended or above.ended <= record.ended):
-                    self.end(ancestor, *self._judge(ancestor, above))
-            self.end(agent, *self._judge(agent, record))
+            for ancestor in self._agents.ancestors(agent):
+                above = self._followed.get(ancestor.index)
+                ended = above.record() if above is not None else Record()
+                if ended.ended and (not record.ended or ended.ended <= record.ended):
+                    self._ender.end(ancestor, *self._judge(ancestor, ended))
+            self._ender.end(agent, *self._judge(agent, record))
         elif following.monitor_gone:
-            self.end(agent, Outcome.INTERRUPTED, "runtime_lost")
-
-    def _ancestors(self, agent: Agent) -> list[Agent]:
-        """Owners, the oldest first."""
-        found: list[Agent] = []
-        parent = self._agents.parent_of(agent) if agent.owned else None
-        while parent is not None:
-            found.insert(0, parent)
-            parent = self._agents.parent_of(parent) if parent.owned else None
-        return found
+            self._ender.end(agent, Outcome.INTERRUPTED, "runtime_lost")
 
     def _judge(self, agent: Agent, record: Record) -> tuple[Outcome, str]:
         leaf = self._node(agent).child("run")
@@ -394,350 +408,32 @@ class Supervisor:
         lines = text.decode(errors="replace").strip().splitlines()
         return judge(record, oom=killed_for_memory, complaint=lines[-1] if lines else "")
 
-    def _is_empty(self, agent: Agent, following: Following, record: Record) -> bool:
+    def _is_over(self, agent: Agent, following: Following) -> bool:
+        """Whether the end that was begun is complete, down to the last descendant."""
+        if agent.status is not Status.STOPPING:
+            return agent.status is Status.DEAD
         if following.unkillable:
             return True
         if following.node.populated():
             return False
         if any(child.live for child in self._agents.descendants(agent)):
             return False
-        return record.finished or following.monitor_gone
+        return following.monitor_gone or following.record().finished
 
-    async def _watch_monitor(self, record: Record, following: Following) -> None:
+    async def _watch_monitor(self, following: Following) -> None:
         """Until the monitor, whichever daemon started it, is gone."""
+        monitor = following.record().monitor
         with contextlib.suppress(OSError):
-            if record.monitor:
-                fd = os.pidfd_open(record.monitor)
+            if monitor:
+                fd = os.pidfd_open(monitor)
                 try:
                     # a pid may have been given to another process since
-                    if cgroups.path_of(record.monitor) == f"{self._hierarchy.prefix}/monitor":
+                    if cgroups.path_of(monitor) == f"{self._hierarchy.prefix}/monitor":
                         await trio.lowlevel.wait_readable(fd)
                 finally:
                     os.close(fd)
-        if record.monitor:
+        if monitor:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(record.monitor, os.WNOHANG)  # ours to reap, unless adopted
+                os.waitpid(monitor, os.WNOHANG)  # ours to reap, unless adopted
         following.monitor_gone = True
         following.changes.notify()
-
-    # starting
-
-    async def _launch(self, agent: Agent, following: Following) -> None:
-        places = self._places
-        parent = self._agents.parent_of(agent)
-        if parent is not None:
-            above = self._following.get(parent.index)
-            if above is not None:  # itself just starting, perhaps
-                with trio.move_on_after(_SETTLE_SECONDS):
-                    await self._wait_settled(above)
-        hidden = await self._inspect_hidden(agent, parent)
-        plan = cell.plan(self._agents, agent, places, hidden=hidden)
-        leaf = following.node.child("run")
-        leaf.create(self._hierarchy.controllers)
-        self.apply_limits(agent, {k: v for k, v in agent.limits.items() if "." in k})
-        following.record_path.touch(mode=0o600)
-        log.debug("%s %s: %s", agent.name, agent.run, plan.describe())
-        with contextlib.ExitStack() as stack:
-            keeper = None
-            if parent is not None:
-                keeper = self._open_keeper(parent)
-                stack.callback(os.close, keeper)
-            fds = stack.enter_context(cell.passed_files(plan, keeper))
-            stdin = self._open_handoff(agent)
-            stack.callback(os.close, stdin)
-            if agent.status is not Status.STARTING:
-                return  # stopped meanwhile: nothing may start any more
-            # it exits as soon as the monitor proper is born and recorded
-            await trio.to_thread.run_sync(
-                lambda: subprocess.run(
-                    [
-                        str(places.program("monitor")),
-                        str(self._agents.directory(agent)),
-                        agent.run,
-                        str(self._agents.log_max(agent)),
-                        str(places.lifeline),
-                        str(self._hierarchy.monitors.path),
-                        str(leaf.path),
-                        str(agent.uid),
-                        ",".join(str(fd) for fd in fds),
-                        "--",
-                        *plan.steps,
-                    ],
-                    stdin=stdin,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=fds,
-                    env={"LANG": "C.UTF-8"},
-                    check=False,
-                )
-            )
-            following.monitored = True
-
-    def _open_keeper(self, parent: Agent) -> int:
-        """A pidfd of the PID 1 of the parent's cell; ``WrongStateError`` if it is gone."""
-        record = self._record(parent)
-        try:
-            fd = os.pidfd_open(record.keeper)
-        except (OSError, ValueError):
-            raise WrongStateError(f"the parent {quote(parent.name)} has no cell any more") from None
-        path = cgroups.path_of(record.keeper) or ""
-        if self._hierarchy.agent_path(path) != f"{parent.cgroup}/run":
-            os.close(fd)
-            raise WrongStateError(f"the parent {quote(parent.name)} has no cell any more")
-        return fd
-
-    def _open_handoff(self, agent: Agent) -> int:
-        path = self._agents.document(agent, "handoff.md")
-        try:
-            os.chmod(path, 0o644)  # /dev/stdin opens it anew
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-
-    async def _inspect_hidden(self, agent: Agent, parent: Agent | None) -> dict[str, str]:
-        """What is at the targets of the agent's ``hide`` lines: directory, file or none.
-
-        Asked by a process with the agent's rights, in the view that its own is
-        made from; it may hang there (a dead network filesystem), and is left behind then.
-        """
-        found: dict[str, str] = {}
-        hidden = cell.hidden_paths(self._agents, agent)
-        if not hidden:
-            return found
-        with contextlib.ExitStack() as stack:
-            fds = []
-            if parent is not None:
-                fds.append(self._open_keeper(parent))
-                stack.callback(os.close, fds[0])
-            for target, path, given in hidden:
-                if parent is not None:
-                    groups = ",".join(map(str, agent.groups)) or "-"
-                    step = [str(self._places.program("enter")), str(fds[0])]
-                    step += [str(agent.uid), str(agent.gid), groups, "--"]
-                else:
-                    # what a mount line gives is reached as its creator reaches it
-                    uid, gid = agent.uid, agent.gid
-                    if given:
-                        uid, gid = agent.creator_uid, agent.creator_gid
-                    step = ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "--"]
-                found[target] = "none"
-                for option, kind in (("-e", "file"), ("-d", "directory")):
-                    if await _succeeds([*step, "test", option, path], fds):
-                        found[target] = kind
-        return found
-
-    # ending
-
-    async def _terminate(self, top: Agent) -> None:
-        """Steps 4 to 6: SIGTERM to all, one grace period, then ``cgroup.kill``."""
-        following = self._following.get(top.index)
-        if following is not None:
-            with self._guarded(top):
-                await self._end_processes(top, following)
-
-    async def _end_processes(self, top: Agent, following: Following) -> None:
-        node = following.node
-        followed = [following]
-        for member in self._agents.descendants(top):
-            if (below := self._following.get(member.index)) is not None:
-                followed.append(below)
-        with trio.move_on_after(_SETTLE_SECONDS):
-            for each in followed:
-                await self._wait_settled(each)
-        for directory, _, _ in os.walk(node.path):
-            Cgroup(Path(directory)).freeze(False)
-        self._signal_all(node, followed)
-        with trio.move_on_after(self._agents.grace(top)):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._wait_skipped, following, nursery.cancel_scope)
-                await self._wait_empty(node)
-                nursery.cancel_scope.cancel()
-        if node.populated():
-            self._log(top, "the grace period is over: SIGKILL")
-            node.kill()
-            with trio.move_on_after(_KILL_SECONDS):
-                await self._wait_empty(node)
-        for each in followed:
-            each.unkillable = each.node.populated()
-            each.changes.notify()
-
-    @staticmethod
-    async def _wait_skipped(following: Following, scope: trio.CancelScope) -> None:
-        await following.skip_grace.wait()
-        scope.cancel()
-
-    async def _wait_settled(self, following: Following) -> None:
-        """Until it is known whether the program began: only then can SIGTERM reach it."""
-        await following.launched.wait()
-        if not following.monitored or following.dead.is_set():
-            return
-        changes = Changes()
-        with (
-            contextlib.suppress(FileNotFoundError),
-            self._watcher.watching(following.record_path, changes),
-        ):
-            while not read_record(following.record_path).settled:
-                if following.monitor_gone or following.dead.is_set():
-                    return
-                await changes.wait_changed()
-
-    async def _wait_empty(self, node: Cgroup) -> None:
-        changes = Changes()
-        try:
-            with self._watcher.watching(node.path / "cgroup.events", changes):
-                while node.populated():
-                    await changes.wait_changed()
-        except FileNotFoundError:
-            return
-
-    def _signal_all(self, node: Cgroup, followed: list[Following]) -> None:
-        """SIGTERM, and SIGCONT so that a stopped process sees it.
-
-        Not to the cells' own PID 1 and the steps that led there: those end with
-        their cell. Repeated while new processes turn up, a few times: what forks
-        faster than that meets ``cgroup.kill``.
-        """
-        spared: set[int] = set()
-        for each in followed:
-            record = read_record(each.record_path)
-            spared |= {record.chain, record.keeper, _parent_pid(record.keeper)}
-        signalled: set[int] = set()
-        prefix = f"/{node.path.relative_to(self._hierarchy.mount)}"
-        for _ in range(5):
-            found = set(node.processes()) - spared - signalled
-            if not found:
-                return
-            for pid in found:
-                _signal(pid, prefix)
-            signalled |= found
-
-    def _finish(self, agent: Agent, following: Following, record: Record) -> None:
-        """Steps 7 and 8: what became of it is recorded, then everybody is told."""
-        assert agent.cause is not None
-        outcome, reason = Outcome(agent.cause[0]), agent.cause[1]
-        if following.unkillable:
-            reason += ",unkillable"
-        usage = self.usage(agent)
-        usage["processes"] = 0
-        if record.started and record.ended:
-            usage["wall_msec"] = (record.ended - record.started) // 1_000_000
-        move(agent.status, Event.ENDED)
-        change = Change()
-        if record.started:
-            try:
-                self._add_conversation(change, agent, outcome)
-            except OSError as error:  # a full disk, say: the end is recorded all the same
-                log.error("%s: the result could not be kept: %s", agent.name, error.strerror)
-            ended = record.ended or time.time_ns()
-            change.event(
-                agent.session,
-                "run.end",
-                agent.name,
-                run=agent.run,
-                outcome=outcome,
-                reason=reason,
-                started=timestamp(record.started / 1e9),
-                ended=timestamp(ended / 1e9),
-                usage=usage,
-            )
-        self._agents.record_end(change, agent, outcome, reason)
-        change.set(agent, usage=usage)
-        node = self._node(agent)
-        with contextlib.suppress(OSError):
-            self._log(agent, f"{agent.run} ended: {outcome} {reason}")
-        self._agents.note(change)
-        if not following.unkillable and not node.remove():
-            log.warning("%s: the cgroup %s could not be removed", agent.name, node.path)
-        self._agents.waits.release(agent.wait_token)
-        self._sockets.close(agent)
-        parent = self._agents.parent_of(agent)
-        if parent is not None and parent.index in self._following:
-            self._following[parent.index].changes.notify()
-        log.info("%s: %s (%s)", agent.name, outcome, reason)
-
-    def _add_conversation(self, change: Change, agent: Agent, outcome: Outcome) -> None:
-        """The result (by default the end of stdout) and what the session shows of the run."""
-        agents = self._agents
-        if outcome is Outcome.DONE and not agents.document_size(agent, "result.md"):
-            tail = output.Output(agents.directory(agent) / "out").tail(_RESULT_TAIL)
-            if tail:
-                agents.write_document(agent, "result.md", tail)
-        session = agents.session(agent.session)
-        handoff = _text(agents.read_document(agent, "handoff.md"))
-        result = _text(agents.read_document(agent, "result.md"))
-        if handoff:
-            change.message(
-                agent.session,
-                role="user",
-                **{"from": agent.lineage.split(" ")[0]},
-                run=agent.run,
-                content=handoff,
-            )
-        if outcome is Outcome.DONE and result and session is not None:
-            replace_file(agents.session_directory(session) / "latest.md", result.encode())
-            change.set_session(agent.session, state="done")
-            change.message(
-                agent.session,
-                role="assistant",
-                **{"from": f"agent:{agent.name}"},
-                run=agent.run,
-                content=result,
-            )
-
-
-async def _succeeds(command: list[str], fds: list[int]) -> bool:
-    """Whether a command exits 0 in time. One that hangs is not waited for."""
-    process = await trio.lowlevel.open_process(
-        command, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    with trio.move_on_after(_HELPER_SECONDS):
-        return await process.wait() == 0
-    process.kill()
-    raise UnsupportedError(f"{command[-1]}: whatever is there did not answer in time")
-
-
-def _text(data: bytes) -> str:
-    """A document as a message's content, cut to what a message may hold."""
-    text = data.decode(errors="replace")
-    if len(data) > _MESSAGE_MAX // 2:
-        cut = len(data) - _MESSAGE_MAX // 2
-        text = data[: _MESSAGE_MAX // 2].decode(errors="ignore") + f"\n[{cut} bytes more]"
-    return text
-
-
-def _cpu_max(value: str) -> str:
-    """``cpu.max`` as cgroups take it: a quota and a period in microseconds."""
-    return value if " " in value else f"{value} {_CPU_PERIOD}"
-
-
-def _resident(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError):
-        return 0
-
-
-def _parent_pid(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return int(file.read().rpartition(")")[2].split()[1])
-    except (OSError, IndexError):
-        return 0
-
-
-def _signal(pid: int, cgroup: str) -> None:
-    """SIGTERM to a process that is still in this cgroup; its pid may be another's by now."""
-    try:
-        fd = os.pidfd_open(pid)
-    except OSError:
-        return
-    try:
-        path = cgroups.path_of(pid) or ""
-        if path == cgroup or path.startswith(cgroup + "/"):
-            for number in (signal.SIGTERM, signal.SIGCONT):
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(fd, number)
-    finally:
-        os.close(fd)

@@ -120,15 +120,19 @@ def _supervisor(fs: Filesystem, agent: Agent, caller: Caller) -> str:
     parent = fs.runtime.agents.parent_of(agent)
     if parent is not None and agent.owned:
         return f"agent:{parent.name}\n"
-    return "operator\n"
+    return "operator\n" if agent.parent is None else "none\n"
 
 
 def _parse_life(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
     life = names.check_choice(line, LIVES)
     if agent.parent is None and life != "detached":
         raise MalformedError(f"{quote(life)}: a root agent is always detached")
-    if agent.parent is not None and life != "owned":
-        raise UnsupportedError(f"life={life} is not supported for children by this version")
+    if life == "detached" and agent.parent is not None and caller.agent is not None:
+        agents = fs.runtime.agents
+        maker = agents.get(caller.agent)
+        rules = agents.effective_policy(maker) if maker is not None else ()
+        if not policy.allows(rules, "agent", agent.name, "detach"):
+            raise DeniedError(f"agent:{agent.name} detach is not in your effective policy")
     return life
 
 
@@ -373,11 +377,9 @@ def _parse_mode(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
 
 def _parse_restart(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
     value = names.check_choice(line, ("no", "on-failure", "always"))
-    if value != "no":
-        if agent.parent is not None:
-            raise MalformedError(f"{quote(line)}: only root agents restart; a child has no")
-        raise UnsupportedError(f"restart={line} is not supported by this version: no is")
-    return line
+    if value != "no" and agent.parent is not None:
+        raise MalformedError(f"{quote(line)}: only root agents restart; a child has no")
+    return value
 
 
 def _parse_limit(line: str) -> tuple[str, str]:
@@ -571,12 +573,15 @@ ROWS: Final = (
             "An operator of both may write agent:NAME; a child's defaults are then applied",
         render=_value("lineage"), check=_checked(_parse_parent),
         commit=_set_parent, single=True, depends=("lineage",)),
-    Row(name="supervisor", default="creator", doc="who owns its lifetime now: agent:NAME, operator",
+    Row(name="supervisor", default="creator",
+        doc="who owns its lifetime now: agent:NAME; operator, of a root agent; "
+            "none, of a detached child",
         render=_supervisor, depends=("parent", "life")),
     Row(name="life", default="owned (child), detached (root)", mode=0o644, public=True,
         write=_CREATOR, when=NEW, render=_value("life"), commit=_set_life,
         check=_checked(_parse_life), single=True,
-        doc="owned, temp or detached; a root agent is detached"),
+        doc="owned; temp: removed when its end is recorded, the parent's channel stays; "
+            "detached: lives on when its parent ends. A root agent is detached"),
     Row(name="profile", default="private_child (child), public_named (root)", mode=0o644,
         public=True, write=_CREATOR, when=NEW, render=_value("profile"), check=_check_profile,
         commit=_set_profile, single=True,

@@ -25,6 +25,8 @@ _READERS: Final = Role.OPERATOR | Role.ROOT | Role.SELF
 _ROLES: Final = ("user", "assistant", "system")
 #: documents that a child's directory and its parent's channel show as one
 DOCUMENTS: Final = ("handoff.md", "input.jsonl", "result.md", "refs.jsonl", "artifact")
+#: what an agent gave back, shown in its session once the agent is reset
+ARCHIVED: Final = ("result.md", "refs.jsonl", "artifact")
 _SUMMARY_MAX: Final = 64 << 10
 
 

@@ -46,6 +46,18 @@ def _kill(fs: Filesystem, agent: Agent, caller: Caller, words: list[str]) -> Non
     fs.runtime.supervisor.stop(agent, _reason(agent, caller), kill=True)
 
 
+def _pause(fs: Filesystem, agent: Agent, caller: Caller, words: list[str]) -> None:
+    fs.runtime.supervisor.pause(agent)
+
+
+def _resume(fs: Filesystem, agent: Agent, caller: Caller, words: list[str]) -> None:
+    fs.runtime.supervisor.resume(agent)
+
+
+def _reset(fs: Filesystem, agent: Agent, caller: Caller, words: list[str]) -> None:
+    fs.runtime.supervisor.reset(agent)
+
+
 def _later(event: Event) -> Callable[[Filesystem, Agent, Caller, list[str]], None]:
     """A verb that is judged by the state, and then not supported yet."""
 
@@ -69,11 +81,11 @@ VERBS: Final = {
         Verb("start", "start", "begin a run", CONTROLLERS, (0, 0), _start),
         Verb("stop", "stop", "cancel: SIGTERM, grace, SIGKILL", PARTIES, (0, 0), _stop),
         Verb("kill", "kill", "cancel without grace", CONTROLLERS, (0, 0), _kill),
-        Verb("pause", "pause", "freeze", CONTROLLERS, (0, 0), _later(Event.PAUSE)),
-        Verb("resume", "resume", "go on", CONTROLLERS, (0, 0), _later(Event.RESUME)),
+        Verb("pause", "pause", "freeze it and all below", CONTROLLERS, (0, 0), _pause),
+        Verb("resume", "resume", "go on", CONTROLLERS, (0, 0), _resume),
         Verb("abort", "abort [RUN]", "end the current run", CONTROLLERS, (0, 1),
              _later(Event.ABORT)),
-        Verb("reset", "reset", "make a dead agent new", CONTROLLERS, (0, 0), _later(Event.RESET)),
+        Verb("reset", "reset", "make a dead agent new", CONTROLLERS, (0, 0), _reset),
         Verb("session", "session NAME", "switch or make a session", CONTROLLERS, (1, 1), _session),
     )
 }

@@ -159,6 +159,11 @@ def effective(own: tuple[Rule, ...], parent: tuple[Rule, ...] | None) -> tuple[R
     return tuple(dict.fromkeys(_intersections(own, parent)))
 
 
+def as_bound(rules: Iterable[Rule]) -> tuple[Rule, ...]:
+    """What bounds the children of an agent with these rules: delegations included."""
+    return tuple(Rule("allow", rule.cls, rule.object, rule.perm) for rule in rules)
+
+
 def allows(rules: Iterable[Rule], cls: str, name: str, perm: str) -> bool:
     """Whether an ``allow`` rule grants ``perm`` on ``cls:name``."""
     return any(

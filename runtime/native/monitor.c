@@ -1,7 +1,7 @@
 /*
  * monitor: stays with one run of an agent, outside the agent's cgroup.
  *
- *     monitor DIRECTORY RUN LOG_MAX LIFELINE MONITORS LEAF UID FDS --
+ *     monitor RECORD DIRECTORY LOG_MAX LIFELINE MONITORS LEAF UID FDS --
  *             PROGRAM ARGUMENT...
  *
  * MONITORS and LEAF are cgroup directories. The monitor is born in the first,
@@ -11,8 +11,9 @@
  *
  * Starts PROGRAM (the steps that lead into the cell, ending in the keeper) in
  * the leaf cgroup, writes its output to DIRECTORY/out/ and DIRECTORY/log/, and
- * what becomes of it to DIRECTORY/record-RUN. It needs no daemon for any of
- * this; the daemon watches the record with inotify(7).
+ * what becomes of it to RECORD. It needs no daemon for any of this; the daemon
+ * watches the record with inotify(7). RECORD must not exist: a run is started
+ * once, even if a daemon died while it did so and the next one tries again.
  *
  * Output is kept in segments named by the offset of their first byte; when one
  * holds LOG_MAX / 2 bytes the next is begun and all but the last two removed.
@@ -321,19 +322,18 @@ int main(int argc, char **argv)
 	struct stream out = {.pipe = -1}, log = {.pipe = -1};
 	int out_pipe[2], log_pipe[2], sockets[2], signals, lifeline, yes = 1, null;
 	bool closed = false, reaped = false, ended = false, told = false;
-	char path[4096], byte;
 	sigset_t watched;
+	char byte;
 	pid_t monitor, chain;
 
 	if (argc < 11 || strcmp(argv[9], "--")) {
-		dprintf(2, "usage: monitor DIRECTORY RUN LOG_MAX LIFELINE MONITORS LEAF UID FDS -- "
+		dprintf(2, "usage: monitor RECORD DIRECTORY LOG_MAX LIFELINE MONITORS LEAF UID FDS -- "
 			   "PROGRAM ARGUMENT...\n");
 		return 2;
 	}
-	snprintf(path, sizeof path, "%s/record-%s", argv[1], argv[2]);
-	record_fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+	record_fd = open(argv[1], O_WRONLY | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
 	if (record_fd < 0) {
-		perror(path);
+		perror(argv[1]);
 		return 1;
 	}
 	monitor = fork_into(argv[5], CLONE_PARENT, 0);
@@ -344,8 +344,8 @@ int main(int argc, char **argv)
 	setsid();	/* a terminal's Ctrl-C ends the daemon, not the agents */
 	prctl(PR_SET_NAME, "ctx-monitor");
 	lifeline = open(argv[4], O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-	open_stream(&out, argv[1], "out", atoll(argv[3]));
-	open_stream(&log, argv[1], "log", atoll(argv[3]));
+	open_stream(&out, argv[2], "out", atoll(argv[3]));
+	open_stream(&log, argv[2], "log", atoll(argv[3]));
 	make_pipe(out_pipe, (uid_t)atol(argv[7]));
 	make_pipe(log_pipe, (uid_t)atol(argv[7]));
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) < 0)

@@ -1,7 +1,7 @@
 /*
  * stage: makes an operator's mount sources reachable for an agent's sandbox.
  *
- *     stage SPEC_FD -- PROGRAM ARGUMENT...
+ *     stage SPEC_FD CELL -- PROGRAM ARGUMENT...
  *
  * Runs as root on the host side, before privileges are dropped. In a mount
  * namespace of its own it opens each source with the creator's uid, gid and
@@ -9,10 +9,15 @@
  * binds what it opened (never the path a second time) below a private tmpfs,
  * from where the unprivileged sandbox takes it. Nothing shows on the host.
  *
+ * CELL is "-", or a pidfd of another agent's keeper: then the sources are paths
+ * in the view of that cell. This is how a detached child gets a view made from
+ * its parent's without being inside its parent's PID namespace.
+ *
  * SPEC_FD holds strings, each ended by a NUL: the directory for the tmpfs, the
  * creator's uid, gid, and groups (separated by commas), the forbidden paths
  * (separated by colons), then for each mount its options (letters: r bind
- * recursively, s nosuid, d nodev, x noexec) and its source.
+ * recursively, s nosuid, d nodev, x noexec, t left out if it is not there) and
+ * its source.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -75,6 +80,13 @@ static void check_source(int fd, const char *source, const char *forbidden, char
 			    source);
 }
 
+/* Whoever has the descriptor of a mount namespace and is root can join it (setns(2)). */
+static void join(int namespace, const char *what)
+{
+	if (setns(namespace, CLONE_NEWNS) < 0)
+		die("%s: %s", what, strerror(errno));
+}
+
 /* openat2(2) with the creator's rights and nobody else's. */
 static int open_as(const char *source, uid_t uid, gid_t gid, const gid_t *groups, int count)
 {
@@ -92,7 +104,23 @@ static int open_as(const char *source, uid_t uid, gid_t gid, const gid_t *groups
 	return fd;
 }
 
-static void bind_source(int fd, const char *source, const char *point, const char *options)
+/*
+ * The mount of what is open, as one of no namespace yet: made where it is, to be
+ * put where it is wanted (open_tree(2)). With everything below: in a cell, what
+ * covers something must go on covering it.
+ */
+static int clone_mount(int fd, const char *source)
+{
+	int tree = (int)syscall(SYS_open_tree, fd, "",
+				OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH | AT_RECURSIVE);
+
+	if (tree < 0)
+		die("mount source %s: %s", source, strerror(errno));
+	return tree;
+}
+
+static void bind_source(int fd, int tree, const char *source, const char *point,
+			const char *options)
 {
 	struct mount_attr attributes = {
 		.attr_set = (strchr(options, 's') ? MOUNT_ATTR_NOSUID : 0) |
@@ -116,7 +144,8 @@ static void bind_source(int fd, const char *source, const char *point, const cha
 		close(file);
 	}
 	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-	if (mount(link, point, NULL, MS_BIND | recursive, NULL) < 0)
+	if (tree >= 0 ? syscall(SYS_move_mount, tree, "", AT_FDCWD, point, MOVE_MOUNT_F_EMPTY_PATH) < 0
+		      : mount(link, point, NULL, MS_BIND | recursive, NULL) < 0)
 		die("mount source %s: %s", source, strerror(errno));
 	/* the whole tree below it, not its top alone */
 	if (attributes.attr_set && syscall(SYS_mount_setattr, AT_FDCWD, point, AT_RECURSIVE,
@@ -169,6 +198,39 @@ static void clean_tree(const char *point, const char *source, const char *real,
 	}
 }
 
+/*
+ * Hides every procfs below a point: what a cell's mounts show of its processes
+ * is not for others. They cannot be taken out, a cell's mounts are locked.
+ */
+static void cover_procfs(const char *point, const char *source)
+{
+	FILE *mounts = setmntent("/proc/self/mounts", "r");
+	struct mntent *entry;
+	char *covered[256];
+	size_t count = 0;
+
+	if (!mounts)
+		die("mount source %s: /proc/self/mounts: %s", source, strerror(errno));
+	while ((entry = getmntent(mounts)) && count < 256)
+		if (inside(entry->mnt_dir, point) && !strcmp(entry->mnt_type, "proc"))
+			covered[count++] = strdup(entry->mnt_dir);
+	endmntent(mounts);
+	for (size_t i = 0; i < count; i++) {
+		struct stat st;
+		/* what lay below one that is covered by now is not there any more */
+		bool there = stat(covered[i], &st) == 0;
+		int failed = 0;
+
+		if (there && S_ISDIR(st.st_mode))
+			failed = mount("none", covered[i], "tmpfs", MS_RDONLY | MS_NOSUID, "mode=0");
+		else if (there)
+			failed = mount("/dev/null", covered[i], NULL, MS_BIND, NULL);
+		if (failed < 0)
+			die("mount source %s: %s: %s", source, covered[i], strerror(errno));
+		free(covered[i]);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	static char data[1 << 20];
@@ -176,11 +238,13 @@ int main(int argc, char **argv)
 	size_t length = 0, count = 0;
 	gid_t groups[1024], gid;
 	uid_t uid;
-	int group_count = 0, fd;
+	int group_count = 0, fd, own = -1, cell = -1;
 	ssize_t n;
 
-	if (argc < 4 || strcmp(argv[2], "--"))
-		die("usage: stage SPEC_FD -- PROGRAM ARGUMENT...");
+	if (argc < 5 || strcmp(argv[3], "--"))
+		die("usage: stage SPEC_FD CELL -- PROGRAM ARGUMENT...");
+	if (strcmp(argv[2], "-"))
+		cell = atoi(argv[2]);
 	fd = atoi(argv[1]);
 	while ((n = read(fd, data + length, sizeof data - 1 - length)) > 0)
 		length += n;
@@ -204,21 +268,43 @@ int main(int argc, char **argv)
 	if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0 ||
 	    mount("tmpfs", directory, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755") < 0)
 		die("%s: %s", directory, strerror(errno));
+	if (cell >= 0 && (own = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC)) < 0)
+		die("/proc/self/ns/mnt: %s", strerror(errno));
 	for (size_t i = 5; i + 1 < count; i += 2) {
+		const char *source = items[i + 1], *options = items[i];
 		char point[4096], real[4096];
+		int tree = -1;
 
 		snprintf(point, sizeof point, "%s/%zu", directory, (i - 5) / 2);
-		fd = open_as(items[i + 1], uid, gid, groups, group_count);
+		if (cell >= 0)
+			join(cell, "the parent's cell");
+		fd = open_as(source, uid, gid, groups, group_count);
+		if (fd < 0 && errno == ENOENT && strchr(options, 't')) {
+			if (cell >= 0)
+				join(own, "the way back");
+			continue;
+		}
 		if (fd < 0 && errno == ELOOP)
 			die("mount source %s: links of procfs, and loops of links, cannot be "
-			    "given to an agent", items[i + 1]);
+			    "given to an agent", source);
 		if (fd < 0)
-			die("mount source %s: %s", items[i + 1], strerror(errno));
-		check_source(fd, items[i + 1], forbidden, real, sizeof real);
-		bind_source(fd, items[i + 1], point, items[i]);
-		clean_tree(point, items[i + 1], real, forbidden);
+			die("mount source %s: %s", source, strerror(errno));
+		if (cell >= 0) {
+			tree = clone_mount(fd, source);
+			join(own, "the way back");
+		}
+		check_source(fd, source, forbidden, real, sizeof real);
+		bind_source(fd, tree, source, point, options);
+		if (cell < 0)
+			clean_tree(point, source, real, forbidden);
+		else
+			cover_procfs(point, source);
 		close(fd);
+		if (tree >= 0)
+			close(tree);
 	}
-	execvp(argv[3], argv + 3);
-	die("%s: %s", argv[3], strerror(errno));
+	if (cell >= 0)
+		close(cell);
+	execvp(argv[4], argv + 4);
+	die("%s: %s", argv[4], strerror(errno));
 }

@@ -19,7 +19,7 @@ from ctxfs.operations import Operations
 from runtime.authority.identity import Caller, Identity
 from runtime.budget import Budget
 from runtime.cell import Places
-from runtime.lifecycle import Event, move
+from runtime.lifecycle import Event, Status, move
 from runtime.model import Agent
 from runtime.runtime import Runtime
 from tests.unit.fakes import ROOT, World, operator, world_in
@@ -52,6 +52,17 @@ class FakeSupervisor:
         to = move(agent.status, Event.KILL if kill else Event.STOP)
         self.said.append(("kill" if kill else reason, agent.name))
         self.world.agents.update(agent, status=to.status)
+
+    def pause(self, agent: Agent) -> None:
+        to = move(agent.status, Event.PAUSE)
+        self.world.agents.update(agent, status=to.status, paused_from=agent.status.value)
+
+    def resume(self, agent: Agent) -> None:
+        move(agent.status, Event.RESUME)
+        self.world.agents.update(agent, status=Status(agent.paused_from))
+
+    def reset(self, agent: Agent) -> None:
+        self.world.agents.renew(agent)
 
     def usage(self, agent: Agent) -> dict[str, int]:
         return {"processes": 0}

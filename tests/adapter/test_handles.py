@@ -506,7 +506,34 @@ def test_a_line_of_what_unicode_calls_blank_is_no_verb(mounted: Mounted, blank: 
 def test_the_state_is_judged_before_what_is_not_supported(mounted: Mounted) -> None:
     mounted.world.live(the_agent(mounted))
     with refused("ENOTSUP"):
+        mounted.put(f"{D}/ctl", "abort\n")
+
+
+def test_pause_and_resume_come_back_to_what_it_was(mounted: Mounted) -> None:
+    mounted.world.live(the_agent(mounted), Status.IDLE)
+    mounted.put(f"{D}/ctl", "pause\n")
+    assert mounted.get(f"{D}/status") == "paused\n"
+    with refused("EBUSY"):
         mounted.put(f"{D}/ctl", "pause\n")
+    mounted.put(f"{D}/ctl", "resume\n")
+    assert mounted.get(f"{D}/status") == "idle\n"
+    with refused("EBUSY"):
+        mounted.put(f"{D}/ctl", "resume\n")
+
+
+def test_what_a_reset_agent_gave_back_is_in_its_session(mounted: Mounted) -> None:
+    agent = the_agent(mounted)
+    mounted.agents.write_document(agent, "result.md", b"the result\n")
+    mounted.agents.update(agent, status=Status.DEAD)
+    old = mounted.inode(D)
+    mounted.put(f"{D}/ctl", "reset\n")
+    assert mounted.get(f"{D}/status") == "new\n"
+    assert mounted.get(f"{D}/result.md") == ""
+    assert mounted.inode(D) != old
+    session = "home/0/agent/x/session/default"
+    assert mounted.get(f"{session}/result.md") == "the result\n"
+    assert {"result.md", "refs.jsonl", "artifact"} <= set(mounted.list(session))
+    assert "result.md" not in mounted.list("home/0/agent/x/session/default.2")
 
 
 def test_a_line_of_verbs_is_bounded(mounted: Mounted) -> None:

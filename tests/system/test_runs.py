@@ -324,7 +324,7 @@ def test_configuration_is_written_while_new_only(shared_daemon: Daemon) -> None:
         assert code == ("EBUSY" if file != "exec" else "accepted"), file
     assert refusal(agent / "ctl", "start") == "EBUSY"
     assert refusal(agent / "ctl", "stop") == "EBUSY"
-    assert refusal(agent / "ctl", "reset") == "EOPNOTSUPP"
+    assert refusal(agent / "ctl", "pause") == "EBUSY"
     write(agent / "meta.json", '{"still": "writable"}')
     agent.rmdir()
 

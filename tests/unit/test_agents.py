@@ -316,6 +316,124 @@ def test_a_root_agents_own_directory_goes_a_childs_documents_stay(world: World) 
     assert not world.agents.directory(parent).exists()
 
 
+# a new incarnation
+
+
+def dead(world: World, agent: Agent) -> Agent:
+    world.agents.update(agent, status=Status.DEAD, outcome="done", reason="exit:0", started=5.0)
+    return agent
+
+
+def test_a_reset_agent_is_new_with_its_configuration_and_task(world: World) -> None:
+    agent = world.agents.create(operator(1), "x")
+    world.agents.update(agent, exec="prog", env="A=1\n", restarts=3, bound_policy="")
+    for name in ("handoff.md", "input.jsonl", "result.md"):
+        world.agents.write_document(agent, name, name.encode())
+    new = world.agents.renew(dead(world, agent))
+    assert (new.status, new.outcome, new.reason, new.started) == (Status.NEW, "", "", 0.0)
+    assert (new.exec, new.env, new.owner, new.policy) == ("prog", "A=1\n", 1, agent.policy)
+    assert (new.restarts, new.bound_policy) == (0, None)
+    assert new.incarnation != agent.incarnation and new.wait_token != agent.wait_token
+    assert session_name(world, new) == "default.2"
+    assert world.agents.read_document(new, "handoff.md") == b"handoff.md"
+    assert world.agents.read_document(new, "input.jsonl") == b"input.jsonl"
+    assert world.agents.read_document(new, "result.md") == b""
+    assert world.agents.read_document(agent, "result.md") == b"result.md"
+    assert world.agents.named("x") is new and world.agents.get(agent.index) is None
+    recalled = world.agents.recall(agent.index)
+    assert recalled is not None and recalled.removed and recalled.archived
+    assert list(world.reopen()) == [new]
+
+
+def test_the_channel_of_a_reset_child_is_kept_beside_the_new_one(world: World) -> None:
+    parent = live_parent(world)
+    child = world.agents.create(inside(parent), "c")
+    below = world.live(world.agents.create(inside(world.live(child)), "below"))
+    dead(world, below)
+    new = world.agents.renew(dead(world, child))
+    assert dict(world.agents.channels(parent.session)) == {"c~1": child.index, "c": new.index}
+    assert world.agents.children(parent) == [new]
+    assert world.agents.named("below") is None, "it belonged to the earlier incarnation"
+    assert new.parent_session == parent.session
+
+
+@pytest.mark.parametrize("status", [s for s in Status if s is not Status.DEAD])
+def test_only_a_dead_agent_is_reset(world: World, status: Status) -> None:
+    agent = world.agents.create(operator(1), "x")
+    world.agents.update(agent, status=status)
+    with pytest.raises(WrongStateError):
+        world.agents.renew(agent)
+    assert list(world.agents) == [agent]
+
+
+def test_nothing_is_reset_below_what_is_not_live(world: World) -> None:
+    parent = live_parent(world)
+    child = dead(world, world.agents.create(inside(parent), "c"))
+    world.agents.update(parent, status=Status.STOPPING)
+    with pytest.raises(WrongStateError, match='"p" is stopping'):
+        world.agents.renew(child)
+    world.agents.update(child, life="detached")
+    world.agents.update(parent, status=Status.DEAD)
+    world.agents.remove(parent)
+    with pytest.raises(WrongStateError, match="was removed"):
+        world.agents.renew(child)
+
+
+def test_a_reset_that_cannot_be_kept_changes_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(agent: Agent) -> int:
+        raise NoSpaceError("the disk is full")
+
+    agent = dead(world, world.agents.create(operator(1), "x"))
+    directories = os.listdir(world.state / "agent")
+    with monkeypatch.context() as patch, pytest.raises(NoSpaceError):
+        patch.setattr(world.store, "insert_agent", refuse)
+        world.agents.renew(agent)
+    assert list(world.agents) == [agent] and world.agents.named("x") is agent
+    assert os.listdir(world.state / "agent") == directories
+    assert world.agents.renew(agent).status is Status.NEW
+
+
+def test_resets_are_counted_as_sessions(tmp_path: Path) -> None:
+    with world_in(tmp_path, incarnations=2) as world:
+        agent = world.agents.create(operator(1), "x")
+        agent = world.agents.renew(dead(world, agent))
+        with pytest.raises(QuotaError, match="2 sessions"):
+            world.agents.renew(dead(world, agent))
+
+
+def test_a_removed_session_takes_what_was_archived_with_it(world: World) -> None:
+    agent = dead(world, world.agents.create(operator(1), "x"))
+    world.agents.renew(agent)
+    assert world.agents.document(agent, "artifact").is_dir()
+    session = world.agents.session(agent.session)
+    assert session is not None
+    world.agents.remove_session(session)
+    assert not world.agents.directory(agent).exists()
+
+
+# detached
+
+
+def test_a_detached_child_is_bound_by_what_its_parent_had(world: World) -> None:
+    parent = live_parent(world)
+    child = world.agents.create(inside(parent), "c")
+    world.agents.update(
+        child,
+        life="detached",
+        policy="allow c_t model:* use\nallow c_t network:default connect\n",
+        mount="/own /m rw\n",
+        bound_policy="allow c_t model:a* use\n",
+        bound_mount="/p /x ro\n",
+    )
+    assert [(r.cls, r.object) for r in world.agents.effective_policy(child)] == [("model", "a*")]
+    assert [m.target for m in world.agents.effective_mounts(child)] == ["/x", "/m"]
+    assert world.agents.descendants(parent) == []
+    assert world.agents.ancestors(child) == []
+    assert world.agents.node_path(child) == "user-1000/agent-c"
+
+
 # the end
 
 

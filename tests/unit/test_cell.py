@@ -245,7 +245,7 @@ def test_operators_mounts_are_staged_with_the_creators_rights(world: World, agen
     )
     found = plan(world, agent)
     assert found.steps[0].endswith("/stage")
-    assert found.steps[1:4] == (FD["extra"], "--", "setpriv")
+    assert found.steps[1:5] == (FD["extra"], "-", "--", "setpriv")
     assert strings(found.stage) == [
         *("/run/c/stage", "1000", "1000", "9", "/var/lib/c:/run/c"),
         *("r", "/tree", "r", "/work", "r", "/a", "sdx", "/b"),
@@ -360,3 +360,51 @@ def test_a_parents_cell_comes_last_and_stays_open(world: World, child: Agent) ->
         os.fstat(held)
     finally:
         os.close(held)
+
+
+# a detached child
+
+
+@pytest.fixture
+def detached(world: World, child: Agent) -> Agent:
+    world.agents.update(child, life="detached", profile="public_named")
+    return child
+
+
+def test_a_detached_childs_view_is_its_parents_but_not_inside_its_cell(
+    world: World, detached: Agent
+) -> None:
+    world.agents.update(detached, mount="/inner /m ro\n")
+    found = plan(world, detached)
+    assert found.steps[0].endswith("/stage")
+    assert found.steps[2] != "-", "the parent's cell is handed on"
+    assert found.steps[4] == "setpriv", "and nothing enters it"
+    assert strings(found.stage)[5:] == ["r", "/", "r", "/inner"]
+    assert ("/run/c/stage/0", "/") in binds(found, "--bind")
+    assert ("/run/c/stage/1", "/m") in binds(found, "--ro-bind")
+    assert "/inner" not in found.view
+    assert "--unshare-net" in found.view
+
+
+def test_a_detached_childs_sources_are_opened_with_its_own_ids(
+    world: World, detached: Agent
+) -> None:
+    world.agents.update(detached, creator_uid=0, creator_gid=0, creator_groups=(0,))
+    ids = [str(detached.uid), str(detached.gid), ",".join(map(str, detached.groups))]
+    assert strings(plan(world, detached).stage)[1:4] == ids
+
+
+def test_what_the_parent_has_below_tmp_may_be_gone_when_a_detached_child_starts(
+    world: World, detached: Agent, agent: Agent
+) -> None:
+    world.agents.update(agent, mount="/a /tmp/a ro\n")
+    found = plan(world, detached)
+    assert strings(found.stage)[5:] == ["r", "/", "rt", "/tmp/a"]
+    assert ("/run/c/stage/1", "/tmp/a") in binds(found, "--bind-try")
+
+
+def test_a_detached_child_inherits_no_workspace(
+    world: World, detached: Agent, agent: Agent
+) -> None:
+    world.agents.update(agent, workspace="explicit_root:/work")
+    assert spec(plan(world, detached))[0] == HOME

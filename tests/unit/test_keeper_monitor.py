@@ -66,8 +66,7 @@ class Run:
     def __init__(self, base: Path) -> None:
         self.directory = base / "agent"
         self.directory.mkdir()
-        self.record_path = self.directory / "record-r1"
-        self.record_path.touch()
+        self.record_path = base / "record"
         cgroup = own_cgroup()
         assert cgroup is not None
         self.cgroup = cgroup
@@ -105,7 +104,8 @@ class Run:
         try:
             starter = subprocess.run(
                 [
-                    *(str(native("monitor")), str(self.directory), "r1", str(log_max)),
+                    *(str(native("monitor")), str(self.record_path), str(self.directory)),
+                    str(log_max),
                     *(str(self.lifeline), str(self.cgroup), str(leaf or self.cgroup)),
                     *(str(os.getuid()), str(memory), "--"),
                     *(steps or [*BWRAP, *VIEW, "--", *keeper]),
@@ -504,4 +504,11 @@ def test_the_agents_program_cannot_end_its_keeper(run: Run) -> None:
 def test_the_monitor_explains_how_it_is_called() -> None:
     found = subprocess.run([native("monitor"), "x"], capture_output=True, check=False)
     assert found.returncode == 2
-    assert found.stderr.startswith(b"usage: monitor DIRECTORY RUN LOG_MAX")
+    assert found.stderr.startswith(b"usage: monitor RECORD DIRECTORY LOG_MAX")
+
+
+def test_a_run_is_started_once(run: Run) -> None:
+    run.record_path.write_text("monitor 1\n")
+    assert run.start(script="exit 0") == 1
+    assert run.lines == ["monitor 1"]
+    run.monitor = None

@@ -1,0 +1,70 @@
+"""Named places at which the daemon can be made to die, to show that it may.
+
+``CTXD_CRASH_AT=NAME`` or ``NAME:COUNT`` in the daemon's environment kills it with
+SIGKILL when it is there (for the COUNTth time). Without it nothing happens.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Final
+
+from runtime.errors import StartupError
+
+POINTS: Final = (
+    "create.documents",
+    "create.inserted",
+    "create.announced",
+    "write.committed",
+    "outbox.appended",
+    "start.committed",
+    "start.planned",
+    "start.launched",
+    "start.running",
+    "finish.conversation",
+    "finish.recorded",
+    "finish.removed",
+    "finish.released",
+    "cancel.marked",
+    "cancel.thawed",
+    "cancel.signalled",
+    "cancel.killed",
+    "pause.committed",
+    "pause.frozen",
+    "resume.committed",
+    "restart.recorded",
+    "restart.due",
+    "reset.committed",
+    "remove.committed",
+    "remove.forgotten",
+    "adopt.followed",
+    "adopt.lost",
+    "adopt.ended",
+    "adopt.cleaned",
+)
+_VARIABLE: Final = "CTXD_CRASH_AT"
+
+_wanted = ""
+_left = 0
+
+
+def arm() -> None:
+    """Reads the environment, once, at start; ``StartupError`` for a name that is none."""
+    global _wanted, _left
+    name, _, count = os.environ.get(_VARIABLE, "").partition(":")
+    if name and name not in POINTS:
+        raise StartupError(f"{_VARIABLE}: {name!r} is none of: {', '.join(POINTS)}")
+    if count and not (count.isascii() and count.isdigit() and int(count)):
+        raise StartupError(f"{_VARIABLE}: {count!r} is no count")
+    _wanted, _left = name, int(count or 1)
+
+
+def reach(name: str) -> None:
+    """The daemon is at this place."""
+    global _left
+    if name != _wanted:
+        return
+    _left -= 1
+    if not _left:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,190 @@
+"""Ending an agent and all that it owns, in the order of ABI section 13."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from typing import Final
+
+import trio
+
+from runtime import crashpoints, output
+from runtime.agents import Agents, Change
+from runtime.cgroups import Cgroup
+from runtime.following import Followed, Following
+from runtime.inotify import Changes, Watcher
+from runtime.lifecycle import Event, Status, move
+from runtime.model import Agent, Outcome
+from runtime.sockets import Sockets
+
+log = logging.getLogger("ctxd.ending")
+
+#: SIGKILL is given this long before an agent is recorded as unkillable
+_KILL_SECONDS: Final = 10.0
+_SETTLE_SECONDS: Final = 10.0
+#: what forks faster than so many looks at its processes meets ``cgroup.kill``
+_LOOKS: Final = 6
+
+
+class Ender:
+    """Leads ends until the processes are gone; recording them is the recorder's."""
+
+    def __init__(
+        self,
+        *,
+        agents: Agents,
+        watcher: Watcher,
+        sockets: Sockets,
+        followed: Followed,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._agents = agents
+        self._watcher = watcher
+        self._sockets = sockets
+        self._followed = followed
+        self._nursery = nursery
+
+    def end(self, agent: Agent, outcome: Outcome, reason: str) -> None:
+        """Begins the end of a live agent and of everything it owns.
+
+        The cause of one that is ending already stays what it was.
+        """
+        if agent.status in (Status.STOPPING, Status.DEAD):
+            return
+        move(agent.status, Event.ENDING)
+        change = Change()
+        self._mark(change, agent, (outcome.value, reason))
+        cancelled = []
+        members = self._agents.descendants(agent)
+        for member in members:
+            if member.status is Status.NEW:
+                self._agents.record_end(change, member, Outcome.CANCELLED, "parent_dead")
+                cancelled.append(member)
+            elif member.status is not Status.STOPPING and member.live:
+                self._mark(change, member, (Outcome.CANCELLED.value, "parent_dead"))
+        self._agents.note(change)
+        crashpoints.reach("cancel.marked")
+        for member in cancelled:
+            self._agents.waits.release(member.wait_token)
+        for member in (agent, *members):
+            self._sockets.refuse(member)
+            following = self._followed.get(member.index)
+            if following is not None:
+                following.changes.notify()
+        self.lead(agent)
+
+    @staticmethod
+    def _mark(change: Change, agent: Agent, cause: tuple[str, str]) -> None:
+        change.set(agent, status=Status.STOPPING, cause=cause)
+        change.event(agent.session, "agent.status", agent.name, status="stopping", reason=cause[1])
+
+    def lead(self, top: Agent) -> None:
+        """Goes on with an end that is begun, down to the last process."""
+        following = self._followed.get(top.index)
+        if following is not None:
+            self._nursery.start_soon(self._terminate, top, following)
+
+    def kill(self, agent: Agent) -> None:
+        """SIGKILL to the subtree of an ending agent, whatever is left of the grace."""
+        following = self._followed.get(agent.index)
+        if following is not None:
+            self._nursery.start_soon(self._kill, agent, following)
+
+    async def _kill(self, agent: Agent, following: Following) -> None:
+        with guarded(agent):
+            # What is being started escapes a kill that comes before it.
+            with trio.move_on_after(_SETTLE_SECONDS):
+                await following.wait_settled(self._watcher)
+            following.node.kill()
+
+    async def _terminate(self, top: Agent, following: Following) -> None:
+        with guarded(top):
+            await self._end_processes(top, following)
+
+    async def _end_processes(self, top: Agent, following: Following) -> None:
+        """Steps 4 to 6: SIGTERM to all, one grace period, then ``cgroup.kill``."""
+        node = following.node
+        members = [following]
+        for member in self._agents.descendants(top):
+            if (below := self._followed.get(member.index)) is not None:
+                members.append(below)
+        with trio.move_on_after(_SETTLE_SECONDS):
+            for each in members:
+                await each.wait_settled(self._watcher)
+        for each in members:
+            each.node.freeze(False)
+            each.leaf.freeze(False)
+        crashpoints.reach("cancel.thawed")
+        _signal_all(members)
+        crashpoints.reach("cancel.signalled")
+        with trio.move_on_after(self._agents.grace(top)):
+            await self._wait_empty(node)
+        if node.populated():
+            with contextlib.suppress(OSError):
+                directory = self._agents.directory(top) / "log"
+                output.append_line(directory, "the grace period is over: SIGKILL")
+            node.kill()
+            crashpoints.reach("cancel.killed")
+            with trio.move_on_after(_KILL_SECONDS):
+                await self._wait_empty(node)
+            for each in members:
+                if each.node.populated():
+                    each.unkillable = True
+                    each.changes.notify()
+
+    async def _wait_empty(self, node: Cgroup) -> None:
+        changes = Changes()
+        try:
+            with self._watcher.watching(node.path / "cgroup.events", changes):
+                while node.populated():
+                    await changes.wait_changed()
+        except FileNotFoundError:
+            return
+
+
+def _signal_all(members: Iterable[Following]) -> None:
+    """SIGTERM, and SIGCONT so that a stopped process sees it.
+
+    Not to the cells' own PID 1 and the steps that led there: those end with
+    their cell. A pid may be another process's by the time it is used; the
+    process that a pidfd holds is the one that is meant if its pid is still in
+    the cgroup after it was opened. So everything is looked at twice, and again
+    while new processes turn up.
+    """
+    members = list(members)
+    held: dict[int, int] = {}
+    done: set[int] = set()
+    with ExitStack() as stack:
+        for each in members:
+            done |= each.spared()
+        for _ in range(_LOOKS):
+            found = False
+            for each in members:
+                for pid in each.leaf.processes():
+                    if pid in done:
+                        continue
+                    if pid in held:
+                        done.add(pid)
+                        for number in (signal.SIGTERM, signal.SIGCONT):
+                            with contextlib.suppress(ProcessLookupError):
+                                signal.pidfd_send_signal(held[pid], number)
+                        continue
+                    with contextlib.suppress(OSError):
+                        held[pid] = os.pidfd_open(pid)
+                        stack.callback(os.close, held[pid])
+                        found = True
+            if not found:
+                return
+
+
+@contextlib.contextmanager
+def guarded(agent: Agent) -> Iterator[None]:
+    """A bug in the care of one agent ends neither the daemon nor the care of others."""
+    try:
+        yield
+    except Exception:
+        log.exception("%s: a bug in ctxfs", agent.name)

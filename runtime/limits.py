@@ -1,0 +1,63 @@
+"""Resource limits and use of an agent's subtree, in the files of its cgroup (cgroups(7))."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from runtime.cgroups import Cgroup, Hierarchy
+from runtime.errors import UnsupportedError
+
+_CPU_PERIOD: Final = 100_000
+
+
+def apply_limits(hierarchy: Hierarchy, node: Cgroup, limits: dict[str, str]) -> None:
+    """Writes ``memory.max``, ``pids.max`` and ``cpu.max`` to a cgroup, if it is there.
+
+    Other keys are not the kernel's. ``UnsupportedError`` where the machine lacks
+    the controller.
+    """
+    for key, value in limits.items():
+        controller, _, rest = key.partition(".")
+        if not rest:
+            continue
+        if controller not in hierarchy.controllers:
+            raise UnsupportedError(
+                f"{key}: the {controller} controller is not available in cgroup v2 here; "
+                "boot with systemd.unified_cgroup_hierarchy=1 (see ctx doctor)"
+            )
+        if node.exists():
+            node.write(key, _cpu_max(value) if key == "cpu.max" else value)
+
+
+def spent(node: Cgroup) -> dict[str, int]:
+    """cpu_usec, and memory_peak where the kernel counts it, in microseconds and bytes."""
+    found = {
+        "cpu_usec": node.keys("cpu.stat").get("usage_usec"),
+        "memory_peak": node.number("memory.peak"),
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def in_use(node: Cgroup) -> dict[str, int]:
+    """``spent``, with memory_current in bytes and the number of processes now."""
+    processes = node.processes()
+    current = node.number("memory.current")
+    return {
+        **spent(node),
+        "memory_current": sum(map(_resident, processes)) if current is None else current,
+        "processes": len(processes),
+    }
+
+
+def _cpu_max(value: str) -> str:
+    """``cpu.max`` as cgroups take it: a quota and a period in microseconds."""
+    return value if " " in value else f"{value} {_CPU_PERIOD}"
+
+
+def _resident(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
