@@ -122,6 +122,7 @@ class Agents:
     ) -> None:
         self.config = config
         self.state = state
+        self._base = state / "agent"
         self.waits = waits
         self.trash = trash
         self.watching: list[Watching] = []
@@ -201,10 +202,7 @@ class Agents:
         parent = self._agents.get(agent.parent)
         if parent is None:
             raise WrongStateError(f"the parent of {quote(agent.name)} was removed")
-        if not parent.live or parent.status is Status.STOPPING:
-            raise WrongStateError(
-                f"the parent {quote(parent.name)} is {parent.status}: nothing starts below it"
-            )
+        _check_accepts(parent)
         return parent
 
     def ancestors(self, agent: Agent) -> list[Agent]:
@@ -243,10 +241,10 @@ class Agents:
 
     def directory(self, agent: Agent) -> Path:
         """The incarnation's own directory: records, output, documents."""
-        return self.state / "agent" / agent.incarnation
+        return self._base / agent.incarnation
 
     def document(self, agent: Agent, name: str) -> Path:
-        return self.directory(agent) / "doc" / name
+        return self._base / f"{agent.incarnation}/doc/{name}"
 
     def session_path(self, session: Session) -> str:
         """Relative to the state directory."""
@@ -459,7 +457,7 @@ class Agents:
         if not caller.known:
             raise DeniedError("the calling process could not be identified")
         parent = self.get(caller.agent) if caller.agent is not None else None
-        if caller.agent is not None and (parent is None or not parent.live):
+        if caller.agent is not None and (parent is None or not parent.accepts_children):
             raise WrongStateError("the calling agent is ending: it cannot make agents any more")
         owner = parent.owner if parent is not None else caller.uid
         holder = self._store.name_owner(name)
@@ -706,8 +704,7 @@ class Agents:
         else:
             if parent.index == agent.index or parent in self.descendants(agent):
                 raise MalformedError(f"{quote(parent.name)} cannot be its own ancestor")
-            if not parent.live:
-                raise WrongStateError(f"{quote(parent.name)} is {parent.status}: not live")
+            _check_accepts(parent)
             values = self._child_values(agent, parent)
             values["exec"] = agent.exec or parent.exec
         change = Change()
@@ -864,6 +861,14 @@ class Agents:
         """Replaces a document as a whole; readers see the old or the new one."""
         replace_file(self.document(agent, name), data)
         self._tell_agent(agent.index, (name,))
+
+
+def _check_accepts(parent: Agent) -> None:
+    if not parent.accepts_children:
+        raise WrongStateError(
+            f"the parent {quote(parent.name)} is {parent.status}: nothing is made "
+            "or started below it"
+        )
 
 
 def replace_file(path: Path, data: bytes) -> None:

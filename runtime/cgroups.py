@@ -21,10 +21,12 @@ CONTROLLERS: Final = ("memory", "pids", "cpu")
 class Cgroup:
     """One directory of the hierarchy."""
 
-    __slots__ = ("path",)
+    __slots__ = ("_text", "path")
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # ends of large trees are a matter of microseconds for each file
+        self._text = str(path)
 
     def __repr__(self) -> str:
         return f"Cgroup({str(self.path)!r})"
@@ -38,14 +40,16 @@ class Cgroup:
     def read(self, file: str) -> str | None:
         """The file's text; None if the cgroup, or the controller's file, is not there."""
         try:
-            fd = os.open(f"{self.path}/{file}", os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(f"{self._text}/{file}", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         try:
-            parts = []
-            while part := os.read(fd, 65536):
-                parts.append(part)
-            return b"".join(parts).decode()
+            # one page holds all but long lists of processes
+            data = part = os.read(fd, 65536)
+            while len(part) >= 4096:
+                part = os.read(fd, 65536)
+                data += part
+            return data.decode()
         except OSError as error:
             if error.errno == errno.ENODEV:
                 return None
@@ -55,7 +59,7 @@ class Cgroup:
 
     def write(self, file: str, text: str) -> None:
         # os.write, because a buffered file reports the kernel's refusal at close
-        fd = os.open(f"{self.path}/{file}", os.O_WRONLY | os.O_CLOEXEC)
+        fd = os.open(f"{self._text}/{file}", os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(fd, text.encode())
         finally:
@@ -104,9 +108,9 @@ class Cgroup:
         """The cgroups directly below; none if it is gone."""
         try:
             # "." and the entry above: without more links there is nothing to list
-            if os.stat(self.path).st_nlink <= 2:
+            if os.stat(self._text).st_nlink <= 2:
                 return []
-            return [Cgroup(Path(e.path)) for e in os.scandir(self.path) if e.is_dir()]
+            return [Cgroup(Path(e.path)) for e in os.scandir(self._text) if e.is_dir()]
         except FileNotFoundError:
             return []
 
@@ -125,10 +129,16 @@ class Cgroup:
 
     def remove(self) -> bool:
         """rmdir(2) of this cgroup and those below; False if a process is left in one."""
-        for below in self.children():
-            below.remove()
+        removed = self._rmdir()
+        if not removed and (below := self.children()):
+            for each in below:
+                each.remove()
+            removed = self._rmdir()
+        return removed
+
+    def _rmdir(self) -> bool:
         try:
-            os.rmdir(self.path)
+            os.rmdir(self._text)
         except FileNotFoundError:
             return True
         except OSError as error:

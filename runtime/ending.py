@@ -114,7 +114,8 @@ class Ender:
                 members.append(below)
         with trio.move_on_after(_SETTLE_SECONDS):
             for each in members:
-                await each.wait_settled(self._watcher)
+                if not each.settled:
+                    await each.wait_settled(self._watcher)
         for each in members:
             each.node.freeze(False)
             each.leaf.freeze(False)

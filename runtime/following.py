@@ -25,6 +25,9 @@ class Following:
         self.monitored = False
         self.monitor_gone = False
         self.unkillable = False
+        #: known to have begun or failed; before that SIGTERM cannot reach the program
+        self.settled = False
+        self._spared: set[int] | None = None
         #: somebody wants it dead, so that it is not started again
         self.given_up = False
         #: set when the end of the run is recorded, or nobody follows it any more
@@ -35,11 +38,23 @@ class Following:
 
     def spared(self) -> set[int]:
         """Pids of the cell's own PID 1 and of the steps that led there."""
-        record = self.record()
-        return {record.chain, record.keeper, _parent_pid(record.keeper)}
+        if self._spared is None:
+            record = self.record()
+            found = {record.chain, record.keeper, _parent_pid(record.keeper)}
+            if not self.settled:
+                return found
+            self._spared = found
+        return self._spared
+
+    def note_settled(self) -> None:
+        """The program began: what surrounds it stays as it is until the end."""
+        self.settled = True
+        self.spared()
 
     async def wait_settled(self, watcher: Watcher) -> None:
         """Until it is known whether the program began: only then can SIGTERM reach it."""
+        if self.settled:
+            return
         await self.launched.wait()
         if not self.monitored or self.over.is_set():
             return

@@ -119,6 +119,11 @@ class Agent:
         return self.status in LIVE
 
     @property
+    def accepts_children(self) -> bool:
+        """Whether something may be made or started below it."""
+        return self.live and self.status is not Status.STOPPING
+
+    @property
     def private(self) -> bool:
         return self.profile == Profile.PRIVATE_CHILD
 

@@ -71,10 +71,14 @@ class Output:
 
 def append_line(directory: Path, text: str) -> None:
     """One line of the runtime's own at the end of a ``log``."""
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    names = sorted(name for name in os.listdir(directory) if name.isdigit())
-    path = directory / (names[-1] if names else f"{0:020d}")
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        directory.mkdir(parents=True, mode=0o700)
+        names = []
+    last = max((name for name in names if name.isdigit()), default=f"{0:020d}")
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    fd = os.open(f"{directory}/{last}", flags, 0o600)
     try:
         os.write(fd, f"ctxfs: {text}\n".encode())
     finally:

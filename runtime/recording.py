@@ -167,6 +167,7 @@ class Recorder:
 
     def _let_go(self, agent: Agent, following: Following) -> None:
         """Of what a recorded run leaves: its cgroup, its record, who waits for it."""
+        following.leaf.remove()
         if not following.unkillable and not following.node.remove():
             log.warning("%s: the cgroup %s could not be removed", agent.name, following.node.path)
         crashpoints.reach("finish.removed")

@@ -380,6 +380,8 @@ class Supervisor:
         if agent.status is Status.STOPPING:
             return
         record = following.record()
+        if record.started and not following.settled:
+            following.note_settled()
         if agent.status is Status.STARTING and record.started:
             to = move(agent.status, Event.RUNNING)
             change = Change()

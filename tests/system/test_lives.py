@@ -65,9 +65,11 @@ def test_a_paused_subtree_is_frozen_and_goes_on(daemon: Daemon) -> None:
 
 @pytest.mark.parametrize("verb", ["stop", "kill"])
 def test_what_is_paused_is_ended_like_anything_else(daemon: Daemon, verb: str) -> None:
-    boss = busy(daemon, "boss", "sh -c 'trap \"echo term; exit 0\" TERM; while :; do :; done'")
-    kid = child_of(daemon, "boss", "kid", "sh -c 'trap \"echo term\" TERM; sleep 1000 & wait'")
-    wait_status(kid, "busy")
+    program = "sh -c 'trap \"echo term; exit 0\" TERM; echo up; while :; do sleep 0.05; done'"
+    boss = busy(daemon, "boss", program)
+    kid = child_of(daemon, "boss", "kid", program)
+    wait_until(lambda: read(boss, "out") == read(kid, "out") == "up\n",
+               "they are ready for SIGTERM")
     write(kid / "ctl", "pause")
     write(boss / "ctl", "pause")
     write(boss / "ctl", verb)
@@ -75,7 +77,7 @@ def test_what_is_paused_is_ended_like_anything_else(daemon: Daemon, verb: str) -
     assert (read(boss, "outcome"), read(boss, "reason")) == ("cancelled\n", "operator_stop\n")
     assert read(kid, "reason") == "parent_dead\n"
     if verb == "stop":
-        assert read(boss, "out") == read(kid, "out") == "term\n"
+        assert read(boss, "out") == read(kid, "out") == "up\nterm\n"
 
 
 def test_nothing_starts_inside_what_is_frozen(daemon: Daemon) -> None:

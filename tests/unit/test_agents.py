@@ -723,7 +723,7 @@ def test_nobody_is_adopted_by_a_descendant(world: World) -> None:
 
 def test_who_does_not_live_adopts_nobody(world: World) -> None:
     parent = world.agents.create(operator(1), "p")
-    with pytest.raises(WrongStateError, match='"p" is new: not live'):
+    with pytest.raises(WrongStateError, match='"p" is new: nothing is made'):
         world.agents.adopt(world.agents.create(operator(1), "x"), parent)
 
 
