@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 
 import pytest
 
@@ -79,25 +80,44 @@ def test_ends_and_output_without_a_daemon_are_recorded_after(daemon: Daemon) -> 
     assert types.count("run.end") == types.count("agent.stop") == 1
 
 
-def test_parent_and_daemon_killed_the_descendants_end_without_a_daemon(daemon: Daemon) -> None:
-    inner = "sh -c 'trap \"echo term; exit 0\" TERM; while :; do sleep 0.05; done'"
-    script = (
-        "cd $CTX_ROOT/agent; mkdir kid.d; cat > kid.d/exec; echo start > kid.d/ctl; sleep 1000"
-    )
-    parent = daemon.run("boss", f"sh -c '{script}'", inner + "\n")
-    kid = daemon.agent_dir("kid")
-    wait_until(kid.exists, "the child is made")
-    wait_status(kid, "busy")
-    pids = [int(read(directory, "pid")) for directory in (parent, kid)]
+@pytest.mark.parametrize("deaf", [False, True])
+def test_parent_and_daemon_killed_the_descendants_end_without_a_daemon(
+    daemon: Daemon, deaf: bool
+) -> None:
+    """Three levels below: SIGTERM to each, one grace period, then nothing is left."""
+    act = "echo term" if deaf else "echo term; exit"
+    program = f"sh -c 'trap \"{act}\" TERM; echo up; while :; do sleep 0.05; done'"
+    agents = [daemon.run("boss", "sleep 1000", limits="grace=1s")]
+    for name, owner in (("l1", "boss"), ("l2", "l1"), ("l3", "l2")):
+        agents.append(daemon.run(name, program, parent=f"agent:{owner}", limits="grace=1h"))
+        wait_until(lambda: read(agents[-1], "out") == "up\n", "its trap is set")
+    pids = [int(read(directory, "pid")) for directory in agents]
+    begun = time.monotonic()
     daemon.kill()
     end_process(pids[0])
-    wait_until(lambda: not any(alive(p) for p in pids), "all end with no daemon alive", 10)
+    nodes = daemon.cgroup.child("user-0")
+    wait_until(lambda: not nodes.populated(), "all end with no daemon alive", 6)
+    lasted = time.monotonic() - begun
+    assert not any(alive(pid) for pid in pids)
+    assert (lasted >= 1) == deaf, f"{lasted} s: no grace, or more than was needed"
     daemon.start()
-    for directory in (parent, kid):
+    boss, *below = agents
+    for directory in agents:
         wait_dead(directory)
-    assert read(parent, "reason") == "signal:9\n"
-    assert read(kid, "reason") == "parent_dead\n"
-    assert read(kid, "out") == "term\n"
+    assert (read(boss, "outcome"), read(boss, "reason")) == ("error\n", "signal:9\n")
+    for above, directory in zip(agents, below, strict=False):
+        name = directory.name.removesuffix(".d")
+        assert (read(directory, "outcome"), read(directory, "reason")) == (
+            "cancelled\n",
+            "parent_dead\n",
+        )
+        assert "term" in read(directory, "out")
+        assert read(above / "session" / "context" / "child" / name, "status") == "cancelled\n"
+        events = daemon.events(above.name.removesuffix(".d"))
+        cancels = [e["child"] for e in events if e["type"] == "agent.child.cancel"]
+        assert cancels == [name]
+        kinds = [e["type"] for e in daemon.events(name)]
+        assert kinds.count("run.end") == kinds.count("agent.stop") == 1
 
 
 @pytest.mark.parametrize("verb", ["start", "stop", "kill"])
