@@ -17,9 +17,8 @@ from ctxfs.files import session as session_files
 from ctxfs.nodes import Call, Node
 from ctxfs.reasons import Reasons
 from ctxfs.rows import Kind, Plane, Row, RowNode, Table, inode_number, split_inode
-from runtime.authority import policy
-from runtime.authority.identity import CONTROLLERS, NOBODY, OPERATORS, PARTIES, Caller, Role
-from runtime.cell import working_directory
+from runtime.authority.identity import CONTROLLERS, INSIDERS, NOBODY, OPERATORS, Caller, Role
+from runtime.cell import working_directory, workspace
 from runtime.errors import (
     DeniedError,
     ForbiddenError,
@@ -219,7 +218,7 @@ class Filesystem:
         """Whether the caller may know of the agent."""
         if not agent.private:
             return True
-        return bool(self.runtime.agents.identity.roles(call.caller, agent) & PARTIES)
+        return bool(self.runtime.agents.identity.roles(call.caller, agent) & INSIDERS)
 
     def describe(self, node: RowNode) -> str:
         """Where a row is, for reasons."""
@@ -312,13 +311,17 @@ class Filesystem:
     def working_directory(self, agent: Agent) -> str:
         return working_directory(self.runtime.agents, agent)
 
+    def workspace(self, agent: Agent) -> str | None:
+        """The workspace in force, None if there is none."""
+        return workspace(self.runtime.agents, agent)
+
     # documents
 
     def artifacts(self, agent: Agent) -> Node:
         """``artifact/``, one directory under both of its names."""
 
         def may_read(caller: Caller) -> None:
-            if not self.runtime.agents.identity.roles(caller, agent) & PARTIES:
+            if not self.runtime.agents.identity.roles(caller, agent) & INSIDERS:
                 raise DeniedError("these artifacts are not yours to read")
 
         def may_write(caller: Caller) -> None:
@@ -355,7 +358,7 @@ class Filesystem:
             return agents.identity.roles(caller, agent) if agent is not None else Role.NONE
 
         def may_read(caller: Caller) -> None:
-            if not roles(caller) & (OPERATORS | Role.SELF):
+            if not roles(caller) & (OPERATORS | Role.SELF | Role.SESSION_READER):
                 raise DeniedError("this session is not yours to read")
 
         def may_write(caller: Caller) -> None:
@@ -499,9 +502,7 @@ class Filesystem:
         def check(caller: Caller, perm: str) -> None:
             self._check_known(caller)
             agent = agents.get(caller.agent) if caller.agent is not None else None
-            if agent is not None and not policy.allows(
-                agents.effective_policy(agent), "shared", name, perm
-            ):
+            if agent is not None and not agents.authority.allows(agent, "shared", name, perm):
                 raise DeniedError(f"shared:{name} {perm} is not in the agent's effective policy")
 
         space = Space(

@@ -21,7 +21,7 @@ from typing import Final
 from ctxfs.files import agent, root, session
 from ctxfs.files.verbs import VERBS, Verb
 from ctxfs.rows import ANY_STATUS, Kind, Row, Table, statuses, writers
-from runtime.authority.identity import PARTIES, Role
+from runtime.authority.identity import INSIDERS, Role
 from runtime.authority.policy import PERMS
 from runtime.lifecycle import TABLE as MOVES
 from runtime.lifecycle import Event, Status
@@ -86,7 +86,7 @@ def _facts(row: Row) -> Iterator[str]:
         yield f"Default: {row.default}."
     elif row.write and row.kind is Kind.FILE and (row.document or staged):
         yield "Default: empty."
-    if not row.public and row.read != PARTIES:
+    if not row.public and row.read != INSIDERS:
         yield f"Read by {_roles(row.read)}."
     if row.public:
         yield "Public."

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ctxfs.caching import FOREVER
 from ctxfs.handles import ControlHandle, RowHandle
 from ctxfs.nodes import Attributes, Call, Changes, Handle, Node
-from runtime.authority.identity import PARTIES, Caller, Role
+from runtime.authority.identity import INSIDERS, Caller, Role
 from runtime.errors import (
     CtxError,
     DeniedError,
@@ -82,7 +82,7 @@ class Row:
     default: str = ""
     within: str = ""
     public: bool = False
-    read: Role = PARTIES
+    read: Role = INSIDERS
     write: Role = Role.NONE
     when: frozenset[Status] = ANY_STATUS
     render: Render | None = None
@@ -334,6 +334,9 @@ _WHO: Final = (
     (Role.CREATOR, "its creator"),
     (Role.OPERATOR, "operators"),
     (Role.SELF, "the agent itself"),
+    (Role.STARTER, "agents with policy start"),
+    (Role.STOPPER, "agents with policy stop"),
+    (Role.WRITER, "agents with policy write"),
 )
 
 

@@ -20,7 +20,8 @@ from typing import Any, Final, Protocol
 import trio
 
 from runtime import crashpoints
-from runtime.authority import mounts, policy
+from runtime.authority import policy
+from runtime.authority.attenuation import POLICY_FIELDS, Authority
 from runtime.authority.identity import Caller, Identity, supplementary_groups
 from runtime.cgroups import Hierarchy
 from runtime.config import Config
@@ -127,6 +128,7 @@ class Agents:
         self.trash = trash
         self.watching: list[Watching] = []
         self.identity = Identity(self, hierarchy)
+        self.authority = Authority(self)
         self._hierarchy = hierarchy
         self._store = store
         self._history = history
@@ -262,22 +264,6 @@ class Agents:
 
     # derived values
 
-    def effective_policy(self, agent: Agent) -> tuple[policy.Rule, ...]:
-        own = policy.parse(agent.policy, agent.label)
-        if agent.bound_policy is not None:
-            return policy.effective(own, policy.parse(agent.bound_policy, agent.label))
-        parent = self.parent_of(agent)
-        if parent is None:
-            return own
-        return policy.effective(own, policy.as_bound(self.effective_policy(parent)))
-
-    def effective_mounts(self, agent: Agent) -> tuple[mounts.Mount, ...]:
-        own = mounts.parse(agent.mount)
-        if agent.bound_mount is not None:
-            return mounts.effective(mounts.parse(agent.bound_mount), own)
-        parent = self.parent_of(agent)
-        return mounts.effective(self.effective_mounts(parent) if parent is not None else (), own)
-
     def grace(self, agent: Agent) -> float:
         """Seconds between SIGTERM and SIGKILL."""
         text = agent.limits.get("grace")
@@ -290,13 +276,6 @@ class Agents:
     def log_max(self, agent: Agent) -> int:
         text = agent.limits.get("log_max")
         return parse_size(text) if text else self.config.log_max
-
-    def families(self, agent: Agent) -> tuple[str, ...]:
-        explicit = agent.private and any(
-            r.kind == "allow" and r.cls == "agent" and r.perm == "create"
-            for r in policy.parse(agent.policy, agent.label)
-        )
-        return (*agent.families, "agent_creation") if explicit else agent.families
 
     def depth(self, agent: Agent) -> int:
         parent = self.parent_of(agent)
@@ -327,6 +306,7 @@ class Agents:
             for agent, values in change.agents:
                 for name, value in values.items():
                     setattr(agent, name, value)
+                self.authority.forget()
                 self._tell_agent(agent.index, values)
 
     def _commit_late(self) -> None:
@@ -384,6 +364,8 @@ class Agents:
         for agent, values in merged.values():
             for name, value in values.items():
                 setattr(agent, name, value)
+            if not POLICY_FIELDS.isdisjoint(values):
+                self.authority.forget()
         crashpoints.reach("write.committed")
         self._undelivered += posted
         self.deliver()
@@ -459,6 +441,10 @@ class Agents:
         parent = self.get(caller.agent) if caller.agent is not None else None
         if caller.agent is not None and (parent is None or not parent.accepts_children):
             raise WrongStateError("the calling agent is ending: it cannot make agents any more")
+        if parent is not None and not self.authority.allows(parent, "agent", name, "create"):
+            raise DeniedError(
+                f"agent:{name} create is not in the effective policy of {quote(parent.name)}"
+            )
         owner = parent.owner if parent is not None else caller.uid
         holder = self._store.name_owner(name)
         is_root = caller.uid == 0 and caller.agent is None
@@ -536,9 +522,12 @@ class Agents:
             "uid": parent.uid,
             "gid": parent.gid,
             "groups": parent.groups,
-            "policy": policy.default_child(self.effective_policy(parent), agent.label),
+            "policy": policy.default_child(
+                self.authority.effective_policy(parent), agent.label
+            ),
             "exec": agent.exec or parent.exec,
             "restart": "no",
+            "policy_of_root": (),
         }
 
     def _prepare(self, agent: Agent) -> None:
@@ -578,6 +567,7 @@ class Agents:
         self._store.put_agent(agent.index, agent.dump())
 
     def _register(self, agent: Agent) -> None:
+        self.authority.forget()
         self._agents[agent.index] = agent
         self._by_name[agent.name] = agent
         if agent.parent is not None:
@@ -697,6 +687,7 @@ class Agents:
                 "life": "detached",
                 "profile": Profile.PUBLIC_NAMED.value,
                 "policy": policy.default_root(self.config.policy, label),
+                "policy_of_root": (),
                 "creator_uid": agent.uid,
                 "creator_gid": agent.gid,
                 "creator_groups": agent.groups,
@@ -763,6 +754,7 @@ class Agents:
             self._forget(member)
 
     def _forget(self, agent: Agent) -> None:
+        self.authority.forget()
         del self._agents[agent.index]
         del self._by_name[agent.name]
         self._children.pop(agent.index, None)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from runtime.agents import Agents
-from runtime.authority import mounts, policy
+from runtime.authority import mounts
 from runtime.errors import MalformedError
 from runtime.model import Agent
 from runtime.names import parse_env_line, split_command
@@ -129,19 +129,22 @@ def environment(agents: Agents, agent: Agent, places: Places) -> dict[str, str]:
     return values
 
 
-def working_directory(agents: Agents, agent: Agent) -> str:
-    """``cwd``, else the workspace in force, else the home.
-
-    A detached child inherits mounts, but no workspace.
-    """
-    if agent.cwd:
-        return agent.cwd
+def workspace(agents: Agents, agent: Agent) -> str | None:
+    """The workspace in force: the agent's own, or the nearest that it inherits."""
     for node in (agent, *reversed(agents.ancestors(agent))):
         if node.workspace.startswith("explicit_root:"):
             return node.workspace.removeprefix("explicit_root:")
         if node.workspace != "inherit":
             break
-    return HOME
+    return None
+
+
+def working_directory(agents: Agents, agent: Agent) -> str:
+    """``cwd``, else the workspace in force, else the home.
+
+    A detached child inherits mounts, but no workspace.
+    """
+    return agent.cwd or workspace(agents, agent) or HOME
 
 
 def program(agent: Agent) -> list[str]:
@@ -215,7 +218,7 @@ def _inside(path: str, directories: Iterable[str]) -> bool:
 
 def network_allowed(agents: Agents, agent: Agent) -> bool:
     """Whether the effective policy opens the host's network."""
-    return policy.allows(agents.effective_policy(agent), "network", "default", "connect")
+    return agents.authority.allows(agent, "network", "default", "connect")
 
 
 def plan(agents: Agents, agent: Agent, places: Places, *, hidden: dict[str, str]) -> Plan:
@@ -283,7 +286,10 @@ def plan(agents: Agents, agent: Agent, places: Places, *, hidden: dict[str, str]
         drop += ["--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all"]
         steps = drop + steps
     else:
-        ids = [str(agent.uid), str(agent.gid), groups or "-"]
+        # what the parent may hand on without having it is the host's, not of its cell
+        above = parent is not None and network_allowed(agents, parent)
+        network = "host" if network_allowed(agents, agent) and not above else "cell"
+        ids = [str(agent.uid), str(agent.gid), groups or "-", network]
         steps = [str(places.program("enter")), str(_FIRST_EXTRA_FD), *ids, "--", *steps]
     stage = b""
     if staged:
@@ -299,7 +305,7 @@ def _kept_mounts(agents: Agents, agent: Agent, fresh: list[str]) -> Iterator[mou
     parent = agents.parent_of(agent)
     if parent is None:
         return
-    for mount in agents.effective_mounts(parent):
+    for mount in agents.authority.effective_mounts(parent):
         if mount.mode != "hide" and _inside(mount.target, fresh):
             yield mounts.Mount(mount.target, mount.target, mount.mode, mount.options)
     for owner in agents.ancestors(agent):

@@ -73,6 +73,8 @@ class Agent:
     profile: str = Profile.PUBLIC_NAMED
     label: str = ""
     policy: str = ""
+    #: the rules of it that uid 0 wrote: they reach the agents of others, too
+    policy_of_root: tuple[str, ...] = ()
     mount: str = ""
     root: str = ""
     iso: str = "sandbox"
@@ -150,7 +152,7 @@ class Agent:
         known = {f.name for f in fields(cls)}
         kept = {key: value for key, value in values.items() if key in known}
         kept["status"] = Status(kept["status"])
-        for name in ("groups", "creator_groups"):
+        for name in ("groups", "creator_groups", "policy_of_root"):
             kept[name] = tuple(kept.get(name, ()))
         if kept.get("cause") is not None:
             kept["cause"] = tuple(kept["cause"])

@@ -19,7 +19,8 @@ from typing import Any, Final
 import trio
 
 from runtime.agents import Agents
-from runtime.authority.identity import CONTROLLERS, PARTIES, Caller, Role
+from runtime.authority import policy
+from runtime.authority.identity import CONTROLLERS, INSIDERS, OPERATORS, PARTIES, Caller, Role
 from runtime.binder import Binder
 from runtime.budget import Budget
 from runtime.cell import Places
@@ -317,7 +318,7 @@ class Sockets:
                 raise DeniedError("ctxd.sock answers operators only; an agent has its own socket")
             return
         roles = self._agents.identity.roles(caller, agent)
-        if not roles or (agent.private and not roles & PARTIES):
+        if not roles or (agent.private and not roles & INSIDERS):
             raise DeniedError(f"the agent {quote(agent.name)} is private: its socket is not yours")
 
     async def _answer(
@@ -385,8 +386,16 @@ class Sockets:
             await connection.send({"type": "status", **self._status()})
         elif name == "tool":
             raise UnsupportedError("this version has no tools")
+        elif name == "why":
+            subject = self._agents.named(str(request.get("agent")))
+            if subject is None or not (
+                self._agents.identity.roles(connection.caller, subject) & OPERATORS
+            ):
+                name = quote(str(request.get("agent")))
+                raise MissingError(f"{name} is no agent that you are an operator of")
+            await connection.send(self._explain(subject, request))
         else:
-            raise MalformedError(f"{quote(str(name))} is none of: ping, status, tool")
+            raise MalformedError(f"{quote(str(name))} is none of: ping, status, tool, why")
 
     # operations
 
@@ -462,6 +471,19 @@ class Sockets:
         raise UnsupportedError("this version has no tools")
 
 
+    async def _why(
+        self, server: Server, agent: Agent, connection: Connection, request: dict[str, Any]
+    ) -> None:
+        """Which line of whose policy allows something, or what is missing."""
+        await connection.send(self._explain(agent, request))
+
+    def _explain(self, agent: Agent, request: dict[str, Any]) -> dict[str, Any]:
+        perm, target = str(request.get("verb")), str(request.get("object"))
+        cls, name = policy.parse_question(perm, target)
+        allowed, lines = self._agents.authority.explain(agent, cls, name, perm)
+        return {"type": "why", "agent": agent.name, "allowed": allowed, "lines": lines}
+
+
 def _event_number(line: bytes) -> int:
     match = re.match(rb'\{"id":"e([0-9]+)"', line)
     return int(match[1]) if match else 0
@@ -483,7 +505,7 @@ async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:
     scope.cancel()
 
 
-_READERS: Final = Role.OPERATOR | Role.ROOT | Role.SELF
+_READERS: Final = OPERATORS | Role.SELF | Role.SESSION_READER
 
 OPERATIONS: Final[dict[str, Operation]] = {
     operation.name: operation
@@ -494,5 +516,6 @@ OPERATIONS: Final[dict[str, Operation]] = {
         Operation("send", Role.ANYONE, Sockets._send),
         Operation("cancel", CONTROLLERS, Sockets._cancel),
         Operation("tool", Role.SELF, Sockets._tool),
+        Operation("why", PARTIES, Sockets._why),
     )
 }

@@ -149,7 +149,7 @@ class Starter:
                 if parent is not None:
                     groups = ",".join(map(str, agent.groups)) or "-"
                     step = [str(self._places.program("enter")), str(fds[0])]
-                    step += [str(agent.uid), str(agent.gid), groups, "--"]
+                    step += [str(agent.uid), str(agent.gid), groups, "cell", "--"]
                 else:
                     # what a mount line gives is reached as its creator reaches it
                     uid, gid = agent.uid, agent.gid

@@ -100,6 +100,7 @@ class Supervisor:
                     raise WrongStateError(
                         f"{quote(owner.name)}, which it would run in, is paused: resume it first"
                     )
+        self._agents.authority.check_start(agent)
         cell.program(agent)
         if agent.workspace == "worktree":
             raise UnsupportedError("workspace=worktree is not supported by this version")
@@ -108,8 +109,8 @@ class Supervisor:
         change.set(agent, status=to.status)
         if parent is not None and not agent.owned:
             # from here on it has what its parent has now, whatever becomes of that
-            bound = self._agents.effective_policy(parent)
-            table = self._agents.effective_mounts(parent)
+            bound = self._agents.authority.effective_policy(parent)
+            table = self._agents.authority.effective_mounts(parent)
             change.set(
                 agent,
                 bound_policy=policy.render(policy.as_bound(bound), agent.label),

@@ -130,9 +130,12 @@ def _parse_life(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
     if life == "detached" and agent.parent is not None and caller.agent is not None:
         agents = fs.runtime.agents
         maker = agents.get(caller.agent)
-        rules = agents.effective_policy(maker) if maker is not None else ()
-        if not policy.allows(rules, "agent", agent.name, "detach"):
+        if maker is None or not agents.authority.allows(maker, "agent", agent.name, "detach"):
             raise DeniedError(f"agent:{agent.name} detach is not in your effective policy")
+        if "authority_expansion" not in agents.authority.families(maker):
+            raise DeniedError(
+                f"{quote(maker.name)} is a {maker.profile}, which lacks authority_expansion"
+            )
     return life
 
 
@@ -159,7 +162,7 @@ def _set_profile(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> Non
 
 
 def _families(fs: Filesystem, agent: Agent, caller: Caller) -> str:
-    on = fs.runtime.agents.families(agent)
+    on = fs.runtime.agents.authority.families(agent)
     return "".join(f"{family}\n" for family in FAMILIES if family in on)
 
 
@@ -234,6 +237,7 @@ def _set_label(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
 
 def _check_policy(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
     wanted = policy.parse(text, agent.label, may_delegate=caller.agent is None)
+    fs.runtime.agents.authority.check_policy(agent, wanted)
     if agent.status is not Status.NEW:
         present = policy.parse(agent.policy, agent.label)
         for rule in wanted:
@@ -246,19 +250,50 @@ def _check_policy(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> No
 
 def _set_policy(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
     _check_policy(fs, agent, caller, text)
+    rules = policy.parse(text, agent.label)
+    fs.runtime.agents.authority.check_network(agent, rules)
+    keys = {rule.key for rule in rules}
+    # whoever else writes the text anew keeps of root's lines what he leaves in
+    by_root = caller.agent is None and caller.uid == 0
+    kept = keys if by_root else keys & set(agent.policy_of_root)
     if text and not text.endswith("\n"):
         text += "\n"
-    fs.runtime.agents.update(agent, policy=text)
+    fs.runtime.agents.update(agent, policy=text, policy_of_root=tuple(sorted(kept)))
 
 
 def _policy_effective(fs: Filesystem, agent: Agent, caller: Caller) -> str:
-    return policy.render(fs.runtime.agents.effective_policy(agent), agent.label)
+    return policy.render(fs.runtime.agents.authority.effective_policy(agent), agent.label)
 
 
 def _check_mount_line(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
     mount = mounts.parse_line(line)
-    if mount is not None and mount.mode != "hide":
+    if mount is not None:
+        _check_mounts(fs, agent, caller, (mount,))
+
+
+def _check_mounts(
+    fs: Filesystem, agent: Agent, caller: Caller, table: tuple[mounts.Mount, ...]
+) -> None:
+    for mount in table:
+        if mount.mode == "hide":
+            continue
         _check_source(fs, mount.source)
+        _check_expansion(fs, caller, f"mount source {quote(mount.source)}", mount.source)
+    fs.runtime.agents.authority.check_mounts(agent, table)
+
+
+def _check_expansion(fs: Filesystem, caller: Caller, what: str, path: str) -> None:
+    """A private child hands on its own workspace, and nothing beside it."""
+    agents = fs.runtime.agents
+    maker = agents.get(caller.agent) if caller.agent is not None else None
+    if maker is None or "authority_expansion" in agents.authority.families(maker):
+        return
+    root = fs.workspace(maker)
+    if root is None or not (path == root or path.startswith(root.rstrip("/") + "/")):
+        raise DeniedError(
+            f"{what} is outside of the workspace of {quote(maker.name)}, whose profile "
+            f"{maker.profile} lacks authority_expansion"
+        )
 
 
 def _check_source(fs: Filesystem, source: str) -> None:
@@ -274,9 +309,9 @@ def _check_source(fs: Filesystem, source: str) -> None:
 
 
 def _set_mount(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
-    for mount in mounts.parse(text):
-        if mount.mode != "hide":
-            _check_source(fs, mount.source)
+    table = mounts.parse(text)
+    _check_mounts(fs, agent, caller, table)
+    for mount in table:
         if "noexec" in mount.options and agent.parent is not None:
             raise UnsupportedError("noexec: not supported in a child's table by this version")
     if text and not text.endswith("\n"):
@@ -285,7 +320,7 @@ def _set_mount(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
 
 
 def _mount_effective(fs: Filesystem, agent: Agent, caller: Caller) -> str:
-    return mounts.render(fs.runtime.agents.effective_mounts(agent))
+    return mounts.render(fs.runtime.agents.authority.effective_mounts(agent))
 
 
 def _parse_path(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
@@ -312,6 +347,7 @@ def _parse_workspace(fs: Filesystem, agent: Agent, caller: Caller, line: str) ->
         path = names.check_absolute(line.removeprefix("explicit_root:"))
         if path == "/":
             raise MalformedError("explicit_root:/ would be the whole view; name a directory in it")
+        _check_expansion(fs, caller, f"explicit_root:{path}", path)
         return line
     raise MalformedError(f"{quote(line)} is none of: inherit, worktree, explicit_root:/PATH")
 
@@ -356,8 +392,7 @@ def _parse_context(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> s
 def _parse_model(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
     if len(line) > 256 or not line.isprintable():
         raise MalformedError(f"{quote(line)} is no model id: printable, at most 256 characters")
-    effective = fs.runtime.agents.effective_policy(agent)
-    if line and not policy.allows(effective, "model", line, "use"):
+    if line and not fs.runtime.agents.authority.allows(agent, "model", line, "use"):
         raise DeniedError(f"model:{line} use is not in the agent's effective policy")
     return line
 
@@ -563,7 +598,7 @@ ROWS: Final = (
     # the three names in /ctx/agent, then self
     Row(name=".d", within="agent", kind=Kind.DIRECTORY, mode=0o755, public=True,
         receive=_receive),
-    Row(name="", within="agent", mode=0o555, public=True, read=PARTIES,
+    Row(name="", within="agent", mode=0o555, public=True,
         render=lambda fs, agent, caller: fs.client_program),
     Row(name=".sock", within="agent", kind=Kind.SOCKET, mode=0o666, public=True),
     Row(name="self", within="self", kind=Kind.LINK, mode=0o777, public=True,
@@ -659,19 +694,22 @@ ROWS: Final = (
     Row(name="log", volatile=True, opener=_open_output("log"), size=_output_size("log"),
         doc="standard error, and lines of the runtime"),
     Row(name="error", render=_error, volatile=True, doc="the last rejection, with its time"),
-    Row(name="ctl", mode=0o666, write=PARTIES, opener=_open_verbs, commit=act,
+    Row(name="ctl", mode=0o666, write=PARTIES | Role.STARTER | Role.STOPPER,
+        opener=_open_verbs, commit=act,
         render=describe_verbs, doc="takes verbs, one a line; reading lists them"),
     Row(name="wait", public=True, kind=Kind.LINK, mode=0o777, depends=("wait_token",),
         target=lambda fs, agent: str(fs.runtime.agents.waits.path(agent.wait_token)),
         doc="reading it blocks until the agent is dead"),
-    Row(name="inbox", mode=0o222, read=Role.NONE, write=CONTROLLERS, opener=_open_inbox,
-        doc="one message per flush; not of a once agent"),
+    Row(name="inbox", mode=0o222, read=Role.NONE, write=CONTROLLERS | Role.WRITER,
+        delegated=True, opener=_open_inbox, doc="one message per flush; not of a once agent"),
     Row(name="queue", polled=True, render=lambda fs, agent, caller: "",
         doc="pending messages, a JSON line each"),
-    Row(name="handoff.md", mode=0o644, write=CONTROLLERS, when=NEW, document=True, delegated=True,
+    Row(name="handoff.md", mode=0o644, read=PARTIES, write=CONTROLLERS, when=NEW,
+        document=True, delegated=True,
         opener=open_document("handoff.md"), size=document_size("handoff.md"),
         mtime=document_time("handoff.md"), doc="the delegated task; the program's standard input"),
-    Row(name="input.jsonl", mode=0o644, write=CONTROLLERS, when=NEW, document=True, delegated=True,
+    Row(name="input.jsonl", mode=0o644, read=PARTIES, write=CONTROLLERS, when=NEW,
+        document=True, delegated=True,
         render=staged("input.jsonl"), check=check_input,
         commit=set_document("input.jsonl", check_input), mtime=document_time("input.jsonl"),
         doc="references to its inputs, a JSON object a line"),

@@ -12,7 +12,7 @@ from ctxfs.handles import HistoryHandle
 from ctxfs.nodes import Call, Handle, Node
 from ctxfs.rows import Kind, Plane, Render, Row, RowNode, Table
 from runtime.agents import Change
-from runtime.authority.identity import PARTIES, Caller, Role
+from runtime.authority.identity import OPERATORS, Caller, Role
 from runtime.errors import DeniedError, MalformedError
 from runtime.lifecycle import Status
 from runtime.model import Agent, Session
@@ -21,7 +21,7 @@ from runtime.names import dump_json, parse_json_object, quote, timestamp
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem
 
-_READERS: Final = Role.OPERATOR | Role.ROOT | Role.SELF
+_READERS: Final = OPERATORS | Role.SELF | Role.SESSION_READER
 _ROLES: Final = ("user", "assistant", "system")
 #: documents that a child's directory and its parent's channel show as one
 DOCUMENTS: Final = ("handoff.md", "input.jsonl", "result.md", "refs.jsonl", "artifact")
@@ -211,11 +211,11 @@ def _channel_session(fs: Filesystem, child: Agent, caller: Caller) -> str:
 
 
 CHANNEL_ROWS: Final = (
-    Row(name="", within="channel", kind=Kind.DIRECTORY, mode=0o755, read=PARTIES),
-    Row(name="agent", doc="name of the child", read=PARTIES,
+    Row(name="", within="channel", kind=Kind.DIRECTORY, mode=0o755),
+    Row(name="agent", doc="name of the child",
         render=lambda fs, child, caller: child.name + "\n"),
-    Row(name="session", doc="the child's session", read=PARTIES, render=_channel_session),
-    Row(name="status", doc="pending active done error cancelled", read=PARTIES,
+    Row(name="session", doc="the child's session", render=_channel_session),
+    Row(name="status", doc="pending active done error cancelled",
         render=lambda fs, child, caller: channel_status(child) + "\n",
         depends=("outcome", "status")),
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from runtime.authority.identity import CONTROLLERS, PARTIES, Caller, Role
+from runtime.authority.identity import CONTROLLERS, Caller, Role
 from runtime.errors import DeniedError, MalformedError, UnsupportedError, WrongStateError
 from runtime.lifecycle import Event, Status, move
 from runtime.model import Agent
@@ -75,17 +75,22 @@ def _session(fs: Filesystem, agent: Agent, caller: Caller, words: list[str]) -> 
     raise UnsupportedError("session is not supported by this version")
 
 
+#: by policy, an agent that may start may let go on, one that may stop may hold up
+_STARTERS: Final = CONTROLLERS | Role.STARTER
+_STOPPERS: Final = CONTROLLERS | Role.STOPPER
+
 VERBS: Final = {
     verb.name: verb
     for verb in (
-        Verb("start", "start", "begin a run", CONTROLLERS, (0, 0), _start),
-        Verb("stop", "stop", "cancel: SIGTERM, grace, SIGKILL", PARTIES, (0, 0), _stop),
-        Verb("kill", "kill", "cancel without grace", CONTROLLERS, (0, 0), _kill),
-        Verb("pause", "pause", "freeze it and all below", CONTROLLERS, (0, 0), _pause),
-        Verb("resume", "resume", "go on", CONTROLLERS, (0, 0), _resume),
-        Verb("abort", "abort [RUN]", "end the current run", CONTROLLERS, (0, 1),
+        Verb("start", "start", "begin a run", _STARTERS, (0, 0), _start),
+        Verb("stop", "stop", "cancel: SIGTERM, grace, SIGKILL", _STOPPERS | Role.SELF,
+             (0, 0), _stop),
+        Verb("kill", "kill", "cancel without grace", _STOPPERS, (0, 0), _kill),
+        Verb("pause", "pause", "freeze it and all below", _STOPPERS, (0, 0), _pause),
+        Verb("resume", "resume", "go on", _STARTERS, (0, 0), _resume),
+        Verb("abort", "abort [RUN]", "end the current run", _STOPPERS, (0, 1),
              _later(Event.ABORT)),
-        Verb("reset", "reset", "make a dead agent new", CONTROLLERS, (0, 0), _reset),
+        Verb("reset", "reset", "make a dead agent new", _STARTERS, (0, 0), _reset),
         Verb("session", "session NAME", "switch or make a session", CONTROLLERS, (1, 1), _session),
     )
 }

@@ -32,6 +32,13 @@ class Role(Flag):
     CREATOR = auto()
     #: the agent itself
     SELF = auto()
+    #: an agent whose policy says read, start, stop or write on it
+    READER = auto()
+    STARTER = auto()
+    STOPPER = auto()
+    WRITER = auto()
+    #: an agent whose policy opens its sessions
+    SESSION_READER = auto()
     #: everybody, strangers included
     ANYONE = auto()
 
@@ -39,6 +46,15 @@ class Role(Flag):
 OPERATORS: Final = Role.OPERATOR | Role.ROOT
 CONTROLLERS: Final = OPERATORS | Role.CREATOR
 PARTIES: Final = CONTROLLERS | Role.SELF
+#: who sees a private agent, and the configuration of any
+INSIDERS: Final = PARTIES | Role.READER
+_BY_POLICY: Final = (
+    ("agent", "read", Role.READER),
+    ("agent", "start", Role.STARTER),
+    ("agent", "stop", Role.STOPPER),
+    ("agent", "write", Role.WRITER),
+    ("session", "read", Role.SESSION_READER),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +150,12 @@ class Identity:
             return Role.NONE
         if caller.agent == agent.index:
             return Role.SELF | Role.ANYONE
+        roles = Role.ANYONE
         if agent.parent == caller.agent:
-            return Role.CREATOR | Role.ANYONE
-        return Role.ANYONE
+            roles |= Role.CREATOR
+        actor = self._agents.get(caller.agent)
+        if actor is not None:
+            for cls, perm, role in _BY_POLICY:
+                if self._agents.authority.reaches(actor, agent, cls, perm):
+                    roles |= role
+        return roles

@@ -11,6 +11,7 @@ from runtime.names import check_absolute, quote
 
 MODES: Final = ("ro", "rw", "hide")
 OPTIONS: Final = ("bind", "rbind", "nosuid", "nodev", "noexec")
+RESTRICTIONS: Final = ("nosuid", "nodev", "noexec")
 _OWN: Final = ("/proc", "/dev")
 
 
@@ -82,9 +83,51 @@ def parse(text: str) -> tuple[Mount, ...]:
     return tuple(mounts)
 
 
+def covering(table: Iterable[Mount], path: str) -> Mount | None:
+    """The line that decides about a path: the last whose target it is, or is below."""
+    found = None
+    for mount in table:
+        if path == mount.target or path.startswith(mount.target.rstrip("/") + "/"):
+            found = mount
+    return found
+
+
+def excess(own: Mount, above: Iterable[Mount], base: Iterable[str]) -> str:
+    """What a child's line wants more than its parent has; empty if nothing.
+
+    ``above`` is the parent's effective table, ``base`` the read-only entries of
+    its base view. What neither knows is left to the sandbox, which is made
+    inside the parent's and can name no more.
+    """
+    if own.mode == "hide":
+        return ""
+    cover = covering(above, own.source)
+    if cover is not None and cover.mode == "hide":
+        return "it is hidden there"
+    if own.mode == "rw":
+        if cover is not None and cover.mode == "ro":
+            return "it is read-only there"
+        if cover is None and any(own.source == b or own.source.startswith(b + "/") for b in base):
+            return "it is read-only there"
+    return ""
+
+
 def effective(parent: Iterable[Mount], own: Iterable[Mount]) -> tuple[Mount, ...]:
-    """The table in force: the parent's, then the agent's own on top."""
-    return (*parent, *own)
+    """The table in force: the parent's, then the agent's own within it.
+
+    A line's source is a path in the parent's view: what is read-only there stays
+    so, and restrictive options stick.
+    """
+    above = tuple(parent)
+    return (*above, *(_within(mount, covering(above, mount.source)) for mount in own))
+
+
+def _within(own: Mount, cover: Mount | None) -> Mount:
+    if own.mode == "hide" or cover is None:
+        return own
+    mode = "ro" if cover.mode == "ro" else own.mode
+    kept = tuple(o for o in cover.options if o in RESTRICTIONS and o not in own.options)
+    return Mount(own.source, own.target, mode, (*own.options, *kept))
 
 
 def render(mounts: Iterable[Mount]) -> str:

@@ -36,6 +36,11 @@ class Rule:
     object: str
     perm: str
 
+    @property
+    def key(self) -> str:
+        """The rule in words, without its subject."""
+        return f"{self.kind} {self.cls}:{self.object} {self.perm}"
+
     def matches(self, name: str) -> bool:
         if self.object.endswith("*"):
             return name.startswith(self.object[:-1])
@@ -75,6 +80,20 @@ def _parse_line(line: str, label: str, may_delegate: bool) -> tuple[Rule, ...]:
                 f"{quote(perm)} is no permission on {cls}, which has: {', '.join(PERMS[cls])}"
             )
     return tuple(Rule(kind, cls, name, perm) for perm in wanted)
+
+
+def parse_question(perm: str, target: str) -> tuple[str, str]:
+    """(class, name) of an object such as ``agent:coder``; ``MalformedError``."""
+    cls, separator, name = target.partition(":")
+    if not separator or cls not in PERMS:
+        raise MalformedError(f"{quote(target)} is no CLASS:NAME with a class of {', '.join(PERMS)}")
+    if not name or not _OBJECT.fullmatch(name):
+        raise MalformedError(f"{quote(target)}: the object is no name")
+    if perm not in PERMS[cls]:
+        raise MalformedError(
+            f"{quote(perm)} is no permission on {cls}, which has: {', '.join(PERMS[cls])}"
+        )
+    return cls, name
 
 
 def parse(text: str, label: str, *, may_delegate: bool = True) -> tuple[Rule, ...]:
@@ -157,6 +176,22 @@ def effective(own: tuple[Rule, ...], parent: tuple[Rule, ...] | None) -> tuple[R
     if parent is None:
         return own
     return tuple(dict.fromkeys(_intersections(own, parent)))
+
+
+def uncovered(rules: Iterable[Rule], bound: tuple[Rule, ...]) -> Rule | None:
+    """The first rule that no single one of ``bound`` covers."""
+    return next((r for r in rules if not any(b.covers(r) for b in bound)), None)
+
+
+def find_line(
+    text: str, label: str, kinds: tuple[str, ...], cls: str, name: str, perm: str
+) -> tuple[int, str] | None:
+    """(number, line) of the first line of these kinds for ``perm`` on ``cls:name``."""
+    for number, line in enumerate(text.split("\n"), 1):
+        for rule in parse(line, label):
+            if rule.kind in kinds and (rule.cls, rule.perm) == (cls, perm) and rule.matches(name):
+                return number, " ".join(line.split())
+    return None
 
 
 def as_bound(rules: Iterable[Rule]) -> tuple[Rule, ...]:

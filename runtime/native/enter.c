@@ -1,11 +1,12 @@
 /*
  * enter: goes from the host into an agent's cell, with the agent's ids.
  *
- *     enter PIDFD UID GID GROUPS -- PROGRAM ARGUMENT...
+ *     enter PIDFD UID GID GROUPS NETWORK -- PROGRAM ARGUMENT...
  *
  * PIDFD refers to the cell's keeper, so that all its namespaces are joined at
  * once and a reused pid cannot lead elsewhere (setns(2)). GROUPS are separated
- * by commas, "-" for none; nsenter(1) would drop them. PROGRAM is found in the
+ * by commas, "-" for none; nsenter(1) would drop them. NETWORK is "cell", or
+ * "host" to stay in the host's network namespace. PROGRAM is found in the
  * cell's view and runs with nothing but what the agent there has.
  */
 #define _GNU_SOURCE
@@ -36,10 +37,12 @@ int main(int argc, char **argv)
 	uid_t uid;
 	pid_t child;
 
-	if (argc < 7 || strcmp(argv[5], "--")) {
-		fputs("usage: enter PIDFD UID GID GROUPS -- PROGRAM ARGUMENT...\n", stderr);
+	if (argc < 8 || strcmp(argv[6], "--")) {
+		fputs("usage: enter PIDFD UID GID GROUPS NETWORK -- PROGRAM ARGUMENT...\n", stderr);
 		return 2;
 	}
+	if (!strcmp(argv[5], "host"))
+		flags &= ~CLONE_NEWNET;
 	pidfd = atoi(argv[1]);
 	uid = (uid_t)atol(argv[2]);
 	gid = (gid_t)atol(argv[3]);
@@ -63,8 +66,8 @@ int main(int argc, char **argv)
 		 * root is not mapped; the exec of an ordinary user's program does. */
 		if (setresgid(gid, gid, gid) < 0 || setresuid(uid, uid, uid) < 0)
 			die("setresuid");
-		execvp(argv[6], argv + 6);
-		die(argv[6]);
+		execvp(argv[7], argv + 7);
+		die(argv[7]);
 	}
 	while (waitpid(child, &status, 0) < 0 && errno == EINTR)
 		;

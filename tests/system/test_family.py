@@ -23,8 +23,10 @@ def _script(*lines: str) -> str:
     return "sh -c " + shlex.quote("set -e; cd $CTX_ROOT/agent; " + "; ".join(lines))
 
 
-def _child(name: str, command: str, handoff: str = "") -> list[str]:
+def _child(name: str, command: str, handoff: str = "", *, may_create: bool = False) -> list[str]:
     lines = [f"mkdir {name}.d", f"printf '%s\\n' {shlex.quote(command)} > {name}.d/exec"]
+    if may_create:  # by default a child makes no agents
+        lines.append(f"echo 'allow {name}_t agent:* create' >> {name}.d/policy")
     if handoff:
         lines.append(f"printf '%s\\n' {shlex.quote(handoff)} > {name}.d/handoff.md")
     return [*lines, f"echo start > {name}.d/ctl"]
@@ -79,7 +81,7 @@ def test_what_the_parent_has_below_tmp_is_seen_by_the_child(daemon: Daemon) -> N
 def test_children_end_with_a_killed_parent_three_levels_deep(daemon: Daemon) -> None:
     bottom = "sh -c 'trap \"echo term; exit 0\" TERM; while :; do sleep 0.05; done'"
     inner = _script(*_child("l3", bottom), "sleep 1000")
-    middle = _script(*_child("l2", inner), "sleep 1000")
+    middle = _script(*_child("l2", inner, may_create=True), "sleep 1000")
     top = daemon.run("l1", middle)
     directories = [daemon.agent_dir(name) for name in ("l1", "l2", "l3")]
     for directory in directories:
@@ -175,7 +177,7 @@ def test_depth_and_number_of_children_are_limited() -> None:
 
     with daemon_of(config="depth: 2\nchildren: 1\n") as daemon:
         deep = _script("mkdir l3.d || cat $CTX_ROOT/error")
-        lines = [*_child("l2", deep), "cat l2.d/wait", "mkdir other.d || cat $CTX_ROOT/error"]
+        lines = [*_child("l2", deep, may_create=True), "cat l2.d/wait", "mkdir other.d || cat $CTX_ROOT/error"]
         agent = daemon.finish("l1", _script(*lines))
         assert "EDQUOT agent/l3.d" in read(daemon.agent_dir("l2"), "out")
         assert "EDQUOT agent/other.d" in read(agent, "out")

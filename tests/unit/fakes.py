@@ -98,6 +98,12 @@ class World:
         self.agents.update(agent, status=status, cgroup=self.agents.node_path(agent))
         return agent
 
+    def may_create(self, agent: Agent) -> Agent:
+        """A live agent whose policy lets it make agents; a child's does not by default."""
+        text = f"allow {agent.label} agent:* create\n"
+        self.agents.update(agent, policy=agent.policy + text)
+        return agent
+
     def lines(self, agent: Agent, file: str = "events.jsonl") -> list[str]:
         session = self.agents.session(agent.session)
         assert session is not None

@@ -91,14 +91,14 @@ def test_an_agents_agent_is_its_child_with_a_childs_defaults(world: World) -> No
     assert child.policy == "allow c_t model:* use\nallow c_t tool:* execute\n"
     assert (child.parent_session, child.channel) == (parent.session, "c")
     assert world.agents.children(parent) == [child]
-    assert "agent_creation" not in world.agents.families(child)
+    assert "agent_creation" not in world.agents.authority.families(child)
 
 
 def test_a_private_child_may_make_agents_by_an_explicit_line_only(world: World) -> None:
     child = world.agents.create(inside(live_parent(world)), "c")
     world.agents.update(child, policy="allow c_t agent:x create\n")
-    assert "agent_creation" in world.agents.families(child)
-    assert "authority_expansion" not in world.agents.families(child)
+    assert "agent_creation" in world.agents.authority.families(child)
+    assert "authority_expansion" not in world.agents.authority.families(child)
 
 
 @pytest.mark.parametrize("name", ["current", "a/b", "", "x.sock", "a\n"])
@@ -159,7 +159,7 @@ def test_a_removed_child_makes_room(tmp_path: Path) -> None:
 def test_agents_are_so_many_levels_deep(tmp_path: Path) -> None:
     with world_in(tmp_path, depth=2) as world:
         parent = live_parent(world)
-        child = world.live(world.agents.create(inside(parent), "a"))
+        child = world.may_create(world.live(world.agents.create(inside(parent), "a")))
         with pytest.raises(QuotaError, match="3 levels deep"):
             world.agents.create(inside(child), "b")
 
@@ -348,7 +348,7 @@ def test_a_reset_agent_is_new_with_its_configuration_and_task(world: World) -> N
 def test_the_channel_of_a_reset_child_is_kept_beside_the_new_one(world: World) -> None:
     parent = live_parent(world)
     child = world.agents.create(inside(parent), "c")
-    below = world.live(world.agents.create(inside(world.live(child)), "below"))
+    below = world.live(world.agents.create(inside(world.may_create(world.live(child))), "below"))
     dead(world, below)
     new = world.agents.renew(dead(world, child))
     assert dict(world.agents.channels(parent.session)) == {"c~1": child.index, "c": new.index}
@@ -427,8 +427,9 @@ def test_a_detached_child_is_bound_by_what_its_parent_had(world: World) -> None:
         bound_policy="allow c_t model:a* use\n",
         bound_mount="/p /x ro\n",
     )
-    assert [(r.cls, r.object) for r in world.agents.effective_policy(child)] == [("model", "a*")]
-    assert [m.target for m in world.agents.effective_mounts(child)] == ["/x", "/m"]
+    rules = world.agents.authority.effective_policy(child)
+    assert [(r.cls, r.object) for r in rules] == [("model", "a*")]
+    assert [m.target for m in world.agents.authority.effective_mounts(child)] == ["/x", "/m"]
     assert world.agents.descendants(parent) == []
     assert world.agents.ancestors(child) == []
     assert world.agents.node_path(child) == "user-1000/agent-c"
@@ -778,7 +779,7 @@ def test_a_cgroup_of_an_agent_that_does_not_run_is_nobodys(world: World) -> None
 
 def test_descendants_are_the_owned_ones_parents_first(world: World) -> None:
     parent = live_parent(world)
-    one = world.live(world.agents.create(inside(parent), "a"))
+    one = world.may_create(world.live(world.agents.create(inside(parent), "a")))
     two = world.live(world.agents.create(inside(one), "b"))
     free = world.live(world.agents.create(inside(parent), "d"))
     world.agents.update(free, life="detached")
@@ -789,7 +790,7 @@ def test_a_childs_policy_is_bound_by_its_parents_as_it_is_now(world: World) -> N
     parent = live_parent(world)
     child = world.agents.create(inside(parent), "c")
     world.agents.update(parent, policy="allow p_t tool:Agent* execute\n")
-    rules = world.agents.effective_policy(child)
+    rules = world.agents.authority.effective_policy(child)
     assert [(r.cls, r.object, r.perm) for r in rules] == [("tool", "Agent*", "execute")]
 
 
@@ -798,8 +799,8 @@ def test_what_a_parent_only_delegates_its_child_may(world: World) -> None:
     child = world.agents.create(inside(parent), "c")
     world.agents.update(parent, policy="delegate p_t network:default connect\n")
     world.agents.update(child, policy="allow c_t network:default connect\n")
-    assert [r.kind for r in world.agents.effective_policy(parent)] == ["delegate"]
-    assert [r.kind for r in world.agents.effective_policy(child)] == ["allow"]
+    assert [r.kind for r in world.agents.authority.effective_policy(parent)] == ["delegate"]
+    assert [r.kind for r in world.agents.authority.effective_policy(child)] == ["allow"]
 
 
 def test_limits_are_the_agents_else_the_configured(tmp_path: Path) -> None:

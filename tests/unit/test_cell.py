@@ -183,8 +183,8 @@ def test_without_groups_it_keeps_none(world: World, agent: Agent) -> None:
 def test_a_childs_steps_enter_its_parents_cell_with_its_ids(world: World, child: Agent) -> None:
     steps = plan(world, child).steps
     assert steps[0].endswith("/enter")
-    assert steps[1:6] == (FD["extra"], "1000", "1000", "5,6", "--")
-    assert steps[6] == "bwrap"
+    assert steps[1:6] == (FD["extra"], "1000", "1000", "5,6", "cell")
+    assert steps[6:8] == ("--", "bwrap")
     assert "setpriv" not in steps
 
 
@@ -360,6 +360,15 @@ def test_a_parents_cell_comes_last_and_stays_open(world: World, child: Agent) ->
         os.fstat(held)
     finally:
         os.close(held)
+
+
+def test_a_delegated_network_is_the_hosts(world: World, agent: Agent, child: Agent) -> None:
+    """The parent has none to enter."""
+    world.agents.update(agent, policy="delegate x_t network:default connect\n")
+    world.agents.update(child, policy=f"allow {child.label} network:default connect\n")
+    found = plan(world, child)
+    assert found.steps[5] == "host"
+    assert "--unshare-net" not in found.view
 
 
 # a detached child

@@ -172,9 +172,12 @@ def test_roles_outside_every_agent(
 
 
 def test_roles_inside_agents(world: World, agent: Agent) -> None:
-    child = world.live(world.agents.create(inside(agent), "c"))
+    child = world.may_create(world.live(world.agents.create(inside(agent), "c")))
     grandchild = world.live(world.agents.create(inside(child), "g"))
+    world.agents.update(agent, policy="")
+    world.agents.update(child, policy="")
     other = world.live(world.agents.create(operator(1000), "o"))
+    world.agents.update(other, policy="")
     assert roles(world, inside(agent), agent) == Role.SELF | Role.ANYONE
     assert roles(world, inside(agent), child) == Role.CREATOR | Role.ANYONE
     assert roles(world, inside(agent), grandchild) == Role.ANYONE
@@ -182,9 +185,38 @@ def test_roles_inside_agents(world: World, agent: Agent) -> None:
     assert roles(world, inside(other), agent) == Role.ANYONE
 
 
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("agent:x read", Role.READER),
+        ("agent:* start", Role.STARTER),
+        ("agent:x stop", Role.STOPPER),
+        ("agent:x write", Role.WRITER),
+        ("session:x read", Role.SESSION_READER),
+        ("agent:x create", Role.NONE),
+        ("agent:y read", Role.NONE),
+    ],
+)
+def test_roles_by_policy(world: World, agent: Agent, rule: str, expected: Role) -> None:
+    other = world.live(world.agents.create(operator(1000), "o"))
+    world.agents.update(other, policy=f"allow o_t {rule}\n")
+    assert roles(world, inside(other), agent) == expected | Role.ANYONE
+
+
+def test_a_policy_reaches_other_owners_by_roots_lines_only(world: World, agent: Agent) -> None:
+    other = world.live(world.agents.create(operator(1001), "o"))
+    world.agents.update(other, policy="allow o_t agent:x read,stop\n")
+    assert roles(world, inside(other), agent) == Role.ANYONE
+    world.agents.update(other, policy_of_root=("allow agent:x read",))
+    assert roles(world, inside(other), agent) == Role.READER | Role.ANYONE
+    world.agents.update(other, policy="allow o_t agent:x stop\n")
+    assert roles(world, inside(other), agent) == Role.ANYONE
+
+
 @pytest.mark.parametrize("uid", [0, 1000])
 def test_inside_an_agent_no_uid_makes_an_operator(world: World, agent: Agent, uid: int) -> None:
     other = world.live(world.agents.create(operator(1000), "o"))
+    world.agents.update(other, policy="")
     caller = Caller(uid, uid, 1, other.index, other.incarnation)
     assert roles(world, caller, agent) == Role.ANYONE
 

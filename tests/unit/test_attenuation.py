@@ -1,0 +1,247 @@
+"""A child never has more than its parent, in any tree, after any edits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from runtime.authority import mounts, policy
+from runtime.authority.policy import PERMS, Rule
+from runtime.errors import DeniedError, WrongStateError
+from runtime.lifecycle import Status
+from runtime.model import Agent
+from tests.unit.fakes import World, inside, operator, world_in
+
+NAMES = ["".join(letters) for n in range(1, 4) for letters in product("ab", repeat=n)]
+PAIRS = [(c, p) for c in ("agent", "shared", "tool") for p in PERMS[c][:2]]
+Meaning = set[tuple[str, str, str]]
+
+rules = st.builds(
+    lambda kind, pair, text, star: Rule(kind, pair[0], (text + star) or "*", pair[1]),
+    st.sampled_from(["allow", "allow", "delegate"]),
+    st.sampled_from(PAIRS),
+    st.text("ab", max_size=2),
+    st.sampled_from(["", "*"]),
+)
+policies = st.lists(rules, max_size=5)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with world_in(tmp_path) as made:
+        yield made
+
+
+def family(world: World, *names: str) -> list[Agent]:
+    """A root agent, its child, its grandchild, …, all live and with empty policies."""
+    found: list[Agent] = []
+    for name in names:
+        caller = inside(found[-1]) if found else operator(1000)
+        found.append(world.may_create(world.live(world.agents.create(caller, name))))
+    for agent in found:
+        world.agents.update(agent, policy="")
+    return found
+
+
+def meaning(found: list[Rule] | tuple[Rule, ...], *kinds: str) -> Meaning:
+    return {
+        (r.cls, r.perm, n) for r in found if r.kind in kinds for n in NAMES if r.matches(n)
+    }
+
+
+def text(agent: Agent, found: list[Rule]) -> str:
+    return policy.render(found, agent.label)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), policies), min_size=1, max_size=8))
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_effective_is_own_within_what_the_parent_may_use_or_delegate(
+    tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[int, list[Rule]]]
+) -> None:
+    with world_in(tmp_path_factory.mktemp("world")) as world:
+        chain = family(world, "p", "c", "g", "h")
+        own: list[list[Rule]] = [[] for _ in chain]
+        for position, written in edits:
+            own[position] = written
+            world.agents.update(chain[position], policy=text(chain[position], written))
+            above: Meaning | None = None
+            delegable: Meaning = set()
+            for agent, mine in zip(chain, own, strict=True):
+                use, hand_on = meaning(mine, "allow"), meaning(mine, "delegate")
+                if above is not None:
+                    use &= above | delegable
+                    hand_on &= above | delegable
+                effective = world.agents.authority.effective_policy(agent)
+                assert meaning(effective, "allow") == use
+                assert meaning(effective, "delegate") == hand_on
+                for cls, perm in PAIRS:
+                    for name in NAMES:
+                        allowed = world.agents.authority.allows(agent, cls, name, perm)
+                        assert allowed == ((cls, perm, name) in use)
+                        told, _ = world.agents.authority.explain(agent, cls, name, perm)
+                        if cls != "agent":
+                            assert told == allowed
+                above, delegable = use, hand_on
+
+
+@given(policies, policies)
+@settings(
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_what_is_accepted_for_a_child_is_covered(
+    tmp_path_factory: pytest.TempPathFactory, above: list[Rule], wanted: list[Rule]
+) -> None:
+    with world_in(tmp_path_factory.mktemp("world")) as world:
+        parent, child = family(world, "p", "c")
+        world.agents.update(parent, policy=text(parent, above))
+        try:
+            world.agents.authority.check_policy(child, wanted)
+        except DeniedError as error:
+            assert 'exceeds what the parent "p" may use or delegate' in error.sentence
+            assert not all(any(b.covers(w) for b in policy.as_bound(above)) for w in wanted)
+        else:
+            assert meaning(wanted, "allow", "delegate") <= meaning(above, "allow", "delegate")
+
+
+def test_a_root_agents_policy_has_no_bound(world: World) -> None:
+    (agent,) = family(world, "p")
+    world.agents.authority.check_policy(agent, policy.parse("allow p_t agent:* stop", "p_t"))
+
+
+def test_a_detached_childs_bound_stays_what_it_was(world: World) -> None:
+    parent, child = family(world, "p", "c")
+    world.agents.update(child, life="detached", bound_policy="allow c_t tool:a* execute\n")
+    world.agents.update(parent, policy="allow p_t tool:* execute\n")
+    authority = world.agents.authority
+    authority.check_policy(child, policy.parse("allow c_t tool:ab execute", "c_t"))
+    with pytest.raises(DeniedError, match=r"tool:b execute exceeds"):
+        authority.check_policy(child, policy.parse("allow c_t tool:b execute", "c_t"))
+
+
+def test_a_child_of_a_removed_parent_has_nothing(world: World) -> None:
+    parent, child = family(world, "p", "c")
+    world.agents.update(child, life="detached", policy="allow c_t tool:x execute\n")
+    world.agents.update(parent, policy="allow p_t tool:* execute\n")
+    assert world.agents.authority.effective_policy(child)
+    world.agents.update(parent, status=Status.DEAD)
+    world.agents.remove(parent)
+    assert world.agents.authority.effective_policy(child) == ()
+
+
+NETWORK = "network:default connect\n"
+
+
+def test_the_network_is_not_taken_from_what_runs(world: World) -> None:
+    parent, child = family(world, "p", "c")
+    authority = world.agents.authority
+    world.agents.update(parent, policy=f"delegate p_t {NETWORK}")
+    world.agents.update(child, policy=f"allow c_t {NETWORK}")
+    with pytest.raises(WrongStateError, match='"c" runs with the network'):
+        authority.check_network(parent, ())
+    with pytest.raises(WrongStateError, match='"c" runs with the network'):
+        authority.check_network(child, ())
+    assert authority.allows(child, "network", "default", "connect"), "nothing is changed"
+    world.agents.update(child, status=Status.DEAD)
+    authority.check_network(parent, ())
+
+
+def test_why_names_the_lines_and_what_is_missing(world: World) -> None:
+    top, middle, bottom = family(world, "top", "mid", "low")
+    world.agents.update(top, policy="# a comment\ndelegate top_t tool:* execute\n")
+    world.agents.update(middle, policy="allow mid_t  tool:Work* execute\n")
+    world.agents.update(bottom, policy="allow low_t tool:WorkList execute\n")
+    why = world.agents.authority.explain
+    assert why(bottom, "tool", "WorkList", "execute") == (
+        True,
+        [
+            "low: line 1: allow low_t tool:WorkList execute",
+            "mid: line 1: allow mid_t tool:Work* execute",
+            "top: line 2: delegate top_t tool:* execute",
+        ],
+    )
+    allowed, lines = why(bottom, "tool", "TaskList", "execute")
+    assert not allowed
+    assert lines[:2] == [
+        "low: no line to allow tool:TaskList execute",
+        "mid: no line to allow or delegate tool:TaskList execute",
+    ]
+    assert why(top, "tool", "WorkList", "execute")[0] is False, "delegated, not allowed"
+
+
+def test_why_tells_of_another_owner(world: World) -> None:
+    (agent,) = family(world, "p")
+    world.agents.create(operator(1001), "foreign")
+    world.agents.update(agent, policy="allow p_t agent:* read\n")
+    allowed, lines = world.agents.authority.explain(agent, "agent", "foreign", "read")
+    assert not allowed
+    assert '"foreign" belongs to uid 1001' in lines[-1]
+    world.agents.update(agent, policy_of_root=("allow agent:* read",))
+    assert world.agents.authority.explain(agent, "agent", "foreign", "read")[0]
+
+
+# mounts
+
+ABOVE = mounts.parse("/a /ro ro\n/b /rw rw nosuid,noexec\n- /rw/secret hide\n/c /ro/open rw\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("/rw/x /m rw", ""),
+        ("/rw /m ro", ""),
+        ("/ro/x /m ro", ""),
+        ("/ro /m rw", "it is read-only there"),
+        ("/ro/x /m rw", "it is read-only there"),
+        ("/ro/open/x /m rw", ""),
+        ("/rw/secret /m ro", "it is hidden there"),
+        ("/rw/secret/x /m ro", "it is hidden there"),
+        ("/rw/secrets /m rw", ""),
+        ("/usr/bin /m rw", "it is read-only there"),
+        ("/usr /m ro", ""),
+        ("/elsewhere /m rw", ""),
+        ("- /ro hide", ""),
+    ],
+)
+def test_a_childs_line_is_within_its_parents_view(line: str, why: str) -> None:
+    mount = mounts.parse_line(line)
+    assert mount is not None
+    assert mounts.excess(mount, ABOVE, ("/usr",)) == why
+
+
+def test_what_is_in_force_keeps_what_restricts() -> None:
+    own = mounts.parse("/ro/x /m1 rw\n/rw/x /m2 rw nodev\n/rw /m3 ro noexec\n- /m4 hide\n")
+    found = mounts.effective(ABOVE, own)[len(ABOVE) :]
+    assert [(m.target, m.mode, m.options) for m in found] == [
+        ("/m1", "ro", ()),
+        ("/m2", "rw", ("nodev", "nosuid", "noexec")),
+        ("/m3", "ro", ("noexec", "nosuid")),
+        ("/m4", "hide", ()),
+    ]
+
+
+def test_a_line_that_exceeds_the_parent_names_it(world: World) -> None:
+    parent, child = family(world, "p", "c")
+    world.agents.update(parent, mount="/srv /data ro\n")
+    with pytest.raises(DeniedError, match='"/data/x" rw exceeds the view of the parent "p"'):
+        world.agents.authority.check_mounts(child, mounts.parse("/data/x /m rw\n"))
+
+
+def test_what_a_parent_lost_is_found_at_the_start(world: World) -> None:
+    parent, child = family(world, "p", "c")
+    world.agents.update(parent, policy="allow p_t tool:* execute\n")
+    world.agents.update(child, policy="allow c_t tool:x execute\n")
+    world.agents.authority.check_start(child)
+    world.agents.update(parent, policy="")
+    with pytest.raises(DeniedError, match="tool:x execute exceeds"):
+        world.agents.authority.check_start(child)
