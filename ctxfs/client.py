@@ -151,6 +151,14 @@ def read_file(path: str) -> bytes:
         os.close(fd)
 
 
+def first_line(path: str) -> str:
+    """Return the first line of a file, empty if it cannot be read."""
+    try:
+        return decode(read_file(path)).partition("\n")[0].strip()
+    except OSError:
+        return ""
+
+
 def write_file(path: str, data: bytes) -> None:
     """Replace the contents of a file; a control file rejects them at `write` or at `close`."""
     fd = os.open(path, os.O_WRONLY | os.O_TRUNC)
@@ -429,9 +437,70 @@ def command_agent(root: Root, name: str, verb: str) -> None:
     root.write(agent(name, "ctl"), value_of(verb))
 
 
-def ending(root: Root, name: str) -> tuple[str, str]:
-    """Return the outcome and the reason of an agent, both empty when it is gone."""
-    return root.field(name, "outcome"), root.field(name, "reason")
+def session_of(root: Root, name: str) -> str:
+    """Return the path of an agent's session, empty if it is kept from the caller."""
+    try:
+        target = os.readlink(root.join(agent(name, "session")))
+    except OSError:
+        return ""
+    return os.path.normpath(os.path.join(agent(name), target))
+
+
+def parse_event(line: bytes) -> dict[str, Any] | None:
+    """Return a line of a history as an object, None if it is not one."""
+    import json
+
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def last_events(root: Root, session: str) -> list[dict[str, Any]]:
+    """Return the last events of a session, the newest first; none if they cannot be read."""
+    try:
+        tail = Tail(root, f"{session}/events.jsonl", STDOUT, lines=10)
+    except Failure:
+        return []
+    try:
+        lines = b"".join(tail.chunks()).splitlines()
+    finally:
+        os.close(tail.fd)
+    return [event for event in map(parse_event, reversed(lines)) if event]
+
+
+def ending(root: Root, name: str, session: str = "") -> tuple[str, str]:
+    """Return the outcome and the reason of a dead agent, as far as the caller may know them.
+
+    With the path of its session also when it was removed, or reset, as soon as it was dead.
+    An agent knows at least the outcome of its own child.
+    """
+    for event in last_events(root, session) if session else ():
+        if event.get("type") == "agent.stop":
+            return str(event.get("status")), str(event.get("reason"))
+    outcome, reason = root.field(name, "outcome"), root.field(name, "reason")
+    if not outcome:
+        status = first_line(root.join(f"self/session/context/child/{name}/status"))
+        outcome = status if status in ("done", "error", "cancelled") else ""
+    return outcome, reason
+
+
+def awaited_restart(root: Root, name: str) -> str:
+    """Return which restart an agent waits for, and the end that is the reason for it."""
+    for event in last_events(root, agent(name, "session")):
+        reason = str(event.get("reason"))
+        if event.get("type") == "agent.status" and reason.startswith("restart:"):
+            return f"{reason} after {event.get('after')}"
+    return ""
+
+
+def identity(root: Root, name: str) -> int:
+    """Return a number that is another one for each incarnation of a name, 0 if there is none."""
+    try:
+        return os.stat(root.join(agent(name))).st_ino
+    except OSError:
+        return 0
 
 
 def exit_status(outcome: str, reason: str) -> int:
@@ -629,10 +698,18 @@ def age(seconds: float) -> str:
     return f"{max(0, int(seconds))}s"
 
 
+def state_of(root: Root, name: str) -> dict[str, Any]:
+    """Return name, status, outcome and reason of an agent: why it is dead, or between two runs."""
+    row = {file: root.field(name, file) for file in ("status", "outcome", "reason")}
+    if row["status"] == "starting" and not root.field(name, "run"):
+        row["reason"] = awaited_restart(root, name)
+    return {"name": name, **row}
+
+
 def describe_agent(root: Root, name: str) -> dict[str, Any]:
     """Return what `ps` shows of an agent."""
-    files = ("status", "outcome", "reason", "parent", "run", "pid")
-    row: dict[str, Any] = {"name": name, **{file: root.field(name, file) for file in files}}
+    row = state_of(root, name)
+    row |= {file: root.field(name, file) for file in ("parent", "run", "pid")}
     try:
         born = os.stat(root.join(agent(name, "incarnation"))).st_mtime
         row["age"] = max(0, int(time.time() - born))
@@ -682,7 +759,10 @@ def do_tree(root: Root, args: Arguments) -> int:
     seen: set[str] = set()
 
     def show(name: str, first: str, rest: str) -> Iterator[str]:
-        facts = (root.field(name, file) for file in ("status", "outcome", "reason"))
+        facts = list(state_of(root, name).values())[1:]
+        life = root.field(name, "life") if first else ""
+        if life in ("temp", "detached"):
+            facts.append(f"({life})")
         yield first + name + "  " + (" ".join(filter(None, facts)) or "?")
         seen.add(name)
         inner = [child for child in below.get(name, ()) if child not in seen]
@@ -707,7 +787,11 @@ def assignments(words: Sequence[str]) -> list[tuple[str, bytes]]:
 
 
 def create(root: Root, name: str, files: Sequence[tuple[str, bytes]]) -> None:
-    """Make an agent and write its files; nothing is left of it when one is refused."""
+    """Make an agent and write its files; nothing is left of it when one is refused.
+
+    Its task comes first: that of a child is written by nobody but its creator.
+    """
+    files = sorted(files, key=lambda pair: pair[0] not in ("handoff.md", "input.jsonl"))
     paths = [(agent(name, file), data) for file, data in files]
     root.call(agent(name), os.mkdir)
     try:
@@ -760,9 +844,10 @@ def do_verb(root: Root, args: Arguments) -> int:
 def do_wait(root: Root, args: Arguments) -> int:
     """Wait until all agents are dead and say how they ended."""
     outcomes = []
+    sessions = {name: session_of(root, name) for name in args.names}
     try:
-        for name in wait_dead(root, dict.fromkeys(args.names), args.timeout):
-            outcome, reason = ending(root, name)
+        for name in wait_dead(root, sessions, args.timeout):
+            outcome, reason = ending(root, name, sessions[name])
             outcomes.append(outcome)
             STDOUT.lines([f"{name} {outcome or '-'} {reason or '-'}"])
     except TimeoutError as error:
@@ -787,11 +872,14 @@ def do_result(root: Root, args: Arguments) -> int:
 def do_log(root: Root, args: Arguments) -> int:
     """Show what an agent wrote."""
     files = [args.only] if args.only else ["log", "out"]
+    before = identity(root, args.name)
     tails = [Tail(root, agent(args.name, file), STDOUT, args.lines) for file in files]
     output = Labelled(tails)
     output.pump()
     if args.follow:
         follow(root, args.name, [output])
+        if identity(root, args.name) != before:
+            complain(f"{args.name} is gone: the last that it wrote may be missing")
     return OK
 
 
@@ -799,11 +887,8 @@ def describe_event(line: bytes) -> str:
     """Return an event as one readable line."""
     import json
 
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        event = None
-    if not isinstance(event, dict):
+    event = parse_event(line)
+    if event is None:
         return decode(line)
     rest = (
         f"{key}={value if isinstance(value, str) else json.dumps(value)}"
@@ -879,7 +964,9 @@ def spawn_files(args: Arguments) -> list[tuple[str, bytes]]:
         "mount": [mount_line(text) for text in args.mount],
         "env": args.env,
         "cwd": [os.path.abspath(args.cwd)] if args.cwd else [],
-        "limits": [f"timeout={args.timeout}"] if args.timeout else [],
+        "limits": args.limit + ([f"timeout={args.timeout}"] if args.timeout else []),
+        "life": [args.life] if args.life else [],
+        "restart": [args.restart] if args.restart else [],
     }
     files = parent_line(args.parent) + assignments(args.set)
     files += [(file, value_of("\n".join(items))) for file, items in lines.items() if items]
@@ -895,6 +982,8 @@ def do_spawn(root: Root, args: Arguments) -> int:
     if args.rm and not args.wait:
         raise Failure("--rm needs --wait", USAGE)
     files = spawn_files(args)
+    if args.wait and ("life", b"temp\n") in files:
+        raise Failure("what a temp agent wrote goes with it: use --wait --rm instead", USAGE)
     if not args.wait:
         create(root, args.name, [*files, ("ctl", b"start\n")])
         STDOUT.lines([args.name])
@@ -913,13 +1002,14 @@ def run_foreground(root: Root, args: Arguments) -> int:
         Tail(root, agent(args.name, file), output)
         for file, output in (("out", STDOUT), ("log", STDERR))
     ]
+    session = session_of(root, args.name)
     try:
         command_agent(root, args.name, "start")
     except Failure:
         for_each([args.name], root.remove)
         raise
     follow(root, args.name, tails)
-    outcome, reason = ending(root, args.name)
+    outcome, reason = ending(root, args.name, session)
     if outcome != "done" and not reason.startswith("exit:"):
         complain(f"{args.name}: {outcome or 'gone'} {reason}".rstrip())
     if args.rm and root.present(agent(args.name)):
@@ -974,14 +1064,6 @@ NAMESPACES = (
 def judge(good: bool, what: str, level: str, problem: str, remedy: str) -> Finding:
     """Return `what` as a good finding, else the problem and its remedy."""
     return ("ok", what, "") if good else (level, problem, remedy)
-
-
-def first_line(path: str) -> str:
-    """Return the first line of a file, empty if it cannot be read."""
-    try:
-        return decode(read_file(path)).partition("\n")[0].strip()
-    except OSError:
-        return ""
 
 
 def find_program(name: str) -> str:
@@ -1167,6 +1249,9 @@ SPAWN_OPTIONS = (
     arg("--cwd", metavar="DIR", help="its working directory"),
     arg("--set", metavar="FILE=VALUE", action="append", default=[], help="a control file"),
     arg("--timeout", metavar="DURATION", help="end it after this time"),
+    arg("--limit", metavar="K=V", action="append", default=[], help="such as memory.max=1G"),
+    arg("--restart", metavar="WHEN", help="start it again: on-failure or always; not of a child"),
+    arg("--life", metavar="LIFE", help="of a child: owned, temp or detached"),
     arg("--wait", action="store_true", help="show its output and exit as it does"),
     arg("--rm", action="store_true", help="remove the agent afterwards"),
     NAME,
@@ -1203,7 +1288,7 @@ COMMANDS = (
     Command("start", "start agents", [NAMES], do_verb),
     Command("stop", "stop agents, killing them after their grace period", [NAMES, WAIT], do_verb),
     Command("kill", "stop agents at once", [NAMES, WAIT], do_verb),
-    Command("pause", "freeze agents and hold their messages", [NAMES], do_verb),
+    Command("pause", "freeze agents and all that they own", [NAMES], do_verb),
     Command("resume", "let paused agents go on", [NAMES], do_verb),
     Command("reset", "make dead agents new again", [NAMES], do_verb),
     Command("wait", "wait until agents are dead", [NAMES, TIMEOUT], do_wait, WAIT_NOTES),
@@ -1221,9 +1306,8 @@ EXAMPLES = """\
 examples:
   ctx spawn hello --wait --rm -- echo "hello from a sandbox"
   ctx spawn build --mount "$PWD:/src:rw" --cwd /src --timeout 10m -- make
+  ctx spawn watch --restart on-failure -- my-agent
   echo "review the last commit" | ctx spawn rev --parent coder -- my-agent
-  ctx new coder exec=my-agent mode=turn && ctx start coder
-  ctx send coder "fix the test"
   ctx wait rev && ctx result rev
   ctx log -f coder
 """

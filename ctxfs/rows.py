@@ -248,7 +248,8 @@ class RowNode(Node):
             raise ForbiddenError(f"{row.name} is not written by anyone")
         roles = self.roles(caller)
         if not roles & row.write or (self._delegated and not roles & Role.CREATOR):
-            raise DeniedError(f"{row.name} is not yours to write: {writers(row)} may")
+            who = "its creator" if self._delegated else writers(row)
+            raise DeniedError(f"{row.name} is not yours to write: {who} may")
         agent = self.agent
         if agent is not None and agent.status not in row.when:
             raise WrongStateError(

@@ -26,6 +26,7 @@ from runtime.authority.identity import Caller, Identity, supplementary_groups
 from runtime.cgroups import Hierarchy
 from runtime.config import Config
 from runtime.errors import (
+    CtxError,
     DeniedError,
     MalformedError,
     NoSpaceError,
@@ -48,6 +49,7 @@ _RETRY_SECONDS: Final = 1.0
 _OF_ONE_LIFE: Final = (
     *("status", "outcome", "reason", "cause", "run", "pid", "boot", "cgroup", "session"),
     *("started", "ended", "usage", "paused_from", "restarts", "restart_at"),
+    *("output_start", "result_from_output"),
     *("bound_policy", "bound_mount"),
 )
 
@@ -752,6 +754,13 @@ class Agents:
         crashpoints.reach("remove.committed")
         for member in reversed(members):
             self._forget(member)
+
+    def remove_temporary(self, agent: Agent) -> None:
+        """Of a ``temp`` child only the parent's channel stays."""
+        try:
+            self.remove(agent)
+        except CtxError as error:
+            log.error("%s: it is temp and could not be removed: %s", agent.name, error)
 
     def _forget(self, agent: Agent) -> None:
         self.authority.forget()

@@ -68,8 +68,10 @@ class Ender:
                 self._mark(change, member, (Outcome.CANCELLED.value, "parent_dead"))
         self._agents.note(change)
         crashpoints.reach("cancel.marked")
-        for member in cancelled:
+        for member in reversed(cancelled):
             self._agents.waits.release(member.wait_token)
+            if member.life == "temp":
+                self._agents.remove_temporary(member)
         for member in (agent, *members):
             self._sockets.refuse(member)
             following = self._followed.get(member.index)

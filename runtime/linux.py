@@ -27,6 +27,8 @@ SO_PEERPIDFD: Final = 77
 _FS_IOC_GETFLAGS: Final = 0x80086601
 _FS_IOC_SETFLAGS: Final = 0x40086602
 _FS_APPEND_FL: Final = 0x20
+#: in the flags of a process (include/linux/sched.h)
+_PF_EXITING: Final = 0x4
 
 
 def _check(result: int, path: str | Path | None = None) -> int:
@@ -142,3 +144,16 @@ def mount_at(path: Path) -> MountEntry | None:
 
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs: not a zombie, and not on its way there (proc(5)).
+
+    PID 1 of a namespace, killed, waits for all that is in it before it is a zombie.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return fields[0] not in (b"Z", b"X") and not int(fields[6]) & _PF_EXITING
+    except (OSError, IndexError):
+        return False

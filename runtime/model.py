@@ -110,6 +110,9 @@ class Agent:
     #: how often it was restarted in a row, and when the next time is due
     restarts: int = 0
     restart_at: float = 0.0
+    #: where in ``out`` the current run begins, and whether its result was taken from there
+    output_start: int = 0
+    result_from_output: bool = False
     #: of a detached child: what its parent had when it started, as texts
     bound_policy: str | None = None
     bound_mount: str | None = None

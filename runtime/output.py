@@ -64,7 +64,14 @@ class Output:
             offset = 0
         return b"".join(parts)
 
-    def tail(self, length: int) -> bytes:
+    @property
+    def end(self) -> int:
+        """How many bytes were ever written, dropped ones included."""
+        return self.segments[-1].start + self.segments[-1].size if self.segments else 0
+
+    def tail(self, length: int, *, since: int = 0) -> bytes:
+        """The last bytes, none of them before the one with the number ``since``."""
+        length = min(length, max(0, self.end - since)) if since else length
         start = max(0, self.size - length)
         return self.read(start, self.size - start)
 

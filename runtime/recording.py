@@ -17,7 +17,6 @@ from runtime import crashpoints, output
 from runtime.agents import Agents, Change, replace_file
 from runtime.cgroups import Hierarchy
 from runtime.ending import guarded
-from runtime.errors import CtxError
 from runtime.following import Followed, Following
 from runtime.lifecycle import Event, move
 from runtime.limits import spent
@@ -182,22 +181,17 @@ class Recorder:
         if parent is not None and (above := self._followed.get(parent.index)) is not None:
             above.changes.notify()
         if agent.life == "temp":
-            self.remove_temporary(agent)
-
-    def remove_temporary(self, agent: Agent) -> None:
-        """Of a ``temp`` child only the parent's channel stays."""
-        try:
-            self._agents.remove(agent)
-        except CtxError as error:
-            log.error("%s: it is temp and could not be removed: %s", agent.name, error)
+            self._agents.remove_temporary(agent)
 
     def _add_conversation(self, change: Change, agent: Agent, outcome: Outcome) -> None:
         """The result (by default the end of stdout) and what the session shows of the run."""
         agents = self._agents
         if outcome is Outcome.DONE and not agents.document_size(agent, "result.md"):
-            tail = output.Output(agents.directory(agent) / "out").tail(_RESULT_TAIL)
+            written = output.Output(agents.directory(agent) / "out")
+            tail = written.tail(_RESULT_TAIL, since=agent.output_start)
             if tail:
                 agents.write_document(agent, "result.md", tail)
+                change.set(agent, result_from_output=True)
         session = agents.session(agent.session)
         handoff = _text(agents.read_document(agent, "handoff.md"))
         if handoff:

@@ -95,6 +95,10 @@ class Supervisor:
         to = move(agent.status, Event.START)
         parent = self._agents.live_parent(agent)
         if agent.owned and parent is not None:
+            if parent.waits_to_restart:
+                raise WrongStateError(
+                    f"the parent {quote(parent.name)} waits for its next run: try again then"
+                )
             for owner in (*self._agents.ancestors(parent), parent):
                 if owner.status is Status.PAUSED:
                     raise WrongStateError(
@@ -124,12 +128,17 @@ class Supervisor:
 
     def _add_run(self, change: Change, agent: Agent) -> None:
         run = self._agents.next_run(agent)
+        if agent.result_from_output:  # of the run before
+            self._agents.write_document(agent, "result.md", b"")
+        output_start = output.Output(self._agents.directory(agent) / "out").end
         change.set(
             agent,
             run=run,
             started=time.time(),
             boot=self._boot,
             cgroup=self._agents.node_path(agent),
+            output_start=output_start,
+            result_from_output=False,
         )
         change.event(agent.session, "agent.start", agent.name, run=run)
 
@@ -138,6 +147,8 @@ class Supervisor:
         to = move(agent.status, Event.KILL if kill else Event.STOP)
         if Effect.CANCEL_NEW in to.effects:
             self._agents.cancel_new(agent, reason)
+            if agent.life == "temp":
+                self._agents.remove_temporary(agent)
             return
         if Effect.END in to.effects:
             self._ender.end(agent, Outcome.CANCELLED, reason)
@@ -219,7 +230,7 @@ class Supervisor:
             if agent.status is Status.DEAD:
                 self._agents.waits.release(agent.wait_token)
                 if agent.life == "temp":
-                    self._recorder.remove_temporary(agent)
+                    self._agents.remove_temporary(agent)
         adopted: list[tuple[Agent, Following]] = []
         for agent in self._agents:
             if agent.live and agent.boot == self._boot:
@@ -397,9 +408,8 @@ class Supervisor:
             # A parent that ended before this agent is the cause, however late we look.
             for ancestor in self._agents.ancestors(agent):
                 above = self._followed.get(ancestor.index)
-                ended = above.record() if above is not None else Record()
-                if ended.ended and (not record.ended or ended.ended <= record.ended):
-                    self._ender.end(ancestor, *self._judge(ancestor, ended))
+                if above is not None and _ended_before(above, record):
+                    self._ender.end(ancestor, *self._judge(ancestor, above.record()))
             self._ender.end(agent, *self._judge(agent, record))
         elif following.monitor_gone:
             self._ender.end(agent, Outcome.INTERRUPTED, "runtime_lost")
@@ -440,3 +450,13 @@ class Supervisor:
                 os.waitpid(monitor, os.WNOHANG)  # ours to reap, unless adopted
         following.monitor_gone = True
         following.changes.notify()
+
+
+def _ended_before(above: Following, record: Record) -> bool:
+    """Whether an owner's run ended no later than one below it."""
+    owner = above.record()
+    if owner.ended:
+        return not record.ended or owner.ended <= record.ended
+    # Nothing tells when: its PID 1 was killed, and what was below died of that,
+    # unless it exited by itself.
+    return record.exit_code is None and bool(owner.keeper) and not linux.is_alive(owner.keeper)

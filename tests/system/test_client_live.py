@@ -10,6 +10,12 @@ import sys
 from tests.harness import Daemon, read, wait_dead, wait_status, wait_until
 
 
+def holds(pid: int, path: str) -> bool:
+    """Whether a process has a file open."""
+    base = f"/proc/{pid}/fd"
+    return any(os.readlink(f"{base}/{fd}") == path for fd in os.listdir(base))
+
+
 def test_the_whole_life_of_an_agent(daemon: Daemon) -> None:
     assert daemon.ctx("new", "coder", "exec=cat", "label=mine").returncode == 0
     assert daemon.ctx("set", "coder", "handoff.md", "-", stdin=None, input="task\n").returncode == 0
@@ -75,12 +81,8 @@ def test_ctrl_c_ends_wait_and_not_the_agent(daemon: Daemon) -> None:
     ) as client:
         fifo = os.readlink(directory / "wait")
 
-        def holds_fifo() -> bool:
-            base = f"/proc/{client.pid}/fd"
-            return any(os.readlink(f"{base}/{fd}") == fifo for fd in os.listdir(base))
-
         try:
-            wait_until(holds_fifo, "ctx waits")
+            wait_until(lambda: holds(client.pid, fifo), "ctx waits")
             client.send_signal(signal.SIGINT)
             assert client.wait(30) == 130
         finally:
@@ -137,6 +139,45 @@ def test_following_events_and_output_until_the_end(daemon: Daemon) -> None:
     wait_dead(directory)
     assert told.count("agent.create") == told.count("agent.stop") == 1
     assert said == "one\ntwo\n"
+
+
+def test_what_the_client_tells_of_the_ways_of_living(daemon: Daemon) -> None:
+    boss = daemon.run("boss", "sleep 1000")
+    wait_status(boss, "busy")
+    task = {"stdin": None, "input": "the task\n"}
+    result = daemon.ctx("spawn", "rev", "--parent", "boss", "--wait", "--rm", "--", "cat", **task)
+    assert (result.returncode, result.stdout) == (0, "the task\n")
+    spawn = ("spawn", "kid", "--parent", "boss", "--life", "detached", "--limit", "grace=1s")
+    assert daemon.ctx(*spawn, "--", "sleep", "1000").returncode == 0
+    wait_status(daemon.agent_dir("kid"), "busy")
+    assert daemon.ctx("pause", "boss").returncode == 0
+    assert daemon.ctx("tree").stdout == "boss  paused\n└─ kid  busy (detached)\n"
+    assert "is paused" in daemon.ctx("spawn", "x", "--parent", "boss", "--", "true").stderr
+    assert daemon.ctx("resume", "boss").returncode == 0
+    assert daemon.ctx("kill", "--wait", "boss", "kid").returncode == 0
+    daemon.ctx("spawn", "flaky", "--restart", "always", "--", "sh", "-c", "exit 3")
+    wait_until(lambda: " after exit:3" in daemon.ctx("ps").stdout, "it waits for its next run")
+    assert daemon.ctx("stop", "--wait", "flaky").returncode == 0
+    assert daemon.ctx("reset", "flaky").returncode == 0
+    assert read(daemon.agent_dir("flaky"), "status") == "new\n"
+
+
+def test_the_end_of_a_temp_child_is_told(daemon: Daemon) -> None:
+    boss = daemon.run("boss", "sleep 1000")
+    wait_status(boss, "busy")
+    spawn = ("spawn", "kid", "--parent", "boss", "--life", "temp")
+    assert daemon.ctx(*spawn, "--", "sleep", "1000").returncode == 0
+    directory = daemon.agent_dir("kid")
+    wait_status(directory, "busy")
+    program = [sys.executable, "-IS", str(daemon.root / "bin" / "ctx")]
+    with subprocess.Popen([*program, "wait", "kid"], env={"CTX_ROOT": str(daemon.root)},
+                          stdout=subprocess.PIPE, text=True) as client:
+        fifo = os.readlink(directory / "wait")
+        wait_until(lambda: holds(client.pid, fifo), "ctx waits")
+        os.kill(int(read(directory, "pid")), signal.SIGKILL)
+        assert client.communicate(timeout=30)[0] == "kid error signal:9\n"
+    assert client.returncode == 1
+    assert not directory.exists()
 
 
 def test_doctor(daemon: Daemon) -> None:

@@ -227,6 +227,28 @@ def test_a_kill_below_ends_the_wait_there_and_not_above(daemon: Daemon) -> None:
     assert read(agents[0], "reason") == "operator_stop\n"
 
 
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_killed_cell_is_the_cause_of_all_that_dies_with_it(daemon: Daemon, alive: bool) -> None:
+    """SIGKILL of PID 1: nobody below can tell which was first."""
+    agents = tree(daemon, "a", "sleep 1000", grace="5s")
+    nodes = [node(agent) for agent in agents]
+    incarnation = read(agents[0], "incarnation").strip()
+    record = daemon.runtime / "record" / f"{incarnation}-r1"
+    words = dict(line.split(" ", 1) for line in record.read_text().splitlines())
+    if not alive:
+        daemon.kill()
+    end_process(int(words["keeper"]))
+    if not alive:
+        wait_until(lambda: not nodes_populated(daemon), "all end without a daemon")
+        daemon.start()
+    wait_dead(agents[0])
+    check_ended(agents, nodes, "error", "signal:9")
+
+
+def nodes_populated(daemon: Daemon) -> bool:
+    return daemon.cgroup.child("user-0").populated()
+
+
 # at the wrong moment
 
 

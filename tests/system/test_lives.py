@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
@@ -209,6 +210,25 @@ def test_a_kill_while_it_ends_is_the_end(daemon: Daemon) -> None:
     assert "restart" not in read(agent, "log")
 
 
+def test_each_run_has_its_own_result(daemon: Daemon) -> None:
+    agent = daemon.run("counter", "sh -c 'echo $CTX_RUN'", restart="always")
+    wait_until(lambda: read(agent, "result.md") == "r1\n", "the first run is over")
+    wait_until(lambda: read(agent, "result.md") == "r2\n", "so is the second")
+    write(agent / "ctl", "kill")
+    wait_dead(agent)
+    lines = (agent / "session" / "messages.jsonl").read_text().splitlines()
+    said = [(m["run"], m["content"]) for m in map(json.loads, lines)]
+    assert said[:2] == [("r1", "r1\n"), ("r2", "r2\n")]
+
+
+def test_a_child_does_not_start_between_two_runs_of_its_parent(daemon: Daemon) -> None:
+    boss = daemon.run("boss", "false", restart="on-failure")
+    wait_until(lambda: not read(boss, "run"), "it waits for its next run")
+    kid = daemon.make("kid", SLEEP, parent="agent:boss")
+    assert refusal(kid / "ctl", "start") == "EBUSY"
+    write(boss / "ctl", "kill")
+
+
 def test_children_are_not_started_again(shared_daemon: Daemon) -> None:
     agent = shared_daemon.make("root-only", "true", restart="always")
     busy(shared_daemon, "root-only-boss")
@@ -266,6 +286,15 @@ def test_of_a_temp_child_the_channel_stays(daemon: Daemon) -> None:
     again = child_of(daemon, "boss", "kid", "echo again", life="temp")
     wait_until(lambda: not again.exists(), "so is the next of its name")
     assert sorted(os.listdir(channel.parent)) == ["kid", "kid~1"]
+
+
+@pytest.mark.parametrize("whose", ["kid", "boss"])
+def test_a_temp_child_that_never_ran_goes_at_its_end_too(daemon: Daemon, whose: str) -> None:
+    boss = busy(daemon, "boss")
+    kid = daemon.make("kid", parent="agent:boss", life="temp")
+    write(daemon.agent_dir(whose) / "ctl", "stop")
+    wait_until(lambda: not kid.exists(), "the object is gone")
+    assert read(boss / "session" / "context" / "child" / "kid", "status") == "cancelled\n"
 
 
 def test_a_temp_child_that_ended_without_a_daemon_goes_at_the_next_start(daemon: Daemon) -> None:

@@ -37,7 +37,10 @@ def load_client() -> ModuleType:
 client = load_client()
 
 Run = Callable[..., tuple[int, str, str]]
-FILES = ("outcome", "reason", "pid", "run", "ctl", "exec", "env", "mount", "limits", "life", "cwd")
+FILES = (
+    *("outcome", "reason", "pid", "run", "ctl", "exec", "env", "mount", "limits"),
+    *("life", "cwd", "restart"),
+)
 EMPTY = ("out", "log", "result.md", "handoff.md", "inbox")
 
 
@@ -368,6 +371,8 @@ def test_unknown_agent_and_file(root: FakeRoot, run: Run) -> None:
         ["spawn", "x", "--mount", "", "--", "true"],
         ["spawn", "x", "--mount", "a\tb", "--", "true"],
         ["spawn", "x", "--set", "life", "--", "true"],
+        ["spawn", "x", "--wait", "--life", "temp", "--", "true"],
+        ["spawn", "x", "--wait", "--set", "life=temp", "--", "true"],
         ["spawn", "x", "--", "echo", "a\nb"],
         ["send", "x"],
         ["events"],
@@ -456,6 +461,34 @@ def test_tree(root: FakeRoot, run: Run) -> None:
     assert run("tree", "nope")[::2] == (1, 'ctx: no agent "nope"\n')
 
 
+RESTART = {"id": "e9", "type": "agent.status", "reason": "restart:2", "after": "exit:3"}
+
+
+def test_between_two_runs(root: FakeRoot, run: Run) -> None:
+    events = json.dumps(EVENT) + "\n" + json.dumps(RESTART) + "\n"
+    root.agent("waits", status="starting", events=events)
+    root.agent("starts", status="starting", run="r3", events=events)
+    root.agent("untold", status="starting")
+    assert run("tree")[1].splitlines() == [
+        "starts  starting",
+        "untold  starting",
+        "waits  starting restart:2 after exit:3",
+    ]
+    assert "restart:2 after exit:3" in run("ps")[1]
+
+
+def test_the_tree_tells_what_does_not_live_as_others_do(root: FakeRoot, run: Run) -> None:
+    root.agent("top", status="busy", life="detached")
+    for life in ("owned", "temp", "detached"):
+        root.agent(life, status="paused", life=life, parent="agent:top")
+    assert run("tree")[1].splitlines() == [
+        "top  busy",
+        "├─ detached  paused (detached)",
+        "├─ owned  paused",
+        "└─ temp  paused (temp)",
+    ]
+
+
 def test_tree_survives_a_circle(root: FakeRoot, run: Run) -> None:
     for name in ("a", "b"):
         root.agent(name, status="busy")
@@ -502,6 +535,18 @@ def test_log_follows_until_the_end(root: FakeRoot, spawned: Any) -> None:
         out.write("2\n")
     root.end("a", "done", "exit:0")
     assert process.communicate()[0] == b"\n==> out <==\n2\n"
+    assert process.returncode == 0
+
+
+def test_log_tells_that_the_agent_is_gone(root: FakeRoot, spawned: Any) -> None:
+    directory = root.agent("a", status="busy", out="1\n")
+    process = spawned("log", "-f", "a")
+    assert process.stdout.readline() == b"1\n"
+    eventually(lambda: has_open(process, directory / "wait"))
+    fifo = os.open(directory / "wait", os.O_RDWR | os.O_NONBLOCK)
+    shutil.rmtree(directory)
+    os.close(fifo)
+    assert process.communicate()[1] == b"ctx: a is gone: the last that it wrote may be missing\n"
     assert process.returncode == 0
 
 
@@ -571,6 +616,23 @@ def test_a_refused_agent_is_removed_again(
     assert os.listdir(root.path / "agent") == []
 
 
+@pytest.mark.usefixtures("made_agents_are_full")
+def test_the_task_is_written_before_the_parent(
+    root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it is somebody's private child, its task is that one's to write."""
+    written: list[str] = []
+    write = client.Root.write
+
+    def note(self: Any, relative: str, data: bytes) -> None:
+        written.append(relative.rpartition("/")[2])
+        write(self, relative, data)
+
+    monkeypatch.setattr(client.Root, "write", note)
+    run("spawn", "x", "--parent", "p", "--set", "life=owned", "--", "true", stdin=b"the task")
+    assert written == ["handoff.md", "parent", "life", "exec", "ctl"]
+
+
 def test_taken_names(root: FakeRoot, run: Run) -> None:
     root.agent("x")
     assert run("new", "x")[::2] == (1, "ctx: agent/x.d: exists already (EEXIST)\n")
@@ -626,6 +688,37 @@ def test_wait_for_the_living(root: FakeRoot, spawned: Any) -> None:
     assert process.returncode == 0
 
 
+STOP = {"id": "e7", "type": "agent.stop", "status": "error", "reason": "exit:3"}
+
+
+def test_the_end_of_one_that_is_gone_is_in_its_session(root: FakeRoot, spawned: Any) -> None:
+    directory = root.agent("a", status="busy", life="temp")
+    session = root.path / "home" / "0" / "agent" / "a" / "session" / "default"
+    session.parent.mkdir(parents=True)
+    (directory / "session").rename(session)
+    (directory / "session").symlink_to("../../home/0/agent/a/session/default")
+    process = spawned("wait", "a")
+    eventually(lambda: has_open(process, directory / "wait"))
+    (session / "events.jsonl").write_text(f"{json.dumps(EVENT)}\n{json.dumps(STOP)}\n")
+    fifo = os.open(directory / "wait", os.O_RDWR | os.O_NONBLOCK)
+    shutil.rmtree(directory)
+    os.close(fifo)
+    assert process.communicate() == (b"a error exit:3\n", b"")
+    assert process.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"), [("done\n", "done"), ("cancelled\n", "cancelled"), ("pending\n", "")]
+)
+def test_the_end_of_a_child_that_is_gone_is_in_the_channel(
+    root: FakeRoot, status: str, outcome: str
+) -> None:
+    channel = root.path / "self" / "session" / "context" / "child" / "kid"
+    channel.mkdir(parents=True)
+    (channel / "status").write_text(status)
+    assert client.ending(client.Root(str(root.path)), "kid") == (outcome, "")
+
+
 def test_wait_times_out(root: FakeRoot, run: Run) -> None:
     root.agent("a", status="busy")
     root.agent("b", status="dead", outcome="done", reason="exit:0")
@@ -679,21 +772,23 @@ def test_spawn_writes_everything(root: FakeRoot, run: Run) -> None:
         "--cwd",
         "/w",
     ]
-    argv += ["--set", "life=temp", "--timeout", "10m", "--", "echo", "--wait", "it's", ""]
+    argv += ["--life", "temp", "--restart", "no", "--limit", "grace=1s", "--timeout", "10m"]
+    argv += ["--", "echo", "--wait", "it's", ""]
     assert run(*argv, stdin=b"the task") == (0, "x\n", "")
     directory = root.path / "agent" / "x.d"
-    files = ("parent", "mount", "env", "cwd", "life", "limits", "exec", "handoff.md", "ctl")
-    assert {file: (directory / file).read_text() for file in files} == {
+    expected = {
         "parent": "agent:p\n",
         "mount": "/a\t/b\trw\t-\n/c\t/c\tro\t-\n",
         "env": "A=1\nB=2\n",
         "cwd": "/w\n",
         "life": "temp\n",
-        "limits": "timeout=10m\n",
+        "restart": "no\n",
+        "limits": "grace=1s\ntimeout=10m\n",
         "exec": "echo --wait 'it'\"'\"'s' ''\n",
         "handoff.md": "the task",
         "ctl": "start\n",
     }
+    assert {file: (directory / file).read_text() for file in expected} == expected
 
 
 @pytest.mark.parametrize(
