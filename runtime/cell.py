@@ -212,6 +212,25 @@ def _hidden(path: str, kind: str) -> Iterator[str]:
         yield from ("--ro-bind", "/dev/null", path)
 
 
+def _exec_rules(own: list[mounts.Mount]) -> list[str]:
+    """The targets that the keeper is told about (keeper.c), in order.
+
+    ``noexec`` is of the tree that a line mounts, not of what later lines mount below it.
+    """
+    forbidden: list[str] = []
+    rules = []
+    for number, mount in enumerate(own):
+        covered = _inside(mount.target, (later.target for later in own[number + 1 :]))
+        if covered or mount.mode == "hide":
+            continue
+        if "noexec" in mount.options:
+            forbidden.append(mount.target)
+            rules.append(f"x{mount.target}")
+        elif _inside(mount.target, forbidden):
+            rules.append(f"k{mount.target}")
+    return rules
+
+
 def _inside(path: str, directories: Iterable[str]) -> bool:
     return any(path == d or path.startswith(d + "/") for d in directories)
 
@@ -271,10 +290,14 @@ def plan(agents: Agents, agent: Agent, places: Places, *, hidden: dict[str, str]
         option = "--ro-bind" if mount.mode == "ro" else "--bind"
         view += [option, source_of(mount), mount.target]
 
+    # staged mounts have it already; bubblewrap makes the others, and has no option for it
+    rules = _exec_rules(own) if nested else []
+    if rules:
+        view += ["--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"]
     variables = environment(agents, agent, places)
     spec = [working_directory(agents, agent), str(len(variables))]
     spec += [f"{key}={value}" for key, value in variables.items()]
-    spec += program(agent)
+    spec += [str(len(rules)), *rules, *program(agent)]
 
     grace = str(int(agents.grace(agent) * 1000))
     steps = ["bwrap", "--args", str(_VIEW_FD), "--", str(places.keeper)]

@@ -7,8 +7,12 @@
  * the last process of the PID namespace: when it exits, the kernel kills
  * whatever is left inside, nested cells included (pid_namespaces(7)).
  *
- * SPEC_FD holds strings, each ended by a NUL: the working directory, the
- * number of environment entries, the entries, then the argument vector.
+ * SPEC_FD holds strings, each ended by a NUL: the working directory; the
+ * number of environment entries, the entries; the number of mount targets, the
+ * targets; the argument vector. Before a target is a letter: x, nothing in the
+ * tree that is mounted there may be executed; k, this tree below one with x
+ * stays as it is. With targets it needs, and gives up, CAP_SYS_ADMIN and
+ * CAP_SETPCAP.
  * REPORT_FD is a SOCK_SEQPACKET socket to the monitor:
  *
  *     to the monitor    hello | start | failed TEXT | term | exit N | signal N
@@ -22,13 +26,17 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
@@ -42,6 +50,12 @@
 #ifndef CLOSE_RANGE_CLOEXEC
 #define CLOSE_RANGE_CLOEXEC (1U << 2)
 #endif
+
+/* landlock_ruleset_attr as of Linux 6.12, which older headers do not know */
+struct ruleset {
+	uint64_t access_fs, access_net, scoped;
+};
+#define SCOPE_ABSTRACT_UNIX_SOCKET (1ULL << 0)
 
 static int report_fd = -1;
 
@@ -68,6 +82,8 @@ static long long now_ms(void)
 struct spec {
 	char *cwd;
 	char **env;
+	char **targets;
+	size_t target_count;
 	char **argv;
 };
 
@@ -95,35 +111,130 @@ static char *read_all(int fd, size_t *length)
 	return data;
 }
 
+/* Takes a number and so many strings from a list; NULL if it is cut short. */
+static char **take_counted(char ***at, char **end, size_t *count)
+{
+	char **first;
+	long number;
+
+	if (*at == end)
+		return NULL;
+	number = strtol(**at, NULL, 10);
+	first = ++*at;
+	if (number < 0 || number > end - first)
+		return NULL;
+	*at += number;
+	*count = (size_t)number;
+	return first;
+}
+
 /* Splits the NUL-ended strings of the spec; false if it is cut short. */
 static bool parse_spec(int fd, struct spec *spec)
 {
-	size_t length = 0, count = 0, next = 0;
+	size_t length = 0, count = 0, next = 0, entries;
 	char *data = read_all(fd, &length);
-	char **items;
-	long entries;
+	char **items, **at, **end, **env;
 
 	if (!data)
 		return false;
 	for (size_t i = 0; i < length; i++)
 		count += data[i] == 0;
-	if (count < 3)
+	if (!count)
 		return false;
-	items = calloc(count + 2, sizeof *items);
+	items = calloc(count + 1, sizeof *items);
 	if (!items)
 		return false;
 	for (char *p = data; next < count; p += strlen(p) + 1)
 		items[next++] = p;
-	entries = strtol(items[1], NULL, 10);
-	if (entries < 0 || (size_t)entries + 3 > count)
-		return false;
+	at = items + 1;
+	end = items + count;
 	spec->cwd = items[0];
+	env = take_counted(&at, end, &entries);
+	if (!env)
+		return false;
 	spec->env = calloc(entries + 1, sizeof *spec->env);
 	if (!spec->env)
 		return false;
-	memcpy(spec->env, items + 2, entries * sizeof *items);
-	spec->argv = items + 2 + entries;
+	memcpy(spec->env, env, entries * sizeof *env);
+	spec->targets = take_counted(&at, end, &spec->target_count);
+	spec->argv = at;
+	return spec->targets && at < end;
+}
+
+/*
+ * Forbids execution where the mount table says so. bubblewrap cannot; and its
+ * mount namespace belongs to a user namespace above ours, so that we have no
+ * right to change it: this is a copy that does belong to ours. Nobody keeps the
+ * right to change it back.
+ */
+static bool forbid_execution(const struct spec *spec)
+{
+	struct mount_attr attributes = {.attr_set = MOUNT_ATTR_NOEXEC};
+	const char *target = "mount namespace";
+	int *kept = calloc(spec->target_count, sizeof *kept);
+
+	if (!kept || unshare(CLONE_NEWNS) < 0)
+		goto failed;
+	/* as they are before anything changes */
+	for (size_t i = 0; i < spec->target_count; i++) {
+		target = spec->targets[i] + 1;
+		if (spec->targets[i][0] == 'k' &&
+		    (kept[i] = (int)syscall(SYS_open_tree, AT_FDCWD, target,
+					    OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE)) < 0)
+			goto failed;
+	}
+	for (size_t i = 0; i < spec->target_count; i++) {
+		target = spec->targets[i] + 1;
+		if (spec->targets[i][0] != 'k') {
+			if (syscall(SYS_mount_setattr, AT_FDCWD, target, AT_RECURSIVE,
+				    &attributes, sizeof attributes) < 0)
+				goto failed;
+			continue;
+		}
+		if (syscall(SYS_move_mount, kept[i], "", AT_FDCWD, target,
+			    MOVE_MOUNT_F_EMPTY_PATH) < 0)
+			goto failed;
+		close(kept[i]);
+	}
+	free(kept);
 	return true;
+failed:
+	report("failed noexec %.200s: %s", target, strerror(errno));
+	return false;
+}
+
+/* Every set that exec could take a capability from, the bounding set first. */
+static bool drop_capabilities(void)
+{
+	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+	struct __user_cap_data_struct none[_LINUX_CAPABILITY_U32S_3] = {{0}};
+
+	for (unsigned long number = 0; prctl(PR_CAPBSET_READ, number, 0, 0, 0) >= 0; number++)
+		if (prctl(PR_CAPBSET_DROP, number, 0, 0, 0) < 0)
+			goto failed;
+	if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) == 0 &&
+	    syscall(SYS_capset, &header, none) == 0)
+		return true;
+failed:
+	report("failed to give up capabilities: %s", strerror(errno));
+	return false;
+}
+
+/*
+ * Abstract sockets belong to a network namespace: with the host's, an agent
+ * would reach those of services that think themselves among friends. From here
+ * on it reaches those of its own processes only (landlock(7)). A kernel that
+ * cannot do that says so in one of several ways, a container's filter by EPERM.
+ */
+static bool scope_sockets(void)
+{
+	struct ruleset ruleset = {.scoped = SCOPE_ABSTRACT_UNIX_SOCKET};
+	int fd = (int)syscall(SYS_landlock_create_ruleset, &ruleset, sizeof ruleset, 0);
+
+	if (fd < 0)
+		return errno == ENOSYS || errno == EOPNOTSUPP || errno == EINVAL ||
+		       errno == E2BIG || errno == EPERM;
+	return syscall(SYS_landlock_restrict_self, fd, 0) == 0 && close(fd) == 0;
 }
 
 static void become_program(const struct spec *spec, const sigset_t *mask)
@@ -134,6 +245,10 @@ static void become_program(const struct spec *spec, const sigset_t *mask)
 	syscall(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC);
 	if (chdir(spec->cwd) < 0) {
 		report("failed cwd %.200s: %s", spec->cwd, strerror(errno));
+		_exit(126);
+	}
+	if (!scope_sockets()) {
+		report("failed to restrict abstract sockets: %s", strerror(errno));
 		_exit(126);
 	}
 	sigprocmask(SIG_SETMASK, mask, NULL);
@@ -225,6 +340,8 @@ int main(int argc, char **argv)
 		return 125;
 	}
 	close(atoi(argv[1]));
+	if (spec.target_count && !(forbid_execution(&spec) && drop_capabilities()))
+		return 125;
 
 	sigemptyset(&watched);
 	sigaddset(&watched, SIGCHLD);

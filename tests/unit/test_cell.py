@@ -73,9 +73,15 @@ def binds(found: Plan, option: str) -> list[tuple[str, str]]:
 
 def spec(found: Plan) -> tuple[str, dict[str, str], list[str]]:
     """Working directory, environment, program."""
+    cwd, entries, _, words = parts(found)
+    return cwd, dict(e.split("=", 1) for e in entries), words
+
+
+def parts(found: Plan) -> tuple[str, list[str], list[str], list[str]]:
+    """Working directory, environment, mount targets, program."""
     cwd, count, *rest = strings(found.spec)
-    entries = rest[: int(count)]
-    return cwd, dict(e.split("=", 1) for e in entries), rest[int(count) :]
+    entries, (number, *left) = rest[: int(count)], rest[int(count) :]
+    return cwd, entries, left[: int(number)], left[int(number) :]
 
 
 # what the program starts from
@@ -265,6 +271,31 @@ def test_a_childs_mounts_are_named_inside_its_parents_view(world: World, child: 
     assert ("/a", "/m/a") in binds(found, "--ro-bind")
     assert ("/b", "/m/b") in binds(found, "--bind")
     assert found.stage == b""
+
+
+def test_a_childs_noexec_is_for_its_keeper(world: World, child: Agent) -> None:
+    table = "/a /a rw noexec\n/b /m rw noexec\n/c /m/c ro\n- /m/h hide\n/d /m/c/d rw noexec\n"
+    world.agents.update(child, mount=table + "/e /e rw\n/f /f/f rw noexec\n/g /f rw\n")
+    found = plan(world, child)
+    # a later line takes the place of /f/f
+    assert parts(found)[2] == ["x/a", "x/m", "k/m/c", "x/m/c/d"]
+    added = [found.view[i + 1] for i, word in enumerate(found.view) if word == "--cap-add"]
+    assert added == ["CAP_SYS_ADMIN", "CAP_SETPCAP"]
+    assert spec(found)[2] == ["prog", "a b", "c"]
+
+
+def test_without_noexec_a_keeper_has_no_capability(
+    world: World, agent: Agent, child: Agent
+) -> None:
+    world.agents.update(agent, mount="/a /m rw noexec\n")
+    world.agents.update(child, mount="/m /n rw\n")
+    detached = world.agents.create(inside(agent), "d")
+    world.agents.update(detached, life="detached", mount="/m /n rw noexec\n")
+    for one in (agent, child, detached):
+        found = plan(world, one)
+        assert parts(found)[2] == []
+        assert "--cap-add" not in found.view
+    assert strings(plan(world, detached).stage)[-2:] == ["rx", "/m"]
 
 
 def test_mounts_apply_in_order(world: World, agent: Agent) -> None:

@@ -90,12 +90,14 @@ class Run:
         log_max: int = 1 << 20,
         environment: tuple[str, ...] = ("PATH=/usr/bin:/bin",),
         cwd: str = "/",
+        targets: tuple[str, ...] = (),
         spec: bytes | None = None,
         steps: list[str] | None = None,
         leaf: Path | None = None,
     ) -> int:
         """Returns what the starter, which only begets the monitor, exits with."""
-        words = [cwd, str(len(environment)), *environment, *(argv or ("sh", "-c", script))]
+        words = [cwd, str(len(environment)), *environment, str(len(targets)), *targets]
+        words += argv or ("sh", "-c", script)
         memory = os.memfd_create("spec", os.MFD_CLOEXEC)
         data = b"".join(word.encode() + b"\0" for word in words) if spec is None else spec
         os.write(memory, data)
@@ -271,7 +273,11 @@ def test_control_characters_do_not_reach_the_record(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", [b"", b"/", b"/\0", b"/\0" + b"5\0A=1\0sh\0", b"/\0-1\0sh\0", b"/\0" + b"0\0"]
+    "spec",
+    [
+        *(b"", b"/", b"/\0", b"/\0" + b"5\0A=1\0sh\0", b"/\0-1\0sh\0"),
+        *(b"/\0" + b"0\0", b"/\0" + b"0\0" + b"0\0", b"/\0" + b"0\0" + b"2\0x/tmp\0sh\0"),
+    ],
 )
 def test_damaged_start_data_is_said(run: Run, spec: bytes) -> None:
     run.start(spec=spec)
@@ -327,6 +333,44 @@ def test_the_program_has_no_blocked_signals_and_no_core(run: Run) -> None:
     blocked, _, core, mask = run.output().decode().splitlines()
     assert blocked.split() == ["SigBlk:", "0000000000000000"]
     assert (core, mask) == ("0", "0022")
+
+
+def test_execution_is_forbidden_and_the_right_to_that_is_gone(run: Run) -> None:
+    keeper = [str(native("keeper")), "4", "3", "5000"]
+    view = [*VIEW, "--tmpfs", "/mnt", "--tmpfs", "/mnt/dark", "--tmpfs", "/mnt/light"]
+    caps = ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"]
+    run.start(
+        script="grep -E '^Cap' /proc/1/status /proc/self/status; cat /proc/self/mounts",
+        targets=("x/mnt", "k/mnt/light"),
+        steps=[*BWRAP, *view, *caps, "--", *keeper],
+    )
+    assert run.wait_end().exit_code == 0
+    lines = run.output().decode().splitlines()
+    shown = [line.split("\t")[1] for line in lines if ":Cap" in line]
+    assert shown == [f"{0:016x}"] * 10
+    # what is mounted last at a point is what is there
+    options = {words[1]: words[3].split(",") for words in map(str.split, lines[10:])}
+    assert "noexec" in options["/mnt"] and "noexec" in options["/mnt/dark"]
+    assert "noexec" not in options["/mnt/light"]
+
+
+@pytest.mark.parametrize("target", ["x/nowhere", "x/usr/bin", "k/nowhere"])
+def test_without_what_was_asked_for_nothing_starts(run: Run, target: str) -> None:
+    run.start(script="exit 0", targets=(target,))
+    record = run.wait_end()
+    assert record.failed.startswith(f"noexec {target[1:]}: ")
+    assert not record.started
+
+
+def test_without_the_right_to_forbid_execution_nothing_starts(run: Run) -> None:
+    keeper = [str(native("keeper")), "4", "3", "5000"]
+    run.start(
+        script="exit 0",
+        targets=("x/mnt",),
+        steps=[*BWRAP, *VIEW, "--tmpfs", "/mnt", "--cap-drop", "ALL", "--", *keeper],
+    )
+    assert run.wait_end().failed == "noexec mount namespace: Operation not permitted"
+    assert not run.record.started
 
 
 def test_standard_output_and_error_go_apart(run: Run) -> None:
