@@ -210,7 +210,7 @@ class DurableNode(Node):
 
     def open(self, call: Call, flags: int) -> Handle:
         self.space.may_read(call.caller)
-        if flags & os.O_ACCMODE != os.O_RDONLY:
+        if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             self.space.may_write(call.caller)
         return self._handle(call, flags)
 

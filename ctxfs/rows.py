@@ -265,7 +265,7 @@ class RowNode(Node):
         accmode = flags & os.O_ACCMODE
         if accmode != os.O_WRONLY and not self.may_read(call.caller):
             raise DeniedError(f"{row.name} is not yours to read")
-        if accmode != os.O_RDONLY:
+        if accmode != os.O_RDONLY or flags & os.O_TRUNC:
             self.check_writer(call.caller)
         if row.opener is not None:
             return row.opener(self.fs, self, call, flags)

@@ -726,6 +726,27 @@ def test_a_document_is_written_in_place(mounted: Mounted) -> None:
     assert mounted.stat(f"{D}/handoff.md").st_size == 17
 
 
+def test_a_document_open_for_reading_is_not_truncated(mounted: Mounted) -> None:
+    """open(2) with O_TRUNC empties a file whatever else it asks for."""
+    agent = mounted.agents.named("x")
+    assert agent is not None
+    mounted.put(f"{D}/handoff.md", "task\n")
+    mounted.world.live(agent)
+    with mounted.as_(inside(agent)):
+        mounted.put(f"{D}/result.md", "result\n")
+        artifact = mounted.inode(f"{D}/artifact")
+        info, _ = complete(mounted.ops.create, artifact, b"a", 0o644, os.O_WRONLY, CONTEXT)
+        mounted.write(info.fh, b"whole")
+        mounted.close(info.fh)
+        with refused("EACCES"):
+            mounted.open(f"{D}/handoff.md", os.O_RDONLY | os.O_TRUNC)
+    for name in ("result.md", "artifact/a"):
+        with refused("EACCES"):
+            mounted.open(f"{D}/{name}", os.O_RDONLY | os.O_TRUNC)
+    names = ("handoff.md", "result.md", "artifact/a")
+    assert [mounted.get(f"{D}/{name}") for name in names] == ["task\n", "result\n", "whole"]
+
+
 def test_a_document_may_hold_any_bytes(mounted: Mounted) -> None:
     mounted.put(f"{D}/handoff.md", b"\0\xff")
     fh = mounted.open(f"{D}/handoff.md")
