@@ -12,10 +12,10 @@ import os
 import stat
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ctxfs.caching import Cache
 from ctxfs.handles import FileHandle
@@ -53,7 +53,9 @@ class Space:
     """One tree of real files and its rules.
 
     ``owner`` tells whom every node is shown to belong to; None if to its real owner.
-    ``files`` is how many files and directories there may be.
+    ``limit`` is the size of one file, ``files`` is how many files and directories there
+    may be, and ``total`` how many bytes all files may have together: their sizes as stat(2)
+    tells them, holes included.
     ``may_read`` and ``may_write`` raise for a caller who may not.
     """
 
@@ -63,19 +65,24 @@ class Space:
     links: bool
     limit: int
     files: int | None
+    total: int | None
     incarnation: str | None
     may_read: Callable[[Caller], None]
     may_write: Callable[[Caller], None]
     sync_more: Callable[[], None]
+    #: what there is; None until it is counted
     _entries: int | None = field(default=None, init=False)
+    _bytes: int = field(default=0, init=False)
+
+    def count(self) -> None:
+        """Looks once at all there is, before any of it changes."""
+        if self._entries is None and (self.files is not None or self.total is not None):
+            self._entries, self._bytes = _measure(self.root())
 
     def check_room(self) -> None:
         """``QuotaError`` if one more entry would be too many."""
-        if self.files is None:
-            return
-        if self._entries is None:
-            self._entries = _count(self.root())
-        if self._entries >= self.files:
+        self.count()
+        if self.files is not None and self._entries is not None and self._entries >= self.files:
             raise QuotaError(
                 f"{self.path} has {self._entries} files and directories, "
                 "the configured maximum (files)"
@@ -86,22 +93,52 @@ class Space:
         if self._entries is not None:
             self._entries += change
 
+    @contextmanager
+    def resizing(self, fd: int, size: int) -> Iterator[None]:
+        """While a file becomes longer or shorter; ``QuotaError`` if that were too much.
 
-def _count(root: Path) -> int:
-    """How many entries there are below a directory, with one descriptor at any depth."""
-    count = 0
+        Nothing else may happen in between.
+        """
+        self.count()
+        before = os.fstat(fd).st_size
+        if self.total is not None and size > before and self._bytes + size - before > self.total:
+            raise QuotaError(
+                f"{self.path} has {self._bytes} of at most {self.total} bytes (artifact_max)"
+            )
+        try:
+            yield
+        finally:
+            self._bytes += os.fstat(fd).st_size - before
+
+    def give_back(self, size: int) -> None:
+        """A file of this size is not there any more."""
+        if self._entries is not None:
+            self._bytes -= size
+
+
+def _measure(root: Path) -> tuple[int, int]:
+    """How many entries are below a directory, and the bytes of the files among them.
+
+    One descriptor is enough at any depth.
+    """
+    count = size = 0
     left: list[list[str]] = []
     fd = os.open(root, os.O_RDONLY | _DIRECTORY)
     try:
         while True:
             with os.scandir(fd) as entries:
-                found = [(e.name, e.is_dir(follow_symlinks=False)) for e in entries]
-            count += len(found)
-            left.append([name for name, is_directory in found if is_directory])
+                directories = []
+                for entry in entries:
+                    count += 1
+                    if entry.is_dir(follow_symlinks=False):
+                        directories.append(entry.name)
+                    elif entry.is_file(follow_symlinks=False):
+                        size += entry.stat(follow_symlinks=False).st_size
+            left.append(directories)
             while not left[-1]:
                 left.pop()
                 if not left:
-                    return count
+                    return count, size
                 _change_to(fd, "..")
             _change_to(fd, left[-1].pop())
     finally:
@@ -132,7 +169,9 @@ class DurableNode(Node):
 
     ``key`` are the device and inode number of the backing. ``aliases`` are other
     places where a file with several links was seen. ``gone`` says that nothing
-    has to be looked for by name any more.
+    has to be looked for by name any more. ``handles`` is how often it is open, and
+    ``charged`` whether its bytes count in its space: also without a name, as long as
+    somebody has it open or refers to it.
     """
 
     def __init__(
@@ -153,6 +192,8 @@ class DurableNode(Node):
         self.aliases: tuple[tuple[DurableNode | None, str], ...] = ()
         self.gone = False
         self.lookups = 0
+        self.handles = 0
+        self.charged = True
 
     @property
     def fd(self) -> int:
@@ -196,6 +237,11 @@ class DurableNode(Node):
     def changed(self) -> None:
         self.table.cache.forget_attributes(self.inode)
 
+    def resizing(self, fd: int, size: int) -> AbstractContextManager[None]:
+        if self.space.total is None or not self.charged:
+            return nullcontext()
+        return self.space.resizing(fd, size)
+
     def lookup(self, call: Call, name: str) -> Node:
         self.space.may_read(call.caller)
         return self.table.find(self, name)
@@ -220,11 +266,14 @@ class DurableNode(Node):
             raise IsADirectoryNodeError(f"{self.path} is a directory")
         wanted = os.O_RDONLY if flags & os.O_ACCMODE == os.O_RDONLY else os.O_RDWR
         wanted |= (flags & os.O_TRUNC) | os.O_CLOEXEC
-        fd = os.open(f"/proc/self/fd/{self.fd}", wanted)
         if flags & os.O_TRUNC:
+            with self.resizing(self.fd, 0):
+                fd = os.open(f"/proc/self/fd/{self.fd}", wanted)
             self.changed()
+        else:
+            fd = os.open(f"/proc/self/fd/{self.fd}", wanted)
         caller = call.caller
-        return FileHandle(
+        return _DurableHandle(
             self,
             caller,
             fd,
@@ -290,6 +339,7 @@ class DurableNode(Node):
 
     def unlink(self, call: Call, name: str) -> None:
         self.space.may_write(call.caller)
+        self.space.count()
         target = self.table.find(self, name)
         try:
             os.unlink(name, dir_fd=self.fd)
@@ -325,6 +375,7 @@ class DurableNode(Node):
             receive(call, self, name, new_name)
             self.changed()
             return
+        self.space.count()
         replaced: DurableNode | None = None
         with suppress(MissingError):
             replaced = self.table.find(target, new_name)
@@ -366,17 +417,40 @@ class DurableNode(Node):
             # no set-user-ID files: the mount would ignore them, the backing must not
             os.chmod(path, changes.mode & 0o1777)
         if changes.size is not None:
-            os.truncate(path, changes.size)
+            with self.resizing(self.fd, changes.size):
+                os.truncate(path, changes.size)
         if changes.times is not None and not is_link:
             os.utime(path, ns=changes.times)
         self.changed()
 
 
-class _Descriptors:
-    """Open descriptors of nodes: the ones used last, no more than a number."""
+class _DurableHandle(FileHandle):
+    """An open durable file."""
 
-    def __init__(self, limit: int) -> None:
+    node: DurableNode
+
+    def __init__(self, node: DurableNode, caller: Caller, fd: int, **rules: Any) -> None:
+        super().__init__(node, caller, fd, **rules)
+        node.handles += 1
+
+    def resizing(self, size: int) -> AbstractContextManager[None]:
+        return self.node.resizing(self.fd, size)
+
+    def release(self) -> None:
+        self.node.handles -= 1
+        self.node.table.closing(self.node, self.fd)
+        super().release()
+
+
+class _Descriptors:
+    """Open descriptors of nodes: the ones used last, no more than a number.
+
+    ``closing`` is told which are closed for that reason.
+    """
+
+    def __init__(self, limit: int, closing: Callable[[DurableNode, int], None]) -> None:
         self._limit = limit
+        self._closing = closing
         self._fds: OrderedDict[DurableNode, int] = OrderedDict()
 
     def get(self, node: DurableNode) -> int | None:
@@ -388,7 +462,9 @@ class _Descriptors:
     def put(self, node: DurableNode, fd: int) -> None:
         self._fds[node] = fd
         if len(self._fds) > self._limit:
-            os.close(self._fds.popitem(last=False)[1])
+            evicted, old = self._fds.popitem(last=False)
+            self._closing(evicted, old)
+            os.close(old)
 
     def take(self, node: DurableNode) -> int | None:
         """No longer kept here; the caller has to close it."""
@@ -403,9 +479,9 @@ class Durable:
         self._next = _FIRST
         self._nodes: dict[int, DurableNode] = {}
         self._numbers: dict[tuple[int, int], int] = {}
-        self._open = _Descriptors(_DESCRIPTORS)
+        self._open = _Descriptors(_DESCRIPTORS, self.closing)
         #: of nodes without a name: they cannot be opened again
-        self._removed = _Descriptors(_DESCRIPTORS)
+        self._removed = _Descriptors(_DESCRIPTORS, self.closing)
 
     @staticmethod
     def owns(inode: int) -> bool:
@@ -536,6 +612,24 @@ class Durable:
         node.gone = True
         self._unnumber(node)
 
+    def take_out(self, node: DurableNode) -> None:
+        """It has left its space for a place of the daemon's, with all its bytes."""
+        size = os.fstat(node.fd).st_size
+        node.space.note(-1)
+        node.space.give_back(size)
+        node.charged = False
+        self.remove(node)
+        self.forget(node.inode, 0)
+
+    def closing(self, node: DurableNode, fd: int) -> None:
+        """A descriptor is about to be closed: that of a removed file, if it is the last, is
+        what holds the file's bytes."""
+        if node.gone and node.charged and not node.handles and self._removed.get(node) is None:
+            node.charged = False
+            st = os.fstat(fd)
+            if stat.S_ISREG(st.st_mode):
+                node.space.give_back(st.st_size)
+
     def _unnumber(self, node: DurableNode) -> None:
         if self._numbers.get(node.key) == node.inode:
             del self._numbers[node.key]
@@ -558,6 +652,7 @@ class Durable:
             for descriptors in (self._open, self._removed):
                 fd = descriptors.take(node)
                 if fd is not None:
+                    self.closing(node, fd)
                     os.close(fd)
 
 

@@ -337,6 +337,7 @@ class Filesystem:
             links=False,
             limit=self.runtime.config.document_max,
             files=self.runtime.config.files,
+            total=self.runtime.config.artifact_max,
             incarnation=agent.incarnation,
             may_read=may_read,
             may_write=may_write,
@@ -376,6 +377,7 @@ class Filesystem:
             links=False,
             limit=self.runtime.config.document_max,
             files=self.runtime.config.files,
+            total=self.runtime.config.artifact_max,
             incarnation=None,
             may_read=may_read,
             may_write=may_write,
@@ -398,10 +400,9 @@ class Filesystem:
         if node.is_directory():
             raise ForbiddenError("result.md is a file")
         document = self.runtime.agents.document(agent, "result.md")
+        own.count()
         os.rename(name, document, src_dir_fd=source.fd)
-        own.note(-1)
-        self.durable.remove(node)
-        self.durable.forget(node.inode, 0)
+        self.durable.take_out(node)
         self.agent_changed(agent.index, ("result.md",))
         # the kernel believes that the name is the renamed file's now
         directory = inode_number(Plane.AGENT, agent.index, agent_files.TABLE.number(".d", "agent"))
@@ -448,6 +449,7 @@ class Filesystem:
             links=True,
             limit=2**63 - 1,
             files=None,
+            total=None,
             incarnation=None,
             may_read=self._check_known,
             may_write=self._check_known,
@@ -512,6 +514,7 @@ class Filesystem:
             links=True,
             limit=2**63 - 1,
             files=None,
+            total=None,
             incarnation=None,
             may_read=lambda caller: check(caller, "read"),
             may_write=lambda caller: check(caller, "write"),

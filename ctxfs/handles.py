@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -245,7 +246,7 @@ class FileHandle(Handle):
         sync_more: Callable[[], None],
     ) -> None:
         super().__init__(node, caller)  # type: ignore[arg-type]
-        self._fd = fd
+        self.fd = fd
         self._limit = limit
         self._append = append
         self._may_read = may_read
@@ -255,15 +256,21 @@ class FileHandle(Handle):
 
     def read(self, offset: int, size: int) -> bytes:
         self._may_read()
-        return os.pread(self._fd, size, offset)
+        return os.pread(self.fd, size, offset)
+
+    def resizing(self, size: int) -> AbstractContextManager[None]:
+        """Around what makes the file at least, or by truncation exactly, so many bytes long."""
+        return nullcontext()
 
     def write(self, offset: int, data: bytes) -> int:
         self._may_write()
         if self._append:
-            offset = os.fstat(self._fd).st_size
-        if offset + len(data) > self._limit:
+            offset = os.fstat(self.fd).st_size
+        end = offset + len(data)
+        if end > self._limit:
             raise TooLargeError(f"a document is at most {self._limit} bytes (document_max)")
-        written = os.pwrite(self._fd, data, offset)
+        with self.resizing(end):
+            written = os.pwrite(self.fd, data, offset)
         self._changed()
         return written
 
@@ -271,15 +278,16 @@ class FileHandle(Handle):
         self._may_write()
         if size > self._limit:
             raise TooLargeError(f"a document is at most {self._limit} bytes (document_max)")
-        os.ftruncate(self._fd, size)
+        with self.resizing(size):
+            os.ftruncate(self.fd, size)
         self._changed()
 
     def sync(self) -> None:
-        os.fsync(self._fd)
+        os.fsync(self.fd)
         self._sync_more()
 
     def release(self) -> None:
-        os.close(self._fd)
+        os.close(self.fd)
 
 
 class HistoryHandle(RowHandle):

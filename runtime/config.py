@@ -26,6 +26,7 @@ class Config:
     control_max: int = 64 << 10
     frame_max: int = 1 << 20
     document_max: int = 16 << 20
+    artifact_max: int = 1 << 30
     staged_max: int = 64 << 20
     files: int = 10_000
     connections: int = 256
@@ -102,6 +103,7 @@ _PARSERS: Final = {
     "control_max": _size,
     "frame_max": _size,
     "document_max": _size,
+    "artifact_max": _size,
     "staged_max": _size,
     "files": _count,
     "connections": _count,

@@ -85,6 +85,48 @@ def test_files_cost_no_descriptors_and_are_counted() -> None:
         assert len(os.listdir(f"/proc/{daemon.pid}/fd")) < 700
 
 
+def test_artifacts_have_a_limit_together() -> None:
+    with daemon_of(config="artifact_max: 1M\n") as daemon:
+        other = daemon.run("other", "sleep 1000")
+        wait_status(other, "busy")
+        script = (
+            "cd $CTX_SELF/artifact; cat /dev/zero > a; stat -c %s a; cat $CTX_ROOT/error; "
+            "truncate -s 1 b || echo no; exec 3<a; rm a; echo x > b || echo no; "
+            "exec 3<&-; head -c 1M /dev/zero > b; stat -c %s b; "
+            "echo x > $CTX_SELF/session/context/episode/e && echo apart"
+        )
+        agent = daemon.finish("filler", f"sh -c '{script}'")
+        out = read(agent, "out").splitlines()
+        assert (out[0], *out[2:]) == ("1048576", "no", "no", "1048576", "apart"), out
+        assert "EDQUOT agent/filler.d/artifact" in out[1]
+        assert "1048576 of at most 1048576 bytes (artifact_max)" in out[1]
+        assert "cat: write error: Disk quota exceeded" in read(agent, "log")
+        assert read(other, "status") == "busy\n"
+        assert daemon.finish("next", "sh -c 'echo x > $CTX_SELF/artifact/a'").is_dir()
+        assert read(daemon.agent_dir("next"), "artifact/a") == "x\n"
+
+
+def test_a_daemon_that_starts_again_counts_what_is_there() -> None:
+    with daemon_of(config="artifact_max: 1M\n") as daemon:
+        data = daemon.base / "data"
+        data.mkdir()
+        data.chmod(0o777)
+        script = (
+            "head -c 600K /dev/zero > $CTX_SELF/artifact/a; touch /data/there; "
+            "while ! test -e /data/go; do sleep 0.02; done; "
+            "head -c 600K /dev/zero > $CTX_SELF/artifact/b"
+        )
+        agent = daemon.run("filler", f"sh -c '{script}'", mount=f"{data} /data rw")
+        wait_until((data / "there").exists, "the first file is written")
+        daemon.restart()
+        (data / "go").touch()
+        wait_dead(agent)
+        assert "Disk quota exceeded" in read(agent, "log")
+        sizes = [(agent / "artifact" / name).stat().st_size for name in ("a", "b")]
+        assert sizes[0] == 600 << 10
+        assert (800 << 10) < sum(sizes) <= 1 << 20
+
+
 def test_former_children_are_limited() -> None:
     with daemon_of(config="incarnations: 5\n") as daemon:
         script = (

@@ -51,6 +51,7 @@ def space_of(root: Path, **rules: Any) -> Space:
         "links": False,
         "limit": 100,
         "files": None,
+        "total": None,
         "incarnation": None,
         "may_read": anyone,
         "may_write": anyone,
@@ -132,13 +133,13 @@ def test_a_deep_directory_is_reached_again_from_the_root(table: Durable, top: Du
     assert (st.st_dev, st.st_ino) == key
     assert descriptors() - before <= durable._CHAIN + 1
     assert node.path == "…" + ("/d" * depth)[-200:]
-    assert durable._count(top.space.root()) == depth
+    assert durable._measure(top.space.root()) == (depth, 0)
     while node is not top:
         parent = node.parent
         assert parent is not None
         parent.rmdir(CALL, "d")
         node = parent
-    assert durable._count(top.space.root()) == 0
+    assert durable._measure(top.space.root()) == (0, 0)
 
 
 def test_what_one_operation_uses_is_not_closed_by_a_long_chain(
@@ -307,7 +308,7 @@ def test_one_more_than_files_is_refused(table: Durable, tmp_path: Path) -> None:
         top.symlink(CALL, f"x{os.urandom(4).hex()}", "target")
         with pytest.raises(QuotaError):
             mkdir(top, "x")
-        assert space._entries == durable._count(tmp_path) == 6
+        assert space._entries == durable._measure(tmp_path)[0] == 6
 
 
 def test_a_refused_removal_keeps_the_number(table: Durable, tmp_path: Path) -> None:
@@ -324,6 +325,155 @@ def test_a_refused_removal_keeps_the_number(table: Durable, tmp_path: Path) -> N
         with pytest.raises(Exception, match=r"not empty|is a directory|no such|exists|permitted"):
             refused_call()
     assert space._entries == 2
+
+
+# how much
+
+
+def put(node: DurableNode, data: bytes, offset: int = 0, flags: int = 0) -> None:
+    handle = node.open(CALL, os.O_WRONLY | flags)
+    try:
+        handle.write(offset, data)
+    finally:
+        handle.release()
+
+
+@pytest.fixture
+def small(table: Durable, tmp_path: Path) -> DurableNode:
+    """The root of a space for 100 bytes, of which 30 are there."""
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "old").write_bytes(bytes(30))
+    return known(table.root(space_of(tmp_path, total=100)))
+
+
+def in_space(node: DurableNode, expected: int) -> None:
+    assert node.space._bytes == expected
+    assert node.space._bytes == durable._measure(node.space.root())[1]
+
+
+def test_all_files_together_have_a_limit(small: DurableNode) -> None:
+    a, b = touch(small, "a"), touch(small, "b")
+    put(a, bytes(60))
+    put(a, bytes(10), offset=20)
+    in_space(a, 90)
+    actions: tuple[Callable[[], object], ...] = (
+        lambda: put(b, bytes(11)),
+        lambda: put(b, b"x", offset=10),
+        lambda: put(a, bytes(11), flags=os.O_APPEND),
+        lambda: b.set_attributes(CALL, Changes(size=11)),
+        lambda: a.set_attributes(CALL, Changes(size=71)),
+    )
+    for action in actions:
+        with pytest.raises(QuotaError, match=r"has 90 of at most 100 bytes \(artifact_max\)"):
+            action()
+    put(b, b"x", offset=9)
+    in_space(a, 100)
+    put(a, bytes(60))
+    a.set_attributes(CALL, Changes(size=50))
+    in_space(a, 90)
+    handle = b.open(CALL, os.O_WRONLY | os.O_TRUNC)
+    in_space(a, 80)
+    handle.truncate(20)
+    in_space(a, 100)
+    with pytest.raises(QuotaError):
+        handle.truncate(21)
+    handle.truncate(3)
+    in_space(a, 83)
+    handle.release()
+
+
+def test_what_is_there_may_be_too_much(table: Durable, tmp_path: Path) -> None:
+    """The limit is lower than it was."""
+    (tmp_path / "old").write_bytes(bytes(90))
+    top = known(table.root(space_of(tmp_path, total=50)))
+    old = known(table.find(top, "old"))
+    put(old, bytes(90))
+    old.set_attributes(CALL, Changes(size=60))
+    with pytest.raises(QuotaError):
+        put(old, b"x", offset=60)
+    old.set_attributes(CALL, Changes(size=40))
+    put(old, bytes(10), offset=40)
+    in_space(top, 50)
+
+
+def test_a_failed_write_costs_nothing(small: DurableNode) -> None:
+    file = touch(small, "a")
+    handle = cast(durable._DurableHandle, file.open(CALL, os.O_RDONLY))
+    handle._may_write = lambda: None
+    with pytest.raises(OSError):
+        handle.write(0, b"x")
+    in_space(small, 30)
+    handle.release()
+
+
+def test_removed_files_give_their_bytes_back(table: Durable, small: DurableNode) -> None:
+    for name in ("a", "b"):
+        node = touch(small, name)
+        put(node, bytes(20))
+        table.forget(node.inode, 1)
+    small.unlink(CALL, "a")
+    in_space(small, 50)
+    d = known(table.find(small, "d"))
+    small.rename(CALL, "b", d, "old", replace=True)
+    in_space(small, 20)
+    with pytest.raises(MissingError):
+        small.unlink(CALL, "b")
+    in_space(small, 20)
+
+
+def test_the_first_thing_may_be_a_removal(table: Durable, small: DurableNode) -> None:
+    d = known(table.find(small, "d"))
+    d.unlink(CALL, "old")
+    in_space(small, 0)
+
+
+def test_a_removed_file_counts_while_it_is_open(table: Durable, small: DurableNode) -> None:
+    file = touch(small, "a")
+    first, second = (file.open(CALL, os.O_WRONLY) for _ in range(2))
+    first.write(0, bytes(40))
+    small.unlink(CALL, "a")
+    table.forget(file.inode, 1)
+    first.write(40, bytes(30))
+    with pytest.raises(QuotaError):
+        second.write(70, b"x")
+    first.release()
+    assert small.space._bytes == 100
+    second.release()
+    in_space(small, 30)
+
+
+def test_a_removed_file_counts_while_somebody_refers_to_it(
+    table: Durable, small: DurableNode
+) -> None:
+    """It can be opened again by /proc/self/fd."""
+    file = touch(small, "a")
+    put(file, bytes(40))
+    small.unlink(CALL, "a")
+    assert small.space._bytes == 70
+    file.open(CALL, os.O_RDONLY).release()
+    assert small.space._bytes == 70
+    table.forget(file.inode, 1)
+    in_space(small, 30)
+
+
+def test_of_very_many_removed_files_the_first_are_gone(
+    table: Durable, small: DurableNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table._removed, "_limit", 1)
+    one, two, three = (touch(small, name) for name in "abc")
+    handle = two.open(CALL, os.O_WRONLY)
+    for node in (one, two, three):
+        put(node, bytes(20))
+    small.unlink(CALL, "a")
+    small.unlink(CALL, "b")
+    assert small.space._bytes == 70
+    small.unlink(CALL, "c")
+    assert small.space._bytes == 70, "it is open"
+    handle.release()
+    assert small.space._bytes == 50
+    for node in (one, two, three):
+        table.forget(node.inode, 1)
+    in_space(small, 30)
 
 
 # attributes
@@ -420,6 +570,53 @@ def test_a_taken_result_makes_room(mounted: Mounted) -> None:
         with refused("EDQUOT"):
             complete(mounted.ops.mkdir, inode, b"e", 0o755, CONTEXT)
     evict(mounted.fs.durable)
+
+
+def test_bytes_are_refused_given_back_and_counted_apart(tmp_path: Path) -> None:
+    with mounted_in(tmp_path, artifact_max=10) as mounted:
+        agent = mounted.make("coder")
+        mounted.world.live(agent)
+        session = "home/0/agent/coder/session/default/context/episode"
+        with mounted.as_(inside(agent)):
+            for place in ("agent/coder.d/artifact", session):
+                inode = mounted.inode(place)
+                info, entry = complete(
+                    mounted.ops.create, inode, b"a", 0o644, os.O_WRONLY, CONTEXT
+                )
+                assert mounted.write(info.fh, b"0123456789") == 10
+                with refused("EDQUOT"):
+                    mounted.write(info.fh, b"x", 10)
+                assert f"{place} has 10 of at most 10 bytes (artifact_max)" in mounted.reason
+                complete(mounted.ops.unlink, inode, b"a", CONTEXT)
+                with refused("EDQUOT"):
+                    mounted.write(info.fh, b"x", 10)
+                complete(mounted.ops.release, info.fh)
+                complete(mounted.ops.forget, [(entry.st_ino, 1)])
+                info, _ = complete(mounted.ops.create, inode, b"b", 0o644, os.O_WRONLY, CONTEXT)
+                assert mounted.write(info.fh, b"0123456789") == 10
+                complete(mounted.ops.release, info.fh)
+        evict(mounted.fs.durable)
+
+
+def test_the_bytes_of_a_taken_result_are_the_results(tmp_path: Path) -> None:
+    with mounted_in(tmp_path, artifact_max=10) as mounted:
+        agent = mounted.make("coder")
+        mounted.world.live(agent)
+        with mounted.as_(inside(agent)):
+            inode, home = mounted.inode("agent/coder.d/artifact"), mounted.inode("agent/coder.d")
+            info, entry = complete(mounted.ops.create, inode, b"a", 0o644, os.O_WRONLY, CONTEXT)
+            mounted.write(info.fh, b"0123456789")
+            complete(mounted.ops.rename, inode, b"a", home, b"result.md", 0, CONTEXT)
+            mounted.write(info.fh, b"more", 10)
+            complete(mounted.ops.release, info.fh)
+            complete(mounted.ops.forget, [(entry.st_ino, 1)])
+            assert mounted.get("agent/coder.d/result.md") == "0123456789more"
+            info, _ = complete(mounted.ops.create, inode, b"b", 0o644, os.O_WRONLY, CONTEXT)
+            mounted.write(info.fh, b"0123456789")
+            with refused("EDQUOT"):
+                mounted.write(info.fh, b"x", 10)
+            complete(mounted.ops.release, info.fh)
+        evict(mounted.fs.durable)
 
 
 def test_a_space_made_anew_is_another(mounted: Mounted) -> None:
