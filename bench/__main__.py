@@ -10,11 +10,10 @@ import signal
 import sys
 import textwrap
 from collections.abc import Sequence
-from contextlib import ExitStack
 from statistics import median
 from typing import Final
 
-from bench.measure import Ratio, compare
+from bench.measure import Ratio
 from bench.rows import LISTED, ROWS, Row
 from bench.setting import SettingError, prepared
 
@@ -67,20 +66,17 @@ def _time(nanoseconds: float) -> str:
 
 
 def _cells(ratio: Ratio) -> tuple[str, ...]:
-    low, middle, high = ratio.spread
     return (
         ratio.row,
         ratio.subject_name,
         _time(median(ratio.subject)),
         ratio.reference_name,
         _time(median(ratio.reference)),
-        f"{low:.2f}",
-        f"{middle:.2f}",
-        f"{high:.2f}",
+        *(f"{found:.2f}" if found >= 0.1 else f"{found:.2g}" for found in ratio.spread),
     )
 
 
-_WIDTHS: Final = (13, 7, 9, 14, 9, 9, 9, 9)
+_WIDTHS: Final = (19, 11, 9, 14, 9, 9, 9, 9)
 
 
 def _print_cells(cells: Sequence[str]) -> None:
@@ -119,10 +115,8 @@ def run(rows: Sequence[Row], *, rounds: int, as_json: bool) -> None:
             _print_cells(_HEADINGS)
         found: list[Ratio] = []
         for row in rows:
-            with ExitStack() as stack:
-                subject, references = row.sides(setting, stack)
-                count = max(min(3, rounds), math.ceil(rounds * row.share))
-                ratios = compare(row.name, subject, references, count)
+            count = max(min(3, rounds), math.ceil(rounds * row.share))
+            ratios = row.measure(row.name, setting, count)
             found += ratios
             if not as_json:
                 for ratio in ratios:

@@ -4,17 +4,23 @@ In every round each side is timed once, in a batch long enough to be far above
 the timer's resolution; the side that begins changes from round to round. A
 ratio is made within a round only, so that what slows the whole machine for a
 while slows both of its parts.
+
+What can happen only once to what it happens to, and takes long to set up, is
+an episode: it is run once a round, sets up and clears away by itself, and tells
+what it timed between the two.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
+
+from bench import progress
 
 #: one batch of any side takes at least this long, unless one call does already
 _BATCH_NS: Final = 20_000_000
@@ -27,6 +33,32 @@ class Side:
 
     name: str
     call: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Episode:
+    """Something that is timed once a round; ``run`` returns nanoseconds by what they tell of."""
+
+    name: str
+    run: Callable[[], Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One of the times that an episode returns, and what it is called where it is shown."""
+
+    name: str
+    episode: Episode
+    time: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A ratio to be made of two times of one round."""
+
+    row: str
+    subject: Part
+    reference: Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +82,8 @@ class Ratio:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """No garbage collection of ours inside a batch."""
+def undisturbed() -> Iterator[None]:
+    """No garbage collection of ours while something is timed."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -64,7 +96,7 @@ def _undisturbed() -> Iterator[None]:
 
 def time_calls(call: Callable[[], object], count: int) -> int:
     """Nanoseconds that ``count`` calls take."""
-    with _undisturbed():
+    with undisturbed():
         begin = time.perf_counter_ns()
         for _ in range(count):
             call()
@@ -99,4 +131,31 @@ def compare(row: str, subject: Side, references: Sequence[Side], rounds: int) ->
             reference=tuple(times),
         )
         for side, times in zip(references, found[1:], strict=True)
+    ]
+
+
+def compare_episodes(pairs: Sequence[Pair], rounds: int) -> list[Ratio]:
+    """Runs every episode of the pairs once in each of ``rounds``, in turn."""
+    parts = [part for pair in pairs for part in (pair.subject, pair.reference)]
+    episodes = list(dict.fromkeys(part.episode for part in parts))
+    found: list[dict[Episode, Mapping[str, float]]] = []
+    try:
+        for number in range(rounds):
+            times: dict[Episode, Mapping[str, float]] = {}
+            for position in range(len(episodes)):
+                episode = episodes[(number + position) % len(episodes)]
+                progress.show(f"{pairs[0].row}: round {number + 1} of {rounds}, {episode.name}")
+                times[episode] = episode.run()
+            found.append(times)
+    finally:
+        progress.clear()
+    return [
+        Ratio(
+            row=pair.row,
+            subject_name=pair.subject.name,
+            reference_name=pair.reference.name,
+            subject=tuple(times[pair.subject.episode][pair.subject.time] for times in found),
+            reference=tuple(times[pair.reference.episode][pair.reference.time] for times in found),
+        )
+        for pair in pairs
     ]

@@ -7,14 +7,15 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Final
 
-from bench.measure import Side
+from bench.agents import agent, await_end, check_done, fresh_name, make, running_agent, start, write
+from bench.measure import Pair, Part, Ratio, Side, compare, compare_episodes
 from bench.minimal import FILES
 from bench.setting import Setting
+from bench.trees import idling, killed_cgroup, killed_parent, running_tree, settle
 from runtime.config import FALLBACK_AGENT_ID, Config
 
 #: agents in the row ``crowd``
@@ -22,18 +23,37 @@ CROWD: Final = 100
 #: agents in the row ``list``; each has three names there
 LISTED: Final = 1000
 
+#: children of the smaller and of the larger tree that is ended
+SMALL: Final = 100
+LARGE: Final = 1000
+#: children of one that is ended before, untimed
+WARMING: Final = 5
+
 Sides = tuple[Side, list[Side]]
+MakeSides = Callable[[Setting, ExitStack], Sides]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One comparison. ``sides`` makes the subject and its references, and undoes them."""
+    """One comparison, or several of what is timed together."""
 
     name: str
     doc: str
-    sides: Callable[[Setting, ExitStack], Sides]
+    #: of the row's name, where things are, and the number of rounds
+    measure: Callable[[str, Setting, int], list[Ratio]]
     #: part of the rounds that it gets, for rows whose single call is long
     share: float = 1.0
+
+
+def _in_batches(sides: MakeSides) -> Callable[[str, Setting, int], list[Ratio]]:
+    """``sides`` makes the subject and its references, and puts on the stack what undoes them."""
+
+    def measure(row: str, setting: Setting, rounds: int) -> list[Ratio]:
+        with ExitStack() as stack:
+            subject, references = sides(setting, stack)
+            return compare(row, subject, references, rounds)
+
+    return measure
 
 
 # plain file operations, with nothing but the system calls inside
@@ -57,90 +77,13 @@ def _overwrite(path: str, values: Iterator[bytes]) -> Callable[[], object]:
     return call
 
 
-def _write(path: str, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_TRUNC)
-    try:
-        os.write(fd, data)
-    finally:
-        os.close(fd)
-
-
 def _values() -> Iterator[bytes]:
     """JSON objects of one length, no two after each other the same."""
     for number in itertools.cycle(range(10)):
         yield json.dumps({"number": number}).encode() + b"\n"
 
 
-# agents
-
-_numbers: Final = itertools.count(1)
-
-
-def _fresh_name() -> str:
-    """Used once: a name keeps its history, and the row would measure how that grows."""
-    return f"b{next(_numbers)}"
-
-
-def _directory(setting: Setting, name: str) -> str:
-    return f"{setting.ctx}/agent/{name}.d"
-
-
-def _make(setting: Setting, name: str, command: bytes) -> str:
-    directory = _directory(setting, name)
-    os.mkdir(directory)
-    _write(f"{directory}/exec", command)
-    return directory
-
-
-def _start(directory: str) -> None:
-    fd = os.open(f"{directory}/ctl", os.O_WRONLY)
-    try:
-        os.write(fd, b"start\n")
-    finally:
-        os.close(fd)
-
-
-def _await(directory: str) -> None:
-    fd = os.open(f"{directory}/wait", os.O_RDONLY)
-    try:
-        while os.read(fd, 4096):
-            pass
-    finally:
-        os.close(fd)
-
-
-def _check_done(directory: str) -> None:
-    """A row about agents that end well must not time agents that fail."""
-    reason = Path(directory, "reason").read_text()
-    if reason != "exit:0\n":
-        raise RuntimeError(f"an agent of the bench ended with {reason.strip() or 'nothing'}")
-
-
-@contextmanager
-def _agent(setting: Setting, name: str) -> Iterator[str]:
-    directory = _make(setting, name, b"true\n")
-    try:
-        yield directory
-    finally:
-        os.rmdir(directory)
-
-
-@contextmanager
-def _running_agent(setting: Setting) -> Iterator[tuple[str, int]]:
-    """(name, pid of its program) of an agent that runs until the row is over."""
-    name = _fresh_name()
-    directory = _make(setting, name, b"sleep infinity\n")
-    try:
-        _start(directory)
-        while not (pid := Path(directory, "pid").read_text().strip()):
-            if Path(directory, "status").read_text() == "dead\n":
-                _check_done(directory)
-        yield name, int(pid)
-    finally:
-        if Path(directory, "status").read_text() != "dead\n":
-            Path(directory, "ctl").write_text("kill\n")
-        _await(directory)
-        os.rmdir(directory)
+# what is compared with agents
 
 
 def _copies(setting: Setting, name: str, stack: ExitStack) -> list[tuple[str, str]]:
@@ -196,7 +139,7 @@ def _bare(setting: Setting) -> Callable[[], int]:
 
 
 def _stat_sides(setting: Setting, stack: ExitStack) -> Sides:
-    directory = stack.enter_context(_agent(setting, "bench"))
+    directory = stack.enter_context(agent(setting, "bench"))
 
     def side(name: str, where: str) -> Side:
         path = f"{where}/status"
@@ -206,9 +149,9 @@ def _stat_sides(setting: Setting, stack: ExitStack) -> Sides:
     return side("ctxfs", directory), references
 
 
-def _read_sides(file: str) -> Callable[[Setting, ExitStack], Sides]:
+def _read_sides(file: str) -> MakeSides:
     def sides(setting: Setting, stack: ExitStack) -> Sides:
-        directory = stack.enter_context(_agent(setting, "bench"))
+        directory = stack.enter_context(agent(setting, "bench"))
         references = [
             Side(name=name, call=_read(f"{where}/{file}"))
             for name, where in _copies(setting, "bench", stack)
@@ -219,13 +162,13 @@ def _read_sides(file: str) -> Callable[[Setting, ExitStack], Sides]:
 
 
 def _commit_sides(setting: Setting, stack: ExitStack) -> Sides:
-    directory = stack.enter_context(_agent(setting, "bench"))
+    directory = stack.enter_context(agent(setting, "bench"))
     values = _values()
     places = _copies(setting, "bench", stack)
     references = [
         Side(name=name, call=_overwrite(f"{where}/meta.json", values)) for name, where in places
     ]
-    write = _overwrite(f"{places[0][1]}/meta.json", values)
+    overwrite = _overwrite(f"{places[0][1]}/meta.json", values)
     database = sqlite3.connect(setting.state / "reference.db", isolation_level=None)
     stack.callback(database.close)
     database.execute("PRAGMA journal_mode=WAL")
@@ -234,7 +177,7 @@ def _commit_sides(setting: Setting, stack: ExitStack) -> Sides:
     database.execute("INSERT INTO control VALUES (1, '')")
 
     def write_and_commit() -> None:
-        write()
+        overwrite()
         database.execute("BEGIN IMMEDIATE")
         database.execute("UPDATE control SET data=? WHERE idx=1", (next(values).decode(),))
         database.execute("COMMIT")
@@ -245,10 +188,10 @@ def _commit_sides(setting: Setting, stack: ExitStack) -> Sides:
 
 def _run_sides(setting: Setting, stack: ExitStack) -> Sides:
     def run() -> None:
-        directory = _make(setting, _fresh_name(), b"true\n")
-        _start(directory)
-        _await(directory)
-        _check_done(directory)
+        directory = make(setting, fresh_name(), b"true\n")
+        start(directory)
+        await_end(directory)
+        check_done(directory)
         os.rmdir(directory)
 
     spawn = _bare(setting)
@@ -256,14 +199,14 @@ def _run_sides(setting: Setting, stack: ExitStack) -> Sides:
 
 
 def _child_sides(setting: Setting, stack: ExitStack) -> Sides:
-    parent, pid = stack.enter_context(_running_agent(setting))
+    parent, pid = stack.enter_context(running_agent(setting))
 
     def run() -> None:
-        directory = _make(setting, _fresh_name(), b"true\n")
-        _write(f"{directory}/parent", f"agent:{parent}\n".encode())
-        _start(directory)
-        _await(directory)
-        _check_done(directory)
+        directory = make(setting, fresh_name(), b"true\n")
+        write(f"{directory}/parent", f"agent:{parent}\n".encode())
+        start(directory)
+        await_end(directory)
+        check_done(directory)
         os.rmdir(directory)
 
     ids = str(FALLBACK_AGENT_ID)
@@ -277,13 +220,13 @@ def _child_sides(setting: Setting, stack: ExitStack) -> Sides:
 
 def _crowd_sides(setting: Setting, stack: ExitStack) -> Sides:
     def run() -> None:
-        directories = [_make(setting, _fresh_name(), b"true\n") for _ in range(CROWD)]
+        directories = [make(setting, fresh_name(), b"true\n") for _ in range(CROWD)]
         for directory in directories:
-            _start(directory)
+            start(directory)
         for directory in directories:
-            _await(directory)
+            await_end(directory)
         for directory in directories:
-            _check_done(directory)
+            check_done(directory)
             os.rmdir(directory)
 
     spawn = _bare(setting)
@@ -303,7 +246,7 @@ def _crowd_sides(setting: Setting, stack: ExitStack) -> Sides:
 
 def _list_sides(setting: Setting, stack: ExitStack) -> Sides:
     for _ in range(LISTED):
-        stack.enter_context(_agent(setting, _fresh_name()))
+        stack.enter_context(agent(setting, fresh_name()))
     listed = f"{setting.ctx}/agent"
     copy = setting.tmpfs / "many"
     copy.mkdir()
@@ -317,53 +260,123 @@ def _list_sides(setting: Setting, stack: ExitStack) -> Sides:
     return side("ctxfs", listed), references
 
 
+def _end_pairs(setting: Setting, size: int, *, suffix: str = "") -> list[Pair]:
+    parent, kill = killed_parent(setting, size), killed_cgroup(setting, size)
+    return [
+        Pair(
+            row=f"end-{time}{suffix}",
+            subject=Part(name="parent", episode=parent, time=time),
+            reference=Part(name="cgroup.kill", episode=kill, time="gone"),
+        )
+        for time in ("gone", "recorded")
+    ]
+
+
+def _end(row: str, setting: Setting, rounds: int) -> list[Ratio]:
+    killed_parent(setting, WARMING).run()
+    return compare_episodes(_end_pairs(setting, SMALL), rounds)
+
+
+def _end_large(row: str, setting: Setting, rounds: int) -> list[Ratio]:
+    small, large = _end_pairs(setting, SMALL), _end_pairs(setting, LARGE, suffix=f"-{LARGE}")
+    growths = [
+        (f"{less.row}-growth", more.subject, less.subject)
+        for more, less in zip(large, small, strict=True)
+    ]
+    growths.append(("end-kill-growth", large[0].reference, small[0].reference))
+    for name, more, less in growths:
+        large.append(
+            Pair(
+                row=name,
+                subject=replace(more, name=f"1 of {LARGE}", time=f"{more.time}/child"),
+                reference=replace(less, name=f"1 of {SMALL}", time=f"{less.time}/child"),
+            )
+        )
+    killed_parent(setting, WARMING).run()
+    return compare_episodes(large, rounds)
+
+
+def _idle(row: str, setting: Setting, rounds: int) -> list[Ratio]:
+    def pairs(name: str) -> list[Pair]:
+        used = Part(name=name, episode=idling(setting, name), time="cpu")
+        return [Pair(row=row, subject=used, reference=replace(used, name="one CPU", time="wall"))]
+
+    settle()
+    found = compare_episodes(pairs("0 agents"), rounds)
+    with running_tree(setting, LARGE):
+        settle()
+        return found + compare_episodes(pairs(f"{LARGE} agents"), rounds)
+
+
 ROWS: Final = (
     Row(
         name="stat",
         doc="stat(2) of an agent's status, names and attributes cached, against the same path "
         "on tmpfs and in the minimal filesystem",
-        sides=_stat_sides,
+        measure=_in_batches(_stat_sides),
     ),
     Row(
         name="read-control",
         doc="open, read, close of exec, whose pages ctxfs lets the kernel keep and the minimal "
         "filesystem does not, against the same on tmpfs and there",
-        sides=_read_sides("exec"),
+        measure=_in_batches(_read_sides("exec")),
     ),
     Row(
         name="read-status",
         doc="the same of status, which can be polled and is therefore rendered at every read",
-        sides=_read_sides("status"),
+        measure=_in_batches(_read_sides("status")),
     ),
     Row(
         name="commit",
         doc="open to replace, write, close of meta.json, which ctxfs commits durably, against a "
         "file on tmpfs, a file in the minimal filesystem's memory, and a file on tmpfs plus a "
         "commit to a SQLite database (WAL, synchronous=NORMAL) beside the daemon's",
-        sides=_commit_sides,
+        measure=_in_batches(_commit_sides),
     ),
     Row(
         name="run",
         doc="mkdir, exec=true, start, wait, rmdir of an agent, against bubblewrap with the same "
         "namespaces, view and ids run to its end",
-        sides=_run_sides,
+        measure=_in_batches(_run_sides),
     ),
     Row(
         name="child",
         doc="the same of a child in its parent's cell, against nsenter and bubblewrap in there",
-        sides=_child_sides,
+        measure=_in_batches(_child_sides),
     ),
     Row(
         name="crowd",
         doc=f"{CROWD} agents made, started, waited for and removed together, against as many "
         "bubblewraps started and waited for together",
-        sides=_crowd_sides,
+        measure=_in_batches(_crowd_sides),
         share=0.2,
     ),
     Row(
         name="list",
         doc=f"listing agent/ with {LISTED} agents, three names each, against as many files in a "
         "directory on tmpfs and in the minimal filesystem",
-        sides=_list_sides,
+        measure=_in_batches(_list_sides),
+    ),
+    Row(
+        name="end",
+        doc=f"end-gone, end-recorded: SIGKILL to the program of an agent with {SMALL} children, "
+        "until the last process is gone and until every end is recorded, against one write to "
+        "cgroup.kill above such a tree, the daemon stopped, until the last process is gone",
+        measure=_end,
+        share=0.34,
+    ),
+    Row(
+        name="end-large",
+        doc=f"the same with {LARGE} children; and ...-growth: the time for one of {LARGE} children "
+        f"against that for one of {SMALL}, and the same of cgroup.kill",
+        measure=_end_large,
+        share=0.2,
+    ),
+    Row(
+        name="idle",
+        doc=f"CPU time of the daemon, its helpers, and all agents, with no agent and with {LARGE} "
+        "that do nothing, against one CPU",
+        measure=_idle,
+        share=0.2,
     ),
 )

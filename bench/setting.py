@@ -12,12 +12,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Final
 
 from runtime import linux
 from runtime.cgroups import Cgroup, find_root
+from runtime.errors import StartupError
 
 _START_SECONDS: Final = 30.0
 _END_SECONDS: Final = 60.0
@@ -34,6 +35,10 @@ class Setting:
     """Where things are. The three filesystems are mounted side by side, at one depth."""
 
     base: Path
+    #: what the daemon makes its cgroups below
+    cgroup: Cgroup
+    #: pid of ctxd, a child of this process; 0 until it runs
+    daemon: int = 0
 
     @property
     def ctx(self) -> Path:
@@ -99,8 +104,7 @@ def _unmount_below(base: Path) -> None:
                 linux.unmount(Path(entry.point), linux.MNT_DETACH)
 
 
-def _remove_cgroup(name: str) -> None:
-    group = Cgroup(find_root(Path(name))[0])
+def _remove_cgroup(group: Cgroup) -> None:
     if not group.exists():
         return
     group.kill()
@@ -125,24 +129,27 @@ def prepared(*, many: int) -> Iterator[Setting]:
     if os.geteuid() != 0:
         raise SettingError("the bench needs root: it mounts filesystems and starts ctxd")
     signal.signal(signal.SIGTERM, _raise_interrupt)
-    ctxd = Path(sys.executable).parent / "ctxd"
-    if not ctxd.exists():
-        raise SettingError(f"{ctxd} is missing: run make setup")
+    program = Path(sys.executable).parent / "ctxd"
+    if not program.exists():
+        raise SettingError(f"{program} is missing: run make setup")
     with ExitStack() as stack:
-        setting = Setting(base=Path(tempfile.mkdtemp(prefix="ctxbench-")))
+        try:
+            cgroup = Cgroup(find_root(Path(f"ctxbench-{os.getpid()}"))[0])
+        except StartupError as error:
+            raise SettingError(str(error)) from None
+        setting = Setting(base=Path(tempfile.mkdtemp(prefix="ctxbench-")), cgroup=cgroup)
         stack.callback(_remove_tree, setting.base)
         # agents have another uid and reach what they share with the daemon by its path
         setting.base.chmod(0o755)
         for directory in (setting.tmpfs, setting.minimal, setting.state):
             directory.mkdir()
         linux.mount("ctxbench", setting.tmpfs, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV)
-        cgroup = f"ctxbench-{os.getpid()}"
         stack.callback(_remove_cgroup, cgroup)
         minimal = [sys.executable, "-m", "bench.minimal", str(setting.minimal)]
         minimal += ["--timeout", _TIMEOUT, "--many", str(many)]
         stack.enter_context(_running(minimal, setting.base / "minimal.log"))
-        daemon = [str(ctxd), "--mount", str(setting.ctx), "--cgroup", cgroup]
+        daemon = [str(program), "--mount", str(setting.ctx), "--cgroup", str(cgroup.path)]
         daemon += ["--state", str(setting.base / "state"), "--runtime", str(setting.base / "run")]
         daemon += ["--config", "/dev/null", "--log-level", "warning"]
-        stack.enter_context(_running(daemon, setting.base / "ctxd.log"))
-        yield setting
+        ctxd = stack.enter_context(_running(daemon, setting.base / "ctxd.log"))
+        yield replace(setting, daemon=ctxd.pid)

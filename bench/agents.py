@@ -1,0 +1,116 @@
+"""Agents for the rows, made and used through the files of the mount."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import select
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from bench.setting import Setting
+
+_START_SECONDS: Final = 120.0
+_numbers: Final = itertools.count(1)
+
+
+def fresh_name() -> str:
+    """Used once: a name keeps its history, and the row would measure how that grows."""
+    return f"b{next(_numbers)}"
+
+
+def write(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_TRUNC)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
+
+
+def directory_of(setting: Setting, name: str) -> str:
+    return f"{setting.ctx}/agent/{name}.d"
+
+
+def make(setting: Setting, name: str, command: bytes) -> str:
+    directory = directory_of(setting, name)
+    os.mkdir(directory)
+    write(f"{directory}/exec", command)
+    return directory
+
+
+def start(directory: str) -> None:
+    fd = os.open(f"{directory}/ctl", os.O_WRONLY)
+    try:
+        os.write(fd, b"start\n")
+    finally:
+        os.close(fd)
+
+
+def await_end(directory: str) -> None:
+    fd = os.open(f"{directory}/wait", os.O_RDONLY)
+    try:
+        while os.read(fd, 4096):
+            pass
+    finally:
+        os.close(fd)
+
+
+def check_done(directory: str) -> None:
+    """A row about agents that end well must not time agents that fail."""
+    reason = Path(directory, "reason").read_text()
+    if reason != "exit:0\n":
+        raise RuntimeError(f"an agent of the bench ended with {reason.strip() or 'nothing'}")
+
+
+def _kill(directory: str) -> None:
+    try:
+        Path(directory, "ctl").write_text("kill\n")
+    except OSError as error:
+        if error.errno != errno.EBUSY:  # dead already
+            raise
+
+
+def await_busy(directory: str) -> None:
+    """Until its program runs, woken by poll(2)."""
+    deadline = time.monotonic() + _START_SECONDS
+    fd = os.open(f"{directory}/status", os.O_RDONLY)
+    try:
+        changed = select.poll()
+        changed.register(fd, select.POLLPRI)
+        while (status := os.pread(fd, 64, 0)) != b"busy\n":
+            if status == b"dead\n":
+                reason = Path(directory, "reason").read_text().strip()
+                raise RuntimeError(f"an agent of the bench did not run on: {reason}")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{directory} is {status.decode().strip()}, not busy")
+            changed.poll(1000)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def agent(setting: Setting, name: str) -> Iterator[str]:
+    directory = make(setting, name, b"true\n")
+    try:
+        yield directory
+    finally:
+        os.rmdir(directory)
+
+
+@contextmanager
+def running_agent(setting: Setting) -> Iterator[tuple[str, int]]:
+    """(name, pid of its program) of an agent that runs until it is left, with what it owns."""
+    name = fresh_name()
+    directory = make(setting, name, b"sleep infinity\n")
+    try:
+        start(directory)
+        await_busy(directory)
+        yield name, int(Path(directory, "pid").read_text())
+    finally:
+        _kill(directory)
+        await_end(directory)
+        os.rmdir(directory)
