@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,19 +27,23 @@ MARK = f"ctxtest-{os.getpid()}"
 _numbers = itertools.count(1)
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout: float = TIMEOUT) -> None:
+def wait_until(
+    condition: Callable[[], object], what: str, timeout: float = TIMEOUT, interval: float = 0.005
+) -> None:
     """For what gives no event to wait for; looks often and fails with a name."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout} s: {what}")
-        select.select([], [], [], 0.005)
+        select.select([], [], [], interval)
 
 
 class Daemon:
     """One ctxd. Start, stop and kill it as often as the test needs."""
 
-    def __init__(self, *, config: str = "") -> None:
+    def __init__(self, *, config: str = "", env: Mapping[str, str] | None = None) -> None:
+        #: added to the environment of the daemon, at each start
+        self.env = dict(env or {})
         self.base = Path(tempfile.mkdtemp(prefix=f"{MARK}-", dir="/tmp"))
         self.base.chmod(0o755)
         self.root = self.base / "ctx"
@@ -68,23 +72,40 @@ class Daemon:
 
     def start(self) -> None:
         """Returns when the daemon has said ``ready``."""
+        said = self._begin()
+        assert b"ready\n" in said, f"the daemon did not get ready: {said.decode()}"
+
+    def start_or_die(self) -> bool:
+        """Like ``start``; False if the daemon was killed before it was ready."""
+        if b"ready\n" in self._begin():
+            return True
+        self.wait_killed()
+        return False
+
+    def _begin(self) -> bytes:
+        """What the daemon says until it is ready, or dead."""
         read_end, write_end = os.pipe()
         with open(self.log, "ab") as log:
             tee = subprocess.Popen(["tee", "-a", str(self.log)], stdin=subprocess.PIPE,
                                    stdout=write_end, stderr=log)
             os.close(write_end)
-            self.process = subprocess.Popen(self.command(), stderr=tee.stdin)
+            self.process = subprocess.Popen(
+                self.command(), stderr=tee.stdin, env={**os.environ, **self.env}
+            )
             assert tee.stdin is not None
             tee.stdin.close()
         self._tee = tee
+        self._stderr = read_end
         said = b""
         deadline = time.monotonic() + TIMEOUT
         while b"ready\n" not in said:
-            readable, _, _ = select.select([read_end], [], [], deadline - time.monotonic())
+            left = max(0.0, deadline - time.monotonic())
+            readable, _, _ = select.select([read_end], [], [], left)
             part = os.read(read_end, 4096) if readable else b""
-            assert part, f"the daemon did not get ready: {said.decode()}"
+            if not part:
+                break
             said += part
-        self._stderr = read_end
+        return said
 
     def _reap(self) -> int:
         assert self.process is not None
@@ -106,6 +127,27 @@ class Daemon:
         assert self.process is not None
         self.process.kill()
         self._reap()
+
+    def has_ended(self, timeout: float = 0.0) -> bool:
+        """Whether the process ends in this time, by whatever."""
+        process = self.process
+        if process is None:
+            return True
+        try:
+            fd = os.pidfd_open(process.pid)
+        except ProcessLookupError:  # another thread has reaped it
+            return True
+        try:
+            return bool(select.select([fd], [], [], timeout)[0])
+        finally:
+            os.close(fd)
+
+    def wait_killed(self, timeout: float = TIMEOUT) -> None:
+        """Until the daemon has been killed by SIGKILL, not by this process."""
+        assert self.has_ended(timeout), f"the daemon was not killed within {timeout} s"
+        status = self._reap()
+        said = self.log.read_text(errors="replace")
+        assert status == -signal.SIGKILL, f"the daemon ended with {status}:\n{said}"
 
     def restart(self) -> None:
         """After a crash."""

@@ -177,7 +177,8 @@ def test_depth_and_number_of_children_are_limited() -> None:
 
     with daemon_of(config="depth: 2\nchildren: 1\n") as daemon:
         deep = _script("mkdir l3.d || cat $CTX_ROOT/error")
-        lines = [*_child("l2", deep, may_create=True), "cat l2.d/wait", "mkdir other.d || cat $CTX_ROOT/error"]
+        lines = [*_child("l2", deep, may_create=True), "cat l2.d/wait"]
+        lines.append("mkdir other.d || cat $CTX_ROOT/error")
         agent = daemon.finish("l1", _script(*lines))
         assert "EDQUOT agent/l3.d" in read(daemon.agent_dir("l2"), "out")
         assert "EDQUOT agent/other.d" in read(agent, "out")

@@ -1,0 +1,752 @@
+"""What must hold of the agents of a daemon that may die at any instruction.
+
+``Journal`` performs an operator's operations and keeps what was acknowledged.
+``Invariants`` watches processes, cgroups, waiters and histories over crashes of
+the daemon, and says what is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from runtime.cgroups import Cgroup
+from runtime.record import Record, read_record
+from tests.harness import Daemon, alive, wait_dead, wait_until, write
+
+#: recorded ends, adopted agents: all that a daemon does by itself after its start
+SETTLE_SECONDS: Final = 15.0
+#: looking at everything costs the daemon more than a moment
+_INTERVAL: Final = 0.02
+
+_GONE: Final = (errno.ENOTCONN, errno.ECONNABORTED, errno.EIO)
+_LIVE: Final = frozenset({"starting", "ready", "busy", "idle", "paused", "stopping"})
+_ENDING: Final = frozenset({"stopping", "dead"})
+#: what an agent can be after an acknowledged verb, if nobody says another
+_AFTER: Final = {
+    "start": frozenset({"starting", "busy"}) | _ENDING,
+    "stop": _ENDING,
+    "kill": _ENDING,
+    "pause": frozenset({"paused"}) | _ENDING,
+    "resume": frozenset({"busy"}) | _ENDING,
+    "reset": frozenset({"new"}),
+}
+_CHANNEL: Final = {"interrupted": "cancelled"}
+
+
+def told_write(text: str) -> str:
+    """Shell commands that give a result back, and say what they were told of it.
+
+    The shell's own echo does not look at what close(2) says, where the write is committed.
+    """
+    return (
+        f"echo try result.md {text}; /bin/echo {text} > $CTX_SELF/result.md "
+        f"&& echo ack result.md {text}"
+    )
+
+
+class Crashed(Exception):
+    """The daemon died during an operation, which it may or may not have done."""
+
+
+@dataclass
+class Entry:
+    """What is known of one agent by what was said to it, and answered."""
+
+    present: set[bool]
+    statuses: frozenset[str] = frozenset({"new"})
+    #: the acknowledged content, then attempts of which nobody knows
+    files: dict[str, list[str | None]] = field(default_factory=dict)
+    parent: str = ""
+    #: whether it is known that ``parent`` owns it, if it has one
+    adopted: bool = True
+    life: str = ""
+    started: bool = False
+    must_end: bool = False
+    #: (outcome, reason) that it is to have once it is dead
+    end: tuple[str, str] | None = None
+
+
+class Journal:
+    """An operator. A refusal is an ``OSError``, a crash meanwhile ``Crashed``."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self.entries: dict[str, Entry] = {}
+
+    def _attempt(self, operation: Callable[[], object], unknown: Callable[[], object]) -> None:
+        try:
+            operation()
+        except OSError as error:
+            if error.errno in _GONE and self._daemon.has_ended(5.0):
+                unknown()
+                raise Crashed from error
+            raise
+
+    def make(self, name: str) -> Path:
+        directory = self._daemon.agent_dir(name)
+        earlier = self.entries.get(name)
+        entry = Entry(present={True, False})
+
+        def unknown() -> None:
+            self.entries[name] = entry
+
+        try:
+            self._attempt(directory.mkdir, unknown)
+        except OSError:
+            if earlier is not None:
+                self.entries[name] = earlier
+            raise
+        entry.present = {True}
+        self.entries[name] = entry
+        return directory
+
+    def write(self, name: str, file: str, text: str) -> None:
+        entry = self.entries[name]
+        before = entry.files.get(file, [None])
+
+        def unknown() -> None:
+            entry.files[file] = [*before, text]
+            if file == "parent":
+                self._adopt(entry, text, acknowledged=False)
+            elif file == "life":
+                entry.adopted = False
+                entry.life = "temp" if text == "temp" else entry.life
+
+        self._attempt(lambda: write(self._daemon.agent_dir(name) / file, text), unknown)
+        entry.files[file] = [text]
+        if file == "parent":
+            self._adopt(entry, text, acknowledged=True)
+        elif file == "life":
+            entry.life = text
+
+    @staticmethod
+    def _adopt(entry: Entry, text: str, *, acknowledged: bool) -> None:
+        entry.parent, entry.life = text.removeprefix("agent:"), "owned"
+        entry.adopted = acknowledged
+        entry.statuses |= {"dead"}
+        # what a child may have is its parent's to say
+        for file in ("parent", "policy", "life"):
+            entry.files.pop(file, None)
+
+    def verb(self, name: str, verb: str) -> None:
+        entry = self.entries[name]
+        after = _AFTER[verb]
+
+        def unknown() -> None:
+            entry.statuses |= after
+            entry.started |= verb == "start"
+            if verb == "reset":
+                entry.end, entry.must_end = None, False
+                self._forget(name, acknowledged=False)
+
+        self._attempt(lambda: write(self._daemon.agent_dir(name) / "ctl", verb), unknown)
+        entry.statuses = after | ({"dead"} if entry.parent else set())
+        if "restart" in entry.files and verb in ("pause", "resume"):
+            # it may end, by whatever, and be started again
+            entry.statuses |= _AFTER["start"]
+        entry.started |= verb == "start"
+        entry.must_end = verb in ("stop", "kill")
+        if verb == "reset":
+            entry.started, entry.end = False, None
+            self._forget(name, acknowledged=True)
+
+    def remove(self, name: str) -> None:
+        entry = self.entries[name]
+
+        def unknown() -> None:
+            entry.present.add(False)
+            entry.statuses |= {"dead"}  # a new one is cancelled first
+            self._forget(name, acknowledged=False)
+
+        self._attempt(self._daemon.agent_dir(name).rmdir, unknown)
+        entry.present = {False}
+        self._forget(name, acknowledged=True)
+
+    def _forget(self, name: str, *, acknowledged: bool) -> None:
+        """What it owned goes with it, or with the life that a reset ends."""
+        for entry in self._owned(name):
+            if acknowledged and entry.adopted:
+                entry.present = {False}
+            else:
+                entry.present.add(False)
+
+    def _owned(self, name: str) -> Iterator[Entry]:
+        for other, entry in list(self.entries.items()):
+            if entry.parent == name and entry.life != "detached":
+                yield entry
+                yield from self._owned(other)
+
+    def lost(self) -> list[str]:
+        """What was acknowledged and is not so any more."""
+        found = []
+        for name, entry in self.entries.items():
+            directory = self._daemon.agent_dir(name)
+            present = directory.is_dir()
+            if present not in entry.present and not (
+                entry.life == "temp" and (entry.started or entry.parent)
+            ):
+                found.append(f"{name}: {'is there again' if present else 'is not there any more'}")
+            if not present:
+                continue
+            entry.present = {True}
+            with contextlib.suppress(FileNotFoundError):
+                status = _read(directory / "status")
+                if status not in entry.statuses:
+                    found.append(f"{name}: is {status}, not one of {sorted(entry.statuses)}")
+                found += self._lost_files(name, entry, directory)
+        return found
+
+    @staticmethod
+    def _lost_files(name: str, entry: Entry, directory: Path) -> Iterator[str]:
+        for file, possible in entry.files.items():
+            if None in possible:
+                continue
+            text = (directory / file).read_text()
+            wanted = [value for value in possible if value is not None]
+            if file == "limits":
+                good = any(set(value.split("\n")) <= set(text.split("\n")) for value in wanted)
+            elif file == "meta.json":
+                good = json.loads(text) in [json.loads(value) for value in wanted]
+            else:
+                good = text.rstrip("\n") in [value.rstrip("\n") for value in wanted]
+            if not good:
+                yield f"{name}/{file} is {text!r}, acknowledged was {possible!r}"
+
+    def unended(self) -> list[str]:
+        """What was to end by an acknowledged verb and has not, or not so."""
+        found = []
+        for name, entry in self.entries.items():
+            directory = self._daemon.agent_dir(name)
+            try:
+                status = _read(directory / "status")
+                end = (_read(directory / "outcome"), _read(directory / "reason"))
+            except FileNotFoundError:
+                continue
+            if entry.must_end and status != "dead":
+                found.append(f"{name}: an end was acknowledged, it is {status}")
+            elif status == "dead" and entry.end not in (None, end):
+                found.append(f"{name}: ended as {end}, not {entry.end}")
+        return found
+
+
+@dataclass(frozen=True)
+class Process:
+    """A pid and when it began: no other process has both."""
+
+    pid: int
+    began: str
+
+    def lives(self) -> bool:
+        return alive(self.pid) and _began(self.pid) == self.began
+
+
+class Invariants:
+    """Observes one daemon, alive or dead, and checks what must always hold."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._processes: dict[str, set[Process]] = {}
+        self._histories: dict[Path, bytes] = {}
+        self._waiters: list[tuple[str, str, subprocess.Popen[bytes]]] = []
+        #: results by agent and session, as programs said that they gave them back
+        self._results: dict[tuple[str, str], list[str]] = {}
+        #: of ended children: parent, its session, child
+        self._cancelled: dict[tuple[str, str], tuple[str, str, str]] = {}
+        #: what has ended and was found good, with its size: looked at again in the end
+        self._verified: dict[Path, int] = {}
+        self._settled: set[Path] = set()
+
+    # observing
+
+    def observe(self) -> None:
+        """Remembers processes and histories; the daemon may be alive or dead."""
+        for name, path in self._nodes():
+            found = self._processes.setdefault(name, set())
+            found |= {Process(pid, _began(pid)) for pid in Cgroup(path).processes()}
+        for path in self._history_files():
+            # what is on the disk may be more than was ever delivered to a reader
+            self._histories[path] = path.read_bytes()
+
+    def _nodes(self) -> Iterator[tuple[str, Path]]:
+        for directory, _, _ in os.walk(self._daemon.cgroup.path):
+            path = Path(directory)
+            if path.name.startswith("agent-"):
+                yield path.name.removeprefix("agent-"), path
+
+    def _history_files(self) -> Iterator[Path]:
+        for name in ("events.jsonl", "messages.jsonl"):
+            yield from self._daemon.state.glob(f"home/*/agent/*/*/{name}")
+
+    def hold(self, name: str) -> None:
+        """A ``cat wait`` that blocks in the kernel from now on."""
+        directory = self._daemon.agent_dir(name)
+        incarnation = _read(directory / "incarnation")
+        waiter = subprocess.Popen(["cat", str(directory / "wait")], stdout=subprocess.DEVNULL)
+        self._waiters.append((name, incarnation, waiter))
+
+        def blocked() -> bool:
+            with contextlib.suppress(OSError):
+                return "wait_for_partner" in Path(f"/proc/{waiter.pid}/wchan").read_text()
+            return False
+
+        wait_until(lambda: blocked() or waiter.poll() is not None, "cat blocks in open")
+
+    def record(self, name: str) -> Record:
+        """The monitor's record of the agent's current run."""
+        directory = self._daemon.agent_dir(name)
+        run = f"{_read(directory / 'incarnation')}-{_read(directory / 'run')}"
+        return read_record(self._daemon.runtime / "record" / run)
+
+    def close(self) -> None:
+        """Ends the waiters that are left."""
+        for _, _, waiter in self._waiters:
+            waiter.kill()
+            waiter.wait()
+        self._waiters.clear()
+
+    # checking
+
+    def check(self, journal: Journal) -> None:
+        """After a start: at once what may not wait, then what the daemon has to do."""
+        wrong = [*self._torn(), *journal.lost(), *self._strays()]
+        assert not wrong, "\n".join(["once it is ready:", *wrong])
+        self.settle(journal)
+
+    def settle(self, journal: Journal) -> None:
+        """Fails with all that is still wrong when there was time to put it right."""
+        wrong: list[str] = []
+
+        def settled() -> bool:
+            wrong[:] = [*self._contradictions(), *journal.unended(), *self._unwritten()]
+            return not wrong
+
+        try:
+            wait_until(settled, "nothing contradicts", SETTLE_SECONDS, _INTERVAL)
+        except AssertionError:
+            text = "\n".join(["contradictions that stay:", *wrong, *self._details(wrong)])
+            raise AssertionError(text) from None
+        wrong = [*self._torn(), *journal.lost(), *self._bugs()]
+        assert not wrong, "\n".join(["once it is settled:", *wrong])
+        self.observe()
+
+    def dismantle(self, journal: Journal) -> None:
+        """Everything can still be stopped and removed, and nothing is left then."""
+        base = self._daemon.root / "agent"
+        for directory in _directories(base):
+            if _status(directory) not in (None, "dead", "stopping"):
+                _tolerate(directory / "ctl", "kill")
+        for directory in _directories(base):
+            try:
+                wait_dead(directory)
+            except AssertionError:
+                if directory.exists():  # not one that is temp
+                    raise
+        for entry in journal.entries.values():
+            entry.statuses |= {"dead"}
+        self.settle(journal)
+        for directory in _directories(base):
+            with contextlib.suppress(FileNotFoundError):  # its parent's removal was its own
+                directory.rmdir()
+        journal.entries.clear()
+        self._verified.clear()
+        self._settled.clear()
+        wrong: list[str] = []
+
+        def clean() -> bool:
+            wrong[:] = [*self._contradictions(), *self._unwritten(), *self._leftovers()]
+            return not wrong
+
+        try:
+            wait_until(clean, "nothing is left", SETTLE_SECONDS, _INTERVAL)
+        except AssertionError:
+            raise AssertionError("\n".join(["left when all is removed:", *wrong])) from None
+        wrong = [*self._torn(), *self._bugs()]
+        assert not wrong, "\n".join(wrong)
+
+    def _details(self, wrong: list[str]) -> Iterator[str]:
+        """What else there is to know of agents that are not as they must be."""
+        for name, path in self._nodes():
+            if any(f"{name}:" in line or f"{name} " in line for line in wrong):
+                yield f"{path}:"
+                for pid in Cgroup(path).processes():
+                    yield f"    {_describe(pid)} in state {_stat(pid, 3)}"
+        for path in (self._daemon.runtime / "record").iterdir():
+            yield f"{path.name}: {path.read_text().splitlines()}"
+
+    def _torn(self) -> Iterator[str]:
+        """4: a history begins with all that was ever read of it."""
+        for path, before in self._histories.items():
+            try:
+                now = path.read_bytes()
+            except FileNotFoundError:
+                yield f"{path} is gone"
+                continue
+            if not now.startswith(before):
+                yield f"{path} was {before[-200:]!r} at its end, now {now[len(before) - 200 :]!r}"
+
+    def _strays(self) -> Iterator[str]:
+        """3: a cgroup is that of a live agent."""
+        for name, path in self._nodes():
+            ended = _status(self._daemon.agent_dir(name)) in (None, "new", "dead")
+            if ended and path.exists():
+                yield f"{path} is the cgroup of no live agent"
+
+    def _bugs(self) -> Iterator[str]:
+        log = self._daemon.log.read_text(errors="replace")
+        for word in ("a bug in ctxfs", "Traceback"):
+            if word in log:
+                yield f"the daemon's log has {word!r}:\n{log[max(0, log.index(word) - 500) :]}"
+
+    def _contradictions(self) -> Iterator[str]:
+        """2, 3: states, cgroups and processes, as they are now."""
+        nodes = dict(self._nodes())
+        seen = set()
+        for directory in _directories(self._daemon.root / "agent"):
+            name = directory.name.removesuffix(".d")
+            try:
+                facts = _facts(directory)
+            except FileNotFoundError:
+                continue
+            seen.add(name)
+            for what in self._state(facts, nodes.get(name)):
+                yield f"{name}: {what} ({facts})"
+            if facts["status"] == "dead":
+                for child in _owned_children(directory):
+                    if (status := _status(child)) in _LIVE | {"new"}:
+                        yield f"{name} is dead, its child {child.name} {status}"
+            yield from self._acknowledged_inside(directory, name)
+        for name, path in nodes.items():
+            if name not in seen:
+                yield f"{path} is the cgroup of no agent"
+        for name, processes in self._processes.items():
+            if _status(self._daemon.agent_dir(name)) in (None, "new", "dead"):
+                for process in processes:
+                    if process.lives():
+                        yield f"{name} has ended, its process {_describe(process.pid)} has not"
+        yield from self._waiting()
+
+    @staticmethod
+    def _state(facts: dict[str, str], node: Path | None) -> Iterator[str]:
+        status = facts["status"]
+        if (status == "dead") != bool(facts["outcome"]):
+            yield "an outcome goes with dead, and only that"
+        if status in ("new", "dead"):
+            if node is not None or facts["cgroup"]:
+                yield f"has the cgroup {node}"
+            if facts["pid"] or facts["run"]:
+                yield "has a pid or a run"
+            return
+        if status == "starting":
+            if facts["restart"] == "no" and not _is_held(node):
+                yield "does not get on"
+            return
+        if status == "stopping":
+            yield "does not get on"
+        if node is None or str(node) != facts["cgroup"]:
+            yield f"its cgroup is {node}"
+            return
+        if not Cgroup(node).populated():
+            yield "its cgroup is empty"
+        frozen = (Cgroup(node).read("cgroup.freeze") or "").strip()
+        if frozen != ("1" if status == "paused" else "0"):
+            yield f"cgroup.freeze is {frozen}"
+        if status == "paused" and not Cgroup(node).keys("cgroup.events").get("frozen"):
+            yield "not all of it is frozen"
+        # what is killed in a frozen cell is noticed once it thaws
+        if status == "busy" and not _is_held(node):
+            pid = facts["pid"]
+            if not pid or not alive(int(pid)):
+                yield "its program does not live"
+            elif pid not in (Cgroup(node).read("run/cgroup.procs") or "").split():
+                yield "its program is not in its leaf"
+
+    def _acknowledged_inside(self, directory: Path, name: str) -> Iterator[str]:
+        """1: what programs were told to be done.
+
+        They say ``try FILE TEXT`` before and ``ack FILE TEXT`` after a write on
+        their standard output, and ``made NAME`` after a mkdir.
+        """
+        wanted: dict[str, list[str]] = {}
+        with contextlib.suppress(FileNotFoundError):
+            # a line that is not ended may still grow
+            for line in (directory / "out").read_text().split("\n")[:-1]:
+                match line.split(" ", 2):
+                    case ["try", file, text]:
+                        if file in wanted:
+                            # between its truncation and its write it may have been killed
+                            wanted[file] += ["", text]
+                    case ["ack", file, text]:
+                        wanted[file] = [text]
+                    case ["made", child]:
+                        if not any(self._daemon.state.glob(f"home/*/agent/{child}/*")):
+                            yield f"{name} made {child}, which is not there"
+            if "result.md" in wanted:
+                session = os.path.basename(os.readlink(directory / "session"))
+                self._results[name, session] = wanted["result.md"]
+            for file, texts in wanted.items():
+                if (text := _read(directory / file)) not in texts:
+                    yield f"{name} wrote one of {texts} to {file}, there is {text!r}"
+
+    def _waiting(self) -> Iterator[str]:
+        """5: who waits is let go at the end, and not before."""
+        for name, incarnation, waiter in self._waiters:
+            directory = self._daemon.agent_dir(name)
+            try:
+                facts = _facts(directory)
+                ended = facts["status"] == "dead" or facts["incarnation"] != incarnation
+            except FileNotFoundError:
+                ended = True
+            if ended != (waiter.poll() is not None):
+                yield f"{name} has {'' if ended else 'not '}ended, its waiter {waiter.returncode=}"
+
+    # histories
+
+    def _unwritten(self) -> Iterator[str]:
+        """4: each history tells one life, each thing once, and agrees with the states."""
+        told: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        wanted: Counter[tuple[str, str, str]] = Counter()
+        for directory in sorted(self._daemon.state.glob("home/*/agent/*/*/")):
+            key = (directory.parts[-2], directory.parts[-1])
+            if not self._shown(directory).exists():
+                continue  # made for a session that was then not committed
+            told[key] = _lines(directory / "events.jsonl")
+            yield from self._session(directory, told[key])
+            if key in self._cancelled:
+                wanted[self._cancelled[key]] += 1
+        found: Counter[tuple[str, str, str]] = Counter()
+        for (agent, session), events in told.items():
+            for event in events:
+                if event["type"] == "agent.child.cancel":
+                    found[agent, session, event["child"]] += 1
+        for who in wanted | found:
+            if found[who] != wanted[who]:
+                yield f"{who}: {found[who]} agent.child.cancel, not {wanted[who]}"
+        yield from self._channels(told)
+        for directory in _directories(self._daemon.root / "agent"):
+            with contextlib.suppress(FileNotFoundError):
+                facts = _facts(directory)
+                key = (directory.name.removesuffix(".d"), facts["session"])
+                for what in _agrees(facts, told.get(key, [])):
+                    yield f"{key[0]}: {what} ({facts})"
+
+    def _session(self, directory: Path, events: list[dict[str, Any]]) -> Iterator[str]:
+        size = sum(self._size(directory / name) for name in ("events.jsonl", "messages.jsonl"))
+        if self._verified.get(directory) == size:
+            return
+        agent, session = directory.parts[-2:]
+        seen = self._shown(directory)
+        wrong: list[str] = []
+        for name in ("events.jsonl", "messages.jsonl"):
+            wrong += _check_lines(directory / name)
+            if self._size(seen / name) != self._size(directory / name):
+                wrong.append(f"{seen / name} is not what is on the disk")
+        wrong += [f"{agent} {session}: {what}" for what in _check_life(events)]
+        if events and events[-1]["type"] == "agent.stop":
+            if "parent_dead" in events[-1].get("reason", ""):
+                lineage = json.loads((seen / "meta.json").read_text()).get("parent", "")
+                words = [word.partition(":")[2] for word in lineage.split()]
+                if lineage.startswith("agent:"):
+                    self._cancelled[agent, session] = (words[0], words[1], agent)
+            state, status = _read(seen / "state"), events[-1]["status"]
+            if state != _CHANNEL.get(status, status):
+                wrong.append(f"{agent} {session}: its state is {state}, it ended {status}")
+            if not wrong:
+                self._verified[directory] = size
+        yield from wrong
+
+    def _shown(self, directory: Path) -> Path:
+        """Where the mount shows a session's directory."""
+        owner, _, agent, session = directory.parts[-4:]
+        return self._daemon.root / "home" / owner / "agent" / agent / "session" / session
+
+    @staticmethod
+    def _size(path: Path) -> int:
+        return path.stat().st_size if path.exists() else 0
+
+    def _channels(self, told: dict[tuple[str, str], list[dict[str, Any]]]) -> Iterator[str]:
+        pattern = "*/agent/*/session/*/context/child/*"
+        for channel in (self._daemon.root / "home").glob(pattern):
+            if channel in self._settled:
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                key = (_read(channel / "agent"), _read(channel / "session"))
+                status, last = _read(channel / "status"), (told.get(key) or [{}])[-1]
+                if last.get("type") == "agent.stop":
+                    wanted = _CHANNEL.get(last["status"], last["status"])
+                else:
+                    wanted = "pending" if _status(self._daemon.agent_dir(key[0])) == "new" else (
+                        "active"
+                    )
+                if status != wanted:
+                    yield f"{channel}: its status is {status}, not {wanted}"
+                results = self._results.get(key)
+                if results and (result := _read(channel / "result.md")) not in results:
+                    yield f"{channel}: {key[0]} wrote one of {results}, there is {result!r}"
+                elif status == wanted and status not in ("pending", "active"):
+                    self._settled.add(channel)
+
+    def _leftovers(self) -> Iterator[str]:
+        """5: nothing of an agent is left but its histories and the channels' documents."""
+        daemon = self._daemon
+        for directory, names, _ in os.walk(daemon.cgroup.path):
+            for name in names:
+                if not name.startswith("user-") and name not in ("monitor", "daemon"):
+                    yield f"cgroup {directory}/{name}"
+        for pid in daemon.cgroup.child("monitor").processes():
+            yield f"monitor {_describe(pid)}"
+        for path in (daemon.runtime / "root" / "wait").iterdir():
+            yield f"wait file {path.name}"
+        for path in (daemon.root / "agent").iterdir():
+            yield f"agent {path.name}"
+        for path in (daemon.state / "trash").iterdir():
+            yield f"trash {path.name}"
+        sessions = list((daemon.root / "home").glob("*/agent/*/session/*"))
+        shown = {(s.parts[-3], s.name) for s in sessions if (s / "artifact").exists()}
+        for channel in (c for s in sessions for c in (s / "context" / "child").iterdir()):
+            shown.add((_read(channel / "agent"), _read(channel / "session")))
+        kept = list((daemon.state / "agent").iterdir())
+        for path in kept:
+            if [p.name for p in path.iterdir()] != ["doc"]:
+                yield f"{path}: {sorted(p.name for p in path.iterdir())}"
+        if len(kept) != len(shown):
+            yield f"{len(kept)} directories of documents, shown are those of {sorted(shown)}"
+
+
+def _check_life(events: list[dict[str, Any]]) -> Iterator[str]:
+    """The events of one session are one life, told once and in order."""
+    types = [event["type"] for event in events]
+    if types[:1] != ["agent.create"] or types.count("agent.create") != 1:
+        yield f"not one agent.create at its beginning: {types}"
+    if types.count("agent.stop") > 1 or "agent.stop" in types[:-1]:
+        yield f"more than one agent.stop, or something after it: {types}"
+    dead = types[-1:] == ["agent.stop"]
+    running = ""
+    ended: set[str] = set()
+    for event in events:
+        if event["type"] == "run.start":
+            if running or event["run"] in ended:
+                yield f"run.start of {event['run']} after {running or ended}"
+            running = event["run"]
+        elif event["type"] == "run.end":
+            if event["run"] != running:
+                yield f"run.end of {event['run']}, running is {running or 'none'}"
+            ended.add(event["run"])
+            running = ""
+    if dead and running:
+        yield f"run.end of {running} is missing"
+
+
+def _agrees(facts: dict[str, str], events: list[dict[str, Any]]) -> Iterator[str]:
+    """The state of an agent is the one that its history tells last."""
+    statuses = [event for event in events if event["type"] == "agent.status"]
+    last = statuses[-1]["status"] if statuses else "new"
+    if last != facts["status"]:
+        yield f"its history says {last}"
+    stopped = events[-1:] if events[-1:] and events[-1]["type"] == "agent.stop" else []
+    if (facts["status"] == "dead") != bool(stopped):
+        yield "agent.stop goes with dead"
+    elif stopped:
+        told = (stopped[0]["status"], stopped[0]["reason"])
+        if told != (facts["outcome"], facts["reason"]):
+            yield f"agent.stop tells {told}"
+    runs = [event["run"] for event in events if event["type"] in ("agent.start", "run.start")]
+    if facts["run"] and facts["run"] not in runs:
+        yield f"its history does not tell of {facts['run']}"
+
+
+def _check_lines(path: Path) -> Iterator[str]:
+    """Whole lines of JSON with consecutive ids."""
+    text = path.read_text() if path.exists() else ""
+    if text and not text.endswith("\n"):
+        yield f"{path} ends in the middle of a line: {text[-100:]!r}"
+        return
+    letter = path.name[0]
+    identifiers = [json.loads(line)["id"] for line in text.splitlines()]
+    if identifiers != [f"{letter}{number + 1}" for number in range(len(identifiers))]:
+        yield f"{path}: the ids are {identifiers}"
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def _directories(base: Path) -> list[Path]:
+    return [base / name for name in sorted(os.listdir(base)) if name.endswith(".d")]
+
+
+def _owned_children(directory: Path) -> Iterator[Path]:
+    with contextlib.suppress(FileNotFoundError):
+        for link in (directory / "child").iterdir():
+            child = directory.parent / f"{link.name}.d"
+            if _read(child / "life") != "detached":
+                yield child
+
+
+def _read(path: Path) -> str:
+    return path.read_text().strip()
+
+
+def _status(directory: Path) -> str | None:
+    """None if there is no such agent."""
+    try:
+        return _read(directory / "status")
+    except FileNotFoundError:
+        return None
+
+
+def _facts(directory: Path) -> dict[str, str]:
+    """Some files of an agent, read in one state of it."""
+    while True:
+        status = _read(directory / "status")
+        names = ("outcome", "reason", "pid", "run", "cgroup", "incarnation", "restart")
+        facts = {"status": status, **{name: _read(directory / name) for name in names}}
+        facts["session"] = os.path.basename(os.readlink(directory / "session"))
+        if _read(directory / "status") == status and _read(directory / "run") == facts["run"]:
+            return facts
+
+
+def _is_held(node: Path | None) -> bool:
+    """Whether something above a cgroup, or itself, is frozen."""
+    return node is not None and any(
+        (Cgroup(path).read("cgroup.freeze") or "").strip() == "1" for path in (node, *node.parents)
+    )
+
+
+def _tolerate(path: Path, text: str) -> None:
+    """Writes; the agent may have ended, or gone, just now."""
+    try:
+        write(path, text)
+    except OSError as error:
+        if error.errno not in (errno.EBUSY, errno.ENOENT):
+            raise
+
+
+def _stat(pid: int, number: int) -> str:
+    """A field of proc_pid_stat(5), by its number there."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return stat.rpartition(")")[2].split()[number - 3]
+
+
+def _began(pid: int) -> str:
+    return _stat(pid, 22)
+
+
+def _describe(pid: int) -> str:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        command = ""
+    return f"{pid} ({command.strip()})"

@@ -1,0 +1,636 @@
+"""The daemon is killed at every named place, and what it acknowledged stays true."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from runtime import linux
+from runtime.cgroups import Cgroup
+from runtime.crashpoints import POINTS
+from tests.harness import (
+    Daemon,
+    alive,
+    end_process,
+    read,
+    wait_dead,
+    wait_status,
+    wait_until,
+    write,
+)
+from tests.invariants import Crashed, Invariants, Journal, told_write
+
+_VARIABLE: Final = "CTXD_CRASH_AT"
+_SLEEP: Final = "sleep 1000"
+_STUBBORN: Final = "sh -c 'trap \"\" TERM; sleep 1000'"
+_WRITER: Final = f"sh -c '{told_write('mine')}; sleep 1000'"
+
+
+class Scene:
+    """A daemon that is to die, its operator, and who looks at what comes of it."""
+
+    def __init__(self, crash_at: str = "") -> None:
+        self.daemon = Daemon(config="restart_max: 3\ngrace: 200ms\n")
+        self.journal = Journal(self.daemon)
+        self.invariants = Invariants(self.daemon)
+        #: what a stage wants to hold in the end, however far it got
+        self.after: list[Callable[[], None]] = []
+        self.arm(crash_at)
+
+    def arm(self, crash_at: str) -> None:
+        """For the next start."""
+        if crash_at:
+            self.daemon.env[_VARIABLE] = crash_at
+        else:
+            self.daemon.env.pop(_VARIABLE, None)
+
+    def new(self, name: str, command: str, **files: str) -> Path:
+        directory = self.journal.make(name)
+        for file, text in {**files, "exec": command}.items():
+            self.journal.write(name, file.replace("meta_json", "meta.json"), text)
+        return directory
+
+    def run(self, name: str, command: str, **files: str) -> Path:
+        directory = self.new(name, command, **files)
+        self.journal.verb(name, "start")
+        return directory
+
+    def wait(self, name: str, *statuses: str) -> str:
+        """The status, once it is one of these; ``Crashed`` if the daemon dies before."""
+        try:
+            return wait_status(self.daemon.agent_dir(name), *statuses)
+        except OSError as error:
+            if self.daemon.has_ended(5.0):
+                raise Crashed from error
+            raise
+
+    def wait_until(self, condition: Callable[[], object], what: str) -> None:
+        def happened() -> bool:
+            try:
+                return bool(condition())
+            except OSError as error:
+                if self.daemon.has_ended(5.0):
+                    raise Crashed from error
+                raise
+
+        wait_until(happened, what)
+
+    def hold(self, *names: str) -> None:
+        for name in names:
+            try:
+                self.invariants.hold(name)
+            except OSError as error:
+                if self.daemon.has_ended(5.0):
+                    raise Crashed from error
+                raise
+
+    def promise(self, name: str, outcome: str, reason: str) -> None:
+        """How the agent will have ended, whenever it has."""
+        self.journal.entries[name].end = (outcome, reason)
+
+
+@contextmanager
+def _scene(crash_at: str = "") -> Iterator[Scene]:
+    scene = Scene(crash_at)
+    try:
+        yield scene
+    except BaseException:
+        # it may be about to die: a new one takes everything away
+        if scene.daemon.process is not None:
+            scene.daemon.kill()
+        raise
+    finally:
+        scene.invariants.close()
+        scene.arm("")
+        scene.daemon.close()
+
+
+# Stages: each is a part of a life, with others beside it.
+
+
+def _inside(*lines: str) -> str:
+    return "sh -c " + shlex.quote("cd $CTX_ROOT/agent || exit 9; " + "; ".join(lines))
+
+
+def _child(name: str, command: str, **files: str) -> list[str]:
+    """Lines of a parent's program that make and start a child, and say so."""
+    lines = [f"mkdir {name}.d && echo made {name}"]
+    for file, text in {**files, "exec": command}.items():
+        lines.append(f"printf '%s\\n' {shlex.quote(text)} > {name}.d/{file}")
+    return [*lines, f"echo start > {name}.d/ctl"]
+
+
+def _family(scene: Scene) -> None:
+    """Three levels, the lowest deaf to SIGTERM, a new child, and somebody who waits."""
+    kid = _inside(*_child("grandkid", _STUBBORN), _SLEEP)
+    boss = _inside(*_child("kid", kid, policy="allow kid_t agent:* create"),
+                   *_child("writer", _WRITER), "mkdir idle.d", _SLEEP)
+    scene.run("boss", boss, meta_json='{"a": 1}', label="boss_l", env="A=1", **{
+        "handoff.md": "the family's task"})
+    for name in ("boss", "kid", "writer", "grandkid"):
+        directory = scene.daemon.agent_dir(name)
+        scene.wait_until(directory.exists, f"{name} is made")
+        scene.wait(name, "busy")
+    scene.wait_until(scene.daemon.agent_dir("idle").exists, "idle is made")
+    out = scene.daemon.agent_dir("writer") / "out"
+    scene.wait_until(lambda: out.read_text().endswith("mine\n"), "the result is written")
+    scene.hold("boss", "grandkid", "idle")
+    scene.invariants.observe()
+
+
+def _configured(scene: Scene) -> None:
+    """New agents and controls, again and again."""
+    for number in range(3):
+        name = f"new{number}"
+        scene.new(name, "true", label=f"l{number}", env=f"N={number}",
+                  meta_json=f'{{"n": {number}}}', **{"handoff.md": f"task {number}\n" * 2000})
+        scene.journal.write(name, "limits", "timeout=1h")
+        scene.journal.write(name, "label", f"again{number}")
+    scene.journal.verb("new0", "stop")
+    scene.promise("new0", "cancelled", "operator_stop")
+
+
+def _started(scene: Scene) -> None:
+    scene.run("started", _WRITER)
+    scene.wait("started", "busy")
+    scene.invariants.observe()
+    scene.run("second", _SLEEP)
+    scene.wait("second", "busy")
+
+
+def _finished(scene: Scene) -> None:
+    """A run that hands over; then one that fails."""
+    scene.run("quick", "sh -c 'cat; echo done'", **{"handoff.md": "say it"})
+    scene.promise("quick", "done", "exit:0")
+    scene.wait("quick", "dead")
+    scene.run("failing", "sh -c 'echo no >&2; exit 3'")
+    scene.promise("failing", "error", "exit:3")
+    scene.wait("failing", "dead")
+
+
+def _cancelled(scene: Scene) -> None:
+    scene.journal.verb("boss", "stop")
+    scene.promise("boss", "cancelled", "operator_stop")
+    scene.wait("boss", "dead")
+
+
+def _killed(scene: Scene) -> None:
+    scene.journal.verb("boss", "kill")
+    scene.promise("boss", "cancelled", "operator_stop")
+    scene.wait("boss", "dead")
+
+
+def _parent_gone(scene: Scene) -> None:
+    """The parent's program is killed by somebody else: its children are to end."""
+    end_process(int(read(scene.daemon.agent_dir("boss"), "pid")))
+    scene.promise("boss", "error", "signal:9")
+    scene.wait("boss", "dead")
+
+
+def _paused(scene: Scene) -> None:
+    scene.journal.verb("boss", "pause")
+    scene.wait("boss", "paused")
+    node = Cgroup(Path(read(scene.daemon.agent_dir("boss"), "cgroup").strip()))
+    scene.wait_until(lambda: node.keys("cgroup.events").get("frozen"), "the subtree is frozen")
+
+
+def _resumed(scene: Scene) -> None:
+    scene.journal.verb("boss", "resume")
+    scene.wait("boss", "busy")
+
+
+def _restarting(scene: Scene) -> None:
+    """It fails at once for as long as it may."""
+    scene.run("phoenix", "sh -c 'echo again; exit 4'", restart="on-failure")
+    scene.wait_until(lambda: read(scene.daemon.agent_dir("phoenix"), "run") == "r3\n", "run r3")
+
+
+def _stopped_waiting(scene: Scene) -> None:
+    """Stopped while it waits for its next run."""
+    scene.run("phoenix", "sh -c 'exit 4'", restart="always")
+    directory = scene.daemon.agent_dir("phoenix")
+    scene.wait_until(
+        lambda: read(directory, "status") == "starting\n" and read(directory, "run") == ""
+        and '"run.end"' in (directory / "session" / "events.jsonl").read_text(),
+        "it waits to be started again",
+    )
+    scene.journal.verb("phoenix", "stop")
+    scene.promise("phoenix", "cancelled", "operator_stop")
+    scene.wait("phoenix", "dead")
+
+
+def _reset(scene: Scene) -> None:
+    """Twice through the same life."""
+    directory = scene.daemon.agent_dir("quick")
+    scene.wait("quick", "dead")
+
+    def archived() -> None:
+        first = scene.daemon.path("home", "0", "agent", "quick", "session", "default")
+        current = os.path.basename(os.readlink(directory / "session")) == "default"
+        assert read(directory if current else first, "result.md") == "say it\ndone\n"
+
+    scene.after.append(archived)
+    for _ in range(2):
+        scene.journal.verb("quick", "reset")
+        assert read(directory, "handoff.md") == "say it\n"
+        scene.journal.verb("quick", "start")
+        scene.wait("quick", "dead")
+
+
+def _temporary(scene: Scene) -> None:
+    """A child whose object goes with its end."""
+    lines = _child("temp", "sh -c 'echo ended'", life="temp")
+    lines.append("until [ \"$(cat $CTX_SELF/session/context/child/temp/status)\" = done ]; "
+                 "do sleep 0.02; done; cat $CTX_SELF/session/context/child/temp/result.md")
+    directory = scene.run("temps", _inside(*lines))
+
+    def handed_over() -> None:
+        wait_dead(directory)
+        assert read(directory, "out") == "made temp\nended\n"
+        assert not scene.daemon.agent_dir("temp").exists()
+
+    scene.after.append(handed_over)
+    scene.wait("temps", "dead")
+
+
+def _detached(scene: Scene) -> None:
+    """A child of an operator's that lives on when its parent ends."""
+    directory = scene.journal.make("loner")
+    scene.journal.write("loner", "parent", "agent:boss")
+    scene.journal.write("loner", "life", "detached")
+    scene.journal.write("loner", "exec", _SLEEP)
+    scene.journal.verb("loner", "start")
+    scene.wait("loner", "busy")
+    assert read(directory, "cgroup").endswith("/user-0/agent-loner\n")
+    pid = read(directory, "pid")
+
+    def lives_on() -> None:
+        assert (read(directory, "status"), read(directory, "pid")) == ("busy\n", pid)
+
+    scene.after.append(lives_on)
+    scene.hold("loner")
+
+
+def _removed(scene: Scene) -> None:
+    scene.journal.remove("quick")
+    scene.journal.remove("failing")
+    scene.journal.remove("boss")
+
+
+Stage = Callable[[Scene], None]
+
+#: What leads to each place. Stages before the last are there to have others around.
+SCENARIOS: Final[dict[str, tuple[Stage, ...]]] = {
+    "create.documents": (_configured, _family),
+    "create.inserted": (_configured, _family),
+    "create.announced": (_configured, _family),
+    "write.committed": (_configured, _family),
+    "outbox.appended": (_configured, _family, _finished),
+    "start.committed": (_started, _family),
+    "start.planned": (_started, _family),
+    "start.launched": (_started, _family),
+    "start.running": (_started, _family),
+    "finish.conversation": (_family, _finished, _cancelled),
+    "finish.recorded": (_family, _finished, _cancelled),
+    "finish.removed": (_family, _finished, _cancelled),
+    "finish.released": (_family, _finished, _cancelled),
+    "cancel.marked": (_family, _detached, _cancelled),
+    "cancel.thawed": (_family, _paused, _cancelled),
+    "cancel.signalled": (_family, _cancelled),
+    "cancel.killed": (_family, _cancelled),
+    "pause.committed": (_family, _paused),
+    "pause.frozen": (_family, _paused),
+    "resume.committed": (_family, _paused, _resumed),
+    "restart.recorded": (_restarting,),
+    "restart.due": (_restarting,),
+    "reset.committed": (_finished, _reset),
+    "remove.committed": (_family, _finished, _cancelled, _removed),
+    "remove.forgotten": (_family, _finished, _cancelled, _removed),
+    "adopt.followed": (_family, _started),
+    "adopt.lost": (_family, _started),
+    "adopt.ended": (_family, _started),
+    "adopt.cleaned": (_family, _started),
+}
+
+#: (place, for which time, what else is done to it)
+CASES: Final = [
+    *((point, 1, "") for point in POINTS),
+    ("create.inserted", 4, ""),
+    ("write.committed", 7, ""),
+    ("start.committed", 3, ""),
+    ("start.planned", 2, "orphaned"),
+    ("start.running", 2, "orphaned"),
+    ("finish.conversation", 3, "again"),
+    ("finish.recorded", 4, "again"),
+    ("finish.released", 2, ""),
+    ("cancel.marked", 1, "again"),
+    ("cancel.killed", 1, "again"),
+    ("pause.committed", 1, "orphaned"),
+    ("restart.due", 2, ""),
+    ("reset.committed", 2, ""),
+    ("remove.committed", 3, ""),
+]
+#: other ways to the same places
+WAYS: Final[list[tuple[str, int, tuple[Stage, ...]]]] = [
+    ("cancel.marked", 1, (_family, _detached, _parent_gone)),
+    ("cancel.marked", 1, (_family, _paused, _killed)),
+    ("cancel.signalled", 1, (_family, _killed)),
+    ("finish.recorded", 1, (_temporary,)),
+    ("finish.released", 1, (_temporary,)),
+    ("remove.committed", 1, (_temporary,)),
+    ("remove.forgotten", 1, (_temporary,)),
+    ("create.documents", 3, (_finished, _reset)),
+    ("create.inserted", 3, (_finished, _reset)),
+    ("remove.forgotten", 1, (_finished, _reset)),
+    ("cancel.marked", 2, (_stopped_waiting,)),
+    ("finish.recorded", 2, (_stopped_waiting,)),
+    ("finish.recorded", 2, (_family, _detached, _parent_gone)),
+]
+
+
+def _play(scene: Scene, stages: tuple[Stage, ...]) -> bool:
+    """Whether the daemon died."""
+    try:
+        for stage in stages:
+            stage(scene)
+    except Crashed:
+        return True
+    return scene.daemon.has_ended(0.5)
+
+
+def _kill_programs(scene: Scene) -> None:
+    """While there is no daemon, every program ends, and with it what it owned."""
+    for path in scene.daemon.cgroup.path.glob("user-*/agent-*"):
+        for leaf in (path / "run",):
+            for pid in Cgroup(leaf).processes():
+                if _is_program(pid):
+                    end_process(pid)
+        wait_until(lambda p=path: not Cgroup(p).populated(), f"{path} is empty", 10)  # type: ignore[misc]
+
+
+def _is_program(pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+    except OSError:
+        return False
+    return os.path.basename(command) in (b"sh", b"sleep")
+
+
+def _die(scene: Scene, point: str, crash_at: str, stages: tuple[Stage, ...]) -> None:
+    """Brings the daemon to the place, and looks at what it leaves."""
+    daemon = scene.daemon
+    if point.startswith("adopt."):
+        scene.arm("")
+        daemon.start()
+        assert not _play(scene, stages), "the daemon died too early"
+        pids = [int(read(daemon.agent_dir(name), "pid")) for name in ("kid", "started")]
+        daemon.kill()
+        scene.invariants.observe()
+        if point == "adopt.lost":
+            scene.invariants.close()
+            _reboot(scene)
+        else:
+            end_process(pids[0])
+            end_process(pids[1])
+            wait_until(lambda: not any(alive(pid) for pid in pids), "they end without a daemon")
+        scene.arm(crash_at)
+        assert not daemon.start_or_die(), f"{crash_at} was never reached"
+    else:
+        daemon.start()
+        assert _play(scene, stages), f"{crash_at} was never reached"
+        daemon.wait_killed()
+    scene.invariants.observe()
+
+
+def _reboot(scene: Scene) -> None:
+    """What a reboot leaves of a dead daemon's things: the state, under another boot id."""
+    daemon = scene.daemon
+    daemon.cgroup.kill()
+    wait_until(lambda: not daemon.cgroup.populated(), "the cgroups are empty")
+    daemon.cgroup.remove()
+    for path in (daemon.root, daemon.runtime / "root" / "ctx", daemon.runtime / "root"):
+        while linux.mount_at(path) is not None:
+            linux.unmount(path, linux.MNT_DETACH)
+    shutil.rmtree(daemon.runtime)
+    database = sqlite3.connect(daemon.state / "ctxfs.db")
+    database.execute("UPDATE agents SET data=json_set(data, '$.boot', 'an earlier one')")
+    database.commit()
+    database.close()
+
+
+@pytest.mark.parametrize(
+    ("point", "count", "more"), CASES, ids=lambda value: str(value) if value else "once"
+)
+def test_a_death_at(point: str, count: int, more: str) -> None:
+    _check_death(point, count, more, SCENARIOS[point])
+
+
+@pytest.mark.parametrize(
+    ("point", "count", "stages"),
+    WAYS,
+    ids=lambda v: "".join(f.__name__ for f in v) if isinstance(v, tuple) else str(v),
+)
+def test_a_death_on_another_way(point: str, count: int, stages: tuple[Stage, ...]) -> None:
+    _check_death(point, count, "", stages)
+
+
+def _check_death(point: str, count: int, more: str, stages: tuple[Stage, ...]) -> None:
+    crash_at = f"{point}:{count}" if count > 1 else point
+    with _scene(crash_at) as scene:
+        _die(scene, point, crash_at, stages)
+        if more == "orphaned":
+            _kill_programs(scene)
+        if more == "again":
+            # whatever of it the recovery does, it may die there too
+            scene.arm(point)
+            if scene.daemon.start_or_die():
+                scene.daemon.kill()
+            scene.invariants.observe()
+        scene.arm("")
+        scene.daemon.start()
+        scene.invariants.check(scene.journal)
+        for holds in scene.after:
+            holds()
+        scene.invariants.dismantle(scene.journal)
+
+
+def test_every_place_has_a_scenario_and_is_in_the_source() -> None:
+    assert tuple(SCENARIOS) == POINTS
+    source = "".join(p.read_text() for p in Path("runtime").glob("*.py"))
+    missing = [point for point in POINTS if f'reach("{point}")' not in source]
+    assert not missing
+
+
+def test_an_unknown_place_is_refused() -> None:
+    daemon = Daemon()
+    try:
+        for value, sentence in (
+            ("nowhere", "'nowhere' is none of: create.documents"),
+            ("start.planned:0", "'0' is no count"),
+        ):
+            result = subprocess.run(
+                daemon.command(), capture_output=True, text=True, check=False, timeout=30,
+                env={**os.environ, _VARIABLE: value},
+            )
+            assert result.returncode == 1
+            assert result.stderr.startswith(f"ctxd: {_VARIABLE}: {sentence}")
+    finally:
+        shutil.rmtree(daemon.base)
+
+
+# The other processes of a run
+
+
+@pytest.mark.parametrize("with_daemon", [True, False], ids=["daemon", "alone"])
+@pytest.mark.parametrize("role", ["monitor", "keeper", "program"])
+def test_a_death_of_a_runs_process(role: str, with_daemon: bool) -> None:
+    """One of a parent's and one of a child's: its whole subtree ends and is recorded."""
+    with _scene() as scene:
+        daemon = scene.daemon
+        daemon.start()
+        lower = _inside(*_child("bottom", _SLEEP), _SLEEP)
+        for boss, kid in (("boss", "kid"), ("other", "lower")):
+            child = lower if kid == "lower" else _SLEEP
+            policy = f"allow {kid}_t agent:* create"
+            scene.run(boss, _inside(*_child(kid, child, policy=policy), _SLEEP))
+        for name in ("boss", "kid", "other", "lower", "bottom"):
+            wait_until(daemon.agent_dir(name).exists, f"{name} is made")
+            wait_status(daemon.agent_dir(name), "busy")
+        scene.hold("boss", "kid", "other", "bottom")
+        scene.invariants.observe()
+        victims = [getattr(scene.invariants.record(n), role) for n in ("boss", "lower")]
+        trees = [Cgroup(Path(read(daemon.agent_dir(n), "cgroup").strip()))
+                 for n in ("boss", "lower")]
+        if not with_daemon:
+            daemon.kill()
+        for pid in victims:
+            end_process(pid)
+        if with_daemon:
+            for name in ("boss", "kid", "lower", "bottom"):
+                wait_dead(daemon.agent_dir(name), 10)
+        else:
+            for tree in trees:
+                wait_until(lambda t=tree: not t.populated(),  # type: ignore[misc]
+                           f"{tree} is empty without a daemon", 10)
+            daemon.start()
+        scene.invariants.check(scene.journal)
+        for name in ("boss", "kid", "lower", "bottom"):
+            assert read(daemon.agent_dir(name), "status") == "dead\n"
+        for name in ("kid", "bottom"):
+            assert read(daemon.agent_dir(name), "reason") == "parent_dead\n"
+        for name in ("boss", "lower"):
+            assert read(daemon.agent_dir(name), "outcome") in ("error\n", "interrupted\n")
+        assert read(daemon.agent_dir("other"), "status") == "busy\n"
+        scene.invariants.dismantle(scene.journal)
+
+
+@pytest.mark.parametrize("with_daemon", [True, False], ids=["daemon", "alone"])
+def test_a_death_of_a_step_that_led_into_the_cell(with_daemon: bool) -> None:
+    """Bubblewrap's outer process, or what entered: nobody needs them any more."""
+    with _scene() as scene:
+        scene.daemon.start()
+        scene.run("boss", _inside(*_child("kid", _SLEEP), _SLEEP))
+        for name in ("boss", "kid"):
+            wait_until(scene.daemon.agent_dir(name).exists, f"{name} is made")
+            wait_status(scene.daemon.agent_dir(name), "busy")
+        scene.hold("boss", "kid")
+        scene.invariants.observe()
+        steps = [scene.invariants.record(name).chain for name in ("boss", "kid")]
+        if not with_daemon:
+            scene.daemon.kill()
+        for pid in steps:
+            end_process(pid)
+        wait_until(lambda: not any(alive(pid) for pid in steps), "they are gone")
+        if not with_daemon:
+            scene.daemon.start()
+        scene.invariants.check(scene.journal)
+        for name in ("boss", "kid"):
+            assert read(scene.daemon.agent_dir(name), "status") == "busy\n"
+        scene.invariants.dismantle(scene.journal)
+
+
+def test_a_death_of_every_monitor_and_the_daemon() -> None:
+    """Nothing that nobody records goes on, and it is said that it was lost."""
+    with _scene() as scene:
+        scene.daemon.start()
+        _family(scene)
+        scene.daemon.kill()
+        for pid in scene.daemon.cgroup.child("monitor").processes():
+            end_process(pid, signal.SIGKILL)
+        node = scene.daemon.cgroup.child("user-0", "agent-boss")
+        wait_until(lambda: not node.populated(), "all of it ends")
+        scene.daemon.start()
+        wait_dead(scene.daemon.agent_dir("boss"))
+        scene.promise("boss", "interrupted", "runtime_lost")
+        scene.invariants.check(scene.journal)
+        scene.invariants.dismantle(scene.journal)
+
+
+def test_a_run_that_was_due_while_there_was_no_daemon() -> None:
+    with _scene() as scene:
+        scene.daemon.start()
+        directory = scene.run("phoenix", "sh -c 'exit 3'", restart="always")
+        wait_until(lambda: (read(directory, "status"), read(directory, "run")) == (
+            "starting\n", ""), "it waits to be started again")
+        due = time.monotonic() + 1.5
+        scene.daemon.kill()
+        scene.invariants.observe()
+        wait_until(lambda: time.monotonic() > due, "its time has come")
+        scene.daemon.start()
+        scene.invariants.check(scene.journal)
+        wait_until(
+            lambda: any(e["type"] == "run.end" and e["run"] == "r2"
+                        for e in scene.daemon.events("phoenix")), "it ran again")
+        scene.invariants.dismantle(scene.journal)
+
+
+@pytest.mark.parametrize("crash", [False, True], ids=["daemon", "crash"])
+def test_what_was_starting_when_it_was_frozen_does_not_delay_the_end(crash: bool) -> None:
+    with _scene() as scene:
+        scene.daemon.start()
+        parent = scene.run("boss", _SLEEP)
+        wait_status(parent, "busy")
+        scene.new("kid", _SLEEP, parent="agent:boss")
+        scene.journal.verb("kid", "start")
+        leaf = scene.daemon.cgroup.child("user-0", "agent-boss", "child", "agent-kid", "run")
+        wait_until(leaf.exists, "it is being started", interval=0.001)
+        scene.journal.verb("boss", "pause")
+        if crash:
+            scene.daemon.kill()
+            scene.invariants.observe()
+            scene.daemon.start()
+        scene.journal.verb("boss", "stop")
+        wait_dead(parent, 5)
+        scene.invariants.check(scene.journal)
+        scene.invariants.dismantle(scene.journal)
+
+
+def test_the_daemon_dies_while_a_parent_writes_and_starts() -> None:
+    """What a program in a cell was told to be done is so, wherever it was."""
+    lines = ["for n in 1 2 3 4 5 6; do mkdir kid$n.d && echo made kid$n; "
+             "printf 'sleep 1000\\n' > kid$n.d/exec; echo start > kid$n.d/ctl; "
+             f"{told_write('$n')}; done", _SLEEP]
+    with _scene() as scene:
+        scene.daemon.start()
+        for number in range(4):
+            name = f"boss{number}"
+            scene.run(name, _inside(*lines).replace("kid", f"{name}-kid"))
+            out = scene.daemon.agent_dir(name) / "out"
+            wait_until(lambda o=out: o.read_text().count("made") > number, "it makes")  # type: ignore[misc] # noqa: B023
+            scene.daemon.kill()
+            scene.invariants.observe()
+            scene.daemon.start()
+            scene.invariants.check(scene.journal)
+        write(scene.daemon.agent_dir("boss3") / "meta.json", '{"still": "there"}')
+        scene.invariants.dismantle(scene.journal)
