@@ -8,12 +8,14 @@ PROGRAMS := $(addprefix $(NATIVE)/,binder enter guard keeper monitor stage)
 CFLAGS  := -std=gnu11 -O2 -Wall -Wextra -Werror
 MANPAGES := $(wildcard man/*.[1-8])
 
-.PHONY: help setup programs demo test test-unit lint bench man clean
+.PHONY: help setup programs demo test test-unit test-systemd test-vm lint bench man clean
 
 help:
 	@echo "make setup   make .venv with ctxd and ctx, installing what is missing"
 	@echo "make demo    run a parent agent and its children on this checkout"
 	@echo "make test    lint, types and all tests"
+	@echo "make test-systemd  the units in a container that boots systemd"
+	@echo "make test-vm       limits and a power cut in an emulated machine"
 	@echo "make bench   ratios of speed to named references"
 	@echo "make man     write the generated tables of the man pages anew"
 	@echo "make clean   remove what the others made"
@@ -40,6 +42,16 @@ test: lint
 
 test-unit: $(STAMP)
 	$(PYTHON) -m pytest tests/unit tests/adapter
+
+test-systemd: $(STAMP) $(PROGRAMS)
+	sh tests/systemd/packages.sh systemd-nspawn:systemd-container \
+		/lib/systemd/system/dbus.socket:dbus
+	$(PYTHON) -m tests.systemd
+
+test-vm: $(STAMP) $(PROGRAMS)
+	sh tests/systemd/packages.sh qemu-system-x86_64:qemu-system-x86 debootstrap:debootstrap \
+		mke2fs:e2fsprogs
+	$(PYTHON) -m tests.vm
 
 lint: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m ruff check .

@@ -1,0 +1,25 @@
+"""These tests run in the machine that ``make test-systemd`` boots, and are collected only there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.systemd.journal import pytest_runtest_makereport as pytest_runtest_makereport
+from tests.systemd.service import Service
+
+#: the tests of each boot of the machine, the number of which it has in its environment
+FILES = {"1": "test_unit.py", "2": "test_after_reboot.py"}
+_wanted = FILES.get(os.environ.get("CTXFS_MACHINE", ""))
+collect_ignore = [file for file in FILES.values() if file != _wanted]
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    """ctxd.service, started."""
+    running = Service()
+    running.start()
+    yield running
+    running.stop()

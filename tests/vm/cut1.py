@@ -1,0 +1,45 @@
+"""The end of the first boot: agents of all kinds, some of it synced, and the power is cut."""
+
+from __future__ import annotations
+
+import shlex
+
+from tests.harness import wait_dead, wait_status, wait_until, write
+from tests.systemd.service import SECONDS, Service
+from tests.vm.power import cut, sync, write_synced
+
+
+def main() -> None:
+    service = Service()
+    service.start()
+    ended = service.run("ended", "echo result", handoff="task\n")
+    wait_dead(ended, SECONDS)
+    made = service.make("made", "true")
+    by_file = service.make("by-file", "true")
+    kid = shlex.quote(
+        "cd $CTX_ROOT/agent; mkdir below.d; echo 'sleep 1000' > below.d/exec; "
+        "echo start > below.d/ctl; sleep 1000"
+    )
+    for name, command in (("runs", "sh -c 'echo out; sleep 1000'"), ("above", f"sh -c {kid}")):
+        wait_status(service.run(name, command), "busy", timeout=SECONDS)
+    below = service.agent_dir("below")
+    wait_until(below.exists, "the child is made", SECONDS)
+    wait_status(below, "busy", timeout=SECONDS)
+    # a history of which the beginning is on the disk, and the rest has yet to be
+    partly = service.make("partly", "sleep 1000")
+    sync(partly / "session/events.jsonl")
+    write(partly / "ctl", "start")
+    wait_status(partly, "busy", timeout=SECONDS)
+    write_synced(made / "label", "synced")
+    for document in ("result.md", "handoff.md", "session/events.jsonl"):
+        sync(ended / document)
+    # the last that is synced is so by a descriptor for reading
+    write(by_file / "label", "synced")
+    sync(by_file / "label")
+    wait_status(service.run("late", "sleep 1000"), "busy", timeout=SECONDS)
+    write(made / "label", "not-synced")
+    cut()
+
+
+if __name__ == "__main__":
+    main()

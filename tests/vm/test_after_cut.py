@@ -1,0 +1,80 @@
+"""The second boot: what the power cut of cut1.py left."""
+
+from __future__ import annotations
+
+import json
+
+from tests.harness import read
+from tests.systemd.service import Service
+from tests.vm.power import UNSYNCED, damaged
+
+RAN = ("runs", "above", "below", "partly")
+LOST = ("interrupted\n", "reboot\n")
+
+
+def _types(service: Service, name: str) -> list[str]:
+    lines = read(service.agent_dir(name), "session/events.jsonl").splitlines()
+    return [json.loads(line)["type"] for line in lines if "\0" not in line]
+
+
+def test_the_cut_was_one() -> None:
+    assert not UNSYNCED.exists()
+
+
+def test_agents_that_ran_are_lost_by_reboot(service: Service) -> None:
+    for name in RAN:
+        agent = service.agent_dir(name)
+        assert read(agent, "status") == "dead\n"
+        assert (read(agent, "outcome"), read(agent, "reason")) == LOST
+    assert list(service.cgroup.path.glob("user-*")) == []
+
+
+def test_a_control_is_there_that_was_written_and_synced(service: Service) -> None:
+    made = service.agent_dir("made")
+    assert read(made, "status") == "new\n"
+    assert read(made, "label") in ("synced\n", "not-synced\n")
+    assert read(made, "exec") == "true\n"
+
+
+def test_a_control_is_there_that_was_synced_by_another_descriptor(service: Service) -> None:
+    assert read(service.agent_dir("by-file"), "label") == "synced\n"
+
+
+def test_documents_are_there_that_were_synced(service: Service) -> None:
+    agent = service.agent_dir("ended")
+    assert (read(agent, "outcome"), read(agent, "reason")) == ("done\n", "exit:0\n")
+    assert read(agent, "result.md") == "result\n"
+    assert read(agent, "handoff.md") == "task\n"
+
+
+def test_a_history_is_there_that_was_synced(service: Service) -> None:
+    types = _types(service, "ended")
+    assert [types.count(x) for x in ("agent.start", "run.end", "agent.stop")] == [1, 1, 1], types
+
+
+def test_there_is_no_state_without_its_event(service: Service) -> None:
+    expected = ["agent.create", "agent.start", "agent.stop"]
+    found = {name: _types(service, name) for name in RAN}
+    told = {name: [type for type in types if type in expected] for name, types in found.items()}
+    assert told == dict.fromkeys(RAN, expected)
+    assert _types(service, "made") == ["agent.create"]
+
+
+def test_histories_are_whole(service: Service) -> None:
+    damage = damaged(service.root)
+    assert not damage, damage
+
+
+def test_what_was_not_synced_is_there_or_not(service: Service) -> None:
+    agent = service.agent_dir("late")
+    if agent.exists():
+        assert read(agent, "status") in ("new\n", "dead\n")
+    else:
+        assert service.make("late", "true").exists()
+
+
+def test_agents_run_again(service: Service) -> None:
+    assert read(service.finish("next", "echo hello"), "result.md") == "hello\n"
+    agent = service.agent_dir("runs")
+    agent.rmdir()
+    assert read(service.finish("runs", "echo again"), "result.md") == "again\n"
