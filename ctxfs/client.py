@@ -541,21 +541,30 @@ ENDINGS = {
 }
 
 
-def connect(root: Root, name: str) -> socket.socket:
-    """Return a connection to an agent; the failure says whether it is missing, down or closed."""
+def open_socket(root: Root, path: str) -> socket.socket:
+    """Return a connection to a socket below the root; ``OSError`` if there is none."""
     import socket
 
-    directory = os.path.dirname(root.join(agent(name)))
+    directory, name = os.path.split(root.join(path))
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    began = time.time()
     try:  # through the directory's descriptor, because socket addresses are limited to 107 bytes
         directory_fd = os.open(directory, os.O_PATH)
         try:
-            connection.connect(f"/proc/self/fd/{directory_fd}/{name}.sock")
+            connection.connect(f"/proc/self/fd/{directory_fd}/{name}")
         finally:
             os.close(directory_fd)
-    except OSError as error:
+    except OSError:
         connection.close()
+        raise
+    return connection
+
+
+def connect(root: Root, name: str) -> socket.socket:
+    """Return a connection to an agent; the failure says whether it is missing, down or closed."""
+    began = time.time()
+    try:
+        return open_socket(root, f"agent/{name}.sock")
+    except OSError as error:
         number = error.errno or errno.EIO
         if number in (errno.EACCES, errno.EPERM):
             reason = root.rejection(number, f"agent/{name}.sock", began)
@@ -564,7 +573,6 @@ def connect(root: Root, name: str) -> socket.socket:
             status = root.field(name, "status") or "unknown"
             raise Failure(f"{name} is not running: its status is {status}", NOT_RUNNING) from None
         raise Failure(root.guess(number, agent(name)), NOT_RUNNING) from None
-    return connection
 
 
 class Reply:
@@ -1168,6 +1176,32 @@ def findings(root: Root) -> Iterator[Finding]:
     yield check_daemon(root)
 
 
+def do_why(root: Root, args: Arguments) -> int:
+    """Explain a decision: which line of whose policy allows it, or what is missing where."""
+    import json
+
+    if os.environ.get("CTX_AGENT"):  # operators alone are answered by the daemon's own socket
+        connection = connect(root, args.name)
+    else:
+        try:
+            connection = open_socket(root, "ctxd.sock")
+        except OSError as error:
+            raise Failure(root.guess(error.errno or errno.EIO, "ctxd.sock"), NOT_RUNNING) from None
+    with connection:
+        request = {"op": "why", "agent": args.name, "verb": args.verb, "object": args.object}
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        for frame in frames(connection):
+            if frame.get("type") == "error":
+                return refusal(frame)
+            may = "may" if frame.get("allowed") else "may not"
+            word = "yes" if frame.get("allowed") else "no"
+            STDOUT.text(f"{word}: {args.name} {may} {args.verb} {args.object}\n")
+            for line in frame.get("lines", ()):
+                STDOUT.text(f"{line}\n")
+            return OK if frame.get("allowed") else DENIED
+    raise Failure("the daemon did not answer", NOT_RUNNING)
+
+
 def do_doctor(root: Root, args: Arguments) -> int:
     """Say what this machine lacks."""
     found = list(findings(root))
@@ -1261,6 +1295,11 @@ SEND_OPTIONS = (
     NAME,
     arg("text", metavar="TEXT", nargs="*", help="default: standard input"),
 )
+WHY_OPTIONS = (
+    NAME,
+    arg("verb", metavar="PERM", help="create, read, connect, ..."),
+    arg("object", metavar="CLASS:NAME", help="such as agent:coder or network:default"),
+)
 OWN = arg("name", metavar="NAME", nargs="?", help="default: the agent you are in")
 TOPIC = arg("topic", metavar="COMMAND", nargs="?", help="about this command")
 
@@ -1278,6 +1317,8 @@ SPAWN_NOTES = (
 SEND_NOTES = (
     "Ctrl-C cancels the message. Exits 0 done, 1 error, 13 denied, 69 not running, 130 cancelled."
 )
+
+WHY_NOTES = "For example: ctx why coder create agent:rev-1. Exits 0 if it may, 13 if it may not."
 
 COMMANDS = (
     Command("ps", "list agents that are not dead", [ALL, JSON], do_ps),
@@ -1298,6 +1339,7 @@ COMMANDS = (
     Command("spawn", "run a program as an agent", SPAWN_OPTIONS, do_spawn, SPAWN_NOTES, "program"),
     Command("rm", "remove new or dead agents", [NAMES], do_rm),
     Command("send", "send a message, show the reply", SEND_OPTIONS, do_send, SEND_NOTES, "text"),
+    Command("why", "say why an agent may do something, or not", WHY_OPTIONS, do_why, WHY_NOTES),
     Command("doctor", "say what this machine lacks, and how to get it", [JSON], do_doctor),
     Command("help", "show help", [TOPIC], do_help),
 )

@@ -13,6 +13,7 @@ log = logging.getLogger("ctxd.errors")
 ERRNOS: Final[dict[type[errors.CtxError], int]] = {
     errors.MalformedError: errno.EINVAL,
     errors.DeniedError: errno.EACCES,
+    errors.ExceedingError: errno.EACCES,
     errors.ForbiddenError: errno.EPERM,
     errors.WrongStateError: errno.EBUSY,
     errors.MissingError: errno.ENOENT,

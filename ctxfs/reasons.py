@@ -9,7 +9,7 @@ from typing import Final
 
 from ctxfs.errnos import errno_of, name_of
 from runtime.authority.identity import Caller
-from runtime.errors import CtxError
+from runtime.errors import CtxError, ExceedingError
 from runtime.names import escape, timestamp
 
 log = logging.getLogger("ctxd.rejected")
@@ -38,7 +38,8 @@ class Reasons:
         sentence = error.sentence if isinstance(error, CtxError) else _system(error)
         line = f"{timestamp()} {name_of(error)} {escape(path)}: {escape(sentence)}"[:_LINE_MAX]
         self._put(caller.key, line)
-        if incarnation is not None and errno_of(error) not in (errno.EACCES, errno.EPERM):
+        for_who = errno_of(error) in (errno.EACCES, errno.EPERM)
+        if incarnation is not None and (not for_who or isinstance(error, ExceedingError)):
             self._put(f"agent:{incarnation}", line)
         log.info("%s: %s", caller.key, line)
 

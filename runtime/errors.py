@@ -24,6 +24,10 @@ class DeniedError(CtxError):
     """Identity, policy or attenuation forbids this caller the operation."""
 
 
+class ExceedingError(DeniedError):
+    """What was asked for an agent is more than its parent has; no matter who asks."""
+
+
 class ForbiddenError(CtxError):
     """Nobody may do this, whatever the identity."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from runtime.authority import mounts, policy
 from runtime.authority.policy import Rule
-from runtime.errors import DeniedError, WrongStateError
+from runtime.errors import ExceedingError, WrongStateError
 from runtime.model import Agent
 from runtime.names import quote
 
@@ -74,13 +74,13 @@ class Authority:
         )
 
     def check_policy(self, agent: Agent, rules: Iterable[Rule]) -> None:
-        """``DeniedError`` naming what exceeds what."""
+        """``ExceedingError`` naming what exceeds what."""
         bound = self.bound(agent)
         if bound is None:
             return
         exceeding = policy.uncovered(rules, bound)
         if exceeding is not None:
-            raise DeniedError(
+            raise ExceedingError(
                 f"{exceeding.cls}:{exceeding.object} {exceeding.perm} exceeds what "
                 f"{self._bound_name(agent)} may use or delegate"
             )
@@ -134,7 +134,7 @@ class Authority:
         return mounts.effective(self.effective_mounts(parent), own)
 
     def check_mounts(self, agent: Agent, table: Iterable[mounts.Mount]) -> None:
-        """``DeniedError`` if a line gives more than the parent has."""
+        """``ExceedingError`` if a line gives more than the parent has."""
         parent = self._agents.parent_of(agent)
         if parent is None:
             return
@@ -144,7 +144,7 @@ class Authority:
         for mount in table:
             why = mounts.excess(mount, above, base)
             if why:
-                raise DeniedError(
+                raise ExceedingError(
                     f"{quote(mount.source)} {mount.mode} exceeds the view of "
                     f"{self._bound_name(agent)}: {why}"
                 )
