@@ -11,6 +11,7 @@ pages, but never for a name.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
@@ -57,6 +58,8 @@ class Cache:
     def __init__(self) -> None:
         self.mounted = False
         self.poller = Poller()
+        #: how often each inode was told to the kernel, which knows no others
+        self._known: Counter[int] = Counter()
         self._paged: set[int] = set()
         self._pages: set[int] = set()
         self._wake = trio.Event()
@@ -67,8 +70,18 @@ class Cache:
         self._names_clean = trio.Event()
         self._names_clean.set()
 
+    def note_known(self, inode: int) -> None:
+        """The kernel is told of this inode once more (FUSE_LOOKUP and its like)."""
+        self._known[inode] += 1
+
+    def note_forgotten(self, inode: int, count: int) -> None:
+        """The kernel dropped it so many times (FUSE_FORGET)."""
+        self._known[inode] -= count
+        if self._known[inode] <= 0:
+            del self._known[inode]
+
     def forget_attributes(self, inode: int) -> None:
-        if self.mounted:
+        if self.mounted and (inode in self._known or inode == pyfuse3.ROOT_INODE):
             with suppress(OSError):
                 pyfuse3.invalidate_inode(pyfuse3.InodeT(inode), attr_only=True)
 

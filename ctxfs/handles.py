@@ -84,6 +84,9 @@ class RowHandle(Handle):
             self._fs.cache.note_pages(self.node.inode)
         return self._text[offset : offset + size]
 
+    def sync(self) -> None:
+        self._fs.runtime.agents.sync()
+
     def poll(self, waiter: pyfuse3.PollHandle | None) -> int | None:
         if not self.node.row.polled:
             return None
@@ -220,9 +223,6 @@ class VerbHandle(RowHandle):
             self._check_alive()
             self.node.check_writer(self.caller)
             self.node.commit(self.caller, decode(line))
-
-    def sync(self) -> None:
-        self._fs.runtime.agents.sync()
 
 
 class FileHandle(Handle):

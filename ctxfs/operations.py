@@ -115,8 +115,12 @@ class Operations(pyfuse3.Operations):
 
     def _remembered(self, node: Node) -> EntryAttributes:
         entry = self._attributes(node)
-        node.remembered()
+        self._note_known(node)
         return entry
+
+    def _note_known(self, node: Node) -> None:
+        node.remembered()
+        self._fs.cache.note_known(node.inode)
 
     def _number(self, caller: Caller) -> int:
         """For one more open file or directory; ``QuotaError`` if the caller has too many."""
@@ -154,6 +158,7 @@ class Operations(pyfuse3.Operations):
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         for inode, count in inode_list:
+            self._fs.cache.note_forgotten(inode, count)
             if self._fs.durable.owns(inode):
                 self._fs.durable.forget(inode, count)
 
@@ -356,7 +361,7 @@ class Operations(pyfuse3.Operations):
                 if self._fs.durable.owns(node.inode):
                     self._fs.durable.forget(node.inode, 0)
                 break
-            node.remembered()
+            self._note_known(node)
 
     async def releasedir(self, fh: FileHandleT) -> None:
         listing = self._listings.pop(fh, None)

@@ -13,13 +13,13 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import trio
 
-from runtime import crashpoints
+from runtime import crashpoints, linux
 from runtime.authority import policy
 from runtime.authority.attenuation import POLICY_FIELDS, Authority
 from runtime.authority.identity import Caller, Identity, supplementary_groups
@@ -45,6 +45,8 @@ from runtime.waits import Waits
 log = logging.getLogger("ctxd.agents")
 
 _RETRY_SECONDS: Final = 1.0
+#: lines that are in their files, and in the outbox until these are synced
+_OUTBOX_MAX: Final = 1000
 #: what a new incarnation does not have from the one before
 _OF_ONE_LIFE: Final = (
     *("status", "outcome", "reason", "cause", "run", "pid", "boot", "cgroup", "session"),
@@ -135,7 +137,8 @@ class Agents:
         self._store = store
         self._history = history
         self._undelivered: list[Pending] = store.undelivered()
-        self._cut = False
+        #: files to which a write failed
+        self._cut: set[str] = set()
         self._late: list[Change] = []
         self._room = trio.Event()
         self._agents = {agent.index: agent for agent in store.load_agents()}
@@ -145,10 +148,23 @@ class Agents:
         for agent in self._agents.values():
             if agent.parent is not None:
                 self._children.setdefault(agent.parent, []).append(agent.index)
+        #: up to where the outbox is in the histories, and where it was synced last
+        self._appended = self._synced = 0
+        self._crowded = trio.Event()
+        #: histories whose last number is known to be the session's
+        self._numbered: set[str] = set()
+        self._complete_histories()
+
+    def _complete_histories(self) -> None:
+        """What an earlier daemon, or the disk, did not get from the outbox to the files."""
+        lines: dict[str, list[str]] = {}
         for pending in self._undelivered:
+            lines.setdefault(pending.path, []).append(pending.line)
+        for path, wanted in lines.items():
             with contextlib.suppress(FileNotFoundError):  # of a history since removed
-                history.complete(pending)
-            store.delivered(pending.seq)
+                self._history.complete(path, wanted)
+        if self._undelivered:
+            self._appended = self._undelivered[-1].seq
         self._undelivered.clear()
 
     # looking up
@@ -293,14 +309,16 @@ class Agents:
         self._commit_late()
         self._commit(change)
 
-    def note(self, change: Change) -> None:
+    def note(self, change: Change, *, urgent: Callable[[], None] = lambda: None) -> None:
         """Like ``commit``, for what has happened and cannot be refused.
 
         On a full disk it holds in memory at once and is committed as soon as
         there is room: nobody may keep an agent alive by filling the disk.
+        ``urgent`` is done as soon as the change holds, before anybody is told.
         """
         try:
-            self.commit(change)
+            self._commit_late()
+            self._commit(change, urgent)
         except NoSpaceError as error:
             log.error("%s; %d changes wait for room", error, len(self._late) + 1)
             self._late.append(change)
@@ -308,7 +326,9 @@ class Agents:
             for agent, values in change.agents:
                 for name, value in values.items():
                     setattr(agent, name, value)
-                self.authority.forget()
+            self.authority.forget()
+            urgent()
+            for agent, values in change.agents:
                 self._tell_agent(agent.index, values)
 
     def _commit_late(self) -> None:
@@ -317,7 +337,27 @@ class Agents:
             del self._late[0]
 
     async def run(self) -> None:
-        """Tries again, once a second, while something could not be written."""
+        """Keeps the outbox short, and tries again what could not be written."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._empty_outbox)
+            nursery.start_soon(self._retry)
+
+    async def _empty_outbox(self) -> None:
+        """Nobody may ever ask for fsync(2): now and then the disk is synced beside the loop."""
+        while True:
+            await self._crowded.wait()
+            self._crowded = trio.Event()
+            appended = self._appended
+            self._history.forget()
+            await trio.to_thread.run_sync(linux.sync_filesystem, self.state, abandon_on_cancel=True)
+            self._note_synced(appended)
+
+    def _note_synced(self, appended: int) -> None:
+        self._synced = max(self._synced, appended)
+        self._store.delivered(self._synced)
+
+    async def _retry(self) -> None:
+        """Once a second, while something is left."""
         while True:
             await self._room.wait()
             await trio.sleep(_RETRY_SECONDS)
@@ -327,7 +367,7 @@ class Agents:
             if not self._late and not self._undelivered:
                 self._room = trio.Event()
 
-    def _commit(self, change: Change) -> None:
+    def _commit(self, change: Change, urgent: Callable[[], None] = lambda: None) -> None:
         posted: list[Pending] = []
         merged: dict[int, tuple[Agent, dict[str, Any]]] = {}
         for agent, values in change.agents:
@@ -369,15 +409,20 @@ class Agents:
             if not POLICY_FIELDS.isdisjoint(values):
                 self.authority.forget()
         crashpoints.reach("write.committed")
+        urgent()
         self._undelivered += posted
         self.deliver()
         for agent, values in merged.values():
             self._tell_agent(agent.index, values)
-        for index in sessions:
-            files = {file for i, file, _ in change.lines if i == index}
-            self._tell_session(index, {*files, *change.sessions.get(index, ()), "updated"})
+        told: dict[int, set[str]] = {index: {"updated"} for index in sessions}
+        for index, values in change.sessions.items():
+            told[index].update(values)
+        for index, file, _ in change.lines:
+            told[index].add(file)
         for index, name in change.touched:
-            self._tell_session(index, (name,))
+            told.setdefault(index, set()).add(name)
+        for index, names in told.items():
+            self._tell_session(index, names)
 
     def _load_session(self, index: int) -> Session:
         session = self.session(index)
@@ -386,6 +431,15 @@ class Agents:
         return session
 
     def _post(self, session: Session, file: str, fields: dict[str, Any], now: float) -> Pending:
+        path = f"{self.session_path(session)}/{file}"
+        if path not in self._numbered:
+            # A loss of power may have kept lines whose record it took.
+            self._numbered.add(path)
+            last = self._history.last_number(path)
+            if file == "events.jsonl":
+                session.events = max(session.events, last)
+            else:
+                session.messages = max(session.messages, last)
         if file == "events.jsonl":
             session.events += 1
             identifier = f"e{session.events}"
@@ -393,28 +447,35 @@ class Agents:
             session.messages += 1
             identifier = f"m{session.messages}"
         line = {"id": identifier, "ts": timestamp(now), **fields}
-        return self._store.post(f"{self.session_path(session)}/{file}", dump_json(line))
+        return self._store.post(path, dump_json(line))
 
     def deliver(self) -> None:
         """Moves what the outbox holds to the histories, in order; the rest waits."""
-        while self._undelivered:
-            pending = self._undelivered[0]
+        lines: dict[str, list[str]] = {}
+        for pending in self._undelivered:
+            lines.setdefault(pending.path, []).append(pending.line)
+        for path, wanted in lines.items():
             try:
-                if self._cut:
-                    self._history.complete(pending)
+                if path in self._cut:
+                    self._history.complete(path, wanted)
                 else:
-                    self._history.append(pending)
-                self._cut = False
+                    self._history.append(path, wanted)
             except FileNotFoundError:
-                log.warning("history %s was removed, an event for it is dropped", pending.path)
+                log.warning("history %s was removed, events for it are dropped", path)
             except OSError as error:
-                log.error("history %s: %s; kept for later", pending.path, error.strerror)
-                self._cut = True  # some of the line may be there already
+                log.error("history %s: %s; kept for later", path, error.strerror)
+                self._cut.add(path)  # some of it may be there already
                 self._room.set()
-                return
+                continue
             crashpoints.reach("outbox.appended")
-            self._store.delivered(pending.seq)
-            del self._undelivered[0]
+            self._cut.discard(path)
+        # What is in a file stays in the outbox until the file is synced: of two things
+        # that are written, a loss of power may keep either.
+        if self._undelivered and not self._cut:
+            self._appended = self._undelivered[-1].seq
+        self._undelivered = [each for each in self._undelivered if each.path in self._cut]
+        if self._appended - self._synced > _OUTBOX_MAX:
+            self._crowded.set()
 
     def update(self, agent: Agent, **values: Any) -> None:
         """Changes fields of one agent."""
@@ -423,6 +484,10 @@ class Agents:
         self.commit(change)
 
     def sync(self) -> None:
+        """Makes everything that was acknowledged survive a loss of power."""
+        appended = self._appended
+        self._history.sync()
+        self._note_synced(appended)
         self._store.sync()
 
     # life
@@ -786,6 +851,20 @@ class Agents:
             if path.name == "doc":
                 continue
             self.trash.discard(path)
+
+    def remove_strays(self) -> None:
+        """Files of no agent: left by a crash between two steps."""
+        known = {agent.incarnation for agent in self}
+        kept = self._store.kept_incarnations()
+        for directory in self._base.iterdir():
+            if directory.name in known:
+                continue
+            for path in directory.iterdir():
+                if path.name != "doc" or directory.name not in kept:
+                    self.trash.discard(path)
+            if directory.name not in kept:
+                self.trash.discard(directory)
+        self.waits.keep({agent.wait_token for agent in self})
 
     def cancel_new(self, agent: Agent, reason: str) -> None:
         """A ``new`` agent ends without ever having run."""

@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from typing import Final
 
 import trio
@@ -66,17 +65,22 @@ class Ender:
                 cancelled.append(member)
             elif member.status is not Status.STOPPING and member.live:
                 self._mark(change, member, (Outcome.CANCELLED.value, "parent_dead"))
-        self._agents.note(change)
-        crashpoints.reach("cancel.marked")
+        self._agents.note(change, urgent=lambda: self._begin(agent, members))
         for member in reversed(cancelled):
             self._agents.waits.release(member.wait_token)
             if member.life == "temp":
                 self._agents.remove_temporary(member)
         for member in (agent, *members):
+            self._sockets.stop_accepting(member)
+
+    def _begin(self, agent: Agent, members: list[Agent]) -> None:
+        """Marked as stopping: from here on nothing may wait for anybody."""
+        crashpoints.reach("cancel.marked")
+        for member in (agent, *members):
             self._sockets.refuse(member)
             following = self._followed.get(member.index)
-            if following is not None:
-                following.changes.notify()
+            if following is not None and not following.settled:
+                following.changes.notify()  # it may wait for its next run
         self.lead(agent)
 
     @staticmethod
@@ -87,8 +91,26 @@ class Ender:
     def lead(self, top: Agent) -> None:
         """Goes on with an end that is begun, down to the last process."""
         following = self._followed.get(top.index)
-        if following is not None:
-            self._nursery.start_soon(self._terminate, top, following)
+        if following is None:
+            return
+        members = [following]
+        for member in self._agents.descendants(top):
+            if (below := self._followed.get(member.index)) is not None:
+                members.append(below)
+        signalled = all(each.settled for each in members)
+        if signalled:
+            self._signal(members)
+        self._nursery.start_soon(self._terminate, top, members, signalled)
+
+    @staticmethod
+    def _signal(members: list[Following]) -> None:
+        """Step 4. What is frozen has the signal when it is thawed."""
+        _signal_all(members)
+        crashpoints.reach("cancel.signalled")
+        for each in members:
+            each.node.freeze(False)
+            each.leaf.freeze(False)
+        crashpoints.reach("cancel.thawed")
 
     def kill(self, agent: Agent) -> None:
         """SIGKILL to the subtree of an ending agent, whatever is left of the grace."""
@@ -102,28 +124,25 @@ class Ender:
             with trio.move_on_after(_SETTLE_SECONDS):
                 await following.wait_settled(self._watcher)
             following.node.kill()
+            crashpoints.reach("cancel.killed")
 
-    async def _terminate(self, top: Agent, following: Following) -> None:
+    async def _terminate(self, top: Agent, members: list[Following], signalled: bool) -> None:
         with guarded(top):
-            await self._end_processes(top, following)
+            await self._end_processes(top, members, signalled)
 
-    async def _end_processes(self, top: Agent, following: Following) -> None:
+    async def _end_processes(
+        self, top: Agent, members: list[Following], signalled: bool
+    ) -> None:
         """Steps 4 to 6: SIGTERM to all, one grace period, then ``cgroup.kill``."""
-        node = following.node
-        members = [following]
-        for member in self._agents.descendants(top):
-            if (below := self._followed.get(member.index)) is not None:
-                members.append(below)
-        with trio.move_on_after(_SETTLE_SECONDS):
+        node = members[0].node
+        if not signalled:
             for each in members:
-                if not each.settled:
-                    await each.wait_settled(self._watcher)
-        for each in members:
-            each.node.freeze(False)
-            each.leaf.freeze(False)
-        crashpoints.reach("cancel.thawed")
-        _signal_all(members)
-        crashpoints.reach("cancel.signalled")
+                each.node.freeze(False)  # what is frozen while it starts would never settle
+            with trio.move_on_after(_SETTLE_SECONDS):
+                for each in members:
+                    if not each.settled:
+                        await each.wait_settled(self._watcher)
+            self._signal(members)
         with trio.move_on_after(self._agents.grace(top)):
             await self._wait_empty(node)
         if node.populated():
@@ -155,33 +174,37 @@ def _signal_all(members: Iterable[Following]) -> None:
     Not to the cells' own PID 1 and the steps that led there: those end with
     their cell. A pid may be another process's by the time it is used; the
     process that a pidfd holds is the one that is meant if its pid is still in
-    the cgroup after it was opened. So everything is looked at twice, and again
+    the cgroup after it was opened. So each cgroup is looked at twice, and again
     while new processes turn up.
     """
-    members = list(members)
-    held: dict[int, int] = {}
-    done: set[int] = set()
-    with ExitStack() as stack:
-        for each in members:
-            done |= each.spared()
-        for _ in range(_LOOKS):
-            found = False
-            for each in members:
-                for pid in each.leaf.processes():
-                    if pid in done:
-                        continue
-                    if pid in held:
-                        done.add(pid)
-                        for number in (signal.SIGTERM, signal.SIGCONT):
-                            with contextlib.suppress(ProcessLookupError):
-                                signal.pidfd_send_signal(held[pid], number)
-                        continue
-                    with contextlib.suppress(OSError):
-                        held[pid] = os.pidfd_open(pid)
-                        stack.callback(os.close, held[pid])
-                        found = True
-            if not found:
-                return
+    for each in members:
+        held: dict[int, int] = {}
+        done = set(each.spared())
+        try:
+            for _ in range(_LOOKS):
+                if not _look(each.leaf, held, done):
+                    break
+        finally:
+            for fd in held.values():
+                os.close(fd)
+
+
+def _look(leaf: Cgroup, held: dict[int, int], done: set[int]) -> bool:
+    """Signals what was there before, holds what is new; False if nothing is."""
+    found = False
+    for pid in leaf.processes():
+        if pid in done:
+            continue
+        if pid in held:
+            done.add(pid)
+            for number in (signal.SIGTERM, signal.SIGCONT):
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(held[pid], number)
+            continue
+        with contextlib.suppress(OSError):
+            held[pid] = os.pidfd_open(pid)
+            found = True
+    return found
 
 
 @contextlib.contextmanager

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from runtime.store import Pending
+log = logging.getLogger("ctxd.history")
 
 _TAIL: Final = 1 << 21
+_ID: Final = re.compile(rb'^\{"id":"[a-z]([0-9]{1,15})"', re.M)
 
 
 def _write_all(fd: int, data: bytes) -> None:
@@ -21,39 +26,76 @@ class History:
 
     def __init__(self, state: Path) -> None:
         self._state = state
+        #: files that have lines which a loss of power could take
+        self._unsynced: set[str] = set()
 
-    def append(self, pending: Pending) -> None:
-        """One line to its file, as a single append."""
-        path = self._state / pending.path
-        data = (pending.line + "\n").encode()
+    def append(self, path: str, lines: Iterable[str]) -> None:
+        """Lines to one file, as a single append."""
+        data = "".join(f"{line}\n" for line in lines).encode()
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        fd = os.open(path, flags, 0o600)
+        fd = os.open(f"{self._state}/{path}", flags, 0o600)
         try:
+            self._unsynced.add(path)
             _write_all(fd, data)
         finally:
             os.close(fd)
 
-    def complete(self, pending: Pending) -> None:
-        """Like ``append`` for a line of which an earlier daemon may have written some or all."""
-        path = self._state / pending.path
-        data = (pending.line + "\n").encode()
-        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def complete(self, path: str, lines: Iterable[str]) -> None:
+        """Like ``append`` for lines of one file, in order, of which an earlier daemon may
+        have written some or all.
+
+        What a loss of power left of a line that is not one of these is cut off.
+        """
+        fd = os.open(
+            self._state / path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
         try:
+            self._unsynced.add(path)
             size = os.fstat(fd).st_size
-            length = _TAIL + len(data)
-            tail = os.pread(fd, length, max(0, size - length))
-            if data in tail:
-                return
-            torn = tail.rpartition(b"\n")[2]
-            # The lines of the outbox are in order, so a torn end is this line's beginning.
-            written = len(torn) if torn and data.startswith(torn) else 0
-            _write_all(fd, data[written:])
+            wanted = [(line + "\n").encode() for line in lines]
+            begin = max(0, size - _TAIL - sum(map(len, wanted)))
+            tail = os.pread(fd, size - begin, begin)
+            missing = [data for data in wanted if data not in tail]
+            torn = tail.partition(b"\0")[0].rpartition(b"\n")[2]
+            if b"\0" in tail or (torn and not (missing and missing[0].startswith(torn))):
+                # blocks that never reached the disk read as zeros
+                whole = tail[: len(tail.partition(b"\0")[0]) - len(torn)]
+                log.warning(
+                    "history %s: %d bytes that are no lines are cut off", path,
+                    len(tail) - len(whole),
+                )
+                os.ftruncate(fd, begin + len(whole))
+                missing = [data for data in wanted if data not in whole]
+                torn = b""
+            for data in missing:
+                # The lines are in order, so a torn end is the next one's beginning.
+                _write_all(fd, data[len(torn) :])
+                torn = b""
         finally:
             os.close(fd)
 
-    def sync(self, path: str) -> None:
-        fd = os.open(self._state / path, os.O_RDONLY | os.O_CLOEXEC)
+    def last_number(self, path: str) -> int:
+        """The number in the id of the last line (``e17``), 0 if there is none."""
         try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+            with open(self._state / path, "rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - _TAIL))
+                found = _ID.findall(file.read())
+        except FileNotFoundError:
+            return 0
+        return int(found[-1]) if found else 0
+
+    def forget(self) -> set[str]:
+        """The files with unsynced lines, which somebody else syncs now."""
+        unsynced, self._unsynced = self._unsynced, set()
+        return unsynced
+
+    def sync(self) -> None:
+        """Makes every line written so far survive a loss of power (fsync(2))."""
+        for path in self.forget():
+            with suppress(FileNotFoundError):  # removed since
+                fd = os.open(self._state / path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)

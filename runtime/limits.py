@@ -11,22 +11,25 @@ from runtime.errors import UnsupportedError
 _CPU_PERIOD: Final = 100_000
 
 
-def apply_limits(hierarchy: Hierarchy, node: Cgroup, limits: dict[str, str]) -> None:
-    """Writes ``memory.max``, ``pids.max`` and ``cpu.max`` to a cgroup, if it is there.
+def check_limits(hierarchy: Hierarchy, limits: dict[str, str]) -> None:
+    """``UnsupportedError`` where the machine lacks the controller of a limit.
 
-    Other keys are not the kernel's. ``UnsupportedError`` where the machine lacks
-    the controller.
+    Keys without one are not the kernel's.
     """
     for key, value in limits.items():
         controller, _, rest = key.partition(".")
-        if not rest:
-            continue
-        if controller not in hierarchy.controllers:
+        if rest and value != "max" and controller not in hierarchy.controllers:
             raise UnsupportedError(
                 f"{key}: the {controller} controller is not available in cgroup v2 here; "
                 "boot with systemd.unified_cgroup_hierarchy=1 (see ctx doctor)"
             )
-        if node.exists():
+
+
+def apply_limits(hierarchy: Hierarchy, node: Cgroup, limits: dict[str, str]) -> None:
+    """Writes ``memory.max``, ``pids.max`` and ``cpu.max`` to a cgroup, if it is there."""
+    for key, value in limits.items():
+        controller, _, rest = key.partition(".")
+        if rest and controller in hierarchy.controllers and node.exists():
             node.write(key, _cpu_max(value) if key == "cpu.max" else value)
 
 

@@ -146,6 +146,15 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+def sync_filesystem(path: Path) -> None:
+    """syncfs(2) of the filesystem that a directory is on."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _check(_libc.syncfs(fd), path)
+    finally:
+        os.close(fd)
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process runs: not a zombie, and not on its way there (proc(5)).
 

@@ -148,7 +148,7 @@ class Agent:
 
     def dump(self) -> dict[str, Any]:
         """All but the index, not copied: for serialising at once."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "index"}
+        return {name: getattr(self, name) for name in _AGENT_FIELDS}
 
     @classmethod
     def load(cls, index: int, values: dict[str, Any]) -> Self:
@@ -181,9 +181,13 @@ class Session:
 
     def dump(self) -> dict[str, Any]:
         """All but the index, not copied: for serialising at once."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "index"}
+        return {name: getattr(self, name) for name in _SESSION_FIELDS}
 
     @classmethod
     def load(cls, index: int, values: dict[str, Any]) -> Self:
         known = {f.name for f in fields(cls)}
         return cls(index=index, **{k: v for k, v in values.items() if k in known})
+
+
+_AGENT_FIELDS: Final = tuple(f.name for f in fields(Agent) if f.name != "index")
+_SESSION_FIELDS: Final = tuple(f.name for f in fields(Session) if f.name != "index")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Final
 from runtime.model import Outcome
 
 _COMPLAINT_MAX: Final = 300
+#: a dozen lines, none longer than 600 bytes (monitor.c)
+_RECORD_MAX: Final = 16384
 
 
 @dataclass(slots=True)
@@ -42,9 +45,13 @@ def read_record(path: Path) -> Record:
     """The record in ``path``; an empty one if there is none. A torn last line is left out."""
     record = Record()
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return record
+    try:
+        text = os.read(fd, _RECORD_MAX).decode(errors="replace")
+    finally:
+        os.close(fd)
     for line in text.split("\n")[:-1]:
         word, _, rest = line.partition(" ")
         numbers = [int(n) for n in rest.split() if n.isascii() and n.isdigit()]

@@ -93,6 +93,10 @@ class Recorder:
         if record.started and record.ended:
             usage["wall_msec"] = (record.ended - record.started) // 1_000_000
         if record.started:
+            if not agent.pid:  # its end came before it was seen to run
+                change.event(
+                    agent.session, "run.start", agent.name, run=agent.run, pid=record.program
+                )
             try:
                 self._add_conversation(change, agent, outcome)
             except OSError as error:  # a full disk, say: the end is recorded all the same

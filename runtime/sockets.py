@@ -203,6 +203,11 @@ class Sockets:
         server = self._servers.get(agent.index)
         if server is not None:
             server.refusing = True
+
+    def stop_accepting(self, agent: Agent) -> None:
+        """After ``refuse``: whoever connects is told by the kernel."""
+        server = self._servers.get(agent.index)
+        if server is not None:
             server.accepting.cancel()
 
     def close(self, agent: Agent) -> None:
@@ -232,6 +237,9 @@ class Sockets:
     async def _admit(self, agent: Agent | None, server: Server, stream: trio.SocketStream) -> None:
         """Serves one more connection, or refuses it without a task of its own."""
         raw = stream.socket
+        if server.refusing:
+            raw.close()
+            return
         try:
             caller = self._agents.identity.resolve_peer(raw._sock)  # type: ignore[attr-defined]
         except BaseException:

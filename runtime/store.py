@@ -170,6 +170,14 @@ class Store:
         row = self._db.execute("SELECT data FROM agents WHERE idx=?", (index,)).fetchone()
         return Agent.load(index, json.loads(row[0])) if row else None
 
+    def kept_incarnations(self) -> set[str]:
+        """Removed agents whose documents stay: in a channel, or with a session."""
+        rows = self._db.execute(
+            "SELECT json_extract(data, '$.incarnation') FROM agents WHERE removed=1 "
+            "AND (parent_session IS NOT NULL OR json_extract(data, '$.archived'))"
+        )
+        return {incarnation for (incarnation,) in rows}
+
     def channels(self, session: int) -> list[tuple[str, int]]:
         """(name of the channel, index of the agent) below a session's ``context/child``."""
         return list(

@@ -27,7 +27,7 @@ from runtime.errors import CtxError, NoSpaceError, UnsupportedError, WrongStateE
 from runtime.following import Followed, Following
 from runtime.inotify import Watcher
 from runtime.lifecycle import Effect, Event, Status, move
-from runtime.limits import apply_limits, in_use
+from runtime.limits import apply_limits, check_limits, in_use
 from runtime.model import Agent, Outcome
 from runtime.names import quote
 from runtime.record import Record, judge
@@ -214,8 +214,12 @@ class Supervisor:
         usage["wall_msec"] = int((time.time() - agent.started) * 1000)
         return usage
 
+    def check_limits(self, limits: dict[str, str]) -> None:
+        """``UnsupportedError`` where the machine lacks a controller."""
+        check_limits(self._hierarchy, limits)
+
     def apply_limits(self, agent: Agent, limits: dict[str, str]) -> None:
-        """Writes the resource limits to the agent's cgroup; ``UnsupportedError``."""
+        """Writes the resource limits to the agent's cgroup, if there is one now."""
         apply_limits(self._hierarchy, self._node(agent), limits)
 
     # recovery
@@ -232,12 +236,15 @@ class Supervisor:
                 if agent.life == "temp":
                     self._agents.remove_temporary(agent)
         adopted: list[tuple[Agent, Following]] = []
+        lost = []
         for agent in self._agents:
             if agent.live and agent.boot == self._boot:
                 adopted.append((agent, self._follow(agent)))
             elif agent.live:
-                self._record_lost(agent, "reboot")
-                crashpoints.reach("adopt.lost")
+                lost.append(agent)
+        for agent in sorted(lost, key=self._agents.depth, reverse=True):
+            self._record_lost(agent, "reboot")
+            crashpoints.reach("adopt.lost")
         gone = []
         for agent, following in adopted:
             if agent.status is not Status.STOPPING:
@@ -262,10 +269,19 @@ class Supervisor:
 
     def _record_lost(self, agent: Agent, reason: str) -> None:
         change = Change()
-        self._agents.record_end(change, agent, Outcome.INTERRUPTED, reason)
-        for member in self._agents.descendants(agent):
+        for member in reversed(self._agents.descendants(agent)):
             if member.status is Status.NEW:
                 self._agents.record_end(change, member, Outcome.CANCELLED, "parent_dead")
+        if agent.pid:
+            change.event(
+                agent.session,
+                "run.end",
+                agent.name,
+                run=agent.run,
+                outcome=Outcome.INTERRUPTED,
+                reason=reason,
+            )
+        self._agents.record_end(change, agent, Outcome.INTERRUPTED, reason)
         self._agents.note(change)
         for member in (agent, *self._agents.descendants(agent)):
             if member.status is Status.DEAD:
@@ -273,11 +289,7 @@ class Supervisor:
 
     def _remove_strays(self) -> None:
         """Cgroups and files of no agent: left by a crash between two steps."""
-        known = {agent.incarnation for agent in self._agents}
-        base = self._places.state / "agent"
-        for directory in base.iterdir() if base.is_dir() else ():
-            if directory.name not in known and not (directory / "doc").is_dir():
-                self._agents.trash.discard(directory)
+        self._agents.remove_strays()
         living = {agent.cgroup for agent in self._agents if agent.cgroup}
         records = {each.record_path for each in self._followed.values()}
         for user in self._hierarchy.root.path.glob("user-*"):
@@ -338,7 +350,7 @@ class Supervisor:
         due = agent.restart_at
         while agent.status is Status.STARTING:
             # a clock that was set back must not make it longer
-            left = min(due - time.time(), 60.0)
+            left = max(0.0, min(due - time.time(), 60.0))
             with trio.move_on_after(left) as scope:
                 await following.changes.wait_changed()
             if not scope.cancelled_caught or agent.status is not Status.STARTING:
@@ -415,6 +427,8 @@ class Supervisor:
             self._ender.end(agent, Outcome.INTERRUPTED, "runtime_lost")
 
     def _judge(self, agent: Agent, record: Record) -> tuple[Outcome, str]:
+        if not record.over and linux.is_alive(record.keeper):
+            return Outcome.INTERRUPTED, "runtime_lost"  # its monitor is gone
         leaf = self._node(agent).child("run")
         killed_for_memory = leaf.keys("memory.events").get("oom_kill", 0) > 0
         text = output.Output(self._agents.directory(agent) / "log").tail(4096)
@@ -457,6 +471,7 @@ def _ended_before(above: Following, record: Record) -> bool:
     owner = above.record()
     if owner.ended:
         return not record.ended or owner.ended <= record.ended
-    # Nothing tells when: its PID 1 was killed, and what was below died of that,
-    # unless it exited by itself.
-    return record.exit_code is None and bool(owner.keeper) and not linux.is_alive(owner.keeper)
+    # Nothing tells when: its PID 1 or its monitor was killed, and what was below
+    # died of that, unless it exited by itself.
+    gone = not linux.is_alive(owner.keeper) or not linux.is_alive(owner.monitor)
+    return record.exit_code is None and bool(owner.keeper) and gone

@@ -65,6 +65,12 @@ class Waits:
             self.release(token)
             self.path(token).unlink()
 
+    def keep(self, tokens: set[str]) -> None:
+        """Removes what belongs to no agent any more."""
+        for name in os.listdir(self._directory):
+            if name not in tokens:
+                self.remove(name)
+
     @staticmethod
     def _nudge(held: int) -> None:
         # ENXIO: nobody reads; ENOENT or EACCES: it was an empty file already

@@ -437,17 +437,23 @@ def _parse_limit(line: str) -> tuple[str, str]:
 def _check_limit(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
     if line:
         key, value = _parse_limit(line)
-        if "." in key and value != "max":
-            fs.runtime.supervisor.apply_limits(agent, {key: value})
+        fs.runtime.supervisor.check_limits({key: value})
 
 
 def _set_limits(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
     wanted = dict(_parse_limit(line) for line in _lines(text))
-    fs.runtime.supervisor.apply_limits(agent, {k: v for k, v in wanted.items() if v != "max"})
+    supervisor = fs.runtime.supervisor
+    supervisor.check_limits(wanted)
+    before = {key: agent.limits.get(key, "max") for key in wanted}
     merged = {**agent.limits, **wanted}
-    fs.runtime.agents.update(
-        agent, limits={key: value for key, value in merged.items() if value != "max"}
-    )
+    try:
+        supervisor.apply_limits(agent, wanted)
+        fs.runtime.agents.update(
+            agent, limits={key: value for key, value in merged.items() if value != "max"}
+        )
+    except BaseException:
+        supervisor.apply_limits(agent, before)
+        raise
 
 
 def _limits(fs: Filesystem, agent: Agent, caller: Caller) -> str:

@@ -67,6 +67,9 @@ class FakeSupervisor:
     def usage(self, agent: Agent) -> dict[str, int]:
         return {"processes": 0}
 
+    def check_limits(self, limits: dict[str, str]) -> None:
+        pass
+
     def apply_limits(self, agent: Agent, limits: dict[str, str]) -> None:
         self.said.append(("limits", str(limits)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from runtime.errors import (
 )
 from runtime.lifecycle import Status
 from runtime.model import Agent, Outcome
-from runtime.store import Pending
 from tests.unit.fakes import ROOT, World, inside, operator, world_in
 from tests.unit.test_history import full_disk
 
@@ -628,10 +627,38 @@ def test_events_that_an_earlier_daemon_left_in_the_outbox_are_delivered_once(wor
 def test_events_for_a_removed_history_hold_nothing_up(world: World) -> None:
     with world.store.transaction():
         world.store.post("home/1/agent/gone/default/events.jsonl", "{}")
-    world.reopen()
+    world.reopen().sync()
     with world.store.transaction():
         pass
     assert world.store.undelivered() == []
+
+
+def test_events_stay_in_the_outbox_until_their_file_is_synced(world: World) -> None:
+    """Of the record and the file, a loss of power may keep either."""
+    agent = world.agents.create(operator(1), "x")
+    session = world.agents.session(agent.session)
+    assert session is not None
+    path = world.agents.session_directory(session) / "events.jsonl"
+    for kept in (b"", path.read_bytes()[:20], b"\0" * path.stat().st_size, path.read_bytes()):
+        path.write_bytes(kept)
+        world.reopen()
+        assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == ["e1"]
+    world.agents.sync()
+    world.agents.update(agent, label="l")
+    assert world.store.undelivered() == []
+
+
+def test_numbers_go_on_behind_lines_whose_record_was_lost(world: World) -> None:
+    agent = world.agents.create(operator(1), "x")
+    session = world.agents.session(agent.session)
+    assert session is not None
+    with open(world.agents.session_directory(session) / "events.jsonl", "a") as file:
+        file.write('{"id":"e7","type":"lost"}\n')
+    world.reopen()
+    change = Change()
+    change.event(agent.session, "agent.status", "x")
+    world.agents.commit(change)
+    assert json.loads(world.lines(agent)[-1])["id"] == "e8"
 
 
 def test_an_event_that_a_full_disk_cut_is_completed_not_repeated(
@@ -643,9 +670,9 @@ def test_an_event_that_a_full_disk_cut_is_completed_not_repeated(
     path = world.agents.session_directory(session) / "events.jsonl"
     append = world.history.append
 
-    def cut(pending: Pending) -> None:
+    def cut(name: str, lines: Iterable[str]) -> None:
         with full_disk(path.stat().st_size + 10):
-            append(pending)
+            append(name, lines)
 
     def event(kind: str) -> None:
         change = Change()

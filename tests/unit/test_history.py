@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +15,8 @@ from hypothesis import strategies as st
 
 from runtime.history import History
 from runtime.names import dump_json
-from runtime.store import Pending
 
 LINE = '{"id":"e1","type":"agent.create"}'
-
-
-def pending(line: str = LINE, path: str = "events") -> Pending:
-    return Pending(1, path, line)
 
 
 @contextmanager
@@ -41,49 +37,49 @@ def history(tmp_path: Path) -> History:
 
 def test_lines_are_appended_in_order(tmp_path: Path, history: History) -> None:
     for line in ("1", "2", "ä"):
-        history.append(pending(line))
+        history.append("events", [line])
     assert (tmp_path / "events").read_bytes() == "1\n2\nä\n".encode()
 
 
 def test_a_history_is_the_daemons_own(tmp_path: Path, history: History) -> None:
-    history.append(pending())
+    history.append("events", [LINE])
     assert (tmp_path / "events").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_history_in_a_directory_that_is_gone_is_an_error(history: History) -> None:
     with pytest.raises(FileNotFoundError):
-        history.append(pending(path="none/events"))
+        history.append("none/events", [LINE])
 
 
 @pytest.mark.parametrize("before", ["", "0\n", "0\n00\n"])
 def test_an_absent_line_is_completed(tmp_path: Path, history: History, before: str) -> None:
     (tmp_path / "events").write_text(before)
-    history.complete(pending())
+    history.complete("events", [LINE])
     assert (tmp_path / "events").read_text() == before + LINE + "\n"
 
 
 def test_a_present_line_is_not_written_again(tmp_path: Path, history: History) -> None:
     (tmp_path / "events").write_text(f"0\n{LINE}\n2\n")
-    history.complete(pending())
+    history.complete("events", [LINE])
     assert (tmp_path / "events").read_text() == f"0\n{LINE}\n2\n"
 
 
 @pytest.mark.parametrize("length", range(1, len(LINE) + 1))
 def test_a_torn_line_is_continued(tmp_path: Path, history: History, length: int) -> None:
     (tmp_path / "events").write_text("0\n" + LINE[:length])
-    history.complete(pending())
+    history.complete("events", [LINE])
     assert (tmp_path / "events").read_text() == f"0\n{LINE}\n"
 
 
 def test_a_torn_line_inside_a_character_is_continued(tmp_path: Path, history: History) -> None:
     line = '{"text":"ä"}'
     (tmp_path / "events").write_bytes(line.encode()[: line.encode().index("ä".encode()) + 1])
-    history.complete(pending(line))
+    history.complete("events", [line])
     assert (tmp_path / "events").read_text() == line + "\n"
 
 
 def test_a_file_that_was_never_begun_is_made(tmp_path: Path, history: History) -> None:
-    history.complete(pending())
+    history.complete("events", [LINE])
     assert (tmp_path / "events").read_text() == LINE + "\n"
 
 
@@ -99,29 +95,28 @@ def test_completing_makes_every_line_there_once(
     numbered = [dump_json({"id": f"e{number}", "text": text}) for number, text in enumerate(texts)]
     whole = "".join(f"{line}\n" for line in numbered).encode()
     (directory / "model").write_bytes(whole[:cut])
-    for line in numbered:
-        History(directory).complete(pending(line, "model"))
+    History(directory).complete("model", numbered)
     assert (directory / "model").read_bytes() == whole
 
 
 def test_a_very_long_line_is_not_written_twice(tmp_path: Path, history: History) -> None:
     """A result of control characters grows sixfold when it is written as JSON."""
     line = '{"id":"m1","content":"' + "\\u0001" * (512 << 10) + '"}'
-    history.append(pending(line))
-    history.complete(pending(line))
+    history.append("events", [line])
+    history.complete("events", [line])
     assert (tmp_path / "events").stat().st_size == len(line) + 1
 
 
 def test_a_very_long_torn_line_is_continued(tmp_path: Path, history: History) -> None:
     line = '{"id":"m1","content":"' + "\\u0001" * (512 << 10) + '"}'
     (tmp_path / "events").write_text("0\n" + line[:-100])
-    history.complete(pending(line))
+    history.complete("events", [line])
     assert (tmp_path / "events").stat().st_size == len(line) + 3
 
 
 def test_a_write_that_the_disk_cut_is_an_error(tmp_path: Path, history: History) -> None:
     with full_disk(10), pytest.raises(OSError) as caught:
-        history.append(pending())
+        history.append("events", [LINE])
     assert caught.value.errno == errno.EFBIG
     assert (tmp_path / "events").read_text() == LINE[:10]
 
@@ -129,13 +124,55 @@ def test_a_write_that_the_disk_cut_is_an_error(tmp_path: Path, history: History)
 def test_completing_on_a_full_disk_is_an_error_too(tmp_path: Path, history: History) -> None:
     """A line that was not written must not be taken for delivered."""
     with full_disk(10), pytest.raises(OSError):
-        history.complete(pending())
-    history.complete(pending())
+        history.complete("events", [LINE])
+    history.complete("events", [LINE])
     assert (tmp_path / "events").read_text() == LINE + "\n"
 
 
-def test_syncing_a_history(history: History) -> None:
-    history.append(pending())
-    history.sync("events")
-    with pytest.raises(FileNotFoundError):
-        history.sync("none")
+@pytest.mark.parametrize(
+    "rest",
+    [b"\0" * 50, b'{"id":"e9","ty\0\0\0', b"\0\0{", b'{"something":"else'],
+    ids=["zeros", "torn and zeros", "zeros and more", "torn and unknown"],
+)
+@pytest.mark.parametrize("there", [True, False])
+def test_what_a_loss_of_power_left_is_cut_off(
+    tmp_path: Path, history: History, rest: bytes, there: bool
+) -> None:
+    begin = b"0\n" + ((LINE + "\n").encode() if there else b"")
+    (tmp_path / "events").write_bytes(begin + rest)
+    history.complete("events", [LINE])
+    assert (tmp_path / "events").read_text() == f"0\n{LINE}\n"
+
+
+def test_a_file_of_zeros_begins_anew(tmp_path: Path, history: History) -> None:
+    (tmp_path / "events").write_bytes(b"\0" * 4096)
+    history.complete("events", [LINE, "second"])
+    assert (tmp_path / "events").read_text() == f"{LINE}\nsecond\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("", 0),
+        ('{"id":"e7","ts":"x"}\n', 7),
+        ('{"id":"e7"}\n{"id":"m12","content":"{\\"id\\":\\"e99\\""}\n', 12),
+        ("no json\n", 0),
+    ],
+)
+def test_the_last_number(tmp_path: Path, history: History, text: str, number: int) -> None:
+    (tmp_path / "events").write_text(text)
+    assert history.last_number("events") == number
+    assert history.last_number("none") == 0
+
+
+def test_syncing_syncs_what_was_written_since(
+    tmp_path: Path, history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    history.append("events", [LINE])
+    history.append("gone", [LINE])
+    (tmp_path / "gone").unlink()
+    history.sync()
+    history.sync()
+    assert synced == [str(tmp_path / "events")]
