@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 DEFAULT_ROOT = "/ctx"
 START_HINT = "start it as root with: systemctl start ctxd (or: ctxd)"
+DELEGATE = "systemd-run --user --scope -p Delegate=yes ctxd, or see ROOTLESS in ctxd(8)"
 BLOCK = 1 << 16
 TICK_MS = 100  # how often growing files are looked at while following them
 CLOCK_SLACK = 0.25  # seconds; rejections are stamped in whole milliseconds
@@ -51,6 +52,17 @@ HINTS = {
     errno.ESRCH: "nothing is running",
     errno.ESTALE: "it has been replaced meanwhile",
 }
+
+
+def user_directory(uid: int) -> str:
+    """Return where a user's ctxd, run without root, keeps what does not survive a reboot."""
+    return os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
+
+
+def default_root() -> str:
+    """Return where the file system is if nothing says so: a user's own, else the machine's."""
+    own = os.path.join(user_directory(os.getuid()), "ctx")
+    return own if os.path.lexists(own) else DEFAULT_ROOT
 
 
 class Failure(Exception):
@@ -1053,8 +1065,22 @@ CONTROLLERS = ("memory", "cpu", "pids")
 PROGRAMS = (
     ("bwrap", "FAIL", "bubblewrap", "makes the sandboxes"),
     ("setpriv", "FAIL", "util-linux", "drops privileges"),
-    ("fusermount3", "warn", "fuse3", "mounts for users other than root"),
+    ("fusermount3", "FAIL", "fuse3", "mounts for users other than root"),
     ("git", "warn", "git", "only for workspace=worktree"),
+)
+FUSECTL = "/sys/fs/fuse/connections"
+#: what a ctxd of an ordinary user cannot give, one sentence each
+WEAKER = (
+    "agents have your uid: their sandboxes alone keep them from ctxd's files and from yours",
+    "whoever runs with your uid outside of agents is an operator, and could change ctxd itself: "
+    "give no agent your home or XDG_RUNTIME_DIR, nor a socket of something that starts programs",
+    "histories and output are as safe as your account, not root's",
+    "iso=shared is refused; so are other values of owner, uid, gid and groups",
+    "agents keep your supplementary groups",
+    "an agent can let those go who wait for the end of another one, before that has ended",
+    "an agent can make cgroups below its own, and freeze itself; limits above it hold",
+    "agents share what the kernel allows your uid: processes, user namespaces, watches",
+    "nobody else has agents here; root, and processes with another gid, cannot even look",
 )
 NAMESPACES = (
     ("user/max_user_namespaces", "0", "FAIL", "user namespaces are turned off", "15000"),
@@ -1099,12 +1125,17 @@ def check_fuse(path: str = "/dev/fuse") -> Finding:
         os.close(os.open(path, os.O_RDWR))
     except OSError as error:
         remedy = "modprobe fuse; in a container: --device /dev/fuse --cap-add SYS_ADMIN"
+        if error.errno == errno.EACCES:
+            remedy = f"chmod 666 {path}, or run ctxd as root"
         return "FAIL", f"{path}: {error.strerror}", remedy
     return "ok", f"{path} opens", ""
 
 
-def check_cgroups(mountinfo: str) -> Iterator[Finding]:
-    """Judge the cgroup v2 hierarchy in the text of a mountinfo file, and its controllers."""
+def check_cgroups(mountinfo: str, own: str = "") -> Iterator[Finding]:
+    """Judge the cgroup v2 hierarchy in the text of a mountinfo file, and its controllers.
+
+    `own` is the cgroup of an ordinary user's process, below the hierarchy's root.
+    """
     lines = (line.partition(" - ") for line in mountinfo.splitlines())
     mounts = [before.split()[4] for before, _, after in lines if after.startswith("cgroup2 ")]
     if not mounts:
@@ -1116,9 +1147,24 @@ def check_cgroups(mountinfo: str) -> Iterator[Finding]:
     what = f"cgroup v2 at {mount}"
     yield judge(killable, what, "FAIL", f"{what} has no cgroup.kill", NEW_KERNEL)
     available = first_line(f"{mount}/cgroup.controllers").split()
+    remedy = V2_ONLY
+    if own and all(name in available for name in CONTROLLERS):
+        available = first_line(f"{mount}{own}/cgroup.controllers").split()
+        remedy = "systemctl edit user@.service: [Service] Delegate=cpu memory pids"
     missing = ", ".join(name for name in CONTROLLERS if name not in available)
     problem = f"no {missing} controller in cgroup v2: such limits answer EOPNOTSUPP"
-    yield judge(not missing, f"controllers {' '.join(CONTROLLERS)}", "warn", problem, V2_ONLY)
+    yield judge(not missing, f"controllers {' '.join(CONTROLLERS)}", "warn", problem, remedy)
+    if own:
+        yield check_delegated(mount + own)
+
+
+def check_delegated(path: str) -> Finding:
+    """Judge whether a ctxd without root could make cgroups where this process is."""
+    if path.endswith("/daemon"):  # where ctxd goes itself
+        path = path.rpartition("/")[0]
+    files = ("", "cgroup.procs", "cgroup.subtree_control")
+    ours = all(os.access(os.path.join(path, file), os.W_OK) for file in files)
+    return judge(ours, f"the cgroup {path} is yours", "warn", f"{path} is not yours", DELEGATE)
 
 
 def check_namespaces(directory: str = "/proc/sys") -> Finding:
@@ -1145,7 +1191,14 @@ def check_identity(uid: int) -> Iterator[Finding]:
     python = "python " + ".".join(map(str, sys.version_info[:3]))
     recent = sys.version_info[:2] >= (3, 11)
     yield judge(recent, python, "FAIL", f"{python} is too old", "install python 3.11 or newer")
-    yield judge(uid == 0, "uid 0", "warn", f"uid {uid}: ctxd needs root", "run ctxd as root")
+    if uid != 0:
+        try:
+            yield "ok", f"ctxd would run without root, as {pwd.getpwuid(uid).pw_name}", ""
+        except KeyError:
+            remedy = "add it to passwd(5)"
+            yield "FAIL", f"uid {uid} has no name: fusermount3 mounts nothing for it", remedy
+        return
+    yield "ok", "uid 0", ""
     try:
         yield "ok", f"agents of root run as the user ctxfs, uid {pwd.getpwnam('ctxfs').pw_uid}", ""
     except KeyError:
@@ -1164,16 +1217,69 @@ def check_daemon(root: Root) -> Finding:
     return judge(status.get("state") == "ready", what, "warn", what, "wait, or see its log")
 
 
+def check_mounts(mountinfo: str, directory: str) -> Iterator[Finding]:
+    """Judge what becomes of the mount when a ctxd without root crashes."""
+    mounts = {}
+    for line in mountinfo.splitlines():
+        fields = line.partition(" - ")[0].split()
+        mounts[fields[4]] = any(field.startswith("shared:") for field in fields[6:])
+    place = os.path.realpath(directory)
+    while place not in mounts and place != "/":
+        place = os.path.dirname(place)
+    what = f"{directory} is on a shared mount: agents find {DEFAULT_ROOT} again after a crash"
+    problem = f"{directory} is on no shared mount ({place}): agents that live through a crash of "
+    problem += "ctxd have no file system any more"
+    yield judge(mounts.get(place, False), what, "warn", problem, f"mount --make-shared {place}")
+    problem = f"nothing is mounted at {FUSECTL}: should ctxd die in the midst of a call, that hangs"
+    remedy = f"mount -t fusectl none {FUSECTL}"
+    yield judge(FUSECTL in mounts, f"fusectl at {FUSECTL}", "warn", problem, remedy)
+
+
+def is_rootless(root: Root, uid: int) -> bool:
+    """Whether the ctxd at hand is an ordinary user's, or would be."""
+    try:
+        return uid != 0 and os.stat(root.path).st_uid != 0
+    except OSError:
+        return uid != 0
+
+
+LANDLOCK = 444, 1  # landlock_create_ruleset(2), LANDLOCK_CREATE_RULESET_VERSION
+
+
+def check_landlock() -> Finding:
+    """Judge whether the kernel can keep agents from the host's abstract sockets."""
+    import ctypes
+
+    number, version = LANDLOCK
+    abi = ctypes.CDLL(None).syscall(number, None, ctypes.c_size_t(0), version)
+    problem = "Landlock cannot scope abstract sockets: with network:default agents reach the host's"
+    remedy = "Linux 6.12 or newer, with landlock in the lsm= boot parameter"
+    fact = f"Landlock ABI {abi}: abstract sockets are scoped"
+    return judge(abi >= 6, fact, "warn", problem, remedy)
+
+
 def findings(root: Root) -> Iterator[Finding]:
     """Yield everything that `doctor` finds."""
     uid = os.getuid()
+    rootless = is_rootless(root, uid)
+    mountinfo = decode(read_file("/proc/self/mountinfo"))
+    own = ""
+    if rootless:
+        lines = decode(read_file("/proc/self/cgroup")).splitlines()
+        own = "".join(line[3:] for line in lines if line.startswith("0::"))
     yield check_kernel(os.uname().release)
     yield check_fuse()
-    yield from check_cgroups(decode(read_file("/proc/self/mountinfo")))
+    yield from check_cgroups(mountinfo, own)
     yield check_namespaces()
-    yield from check_programs(uid)
+    yield check_landlock()
+    yield from check_programs(uid if rootless else 0)
     yield from check_identity(uid)
+    if rootless:
+        yield from check_mounts(mountinfo, user_directory(uid))
     yield check_daemon(root)
+    if rootless:
+        for sentence in WEAKER:
+            yield "weak", sentence, ""
 
 
 def do_why(root: Root, args: Arguments) -> int:
@@ -1362,7 +1468,8 @@ def overview() -> str:
         "usage: ctx [--root DIR] COMMAND [ARGUMENT...]\n\n"
         "Works with the agents of a mounted ctxfs.\n\n"
         f"commands (ctx help COMMAND tells more):\n{rows}\n"
-        "options:\n  --root DIR  where ctxfs is mounted (default: $CTX_ROOT, else /ctx)\n"
+        "options:\n  --root DIR  where ctxfs is mounted (default: $CTX_ROOT, else that of your\n"
+        "              own ctxd, else /ctx)\n"
         f"  -h, --help  show this\n\n{EXAMPLES}"
     )
 
@@ -1400,7 +1507,7 @@ def parser_for(command: Command) -> argparse.ArgumentParser:
 def parse(argv: Sequence[str]) -> tuple[Root, Command, Arguments]:
     """Return the root, the command and its arguments that a command line asks for."""
     words = list(argv)
-    path = os.environ.get("CTX_ROOT") or DEFAULT_ROOT
+    path = os.environ.get("CTX_ROOT") or default_root()
     while words and words[0].startswith("--root"):
         option, equals, path = words.pop(0).partition("=")
         if option != "--root" or not (equals or words):

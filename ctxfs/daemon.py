@@ -9,7 +9,8 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -18,21 +19,55 @@ import trio
 
 from ctxfs.errnos import name_of
 from ctxfs.filesystem import Filesystem
-from ctxfs.mount import check_device, check_point, clear_stale, mounted
+from ctxfs.mount import check_device, check_point, check_user, clear_stale, mounted
 from ctxfs.operations import Operations
 from runtime import crashpoints
 from runtime.cell import Places
 from runtime.config import Config, load_config
 from runtime.errors import StartupError
+from runtime.privilege import Privilege
 from runtime.runtime import VERSION, Runtime, open_runtime
 
 log = logging.getLogger("ctxd")
 
 _LEVELS: Final = ("debug", "info", "warning", "error")
-_DEFAULT_CONFIG: Final = Path("/etc/ctxfs/config.yaml")
 
 
-def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """Where things are if no option says so."""
+
+    mount: Path
+    state: Path
+    runtime: Path
+    config: Path
+
+    @classmethod
+    def of(cls, privilege: Privilege, environment: Mapping[str, str]) -> Defaults:
+        """The system's places, or those of a user (XDG Base Directory Specification)."""
+        if not privilege.rootless:
+            return cls(
+                mount=Path("/ctx"),
+                state=Path("/var/lib/ctxfs"),
+                runtime=Path("/run/ctxfs"),
+                config=Path("/etc/ctxfs/config.yaml"),
+            )
+        home = Path(environment.get("HOME") or "/")
+        # systemd's place for it where nobody says; as mountinfo will name it
+        run = Path(
+            os.path.realpath(environment.get("XDG_RUNTIME_DIR") or f"/run/user/{privilege.uid}")
+        )
+        state = Path(environment.get("XDG_STATE_HOME") or home / ".local" / "state")
+        config = Path(environment.get("XDG_CONFIG_HOME") or home / ".config")
+        return cls(
+            mount=run / "ctx",
+            state=state / "ctxfs",
+            runtime=run / "ctxfs",
+            config=config / "ctxfs" / "config.yaml",
+        )
+
+
+def parse_arguments(argv: list[str] | None, defaults: Defaults) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="ctxd",
         description="Show agents as files below a mount point, and own their processes.",
@@ -43,35 +78,35 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--mount",
         metavar="DIR",
         type=Path,
-        default=Path("/ctx"),
-        help="mount point (default: /ctx)",
+        default=defaults.mount,
+        help=f"mount point (default: {_shown(defaults.mount)})",
     )
     parser.add_argument(
         "--state",
         metavar="DIR",
         type=Path,
-        default=Path("/var/lib/ctxfs"),
-        help="what survives a restart (default: /var/lib/ctxfs)",
+        default=defaults.state,
+        help=f"what survives a restart (default: {_shown(defaults.state)})",
     )
     parser.add_argument(
         "--runtime",
         metavar="DIR",
         type=Path,
-        default=Path("/run/ctxfs"),
-        help="what does not survive a reboot (default: /run/ctxfs)",
+        default=defaults.runtime,
+        help=f"what does not survive a reboot (default: {_shown(defaults.runtime)})",
     )
     parser.add_argument(
         "--cgroup",
         metavar="PATH",
         type=Path,
         help="root of the agents' cgroups (default: the cgroup delegated to ctxd, "
-        "else ctxfs in the v2 hierarchy)",
+        "else, for root, ctxfs in the v2 hierarchy)",
     )
     parser.add_argument(
         "--config",
         metavar="FILE",
         type=Path,
-        help=f"settings (default: {_DEFAULT_CONFIG}, if it exists)",
+        help=f"settings (default: {_shown(defaults.config)}, if it exists)",
     )
     parser.add_argument(
         "--log-level",
@@ -82,6 +117,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"ctxd {VERSION}")
     return parser.parse_args(argv)
+
+
+def _shown(path: Path) -> str:
+    """For argparse, which formats its texts."""
+    return str(path).replace("%", "%%")
 
 
 def notify_systemd(state: str) -> None:
@@ -125,13 +165,21 @@ async def _handle_signals(
 
 
 async def serve(
-    *, config: Config, config_file: Path, places: Places, cgroup: Path | None, debug: bool
+    *,
+    config: Config,
+    config_file: Path,
+    places: Places,
+    cgroup: Path | None,
+    privilege: Privilege,
+    debug: bool,
 ) -> None:
     """Runs the daemon until SIGTERM or SIGINT. Raises ``StartupError``."""
-    async with open_runtime(config=config, places=places, cgroup=cgroup, code=name_of) as runtime:
+    async with open_runtime(
+        config=config, places=places, cgroup=cgroup, privilege=privilege, code=name_of
+    ) as runtime:
         fs = Filesystem(runtime)
         # the filesystem: unmounted before the runtime below it goes
-        with mounted(Operations(fs), places, debug=debug):
+        with mounted(Operations(fs), places, privilege, debug=debug):
             async with trio.open_nursery() as nursery:
                 fs.cache.mounted = True
                 nursery.start_soon(fs.cache.run)
@@ -167,24 +215,25 @@ def _reload(runtime: Runtime, config_file: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments = parse_arguments(argv)
+    privilege = Privilege.of_this_process()
+    defaults = Defaults.of(privilege, os.environ)
+    arguments = parse_arguments(argv, defaults)
     logging.basicConfig(
         level=arguments.log_level.upper(), format="%(levelname).1s %(name)s: %(message)s"
     )
     places = Places(mount=arguments.mount, state=arguments.state, runtime=arguments.runtime)
-    config_file = arguments.config or _DEFAULT_CONFIG
+    config_file = arguments.config or defaults.config
     failure: BaseException | None = None
     try:
         for name in ("mount", "state", "runtime"):
             if not getattr(places, name).is_absolute():
                 raise StartupError(f"--{name}: {getattr(places, name)} is not an absolute path")
-        if os.geteuid() != 0:
-            raise StartupError("ctxd needs root: it makes cgroups and drops to the agents' ids")
         crashpoints.arm()
         config = load_config(config_file, required=arguments.config is not None)
         check_device()
-        check_point(places.mount)
-        clear_stale(places.fuse)
+        check_user(privilege)
+        check_point(places, privilege)
+        clear_stale(places.fuse, privilege)
         _raise_file_limit()
         os.umask(0o022)
         trio.run(
@@ -193,6 +242,7 @@ def main(argv: list[str] | None = None) -> int:
                 config_file=config_file,
                 places=places,
                 cgroup=arguments.cgroup,
+                privilege=privilege,
                 debug=False,
             )
         )

@@ -164,6 +164,21 @@ def _translate(error: OSError, name: str) -> CtxError | OSError:
     return cls(f"{quote(name)}: {(error.strerror or '').lower()}") if cls else error
 
 
+def _reopen(fd: int, flags: int) -> int:
+    """Opens what an O_PATH descriptor is of. Whoever may was let by the kernel, or has
+    it open since before the mode was set; without root the modes count for the daemon, too."""
+    path = f"/proc/self/fd/{fd}"
+    try:
+        return os.open(path, flags)
+    except PermissionError:
+        mode = stat.S_IMODE(os.fstat(fd).st_mode)
+        os.chmod(path, mode | 0o600)
+        try:
+            return os.open(path, flags)
+        finally:
+            os.chmod(path, mode)
+
+
 class DurableNode(Node):
     """One real file, directory or link, by its parent and its name in there.
 
@@ -268,10 +283,10 @@ class DurableNode(Node):
         wanted |= (flags & os.O_TRUNC) | os.O_CLOEXEC
         if flags & os.O_TRUNC:
             with self.resizing(self.fd, 0):
-                fd = os.open(f"/proc/self/fd/{self.fd}", wanted)
+                fd = _reopen(self.fd, wanted)
             self.changed()
         else:
-            fd = os.open(f"/proc/self/fd/{self.fd}", wanted)
+            fd = _reopen(self.fd, wanted)
         caller = call.caller
         return _DurableHandle(
             self,
@@ -417,8 +432,12 @@ class DurableNode(Node):
             # no set-user-ID files: the mount would ignore them, the backing must not
             os.chmod(path, changes.mode & 0o1777)
         if changes.size is not None:
-            with self.resizing(self.fd, changes.size):
-                os.truncate(path, changes.size)
+            opened = _reopen(self.fd, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                with self.resizing(self.fd, changes.size):
+                    os.ftruncate(opened, changes.size)
+            finally:
+                os.close(opened)
         if changes.times is not None and not is_link:
             os.utime(path, ns=changes.times)
         self.changed()

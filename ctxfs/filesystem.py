@@ -256,7 +256,8 @@ class Filesystem:
         if not caller.known:
             return Role.NONE
         if caller.agent is None:
-            return (OPERATORS if caller.uid == 0 else Role.OPERATOR) | Role.ANYONE
+            master = self.runtime.agents.identity.is_master(caller)
+            return (OPERATORS if master else Role.OPERATOR) | Role.ANYONE
         return Role.ANYONE
 
     # agents

@@ -2,13 +2,15 @@
 
 The filesystem itself is mounted below the shared runtime directory, where
 living sandboxes see it again after a restart; the mount point that users know
-is a bind of it.
+is a bind of it. Without root fusermount3(1) mounts, for the daemon's user alone,
+and the mount point is a symbolic link.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import pwd
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from ctxfs.operations import Operations
 from runtime import linux
 from runtime.cell import Places
 from runtime.errors import StartupError
+from runtime.privilege import Privilege
 
 _FSNAME: Final = "ctxfs"
 _SUBTYPE: Final = "ctxfs"
@@ -37,7 +40,20 @@ def check_device(path: Path = Path("/dev/fuse")) -> None:
             f"{path} is missing: load the module (modprobe fuse), or give it to the container"
         ) from None
     except OSError as error:
-        raise StartupError(f"{path}: {error.strerror}: run ctxd as root") from None
+        raise StartupError(
+            f"{path}: {error.strerror}: run ctxd as root, or open it to all (chmod 666 {path})"
+        ) from None
+
+
+def check_user(privilege: Privilege) -> None:
+    """``StartupError`` if fusermount3 would not mount for this user."""
+    if privilege.rootless:
+        try:
+            pwd.getpwuid(privilege.uid)
+        except KeyError:
+            raise StartupError(
+                f"uid {privilege.uid} has no name: fusermount3 mounts for users in passwd(5) only"
+            ) from None
 
 
 def _is_dead(path: Path) -> bool:
@@ -57,7 +73,18 @@ def _is_dead(path: Path) -> bool:
     return bool(answers) and answers[0] in (errno.ENOTCONN, errno.ECONNABORTED)
 
 
-def clear_stale(point: Path) -> None:
+def _detach(point: Path, privilege: Privilege) -> None:
+    """umount2(2) with MNT_DETACH; ``OSError``."""
+    if not privilege.rootless:
+        linux.unmount(point, linux.MNT_DETACH)
+        return
+    command = ["fusermount3", "-u", "-z", "--", str(point)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise OSError(errno.EPERM, done.stderr.strip() or "fusermount3 failed", str(point))
+
+
+def clear_stale(point: Path, privilege: Privilege) -> None:
     """Detaches mounts of dead daemons of ours; ``StartupError`` for anything else there."""
     while (entry := linux.mount_at(point)) is not None:
         if entry.fstype != f"fuse.{_SUBTYPE}":
@@ -65,14 +92,21 @@ def clear_stale(point: Path) -> None:
             raise StartupError(f"{point}: {what} is mounted there; choose another --mount")
         if not _is_dead(point):
             raise StartupError(f"{point}: a running ctxd is mounted there")
-        linux.unmount(point, linux.MNT_DETACH)
+        try:
+            _detach(point, privilege)
+        except OSError as error:
+            raise StartupError(f"{point}: a dead mount is there: {error.strerror}") from None
 
 
-def check_point(point: Path) -> None:
+def check_point(places: Places, privilege: Privilege) -> None:
     """``StartupError`` unless the mount point is an empty directory, or can be made."""
+    point = places.mount
     if not point.is_absolute():
         raise StartupError(f"{point}: the mount point is an absolute path")
-    clear_stale(point)
+    if privilege.rootless:
+        _check_link(places)
+        return
+    clear_stale(point, privilege)
     if not point.exists():
         if not point.parent.is_dir():
             raise StartupError(f"{point.parent}: no such directory")
@@ -83,15 +117,58 @@ def check_point(point: Path) -> None:
         raise StartupError(f"{point}: not empty; mount on an empty directory")
 
 
+def _check_link(places: Places) -> None:
+    """The same without root, where nobody can bind the filesystem to a second place."""
+    point = places.mount
+    if point.is_symlink() and os.readlink(point) == str(places.fuse):
+        return
+    if point.is_symlink() or point.exists():
+        raise StartupError(
+            f"{point}: is there already; without root ctxd makes a link there: remove it, "
+            "or choose another --mount"
+        )
+    if not point.parent.is_dir():
+        raise StartupError(f"{point.parent}: no such directory")
+
+
 @contextmanager
-def mounted(operations: Operations, places: Places, *, debug: bool) -> Iterator[None]:
+def _bound(places: Places) -> Iterator[None]:
+    """The mount point as a bind of the filesystem."""
+    linux.mount(str(places.fuse), places.mount, "none", linux.MS_BIND)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            linux.unmount(places.mount, linux.MNT_DETACH)
+
+
+@contextmanager
+def _linked(places: Places) -> Iterator[None]:
+    """The mount point as a link, as it is in sandboxes."""
+    with suppress(FileExistsError):  # a daemon that was killed left it
+        places.mount.symlink_to(places.fuse)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            places.mount.unlink()
+
+
+@contextmanager
+def mounted(
+    operations: Operations, places: Places, privilege: Privilege, *, debug: bool
+) -> Iterator[None]:
     """The filesystem, mounted in both places as long as the context lasts."""
-    clear_stale(places.fuse)
-    made = not places.mount.exists()
+    clear_stale(places.fuse, privilege)
+    made = not privilege.rootless and not places.mount.exists()
     if made:
         places.mount.mkdir(mode=0o755)
     options = set(pyfuse3.default_options)
-    options |= {f"fsname={_FSNAME}", f"subtype={_SUBTYPE}", "allow_other", "nosuid", "nodev"}
+    options |= {f"fsname={_FSNAME}", f"subtype={_SUBTYPE}", "nosuid", "nodev"}
+    if not privilege.rootless:
+        # Others than the daemon's user have no agents here without root; and where
+        # root has not allowed it in fuse.conf, the mount would fail.
+        options.add("allow_other")
     if debug:
         options.add("debug")
     try:
@@ -99,24 +176,28 @@ def mounted(operations: Operations, places: Places, *, debug: bool) -> Iterator[
     except RuntimeError as error:
         raise StartupError(f"{places.fuse}: cannot be mounted: {error}") from None
     guard = subprocess.Popen(
-        [str(places.program("guard")), str(places.fuse), str(os.getpid())],
+        [str(places.program("guard")), str(places.fuse), str(os.getpid()), _abort_file(places)],
         stdin=subprocess.DEVNULL,
         env={},
     )
     try:
-        linux.mount(str(places.fuse), places.mount, "none", linux.MS_BIND)
-        try:
+        with _linked(places) if privilege.rootless else _bound(places):
             yield
-        finally:
-            with suppress(OSError):
-                linux.unmount(places.mount, linux.MNT_DETACH)
     finally:
         pyfuse3.close(unmount=True)
         guard.kill()
         guard.wait()
         with suppress(OSError):
             if linux.mount_at(places.fuse) is not None:
-                linux.unmount(places.fuse, linux.MNT_DETACH)
+                _detach(places.fuse, privilege)
         if made:
             with suppress(OSError):
                 places.mount.rmdir()
+
+
+def _abort_file(places: Places) -> str:
+    """Where the user who mounted the filesystem can abort its connection to the kernel."""
+    # not by stat(2), which the daemon would have to answer to itself
+    entry = linux.mount_at(places.fuse)
+    number = entry.device.partition(":")[2] if entry is not None else ""
+    return f"/sys/fs/fuse/connections/{number}/abort"

@@ -44,7 +44,8 @@ class Call:
     @property
     def is_binder(self) -> bool:
         """The daemon's helper that binds the sockets."""
-        return self.uid == 0 and self.pid == self._fs.runtime.binder.pid
+        own = self._fs.runtime.agents.privilege.uid
+        return self.uid == own and self.pid == self._fs.runtime.binder.pid
 
 
 @dataclass(slots=True, kw_only=True)

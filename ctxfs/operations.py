@@ -57,11 +57,6 @@ def _boundary(
     return guarded
 
 
-def _is_trusted(caller: Caller) -> bool:
-    """uid 0 outside of agents: limits are against the others."""
-    return caller.known and caller.agent is None and caller.uid == 0
-
-
 def _name(name: FileNameT) -> str:
     return os.fsdecode(name)
 
@@ -125,7 +120,9 @@ class Operations(pyfuse3.Operations):
     def _number(self, caller: Caller) -> int:
         """For one more open file or directory; ``QuotaError`` if the caller has too many."""
         limit = self._fs.runtime.config.open_files
-        if self._open[caller.key] >= limit and not _is_trusted(caller):
+        full = self._open[caller.key] >= limit
+        # limits are against the others
+        if full and not self._fs.runtime.agents.identity.is_master(caller):
             raise QuotaError(f"{limit} files are open already, the configured maximum (open_files)")
         self._open[caller.key] += 1
         self._next += 1

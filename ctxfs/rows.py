@@ -178,7 +178,8 @@ class RowNode(Node):
         row = self.row
         agent = self.agent
         mode = row.mode
-        owner = (0, 0) if agent is None else (agent.uid, agent.gid)
+        privilege = self.fs.runtime.agents.privilege
+        owner = (privilege.uid, privilege.gid) if agent is None else (agent.uid, agent.gid)
         if agent is not None and row.write and agent.owner not in (0, agent.uid):
             # Both the owner and the agent's uid may write: the daemon decides who.
             mode |= 0o022 | (mode & 0o400) >> 3 | (mode & 0o400) >> 6

@@ -38,6 +38,7 @@ from runtime.history import History
 from runtime.lifecycle import Event, Status, move
 from runtime.model import Agent, Outcome, Profile, Session
 from runtime.names import check_name, dump_json, parse_duration, parse_size, quote, timestamp
+from runtime.privilege import ROOT, Privilege
 from runtime.store import Pending, Store
 from runtime.trash import Trash
 from runtime.waits import Waits
@@ -124,8 +125,10 @@ class Agents:
         waits: Waits,
         trash: Trash,
         state: Path,
+        privilege: Privilege = ROOT,
     ) -> None:
         self.config = config
+        self.privilege = privilege
         self.state = state
         self._base = state / "agent"
         self.waits = waits
@@ -514,8 +517,7 @@ class Agents:
             )
         owner = parent.owner if parent is not None else caller.uid
         holder = self._store.name_owner(name)
-        is_root = caller.uid == 0 and caller.agent is None
-        if holder is not None and holder != owner and not is_root:
+        if holder is not None and holder != owner and not self.identity.is_master(caller):
             raise DeniedError(f"the name {quote(name)} and its history belong to another user")
         self._check_sessions(owner, name)
         if sum(a.owner == owner for a in self._agents.values()) >= self.config.agents:
@@ -556,7 +558,10 @@ class Agents:
         agent.creator_groups = supplementary_groups(caller.pid)
         agent.groups = agent.creator_groups
         agent.policy = policy.default_root(self.config.policy, agent.label)
-        if caller.uid == 0:
+        privilege = self.privilege
+        if privilege.rootless:
+            agent.uid, agent.gid, agent.groups = privilege.uid, privilege.gid, privilege.groups
+        elif caller.uid == 0:
             agent.uid, agent.gid = self.config.agent_ids()
             agent.groups = ()
 

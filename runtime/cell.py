@@ -8,6 +8,7 @@ parent's namespaces, so that what the parent cannot see cannot be named.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pwd
 from collections.abc import Iterable, Iterator
@@ -53,11 +54,14 @@ class Places:
 
     @property
     def keeper(self) -> Path:
-        return self.shared / "bin" / "keeper"
+        return self.program("keeper")
 
     def program(self, name: str) -> Path:
-        """The daemon's own copy of a compiled program: an upgrade must not change it."""
-        return self.runtime / "bin" / name
+        """The daemon's own copy of a compiled program: an upgrade must not change it.
+
+        On the mount of its own, because ``/run`` is often mounted noexec.
+        """
+        return self.shared / "bin" / name
 
     @property
     def stage(self) -> Path:
@@ -278,6 +282,10 @@ def plan(agents: Agents, agent: Agent, places: Places, *, hidden: dict[str, str]
     for mount in kept:
         view += ["--bind-try", source_of(mount), mount.target]
     view += ["--bind", str(places.shared), str(places.shared)]
+    if agents.privilege.rootless:
+        # What is there belongs to the agents' own uid: not its to change. The
+        # filesystem, mounted below, is another mount and stays writable.
+        view += ["--remount-ro", str(places.shared)]
     bare = parent is None or agent.root or _inside(str(places.mount), fresh)
     if bare and agent.iso != "shared":
         view += ["--symlink", str(places.fuse), str(places.mount)]
@@ -302,17 +310,14 @@ def plan(agents: Agents, agent: Agent, places: Places, *, hidden: dict[str, str]
     grace = str(int(agents.grace(agent) * 1000))
     steps = ["bwrap", "--args", str(_VIEW_FD), "--", str(places.keeper)]
     steps += [str(_SPEC_FD), str(_REPORT_FD), grace]
-    groups = ",".join(str(g) for g in agent.groups)
+    privilege = agents.privilege
     if not nested:
-        set_groups = ["--groups", groups] if groups else ["--clear-groups"]
-        drop = ["setpriv", "--reuid", str(agent.uid), "--regid", str(agent.gid), *set_groups]
-        drop += ["--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all"]
-        steps = drop + steps
+        steps = [*privilege.drop(agent.uid, agent.gid, agent.groups), *steps]
     else:
         # what the parent may hand on without having it is the host's, not of its cell
         above = parent is not None and network_allowed(agents, parent)
         network = "host" if network_allowed(agents, agent) and not above else "cell"
-        ids = [str(agent.uid), str(agent.gid), groups or "-", network]
+        ids = [str(agent.uid), str(agent.gid), privilege.entering_groups(agent.groups), network]
         steps = [str(places.program("enter")), str(_FIRST_EXTRA_FD), *ids, "--", *steps]
     stage = b""
     if staged:
@@ -368,6 +373,20 @@ def _memory_file(name: str, data: bytes) -> int:
     with os.fdopen(os.dup(fd), "wb") as file:
         file.write(data)
     os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def sealed_file(name: str, data: bytes) -> int:
+    """The same, changed by nobody who opens it anew (F_ADD_SEALS in fcntl(2))."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with os.fdopen(os.dup(fd), "wb") as file:
+        file.write(data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    fcntl.fcntl(
+        fd,
+        fcntl.F_ADD_SEALS,
+        fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL,
+    )
     return fd
 
 

@@ -13,9 +13,16 @@ from typing import Final
 
 from runtime import linux
 from runtime.errors import StartupError
+from runtime.privilege import ROOT, Privilege
 
 _MADE_HERE: Final = "user.ctxfs.made"
+#: it is gone; or of an agent's making, below longer names than a path may have
+_UNREACHABLE: Final = (errno.ENOENT, errno.ENAMETOOLONG)
 CONTROLLERS: Final = ("memory", "pids", "cpu")
+#: cgroups that agents may make of their own
+_SPARE: Final = 1000
+#: how an ordinary user comes by a cgroup
+DELEGATE: Final = "systemd-run --user --scope -p Delegate=yes ctxd (see ROOTLESS in ctxd(8))"
 
 
 class Cgroup:
@@ -41,8 +48,10 @@ class Cgroup:
         """The file's text; None if the cgroup, or the controller's file, is not there."""
         try:
             fd = os.open(f"{self._text}/{file}", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
+        except OSError as error:
+            if error.errno in _UNREACHABLE:
+                return None
+            raise
         try:
             # one page holds all but long lists of processes
             data = part = os.read(fd, 65536)
@@ -111,8 +120,10 @@ class Cgroup:
             if os.stat(self._text).st_nlink <= 2:
                 return []
             return [Cgroup(Path(e.path)) for e in os.scandir(self._text) if e.is_dir()]
-        except FileNotFoundError:
-            return []
+        except OSError as error:
+            if error.errno in _UNREACHABLE:
+                return []
+            raise
 
     def kill(self) -> None:
         """SIGKILL to everything here and below, forks in progress included."""
@@ -142,7 +153,7 @@ class Cgroup:
         except FileNotFoundError:
             return True
         except OSError as error:
-            if error.errno in (errno.EBUSY, errno.ENOTEMPTY):
+            if error.errno in (errno.EBUSY, errno.ENOTEMPTY, errno.ENAMETOOLONG):
                 return False
             raise
         return True
@@ -181,9 +192,16 @@ def _has_mark(path: Path, attribute: str) -> bool:
         return False
 
 
-def _is_delegated(path: Path) -> bool:
-    """Whether systemd gave this cgroup to the unit (systemd.resource-control(5))."""
-    return any(_has_mark(path, name) for name in ("trusted.delegate", "user.delegate"))
+def _is_delegated(path: Path, privilege: Privilege) -> bool:
+    """Whether this cgroup was given to the daemon, to make others in it.
+
+    systemd leaves a mark (systemd.resource-control(5)). To an ordinary user it is
+    enough that the files are its own; other processes are looked for later.
+    """
+    if any(_has_mark(path, name) for name in ("trusted.delegate", "user.delegate")):
+        return True
+    wanted = (path, path / "cgroup.procs", path / "cgroup.subtree_control")
+    return privilege.rootless and all(os.access(each, os.W_OK) for each in wanted)
 
 
 class Hierarchy:
@@ -213,17 +231,45 @@ class Hierarchy:
         self.controllers = tuple(c for c in CONTROLLERS if c in available)
         self.monitors = self.root.child("monitor")
 
-    def prepare(self) -> None:
+    def prepare(self, privilege: Privilege = ROOT) -> None:
         """Makes the daemon's own leaves, and passes the controllers down.
 
         In a delegated cgroup the daemon itself is a process of its root, which
         may then have no controllers below it: it moves to a leaf.
         """
-        if os.getpid() in (int(p) for p in (self.root.read("cgroup.procs") or "").split()):
+        here = {int(pid) for pid in (self.root.read("cgroup.procs") or "").split()}
+        if privilege.rootless:
+            self._check_contained(here)
+        if os.getpid() in here:
             own = self.root.child("daemon")
             own.path.mkdir(exist_ok=True)
             own.write("cgroup.procs", "0")
         self.monitors.create(self.controllers)
+
+    def bound(self, uid: int, *, depth: int, agents: int) -> None:
+        """Limits what agents make below the leaves that they live in, where those belong
+        to the agents' own uid; ``depth`` generations and ``agents`` must be possible."""
+        user = self.root.child(f"user-{uid}")
+        user.create(self.controllers)
+        user.write("cgroup.max.depth", str(2 * depth))
+        user.write("cgroup.max.descendants", str(3 * agents + _SPARE))
+
+    def _check_contained(self, here: set[int]) -> None:
+        """``StartupError`` unless an ordinary user can make cgroups here and start
+        processes in them (Delegation Containment in the kernel's cgroup-v2.rst)."""
+        if here - {os.getpid()}:
+            raise StartupError(
+                f"{self.root.path}: other processes are in this cgroup; start ctxd in one of its "
+                f"own: {DELEGATE}"
+            )
+        own = self.mount / (path_of(os.getpid()) or "/").removeprefix("/")
+        common = Path(os.path.commonpath([own, self.root.path]))
+        if not os.access(common / "cgroup.procs", os.W_OK):
+            raise StartupError(
+                f"{self.root.path}: processes cannot be moved there from {own}, since "
+                f"{common}/cgroup.procs is not this user's: start ctxd inside of it, in "
+                f"{self.root.path}/daemon, say"
+            )
 
     def agent_path(self, path: str) -> str | None:
         """The part of a process's cgroup path below this root; None if it is not below."""
@@ -241,11 +287,11 @@ class Hierarchy:
         os.close(self._lock)
 
 
-def find_root(wanted: Path | None) -> tuple[Path, Path]:
+def find_root(wanted: Path | None, privilege: Privilege = ROOT) -> tuple[Path, Path]:
     """(root for the daemon's cgroups, mount point of the hierarchy).
 
-    ``wanted``, else the cgroup delegated to this process, else ``ctxfs`` in the
-    root of the v2 hierarchy. Raises ``StartupError``.
+    ``wanted``, else the cgroup delegated to this process, else, for root, ``ctxfs``
+    in the root of the v2 hierarchy. Raises ``StartupError``.
     """
     mount = unified_mount()
     if mount is None:
@@ -265,8 +311,10 @@ def find_root(wanted: Path | None) -> tuple[Path, Path]:
     if own and own != "/":
         delegated = mount / own.removeprefix("/")
         # a restarted daemon may already sit in its leaf
-        if delegated.name == "daemon" and _is_delegated(delegated.parent):
+        if delegated.name == "daemon" and _is_delegated(delegated.parent, privilege):
             delegated = delegated.parent
-        if _is_delegated(delegated):
+        if _is_delegated(delegated, privilege):
             return delegated, mount
+    if privilege.rootless:
+        raise StartupError(f"no cgroup is delegated to this user: {DELEGATE}")
     return mount / "ctxfs", mount

@@ -104,6 +104,10 @@ class MountEntry(NamedTuple):
     fstype: str
     source: str
     super_options: str
+    #: MAJOR:MINOR of its filesystem
+    device: str
+    #: whether what is mounted below it reaches those who have a copy of it
+    shared: bool
 
 
 def _unescape(text: str) -> str:
@@ -128,6 +132,8 @@ def read_mounts() -> list[MountEntry]:
                     fstype,
                     _unescape(source),
                     super_options,
+                    fields[2],
+                    any(field.startswith("shared:") for field in fields[6:]),
                 )
             )
     return entries
@@ -140,6 +146,14 @@ def mount_at(path: Path) -> MountEntry | None:
         if entry.point == str(path):
             found = entry
     return found
+
+
+def mount_of(path: Path) -> MountEntry:
+    """The mount that a path is on."""
+    around = {str(path), *map(str, path.parents)}
+    found = [entry for entry in read_mounts() if entry.point in around]
+    longest = max(len(entry.point) for entry in found)
+    return [entry for entry in found if len(entry.point) == longest][-1]
 
 
 def boot_id() -> str:

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import stat
+import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
@@ -23,6 +24,7 @@ from runtime.config import Config
 from runtime.errors import CtxError, StartupError
 from runtime.history import History
 from runtime.inotify import Watcher
+from runtime.privilege import Privilege
 from runtime.sockets import Sockets
 from runtime.store import Store
 from runtime.supervisor import Supervisor
@@ -93,6 +95,25 @@ def _private_directory(path: Path, mode: int) -> None:
         raise StartupError(f"{path}: {error.strerror}") from None
 
 
+def _check_programs(privilege: Privilege) -> None:
+    packages = {"bwrap": "bubblewrap", "setpriv": "util-linux"}
+    if privilege.rootless:
+        packages["fusermount3"] = "fuse3"
+    for program, package in packages.items():
+        if shutil.which(program) is None:
+            raise StartupError(f"{program} is missing: apt-get install {package}")
+
+
+def _check_namespaces() -> None:
+    """Without root every step into a cell needs them; kernels and their security
+    modules have several ways to refuse, so it is tried."""
+    command = ["bwrap", "--unshare-user", "--ro-bind", "/", "/", "true"]
+    tried = subprocess.run(command, capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        said = " ".join(tried.stderr.split())
+        raise StartupError(f"unprivileged user namespaces are refused ({said}): see ctx doctor")
+
+
 def _check_reachable(path: Path) -> None:
     """Agents, with their own ids, must get to what they share with the daemon."""
     for parent in path.parents:
@@ -114,11 +135,26 @@ def _lock(path: Path) -> int:
     return fd
 
 
-def _prepare_shared(places: Places) -> None:
+def _prepare_shared(places: Places, privilege: Privilege) -> None:
     """The directory that every sandbox sees: a shared mount, so that a filesystem
     mounted below it anew reaches the sandboxes that live (mount_namespaces(7))."""
     _private_directory(places.shared, 0o755)
-    if linux.mount_at(places.shared) is None:
+    if privilege.rootless:
+        # nothing but FUSE is an ordinary user's to mount: it is as the machine has it
+        around = linux.mount_of(places.shared.resolve())
+        if "noexec" in around.options.split(","):
+            raise StartupError(
+                f"{places.runtime}: nothing can be executed there ({around.point} is mounted "
+                "noexec); choose another --runtime"
+            )
+        if not around.shared:
+            log.warning(
+                "%s is on no shared mount (%s): should ctxd die, its next start gives "
+                "the agents that live then no filesystem again",
+                places.shared,
+                around.point,
+            )
+    elif linux.mount_at(places.shared) is None:
         flags = linux.MS_NOSUID | linux.MS_NODEV
         linux.mount("ctxfs", places.shared, "tmpfs", flags, "mode=0755,size=64m")
         linux.mount("none", places.shared, "none", linux.MS_SHARED)
@@ -126,9 +162,7 @@ def _prepare_shared(places: Places) -> None:
         if path != places.fuse or linux.mount_at(path) is None:
             _private_directory(path, mode)
     _private_directory(places.records, 0o700)
-    _private_directory(places.program("monitor").parent, 0o755)
-    _install(cell.native("keeper"), places.keeper)
-    for name in ("binder", "enter", "guard", "monitor", "stage"):
+    for name in ("binder", "enter", "guard", "keeper", "monitor", "stage"):
         _install(cell.native(name), places.program(name))
 
 
@@ -158,30 +192,38 @@ async def open_runtime(
     config: Config,
     places: Places,
     cgroup: Path | None,
+    privilege: Privilege,
     code: Callable[[CtxError], str],
 ) -> AsyncIterator[Runtime]:
     """Everything below the filesystem, opened in order and closed in reverse.
 
     Raises ``StartupError``, having changed nothing that it does not undo.
     """
-    for program in ("bwrap", "setpriv"):
-        if shutil.which(program) is None:
-            package = {"bwrap": "bubblewrap", "setpriv": "util-linux"}[program]
-            raise StartupError(f"{program} is missing: apt-get install {package}")
-    with ExitStack() as stack:
+    _check_programs(privilege)
+    if privilege.rootless:
+        _check_namespaces()
+    else:
         _check_reachable(places.runtime)
+    with ExitStack() as stack:
         # the cgroups, removed last: everything above ends processes in them
-        hierarchy = cgroups.Hierarchy(*cgroups.find_root(cgroup))
+        hierarchy = cgroups.Hierarchy(*cgroups.find_root(cgroup, privilege))
         stack.callback(hierarchy.close)
         # the state, held against a second daemon
         _private_directory(places.state, 0o700)
         stack.callback(os.close, _lock(places.state))
-        hierarchy.prepare()
+        try:
+            hierarchy.prepare(privilege)
+            if privilege.rootless:
+                hierarchy.bound(privilege.uid, depth=config.depth, agents=config.agents)
+        except OSError as error:
+            raise StartupError(
+                f"{hierarchy.root.path}: no cgroups can be made there ({error.strerror})"
+            ) from None
         # what sandboxes see of the daemon
         _private_directory(places.runtime, 0o711)
         _private_directory(places.stage, 0o755)
         stack.callback(_remove_runtime, places)
-        _prepare_shared(places)
+        _prepare_shared(places, privilege)
         stack.callback(os.close, _open_lifeline(places.lifeline))
         # the records
         store = Store(places.state / "ctxfs.db")
@@ -198,6 +240,7 @@ async def open_runtime(
             waits=waits,
             trash=trash,
             state=places.state,
+            privilege=privilege,
         )
         watcher = Watcher()
         stack.callback(watcher.close)
@@ -248,9 +291,9 @@ def _remove_runtime(places: Places) -> None:
     if linux.mount_at(places.shared) is not None:
         linux.unmount(places.shared, linux.MNT_DETACH)
     places.lifeline.unlink(missing_ok=True)
-    for directory in (places.program("monitor").parent, places.records):
+    for directory in (places.keeper.parent, places.records, places.waits):
         shutil.rmtree(directory, ignore_errors=True)
-    for path in (places.shared, places.stage, places.runtime):
+    for path in (places.fuse, places.shared, places.stage, places.runtime):
         try:
             path.rmdir()
         except OSError:

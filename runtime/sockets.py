@@ -248,7 +248,7 @@ class Sockets:
         config = self._agents.config
         connection = Connection(stream, caller, config, self.budget)
         # An operator with uid 0 gets in however many there are: somebody has to look.
-        unlimited = caller.known and caller.agent is None and caller.uid == 0
+        unlimited = self._agents.identity.is_master(caller)
         if unlimited or self._connections[caller.key] < config.connections:
             self._connections[caller.key] += 1
             self._nursery.start_soon(self._serve, agent, server, connection)

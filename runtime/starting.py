@@ -126,9 +126,14 @@ class Starter:
         path = self._agents.document(agent, "handoff.md")
         try:
             os.chmod(path, 0o644)  # /dev/stdin opens it anew
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        if not self._agents.privilege.rootless:
+            return opened
+        # The file is the agent's own uid's, which could open it anew for writing.
+        with open(opened, "rb") as file:
+            return cell.sealed_file("handoff", file.read())
 
     async def _inspect_hidden(self, agent: Agent, parent: Agent | None) -> dict[str, str]:
         """What is at the targets of the agent's ``hide`` lines: directory, file or none.
@@ -147,7 +152,7 @@ class Starter:
                 stack.callback(os.close, fds[0])
             for target, path, given in hidden:
                 if parent is not None:
-                    groups = ",".join(map(str, agent.groups)) or "-"
+                    groups = self._agents.privilege.entering_groups(agent.groups)
                     step = [str(self._places.program("enter")), str(fds[0])]
                     step += [str(agent.uid), str(agent.gid), groups, "cell", "--"]
                 else:
@@ -155,7 +160,7 @@ class Starter:
                     uid, gid = agent.uid, agent.gid
                     if given:
                         uid, gid = agent.creator_uid, agent.creator_gid
-                    step = ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "--"]
+                    step = [*self._agents.privilege.take_ids(uid, gid)]
                 found[target] = "none"
                 for option, kind in (("-e", "file"), ("-d", "directory")):
                     if await _succeeds([*step, "test", option, path], fds):

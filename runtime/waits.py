@@ -73,9 +73,15 @@ class Waits:
 
     @staticmethod
     def _nudge(held: int) -> None:
-        # ENXIO: nobody reads; ENOENT or EACCES: it was an empty file already
+        path, flags = f"/proc/self/fd/{held}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        # ENXIO: nobody reads; ENOENT: it was an empty file already
         with contextlib.suppress(OSError):
-            os.close(os.open(f"/proc/self/fd/{held}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            try:
+                fd = os.open(path, flags)
+            except PermissionError:  # modes count for a daemon without root; it has no name now
+                os.chmod(path, 0o600)
+                fd = os.open(path, flags)
+            os.close(fd)
 
     async def run(self) -> None:
         """Repeats the release for readers that were between look-up and open."""

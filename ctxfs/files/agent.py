@@ -170,7 +170,9 @@ def _families(fs: Filesystem, agent: Agent, caller: Caller) -> str:
 
 
 def _parse_owner(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> int:
-    return _parse_id(line)
+    owner = _parse_id(line)
+    fs.runtime.agents.privilege.check_ids(f"owner {owner}", owner, agent.owner)
+    return owner
 
 
 def _parse_id(line: str) -> int:
@@ -181,7 +183,7 @@ def _parse_id(line: str) -> int:
 
 
 def _set_owner(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
-    owner = _parse_id(_one(text))
+    owner = _parse_owner(fs, agent, caller, _one(text))
     if owner != agent.owner:
         fs.runtime.agents.change_owner(agent, owner)
 
@@ -195,16 +197,30 @@ def _parse_agent_id(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> 
     return value
 
 
+def _parse_uid(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> int:
+    uid = _parse_agent_id(fs, agent, caller, line)
+    fs.runtime.agents.privilege.check_ids(f"uid {uid}", uid, agent.uid)
+    return uid
+
+
+def _parse_gid(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> int:
+    gid = _parse_agent_id(fs, agent, caller, line)
+    fs.runtime.agents.privilege.check_ids(f"gid {gid}", gid, agent.gid)
+    return gid
+
+
 def _parse_groups(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> tuple[int, ...]:
     groups = tuple(_parse_id(word) for word in line.split())
     if len(groups) > 1024:
         raise MalformedError(f"{len(groups)} groups: at most 1024")
+    others = sorted(set(groups) - set(agent.groups))
+    fs.runtime.agents.privilege.check_ids(f"groups {others}", others, [])
     parent = fs.runtime.agents.parent_of(agent)
     if parent is not None:
         extra = sorted(set(groups) - set(parent.groups))
         if extra:
             raise DeniedError(f"groups {extra} exceed those of the parent {quote(parent.name)}")
-    elif caller.uid != 0:
+    elif not fs.runtime.agents.identity.is_master(caller):
         raise DeniedError("groups of a root agent are set by operators with uid 0")
     elif 0 in groups and not fs.runtime.config.allow_root_agents:
         raise DeniedError("0: agents do not run as root (allow_root_agents is not set)")
@@ -213,6 +229,8 @@ def _parse_groups(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> tu
 
 def _set_groups(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
     groups = _parse_groups(fs, agent, caller, " ".join(_lines(text)))
+    own = set(agent.groups)
+    fs.runtime.agents.privilege.check_ids(f"groups {sorted(groups)}", set(groups), own)
     fs.runtime.agents.update(agent, groups=groups)
 
 
@@ -329,6 +347,11 @@ def _parse_iso(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
     if iso == "shared":
         if caller.agent is not None:
             raise DeniedError("shared is written by operators only")
+        if fs.runtime.agents.privilege.rootless:
+            raise UnsupportedError(
+                "iso=shared: this ctxd runs without root: an agent with its uid and the host's "
+                "tree could change what the daemon is started with; mount what it needs"
+            )
         parent = fs.runtime.agents.parent_of(agent)
         if parent is not None:
             raise DeniedError(f"a child sees what its parent {quote(parent.name)} sees, no more")
@@ -635,9 +658,9 @@ ROWS: Final = (
     Row(name="owner", default="creator's", mode=0o644, write=Role.ROOT, when=NEW,
         render=_number("owner"), commit=_set_owner, doc="uid of the user that owns the agent",
         check=_checked(_parse_owner), single=True),
-    _single("uid", "uid of its processes; a child's is its parent's", _parse_agent_id,
+    _single("uid", "uid of its processes; a child's is its parent's", _parse_uid,
             default="creator's", render=_number("uid"), write=Role.ROOT),
-    _single("gid", "gid of its processes; a child's is its parent's", _parse_agent_id,
+    _single("gid", "gid of its processes; a child's is its parent's", _parse_gid,
             default="creator's", render=_number("gid"), write=Role.ROOT),
     Row(name="groups", default="creator's", mode=0o644, write=_CREATOR, when=NEW, render=_groups,
         check=_checked(_parse_groups), commit=_set_groups, doc="supplementary gids, one a line"),

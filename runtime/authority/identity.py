@@ -26,7 +26,7 @@ class Role(Flag):
     NONE = 0
     #: outside every agent, and uid 0 or the agent's owner
     OPERATOR = auto()
-    #: an operator with uid 0
+    #: an operator with uid 0, or that of a daemon without root
     ROOT = auto()
     #: the agent that made it and supervises it
     CREATOR = auto()
@@ -138,12 +138,18 @@ class Identity:
         agent = self._agents.get(caller.agent)
         return agent is not None and agent.live and agent.incarnation == caller.incarnation
 
+    def is_master(self, caller: Caller) -> bool:
+        """Whether it is root, or whoever runs the daemon without root, in person."""
+        return (
+            caller.known and caller.agent is None and self._agents.privilege.is_master(caller.uid)
+        )
+
     def roles(self, caller: Caller, agent: Agent) -> Role:
         """What the caller is to this agent, now."""
         if not caller.known:
             return Role.NONE
         if caller.agent is None:
-            if caller.uid == 0:
+            if self._agents.privilege.is_master(caller.uid):
                 return OPERATORS | Role.ANYONE
             return (Role.OPERATOR if caller.uid == agent.owner else Role.NONE) | Role.ANYONE
         if not self.still(caller):

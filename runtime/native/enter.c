@@ -8,12 +8,19 @@
  * by commas, "-" for none; nsenter(1) would drop them. NETWORK is "cell", or
  * "host" to stay in the host's network namespace. PROGRAM is found in the
  * cell's view and runs with nothing but what the agent there has.
+ *
+ * Without root the ids are the caller's own, and GROUPS is "=": as they are. The
+ * keeper is not dumpable, so that its agent cannot trace it; the caller may join
+ * all the same, because whoever owns a user namespace has every capability in it,
+ * as long as it is not inside (user_namespaces(7)). The agent is inside. That
+ * capability also keeps the agent from tracing this program until PROGRAM runs.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <grp.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,6 +40,7 @@ int main(int argc, char **argv)
 		    CLONE_NEWUTS;
 	gid_t groups[1024], gid;
 	int count = 0, status, pidfd;
+	bool keep_groups;
 	char *state = NULL;
 	uid_t uid;
 	pid_t child;
@@ -46,13 +54,15 @@ int main(int argc, char **argv)
 	pidfd = atoi(argv[1]);
 	uid = (uid_t)atol(argv[2]);
 	gid = (gid_t)atol(argv[3]);
-	for (char *word = strtok_r(argv[4], ",", &state); word && *word != '-' && count < 1024;
+	keep_groups = !strcmp(argv[4], "=");
+	for (char *word = strtok_r(argv[4], ",", &state);
+	     word && *word != '-' && !keep_groups && count < 1024;
 	     word = strtok_r(NULL, ",", &state))
 		groups[count++] = (gid_t)atol(word);
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
 		die("no_new_privs");
 	/* before entering: a user namespace may forbid setgroups(2) */
-	if (setgroups(count, groups) < 0)
+	if (!keep_groups && setgroups(count, groups) < 0)
 		die("setgroups");
 	if (setns(pidfd, flags) < 0)
 		die("setns");

@@ -9,6 +9,11 @@
  * binds what it opened (never the path a second time) below a private tmpfs,
  * from where the unprivileged sandbox takes it. Nothing shows on the host.
  *
+ * Without root it is the creator's uid that runs this, and a user namespace lets
+ * it mount. The mounts of the host are locked in there (mount_namespaces(7)):
+ * what no agent may have is covered where root would take it out. And nobody comes
+ * back from a cell: a process of its own goes in and sends what it opened.
+ *
  * CELL is "-", or a pidfd of another agent's keeper: then the sources are paths
  * in the view of that cell. This is how a detached child gets a view made from
  * its parent's without being inside its parent's PID namespace.
@@ -24,19 +29,42 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <linux/magic.h>
+#include <linux/nsfs.h>
 #include <linux/openat2.h>
 #include <mntent.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
+
+static bool rootless;
+
+/* One source: what is there and, from a cell, the mount of it (clone_mount). */
+struct opened {
+	int fd;
+	int tree;
+	int error;
+};
+
+/* Whose rights a source is opened with. */
+struct creator {
+	uid_t uid;
+	gid_t gid;
+	gid_t groups[1024];
+	int group_count;
+};
 
 static void die(const char *format, ...)
 {
@@ -88,12 +116,15 @@ static void join(int namespace, const char *what)
 }
 
 /* openat2(2) with the creator's rights and nobody else's. */
-static int open_as(const char *source, uid_t uid, gid_t gid, const gid_t *groups, int count)
+static int open_as(const char *source, const struct creator *as)
 {
 	struct open_how how = {.flags = O_PATH | O_CLOEXEC, .resolve = RESOLVE_NO_MAGICLINKS};
 	int fd, error;
 
-	if (setgroups(count, groups) < 0 || setresgid(-1, gid, -1) < 0 || setresuid(-1, uid, -1) < 0)
+	if (rootless)
+		return (int)syscall(SYS_openat2, AT_FDCWD, source, &how, sizeof how);
+	if (setgroups(as->group_count, as->groups) < 0 || setresgid(-1, as->gid, -1) < 0 ||
+	    setresuid(-1, as->uid, -1) < 0)
 		die("cannot take the creator's identity: %s", strerror(errno));
 	/* A link of procfs would lead where this process is, not the creator. */
 	fd = (int)syscall(SYS_openat2, AT_FDCWD, source, &how, sizeof how);
@@ -117,6 +148,133 @@ static int clone_mount(int fd, const char *source)
 	if (tree < 0)
 		die("mount source %s: %s", source, strerror(errno));
 	return tree;
+}
+
+/* From the view of a cell if there is one; root goes in and comes back. */
+static struct opened open_source(const char *source, const struct creator *as, int cell, int own)
+{
+	struct opened found = {.tree = -1};
+
+	if (cell >= 0)
+		join(cell, "the parent's cell");
+	found.fd = open_as(source, as);
+	found.error = found.fd < 0 ? errno : 0;
+	if (found.fd >= 0 && cell >= 0)
+		found.tree = clone_mount(found.fd, source);
+	if (cell >= 0)
+		join(own, "the way back");
+	return found;
+}
+
+static void send_opened(int channel, const struct opened *found)
+{
+	union {
+		char space[CMSG_SPACE(2 * sizeof(int))];
+		struct cmsghdr align;
+	} control = {0};
+	struct iovec data = {(void *)&found->error, sizeof found->error};
+	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1};
+
+	if (found->fd >= 0) {
+		struct cmsghdr *header;
+		int fds[2] = {found->fd, found->tree};
+
+		message.msg_control = &control;
+		message.msg_controllen = sizeof control;
+		header = CMSG_FIRSTHDR(&message);
+		header->cmsg_level = SOL_SOCKET;
+		header->cmsg_type = SCM_RIGHTS;
+		header->cmsg_len = CMSG_LEN(sizeof fds);
+		memcpy(CMSG_DATA(header), fds, sizeof fds);
+	}
+	if (sendmsg(channel, &message, MSG_NOSIGNAL) < 0)
+		die("the parent's cell: sendmsg: %s", strerror(errno));
+}
+
+static struct opened receive_opened(int channel)
+{
+	struct opened found = {-1, -1, 0};
+	union {
+		char space[CMSG_SPACE(2 * sizeof(int))];
+		struct cmsghdr align;
+	} control = {0};
+	struct iovec data = {&found.error, sizeof found.error};
+	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control,
+				 .msg_controllen = sizeof control};
+	struct cmsghdr *header;
+
+	/* it has said why */
+	if (recvmsg(channel, &message, MSG_CMSG_CLOEXEC) != sizeof found.error)
+		exit(125);
+	header = CMSG_FIRSTHDR(&message);
+	if (header && header->cmsg_type == SCM_RIGHTS) {
+		int fds[2];
+
+		memcpy(fds, CMSG_DATA(header), sizeof fds);
+		found.fd = fds[0];
+		found.tree = fds[1];
+	}
+	return found;
+}
+
+/*
+ * Joins the mount namespace of the process that a pidfd refers to, as one who may
+ * mount there: in the user namespace that owns it, which is not the process's own
+ * but the one around it, where bubblewrap made the view.
+ */
+static void enter_view(int pidfd)
+{
+	char path[64], line[256];
+	int namespace, owner;
+	long pid = 0;
+	FILE *info;
+
+	snprintf(path, sizeof path, "/proc/self/fdinfo/%d", pidfd);
+	info = fopen(path, "re");
+	while (info && fgets(line, sizeof line, info))
+		(void)!sscanf(line, "Pid: %ld", &pid);
+	if (info)
+		fclose(info);
+	snprintf(path, sizeof path, "/proc/%ld/ns/mnt", pid);
+	namespace = open(path, O_RDONLY | O_CLOEXEC);
+	/* if it lives, its pid was nobody else's */
+	if (namespace < 0 || syscall(SYS_pidfd_send_signal, pidfd, 0, NULL, 0) < 0)
+		die("the parent's cell: %s", strerror(errno));
+	owner = ioctl(namespace, NS_GET_USERNS);
+	if (owner < 0 || setns(owner, CLONE_NEWUSER) < 0 || setns(namespace, CLONE_NEWNS) < 0)
+		die("the parent's cell: %s", strerror(errno));
+}
+
+/* Starts what sends the sources, as they are in a cell, one after the other. */
+static int start_fetcher(int cell, char **items, size_t count, pid_t *fetcher)
+{
+	int ends[2];
+
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0)
+		die("socketpair: %s", strerror(errno));
+	*fetcher = fork();
+	if (*fetcher < 0)
+		die("fork: %s", strerror(errno));
+	if (*fetcher > 0) {
+		close(ends[1]);
+		return ends[0];
+	}
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	enter_view(cell);
+	for (size_t i = 5; i + 1 < count; i += 2) {
+		struct opened found = {.tree = -1};
+
+		found.fd = open_as(items[i + 1], NULL);
+		found.error = found.fd < 0 ? errno : 0;
+		if (found.fd >= 0)
+			found.tree = clone_mount(found.fd, items[i + 1]);
+		send_opened(ends[1], &found);
+		if (found.fd >= 0) {
+			close(found.fd);
+			close(found.tree);
+		}
+	}
+	exit(0);
 }
 
 static void bind_source(int fd, int tree, const char *source, const char *point,
@@ -145,8 +303,13 @@ static void bind_source(int fd, int tree, const char *source, const char *point,
 	}
 	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
 	if (tree >= 0 ? syscall(SYS_move_mount, tree, "", AT_FDCWD, point, MOVE_MOUNT_F_EMPTY_PATH) < 0
-		      : mount(link, point, NULL, MS_BIND | recursive, NULL) < 0)
+		      : mount(link, point, NULL, MS_BIND | recursive, NULL) < 0) {
+		/* what a mount lies upon is not shown to whoever could not unmount it */
+		if (rootless && errno == EINVAL && !recursive)
+			die("mount source %s: without root, what is mounted below it comes along: "
+			    "rbind", source);
 		die("mount source %s: %s", source, strerror(errno));
+	}
 	/* the whole tree below it, not its top alone */
 	if (attributes.attr_set && syscall(SYS_mount_setattr, AT_FDCWD, point, AT_RECURSIVE,
 					   &attributes, sizeof attributes) < 0)
@@ -159,6 +322,43 @@ static bool is_forbidden_type(const char *type)
 	return !strcmp(type, "proc") || !strcmp(type, "cgroup") || !strcmp(type, "cgroup2");
 }
 
+/* What a cell's mounts show of its processes is not for others. */
+static bool is_procfs(const char *type)
+{
+	return !strcmp(type, "proc");
+}
+
+/* Hides every filesystem of some type below a point, where mounts are locked and
+ * cannot be taken out. */
+static void cover_mounts(const char *point, const char *source, bool (*hidden)(const char *))
+{
+	FILE *mounts = setmntent("/proc/self/mounts", "r");
+	struct mntent *entry;
+	char *covered[256];
+	size_t count = 0;
+
+	if (!mounts)
+		die("mount source %s: /proc/self/mounts: %s", source, strerror(errno));
+	while ((entry = getmntent(mounts)) && count < 256)
+		if (inside(entry->mnt_dir, point) && hidden(entry->mnt_type))
+			covered[count++] = strdup(entry->mnt_dir);
+	endmntent(mounts);
+	for (size_t i = 0; i < count; i++) {
+		struct stat st;
+		/* what lay below one that is covered by now is not there any more */
+		bool there = stat(covered[i], &st) == 0;
+		int failed = 0;
+
+		if (there && S_ISDIR(st.st_mode))
+			failed = mount("none", covered[i], "tmpfs", MS_RDONLY | MS_NOSUID, "mode=0");
+		else if (there)
+			failed = mount("/dev/null", covered[i], NULL, MS_BIND, NULL);
+		if (failed < 0)
+			die("mount source %s: %s: %s", source, covered[i], strerror(errno));
+		free(covered[i]);
+	}
+}
+
 /*
  * Takes procfs and cgroupfs out of what was bound below a point, wherever they
  * are, and covers the daemon's own directories. Read anew after each change.
@@ -167,8 +367,10 @@ static void clean_tree(const char *point, const char *source, const char *real,
 		       const char *forbidden)
 {
 	char list[8192], *state = NULL;
-	bool found = true;
+	bool found = !rootless;
 
+	if (rootless)
+		cover_mounts(point, source, is_forbidden_type);
 	while (found) {
 		FILE *mounts = setmntent("/proc/self/mounts", "r");
 		char last[4096] = "";
@@ -198,47 +400,36 @@ static void clean_tree(const char *point, const char *source, const char *real,
 	}
 }
 
-/*
- * Hides every procfs below a point: what a cell's mounts show of its processes
- * is not for others. They cannot be taken out, a cell's mounts are locked.
- */
-static void cover_procfs(const char *point, const char *source)
+static void write_map(const char *path, const char *format, unsigned id)
 {
-	FILE *mounts = setmntent("/proc/self/mounts", "r");
-	struct mntent *entry;
-	char *covered[256];
-	size_t count = 0;
+	int fd = open(path, O_WRONLY | O_CLOEXEC);
 
-	if (!mounts)
-		die("mount source %s: /proc/self/mounts: %s", source, strerror(errno));
-	while ((entry = getmntent(mounts)) && count < 256)
-		if (inside(entry->mnt_dir, point) && !strcmp(entry->mnt_type, "proc"))
-			covered[count++] = strdup(entry->mnt_dir);
-	endmntent(mounts);
-	for (size_t i = 0; i < count; i++) {
-		struct stat st;
-		/* what lay below one that is covered by now is not there any more */
-		bool there = stat(covered[i], &st) == 0;
-		int failed = 0;
+	if (fd < 0 || dprintf(fd, format, id, id) < 0)
+		die("%s: %s", path, strerror(errno));
+	close(fd);
+}
 
-		if (there && S_ISDIR(st.st_mode))
-			failed = mount("none", covered[i], "tmpfs", MS_RDONLY | MS_NOSUID, "mode=0");
-		else if (there)
-			failed = mount("/dev/null", covered[i], NULL, MS_BIND, NULL);
-		if (failed < 0)
-			die("mount source %s: %s: %s", source, covered[i], strerror(errno));
-		free(covered[i]);
-	}
+/* Where an ordinary user may mount, with the ids that it has (user_namespaces(7)). */
+static void enter_user_namespace(void)
+{
+	uid_t uid = geteuid();
+	gid_t gid = getegid();
+
+	if (unshare(CLONE_NEWUSER) < 0)
+		die("unshare: %s", strerror(errno));
+	write_map("/proc/self/setgroups", "deny", 0);
+	write_map("/proc/self/uid_map", "%u %u 1", uid);
+	write_map("/proc/self/gid_map", "%u %u 1", gid);
 }
 
 int main(int argc, char **argv)
 {
 	static char data[1 << 20];
+	static struct creator as;
 	char *items[2048], *directory, *forbidden, *state = NULL;
 	size_t length = 0, count = 0;
-	gid_t groups[1024], gid;
-	uid_t uid;
-	int group_count = 0, fd, own = -1, cell = -1;
+	int fd, own = -1, cell = -1, channel = -1;
+	pid_t fetcher = 0;
 	ssize_t n;
 
 	if (argc < 5 || strcmp(argv[3], "--"))
@@ -254,13 +445,18 @@ int main(int argc, char **argv)
 	if (count < 5)
 		die("the runtime's mount data is damaged");
 	directory = items[0];
-	uid = (uid_t)atol(items[1]);
-	gid = (gid_t)atol(items[2]);
-	for (char *word = strtok_r(items[3], ",", &state); word && group_count < 1024;
+	as.uid = (uid_t)atol(items[1]);
+	as.gid = (gid_t)atol(items[2]);
+	for (char *word = strtok_r(items[3], ",", &state); word && as.group_count < 1024;
 	     word = strtok_r(NULL, ",", &state))
-		groups[group_count++] = (gid_t)atol(word);
+		as.groups[as.group_count++] = (gid_t)atol(word);
 	forbidden = items[4];
 
+	rootless = geteuid() != 0;
+	if (rootless && cell >= 0)
+		channel = start_fetcher(cell, items, count, &fetcher);
+	if (rootless)
+		enter_user_namespace();
 	if (unshare(CLONE_NEWNS) < 0)
 		die("unshare: %s", strerror(errno));
 	/* Slaves, not private: a filesystem mounted anew after a crash of the
@@ -273,38 +469,31 @@ int main(int argc, char **argv)
 	for (size_t i = 5; i + 1 < count; i += 2) {
 		const char *source = items[i + 1], *options = items[i];
 		char point[4096], real[4096];
-		int tree = -1;
+		struct opened found;
 
 		snprintf(point, sizeof point, "%s/%zu", directory, (i - 5) / 2);
-		if (cell >= 0)
-			join(cell, "the parent's cell");
-		fd = open_as(source, uid, gid, groups, group_count);
-		if (fd < 0 && errno == ENOENT && strchr(options, 't')) {
-			if (cell >= 0)
-				join(own, "the way back");
+		found = channel >= 0 ? receive_opened(channel) : open_source(source, &as, cell, own);
+		if (found.fd < 0 && found.error == ENOENT && strchr(options, 't'))
 			continue;
-		}
-		if (fd < 0 && errno == ELOOP)
+		if (found.fd < 0 && found.error == ELOOP)
 			die("mount source %s: links of procfs, and loops of links, cannot be "
 			    "given to an agent", source);
-		if (fd < 0)
-			die("mount source %s: %s", source, strerror(errno));
-		if (cell >= 0) {
-			tree = clone_mount(fd, source);
-			join(own, "the way back");
-		}
-		check_source(fd, source, forbidden, real, sizeof real);
-		bind_source(fd, tree, source, point, options);
+		if (found.fd < 0)
+			die("mount source %s: %s", source, strerror(found.error));
+		check_source(found.fd, source, forbidden, real, sizeof real);
+		bind_source(found.fd, found.tree, source, point, options);
 		if (cell < 0)
 			clean_tree(point, source, real, forbidden);
 		else
-			cover_procfs(point, source);
-		close(fd);
-		if (tree >= 0)
-			close(tree);
+			cover_mounts(point, source, is_procfs);
+		close(found.fd);
+		if (found.tree >= 0)
+			close(found.tree);
 	}
 	if (cell >= 0)
 		close(cell);
+	if (fetcher > 0)
+		waitpid(fetcher, NULL, 0);
 	execvp(argv[4], argv + 4);
 	die("%s: %s", argv[4], strerror(errno));
 }

@@ -118,7 +118,9 @@ class FakeFilesystem:
         self.reasons = Reasons()
         self.cache = Cache()
         self.durable = SimpleNamespace(owns=lambda inode: False)
-        identity = SimpleNamespace(resolve=lambda uid, gid, pid: ME)
+        identity = SimpleNamespace(
+            resolve=lambda uid, gid, pid: ME, is_master=lambda caller: caller.uid == 0
+        )
         self.synced = 0
         agents = SimpleNamespace(identity=identity, sync=self.sync)
         self.runtime = SimpleNamespace(

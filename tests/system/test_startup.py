@@ -122,14 +122,14 @@ def test_wrong_arguments_and_configuration(stopped: Daemon) -> None:
         assert sentence in _refused(stopped, "--config", str(config))
 
 
-def test_an_ordinary_user(stopped: Daemon) -> None:
+def test_a_user_without_a_name(stopped: Daemon) -> None:
     # another uid in a user namespace, which still reads what this one reads
     result = subprocess.run(
         ["unshare", "--user", "--map-user=12345", "--map-group=12345", *stopped.command()],
         capture_output=True, text=True, check=False,
     )
     assert result.returncode == 1
-    assert result.stderr.startswith("ctxd: ctxd needs root")
+    assert result.stderr.startswith("ctxd: uid 12345 has no name: fusermount3 mounts for users")
 
 
 def test_a_missing_fuse_device(stopped: Daemon) -> None:
@@ -188,3 +188,16 @@ def test_help_and_version(stopped: Daemon) -> None:
     for option, text in (("--help", "mount point"), ("--version", "ctxd ")):
         result = subprocess.run(stopped.command(option), capture_output=True, text=True, check=True)
         assert text in result.stdout
+
+
+def test_programs_are_run_from_a_noexec_runtime_directory(stopped: Daemon) -> None:
+    """As /run is mounted on many machines."""
+    stopped.runtime.mkdir()
+    linux.mount("noexec", stopped.runtime, "tmpfs", 8, "mode=0755")  # MS_NOEXEC
+    try:
+        stopped.start()
+        agent = stopped.finish("agent", "echo ran")
+        assert read(agent, "result.md") == "ran\n"
+        assert stopped.stop() == 0
+    finally:
+        linux.unmount(stopped.runtime, linux.MNT_DETACH)

@@ -1,0 +1,69 @@
+"""Whose rights the daemon has: root's, or those of one ordinary user.
+
+What differs between the two is asked for here, or follows from ``rootless``.
+Without root every agent has the daemon's own ids, for no process may take
+others, and whoever is that user outside of agents is what root is elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from runtime.errors import ForbiddenError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Privilege:
+    """The ids of the daemon, and what follows from them."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+    @classmethod
+    def of_this_process(cls) -> Privilege:
+        return cls(uid=os.geteuid(), gid=os.getegid(), groups=tuple(sorted(os.getgroups())))
+
+    @property
+    def rootless(self) -> bool:
+        return self.uid != 0
+
+    def is_master(self, uid: int) -> bool:
+        """Whether an operator with this uid has the last word on everything here."""
+        return uid in (0, self.uid)
+
+    def check_ids(self, what: str, wanted: object, own: object) -> None:
+        """``ForbiddenError`` for ids that no process of this daemon can have."""
+        if self.rootless and wanted != own:
+            raise ForbiddenError(
+                f"{what}: this ctxd runs without root, as uid {self.uid}: "
+                "its agents have its own uid, gid and groups"
+            )
+
+    def take_ids(self, uid: int, gid: int) -> tuple[str, ...]:
+        """The words before a command of the host that looks at something with these ids."""
+        if self.rootless:
+            return ()
+        return ("setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "--")
+
+    def drop(self, uid: int, gid: int, groups: tuple[int, ...]) -> tuple[str, ...]:
+        """The words before a command that runs with these ids and nothing else."""
+        rest = ("--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all")
+        if self.rootless:
+            # groups and the bounding set are not an ordinary user's to change
+            return ("setpriv", *rest)
+        ids = ("--reuid", str(uid), "--regid", str(gid))
+        text = ",".join(str(group) for group in groups)
+        set_groups = ("--groups", text) if text else ("--clear-groups",)
+        return ("setpriv", *ids, *set_groups, *rest, "--bounding-set=-all")
+
+    def entering_groups(self, groups: tuple[int, ...]) -> str:
+        """GROUPS of enter.c."""
+        if self.rootless:
+            return "="
+        return ",".join(str(group) for group in groups) or "-"
+
+
+ROOT: Final = Privilege(uid=0, gid=0)

@@ -1,0 +1,180 @@
+"""A daemon of an ordinary user, on a machine such as ordinary users have.
+
+What a bare machine may lack is there in a mount namespace: shared mounts, as
+systemd makes them; a name for the user; FUSE and its connections for everybody;
+a way to the interpreter. Nothing of that shows outside.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from tests.harness import Daemon
+
+T = TypeVar("T")
+UID: Final = 61001
+_IDS: Final = ("setpriv", "--reuid", str(UID), "--regid", str(UID), "--clear-groups")
+_CLONE_NEWNS: Final = 0x20000
+_PR_SET_DUMPABLE: Final = 4
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+#: $1 where its own things are, $2 the uid, $3 the interpreter's directory, $4 what
+#: closes that to others ("-": nothing), $5 propagation, $6 whether fusectl is there
+_MACHINE: Final = """
+mount --make-rprivate /
+mkdir "$1" && mount -t tmpfs -o mode=755 none "$1"
+mknod -m 666 "$1/fuse" c 10 229 && mount --bind "$1/fuse" /dev/fuse
+cp /etc/passwd "$1/passwd"
+echo "ordinary:x:$2:$2::/:/bin/sh" >> "$1/passwd"
+mount --bind "$1/passwd" /etc/passwd
+umount /sys/fs/fuse/connections 2>/dev/null || true
+if [ "$6" = yes ]; then mount -t fusectl none /sys/fs/fuse/connections; fi
+if [ "$4" != - ]; then
+    mkdir "$1/python" && mount --bind "$3" "$1/python"
+    mount -t tmpfs -o mode=755 none "$4"
+    mkdir -p "$3" && mount --bind "$1/python" "$3"
+fi
+mount "--make-r$5" /
+echo made
+exec cat
+"""
+
+
+def as_user(function: Callable[[], T], *, machine: int | None = None) -> T:
+    """What a function returns or raises in a process of the user, in the mount
+    namespace of another process."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read_end)
+        _become_user(function, machine, write_end)
+    os.close(write_end)
+    with open(read_end, "rb") as answer:
+        data = answer.read()
+    os.waitpid(pid, 0)
+    outcome, error, trace = pickle.loads(data)
+    if error is not None:
+        error.add_note(trace)
+        raise error
+    return outcome  # type: ignore[no-any-return]
+
+
+def _become_user(function: Callable[[], Any], machine: int | None, write_end: int) -> None:
+    answer: tuple[Any, BaseException | None, str]
+    try:
+        if machine is not None:
+            fd = os.open(f"/proc/{machine}/ns/mnt", os.O_RDONLY)
+            assert _libc.setns(fd, _CLONE_NEWNS) == 0
+        os.setgroups([])
+        os.setresgid(UID, UID, UID)
+        os.setresuid(UID, UID, UID)
+        _libc.prctl(_PR_SET_DUMPABLE, 1)
+        os.chdir("/")
+        answer = function(), None, ""
+    except BaseException as error:
+        answer = None, error, traceback.format_exc()
+    try:
+        data = pickle.dumps(answer)
+    except Exception:
+        data = pickle.dumps((None, AssertionError(answer[2] or repr(answer[0])), answer[2]))
+    try:
+        with open(write_end, "wb") as file:
+            file.write(data)
+    finally:
+        os._exit(0)
+
+
+class OrdinaryDaemon(Daemon):
+    """One ctxd of an ordinary user, with the places and the cgroup that it finds itself."""
+
+    def __init__(self, *, config: str = "", propagation: str = "shared", fusectl: str = "yes"):
+        super().__init__()
+        self.home = self.base / "home"
+        self.run_dir = self.base / "run-user"
+        for path in (self.home, self.run_dir):
+            path.mkdir(mode=0o700)
+            os.chown(path, UID, UID)
+        self.runtime = self.run_dir / "ctxfs"
+        self.root = self.run_dir / "ctx"
+        self.state = self.home / ".local" / "state" / "ctxfs"
+        self.arguments = []
+        self.env = {
+            "HOME": str(self.home),
+            "XDG_RUNTIME_DIR": str(self.run_dir),
+            "XDG_STATE_HOME": "",
+            "XDG_CONFIG_HOME": "",
+        }
+        if config:
+            file = self.home / ".config" / "ctxfs" / "config.yaml"
+            file.parent.mkdir(parents=True)
+            file.write_text(config)
+        self._delegate()
+        self._machine = self._make_machine(propagation, fusectl)
+
+    def _delegate(self) -> None:
+        """What an administrator does."""
+        for path in (self.cgroup.path, self.cgroup.path / "daemon"):
+            path.mkdir()
+            for owned in (path, *map(path.joinpath, ("cgroup.procs", "cgroup.subtree_control"))):
+                os.chown(owned, UID, UID)
+
+    def _make_machine(self, propagation: str, fusectl: str) -> subprocess.Popen[bytes]:
+        prefix = Path(sys.base_prefix)
+        closed = [p for p in (*reversed(prefix.parents), prefix) if not p.stat().st_mode & 0o001]
+        machine = subprocess.Popen(
+            [
+                *("unshare", "--mount", "--propagation", "private", "sh", "-euc", _MACHINE, "sh"),
+                *(str(self.base / "machine"), str(UID), str(prefix)),
+                *(str(closed[0]) if closed else "-", propagation, fusectl),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert machine.stdout is not None
+        assert machine.stdout.readline() == b"made\n"
+        return machine
+
+    def command(self, *more: str) -> list[str]:
+        return self.run_as_user(*super().command(*more), cgroup=self.cgroup.path / "daemon")
+
+    def run_as_user(self, *command: str, cgroup: Path | None = None) -> list[str]:
+        """What becomes a command of the user on that machine, in a cgroup."""
+        enter = ["nsenter", f"--mount=/proc/{self._machine.pid}/ns/mnt", "--"]
+        if cgroup is not None:
+            enter += ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(cgroup)]
+        return [*enter, *_IDS, *command]
+
+    def do(self, function: Callable[[], T]) -> T:
+        """What a function returns or raises in a process of the user, outside of all agents."""
+        return as_user(function, machine=self._machine.pid)
+
+    def is_mounted(self) -> bool:
+        """Whether the filesystem is, on the user's machine; without a request to it."""
+        mounts = Path(f"/proc/{self._machine.pid}/mountinfo").read_text()
+        return f" {self.runtime}/root/ctx " in mounts
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._machine.communicate()
+            self.cgroup.remove()
+
+
+@contextmanager
+def ordinary_daemon(**options: Any) -> Iterator[OrdinaryDaemon]:
+    daemon = OrdinaryDaemon(**options)
+    daemon.start()
+    try:
+        yield daemon
+    finally:
+        daemon.close()
