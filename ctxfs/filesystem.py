@@ -349,8 +349,13 @@ class Filesystem:
         return self.durable.root(self._known(f"artifact:{agent.incarnation}", space))
 
     def _known(self, key: str, space: Space) -> Space:
-        """One object for one space, so that it can be compared, while it is written."""
-        return self._spaces.setdefault(key, space)
+        """One object for one space, so that it can be compared, while it is written.
+
+        Its limits are those of the configuration as it is now.
+        """
+        known = self._spaces.setdefault(key, space)
+        known.limit, known.files, known.total = space.limit, space.files, space.total
+        return known
 
     def _episodes(self, session: Any) -> Space:
         agents = self.runtime.agents
