@@ -17,7 +17,15 @@ from ctxfs.files import session as session_files
 from ctxfs.nodes import Call, Node
 from ctxfs.reasons import Reasons
 from ctxfs.rows import Kind, Plane, Row, RowNode, Table, inode_number, split_inode
-from runtime.authority.identity import CONTROLLERS, INSIDERS, NOBODY, OPERATORS, Caller, Role
+from runtime.authority.identity import (
+    CONTROLLERS,
+    INSIDERS,
+    NOBODY,
+    OPERATORS,
+    PARTIES,
+    Caller,
+    Role,
+)
 from runtime.cell import working_directory, workspace
 from runtime.errors import (
     DeniedError,
@@ -165,7 +173,7 @@ class Filesystem:
     def _may_see(self, node: RowNode, call: Call) -> bool:
         if not self._gated(node) or node.may_read(call.caller):
             return True
-        return bool(node.roles(call.caller) & node.row.write)
+        return bool(node.roles(call.caller) & node.writing_roles)
 
     def _real(self, node: RowNode) -> Node:
         """Directories of real files are nodes of their own kind."""
@@ -187,7 +195,8 @@ class Filesystem:
             agent: Agent = node.obj
             if row.within == "agent":
                 return agent.private
-            return not row.public and not agent.private
+            # below a private name all is for those who know it, but for what is delegated
+            return row.delegated if agent.private else not row.public
         return node.table.plane in (Plane.SESSION, Plane.CHANNEL) and row.name == ""
 
     def entry_timeout(self, node: RowNode) -> float:
@@ -219,6 +228,12 @@ class Filesystem:
         if not agent.private:
             return True
         return bool(self.runtime.agents.identity.roles(call.caller, agent) & INSIDERS)
+
+    def listed(self, agent: Agent, call: Call) -> bool:
+        """Whether the caller finds the agent by listing; who may read it must know its name."""
+        if not agent.private:
+            return True
+        return bool(self.runtime.agents.identity.roles(call.caller, agent) & PARTIES)
 
     def describe(self, node: RowNode) -> str:
         """Where a row is, for reasons."""
@@ -477,7 +492,8 @@ class Filesystem:
     def history_visible(self, uid: int, name: str, call: Call) -> bool:
         agent = self.runtime.agents.named(name)
         if agent is not None and agent.owner == uid:
-            return self.visible(agent, call)
+            roles = self.runtime.agents.identity.roles(call.caller, agent)
+            return not agent.private or bool(roles & (INSIDERS | Role.SESSION_READER))
         # of removed agents: the names of other users' private ones are not told
         caller = call.caller
         return caller.known and (caller.agent is not None or caller.uid in (0, uid))

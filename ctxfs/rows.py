@@ -235,6 +235,10 @@ class RowNode(Node):
             and self.fs.runtime.agents.parent_of(agent) is not None
         )
 
+    @property
+    def writing_roles(self) -> Role:
+        return Role.CREATOR if self._delegated else self.row.write
+
     def may_read(self, caller: Caller) -> bool:
         agent = self.agent
         roles = self.roles(caller)
@@ -248,7 +252,7 @@ class RowNode(Node):
         if not row.write:
             raise ForbiddenError(f"{row.name} is not written by anyone")
         roles = self.roles(caller)
-        if not roles & row.write or (self._delegated and not roles & Role.CREATOR):
+        if not roles & self.writing_roles:
             who = "its creator" if self._delegated else writers(row)
             raise DeniedError(f"{row.name} is not yours to write: {who} may")
         agent = self.agent

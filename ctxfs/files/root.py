@@ -47,7 +47,7 @@ def _metrics(fs: Filesystem, _: Any, caller: Caller) -> str:
 
 def _list_agents(fs: Filesystem, _: Any, call: Call) -> Iterator[str]:
     for agent in fs.runtime.agents:
-        if fs.visible(agent, call):
+        if fs.listed(agent, call):
             yield from (agent.name, f"{agent.name}.sock", f"{agent.name}.d")
 
 

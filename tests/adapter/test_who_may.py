@@ -1,0 +1,547 @@
+"""Who may list, find, read and write which file of an agent: the contract's table, cell by cell.
+
+Only what the daemon decides itself is looked at: modes and owners are the kernel's to check.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pyfuse3
+import pytest
+
+from ctxfs.files import agent as agent_files
+from ctxfs.files import session as session_files
+from ctxfs.files.verbs import VERBS
+from ctxfs.rows import Kind, Plane, Row, inode_number
+from runtime.authority.identity import Caller
+from runtime.lifecycle import Status
+from runtime.model import Agent
+from tests.adapter.mounted import (
+    CONTEXT,
+    STRANGER,
+    USER,
+    FakeSupervisor,
+    Mounted,
+    mounted_in,
+)
+from tests.unit.fakes import ROOT, inside, operator
+
+#: (list, stat, read, write)
+Cells = tuple[str, str, str, str]
+
+#: one letter a party; "to it" is to the agent that is looked at
+PARTIES = {
+    "O": "operator: uid 0",
+    "o": "operator: the owner",
+    "s": "the agent that made it; a root agent has none",
+    "a": "the agent itself",
+    "r": "an agent with policy read to it",
+    "w": "an agent with policy write to it",
+    "b": "an agent with policy start to it",
+    "e": "an agent with policy stop to it",
+    "h": "an agent with policy read to its sessions",
+    "p": "an agent with all of these",
+    "k": "an agent of another owner with all of these, written by uid 0",
+    "f": "an agent of another owner with all of these, written by that owner",
+    "n": "an agent of the same owner with an empty policy",
+    "c": "its child",
+    "x": "a stranger outside of all agents",
+    "u": "a caller that cannot be identified, of uid 0",
+}
+
+#: u has no rights, but names that all may see are cached and not asked for per caller
+ALL = "Oosarwbehpkfncx"
+FOUND = ALL + "u"
+
+#: who knows of a private agent; to all others it is not there (ENOENT, not EACCES)
+KNOWS = "Oosarpk"
+
+#: group: (list, stat, read, write) to a public agent; the same to a private one.
+#: The list column of the contract is about the names of agents ("entries"); of what
+#: is below them, whoever finds a name sees it listed.
+#: Write: "" is EPERM to those who find it, "-" is for nobody here (EACCES); looked at
+#: in a status in which the file is written.
+AGENT: dict[str, dict[str, Cells]] = {
+    "entries": {
+        "public": (ALL, FOUND, ALL, ""),
+        "private": ("Oosa", KNOWS, KNOWS, ""),
+    },
+    "told": {
+        "public": (ALL, FOUND, ALL, ""),
+        "private": (KNOWS, KNOWS, KNOWS, ""),
+    },
+    "lineage": {
+        "public": (ALL, FOUND, ALL, "Oo"),
+        "private": (KNOWS, KNOWS, KNOWS, "Oo"),
+    },
+    "kind": {
+        "public": (ALL, FOUND, ALL, "Oos"),
+        "private": (KNOWS, KNOWS, KNOWS, "Oos"),
+    },
+    "ids": {
+        "public": ("Oosarpk", "Oosarpk", "Oosarpk", "O"),
+        "private": (KNOWS, KNOWS, KNOWS, "O"),
+    },
+    "configuration": {
+        "public": ("Oosarpk", "Oosarpk", "Oosarpk", "Oos"),
+        "private": (KNOWS, KNOWS, KNOWS, "Oos"),
+    },
+    "facts": {
+        "public": ("Oosarpk", "Oosarpk", "Oosarpk", ""),
+        "private": (KNOWS, KNOWS, KNOWS, ""),
+    },
+    "planes": {
+        "public": ("Oosarpk", "Oosarpk", "Oosarpk", "Oosa"),
+        "private": (KNOWS, KNOWS, KNOWS, "Oosa"),
+    },
+    # who may say a verb has to find it; which verb is the other table
+    "ctl": {
+        "public": ("Oosarpkbe", "Oosarpkbe", "Oosarpk", "Oosabepk"),
+        "private": (KNOWS, KNOWS, KNOWS, "Oosapk"),
+    },
+    "delegation": {
+        "public": ("Oosa", "Oosa", "Oosa", "Oos"),
+        "private": ("Oosa", "Oosa", "Oosa", "s"),
+    },
+    "result": {
+        "public": ("Oosarpk", "Oosarpk", "Oosarpk", "a"),
+        "private": (KNOWS, KNOWS, KNOWS, "a"),
+    },
+    # it is read by nobody; who may write it has to find it
+    "inbox": {
+        "public": ("Ooswpk", "Ooswpk", "", "Ooswpk"),
+        "private": ("s", "s", "", "s"),
+    },
+}
+
+#: group: names, those in ``/ctx/agent`` as what is put behind the agent's name
+MEMBERS = {
+    "entries": {".d", ".sock", ""},
+    "told": {"visibility", "status", "outcome", "wait"},
+    "lineage": {"parent"},
+    "kind": {"life", "profile", "model"},
+    "ids": {"owner", "uid", "gid"},
+    "configuration": {
+        "groups", "label", "policy", "mount", "root", "iso", "workspace", "cwd", "env", "path",
+        "context", "exec", "mode", "limits", "restart", "meta.json",
+    },
+    "facts": {
+        "supervisor", "ownership", "families", "ingress", "policy.effective", "mount.effective",
+        "reason", "incarnation", "pid", "run", "cgroup", "usage", "queue", "error", "out", "log",
+        "child", "session",
+    },
+    "planes": {"task", "work", "waiting"},
+    "ctl": {"ctl"},
+    "delegation": {"handoff.md", "input.jsonl"},
+    "result": {"result.md", "refs.jsonl", "artifact"},
+    "inbox": {"inbox"},
+}  # fmt: skip
+#: rows that belong to no agent's directory
+ELSEWHERE = {("self", "self")}
+
+#: group: (list, stat, read, write), of sessions; the maker has no part in them
+SESSION: dict[str, dict[str, Cells]] = {
+    "runtime's": {
+        "public": ("Ooahpk", "Ooahpk", "Ooahpk", ""),
+        "private": ("Ooahpk", "Ooahpk", "Ooahpk", ""),
+    },
+    "agent's": {
+        "public": ("Ooahpk", "Ooahpk", "Ooahpk", "a"),
+        "private": ("Ooahpk", "Ooahpk", "Ooahpk", "a"),
+    },
+}
+SESSION_MEMBERS = {
+    "runtime's": {
+        "", "events.jsonl", "latest.md", "state", "cwd", "created_at", "updated_at", "meta.json",
+        "context", "context/pack.md", "context/child",
+    },
+    "agent's": {"messages.jsonl", "context/memory.md", "context/episode"},
+}  # fmt: skip
+
+#: group: (list, stat, read, write), of the maker's side of a delegation, which lies in its session
+CHANNEL: dict[str, dict[str, Cells]] = {
+    "facts": {"public": ("Oos", "Oos", "Oos", ""), "private": ("Oos", "Oos", "Oos", "")},
+    # the same documents as in the agent's directory
+    "delegation": {"public": ("Oos", "Oos", "Oos", "Oos"), "private": ("Oos", "Oos", "Oos", "s")},
+    # a child opens nothing of its maker's session: it writes where its own directory shows them
+    "result": {"public": ("Oos", "Oos", "Oos", "-"), "private": ("Oos", "Oos", "Oos", "-")},
+}
+CHANNEL_MEMBERS = {
+    "facts": {"", "agent", "session", "status"},
+    "delegation": {"handoff.md", "input.jsonl"},
+    "result": {"result.md", "refs.jsonl", "artifact"},
+}
+
+#: verb: who may say it to a public agent, and to a private one, which b and e do not know of
+SAYS = {
+    "start": {"public": "Oosbpk", "private": "Oospk"},
+    "resume": {"public": "Oosbpk", "private": "Oospk"},
+    "reset": {"public": "Oosbpk", "private": "Oospk"},
+    "stop": {"public": "Oosaepk", "private": "Oosapk"},
+    "kill": {"public": "Oosepk", "private": "Oospk"},
+    "pause": {"public": "Oosepk", "private": "Oospk"},
+    "abort": {"public": "Oosepk", "private": "Oospk"},
+    "session NAME": {"public": "Oos", "private": "Oos"},
+}
+
+COLUMNS = ("list", "stat", "read", "write")
+
+KINDS = {"root": "public", "detached": "public", "child": "private"}
+
+
+def path_of(agent: str, row: Row) -> str:
+    return f"agent/{agent}{row.name}" if row.within else f"agent/{agent}.d/{row.name}"
+
+
+def at_once(operation: Coroutine[Any, Any, Any]) -> Any:
+    """What it returns. None of these waits, and a loop for each would be most of the time."""
+    try:
+        operation.send(None)
+    except StopIteration as ended:
+        return ended.value
+    raise AssertionError("the operation waits")
+
+
+class Heard(FakeSupervisor):
+    """Is told to do something, and does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.verbs: list[str] = []
+
+    def start(self, agent: Agent) -> None:
+        self.verbs.append("start")
+
+    def stop(self, agent: Agent, reason: str, *, kill: bool) -> None:
+        self.verbs.append("kill" if kill else "stop")
+
+    def pause(self, agent: Agent) -> None:
+        self.verbs.append("pause")
+
+    def resume(self, agent: Agent) -> None:
+        self.verbs.append("resume")
+
+    def reset(self, agent: Agent) -> None:
+        self.verbs.append("reset")
+
+
+@dataclass
+class Stage:
+    """One mount with agents to look at, and all who look at them."""
+
+    mounted: Mounted
+    heard: Heard
+    objects: dict[str, Agent]
+    callers: dict[str, dict[str, Caller]]
+
+    def find(self, path: str) -> tuple[int, int]:
+        """(inode, mode) as the kernel walks there."""
+        inode, mode = pyfuse3.ROOT_INODE, 0
+        for part in filter(None, path.split("/")):
+            found = at_once(self.mounted.ops.lookup(inode, os.fsencode(part), CONTEXT))
+            inode, mode = found.st_ino, found.st_mode
+        return inode, mode
+
+    def names(self, path: str) -> list[str]:
+        ops = self.mounted.ops
+        fh = at_once(ops.opendir(self.find(path)[0], CONTEXT))
+        names = ops._listings[fh].names
+        at_once(ops.releasedir(fh))
+        return names
+
+    def read(self, path: str, kind: Kind) -> None:
+        if kind is Kind.DIRECTORY:
+            self.names(path)
+        elif kind is Kind.LINK:
+            at_once(self.mounted.ops.readlink(self.find(path)[0], CONTEXT))
+        elif kind is Kind.SOCKET:
+            self.find(path)  # who connects is asked for at the other end
+        else:
+            self.open(self.find(path)[0], os.O_RDONLY)
+
+    def write(self, path: str, kind: Kind) -> None:
+        inode, _ = self.find(path)
+        if kind is not Kind.DIRECTORY:
+            self.open(inode, os.O_WRONLY)
+            return
+        ops = self.mounted.ops
+        try:
+            at_once(ops.mkdir(inode, b"made", 0o755, CONTEXT))
+        except pyfuse3.FUSEError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            # planes that are yet to come say so to those who may, after they judged who it is
+        else:
+            at_once(ops.rmdir(inode, b"made", CONTEXT))
+
+    def open(self, inode: int, flags: int) -> None:
+        ops = self.mounted.ops
+        info = at_once(ops.open(inode, flags, CONTEXT))
+        at_once(ops.release(info.fh))
+
+
+POLICIES = {
+    "r": "agent:NAME read",
+    "w": "agent:NAME write",
+    "b": "agent:NAME start",
+    "e": "agent:NAME stop",
+    "h": "session:NAME read",
+    "n": "",
+}
+EVERYTHING = ("agent:NAME read,write,start,stop", "session:NAME read")
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with mounted_in(tmp_path_factory.mktemp("who")) as mounted:
+        yield staged(mounted)
+
+
+def staged(mounted: Mounted) -> Stage:
+    world = mounted.world
+    heard = Heard()
+    heard.world = world
+    mounted.supervisor = heard
+    mounted.fs.runtime.supervisor = heard  # type: ignore[assignment]
+    maker = world.live(mounted.make("maker", USER))
+    objects = {"root": mounted.make("root", USER)}
+    for kind in ("detached", "child"):
+        objects[kind] = mounted.make(kind, inside(maker))
+    mounted.put("agent/detached.d/life", "detached\n")
+    children = {}
+    for kind, agent in objects.items():
+        world.live(world.may_create(agent))
+        children[kind] = world.live(mounted.make(f"below-{kind}", inside(agent)))
+        world.agents.update(children[kind], policy="")
+        world.agents.update(agent, policy="", mode="turn")
+    world.agents.update(maker, policy="")
+
+    def policed(letter: str, lines: tuple[str, ...], owner: Caller, writer: Caller) -> Caller:
+        agent = mounted.make(f"party-{letter}", owner)
+        text = "".join(
+            f"allow {agent.label} {line.replace('NAME', name)}\n"
+            for name in objects
+            for line in lines
+            if line
+        )
+        with mounted.as_(writer):
+            mounted.put(f"agent/{agent.name}.d/policy", text or "# nothing\n")
+        return inside(world.live(agent))
+
+    parties = {"O": ROOT, "o": USER, "x": STRANGER, "u": replace(ROOT, known=False)}
+    for letter, line in POLICIES.items():
+        parties[letter] = policed(letter, (line,), USER, USER)
+    other = operator(2000)
+    parties["p"] = policed("p", EVERYTHING, USER, USER)
+    parties["f"] = policed("f", EVERYTHING, other, other)
+    parties["k"] = policed("k", EVERYTHING, other, ROOT)
+    callers = {}
+    for kind, agent in objects.items():
+        callers[kind] = parties | {"a": inside(agent), "c": inside(children[kind])}
+        if kind != "root":
+            callers[kind]["s"] = inside(maker)
+    return Stage(mounted, heard, objects, callers)
+
+
+def outcome(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except pyfuse3.FUSEError as error:
+        return errno.errorcode[error.errno]
+    return "yes"
+
+
+def refusal(known: bool, party: str, cells: dict[str, str], column: str) -> str:
+    """What those hear who may not."""
+    if not known:
+        return "ENOENT"
+    if column == "write" and not cells["write"] and party in cells["stat"]:
+        return "EPERM"
+    return "EACCES"
+
+
+def look(stage: Stage, kind: str, column: str, path: str, row: Row, party: str) -> str:
+    """What this caller gets of one file; its agent is in a status where writing is possible."""
+    agent = stage.objects[kind]
+    stays_new = column == "write" and Status.NEW in row.when and row.kind is not Kind.DIRECTORY
+    # a new agent has no processes, and who is refused is refused before the status is judged
+    agent.status = Status.NEW if stays_new and party != "a" else Status.BUSY
+    try:
+        with stage.mounted.as_(stage.callers[kind][party]):
+            if column == "list":
+                directory, name = os.path.split(path)
+                try:
+                    return "yes" if name in stage.names(directory) else "no"
+                except pyfuse3.FUSEError:
+                    return "no"
+            if column == "stat":
+                return outcome(lambda: stage.find(path))
+            reach = stage.read if column == "read" else stage.write
+            return outcome(lambda: reach(path, row.kind))
+    finally:
+        agent.status = Status.BUSY
+
+
+def judge(
+    stage: Stage,
+    cell: tuple[str, str, str],
+    cells: Cells,
+    files: list[tuple[str, Row]],
+    knows: str,
+) -> None:
+    """Every file of a group, for these parties; ``knows``: to whom its agent is there at all."""
+    kind, column, parties = cell
+    named = dict(zip(COLUMNS, cells, strict=True))
+    wrong = []
+    for path, row in files:
+        # of a link or a socket the daemon is asked for the name only
+        asked = "stat" if column == "read" and row.kind in (Kind.LINK, Kind.SOCKET) else column
+        for party in parties:
+            if party not in stage.callers[kind]:
+                continue
+            if party in named[asked]:
+                expected = "yes"
+            elif column == "list":
+                expected = "no"
+            else:
+                expected = refusal(party in knows, party, named, column)
+            found = look(stage, kind, column, path, row, party)
+            if found != expected:
+                wrong.append(f"{path}: {column} by {PARTIES[party]}: {found}, not {expected}")
+    assert files
+    assert not wrong, "\n".join(wrong)
+
+
+def cells_of(plane: str, table: dict[str, dict[str, Cells]], kinds: tuple[str, ...]) -> list[Any]:
+    """(group, (kind, column, parties)), the deviating parties apart from the others."""
+    found = []
+    for group in table:
+        for kind in kinds:
+            for column in COLUMNS:
+                name = f"{group}-{kind}-{column}"
+                found.append(pytest.param(group, (kind, column, "".join(PARTIES)), id=name))
+    return found
+
+
+def test_every_file_has_its_place_in_the_table() -> None:
+    def names(rows: tuple[Row, ...], within: set[str]) -> list[str]:
+        return sorted(
+            f"context/{row.name}" if row.within == "context" else row.name
+            for row in rows
+            if (row.within, row.name) not in ELSEWHERE and row.within in within
+        )
+
+    def placed(members: dict[str, set[str]]) -> list[str]:
+        return sorted(name for group in members.values() for name in group)
+
+    assert {row.within for row in agent_files.ROWS} == {"", "agent", "self"}
+    assert names(agent_files.ROWS, {"", "agent", "self"}) == placed(MEMBERS)
+    assert names(session_files.ROWS, {"", "session", "context"}) == placed(SESSION_MEMBERS)
+    documents = list(session_files.DOCUMENTS)
+    channel = names(session_files.CHANNEL_ROWS, {"", "channel"}) + documents
+    assert sorted(channel) == placed(CHANNEL_MEMBERS)
+    assert sorted(verb.usage.replace(" [RUN]", "") for verb in VERBS.values()) == sorted(SAYS)
+    known = {*PARTIES, "-"}
+    for table, members in (
+        (AGENT, MEMBERS),
+        (SESSION, SESSION_MEMBERS),
+        (CHANNEL, CHANNEL_MEMBERS),
+    ):
+        assert table.keys() == members.keys()
+        for group in table.values():
+            assert all(set("".join(cells)) <= known for cells in group.values())
+
+
+@pytest.mark.parametrize(("group", "cell"), cells_of("agent", AGENT, tuple(KINDS)))
+def test_files_of_an_agent(stage: Stage, group: str, cell: tuple[str, str, str]) -> None:
+    kind = cell[0]
+    files = [
+        (path_of(kind, row), row)
+        for row in agent_files.ROWS
+        if row.name in MEMBERS[group] and (row.within, row.name) not in ELSEWHERE
+    ]
+    knows = KNOWS if KINDS[kind] == "private" else FOUND
+    judge(stage, cell, AGENT[group][KINDS[kind]], files, knows)
+
+
+@pytest.mark.parametrize(("group", "cell"), cells_of("session", SESSION, tuple(KINDS)))
+def test_sessions(stage: Stage, group: str, cell: tuple[str, str, str]) -> None:
+    kind, column, _ = cell
+    base = f"home/{USER.uid}/agent/{kind}/session/default"
+    files = []
+    for row in session_files.ROWS:
+        name = f"context/{row.name}" if row.within == "context" else row.name
+        # that there is a session is told where its agent is
+        if name in SESSION_MEMBERS[group] and (name or column != "list"):
+            files.append((f"{base}/{name}".rstrip("/"), row))
+    knows = KNOWS + "h" if KINDS[kind] == "private" else FOUND
+    judge(stage, cell, SESSION[group][KINDS[kind]], files, knows)
+
+
+@pytest.mark.parametrize(("group", "cell"), cells_of("channel", CHANNEL, ("detached", "child")))
+def test_the_makers_side_of_a_delegation(
+    stage: Stage, group: str, cell: tuple[str, str, str]
+) -> None:
+    kind = cell[0]
+    base = f"home/{USER.uid}/agent/maker/session/default/context/child/{kind}"
+    rows = {row.name: row for row in agent_files.ROWS if not row.within}
+    rows |= {row.name: row for row in session_files.CHANNEL_ROWS}
+    files = [(f"{base}/{name}".rstrip("/"), rows[name]) for name in CHANNEL_MEMBERS[group]]
+    # the maker is public, and with it all around its session
+    judge(stage, cell, CHANNEL[group][KINDS[kind]], files, FOUND)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("column", ["read", "write"])
+def test_who_has_a_file_by_its_number_may_no_more(stage: Stage, kind: str, column: str) -> None:
+    """As through a descriptor that was handed over: no name is looked up any more."""
+    visibility = KINDS[kind]
+    wrong = []
+    for group, members in MEMBERS.items():
+        cells = dict(zip(COLUMNS, AGENT[group][visibility], strict=True))
+        for row in agent_files.ROWS:
+            if row.name not in members or row.kind is not Kind.FILE:
+                continue
+            path = path_of(kind, row)
+            number = agent_files.TABLE.number(row.name, row.within)
+            inode = inode_number(Plane.AGENT, stage.objects[kind].index, number)
+            flags = os.O_RDONLY if column == "read" else os.O_WRONLY
+            reach = partial(stage.open, inode, flags)
+            for party, caller in stage.callers[kind].items():
+                # that they may say verbs to a private agent fails at its name only
+                if party in cells[column] or (row.name == "ctl" and party in "be"):
+                    continue
+                with stage.mounted.as_(caller):
+                    found = outcome(reach)
+                expected = "EPERM" if column == "write" and not cells["write"] else "EACCES"
+                if found != expected:
+                    wrong.append(f"{path}: {column} by {PARTIES[party]}: {found}, not {expected}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("verb", SAYS)
+def test_verbs(stage: Stage, verb: str, kind: str) -> None:
+    visibility = KINDS[kind]
+    # these two pass the judgement of who speaks, and then are refused for something else
+    answers = {"abort": "ENOTSUP", "session NAME": "EBUSY"}
+    wrong = []
+    for party, caller in stage.callers[kind].items():
+        stage.heard.verbs.clear()
+        allowed = party in SAYS[verb][visibility]
+        if allowed:
+            expected = answers.get(verb, "yes")
+        else:
+            expected = "ENOENT" if visibility == "private" and party not in KNOWS else "EACCES"
+        with stage.mounted.as_(caller):
+            found = outcome(lambda: stage.mounted.put(f"agent/{kind}.d/ctl", f"{verb}\n"))
+        acted = [verb] if allowed and verb not in answers else []
+        if (found, stage.heard.verbs) != (expected, acted):
+            wrong.append(f"{kind}: {verb} by {PARTIES[party]}: {found}, not {expected}")
+    assert not wrong, "\n".join(wrong)
