@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 from tests.harness import Daemon, read, wait_dead, wait_status, wait_until
 
@@ -13,7 +14,11 @@ from tests.harness import Daemon, read, wait_dead, wait_status, wait_until
 def holds(pid: int, path: str) -> bool:
     """Whether a process has a file open."""
     base = f"/proc/{pid}/fd"
-    return any(os.readlink(f"{base}/{fd}") == path for fd in os.listdir(base))
+    for fd in os.listdir(base):
+        with suppress(FileNotFoundError):  # closed since it was listed
+            if os.readlink(f"{base}/{fd}") == path:
+                return True
+    return False
 
 
 def test_the_whole_life_of_an_agent(daemon: Daemon) -> None:
