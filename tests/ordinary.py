@@ -27,8 +27,8 @@ _CLONE_NEWNS: Final = 0x20000
 _PR_SET_DUMPABLE: Final = 4
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
-#: $1 where its own things are, $2 the uid, $3 the interpreter's directory, $4 what
-#: closes that to others ("-": nothing), $5 propagation, $6 whether fusectl is there
+#: $1 where its own things are, $2 the uid, $3 propagation, $4 whether fusectl is there,
+#: $5 directories that are closed to others, then "--" and what is needed of them
 _MACHINE: Final = """
 mount --make-rprivate /
 mkdir "$1" && mount -t tmpfs -o mode=755 none "$1"
@@ -37,13 +37,23 @@ cp /etc/passwd "$1/passwd"
 echo "ordinary:x:$2:$2::/:/bin/sh" >> "$1/passwd"
 mount --bind "$1/passwd" /etc/passwd
 umount /sys/fs/fuse/connections 2>/dev/null || true
-if [ "$6" = yes ]; then mount -t fusectl none /sys/fs/fuse/connections; fi
-if [ "$4" != - ]; then
-    mkdir "$1/python" && mount --bind "$3" "$1/python"
-    mount -t tmpfs -o mode=755 none "$4"
-    mkdir -p "$3" && mount --bind "$1/python" "$3"
-fi
-mount "--make-r$5" /
+if [ "$4" = yes ]; then mount -t fusectl none /sys/fs/fuse/connections; fi
+own=$1 propagation=$3 number=0
+shift 4
+closed=
+while [ "$1" != -- ]; do closed="$closed $1"; shift; done
+shift
+for needed in "$@"; do
+    number=$((number + 1))
+    mkdir "$own/$number" && mount --bind "$needed" "$own/$number"
+done
+for directory in $closed; do mount -t tmpfs -o mode=755 none "$directory"; done
+number=0
+for needed in "$@"; do
+    number=$((number + 1))
+    mkdir -p "$needed" && mount --bind "$own/$number" "$needed"
+done
+mount "--make-r$propagation" /
 echo made
 exec cat
 """
@@ -128,13 +138,19 @@ class OrdinaryDaemon(Daemon):
                 os.chown(owned, UID, UID)
 
     def _make_machine(self, propagation: str, fusectl: str) -> subprocess.Popen[bytes]:
-        prefix = Path(sys.base_prefix)
-        closed = [p for p in (*reversed(prefix.parents), prefix) if not p.stat().st_mode & 0o001]
+        checkout = Path(__file__).parents[1]
+        needed = []
+        closed = set()
+        for path in {Path(sys.base_prefix), Path(sys.prefix).resolve(), checkout}:
+            ways = (p for p in (*reversed(path.parents), path) if not p.stat().st_mode & 0o001)
+            if (first := next(ways, None)) is not None:
+                closed.add(str(first))
+                needed.append(str(path))
         machine = subprocess.Popen(
             [
                 *("unshare", "--mount", "--propagation", "private", "sh", "-euc", _MACHINE, "sh"),
-                *(str(self.base / "machine"), str(UID), str(prefix)),
-                *(str(closed[0]) if closed else "-", propagation, fusectl),
+                *(str(self.base / "machine"), str(UID), propagation, fusectl),
+                *(*sorted(closed), "--", *sorted(needed)),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -173,8 +189,8 @@ class OrdinaryDaemon(Daemon):
 @contextmanager
 def ordinary_daemon(**options: Any) -> Iterator[OrdinaryDaemon]:
     daemon = OrdinaryDaemon(**options)
-    daemon.start()
     try:
+        daemon.start()
         yield daemon
     finally:
         daemon.close()
