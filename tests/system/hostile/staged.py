@@ -1,0 +1,588 @@
+"""Attempts that take more than one hand: somebody ends, is stopped, or looks away."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from runtime.cgroups import Cgroup
+from tests.harness import (
+    alive,
+    read,
+    refusal,
+    wait_dead,
+    wait_status,
+    wait_until,
+    write,
+)
+from tests.system.hostile.attempts import frame
+from tests.system.hostile.stage import SECRETS, Stage, heard
+
+#: every library and helper of a view ran as the agent, with nothing to gain
+RIGHTS: Final = (
+    "euid:61000 Uid:61000 Gid:61000 CapPrm:0000000000000000 CapEff:0000000000000000 NoNewPrivs:1"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """``play`` stages it, asserts what must still be true, and returns what was told."""
+
+    name: str
+    covers: tuple[str, ...]
+    expect: str
+    play: Callable[[Stage], str]
+    gap: str = ""
+
+
+STAGED: Final[list[Staged]] = []
+
+
+def staged(
+    covers: str, expect: str, *, gap: str = ""
+) -> Callable[[Callable[[Stage], str]], Callable[[Stage], str]]:
+    def note(play: Callable[[Stage], str]) -> Callable[[Stage], str]:
+        name = play.__name__.replace("_", " ")
+        STAGED.append(
+            Staged(name=name, covers=tuple(covers.split()), expect=expect, play=play, gap=gap)
+        )
+        return play
+
+    return note
+
+
+def tries(stage: Stage, name: str, program: str) -> str:
+    """The command of one attempt."""
+    words = [stage.expand(word) for word in shlex.split(program)]
+    return f"/hostile/hostile {shlex.quote(name)} {shlex.join(words)}"
+
+
+def told(stage: Stage, agent: str, name: str) -> str:
+    """What came of an attempt; it must have been made."""
+    found = heard(read(stage.daemon.agent_dir(agent), "out"))
+    assert name in found, f"{agent} never tried: {name}"
+    said = found[name]
+    assert said is not None, f"{agent} was not answered: {name}"
+    return said
+
+
+def has_told(stage: Stage, agent: str, name: str) -> None:
+    directory = stage.daemon.agent_dir(agent)
+    wait_until(lambda: heard(read(directory, "out")).get(name), f"{agent} is answered: {name}")
+
+
+def lone(stage: Stage, agent: str, program: str, **files: str) -> str:
+    """A root agent whose program is one attempt, to its end."""
+    files.setdefault("mount", stage.mounts)
+    stage.daemon.finish(agent, tries(stage, agent, program), **files)
+    return told(stage, agent, agent)
+
+
+def node(agent: Path) -> Cgroup:
+    return Cgroup(Path(read(agent, "cgroup").strip()))
+
+
+def processes_named(name: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "comm").read_text() == f"{name}\n":
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return [pid for pid in found if alive(pid)]
+
+
+# privileges
+
+
+def _noted(path: Path) -> list[tuple[str, str]]:
+    """(who, with what rights) of everything that noted itself."""
+    found = []
+    for line in path.read_text().splitlines():
+        name, _, rights = line.partition(" ")
+        found.append((name, rights))
+    return found
+
+
+@staged("1.loader 1.path", "Uid:61000,CapPrm:0000000000000000,CapEff:0000000000000000,"
+        "CapAmb:0000000000000000,NoNewPrivs:1,")
+def what_an_environment_names_runs_as_the_agent(stage: Stage) -> str:
+    ran = stage.work / "ran"
+    ran.touch()
+    ran.chmod(0o666)
+    for name in ("bwrap", "setpriv"):
+        shutil.copy(stage.daemon.base / "hostile" / "hostile", stage.work / name)
+    environment = (
+        "PATH=/work:/usr/bin:/bin\nLD_PRELOAD=/hostile/preload.so\nLD_AUDIT=/hostile/preload.so\n"
+        "LD_LIBRARY_PATH=/work\nENV=/work/ran\nBASH_ENV=/work/ran\nGCONV_PATH=/work"
+    )
+    lines = (
+        "cd $CTX_ROOT/agent; mkdir envied.d\n"
+        f"printf '%s\\n' {shlex.quote(environment)} > envied.d/env\n"
+        f"""echo "sh -c 'true; true'" > envied.d/exec; echo start > envied.d/ctl\n"""
+        "cat envied.d/wait\n" + tries(stage, "envious", "ids")
+    )
+    agent = stage.daemon.finish("envious", stage.script("envious", lines), mount=stage.mounts,
+                                env=environment)
+    assert read(stage.daemon.agent_dir("envied"), "reason") == "exit:0\n"
+    noted = _noted(ran)
+    assert {"sh", "cat"} <= {name for name, _ in noted}, "the library was taken at all"
+    assert {rights for _, rights in noted} == {RIGHTS}
+    assert not {"bwrap", "setpriv"} & {name for name, _ in noted}
+    assert read(agent, "reason") == "exit:0\n"
+    return told(stage, "envious", "envious")
+
+
+def hostile_root(stage: Stage, name: str) -> Path:
+    """A directory for ``root`` with helpers and loader settings of its agent's own; the
+    host's programs are at /host."""
+    root = stage.daemon.base / name
+    programs = root / "usr" / "bin"
+    for directory in ("usr/bin", "etc", "log", "host", "hostile", "work", "proc", "dev", "tmp",
+                      "home"):
+        (root / directory).mkdir(parents=True)
+    hostile = stage.daemon.base / "hostile"
+    for helper in ("bwrap", "setpriv"):
+        shutil.copy(hostile / "hostile", programs / helper)
+    for program in ("sh", "grep", "true"):
+        (programs / program).symlink_to(f"/host/bin/{program}")
+    for link, target in (("bin", "usr/bin"), ("usr/lib", "/host/lib"), ("lib", "usr/lib"),
+                         ("lib64", "/host/lib64")):
+        (root / link).symlink_to(target)
+    shutil.copy(hostile / "preload.so", root / "evil.so")
+    (root / "etc" / "ld.so.preload").write_text("/evil.so\n")
+    (root / "log" / "ran").touch()
+    for path in (root, *root.rglob("*")):
+        os.chown(path, 61000, 61000, follow_symlinks=False)
+    return root
+
+
+@staged("1.programs 1.loader", "exit:0 2")
+def helpers_of_a_root_run_as_the_agent(stage: Stage) -> str:
+    root = hostile_root(stage, "rootfs")
+    command = "exec=sh -c \"grep -c 61000 /proc/self/status\""
+    lines = tries(stage, "rooted", f"child rootkid '{command}'")
+    agent = stage.daemon.finish("rooted", stage.script("rooted", lines), root=str(root),
+                                mount=f"{stage.mounts}/usr /host ro")
+    assert read(agent, "reason") == "exit:0\n"
+    noted = _noted(root / "log" / "ran")
+    assert {rights for _, rights in noted} == {RIGHTS}
+    names = [name for name, _ in noted]
+    assert "setpriv" not in names
+    # once by the helper, and once by the real one that it becomes
+    assert names.count("bwrap") == 2, "a child's cell is made in its parent's view, as the agent"
+    return told(stage, "rooted", "rooted")
+
+
+@staged("2.asked", "EACCES")
+def root_itself_gives_no_uid_0_by_default(stage: Stage) -> str:
+    directory = stage.daemon.make("askers")
+    said = {refusal(directory / name, "0") for name in ("uid", "gid", "groups")}
+    directory.rmdir()
+    return ",".join(said)
+
+
+# paths
+
+
+@staged("3.rights", "Permission denied")
+def a_users_mount_is_reached_with_the_users_rights(stage: Stage) -> str:
+    """What is open lies in a directory that is root's alone."""
+    private = stage.daemon.base / "private"
+    (private / "open").mkdir(parents=True)
+    (private / "open" / "file").write_text(f"{SECRETS[2]}\n")
+    private.chmod(0o700)
+    agents = stage.daemon.root / "agent"
+    stage.as_user("mkdir", f"{agents}/prying.d")
+    stage.as_user("sh", "-c", f"cd {agents}/prying.d; echo '{private}/open /x ro' > mount; "
+                              "echo cat /x/file > exec; echo start > ctl")
+    wait_dead(agents / "prying.d")
+    assert read(agents / "prying.d", "out") == ""
+    return read(agents / "prying.d", "reason").strip().rpartition(": ")[2]
+
+
+@staged("3.swap 3.view", "ended=8 found=0 ended=8 found=0")
+def a_source_changes_between_check_and_use(stage: Stage) -> str:
+    """A directory and a link to what the view hides change places all the time."""
+    for name in ("swap", "swap-file"):
+        (stage.work / name).mkdir()
+        (stage.work / name / "secret").write_text("nothing\n")
+    (stage.work / "swap-link").symlink_to("hidden")
+    os.chown(stage.work, 61000, 61000)
+    children = f"children 8 {shlex.quote(SECRETS[1])} %s 'mount=/work/swap /x ro' " \
+               "'exec=cat /x/secret'"
+    lines = "\n".join((
+        tries(stage, "swap", "swap /work/swap /work/swap-link"),
+        tries(stage, "nested", children % "swapped"),
+        tries(stage, "beside", (children % "parted") + " life=detached"),
+    ))
+    may = "allow swapper_t agent:* create,detach"
+    agent = stage.daemon.run("swapper", stage.script("swapper", lines), policy=may,
+                             mount=stage.mounts)
+    wait_dead(agent)
+    assert told(stage, "swapper", "swap") == "ok"
+    return f"{told(stage, 'swapper', 'nested')} {told(stage, 'swapper', 'beside')}"
+
+
+@staged("4.hangs", "start_failed: ctxfs: mount source @base/silent/below: "
+        "Transport endpoint is not connected")
+def a_source_that_never_answers_holds_up_its_own_start_only(stage: Stage) -> str:
+    daemon = stage.daemon
+    silent = daemon.base / "silent"
+    silent.mkdir()
+    host = subprocess.Popen([str(daemon.base / "host"), "silent", str(silent)],
+                            stdout=subprocess.PIPE, text=True)
+    assert host.stdout is not None
+    try:
+        assert host.stdout.readline() == "mounted\n"
+        stuck = daemon.run("stuck", "true", mount=f"{silent}/below /x ro")
+        hidden = daemon.run("unseen", "true", mount=f"{silent} /x rw\n- /x/below hide")
+        begun = time.monotonic()
+        assert read(daemon.finish("free", "echo free"), "out") == "free\n"
+        assert time.monotonic() - begun < 3
+        assert read(stuck, "status") == read(hidden, "status") == "starting\n"
+    finally:
+        host.kill()
+        host.wait()
+        host.stdout.close()
+    for agent in (stuck, hidden):
+        wait_dead(agent)
+    subprocess.run(["umount", "-l", str(silent)], check=True)
+    return read(stuck, "reason").strip()
+
+
+@staged("4.hangs", "start_failed: bwrap: Can't find source path @agent/looper.d/artifact: "
+        "Permission denied ")
+def a_source_on_the_mount_itself_is_no_trap(stage: Stage) -> str:
+    program = "child looped 'mount=@ctx/agent/looper.d/artifact /x rw' 'exec=true'"
+    return lone(stage, "looper", program)
+
+
+# identity
+
+
+@staged("8.reuse socket.claims", "killed=ok answer=EACCES")
+def the_pid_of_a_gone_peer_is_given_to_another_agent(stage: Stage) -> str:
+    """By the time the daemon looks, the number is of a process of the agent it talks to."""
+    daemon = stage.daemon
+    boss = node(daemon.agent_dir("boss")).child("run")
+    program = tries(stage, "orphan", "orphan @agent/boss.sock /work/orphan.go /work/orphan.ready "
+                                     f"{frame(op='resume')}")
+    agent = daemon.run("orphan", program, mount=stage.mounts)
+    ready = stage.work / "orphan.ready"
+    wait_until(ready.exists, "it waits to connect")
+    leaf = node(agent).child("run")
+    (pid,) = (p for p in leaf.processes() if p in processes_named("gone-peer"))
+    os.kill(daemon.pid, signal.SIGSTOP)
+    host = None
+    try:
+        (stage.work / "orphan.go").touch()
+        wait_until(lambda: ready.read_text() == "connected\n", "it has connected")
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the maker is gone")
+        host = subprocess.Popen([str(daemon.base / "host"), "reuse", str(pid), str(boss.path)],
+                                stdout=subprocess.PIPE, text=True)
+        assert host.stdout is not None
+        assert host.stdout.readline() == "reused\n"
+        assert pid in boss.processes()
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+    wait_dead(agent)
+    os.kill(pid, signal.SIGKILL)
+    host.wait()
+    host.stdout.close()
+    return told(stage, "orphan", "orphan")
+
+
+def _hand_over(stage: Stage, name: str, give: str, take: str) -> str:
+    """A descriptor of one agent, used by another while its opener lives and, after the
+    opener was made anew under the same name, again."""
+    daemon = stage.daemon
+    giver = f"{name}-giver"
+    lines = tries(stage, giver, f"give /work/{name} {give}") + "\nsleep 1000"
+    taker = daemon.run(f"{name}-taker",
+                       tries(stage, f"{name}-taker", f"take /work/{name} /work/{name}.go {take}"),
+                       mount=stage.mounts)
+    agent = daemon.run(giver, stage.script(giver, lines), mount=stage.mounts)
+    wait_until((stage.work / f"{name}.go.used").exists, "it is used")
+    assert told(stage, giver, giver).endswith("give=ok")
+    write(agent / "ctl", "kill")
+    wait_dead(agent)
+    write(agent / "ctl", "reset")
+    write(agent / "exec", "sleep 1000")
+    write(agent / "ctl", "start")
+    wait_status(agent, "busy")
+    (stage.work / f"{name}.go").touch()
+    wait_dead(taker)
+    assert read(agent, "result.md") == ""
+    write(agent / "ctl", "kill")
+    wait_dead(agent)
+    return told(stage, f"{name}-taker", f"{name}-taker")
+
+
+@staged("9.files 10.names result.foreign", "take=ok living=ok dead=EACCES")
+def a_file_open_for_writing_dies_with_its_opener(stage: Stage) -> str:
+    said = _hand_over(stage, "pen", "write @agent/pen-giver.d/result.md", "write forged")
+    old = stage.daemon.root / "home/0/agent/pen-giver/session/default/result.md"
+    assert old.read_text() == "forged\n", "what its opener's life allowed, once"
+    return said
+
+
+@staged("9.files 10.names", "take=ok living=ok dead=EACCES")
+def a_file_open_for_reading_dies_with_its_opener(stage: Stage) -> str:
+    return _hand_over(stage, "lens", "read @agent/lens-giver.d/session/messages.jsonl", "read x")
+
+
+@staged("9.files 10.names policy.wider", "take=ok living=EINVAL dead=EACCES")
+def control_of_oneself_dies_with_its_opener(stage: Stage) -> str:
+    return _hand_over(stage, "rein", "write @agent/rein-giver.d/ctl", "write fly")
+
+
+@staged("9.connections 10.names", "take=ok living=pong dead=EACCES")
+def a_connection_dies_with_its_maker(stage: Stage) -> str:
+    ping = frame(op="ping")
+    return _hand_over(stage, "line", "connect @agent/boss.sock", f"ask {ping}")
+
+
+@staged("9.inherited", "0,1,2,")
+def a_program_finds_three_descriptors(stage: Stage) -> str:
+    return lone(stage, "finder", "descriptors")
+
+
+@staged("10.nested", "ok:agent/nested.d ENOENT")
+def below_its_own_cgroup_an_agent_is_itself(stage: Stage) -> str:
+    """As if it could make one: root does, and moves it there."""
+    lines = "\n".join((
+        "while ! test -e /work/nested.go; do sleep 0.02; done",
+        tries(stage, "self", "readlink @ctx/self"), tries(stage, "other", "stat @sib"),
+    ))
+    agent = stage.daemon.run("nested", stage.script("nested", lines), mount=stage.mounts,
+                             policy="")
+    wait_status(agent, "busy")
+    whole = node(agent)
+    below = whole.child("run").child("deeper").child("agent-sib")
+    below.path.mkdir(parents=True)
+    for pid in whole.child("run").processes():
+        below.write("cgroup.procs", str(pid))
+    (stage.work / "nested.go").touch()
+    wait_dead(agent)
+    wait_until(lambda: not whole.exists(), "what is empty is removed")
+    return f"{told(stage, 'nested', 'self')} {told(stage, 'nested', 'other')}"
+
+
+# ends
+
+
+@staged("20.survivors", "ok")
+def a_daemon_of_an_agents_own_does_not_outlive_it(stage: Stage) -> str:
+    said = lone(stage, "leaver", "daemonized survivor", limits="grace=200ms")
+    assert processes_named("survivor") == []
+    assert read(stage.daemon.agent_dir("leaver"), "reason") == "exit:0\n"
+    return said
+
+
+@staged("21.stopped 20.survivors", "ok")
+def who_stopped_itself_is_ended(stage: Stage) -> str:
+    lines = tries(stage, "frozen", "stopped") + "\ntrap '' TERM; kill -STOP $$; sleep 1000"
+    agent = stage.daemon.run("frozen", stage.script("frozen", lines), mount=stage.mounts,
+                             limits="grace=200ms")
+    has_told(stage, "frozen", "frozen")
+    pids = node(agent).child("run").processes()
+    begun = time.monotonic()
+    write(agent / "ctl", "stop")
+    wait_dead(agent)
+    assert time.monotonic() - begun < 3
+    assert not any(alive(pid) for pid in pids)
+    return told(stage, "frozen", "frozen")
+
+
+@staged("20.monitor 20.survivors", "kill=ok")
+def a_killed_helper_is_no_end(stage: Stage) -> str:
+    """A parent kills the bubblewrap of its child: the child goes on, or it is all gone."""
+    lines = "\n".join((
+        "cd $CTX_ROOT/agent; mkdir wrapped.d; echo sleep 1000 > wrapped.d/exec",
+        "echo start > wrapped.d/ctl",
+        "while [ $(cat wrapped.d/status) != busy ]; do sleep 0.02; done",
+        tries(stage, "unwrapper", "kill-all bwrap 9"), "sleep 1000",
+    ))
+    agent = stage.daemon.run("unwrapper", stage.script("unwrapper", lines), mount=stage.mounts)
+    has_told(stage, "unwrapper", "unwrapper")
+    child = stage.daemon.agent_dir("wrapped")
+    pid = int(read(child, "pid") or 0)
+    time.sleep(0.3)
+    status = read(child, "status")
+    assert (status == "busy\n") == alive(pid), "it is told as it is"
+    write(agent / "ctl", "kill")
+    for directory in (agent, child):
+        wait_dead(directory)
+    assert not alive(pid)
+    return told(stage, "unwrapper", "unwrapper")
+
+
+@staged("20.claims 20.survivors", "exit:1 ")
+def an_exit_that_is_only_claimed_ends_what_claims_it(stage: Stage) -> str:
+    """The helper of a child's start is the parent's own, and tells of an end, with a line
+    of its own making in it."""
+    root = hostile_root(stage, "forgefs")
+    (root / "log" / "forge").write_text("claims\n")
+    agent = stage.daemon.finish(
+        "forger", tries(stage, "forger", "child claimed exec=true limits=grace=200ms"),
+        root=str(root), mount=f"{stage.mounts}/usr /host ro",
+    )
+    assert processes_named("claimed-dead") == []
+    events = [event["type"] for event in stage.daemon.events("claimed")]
+    assert events.count("run.end") == events.count("agent.stop") == 1
+    assert read(agent, "reason") == "exit:0\n"
+    return told(stage, "forger", "forger")
+
+
+@staged("21.below", "mkdir=EBUSY start=EBUSY")
+def nothing_is_made_below_what_is_ending(stage: Stage) -> str:
+    lines = "\n".join((
+        "trap : TERM; cd $CTX_ROOT/agent; mkdir early.d; echo true > early.d/exec",
+        tries(stage, "mkdir", "dying /work/one.ready mkdir @agent/late.d") + " &",
+        tries(stage, "start", "dying /work/two.ready write @agent/early.d/ctl start") + " &",
+        "wait; wait",
+    ))
+    agent = stage.daemon.run("dying", stage.script("dying", lines), mount=stage.mounts)
+    for name in ("one", "two"):
+        wait_until((stage.work / f"{name}.ready").exists, "it waits for its end")
+    write(agent / "ctl", "stop")
+    wait_dead(agent)
+    assert not stage.daemon.agent_dir("late").exists()
+    assert read(stage.daemon.agent_dir("early"), "reason") == "parent_dead\n"
+    return f"mkdir={told(stage, 'dying', 'mkdir')} start={told(stage, 'dying', 'start')}"
+
+
+@staged("22.init", "ok", gap="SIGTERM from inside ends the cell")
+def pid_1_does_not_listen_to_its_agent(stage: Stage) -> str:
+    lines = "trap '' TERM\n" + tries(stage, "mutineer", "kill 1 15") + "\nsleep 0.5; echo up"
+    agent = stage.daemon.finish("mutineer", stage.script("mutineer", lines), mount=stage.mounts,
+                                limits="grace=100ms")
+    said = told(stage, "mutineer", "mutineer")
+    assert read(agent, "out").endswith("up\n"), "it goes on as if nothing had been said"
+    return said
+
+
+@staged("15.processes 22.init", "ok")
+def a_signal_for_everybody_is_heard_in_the_cell_only(stage: Stage) -> str:
+    lines = "trap '' TERM\n" + tries(stage, "everyone", "kill -1 15")
+    stage.daemon.finish("everyone", stage.script("everyone", lines), mount=stage.mounts)
+    return told(stage, "everyone", "everyone")
+
+
+# what is told, and the client
+
+
+def _is_plain(text: str) -> bool:
+    return all(char.isprintable() or char == "\n" for char in text)
+
+
+@staged("18.escapes", "plain plain", gap="reason, and the line of it in log, are told raw")
+def a_failed_start_is_told_without_control_characters(stage: Stage) -> str:
+    """What a terminal would obey is in a path, and in what a parent's helper complains."""
+    root = hostile_root(stage, "escapefs")
+    (root / "log" / "forge").write_text("escapes\n")
+    stage.daemon.finish("screamer", tries(stage, "screamer", "child screamed exec=true"),
+                        root=str(root), mount=f"{stage.mounts}/usr /host ro")
+    assert told(stage, "screamer", "screamer").startswith("start_failed: ")
+    lone(stage, "painter", "child painted 'mount=/work/\u009b2J\u202ex /x ro' exec=true")
+    assert _is_plain(stage.daemon.log.read_text())
+    said = []
+    for name in ("screamed", "painted"):
+        directory = stage.daemon.agent_dir(name)
+        ours = [line for line in read(directory, "log").split("\n") if line.startswith("ctxfs: ")]
+        assert ours
+        plain = _is_plain(read(directory, "reason") + "\n".join(ours) + read(directory, "error"))
+        said.append("plain" if plain else "raw")
+    return " ".join(said)
+
+
+@staged("18.escapes", "EINVAL")
+def refusals_are_told_without_control_characters(stage: Stage) -> str:
+    said = lone(stage, "screecher", "bytes @screecher/ctl 1b5b324a1b5d303b7807c29b324ae280ae0a")
+    error = read(stage.daemon.agent_dir("screecher"), "error")
+    assert _is_plain(error)
+    assert "\\x1b[2J\\x1b]0;x\\x07\\x9b2J\\u202e" in error
+    return said
+
+
+@staged("18.client", "ok")
+def the_client_imports_nothing_of_where_it_is_run(stage: Stage) -> str:
+    """An agent leaves modules in a directory where its user runs the client."""
+    trap = "open('/work/imported', 'w')"
+    names = ("json", "os", "socket", "select", "argparse", "sitecustomize", "encodings")
+    lines = [f"echo {shlex.quote(trap.replace('/work', str(stage.work)))} > /work/{name}.py"
+             for name in names]
+    stage.daemon.finish("planter", stage.script("planter", "\n".join(lines)), mount=stage.mounts)
+    environment = {
+        "CTX_ROOT": str(stage.daemon.root), "PYTHONPATH": str(stage.work),
+        "PYTHONSTARTUP": str(stage.work / "json.py"), "PYTHONHOME": "",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "LANG": "C.UTF-8",
+    }
+    for command in (["ls"], ["status"], ["tree"]):
+        subprocess.run([str(stage.daemon.root / "bin" / "ctx"), *command], cwd=stage.work,
+                       env=environment, capture_output=True, timeout=30, check=False)
+    assert all((stage.work / f"{name}.py").exists() for name in names)
+    assert not (stage.work / "imported").exists()
+    return "ok"
+
+
+# less than before
+
+
+@staged("24.narrowed", "before=ok after=EACCES")
+def an_open_file_is_worth_what_the_policy_is_now(stage: Stage) -> str:
+    name = "holder"
+    agent = stage.daemon.run(name, tries(stage, name, "hold @other/out /work/hold.go"),
+                             mount=stage.mounts)
+    return _narrowed(stage, agent, name)
+
+
+def _narrowed(stage: Stage, agent: Path, name: str) -> str:
+    wait_until((stage.work / "hold.go.used").exists, "it has read")
+    write(agent / "policy", "")
+    (stage.work / "hold.go").touch()
+    wait_dead(agent)
+    return told(stage, name, name)
+
+
+@staged("24.narrowed policy.wider", "EACCES")
+def what_a_grandparent_loses_is_lost_below(stage: Stage) -> str:
+    low = tries(stage, "lower", "after /work/narrow.go mkdir @agent/never.d")
+    script = stage.script("lower", f"echo ready > /work/narrow.ready; {low}")
+    middle = stage.script("middle", "\n".join((
+        "cd $CTX_ROOT/agent; mkdir lower.d; echo 'allow lower_t agent:* create' > lower.d/policy",
+        f"echo {script} > lower.d/exec; echo start > lower.d/ctl; cat lower.d/wait",
+    )))
+    top = stage.script("upper", "\n".join((
+        "cd $CTX_ROOT/agent; mkdir middle.d",
+        "echo 'allow middle_t agent:* create' > middle.d/policy",
+        f"echo {middle} > middle.d/exec; echo start > middle.d/ctl; cat middle.d/wait",
+    )))
+    upper = stage.daemon.run("upper", top, mount=stage.mounts)
+    wait_until((stage.work / "narrow.ready").exists, "the lowest waits")
+    write(upper / "policy", "allow upper_t agent:* read")
+    (stage.work / "narrow.go").touch()
+    wait_dead(upper)
+    assert not stage.daemon.agent_dir("never").exists()
+    return told(stage, "lower", "lower")
+
+
+@staged("24.refused network", "EBUSY")
+def the_network_is_not_taken_from_what_runs(stage: Stage) -> str:
+    agent = stage.daemon.agent_dir("netter")
+    assert read(agent, "status") == "busy\n"
+    said = refusal(agent / "policy", "")
+    assert "network:default connect" in read(agent, "policy.effective")
+    return said

@@ -1,0 +1,263 @@
+"""Programs inside real sandboxes that want what they may not have.
+
+Assumed of them: they run any code, and share their uid with their parent, their
+siblings and other agents. Each attempt is refused with exactly what the table
+says (hostile/attempts.py), and harms nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from runtime import linux
+from runtime.cgroups import Cgroup
+from tests.harness import (
+    Daemon,
+    daemon_of,
+    read,
+    wait_dead,
+    wait_status,
+    wait_until,
+    write,
+)
+from tests.system.hostile.attempts import (
+    FLOODS,
+    FULL,
+    INHERITED,
+    LIMITS,
+    REQUIREMENTS,
+    TABLE,
+    Attempt,
+)
+from tests.system.hostile.stage import CHECKS, Stage, compile_programs, heard
+from tests.system.hostile.staged import STAGED, Staged
+
+#: whatever others do, an answer comes in this time
+PATIENCE = 10.0
+KERNEL = tuple(int(number) for number in os.uname().release.split(".")[:2])
+
+
+def expect_gap(attempt: Attempt | Staged, request: pytest.FixtureRequest) -> None:
+    """What is known not to be as it must be has to be taken out of the table when it is."""
+    if attempt.gap:
+        request.applymarker(pytest.mark.xfail(reason=attempt.gap, strict=True))
+
+
+def by_name(attempt: Attempt | Staged) -> str:
+    return attempt.name
+
+
+# the table, on one stage
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    with daemon_of(config="grace: 1s\n") as daemon:
+        made = Stage(daemon)
+        try:
+            made.set()
+            made.play()
+            yield made
+        finally:
+            made.close()
+
+
+@pytest.mark.parametrize("attempt", TABLE, ids=by_name)
+def test_what_is_tried_is_refused(
+    stage: Stage, attempt: Attempt, request: pytest.FixtureRequest
+) -> None:
+    for path, makes in stage.targets(attempt):
+        there = os.path.dirname(path) if makes else path
+        assert os.path.lexists(there), f"what it was tried on is not there: {there}"
+    said = stage.answer(attempt)
+    if attempt.kernel > KERNEL:
+        pytest.skip(f"said {said}: Linux {attempt.kernel} and later can refuse it")
+    expect_gap(attempt, request)
+    assert said == stage.expand(attempt.expect)
+    CHECKS[attempt.holds](stage)
+
+
+@pytest.mark.parametrize("attempt", STAGED, ids=by_name)
+def test_what_takes_more_hands_is_refused(
+    stage: Stage, attempt: Staged, request: pytest.FixtureRequest
+) -> None:
+    expect_gap(attempt, request)
+    assert attempt.play(stage) == stage.expand(attempt.expect)
+    CHECKS["unharmed"](stage)
+
+
+def test_what_is_attempted_is_all_that_is_required() -> None:
+    everything: list[Attempt | Staged] = [*TABLE, *STAGED, *FLOODS, *INHERITED, *FULL]
+    covered = {requirement for attempt in everything for requirement in attempt.covers}
+    assert covered == set(REQUIREMENTS)
+    points = {requirement.partition(".")[0] for requirement in REQUIREMENTS}
+    assert {str(number) for number in range(1, 25)} <= points
+
+
+def test_nothing_is_attempted_under_another_name() -> None:
+    tables: tuple[Sequence[Attempt | Staged], ...] = (TABLE, STAGED, FLOODS, INHERITED, FULL)
+    for attempts in tables:
+        names = [attempt.name for attempt in attempts]
+        assert len(set(names)) == len(names)
+
+
+# daemons of their own
+
+
+def line_of(attempt: Attempt, daemon: Daemon) -> str:
+    """The command of an attempt without a stage: ``@NAME`` is an agent's directory."""
+    words = []
+    for word in attempt.words:
+        head, _, rest = word.partition("/")
+        if head == "@agent":
+            word = f"{daemon.root}/agent/{rest}"
+        elif head.startswith("@"):
+            word = f"{daemon.agent_dir(head[1:])}/{rest}"
+        words.append(word)
+    return f"/hostile/hostile {shlex.quote(attempt.name)} {shlex.join(words)}"
+
+
+def attempting(daemon: Daemon, attempt: Attempt, before: str = "") -> Path:
+    """An agent that makes one attempt, and stays."""
+    script = daemon.base / "hostile" / f"{attempt.actor}.sh"
+    script.write_text(f"{before}\n{line_of(attempt, daemon)}\nexec sleep 1000\n")
+    return daemon.run(attempt.actor, f"sh /hostile/{attempt.actor}.sh",
+                      mount=f"{daemon.base}/hostile /hostile ro")
+
+
+def answer(agent: Path, attempt: Attempt) -> str:
+    """Waits for it."""
+    wait_until(lambda: heard(first(agent)).get(attempt.name), f"{attempt.name} is answered")
+    return heard(first(agent))[attempt.name] or ""
+
+
+def first(agent: Path) -> str:
+    """What was printed first: there may be very much of it."""
+    with open(agent / "out", "rb") as out:
+        return out.read(4096).decode(errors="replace").replace("x" * 100, "")
+
+
+class Careless(Daemon):
+    """Started from a terminal, with a keyring and an open file that it knows nothing of."""
+
+    def command(self, *more: str) -> list[str]:
+        return [str(self.base / "host"), "careless", *super().command(*more)]
+
+
+@pytest.fixture(scope="module")
+def careless() -> Iterator[Daemon]:
+    daemon = Careless()
+    compile_programs(daemon.base / "hostile")
+    daemon.start()
+    try:
+        yield daemon
+    finally:
+        daemon.close()
+
+
+@pytest.mark.parametrize("attempt", INHERITED, ids=by_name)
+def test_what_the_daemon_inherited_is_not_handed_on(
+    careless: Daemon, attempt: Attempt, request: pytest.FixtureRequest
+) -> None:
+    agent = careless.finish(attempt.actor, line_of(attempt, careless),
+                            mount=f"{careless.base}/hostile /hostile ro")
+    expect_gap(attempt, request)
+    assert answer(agent, attempt) == attempt.expect
+
+
+@contextmanager
+def heeded(daemon: Daemon) -> Iterator[None]:
+    """Starts it. Somebody reads what it says: it waits for who holds the other end."""
+    daemon.start()
+    end = os.dup(daemon._stderr)
+    reader = threading.Thread(target=lambda: _exhaust(end))
+    reader.start()
+    try:
+        yield
+    finally:
+        if daemon.process is not None:
+            daemon.stop()
+        reader.join()
+
+
+def _exhaust(end: int) -> None:
+    with open(end, "rb") as stream:
+        while stream.read(1 << 16):
+            pass
+
+
+def is_answered(daemon: Daemon, bystander: Path, number: int) -> None:
+    """Others are served while somebody floods."""
+    begun = time.monotonic()
+    assert read(bystander, "status") == "busy\n"
+    assert daemon.ctx("--help").returncode == 0
+    assert read(daemon.finish(f"passer-by-{number}", "echo hello"), "out") == "hello\n"
+    assert time.monotonic() - begun < PATIENCE
+
+
+def test_floods_end_at_limits_and_with_their_agents() -> None:
+    daemon = Daemon(config=LIMITS)
+    with closing(daemon), heeded(daemon):
+        bystander = daemon.run("bystander", "sleep 1000")
+        wait_status(bystander, "busy")
+        compile_programs(daemon.base / "hostile")
+        agents = []
+        for attempt in FLOODS:  # one after the other: those before go on
+            agents.append(attempting(daemon, attempt))
+            assert answer(agents[-1], attempt) == attempt.expect, attempt.name
+        for number in range(3):
+            is_answered(daemon, bystander, number)
+        nodes = [Cgroup(Path(read(agent, "cgroup").strip())) for agent in agents]
+        begun = time.monotonic()
+        for agent in agents:
+            assert read(agent, "status") == "busy\n"
+            write(agent / "ctl", "stop")
+        for agent in agents:
+            wait_dead(agent)
+            assert read(agent, "reason") == "operator_stop\n"
+        assert time.monotonic() - begun < 10
+        assert not any(cgroup.exists() for cgroup in nodes)
+        kept = sum(path.stat().st_size for path in daemon.state.rglob("out/*"))
+        assert kept < 2 << 20, "what was printed is limited too"
+        assert read(bystander, "status") == "busy\n"
+
+
+def test_a_full_disk_keeps_nobody_alive_and_no_history_broken() -> None:
+    daemon = Daemon(config="grace: 500ms\n")
+    daemon.state.mkdir()
+    linux.mount("none", daemon.state, "tmpfs", 0, "size=4m")
+    try:
+        with heeded(daemon):
+            compile_programs(daemon.base / "hostile")
+            wait = "while ! test -e /hostile/go; do sleep 0.02; done"
+            agents = [attempting(daemon, attempt, wait) for attempt in FULL]
+            for agent in agents:
+                wait_status(agent, "busy")
+            (daemon.base / "hostile" / "go").touch()
+            for agent, attempt in zip(agents, FULL, strict=True):
+                assert answer(agent, attempt) == attempt.expect
+            for agent in agents:
+                begun = time.monotonic()
+                write(agent / "ctl", "stop")
+                wait_dead(agent)
+                assert time.monotonic() - begun < 5
+            daemon.agent_dir("filler").rmdir()
+            wait_until(lambda: os.statvfs(daemon.state).f_bavail > 100, "there is room again")
+            history = daemon.agent_dir("writer") / "session" / "messages.jsonl"
+            lines = history.read_text().split("\n")
+            assert lines.pop() == ""
+            ids = [json.loads(line)["id"] for line in lines]
+            assert ids == [f"m{number}" for number in range(1, len(ids) + 1)]
+            assert daemon.stop() == 0
+    finally:
+        linux.unmount(daemon.state, linux.MNT_DETACH)
+        daemon.close()
