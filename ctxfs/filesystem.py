@@ -197,7 +197,8 @@ class Filesystem:
                 return agent.private
             # below a private name all is for those who know it, but for what is delegated
             return row.delegated if agent.private else not row.public
-        return node.table.plane in (Plane.SESSION, Plane.CHANNEL) and row.name == ""
+        planes = (Plane.HISTORY, Plane.SESSION, Plane.CHANNEL)
+        return node.table.plane in planes and row.name == ""
 
     def entry_timeout(self, node: RowNode) -> float:
         if node.row.within == "self" or self._gated(node):

@@ -23,7 +23,8 @@ from runtime.errors import MalformedError
 from runtime.model import Agent
 from runtime.names import parse_env_line, split_command
 
-HOME: Final = "/home/agent"
+#: below the agent's own /tmp, which every view has: a directory of the host cannot be made
+HOME: Final = "/tmp/home"
 _SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 _NATIVE: Final = Path(__file__).parent / "native"
 #: descriptors as the steps find them (monitor.c)
@@ -252,7 +253,7 @@ def plan(agents: Agents, agent: Agent, places: Places, *, hidden: dict[str, str]
     """
     parent = agents.parent_of(agent)
     nested = parent is not None and agent.owned
-    fresh = ["/tmp", HOME]
+    fresh = ["/tmp"]
     own = _own_mounts(agents, agent)
     # what the parent had below the directories that are fresh for everyone
     kept = list(_kept_mounts(agents, agent, fresh))
@@ -261,10 +262,8 @@ def plan(agents: Agents, agent: Agent, places: Places, *, hidden: dict[str, str]
         staged.insert(0, mounts.Mount("/", "/", "rw"))
     view: list[str] = ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
     view += ["--unshare-cgroup-try", "--as-pid-1", "--new-session"]
-    # a child inside its parent's cell has no other network than that one's
-    if not network_allowed(agents, agent) and (
-        parent is None or not nested or network_allowed(agents, parent)
-    ):
+    # not its parent's either, whose loopback it would share
+    if not network_allowed(agents, agent):
         view.append("--unshare-net")
 
     if nested:
@@ -274,7 +273,7 @@ def plan(agents: Agents, agent: Agent, places: Places, *, hidden: dict[str, str]
     else:
         view += list(_base_view(agents, agent, places))
     view += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
-    view += ["--dir", os.path.dirname(HOME), "--perms", "0700", "--tmpfs", HOME]
+    view += ["--perms", "0700", "--dir", HOME]
 
     def source_of(mount: mounts.Mount) -> str:
         return mount.source if nested else str(places.stage / str(staged.index(mount)))

@@ -29,7 +29,7 @@ from runtime.inotify import Watcher
 from runtime.lifecycle import Effect, Event, Status, move
 from runtime.limits import apply_limits, check_limits, in_use
 from runtime.model import Agent, Outcome
-from runtime.names import quote
+from runtime.names import escape, quote
 from runtime.record import Record, judge
 from runtime.recording import Recorder
 from runtime.sockets import Sockets
@@ -374,7 +374,7 @@ class Supervisor:
             try:
                 await self._starter.launch(agent, following)
             except (CtxError, OSError) as error:
-                failure = str(error)
+                failure = escape(str(error))
         elif following.record_path.exists():
             following.monitored = True
         following.launched.set()
@@ -433,7 +433,8 @@ class Supervisor:
         killed_for_memory = leaf.keys("memory.events").get("oom_kill", 0) > 0
         text = output.Output(self._agents.directory(agent) / "log").tail(4096)
         lines = text.decode(errors="replace").strip().splitlines()
-        return judge(record, oom=killed_for_memory, complaint=lines[-1] if lines else "")
+        complaint = escape(lines[-1]) if lines else ""
+        return judge(record, oom=killed_for_memory, complaint=complaint)
 
     def _is_over(self, agent: Agent, following: Following) -> bool:
         """Whether the end that was begun is complete, down to the last descendant."""

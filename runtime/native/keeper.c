@@ -37,6 +37,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
@@ -237,6 +241,54 @@ static bool scope_sockets(void)
 	return syscall(SYS_landlock_restrict_self, fd, 0) == 0 && close(fd) == 0;
 }
 
+/*
+ * What no namespace keeps apart: keyrings belong to the uid (keyrings(7)), and
+ * vsock(7) leads to whatever runs this machine. To the program it is as if the
+ * kernel had neither. Other architectures than these are left alone: their
+ * numbers are not known here.
+ */
+static bool filter_calls(void)
+{
+#define ALLOW BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
+#define REFUSE(number) BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (number))
+#define LOAD(field) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field))
+#define UNLESS(value, skip) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)(value), 0, skip)
+	static struct sock_filter filter[] = {
+#if defined(__x86_64__)
+		LOAD(arch),
+		UNLESS(AUDIT_ARCH_I386, 8),
+		LOAD(nr),
+		UNLESS(286, 1),		/* add_key */
+		REFUSE(ENOSYS),
+		UNLESS(287, 1),		/* request_key */
+		REFUSE(ENOSYS),
+		UNLESS(288, 1),		/* keyctl */
+		REFUSE(ENOSYS),
+		ALLOW,
+		LOAD(nr),
+		BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 0x40000000U, 0, 1),	/* x32 */
+		REFUSE(ENOSYS),
+#endif
+		LOAD(nr),
+		UNLESS(SYS_add_key, 1),
+		REFUSE(ENOSYS),
+		UNLESS(SYS_request_key, 1),
+		REFUSE(ENOSYS),
+		UNLESS(SYS_keyctl, 1),
+		REFUSE(ENOSYS),
+		UNLESS(SYS_socket, 3),
+		LOAD(args[0]),
+		UNLESS(AF_VSOCK, 1),
+		REFUSE(EAFNOSUPPORT),
+		ALLOW,
+	};
+	const struct sock_fprog program = {.len = sizeof filter / sizeof *filter, .filter = filter};
+
+	/* a fresh one: what the daemon was started with is none of the agent's */
+	syscall(SYS_keyctl, 1 /* KEYCTL_JOIN_SESSION_KEYRING */, NULL);
+	return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0 || errno == EINVAL;
+}
+
 static void become_program(const struct spec *spec, const sigset_t *mask)
 {
 	report("start");
@@ -249,6 +301,10 @@ static void become_program(const struct spec *spec, const sigset_t *mask)
 	}
 	if (!scope_sockets()) {
 		report("failed to restrict abstract sockets: %s", strerror(errno));
+		_exit(126);
+	}
+	if (!filter_calls()) {
+		report("failed to filter system calls: %s", strerror(errno));
 		_exit(126);
 	}
 	sigprocmask(SIG_SETMASK, mask, NULL);
@@ -404,7 +460,9 @@ int main(int argc, char **argv)
 		if (other >= 0)
 			close(other);
 		while (read(signals, &info, sizeof info) == sizeof info) {
-			if (info.ssi_signo != SIGTERM)
+			/* Senders outside of the namespace have no pid here: the
+			 * agent itself does not end its PID 1 (pid_namespaces(7)). */
+			if (info.ssi_signo != SIGTERM || info.ssi_pid != 0)
 				continue;
 			if (!ended && deadline < 0 && !end_now)
 				report("term");

@@ -125,7 +125,6 @@ def each(ways: str, target: str, expect: str) -> list[tuple[str, str]]:
     return [(f"{way} {target}", expect) for way in ways.split()]
 
 
-KEYS: Final = "a user's keyrings belong to the uid, also across user namespaces"
 #: landlock(7) scopes abstract sockets
 LANDLOCK_SCOPES: Final = (6, 12)
 LOOKS: Final = "stat lstat chdir inotify list readlink read"
@@ -148,8 +147,7 @@ TABLE: Final[tuple[Attempt, ...]] = (
           ("rmdir @sib", "ENOENT"),
           ("list @agent/alien-kid.d", "ENOENT")),
     *rows("13.private", "kid",
-          *each("stat chdir inotify list", "@home/agent/sib", "ENOENT"),
-          gap="the kernel keeps the name for everybody once somebody has looked it up"),
+          *each("stat chdir inotify list", "@home/agent/sib", "ENOENT")),
     *rows("13.private", "boss", ("hammer @sib 300", "seen=300")),
     *rows("result.foreign", "kid",
           ("open wronly,creat @kid/artifact/mine", "ok"),
@@ -262,17 +260,15 @@ TABLE: Final[tuple[Attempt, ...]] = (
     *rows("15.terminals", "kid",
           ("terminal", "tty=ENXIO stdin=ENOTTY stdout=ENOTTY"),
           ("cores", "limit=0 setrlimit=EPERM")),
-    *rows("15.keys", "kid", ("keys", "none"), gap=KEYS),
+    *rows("15.keys", "kid", ("keys", "none")),
     *rows("15.abstract network", "kid",
-          ("abstract hostile-host", "ECONNREFUSED"),
+          ("abstract @host.abstract", "ECONNREFUSED"),
           ("network 127.0.0.1 @host.port", "ECONNREFUSED"),
           ("network 192.0.2.1 80", "ENETUNREACH"),
           ("raw", "packet=EPERM raw=EPERM")),
-    *rows("15.abstract", "kid", ("abstract hostile-sib", "EPERM"), kernel=LANDLOCK_SCOPES),
-    *rows("15.abstract network", "kid", ("network 127.0.0.1 4242", "ECONNREFUSED"),
-          gap="a child without network shares its parent's loopback, and so its siblings'"),
-    *rows("network", "kid", ("vsock", "EAFNOSUPPORT"),
-          gap="vsock(7) knows no network namespaces: the machine's host can be talked to"),
+    *rows("15.abstract", "kid", ("abstract hostile-sib", "ECONNREFUSED")),
+    *rows("15.abstract network", "kid", ("network 127.0.0.1 4242", "ECONNREFUSED")),
+    *rows("network", "kid", ("vsock", "EAFNOSUPPORT")),
     *rows("11.services", "kid",
           *each("connect stat", "@base/service.sock", "ENOENT"),
           *each("connect", "/run/dbus/system_bus_socket", "ENOENT"),
@@ -290,7 +286,7 @@ TABLE: Final[tuple[Attempt, ...]] = (
           ("write @kid/cgroup x", "EACCES"),
           ("setns /proc/1/ns/mnt", "open=EACCES"),
           ("as-root setns /proc/1/ns/pid", "open=EACCES"),
-          ("as-root chroot /tmp", "chroot=ok open=EACCES"),
+          ("as-root chroot /var/tmp", "chroot=ok open=EACCES"),
           ("as-root umount /work/hidden", "EINVAL"),
           ("as-root umount /proc", "EINVAL"),
           ("as-root umount @ctx", "EINVAL"),
@@ -493,18 +489,17 @@ TABLE: Final[tuple[Attempt, ...]] = (
     *rows("15.abstract network", "netter",
           ("network 127.0.0.1 @host.port", "ok"),
           ("as-root raw", "packet=EPERM raw=EPERM")),
-    *rows("15.abstract", "netter", ("abstract hostile-host", "EPERM"), kernel=LANDLOCK_SCOPES),
+    *rows("15.abstract", "netter", ("abstract @host.abstract", "EPERM"), kernel=LANDLOCK_SCOPES),
     *rows("cell.left places", "sharer",
-          ("open wronly @cgroup/cgroup.procs", "EROFS"),
+          ("open wronly @cgroup/cgroup.procs", "EACCES"),
           ("mkdir @cgroup/mine", "EROFS"),
-          ("list @state", "EACCES"),
+          ("list @state", "ENOENT"),
           ("list @runtime/record", "ENOENT"),
           ("kill @daemon.pid 9", "ESRCH"),
           ("kill @boss.pid 9", "ESRCH"),
           ("open wronly /dev/fuse", "ENOENT"),
           ("read /etc/shadow", "EACCES"),
-          ("abstract hostile-host", "ECONNREFUSED"),
-          gap="iso=shared starts only where the host has a /home/agent"),
+          ("abstract @host.abstract", "ECONNREFUSED")),
     # a parent, with policy over every agent of its owner
     *rows("12.owners", "boss",
           *each("stat read", "@alien/env", "EACCES"),
@@ -524,7 +519,7 @@ TABLE: Final[tuple[Attempt, ...]] = (
           ("kill @human.pid 9", "ESRCH"),
           ("ptrace @human.pid", "attach=ESRCH seize=ESRCH"),
           ("environments humans-secret", "looked:0")),
-    *rows("15.keys", "alien", ("keys", "none"), gap=KEYS),
+    *rows("15.keys", "alien", ("keys", "none")),
     *rows("19.spaces", "alien",
           *((f"mknod {kind} @ctx/home/4242/data/{kind}", "EPERM")
             for kind in ("fifo", "socket", "char", "block")),
@@ -660,8 +655,7 @@ INHERITED: Final[tuple[Attempt, ...]] = (
     *rows("9.inherited", "heir-files", ("descriptors", "0,1,2,")),
     *rows("15.processes", "heir-secret", ("environments HOSTILE_SECRET", "looked:0")),
     *rows("15.terminals", "heir-terminal", ("terminal", "tty=ENXIO stdin=ENOTTY stdout=ENOTTY")),
-    *rows("15.keys", "heir-keys", ("keys", "none"),
-          gap="a session keyring is inherited by everything that is started with it"),
+    *rows("15.keys", "heir-keys", ("keys", "none")),
 )
 
 #: on a disk of two megabytes

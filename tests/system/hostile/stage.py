@@ -19,6 +19,8 @@ from tests.system.hostile.attempts import TABLE, Attempt
 
 HERE: Final = Path(__file__).parent
 OWNER: Final = 4242
+#: an abstract socket of the host; another run of these tests has one of its own
+ABSTRACT: Final = f"hostile-{os.getpid()}"
 #: who tries, and on whom it is tried
 ACTORS: Final = ("kid", "mid", "rogue", "parter", "alien", "netter", "sharer", "boss")
 VICTIMS: Final = ("boss", "sib", "kid", "other", "alien")
@@ -96,6 +98,7 @@ class Stage:
             "daemon.pid": daemon.pid,
             "human.pid": self.human.pid if self.human is not None else 0,
             "host.port": self.listener.getsockname()[1],
+            "host.abstract": ABSTRACT,
         }
         if token in fixed:
             return str(fixed[token])
@@ -139,7 +142,7 @@ class Stage:
         self.listener.bind(("127.0.0.1", 0))
         self.listener.listen()
         for service, address in zip(
-            self.services, (str(daemon.base / "service.sock"), "\0hostile-host"), strict=True
+            self.services, (str(daemon.base / "service.sock"), f"\0{ABSTRACT}"), strict=True
         ):
             service.bind(address)
             service.listen()

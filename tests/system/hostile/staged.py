@@ -464,7 +464,7 @@ def nothing_is_made_below_what_is_ending(stage: Stage) -> str:
     return f"mkdir={told(stage, 'dying', 'mkdir')} start={told(stage, 'dying', 'start')}"
 
 
-@staged("22.init", "ok", gap="SIGTERM from inside ends the cell")
+@staged("22.init", "ok")
 def pid_1_does_not_listen_to_its_agent(stage: Stage) -> str:
     lines = "trap '' TERM\n" + tries(stage, "mutineer", "kill 1 15") + "\nsleep 0.5; echo up"
     agent = stage.daemon.finish("mutineer", stage.script("mutineer", lines), mount=stage.mounts,
@@ -488,7 +488,7 @@ def _is_plain(text: str) -> bool:
     return all(char.isprintable() or char == "\n" for char in text)
 
 
-@staged("18.escapes", "plain plain", gap="reason, and the line of it in log, are told raw")
+@staged("18.escapes", "plain plain")
 def a_failed_start_is_told_without_control_characters(stage: Stage) -> str:
     """What a terminal would obey is in a path, and in what a parent's helper complains."""
     root = hostile_root(stage, "escapefs")
