@@ -100,7 +100,7 @@ def test_the_environment_is_what_the_contract_lists(shared_daemon: Daemon) -> No
         "CTX_HOME": f"{root}/home/0",
         "CTX_PATH": f"{root}/tool",
         "CTX_MODEL": "",
-        "HOME": "/home/agent",
+        "HOME": "/tmp/home",
         "PATH": f"/usr/local/bin:/usr/bin:/bin:{root}/bin",
         "USER": str(AGENT_UID),
         "LOGNAME": str(AGENT_UID),
