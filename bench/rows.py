@@ -126,7 +126,7 @@ def _bare(setting: Setting) -> Callable[[], int]:
             view += ["--ro-bind-try", entry, entry]
     view += ["--dir", "/run", "--dir", "/var", "--symlink", "../run", "/var/run"]
     view += ["--tmpfs", "/var/tmp", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
-    view += ["--dir", "/home", "--perms", "0700", "--tmpfs", "/home/agent"]
+    view += ["--perms", "0700", "--dir", "/tmp/home"]
     shared = f"{setting.base}/run/root"
     view += ["--bind", shared, shared]
     ids = str(FALLBACK_AGENT_ID)
@@ -212,7 +212,7 @@ def _child_sides(setting: Setting, stack: ExitStack) -> Sides:
     ids = str(FALLBACK_AGENT_ID)
     enter = ["nsenter", "-t", str(pid), "-U", "-m", "-u", "-i", "-n", "-p", "-S", ids, "-G", ids]
     view = ["--bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
-    view += ["--perms", "0700", "--tmpfs", "/home/agent"]
+    view += ["--perms", "0700", "--dir", "/tmp/home"]
     spawn = _bubblewrap(*enter, view=view)
     reference = Side(name="nsenter+bwrap", call=lambda: _finish(spawn()))
     return Side(name="child", call=run), [reference]
