@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* One line in /log/ran, or in /work/ran: NAME, then the lines of /proc/self/status. */
+/* One line in /log/ran, or in /desk/ran: NAME, then the lines of /proc/self/status. */
 static void note_rights(const char *name)
 {
 	static const char *const wanted[] = {"Uid:", "Gid:", "CapPrm:", "CapEff:", "NoNewPrivs:"};
@@ -32,7 +32,7 @@ static void note_rights(const char *name)
 	line[used++] = '\n';
 	fd = open("/log/ran", O_WRONLY | O_APPEND | O_CLOEXEC);
 	if (fd < 0)
-		fd = open("/work/ran", O_WRONLY | O_APPEND | O_CLOEXEC);
+		fd = open("/desk/ran", O_WRONLY | O_APPEND | O_CLOEXEC);
 	if (fd >= 0) {
 		(void)!write(fd, line, used);
 		close(fd);

@@ -137,7 +137,7 @@ class Stage:
         for path in (self.work, *self.work.rglob("*")):
             os.chown(path, 61000, 61000, follow_symlinks=False)
         self.mounts = (
-            f"{daemon.base}/hostile /hostile ro\n{self.work} /work rw\n- /work/hidden hide\n"
+            f"{daemon.base}/hostile /hostile ro\n{self.work} /desk rw\n- /desk/hidden hide\n"
         )
         self.listener.bind(("127.0.0.1", 0))
         self.listener.listen()
@@ -182,7 +182,7 @@ class Stage:
         child = (
             "cd $CTX_ROOT/agent; mkdir sib.d kid.d mid.d draft.d\n"
             "echo SECRET=sib-secret > sib.d/env\n"
-            "echo '/hostile/hostile victim victim /work/ready 4242 hostile-sib 4242' > sib.d/exec\n"
+            "echo '/hostile/hostile victim victim /desk/ready 4242 hostile-sib 4242' > sib.d/exec\n"
             "echo the task of sib > sib.d/handoff.md\n"
             f"echo {programs['kid']} > kid.d/exec\n"
             f"echo {programs['mid']} > mid.d/exec\n"

@@ -123,8 +123,8 @@ def what_an_environment_names_runs_as_the_agent(stage: Stage) -> str:
     for name in ("bwrap", "setpriv"):
         shutil.copy(stage.daemon.base / "hostile" / "hostile", stage.work / name)
     environment = (
-        "PATH=/work:/usr/bin:/bin\nLD_PRELOAD=/hostile/preload.so\nLD_AUDIT=/hostile/preload.so\n"
-        "LD_LIBRARY_PATH=/work\nENV=/work/ran\nBASH_ENV=/work/ran\nGCONV_PATH=/work"
+        "PATH=/desk:/usr/bin:/bin\nLD_PRELOAD=/hostile/preload.so\nLD_AUDIT=/hostile/preload.so\n"
+        "LD_LIBRARY_PATH=/desk\nENV=/desk/ran\nBASH_ENV=/desk/ran\nGCONV_PATH=/desk"
     )
     lines = (
         "cd $CTX_ROOT/agent; mkdir envied.d\n"
@@ -219,10 +219,10 @@ def a_source_changes_between_check_and_use(stage: Stage) -> str:
         (stage.work / name / "secret").write_text("nothing\n")
     (stage.work / "swap-link").symlink_to("hidden")
     os.chown(stage.work, 61000, 61000)
-    children = f"children 8 {shlex.quote(SECRETS[1])} %s 'mount=/work/swap /x ro' " \
+    children = f"children 8 {shlex.quote(SECRETS[1])} %s 'mount=/desk/swap /x ro' " \
                "'exec=cat /x/secret'"
     lines = "\n".join((
-        tries(stage, "swap", "swap /work/swap /work/swap-link"),
+        tries(stage, "swap", "swap /desk/swap /desk/swap-link"),
         tries(stage, "nested", children % "swapped"),
         tries(stage, "beside", (children % "parted") + " life=detached"),
     ))
@@ -276,7 +276,7 @@ def the_pid_of_a_gone_peer_is_given_to_another_agent(stage: Stage) -> str:
     """By the time the daemon looks, the number is of a process of the agent it talks to."""
     daemon = stage.daemon
     boss = node(daemon.agent_dir("boss")).child("run")
-    program = tries(stage, "orphan", "orphan @agent/boss.sock /work/orphan.go /work/orphan.ready "
+    program = tries(stage, "orphan", "orphan @agent/boss.sock /desk/orphan.go /desk/orphan.ready "
                                      f"{frame(op='resume')}")
     agent = daemon.run("orphan", program, mount=stage.mounts)
     ready = stage.work / "orphan.ready"
@@ -309,9 +309,9 @@ def _hand_over(stage: Stage, name: str, give: str, take: str) -> str:
     opener was made anew under the same name, again."""
     daemon = stage.daemon
     giver = f"{name}-giver"
-    lines = tries(stage, giver, f"give /work/{name} {give}") + "\nsleep 1000"
+    lines = tries(stage, giver, f"give /desk/{name} {give}") + "\nsleep 1000"
     taker = daemon.run(f"{name}-taker",
-                       tries(stage, f"{name}-taker", f"take /work/{name} /work/{name}.go {take}"),
+                       tries(stage, f"{name}-taker", f"take /desk/{name} /desk/{name}.go {take}"),
                        mount=stage.mounts)
     agent = daemon.run(giver, stage.script(giver, lines), mount=stage.mounts)
     wait_until((stage.work / f"{name}.go.used").exists, "it is used")
@@ -363,7 +363,7 @@ def a_program_finds_three_descriptors(stage: Stage) -> str:
 def below_its_own_cgroup_an_agent_is_itself(stage: Stage) -> str:
     """As if it could make one: root does, and moves it there."""
     lines = "\n".join((
-        "while ! test -e /work/nested.go; do sleep 0.02; done",
+        "while ! test -e /desk/nested.go; do sleep 0.02; done",
         tries(stage, "self", "readlink @ctx/self"), tries(stage, "other", "stat @sib"),
     ))
     agent = stage.daemon.run("nested", stage.script("nested", lines), mount=stage.mounts,
@@ -450,8 +450,8 @@ def an_exit_that_is_only_claimed_ends_what_claims_it(stage: Stage) -> str:
 def nothing_is_made_below_what_is_ending(stage: Stage) -> str:
     lines = "\n".join((
         "trap : TERM; cd $CTX_ROOT/agent; mkdir early.d; echo true > early.d/exec",
-        tries(stage, "mkdir", "dying /work/one.ready mkdir @agent/late.d") + " &",
-        tries(stage, "start", "dying /work/two.ready write @agent/early.d/ctl start") + " &",
+        tries(stage, "mkdir", "dying /desk/one.ready mkdir @agent/late.d") + " &",
+        tries(stage, "start", "dying /desk/two.ready write @agent/early.d/ctl start") + " &",
         "wait; wait",
     ))
     agent = stage.daemon.run("dying", stage.script("dying", lines), mount=stage.mounts)
@@ -496,7 +496,7 @@ def a_failed_start_is_told_without_control_characters(stage: Stage) -> str:
     stage.daemon.finish("screamer", tries(stage, "screamer", "child screamed exec=true"),
                         root=str(root), mount=f"{stage.mounts}/usr /host ro")
     assert told(stage, "screamer", "screamer").startswith("start_failed: ")
-    lone(stage, "painter", "child painted 'mount=/work/\u009b2J\u202ex /x ro' exec=true")
+    lone(stage, "painter", "child painted 'mount=/desk/\u009b2J\u202ex /x ro' exec=true")
     assert _is_plain(stage.daemon.log.read_text())
     said = []
     for name in ("screamed", "painted"):
@@ -520,9 +520,9 @@ def refusals_are_told_without_control_characters(stage: Stage) -> str:
 @staged("18.client", "ok")
 def the_client_imports_nothing_of_where_it_is_run(stage: Stage) -> str:
     """An agent leaves modules in a directory where its user runs the client."""
-    trap = "open('/work/imported', 'w')"
+    trap = "open('/desk/imported', 'w')"
     names = ("json", "os", "socket", "select", "argparse", "sitecustomize", "encodings")
-    lines = [f"echo {shlex.quote(trap.replace('/work', str(stage.work)))} > /work/{name}.py"
+    lines = [f"echo {shlex.quote(trap.replace('/desk', str(stage.work)))} > /desk/{name}.py"
              for name in names]
     stage.daemon.finish("planter", stage.script("planter", "\n".join(lines)), mount=stage.mounts)
     environment = {
@@ -544,7 +544,7 @@ def the_client_imports_nothing_of_where_it_is_run(stage: Stage) -> str:
 @staged("24.narrowed", "before=ok after=EACCES")
 def an_open_file_is_worth_what_the_policy_is_now(stage: Stage) -> str:
     name = "holder"
-    agent = stage.daemon.run(name, tries(stage, name, "hold @other/out /work/hold.go"),
+    agent = stage.daemon.run(name, tries(stage, name, "hold @other/out /desk/hold.go"),
                              mount=stage.mounts)
     return _narrowed(stage, agent, name)
 
@@ -559,8 +559,8 @@ def _narrowed(stage: Stage, agent: Path, name: str) -> str:
 
 @staged("24.narrowed policy.wider", "EACCES")
 def what_a_grandparent_loses_is_lost_below(stage: Stage) -> str:
-    low = tries(stage, "lower", "after /work/narrow.go mkdir @agent/never.d")
-    script = stage.script("lower", f"echo ready > /work/narrow.ready; {low}")
+    low = tries(stage, "lower", "after /desk/narrow.go mkdir @agent/never.d")
+    script = stage.script("lower", f"echo ready > /desk/narrow.ready; {low}")
     middle = stage.script("middle", "\n".join((
         "cd $CTX_ROOT/agent; mkdir lower.d; echo 'allow lower_t agent:* create' > lower.d/policy",
         f"echo {script} > lower.d/exec; echo start > lower.d/ctl; cat lower.d/wait",
