@@ -271,9 +271,11 @@ def _set_policy(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None
     rules = policy.parse(text, agent.label)
     fs.runtime.agents.authority.check_network(agent, rules)
     keys = {rule.key for rule in rules}
-    # whoever else writes the text anew keeps of root's lines what he leaves in
-    by_root = caller.agent is None and caller.uid == 0
-    kept = keys if by_root else keys & set(agent.policy_of_root)
+    # Whoever writes the text anew leaves what is there as it was: only the rules that
+    # root adds are root's, those of root that another leaves in stay root's.
+    kept = keys & set(agent.policy_of_root)
+    if caller.agent is None and caller.uid == 0:
+        kept |= keys - {rule.key for rule in policy.parse(agent.policy, agent.label)}
     if text and not text.endswith("\n"):
         text += "\n"
     fs.runtime.agents.update(agent, policy=text, policy_of_root=tuple(sorted(kept)))

@@ -856,3 +856,15 @@ def test_a_name_that_is_no_utf8_is_not_there(mounted: Mounted, directory: str) -
 def test_a_name_that_is_no_utf8_is_not_made(mounted: Mounted, directory: str) -> None:
     with refused("EINVAL"):
         complete(mounted.ops.mkdir, mounted.inode(directory), b"\xff.d", 0o755, CONTEXT)
+
+
+def test_a_line_that_root_adds_is_roots_and_no_other(mounted: Mounted) -> None:
+    """The others reach the agents of their own owner, whoever writes the text anew."""
+    agent = the_agent(mounted)
+    before = mounted.get(f"{D}/policy")
+    mounted.put(f"{D}/policy", before + "allow x_t agent:other read\n")
+    assert set(agent.policy_of_root) == {"allow agent:other read"}
+    mounted.put(f"{D}/policy", before + "allow x_t agent:other read\nallow x_t shared:s read\n")
+    assert set(agent.policy_of_root) == {"allow agent:other read", "allow shared:s read"}
+    mounted.put(f"{D}/policy", before)
+    assert set(agent.policy_of_root) == set()
