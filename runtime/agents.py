@@ -36,7 +36,7 @@ from runtime.errors import (
 )
 from runtime.history import History
 from runtime.lifecycle import Event, Status, move
-from runtime.model import Agent, Outcome, Profile, Session
+from runtime.model import SESSION_STATES, Agent, Outcome, Profile, Session
 from runtime.names import check_name, dump_json, parse_duration, parse_size, quote, timestamp
 from runtime.privilege import ROOT, Privilege
 from runtime.store import Pending, Store
@@ -881,7 +881,6 @@ class Agents:
 
     def record_end(self, change: Change, agent: Agent, outcome: Outcome, reason: str) -> None:
         """Adds to ``change`` what the end of an agent means for it and its session."""
-        state = {"interrupted": "cancelled"}.get(outcome.value, outcome.value)
         change.set(
             agent,
             status=Status.DEAD,
@@ -892,7 +891,7 @@ class Agents:
             run="",
             cgroup="",
         )
-        change.set_session(agent.session, state=state)
+        change.set_session(agent.session, state=SESSION_STATES[outcome])
         change.event(
             agent.session, "agent.status", agent.name, status="dead", outcome=outcome, reason=reason
         )
