@@ -17,6 +17,7 @@ from ctxfs.files import session as session_files
 from ctxfs.nodes import Call, Node
 from ctxfs.reasons import Reasons
 from ctxfs.rows import Kind, Plane, Row, RowNode, Table, inode_number, split_inode
+from runtime.agents import Watching
 from runtime.authority.identity import (
     CONTROLLERS,
     INSIDERS,
@@ -46,7 +47,7 @@ from runtime.sockets import DAEMON_BIND_NAME
 ROOT_INODE: Final = 1
 
 
-class Filesystem:
+class Filesystem(Watching):
     """What ``/ctx`` looks like. Knows the runtime; knows no FUSE requests."""
 
     def __init__(self, runtime: Runtime) -> None:

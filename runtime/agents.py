@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeVar
 
 import trio
 
@@ -36,14 +36,18 @@ from runtime.errors import (
 )
 from runtime.history import History
 from runtime.lifecycle import Event, Status, move
+from runtime.messages import Messages
 from runtime.model import SESSION_STATES, Agent, Outcome, Profile, Session
 from runtime.names import check_name, dump_json, parse_duration, parse_size, quote, timestamp
+from runtime.planes import Item, Items
 from runtime.privilege import ROOT, Privilege
 from runtime.store import Pending, Store
 from runtime.trash import Trash
 from runtime.waits import Waits
 
 log = logging.getLogger("ctxd.agents")
+
+_I = TypeVar("_I", bound=Item)
 
 _RETRY_SECONDS: Final = 1.0
 #: lines that are in their files, and in the outbox until these are synced
@@ -57,8 +61,8 @@ _OF_ONE_LIFE: Final = (
 )
 
 
-class Watching(Protocol):
-    """Somebody who wants to know of changes."""
+class Watching:
+    """Somebody who wants to know of changes, of some of them."""
 
     def agent_changed(self, index: int, names: Iterable[str]) -> None:
         """Fields or documents of an agent changed."""
@@ -69,11 +73,24 @@ class Watching(Protocol):
     def agent_listed(self, agent: Agent) -> None:
         """An agent appeared or went."""
 
+    def item_changed(self, item: Item, names: Iterable[str]) -> None:
+        """Fields of a plane's record changed."""
+
+    def item_listed(self, item: Item) -> None:
+        """A plane's record appeared or went."""
+
 
 class Change:
-    """What one transaction changes; collected first, applied all or not at all."""
+    """What one transaction changes; collected first, applied all or not at all.
 
-    def __init__(self) -> None:
+    A part of a larger change sees, by ``peek`` and ``items_of``, what that holds already.
+    """
+
+    def __init__(self, whole: Change | None = None) -> None:
+        self._whole = whole
+        self.items: dict[int, tuple[Item, dict[str, Any]]] = {}
+        self.made_items: list[Item] = []
+        self.dropped_items: list[Item] = []
         self.agents: list[tuple[Agent, dict[str, Any]]] = []
         self.sessions: dict[int, dict[str, Any]] = {}
         self.lines: list[tuple[int, str, dict[str, Any]]] = []
@@ -89,11 +106,50 @@ class Change:
     def set(self, agent: Agent, **values: Any) -> None:
         self.agents.append((agent, values))
 
+    def put(self, item: Item, **values: Any) -> None:
+        """Changes a plane's record, one that is made in this change too."""
+        self.items.setdefault(id(item), (item, {}))[1].update(values)
+
+    def make(self, item: Item) -> None:
+        self.made_items.append(item)
+
+    def drop(self, item: Item) -> None:
+        self.dropped_items.append(item)
+
+    def peek(self, item: Item, name: str) -> Any:
+        """A field as it will be when all of this is applied."""
+        change: Change | None = self
+        while change is not None:
+            found = change.items.get(id(item))
+            if found is not None and name in found[1]:
+                return found[1][name]
+            change = change._whole
+        return getattr(item, name)
+
+    def peek_agent(self, agent: Agent, name: str) -> Any:
+        """The same for an agent."""
+        change: Change | None = self
+        while change is not None:
+            for changed, values in reversed(change.agents):
+                if changed is agent and name in values:
+                    return values[name]
+            change = change._whole
+        return getattr(agent, name)
+
+    def newly_made(self, agent: int, cls: type[_I]) -> list[_I]:
+        """The records of one kind and agent that are made in this change."""
+        above = self._whole.newly_made(agent, cls) if self._whole is not None else []
+        return above + [i for i in self.made_items if isinstance(i, cls) and i.agent == agent]
+
     def set_session(self, index: int, **values: Any) -> None:
         self.sessions.setdefault(index, {}).update(values)
 
     def add(self, other: Change) -> None:
         """All that another one changes, after what is here."""
+        for item, values in other.items.values():
+            self.put(item, **values)
+        self.made_items += other.made_items
+        self.dropped_items += other.dropped_items
         self.agents += other.agents
         for index, values in other.sessions.items():
             self.set_session(index, **values)
@@ -148,6 +204,10 @@ class Agents:
         self._by_name = {agent.name: agent for agent in self._agents.values()}
         self._children: dict[int, list[int]] = {}
         self._sessions: dict[int, Session] = {}
+        self.items = Items()
+        self.messages = Messages(self)
+        for item in store.load_items():
+            self.items.add(item)
         for agent in self._agents.values():
             if agent.parent is not None:
                 self._children.setdefault(agent.parent, []).append(agent.index)
@@ -329,6 +389,9 @@ class Agents:
             for agent, values in change.agents:
                 for name, value in values.items():
                     setattr(agent, name, value)
+            for item, values in change.items.values():
+                for name, value in values.items():
+                    setattr(item, name, value)
             self.authority.forget()
             urgent()
             for agent, values in change.agents:
@@ -386,9 +449,12 @@ class Agents:
                     self._retire_channel(index, name)
                 for agent, values in merged.values():
                     self._store.put_agent(agent.index, {**agent.dump(), **values})
+                    if values.get("removed"):
+                        self._store.delete_items(agent.index)
                 for agent in change.made:
                     self._make(agent)
                     change.event(agent.session, "agent.create", agent.name, parent=agent.lineage)
+                self._store_items(change, now)
                 for index in (*change.sessions, *(line[0] for line in change.lines)):
                     if index not in sessions:
                         sessions[index] = self._load_session(index)
@@ -411,12 +477,14 @@ class Agents:
                 setattr(agent, name, value)
             if not POLICY_FIELDS.isdisjoint(values):
                 self.authority.forget()
+        self._apply_items(change, now)
         crashpoints.reach("write.committed")
         urgent()
         self._undelivered += posted
         self.deliver()
         for agent, values in merged.values():
             self._tell_agent(agent.index, values)
+        self._tell_items(change)
         told: dict[int, set[str]] = {index: {"updated"} for index in sessions}
         for index, values in change.sessions.items():
             told[index].update(values)
@@ -426,6 +494,37 @@ class Agents:
             told.setdefault(index, set()).add(name)
         for index, names in told.items():
             self._tell_session(index, names)
+
+    def _store_items(self, change: Change, now: float) -> None:
+        """Inside the transaction. A record that is made gets its number here."""
+        for item in change.made_items:
+            for name, value in change.items.get(id(item), (item, {}))[1].items():
+                setattr(item, name, value)
+            item.created = item.created or now
+            item.updated = now
+            item.index = self._store.insert_item(item)
+        for item, values in change.items.values():
+            if item not in change.made_items:
+                self._store.put_item(item.index, {**item.dump(), "updated": now, **values})
+        for item in change.dropped_items:
+            self._store.delete_item(item.index)
+
+    def _apply_items(self, change: Change, now: float) -> None:
+        for item in change.made_items:
+            self.items.add(item)
+        for item, values in change.items.values():
+            item.updated = now
+            for name, value in values.items():
+                setattr(item, name, value)
+        for item in change.dropped_items:
+            self.items.drop(item)
+
+    def _tell_items(self, change: Change) -> None:
+        for watching in self.watching:
+            for item in (*change.made_items, *change.dropped_items):
+                watching.item_listed(item)
+            for item, values in change.items.values():
+                watching.item_changed(item, (*values, "updated"))
 
     def _load_session(self, index: int) -> Session:
         session = self.session(index)
@@ -836,6 +935,7 @@ class Agents:
         self.authority.forget()
         del self._agents[agent.index]
         del self._by_name[agent.name]
+        self.items.drop_all(agent.index)
         self._children.pop(agent.index, None)
         if agent.parent is not None and agent.parent in self._children:
             self._children[agent.parent].remove(agent.index)

@@ -22,6 +22,11 @@ class Config:
 
     depth: int = 8
     children: int = 1024
+    messages: int = 1024
+    tasks: int = 1024
+    work_items: int = 1024
+    waits: int = 1024
+    fork_limit: int = 64 << 10
     agents: int = 20_000
     control_max: int = 64 << 10
     frame_max: int = 1 << 20
@@ -99,6 +104,11 @@ def _policy(value: Any) -> tuple[str, ...]:
 _PARSERS: Final = {
     "depth": _count,
     "children": _count,
+    "messages": _count,
+    "tasks": _count,
+    "work_items": _count,
+    "waits": _count,
+    "fork_limit": _size,
     "agents": _count,
     "control_max": _size,
     "frame_max": _size,

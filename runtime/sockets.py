@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import trio
 
-from runtime.agents import Agents
+from runtime.agents import Agents, Watching
 from runtime.authority import policy
 from runtime.authority.identity import CONTROLLERS, INSIDERS, OPERATORS, PARTIES, Caller, Role
 from runtime.binder import Binder
@@ -137,7 +137,7 @@ class Operation:
     stays: bool = False
 
 
-class Sockets:
+class Sockets(Watching):
     """All sockets of the daemon."""
 
     def __init__(
@@ -166,11 +166,6 @@ class Sockets:
 
     # Watching
 
-    def agent_changed(self, index: int, names: Iterable[str]) -> None:
-        pass
-
-    def agent_listed(self, agent: Agent) -> None:
-        pass
 
     def session_changed(self, index: int, names: Iterable[str]) -> None:
         waiting = self._appended.pop(index, None)

@@ -17,8 +17,9 @@ from typing import Any, Final, NamedTuple
 
 from runtime.errors import NoSpaceError, StartupError
 from runtime.model import Agent, Session
+from runtime.planes import KINDS, Item
 
-_SCHEMA_VERSION: Final = 1
+_SCHEMA_VERSION: Final = 2
 _RESERVE: Final = 512 << 10
 _DISK_ERRORS: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 _SCHEMA: Final = """
@@ -43,6 +44,16 @@ CREATE TABLE sessions (
 );
 CREATE TABLE names (name TEXT PRIMARY KEY, owner INTEGER NOT NULL, runs INTEGER NOT NULL);
 CREATE TABLE outbox (seq INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT NOT NULL, line TEXT NOT NULL);
+"""
+#: since version 2
+_ITEMS: Final = """
+CREATE TABLE items (
+    idx INTEGER PRIMARY KEY AUTOINCREMENT,
+    agent INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    data TEXT NOT NULL
+);
+CREATE INDEX items_agent ON items (agent);
 """
 
 
@@ -74,7 +85,10 @@ class Store:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version == 0:
             version = f"PRAGMA user_version={_SCHEMA_VERSION};"
-            self._db.executescript(f"BEGIN; {_SCHEMA} {version} COMMIT;")
+            self._db.executescript(f"BEGIN; {_SCHEMA} {_ITEMS} {version} COMMIT;")
+        elif version == 1:
+            version = f"PRAGMA user_version={_SCHEMA_VERSION};"
+            self._db.executescript(f"BEGIN; {_ITEMS} {version} COMMIT;")
         elif version != _SCHEMA_VERSION:
             self._db.close()
             raise StartupError(
@@ -205,6 +219,31 @@ class Store:
             (session, f"{channel}~*"),
         ).fetchone()
         return int(count)
+
+    # items of the planes
+
+    def insert_item(self, item: Item) -> int:
+        cursor = self._db.execute(
+            "INSERT INTO items (agent, kind, data) VALUES (?,?,?)",
+            (item.agent, item.kind, _dump(item.dump())),
+        )
+        assert cursor.lastrowid is not None
+        return cursor.lastrowid
+
+    def put_item(self, index: int, values: dict[str, Any]) -> None:
+        self._db.execute("UPDATE items SET data=? WHERE idx=?", (_dump(values), index))
+
+    def delete_item(self, index: int) -> None:
+        self._db.execute("DELETE FROM items WHERE idx=?", (index,))
+
+    def delete_items(self, agent: int) -> None:
+        """All those of one agent."""
+        self._db.execute("DELETE FROM items WHERE agent=?", (agent,))
+
+    def load_items(self) -> list[Item]:
+        """Those of agents that have not been removed, oldest first."""
+        rows = self._db.execute("SELECT idx, kind, data FROM items ORDER BY idx")
+        return [KINDS[kind].load(index, json.loads(data)) for index, kind, data in rows]
 
     # names
 

@@ -18,7 +18,7 @@ from typing import Final
 import trio
 
 from runtime import cell, cgroups, crashpoints, linux, output
-from runtime.agents import Agents, Change
+from runtime.agents import Agents, Change, Watching
 from runtime.authority import mounts, policy
 from runtime.cell import Places
 from runtime.cgroups import Cgroup, Hierarchy
@@ -42,7 +42,7 @@ _SHUTDOWN_SECONDS: Final = 30.0
 _RETRY_SECONDS: Final = 1.0
 
 
-class Supervisor:
+class Supervisor(Watching):
     """Starts, follows, ends and adopts agents."""
 
     def __init__(
@@ -81,12 +81,6 @@ class Supervisor:
         following = self._followed.get(index)
         if following is not None and "limits" in names:
             following.changes.notify()  # the timeout may be another
-
-    def session_changed(self, index: int, names: Iterable[str]) -> None:
-        pass
-
-    def agent_listed(self, agent: Agent) -> None:
-        pass
 
     # verbs
 

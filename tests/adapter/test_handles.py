@@ -13,6 +13,7 @@ from typing import Any
 import pyfuse3
 import pytest
 
+from runtime.agents import Watching
 from runtime.authority.identity import Caller
 from runtime.lifecycle import Status
 from runtime.model import Agent
@@ -48,7 +49,7 @@ def the_agent(mounted: Mounted, name: str = "x") -> Agent:
     return agent
 
 
-class Commits:
+class Commits(Watching):
     """Counts what is changed."""
 
     def __init__(self) -> None:
@@ -56,12 +57,6 @@ class Commits:
 
     def agent_changed(self, index: int, names: Any) -> None:
         self.names += names
-
-    def session_changed(self, index: int, names: Any) -> None:
-        pass
-
-    def agent_listed(self, agent: Agent) -> None:
-        pass
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from runtime.agents import Agents
+from runtime.agents import Agents, Watching
 from runtime.authority.identity import Caller
 from runtime.cgroups import Hierarchy
 from runtime.config import Config
@@ -40,7 +40,7 @@ class FakeHierarchy:
         return self.below
 
 
-class Recorder:
+class Recorder(Watching):
     """Remembers what it is told."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runtime.agents import Change
+from runtime.agents import Change, Watching
 from runtime.errors import (
     DeniedError,
     MalformedError,
@@ -566,7 +566,7 @@ def test_changes_are_told_after_they_are_in_the_history(world: World) -> None:
     agent = world.agents.create(operator(1), "x")
     seen: list[tuple[str, int]] = []
 
-    class Watching:
+    class Checking(Watching):
         def agent_changed(self, index: int, names: Any) -> None:
             seen.append((agent.model, len(world.lines(agent))))
 
@@ -576,7 +576,7 @@ def test_changes_are_told_after_they_are_in_the_history(world: World) -> None:
         def agent_listed(self, agent: Agent) -> None:
             raise AssertionError("nothing appeared")
 
-    world.agents.watching.append(Watching())
+    world.agents.watching.append(Checking())
     change = Change()
     change.set(agent, model="m")
     change.event(agent.session, "agent.status", "x")

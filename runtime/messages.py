@@ -1,0 +1,210 @@
+"""Messages to an agent: the queue, and what becomes of each (ABI section 6)."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import TYPE_CHECKING, Final
+
+from runtime.errors import MalformedError, QuotaError, TakenError, TooLongError, WrongStateError
+from runtime.lifecycle import Status
+from runtime.model import Agent
+from runtime.names import dump_json, quote, timestamp
+from runtime.planes import (
+    MESSAGE_MOVES,
+    PRIORITIES,
+    Message,
+    MessageEvent,
+    MessageStatus,
+    check_priority,
+)
+
+if TYPE_CHECKING:
+    from runtime.agents import Agents, Change
+
+#: ended messages that are remembered for a repeated id
+_REMEMBERED: Final = 1024
+_ID: Final = re.compile(r"[!-~]{1,128}")
+_ENDS: Final = {
+    MessageStatus.PROCESSED: MessageEvent.PROCESS,
+    MessageStatus.FAILED: MessageEvent.FAIL,
+    MessageStatus.ABORTED: MessageEvent.ABORT,
+    MessageStatus.DROPPED: MessageEvent.DROP,
+}
+
+
+def check_id(text: str) -> str:
+    """A message's id as its sender gives it; ``MalformedError``."""
+    if not _ID.fullmatch(text):
+        raise MalformedError(f"{quote(text)} is no id: 1 to 128 printable ASCII characters")
+    return text
+
+
+class Messages:
+    """The queues of all agents. Everything is added to a change that the caller commits."""
+
+    def __init__(self, agents: Agents) -> None:
+        self._agents = agents
+
+    # looking
+
+    def pending(self, agent: Agent) -> list[Message]:
+        """Those that wait, in the order in which they will be delivered."""
+        found = [m for m in self._of(agent) if m.status is MessageStatus.QUEUED]
+        return sorted(found, key=lambda m: PRIORITIES.index(m.priority))
+
+    def current(self, agent: Agent) -> Message | None:
+        """The one that is being worked on."""
+        return next((m for m in self._of(agent) if m.status is MessageStatus.RUNNING), None)
+
+    def find(self, agent: Agent, name: str) -> Message | None:
+        """A message of the agent's current session."""
+        return self._agents.items.named(agent.index, Message, f"{agent.session}/{name}")
+
+    def _of(self, agent: Agent) -> list[Message]:
+        return self._agents.items.of(agent.index, Message)
+
+    def render(self, agent: Agent) -> str:
+        """The lines of ``queue``."""
+        return "".join(
+            dump_json(
+                {
+                    "id": m.name,
+                    "ts": timestamp(m.created),
+                    "from": m.sender,
+                    "provenance": m.provenance,
+                    "priority": m.priority,
+                    "text": m.text,
+                }
+            )
+            + "\n"
+            for m in self.pending(agent)
+        )
+
+    # changing
+
+    def check_accepts(self, agent: Agent) -> None:
+        """``WrongStateError`` for an agent that takes no messages, by mode or by status."""
+        if agent.mode == "once":
+            raise WrongStateError(
+                f"{quote(agent.name)} is a once agent: it takes no messages; "
+                "write handoff.md before its start, or make a turn or resident agent"
+            )
+        if agent.status in (Status.STOPPING, Status.DEAD):
+            raise WrongStateError(
+                f"{quote(agent.name)} is {agent.status}: it takes no messages any more"
+            )
+
+    def queue(
+        self,
+        change: Change,
+        agent: Agent,
+        *,
+        text: str,
+        sender: str,
+        provenance: str,
+        priority: str = "normal",
+        name: str = "",
+        asked: str = "",
+    ) -> Message:
+        """One more message.
+
+        ``TooLongError``, ``QuotaError``, ``TakenError`` or ``WrongStateError``.
+        """
+        check_priority(priority)
+        self.check_accepts(agent)
+        config = self._agents.config
+        if len(text.encode()) > config.frame_max:
+            raise TooLongError(f"a message is at most {config.frame_max} bytes")
+        waiting = len(self.pending(agent)) + len(change.newly_made(agent.index, Message))
+        if waiting >= config.messages:
+            raise QuotaError(
+                f"{config.messages} messages wait for {quote(agent.name)}, the configured maximum"
+            )
+        if name and self.find(agent, check_id(name)) is not None:
+            raise TakenError(f"{quote(name)} is the id of another message of this session")
+        return self._add(change, agent, text, sender, provenance, priority, name, asked)
+
+    def notify(
+        self, change: Change, agent: Agent, *, text: str, provenance: str, sender: str = "runtime"
+    ) -> None:
+        """A notice of the runtime's own; once agents, and those that are ending, get none.
+
+        Each is owed to a task, a wait or a child, and bounded by the number of those.
+        """
+        if agent.mode != "once" and agent.accepts_children:
+            self._add(change, agent, text, sender, provenance, "normal", "", "")
+
+    def _add(
+        self,
+        change: Change,
+        agent: Agent,
+        text: str,
+        sender: str,
+        provenance: str,
+        priority: str,
+        name: str,
+        asked: str,
+    ) -> Message:
+        message = Message(
+            agent=agent.index,
+            session=agent.session,
+            name=name or secrets.token_hex(8),
+            sender=sender,
+            provenance=provenance,
+            priority=priority,
+            text=text,
+            asked=asked,
+        )
+        change.make(message)
+        change.event(
+            agent.session,
+            "message.queued",
+            agent.name,
+            message=message.name,
+            **{"from": sender},
+            provenance=provenance,
+            priority=priority,
+        )
+        return message
+
+    def deliver(self, change: Change, agent: Agent, message: Message, run: str) -> None:
+        """It is being worked on, in ``run``."""
+        change.put(
+            message, status=MESSAGE_MOVES.move(message.status, MessageEvent.DELIVER), run=run
+        )
+
+    def end(
+        self,
+        change: Change,
+        agent: Agent,
+        message: Message,
+        status: MessageStatus,
+        *,
+        reply: str = "",
+        reason: str = "",
+    ) -> None:
+        """What became of it; only one with an id of its sender's is remembered."""
+        to = MESSAGE_MOVES.move(change.peek(message, "status"), _ENDS[status])
+        fields = {"reason": reason} if reason else {}
+        change.event(
+            message.session,
+            "message.end",
+            agent.name,
+            message=message.name,
+            outcome=to.value,
+            **({"run": message.run} if message.run else {}),
+            **fields,
+        )
+        change.put(message, status=to, reply=reply, reason=reason, text="")
+        if not message.asked:
+            change.drop(message)
+            return
+        ended = [m for m in self._of(agent) if m.status in MESSAGE_MOVES.terminal]
+        for old in ended[: max(0, len(ended) + 1 - _REMEMBERED)]:
+            change.drop(old)
+
+    def drop_pending(self, change: Change, agent: Agent, reason: str) -> None:
+        """The agent has ended: nobody will read them."""
+        for message in self.pending(agent):
+            self.end(change, agent, message, MessageStatus.DROPPED, reason=reason)

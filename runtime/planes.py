@@ -1,0 +1,363 @@
+"""The records of the planes below an agent: messages, tasks, work items and waits.
+
+Each is one row of the store and belongs to one incarnation. What each may
+become is a table, as for agents (``runtime.lifecycle``): pure, and whatever is
+not in it is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar
+
+from runtime.errors import MalformedError, WrongStateError
+from runtime.names import quote
+
+S = TypeVar("S", bound=StrEnum)
+E = TypeVar("E", bound=StrEnum)
+
+
+class Moves(Generic[S, E]):
+    """The moves of one kind of record: (status, event) -> status."""
+
+    def __init__(self, what: str, table: dict[tuple[S, E], S]) -> None:
+        self.what = what
+        self.table = table
+        self.terminal = frozenset(
+            s for s in type(next(iter(table))[0]) if not any(s is at for at, _ in table)
+        )
+
+    def move(self, status: S, event: E) -> S:
+        """The next status; ``WrongStateError`` naming what would have been accepted."""
+        found = self.table.get((status, event))
+        if found is None:
+            accepted = sorted({str(e) for s, e in self.table if s is status})
+            what = ", ".join(accepted) if accepted else "nothing"
+            raise WrongStateError(
+                f"{event} does not fit: the {self.what} is {status}, which takes {what}"
+            )
+        return found
+
+
+class MessageStatus(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    PROCESSED = "processed"
+    FAILED = "failed"
+    ABORTED = "aborted"
+    DROPPED = "dropped"
+
+
+class MessageEvent(StrEnum):
+    DELIVER = "deliver"
+    PROCESS = "process"
+    FAIL = "fail"
+    ABORT = "abort"
+    DROP = "drop"
+
+
+_M = MessageStatus
+MESSAGE_MOVES: Final = Moves(
+    "message",
+    {
+        (_M.QUEUED, MessageEvent.DELIVER): _M.RUNNING,
+        (_M.QUEUED, MessageEvent.DROP): _M.DROPPED,
+        (_M.RUNNING, MessageEvent.PROCESS): _M.PROCESSED,
+        (_M.RUNNING, MessageEvent.FAIL): _M.FAILED,
+        (_M.RUNNING, MessageEvent.ABORT): _M.ABORTED,
+    },
+)
+
+
+class TaskStatus(StrEnum):
+    #: shown as queued: it waits to be configured and started
+    MADE = "made"
+    QUEUED = "queued"
+    RUNNING = "running"
+    CANCELLING = "cancelling"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def shown(self) -> str:
+        return "queued" if self is TaskStatus.MADE else self.value
+
+
+class TaskEvent(StrEnum):
+    START = "start"
+    STOP = "stop"
+    KILL = "kill"
+    RUN = "run"
+    COMPLETE = "complete"
+    FAIL = "fail"
+    CANCEL = "cancel"
+    INTERRUPT = "interrupt"
+
+
+_T, _TE = TaskStatus, TaskEvent
+_TASK_ENDS: Final = {_TE.CANCEL: _T.CANCELLED, _TE.INTERRUPT: _T.INTERRUPTED}
+_TASK_RESULTS: Final = {_TE.COMPLETE: _T.COMPLETED, _TE.FAIL: _T.FAILED}
+TASK_MOVES: Final = Moves(
+    "task",
+    {
+        (_T.MADE, _TE.START): _T.QUEUED,
+        (_T.MADE, _TE.STOP): _T.CANCELLED,
+        (_T.MADE, _TE.KILL): _T.CANCELLED,
+        (_T.MADE, _TE.CANCEL): _T.CANCELLED,
+        (_T.QUEUED, _TE.RUN): _T.RUNNING,
+        (_T.QUEUED, _TE.STOP): _T.CANCELLING,
+        (_T.QUEUED, _TE.KILL): _T.CANCELLING,
+        (_T.RUNNING, _TE.STOP): _T.CANCELLING,
+        (_T.RUNNING, _TE.KILL): _T.CANCELLING,
+        (_T.CANCELLING, _TE.KILL): _T.CANCELLING,
+        **{
+            (status, event): to
+            for status in (_T.QUEUED, _T.RUNNING)
+            for event, to in (*_TASK_ENDS.items(), *_TASK_RESULTS.items())
+        },
+        **{(_T.CANCELLING, event): to for event, to in _TASK_ENDS.items()},
+    },
+)
+
+
+class WorkStatus(StrEnum):
+    OPEN = "open"
+    ACTIVE = "active"
+    BLOCKED = "blocked"
+    DONE = "done"
+    CANCELLED = "cancelled"
+
+
+class WorkEvent(StrEnum):
+    #: it becomes, and stops being, what the agent works on now
+    FOCUS = "focus"
+    UNFOCUS = "unfocus"
+    BLOCK = "block"
+    UNBLOCK = "unblock"
+    FINISH = "finish"
+    CANCEL = "cancel"
+
+
+_W, _WE = WorkStatus, WorkEvent
+WORK_MOVES: Final = Moves(
+    "work item",
+    {
+        (_W.OPEN, _WE.FOCUS): _W.ACTIVE,
+        (_W.BLOCKED, _WE.FOCUS): _W.ACTIVE,
+        (_W.ACTIVE, _WE.UNFOCUS): _W.OPEN,
+        (_W.OPEN, _WE.BLOCK): _W.BLOCKED,
+        (_W.ACTIVE, _WE.BLOCK): _W.BLOCKED,
+        (_W.BLOCKED, _WE.UNBLOCK): _W.OPEN,
+        **{(status, _WE.FINISH): _W.DONE for status in (_W.OPEN, _W.ACTIVE, _W.BLOCKED)},
+        **{(status, _WE.CANCEL): _W.CANCELLED for status in (_W.OPEN, _W.ACTIVE, _W.BLOCKED)},
+    },
+)
+
+
+class WaitStatus(StrEnum):
+    NEW = "new"
+    ARMED = "armed"
+    FIRED = "fired"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+class WaitEvent(StrEnum):
+    ARM = "arm"
+    FIRE = "fire"
+    CANCEL = "cancel"
+    EXPIRE = "expire"
+
+
+_A, _AE = WaitStatus, WaitEvent
+WAIT_MOVES: Final = Moves(
+    "wait",
+    {
+        (_A.NEW, _AE.ARM): _A.ARMED,
+        (_A.NEW, _AE.CANCEL): _A.CANCELLED,
+        (_A.ARMED, _AE.FIRE): _A.FIRED,
+        (_A.ARMED, _AE.CANCEL): _A.CANCELLED,
+        (_A.ARMED, _AE.EXPIRE): _A.EXPIRED,
+    },
+)
+
+PRIORITIES: Final = ("interject", "next", "normal", "background")
+PROVENANCES: Final = (
+    *("delegation", "supervisor", "operator", "agent", "bootstrap"),
+    *("task_result", "wait"),
+)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Item:
+    """One record of a plane. ``agent`` is the index of its incarnation, times are epoch seconds."""
+
+    kind: ClassVar[str] = ""
+    statuses: ClassVar[type[StrEnum]] = StrEnum
+
+    #: of its row in the store, 0 before it has one
+    index: int = 0
+    agent: int
+    name: str
+    created: float = 0.0
+    updated: float = 0.0
+
+    @property
+    def key(self) -> str:
+        """What it is found by among those of its kind and agent."""
+        return self.name
+
+    def dump(self) -> dict[str, Any]:
+        """All but the index."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "index"}
+
+    @classmethod
+    def load(cls, index: int, values: dict[str, Any]) -> Self:
+        known = {f.name for f in fields(cls)}
+        kept = {key: value for key, value in values.items() if key in known}
+        kept["status"] = cls.statuses(kept["status"])
+        if "blocked_by" in kept:
+            kept["blocked_by"] = tuple(kept["blocked_by"])
+        return cls(index=index, **kept)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Message(Item):
+    """One message to an agent; ``name`` is its id, unique in its session.
+
+    ``asked`` is whose frames are kept for a repeated id, empty for messages without one.
+    """
+
+    kind: ClassVar[str] = "message"
+    statuses: ClassVar[type[StrEnum]] = MessageStatus
+
+    status: MessageStatus = MessageStatus.QUEUED
+    session: int
+    sender: str
+    provenance: str
+    priority: str = "normal"
+    text: str = ""
+    run: str = ""
+    reply: str = ""
+    reason: str = ""
+    asked: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"{self.session}/{self.name}"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Task(Item):
+    """A managed execution: a command of the agent's, or the handle of a supervised child."""
+
+    kind: ClassVar[str] = "task"
+    statuses: ClassVar[type[StrEnum]] = TaskStatus
+
+    status: TaskStatus = TaskStatus.MADE
+    task_kind: str = "command_task"
+    title: str = ""
+    cmd: str = ""
+    cwd: str = ""
+    env: str = ""
+    accepts_input: bool = False
+    work: str = ""
+    exit: str = ""
+    pid: int = 0
+    #: of the machine's boot in which it was started (proc(5))
+    boot: str = ""
+    started: float = 0.0
+    ended: float = 0.0
+    #: a stop was asked for by KILL
+    given_up: bool = False
+    wait_token: str = ""
+    #: index of the child that a child_agent_task supervises
+    child: int = 0
+    #: why its worktree was kept, and where
+    worktree: str = ""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Work(Item):
+    """A work item; what it is about are documents beside the store."""
+
+    kind: ClassVar[str] = "work"
+    statuses: ClassVar[type[StrEnum]] = WorkStatus
+
+    status: WorkStatus = WorkStatus.OPEN
+    objective: str = ""
+    plan: str = ""
+    acceptance: str = ""
+    #: ids of other items
+    blocked_by: tuple[str, ...] = ()
+    parent: str = ""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Wait(Item):
+    """Why an agent, or one of its work items, cannot go on."""
+
+    kind: ClassVar[str] = "wait"
+    statuses: ClassVar[type[StrEnum]] = WaitStatus
+
+    status: WaitStatus = WaitStatus.NEW
+    on: str = ""
+    work: str = ""
+    #: as written, and the moment that this was when it was armed, 0 for none
+    deadline: str = ""
+    expires: float = 0.0
+    #: of a timer
+    due: float = 0.0
+    payload: str = ""
+    token: str = ""
+
+
+KINDS: Final[dict[str, type[Item]]] = {cls.kind: cls for cls in (Message, Task, Work, Wait)}
+_I = TypeVar("_I", bound=Item)
+
+
+class Items:
+    """The records of all agents that have not been removed, in memory."""
+
+    def __init__(self) -> None:
+        self._by_index: dict[int, Item] = {}
+        self._of: dict[tuple[int, str], dict[str, Item]] = {}
+
+    def add(self, item: Item) -> None:
+        self._by_index[item.index] = item
+        self._of.setdefault((item.agent, item.kind), {})[item.key] = item
+
+    def drop(self, item: Item) -> None:
+        self._by_index.pop(item.index, None)
+        known = self._of.get((item.agent, item.kind), {})
+        if known.get(item.key) is item:
+            del known[item.key]
+
+    def drop_all(self, agent: int) -> None:
+        """Those of one agent."""
+        for kind in KINDS:
+            for item in self._of.pop((agent, kind), {}).values():
+                self._by_index.pop(item.index, None)
+
+    def get(self, index: int) -> Item | None:
+        return self._by_index.get(index)
+
+    def of(self, agent: int, cls: type[_I]) -> list[_I]:
+        """Those of one kind and agent, oldest first."""
+        return list(self._of.get((agent, cls.kind), {}).values())  # type: ignore[arg-type]
+
+    def named(self, agent: int, cls: type[_I], key: str) -> _I | None:
+        return self._of.get((agent, cls.kind), {}).get(key)  # type: ignore[return-value]
+
+    def all(self, cls: type[_I]) -> list[_I]:
+        return [item for item in self._by_index.values() if isinstance(item, cls)]
+
+
+def check_priority(text: str) -> str:
+    """``MalformedError`` for what is no priority."""
+    if text not in PRIORITIES:
+        raise MalformedError(f"{quote(text)} is none of: {', '.join(PRIORITIES)}")
+    return text
