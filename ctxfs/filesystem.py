@@ -17,7 +17,6 @@ from ctxfs.files import session as session_files
 from ctxfs.nodes import Call, Node
 from ctxfs.reasons import Reasons
 from ctxfs.rows import Kind, Plane, Row, RowNode, Table, inode_number, split_inode
-from runtime.agents import Watching
 from runtime.authority.identity import (
     CONTROLLERS,
     INSIDERS,
@@ -28,6 +27,7 @@ from runtime.authority.identity import (
     Role,
 )
 from runtime.cell import working_directory, workspace
+from runtime.change import Watching
 from runtime.errors import (
     DeniedError,
     ForbiddenError,

@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import trio
 
@@ -24,6 +24,7 @@ from runtime.authority import policy
 from runtime.authority.attenuation import POLICY_FIELDS, Authority
 from runtime.authority.identity import Caller, Identity, supplementary_groups
 from runtime.cgroups import Hierarchy
+from runtime.change import Change, Watching
 from runtime.config import Config
 from runtime.errors import (
     CtxError,
@@ -39,7 +40,7 @@ from runtime.lifecycle import Event, Status, move
 from runtime.messages import Messages
 from runtime.model import SESSION_STATES, Agent, Outcome, Profile, Session
 from runtime.names import check_name, dump_json, parse_duration, parse_size, quote, timestamp
-from runtime.planes import Item, Items
+from runtime.planes import Items
 from runtime.privilege import ROOT, Privilege
 from runtime.store import Pending, Store
 from runtime.trash import Trash
@@ -47,7 +48,6 @@ from runtime.waits import Waits
 
 log = logging.getLogger("ctxd.agents")
 
-_I = TypeVar("_I", bound=Item)
 
 _RETRY_SECONDS: Final = 1.0
 #: lines that are in their files, and in the outbox until these are synced
@@ -55,117 +55,11 @@ _OUTBOX_MAX: Final = 1000
 #: what a new incarnation does not have from the one before
 _OF_ONE_LIFE: Final = (
     *("status", "outcome", "reason", "cause", "run", "pid", "boot", "cgroup", "session"),
+    *("cell", "run_cause", "run_started", "frozen", "other_sessions", "reply_offset"),
     *("started", "ended", "usage", "paused_from", "restarts", "restart_at"),
     *("output_start", "result_from_output"),
     *("bound_policy", "bound_mount"),
 )
-
-
-class Watching:
-    """Somebody who wants to know of changes, of some of them."""
-
-    def agent_changed(self, index: int, names: Iterable[str]) -> None:
-        """Fields or documents of an agent changed."""
-
-    def session_changed(self, index: int, names: Iterable[str]) -> None:
-        """Files of a session changed."""
-
-    def agent_listed(self, agent: Agent) -> None:
-        """An agent appeared or went."""
-
-    def item_changed(self, item: Item, names: Iterable[str]) -> None:
-        """Fields of a plane's record changed."""
-
-    def item_listed(self, item: Item) -> None:
-        """A plane's record appeared or went."""
-
-
-class Change:
-    """What one transaction changes; collected first, applied all or not at all.
-
-    A part of a larger change sees, by ``peek`` and ``items_of``, what that holds already.
-    """
-
-    def __init__(self, whole: Change | None = None) -> None:
-        self._whole = whole
-        self.items: dict[int, tuple[Item, dict[str, Any]]] = {}
-        self.made_items: list[Item] = []
-        self.dropped_items: list[Item] = []
-        self.agents: list[tuple[Agent, dict[str, Any]]] = []
-        self.sessions: dict[int, dict[str, Any]] = {}
-        self.lines: list[tuple[int, str, dict[str, Any]]] = []
-        #: names that go to another owner
-        self.claims: list[tuple[str, int]] = []
-        #: channels that a new child takes over
-        self.channels: list[tuple[int, str]] = []
-        #: agents that come into being
-        self.made: list[Agent] = []
-        #: files of sessions that were written beside the store
-        self.touched: list[tuple[int, str]] = []
-
-    def set(self, agent: Agent, **values: Any) -> None:
-        self.agents.append((agent, values))
-
-    def put(self, item: Item, **values: Any) -> None:
-        """Changes a plane's record, one that is made in this change too."""
-        self.items.setdefault(id(item), (item, {}))[1].update(values)
-
-    def make(self, item: Item) -> None:
-        self.made_items.append(item)
-
-    def drop(self, item: Item) -> None:
-        self.dropped_items.append(item)
-
-    def peek(self, item: Item, name: str) -> Any:
-        """A field as it will be when all of this is applied."""
-        change: Change | None = self
-        while change is not None:
-            found = change.items.get(id(item))
-            if found is not None and name in found[1]:
-                return found[1][name]
-            change = change._whole
-        return getattr(item, name)
-
-    def peek_agent(self, agent: Agent, name: str) -> Any:
-        """The same for an agent."""
-        change: Change | None = self
-        while change is not None:
-            for changed, values in reversed(change.agents):
-                if changed is agent and name in values:
-                    return values[name]
-            change = change._whole
-        return getattr(agent, name)
-
-    def newly_made(self, agent: int, cls: type[_I]) -> list[_I]:
-        """The records of one kind and agent that are made in this change."""
-        above = self._whole.newly_made(agent, cls) if self._whole is not None else []
-        return above + [i for i in self.made_items if isinstance(i, cls) and i.agent == agent]
-
-    def set_session(self, index: int, **values: Any) -> None:
-        self.sessions.setdefault(index, {}).update(values)
-
-    def add(self, other: Change) -> None:
-        """All that another one changes, after what is here."""
-        for item, values in other.items.values():
-            self.put(item, **values)
-        self.made_items += other.made_items
-        self.dropped_items += other.dropped_items
-        self.agents += other.agents
-        for index, values in other.sessions.items():
-            self.set_session(index, **values)
-        self.lines += other.lines
-        self.claims += other.claims
-        self.channels += other.channels
-        self.made += other.made
-        self.touched += other.touched
-
-    def event(self, session: int, kind: str, agent: str, **fields: Any) -> None:
-        """One line of ``events.jsonl``; id and time are set at the commit."""
-        self.lines.append((session, "events.jsonl", {"type": kind, "agent": agent, **fields}))
-
-    def message(self, session: int, **fields: Any) -> None:
-        """One line of ``messages.jsonl``."""
-        self.lines.append((session, "messages.jsonl", fields))
 
 
 class Agents:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import fcntl
 import os
 import pwd
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -28,6 +28,8 @@ HOME: Final = "/tmp/home"
 _SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 _NATIVE: Final = Path(__file__).parent / "native"
 #: descriptors as the steps find them (monitor.c)
+#: a message in most cases, so that it is written at once
+_INPUT_SIZE: Final = 1 << 20
 _REPORT_FD, _SPEC_FD, _VIEW_FD, _FIRST_EXTRA_FD = 3, 4, 5, 6
 
 
@@ -75,6 +77,11 @@ class Places:
         return self.runtime / "record"
 
     @property
+    def inputs(self) -> Path:
+        """Standard input of what stays: FIFOs, which survive the daemon."""
+        return self.runtime / "input"
+
+    @property
     def lifeline(self) -> Path:
         return self.runtime / "lifeline"
 
@@ -95,6 +102,26 @@ class Plan:
 
     def describe(self) -> str:
         return " ".join(self.steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A program to run inside a cell that is there.
+
+    ``open_input`` gives its standard input, None means none; ``out``, ``log`` and
+    ``reply`` are what monitor.c calls OUT, LOG and REPLY. ``leads`` says that the cell
+    ends with it when no daemon is there to lead that end.
+    """
+
+    words: tuple[str, ...]
+    cwd: str
+    run: str
+    out: Path
+    env: tuple[tuple[str, str], ...] = ()
+    log: Path | None = None
+    reply: Path | None = None
+    open_input: Callable[[], int] | None = None
+    leads: bool = False
 
 
 def _strings(items: Iterable[str]) -> bytes:
@@ -304,7 +331,7 @@ def plan(agents: Agents, agent: Agent, places: Places, *, hidden: dict[str, str]
     variables = environment(agents, agent, places)
     spec = [working_directory(agents, agent), str(len(variables))]
     spec += [f"{key}={value}" for key, value in variables.items()]
-    spec += [str(len(rules)), *rules, *program(agent)]
+    spec += [str(len(rules)), *rules, *(() if agent.holds_cell else program(agent))]
 
     grace = str(int(agents.grace(agent) * 1000))
     steps = ["bwrap", "--args", str(_VIEW_FD), "--", str(places.keeper)]
@@ -325,6 +352,21 @@ def plan(agents: Agents, agent: Agent, places: Places, *, hidden: dict[str, str]
         steps = [str(places.program("stage")), str(_FIRST_EXTRA_FD), cell, "--", *steps]
         stage = _stage(agent, places, staged, optional=kept)
     return Plan(steps=tuple(steps), spec=_strings(spec), view=tuple(view), stage=stage)
+
+
+def plan_inside(agents: Agents, agent: Agent, places: Places, command: Command) -> Plan:
+    """The steps of a program that enters the agent's cell."""
+    variables = {**environment(agents, agent, places), **dict(command.env)}
+    variables["CTX_RUN"] = command.run
+    spec = [command.cwd, str(len(variables))]
+    spec += [f"{key}={value}" for key, value in variables.items()]
+    spec += ["0", *command.words]
+    groups = agents.privilege.entering_groups(agent.groups)
+    # after the specification and an empty view comes the cell
+    steps = [str(places.program("enter")), str(_FIRST_EXTRA_FD)]
+    steps += [str(agent.uid), str(agent.gid), groups, "cell", "--"]
+    steps += [str(places.keeper), str(_SPEC_FD), str(_REPORT_FD), "-"]
+    return Plan(steps=tuple(steps), spec=_strings(spec), view=())
 
 
 def _kept_mounts(agents: Agents, agent: Agent, fresh: list[str]) -> Iterator[mounts.Mount]:
@@ -386,6 +428,25 @@ def sealed_file(name: str, data: bytes) -> int:
         fcntl.F_ADD_SEALS,
         fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL,
     )
+    return fd
+
+
+def input_path(places: Places, agent: Agent, name: str) -> Path:
+    """The FIFO that is the standard input of a resident run, or of a task."""
+    return places.inputs / f"{agent.incarnation}-{name}"
+
+
+def open_input(places: Places, agent: Agent, name: str) -> int:
+    """A new one, open for what reads it: also for writing, so that it never sees an end,
+    and what is in it stays, whatever becomes of the daemon (fifo(7))."""
+    path = input_path(places, agent, name)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    if os.geteuid() == 0:
+        os.fchown(fd, agent.uid, -1)  # /dev/stdin opens it anew
+    with suppress(OSError):  # more than a user may have in pipes (pipe(7))
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _INPUT_SIZE)
     return fd
 
 

@@ -11,10 +11,11 @@ from typing import Final
 
 import trio
 
-from runtime import crashpoints, output
-from runtime.agents import Agents, Change
-from runtime.cgroups import Cgroup
-from runtime.following import Followed, Following
+from runtime import cgroups, crashpoints, output
+from runtime.agents import Agents
+from runtime.cgroups import Cgroup, Hierarchy
+from runtime.change import Change
+from runtime.following import Execution, Followed, Following
 from runtime.inotify import Changes, Watcher
 from runtime.lifecycle import Event, Status, move
 from runtime.model import Agent, Outcome
@@ -36,12 +37,14 @@ class Ender:
         self,
         *,
         agents: Agents,
+        hierarchy: Hierarchy,
         watcher: Watcher,
         sockets: Sockets,
         followed: Followed,
         nursery: trio.Nursery,
     ) -> None:
         self._agents = agents
+        self._hierarchy = hierarchy
         self._watcher = watcher
         self._sockets = sockets
         self._followed = followed
@@ -79,8 +82,10 @@ class Ender:
         for member in (agent, *members):
             self._sockets.refuse(member)
             following = self._followed.get(member.index)
-            if following is not None and not following.settled:
-                following.changes.notify()  # it may wait for its next run
+            if following is not None:
+                following.wake.notify()  # it may wait for its next run
+                if not following.settled:
+                    following.changes.notify()
         self.lead(agent)
 
     @staticmethod
@@ -97,6 +102,9 @@ class Ender:
         for member in self._agents.descendants(top):
             if (below := self._followed.get(member.index)) is not None:
                 members.append(below)
+        for each in members:
+            for execution in each.entered():
+                self._nursery.start_soon(self._tell_end, each, execution)
         signalled = all(each.settled for each in members)
         if signalled:
             self._signal(members)
@@ -109,7 +117,7 @@ class Ender:
         crashpoints.reach("cancel.signalled")
         for each in members:
             each.node.freeze(False)
-            each.leaf.freeze(False)
+            each.run_leaf.freeze(False)
         crashpoints.reach("cancel.thawed")
 
     def kill(self, agent: Agent) -> None:
@@ -158,6 +166,29 @@ class Ender:
                     each.unkillable = True
                     each.changes.notify()
 
+    async def _tell_end(self, following: Following, execution: Execution) -> None:
+        """Nobody leads what entered a cell that ends; the agent waits for its last output."""
+        await self.watch_monitor(execution)
+        following.changes.notify()
+
+    async def watch_monitor(self, execution: Execution) -> None:
+        """Until the monitor, whichever daemon started it, is gone."""
+        monitor = execution.record().monitor
+        with contextlib.suppress(OSError):
+            if monitor:
+                fd = os.pidfd_open(monitor)
+                try:
+                    # a pid may have been given to another process since
+                    if cgroups.path_of(monitor) == f"{self._hierarchy.prefix}/monitor":
+                        await trio.lowlevel.wait_readable(fd)
+                finally:
+                    os.close(fd)
+        if monitor:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(monitor, os.WNOHANG)  # ours to reap, unless adopted
+        execution.monitor_gone = True
+        execution.changes.notify()
+
     async def _wait_empty(self, node: Cgroup) -> None:
         changes = Changes()
         try:
@@ -169,24 +200,100 @@ class Ender:
 
 
 def _signal_all(members: Iterable[Following]) -> None:
+    """SIGTERM to the programs of several agents, and to nothing that surrounds them."""
+    for each in members:
+        spared = set(each.spared())
+        for execution in each.entered():
+            spared |= execution.spared()
+        signal_leaves((each.run_leaf, each.node.child("task")), spared)
+        if each.record().held:
+            each.release()
+
+
+def signal_leaves(leaves: Iterable[Cgroup], spared: set[int]) -> None:
     """SIGTERM, and SIGCONT so that a stopped process sees it.
 
-    Not to the cells' own PID 1 and the steps that led there: those end with
-    their cell. A pid may be another process's by the time it is used; the
+    Not to ``spared``, the cells' own PID 1 and the steps that led there: those end
+    with their cell. A pid may be another process's by the time it is used; the
     process that a pidfd holds is the one that is meant if its pid is still in
     the cgroup after it was opened. So each cgroup is looked at twice, and again
     while new processes turn up.
     """
-    for each in members:
+    for leaf in leaves:
         held: dict[int, int] = {}
-        done = set(each.spared())
+        done = set(spared)
         try:
             for _ in range(_LOOKS):
-                if not _look(each.leaf, held, done):
+                if not _look(leaf, held, done):
                     break
         finally:
             for fd in held.values():
                 os.close(fd)
+
+
+async def terminate(execution: Execution, grace: float, impatient: trio.Event) -> None:
+    """Ends what is left of one program, while its cell goes on: SIGTERM, after ``grace``
+    seconds, or once ``impatient``, SIGKILL. Returns when it is gone, or cannot be killed."""
+    if grace and not impatient.is_set():
+        signal_leaves((execution.leaf,), execution.spared())
+        execution.leaf.freeze(False)
+        with trio.move_on_after(grace) as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_cancel_when, impatient, scope)
+                await _wait_gone(execution)
+                nursery.cancel_scope.cancel()
+    with trio.move_on_after(_KILL_SECONDS):
+        await _kill_rest(execution)
+
+
+async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
+
+
+def _left(execution: Execution) -> list[int]:
+    spared = execution.spared()
+    return [pid for pid in execution.leaf.processes() if pid not in spared]
+
+
+async def _wait_gone(execution: Execution) -> None:
+    while left := _left(execution):
+        await _wait_exit(left[0])
+
+
+async def _wait_exit(pid: int) -> None:
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        await trio.lowlevel.wait_readable(fd)
+    finally:
+        os.close(fd)
+
+
+async def _kill_rest(execution: Execution) -> None:
+    """SIGKILL to all but what is spared, which may be PID 1 of a cell that goes on."""
+    if not isinstance(execution, Following):
+        execution.leaf.kill()
+        await _wait_gone(execution)
+        return
+    # what is frozen does not fork, so that a few rounds find them all
+    execution.leaf.freeze(True)
+    try:
+        while left := _left(execution):
+            for pid in left:
+                with contextlib.suppress(OSError):
+                    fd = os.pidfd_open(pid)
+                    try:
+                        if pid in execution.leaf.processes():
+                            signal.pidfd_send_signal(fd, signal.SIGKILL)
+                    finally:
+                        os.close(fd)
+            for pid in left:
+                await _wait_exit(pid)
+    finally:
+        execution.leaf.freeze(False)
 
 
 def _look(leaf: Cgroup, held: dict[int, int], done: set[int]) -> bool:

@@ -1,43 +1,43 @@
-"""What the daemon knows in memory of one run, from its start to its recorded end."""
+"""What the daemon knows in memory of programs that run, from their start to their recorded end."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import trio
 
+from runtime import cgroups
 from runtime.cgroups import Cgroup
 from runtime.inotify import Changes, Watcher
 from runtime.record import Record, read_record
 
 
-class Following:
-    """One run of a live agent: its cgroup, and the record that its monitor writes."""
+class Execution:
+    """One monitored program in a leaf cgroup: a cell with its first run, a later run, a task."""
 
-    def __init__(self, node: Cgroup, record_path: Path) -> None:
-        self.node = node
-        self.leaf = node.child("run")
+    def __init__(self, leaf: Cgroup, record_path: Path) -> None:
+        self.leaf = leaf
         self.record_path = record_path
         self.changes = Changes()
         #: set when the monitor runs, or it is certain that none will
         self.launched = trio.Event()
         self.monitored = False
         self.monitor_gone = False
-        self.unkillable = False
         #: known to have begun or failed; before that SIGTERM cannot reach the program
         self.settled = False
         self._spared: set[int] | None = None
-        #: somebody wants it dead, so that it is not started again
-        self.given_up = False
-        #: set when the end of the run is recorded, or nobody follows it any more
+        #: set when its end is recorded, or nobody follows it any more
         self.over = trio.Event()
 
     def record(self) -> Record:
         return read_record(self.record_path)
 
     def spared(self) -> set[int]:
-        """Pids of the cell's own PID 1 and of the steps that led there."""
+        """Pids of what leads to the program and waits for it, the cell's own PID 1 included."""
         if self._spared is None:
             record = self.record()
             found = {record.chain, record.keeper, _parent_pid(record.keeper)}
@@ -69,8 +69,92 @@ class Following:
                 await changes.wait_changed()
 
 
+class Following(Execution):
+    """A live agent: its cgroup, its cell, and what has entered that."""
+
+    def __init__(self, node: Cgroup, record_path: Path, *, holds_cell: bool) -> None:
+        # a held cell must outlive its runs: what holds it is in a leaf of its own
+        super().__init__(node.child("cell" if holds_cell else "run"), record_path)
+        self.node = node
+        self.unkillable = False
+        #: somebody leads the runs that enter the cell
+        self.served = False
+        #: somebody wants it dead, so that it is not started again
+        self.given_up = False
+        #: whatever may make a next run due, or end the current one
+        self.wake = Changes()
+        #: whatever may make a resident program's next message due
+        self.speak = Changes()
+        #: set when the current run is not to have the rest of its grace
+        self.impatient = trio.Event()
+        #: the current run, if it has entered the cell
+        self.run: Execution | None = None
+        self.tasks: dict[str, Execution] = {}
+
+    def rouse(self) -> None:
+        """Something changed that may be next."""
+        self.wake.notify()
+        self.speak.notify()
+
+    @property
+    def run_leaf(self) -> Cgroup:
+        return self.node.child("run")
+
+    def task_leaf(self, name: str) -> Cgroup:
+        return self.node.child("task", name)
+
+    def entered(self) -> Iterator[Execution]:
+        """What has entered the cell."""
+        if self.run is not None:
+            yield self.run
+        yield from self.tasks.values()
+
+    def processes(self) -> list[int]:
+        """Pids of its programs and what these started, cells of children left out."""
+        found = [*self.run_leaf.processes(), *self.node.child("task").processes()]
+        spared = set(self.spared())
+        for execution in self.entered():
+            spared |= execution.spared()
+        return [pid for pid in found if pid not in spared]
+
+    def open_keeper(self) -> int:
+        """A pidfd of the PID 1 of its cell; ``ProcessLookupError`` if that is gone."""
+        keeper = self.record().keeper
+        if not keeper:
+            raise ProcessLookupError
+        fd = os.pidfd_open(keeper)
+        # a pid may have been given to another process since
+        path = cgroups.path_of(keeper)
+        if not path or not str(self.leaf.path).endswith(path):
+            os.close(fd)
+            raise ProcessLookupError
+        return fd
+
+    def signal_keeper(self, number: int) -> bool:
+        """Tells the cell's PID 1 something (keeper.c); False if there is none any more."""
+        try:
+            fd = self.open_keeper()
+        except OSError:
+            return False
+        try:
+            signal.pidfd_send_signal(fd, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    def hold(self) -> bool:
+        """The cell is not to end with its first program (keeper.c)."""
+        return self.signal_keeper(signal.SIGUSR1)
+
+    def release(self) -> bool:
+        """The cell is to end as soon as nothing else is in it (keeper.c)."""
+        return self.signal_keeper(signal.SIGHUP)
+
+
 class Followed(dict[int, Following]):
-    """The runs that are followed, by the agent's index."""
+    """The agents that are followed, by index."""
 
 
 def _parent_pid(pid: int) -> int:

@@ -37,6 +37,9 @@ class Event(StrEnum):
     RESUME = "resume"
     ABORT = "abort"
     RESET = "reset"
+    #: its cell, or its program, is there and waits for a message
+    IDLING = "idling"
+    READYING = "readying"
     RUNNING = "running"
     ENDING = "ending"
     ENDED = "ended"
@@ -88,7 +91,9 @@ TABLE: Final[dict[tuple[Status, Event], Move]] = {
         for status in (_S.STARTING, _S.READY, _S.IDLE, _S.BUSY)
         for event, move in _RUNNING_MOVES.items()
     },
-    (_S.STARTING, _E.RUNNING): Move(_S.BUSY),
+    **{(s, _E.RUNNING): Move(_S.BUSY) for s in (_S.STARTING, _S.IDLE, _S.READY)},
+    **{(s, _E.IDLING): Move(_S.IDLE) for s in (_S.STARTING, _S.BUSY)},
+    **{(s, _E.READYING): Move(_S.READY) for s in (_S.STARTING, _S.BUSY)},
     (_S.READY, _E.PAUSE): _PAUSE,
     (_S.IDLE, _E.PAUSE): _PAUSE,
     (_S.BUSY, _E.PAUSE): _PAUSE,

@@ -20,7 +20,8 @@ from runtime.planes import (
 )
 
 if TYPE_CHECKING:
-    from runtime.agents import Agents, Change
+    from runtime.agents import Agents
+    from runtime.change import Change
 
 #: ended messages that are remembered for a repeated id
 _REMEMBERED: Final = 1024
@@ -167,6 +168,12 @@ class Messages:
             priority=priority,
         )
         return message
+
+    def queue_first(
+        self, change: Change, agent: Agent, *, text: str, sender: str, provenance: str
+    ) -> None:
+        """The delegated task, before all others; it may be as long as a document."""
+        self._add(change, agent, text, sender, provenance, "interject", "", "")
 
     def deliver(self, change: Change, agent: Agent, message: Message, run: str) -> None:
         """It is being worked on, in ``run``."""

@@ -94,7 +94,12 @@ class Agent:
     reason: str = ""
     #: why it is ending, fixed when that begins: the first cause wins
     cause: tuple[str, str] | None = None
+    #: names the record of its cell: that of its first run in mode once
+    cell: str = ""
     run: str = ""
+    #: why the current run, and only that, is being ended
+    run_cause: tuple[str, str] | None = None
+    run_started: float = 0.0
     pid: int = 0
     boot: str = ""
     cgroup: str = ""
@@ -105,14 +110,19 @@ class Agent:
     usage: dict[str, int] = field(default_factory=dict)
     wait_token: str = ""
     removed: bool = False
-    #: what it was before it was paused
+    #: what it was before it was paused, and whether it is frozen since
     paused_from: str = ""
+    frozen: bool = False
     #: how often it was restarted in a row, and when the next time is due
     restarts: int = 0
     restart_at: float = 0.0
     #: where in ``out`` the current run begins, and whether its result was taken from there
     output_start: int = 0
     result_from_output: bool = False
+    #: how much of what a resident program replied has been read
+    reply_offset: int = 0
+    #: sessions of this incarnation besides the current one
+    other_sessions: tuple[int, ...] = ()
     #: of a detached child: what its parent had when it started, as texts
     bound_policy: str | None = None
     bound_mount: str | None = None
@@ -140,7 +150,12 @@ class Agent:
     @property
     def waits_to_restart(self) -> bool:
         """Whether it is between two runs: nothing of it runs."""
-        return self.status is Status.STARTING and not self.run
+        return self.status is Status.STARTING and not self.cell
+
+    @property
+    def holds_cell(self) -> bool:
+        """Whether runs enter its cell, rather than its cell being that of one run."""
+        return self.mode != "once"
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -155,10 +170,14 @@ class Agent:
         known = {f.name for f in fields(cls)}
         kept = {key: value for key, value in values.items() if key in known}
         kept["status"] = Status(kept["status"])
-        for name in ("groups", "creator_groups", "policy_of_root"):
+        for name in ("groups", "creator_groups", "policy_of_root", "other_sessions"):
             kept[name] = tuple(kept.get(name, ()))
-        if kept.get("cause") is not None:
-            kept["cause"] = tuple(kept["cause"])
+        for name in ("cause", "run_cause"):
+            if kept.get(name) is not None:
+                kept[name] = tuple(kept[name])
+        # as a daemon without held cells wrote it
+        kept.setdefault("cell", kept.get("run", ""))
+        kept.setdefault("frozen", kept["status"] is Status.PAUSED)
         return cls(index=index, **kept)
 
 

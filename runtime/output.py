@@ -69,6 +69,15 @@ class Output:
         """How many bytes were ever written, dropped ones included."""
         return self.segments[-1].start + self.segments[-1].size if self.segments else 0
 
+    def since(self, position: int, length: int) -> tuple[bytes, int]:
+        """Up to ``length`` bytes from the one with the number ``position`` on, and the number
+        after the last of them; dropped ones are skipped."""
+        if self.segments:
+            position = max(position, self.segments[0].start)
+        offset = position - self.segments[0].start if self.segments else 0
+        data = self.read(len(self.header) + offset, length)
+        return data, position + len(data)
+
     def tail(self, length: int, *, since: int = 0) -> bytes:
         """The last bytes, none of them before the one with the number ``since``."""
         length = min(length, max(0, self.end - since)) if since else length
@@ -78,6 +87,11 @@ class Output:
 
 def append_line(directory: Path, text: str) -> None:
     """One line of the runtime's own at the end of a ``log``."""
+    append(directory, f"ctxfs: {text}\n".encode())
+
+
+def append(directory: Path, data: bytes) -> None:
+    """Bytes at the end of what a monitor keeps."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
@@ -87,6 +101,6 @@ def append_line(directory: Path, text: str) -> None:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
     fd = os.open(f"{directory}/{last}", flags, 0o600)
     try:
-        os.write(fd, f"ctxfs: {text}\n".encode())
+        os.write(fd, data)
     finally:
         os.close(fd)

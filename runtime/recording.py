@@ -14,20 +14,28 @@ from typing import Final
 import trio
 
 from runtime import crashpoints, output
-from runtime.agents import Agents, Change, replace_file
+from runtime.agents import Agents
 from runtime.cgroups import Hierarchy
+from runtime.change import Change
+from runtime.conclusions import (
+    add_delegation,
+    add_result,
+    add_run_end,
+    end_message,
+    message_status,
+    reply_of_run,
+)
 from runtime.ending import guarded
 from runtime.following import Followed, Following
 from runtime.lifecycle import Event, move
 from runtime.limits import spent
 from runtime.model import Agent, Outcome
-from runtime.names import timestamp
+from runtime.planes import TaskEvent
+from runtime.record import Record
 from runtime.sockets import Sockets
 
 log = logging.getLogger("ctxd.recording")
 
-_RESULT_TAIL: Final = 64 << 10
-_MESSAGE_MAX: Final = 1 << 20
 #: the back-off doubles from the first to the last; a run that lasts as long as
 #: the last begins anew with the first
 _FIRST_BACK_OFF: Final = 1.0
@@ -65,12 +73,12 @@ class Recorder:
         change = Change()
         recorded = []
         for agent, following in due:
-            part = Change()
+            part = Change(change)
             try:
                 self._conclude(part, agent, following)
             except Exception:
                 log.exception("%s: a bug in ctxfs", agent.name)
-                part = Change()
+                part = Change(change)
                 self._agents.record_end(part, agent, Outcome.INTERRUPTED, "runtime_lost")
             recorded.append((agent, following))
             change.add(part)
@@ -85,33 +93,19 @@ class Recorder:
     def _conclude(self, change: Change, agent: Agent, following: Following) -> None:
         """Steps 7 and 8: the session, the channel, the events."""
         assert agent.cause is not None
-        record = following.record()
         outcome, reason = Outcome(agent.cause[0]), agent.cause[1]
         if following.unkillable:
             reason += ",unkillable"
         usage = {**spent(following.node), "processes": 0}
-        if record.started and record.ended:
-            usage["wall_msec"] = (record.ended - record.started) // 1_000_000
+        record = self._record_of_run(agent, following)
         if record.started:
-            if not agent.pid:  # its end came before it was seen to run
-                change.event(
-                    agent.session, "run.start", agent.name, run=agent.run, pid=record.program
-                )
             try:
-                self._add_conversation(change, agent, outcome)
+                self._add_conversation(change, agent, outcome, reason)
             except OSError as error:  # a full disk, say: the end is recorded all the same
                 log.error("%s: the result could not be kept: %s", agent.name, error.strerror)
-            change.event(
-                agent.session,
-                "run.end",
-                agent.name,
-                run=agent.run,
-                outcome=outcome,
-                reason=reason,
-                started=timestamp(record.started / 1e9),
-                ended=timestamp((record.ended or time.time_ns()) / 1e9),
-                usage=usage,
-            )
+            add_run_end(change, agent, record, outcome, reason, usage)
+        self._end_message(change, agent, outcome, reason)
+        self._agents.tasks.add_ends(change, agent, TaskEvent.CANCEL)
         with contextlib.suppress(OSError):
             directory = self._agents.directory(agent) / "log"
             output.append_line(directory, f"{agent.run or 'it'} ended: {outcome} {reason}")
@@ -133,6 +127,8 @@ class Recorder:
         }.get(agent.restart, ())
         if agent.parent is not None or outcome not in wanted:
             return False
+        if agent.cause is not None and agent.cause[1] == "self_stop":
+            return False
         return self._restart_number(agent) <= self._agents.config.restart_max
 
     @staticmethod
@@ -150,6 +146,8 @@ class Recorder:
             status=to.status,
             cause=None,
             run="",
+            cell="",
+            run_cause=None,
             pid=0,
             cgroup="",
             restarts=number,
@@ -171,6 +169,9 @@ class Recorder:
     def _let_go(self, agent: Agent, following: Following) -> None:
         """Of what a recorded run leaves: its cgroup, its record, who waits for it."""
         following.leaf.remove()
+        for execution in following.entered():
+            execution.record_path.unlink(missing_ok=True)
+            execution.over.set()
         if not following.unkillable and not following.node.remove():
             log.warning("%s: the cgroup %s could not be removed", agent.name, following.node.path)
         crashpoints.reach("finish.removed")
@@ -187,44 +188,29 @@ class Recorder:
         if agent.life == "temp":
             self._agents.remove_temporary(agent)
 
-    def _add_conversation(self, change: Change, agent: Agent, outcome: Outcome) -> None:
+    @staticmethod
+    def _record_of_run(agent: Agent, following: Following) -> Record:
+        """That of the run that ends with the agent; an empty one between two runs."""
+        if not agent.run:
+            return Record()
+        if agent.run == agent.cell:
+            return following.record()
+        return following.run.record() if following.run is not None else Record()
+
+    def _add_conversation(
+        self, change: Change, agent: Agent, outcome: Outcome, reason: str
+    ) -> None:
         """The result (by default the end of stdout) and what the session shows of the run."""
-        agents = self._agents
-        if outcome is Outcome.DONE and not agents.document_size(agent, "result.md"):
-            written = output.Output(agents.directory(agent) / "out")
-            tail = written.tail(_RESULT_TAIL, since=agent.output_start)
-            if tail:
-                agents.write_document(agent, "result.md", tail)
-                change.set(agent, result_from_output=True)
-        session = agents.session(agent.session)
-        handoff = _text(agents.read_document(agent, "handoff.md"))
-        if handoff:
-            change.message(
-                agent.session,
-                role="user",
-                **{"from": agent.lineage.split(" ")[0]},
-                run=agent.run,
-                content=handoff,
-            )
-        if outcome is not Outcome.DONE or session is None:
+        if outcome is Outcome.DONE:
+            add_result(change, self._agents, agent)
+        if agent.mode == "once":
+            add_delegation(change, self._agents, agent, outcome)
+
+    def _end_message(self, change: Change, agent: Agent, outcome: Outcome, reason: str) -> None:
+        """Of the message that was worked on; those that wait see the agent's next start."""
+        message = self._agents.messages.current(agent)
+        if message is None:
             return
-        result = _text(agents.read_document(agent, "result.md"))
-        if result:
-            replace_file(agents.session_directory(session) / "latest.md", result.encode())
-            change.touched.append((agent.session, "latest.md"))
-            change.message(
-                agent.session,
-                role="assistant",
-                **{"from": f"agent:{agent.name}"},
-                run=agent.run,
-                content=result,
-            )
-
-
-def _text(data: bytes) -> str:
-    """A document as a message's content, cut to what a message may hold."""
-    text = data.decode(errors="replace")
-    if len(data) > _MESSAGE_MAX // 2:
-        cut = len(data) - _MESSAGE_MAX // 2
-        text = data[: _MESSAGE_MAX // 2].decode(errors="ignore") + f"\n[{cut} bytes more]"
-    return text
+        reply = reply_of_run(self._agents, agent) if agent.mode == "turn" else ""
+        status = message_status(outcome, reason)
+        end_message(change, self._agents, agent, message, status, reply=reply, reason=reason)

@@ -18,12 +18,13 @@ from typing import Any, Final
 
 import trio
 
-from runtime.agents import Agents, Watching
+from runtime.agents import Agents
 from runtime.authority import policy
 from runtime.authority.identity import CONTROLLERS, INSIDERS, OPERATORS, PARTIES, Caller, Role
 from runtime.binder import Binder
 from runtime.budget import Budget
 from runtime.cell import Places
+from runtime.change import Watching
 from runtime.config import Config
 from runtime.errors import (
     CtxError,

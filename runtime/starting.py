@@ -6,22 +6,22 @@ import contextlib
 import logging
 import os
 import subprocess
+from pathlib import Path
 from typing import Final
 
 import trio
 
-from runtime import cell, cgroups, crashpoints
+from runtime import cell, crashpoints
 from runtime.agents import Agents
-from runtime.cell import Places
+from runtime.cell import Command, Places
 from runtime.cgroups import Hierarchy
 from runtime.errors import UnsupportedError, WrongStateError
-from runtime.following import Followed, Following
+from runtime.following import Execution, Followed, Following
 from runtime.inotify import Watcher
 from runtime.lifecycle import Status
 from runtime.limits import apply_limits
 from runtime.model import Agent
 from runtime.names import quote
-from runtime.record import Record
 
 log = logging.getLogger("ctxd.starting")
 
@@ -48,8 +48,9 @@ class Starter:
         self._followed = followed
 
     async def launch(self, agent: Agent, following: Following) -> None:
-        """Returns when the monitor is recorded; what becomes of the run is in its record.
+        """Starts an agent's cell, in mode ``once`` with its program.
 
+        Returns when the monitor is recorded; what becomes of it is in its record.
         ``CtxError`` or ``OSError`` if it cannot be started.
         """
         places = self._places
@@ -63,7 +64,7 @@ class Starter:
         plan = cell.plan(self._agents, agent, places, hidden=hidden)
         following.leaf.create(self._hierarchy.controllers)
         apply_limits(self._hierarchy, following.node, agent.limits)
-        log.debug("%s %s: %s", agent.name, agent.run, plan.describe())
+        log.debug("%s %s: %s", agent.name, agent.cell, plan.describe())
         crashpoints.reach("start.planned")
         with contextlib.ExitStack() as stack:
             keeper = None
@@ -71,25 +72,96 @@ class Starter:
                 keeper = self._open_keeper(parent)
                 stack.callback(os.close, keeper)
             fds = stack.enter_context(cell.passed_files(plan, keeper))
-            stdin = self._open_handoff(agent)
+            stdin = self.open_handoff(agent) if not agent.holds_cell else _null()
             stack.callback(os.close, stdin)
-            # not a pipe: the monitor proper has it for a while, and nobody need wait for that
-            complaint = os.memfd_create("complaint", os.MFD_CLOEXEC)
-            stack.callback(os.close, complaint)
             if agent.status is not Status.STARTING:
                 return  # stopped meanwhile: nothing may start any more
+            directory = self._agents.directory(agent)
+            await self._monitor(
+                agent,
+                following,
+                plan,
+                fds,
+                stdin=stdin,
+                # what is said on the way into a cell belongs into the log
+                out=directory / ("log" if agent.holds_cell else "out"),
+                log_directory=directory / "log",
+                lead="-" if agent.holds_cell else "cell",
+            )
+        crashpoints.reach("start.launched")
+
+    async def enter(
+        self,
+        agent: Agent,
+        following: Following,
+        execution: Execution,
+        command: Command,
+    ) -> None:
+        """Starts a program inside an agent's cell, as ``launch`` does the cell.
+
+        ``CtxError`` or ``OSError`` if it cannot be started.
+        """
+        with trio.move_on_after(_SETTLE_SECONDS):
+            await following.wait_settled(self._watcher)
+        plan = cell.plan_inside(self._agents, agent, self._places, command)
+        execution.leaf.create(self._hierarchy.controllers)
+        log.debug("%s %s: %s", agent.name, execution.record_path.name, plan.describe())
+        with contextlib.ExitStack() as stack:
+            keeper = self._open_keeper(agent)
+            stack.callback(os.close, keeper)
+            fds = stack.enter_context(cell.passed_files(plan, keeper))
+            stdin = command.open_input() if command.open_input is not None else _null()
+            stack.callback(os.close, stdin)
+            if not agent.accepts_children:
+                raise WrongStateError(f"{quote(agent.name)} is {agent.status}")
+            await self._monitor(
+                agent,
+                execution,
+                plan,
+                fds,
+                stdin=stdin,
+                out=command.out,
+                log_directory=command.log,
+                reply=command.reply,
+                lead=str(keeper) if command.leads else "-",
+            )
+
+    async def _monitor(
+        self,
+        agent: Agent,
+        execution: Execution,
+        plan: cell.Plan,
+        fds: list[int],
+        *,
+        stdin: int,
+        out: Path,
+        log_directory: Path | None,
+        reply: Path | None = None,
+        lead: str,
+    ) -> None:
+        """Has a monitor (monitor.c) run a plan; it outlives the daemon.
+
+        Without a log directory standard error goes where standard output goes.
+        """
+        places = self._places
+        # not a pipe: the monitor proper has it for a while, and nobody need wait for that
+        complaint = os.memfd_create("complaint", os.MFD_CLOEXEC)
+        try:
             # it exits as soon as the monitor proper is born and recorded
             await trio.to_thread.run_sync(
                 lambda: subprocess.run(
                     [
                         str(places.program("monitor")),
-                        str(following.record_path),
-                        str(self._agents.directory(agent)),
+                        str(execution.record_path),
+                        str(out),
+                        str(log_directory or "-"),
+                        str(reply or "-"),
                         str(self._agents.log_max(agent)),
                         str(places.lifeline),
                         str(self._hierarchy.monitors.path),
-                        str(following.leaf.path),
+                        str(execution.leaf.path),
                         str(agent.uid),
+                        lead,
                         ",".join(str(fd) for fd in fds),
                         "--",
                         *plan.steps,
@@ -102,33 +174,35 @@ class Starter:
                     check=False,
                 )
             )
-            if not following.record_path.exists():
+            if not execution.record_path.exists():
                 said = os.pread(complaint, 1000, 0).decode(errors="replace").strip()
                 raise UnsupportedError(f"its monitor could not be started: {said}")
-            following.monitored = True
-        crashpoints.reach("start.launched")
+            execution.monitored = True
+        finally:
+            os.close(complaint)
 
-    def _open_keeper(self, parent: Agent) -> int:
-        """A pidfd of the PID 1 of the parent's cell; ``WrongStateError`` if it is gone."""
-        above = self._followed.get(parent.index)
-        record = above.record() if above is not None else Record()
+    def _open_keeper(self, owner: Agent) -> int:
+        """A pidfd of the PID 1 of a cell that something enters; ``WrongStateError``."""
+        above = self._followed.get(owner.index)
         try:
-            fd = os.pidfd_open(record.keeper)
-        except (OSError, ValueError):
-            raise WrongStateError(f"the parent {quote(parent.name)} has no cell any more") from None
-        path = cgroups.path_of(record.keeper) or ""
-        if self._hierarchy.agent_path(path) != f"{parent.cgroup}/run":
-            os.close(fd)
-            raise WrongStateError(f"the parent {quote(parent.name)} has no cell any more")
-        return fd
+            if above is None:
+                raise ProcessLookupError
+            return above.open_keeper()
+        except OSError:
+            raise WrongStateError(f"{quote(owner.name)} has no cell any more") from None
 
-    def _open_handoff(self, agent: Agent) -> int:
+    def open_handoff(self, agent: Agent) -> int:
+        """The task of a ``once`` agent, after what it inherits, as standard input."""
+        inherited = self._agents.read_document(agent, "inherited.md")
+        if inherited:
+            handoff = self._agents.read_document(agent, "handoff.md")
+            return cell.sealed_file("handoff", inherited + b"\n" + handoff)
         path = self._agents.document(agent, "handoff.md")
         try:
             os.chmod(path, 0o644)  # /dev/stdin opens it anew
             opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+            return _null()
         if not self._agents.privilege.rootless:
             return opened
         # The file is the agent's own uid's, which could open it anew for writing.
@@ -166,6 +240,10 @@ class Starter:
                     if await _succeeds([*step, "test", option, path], fds):
                         found[target] = kind
         return found
+
+
+def _null() -> int:
+    return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
 
 
 async def _succeeds(command: list[str], fds: list[int]) -> bool:

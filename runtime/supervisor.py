@@ -10,36 +10,48 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
+import secrets
 import time
 from collections.abc import Iterable
 from typing import Final
 
 import trio
 
-from runtime import cell, cgroups, crashpoints, linux, output
-from runtime.agents import Agents, Change, Watching
+from runtime import cell, crashpoints, linux, output
+from runtime.agents import Agents
 from runtime.authority import mounts, policy
 from runtime.cell import Places
 from runtime.cgroups import Cgroup, Hierarchy
+from runtime.change import Change, Watching
+from runtime.conclusions import add_run_start, end_message, judge_run
 from runtime.ending import Ender, guarded
-from runtime.errors import CtxError, NoSpaceError, UnsupportedError, WrongStateError
-from runtime.following import Followed, Following
+from runtime.errors import CtxError, NoSpaceError, NotRunningError, StaleError, WrongStateError
+from runtime.following import Execution, Followed, Following
 from runtime.inotify import Watcher
 from runtime.lifecycle import Effect, Event, Status, move
 from runtime.limits import apply_limits, check_limits, in_use
 from runtime.model import Agent, Outcome
 from runtime.names import escape, quote
-from runtime.record import Record, judge
+from runtime.planes import Item, Message, MessageStatus, Task, TaskStatus
+from runtime.record import Record
 from runtime.recording import Recorder
+from runtime.runs import Runs
 from runtime.sockets import Sockets
 from runtime.starting import Starter
+from runtime.taskruns import TaskRuns, execution_of
 
 log = logging.getLogger("ctxd.supervisor")
 
 _SETTLE_SECONDS: Final = 10.0
 _SHUTDOWN_SECONDS: Final = 30.0
 _RETRY_SECONDS: Final = 1.0
+#: what a first message is made of
+_FIRST_DOCUMENTS: Final = ("inherited", "handoff")
+_FOLLOWED_TASKS: Final = frozenset(
+    {TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.CANCELLING}
+)
+#: fields that may make a next run due, or end the current one
+_WAKING: Final = frozenset({"status", "run", "run_cause", "limits"})
 
 
 class Supervisor(Watching):
@@ -66,8 +78,29 @@ class Supervisor(Watching):
             agents=agents, hierarchy=hierarchy, watcher=watcher, places=places, followed=followed
         )
         self._ender = Ender(
-            agents=agents, watcher=watcher, sockets=sockets, followed=followed, nursery=nursery
+            agents=agents,
+            hierarchy=hierarchy,
+            watcher=watcher,
+            sockets=sockets,
+            followed=followed,
+            nursery=nursery,
         )
+        self._runs = Runs(
+            agents=agents,
+            watcher=watcher,
+            places=places,
+            starter=self._starter,
+            ender=self._ender,
+            streams=sockets.streams,
+        )
+        self._task_runs = TaskRuns(
+            agents=agents,
+            watcher=watcher,
+            places=places,
+            starter=self._starter,
+            ender=self._ender,
+        )
+        self._led_tasks: set[int] = set()
         self._recorder = Recorder(
             agents=agents, hierarchy=hierarchy, sockets=sockets, followed=followed
         )
@@ -79,8 +112,27 @@ class Supervisor(Watching):
 
     def agent_changed(self, index: int, names: Iterable[str]) -> None:
         following = self._followed.get(index)
-        if following is not None and "limits" in names:
+        if following is None:
+            return
+        if "limits" in names:
             following.changes.notify()  # the timeout may be another
+        if not _WAKING.isdisjoint(names):
+            following.rouse()
+
+    def item_changed(self, item: Item, names: Iterable[str]) -> None:
+        following = self._followed.get(item.agent)
+        agent = self._agents.get(item.agent)
+        if not isinstance(item, Task) or following is None or agent is None:
+            return
+        if following.launched.is_set():
+            self._follow_task(agent, following, item)
+        if "status" in names and item.name in following.tasks:
+            following.tasks[item.name].changes.notify()
+
+    def item_listed(self, item: Item) -> None:
+        following = self._followed.get(item.agent)
+        if following is not None and isinstance(item, Message):
+            following.rouse()
 
     # verbs
 
@@ -100,8 +152,6 @@ class Supervisor(Watching):
                     )
         self._agents.authority.check_start(agent)
         cell.program(agent)
-        if agent.workspace == "worktree":
-            raise UnsupportedError("workspace=worktree is not supported by this version")
         assert to.status is not None
         change = Change()
         change.set(agent, status=to.status)
@@ -114,27 +164,54 @@ class Supervisor(Watching):
                 bound_policy=policy.render(policy.as_bound(bound), agent.label),
                 bound_mount=mounts.render(table),
             )
-        self._add_run(change, agent)
+        self._add_start(change, agent)
+        self._add_handoff(change, agent)
         change.event(agent.session, "agent.status", agent.name, status=to.status)
         self._agents.commit(change)
         crashpoints.reach("start.committed")
         self._nursery.start_soon(self._live, agent, self._follow(agent), True)
 
-    def _add_run(self, change: Change, agent: Agent) -> None:
-        run = self._agents.next_run(agent)
+    def _add_start(self, change: Change, agent: Agent) -> None:
+        """A cell is to be made; in mode ``once`` it is that of the run."""
+        run = self._agents.next_run(agent) if not agent.holds_cell else ""
         if agent.result_from_output:  # of the run before
             self._agents.write_document(agent, "result.md", b"")
         output_start = output.Output(self._agents.directory(agent) / "out").end
+        now = time.time()
         change.set(
             agent,
             run=run,
-            started=time.time(),
+            cell=run or f"cell-{secrets.token_hex(4)}",
+            run_cause=None,
+            run_started=now,
+            started=now,
             boot=self._boot,
             cgroup=self._agents.node_path(agent),
             output_start=output_start,
             result_from_output=False,
         )
-        change.event(agent.session, "agent.start", agent.name, run=run)
+        change.event(
+            agent.session, "agent.start", agent.name, **({"run": run} if run else {})
+        )
+
+    def _add_handoff(self, change: Change, agent: Agent) -> None:
+        """The delegated task is the first message of an agent that takes messages."""
+        if not agent.holds_cell:
+            return
+        parts = [self._agents.read_document(agent, f"{name}.md") for name in _FIRST_DOCUMENTS]
+        text = b"\n".join(part for part in parts if part).decode(errors="replace")
+        if not text.strip():
+            return
+        provenance = "operator" if agent.parent is None else "delegation"
+        if agent.parent is not None and not agent.owned:
+            provenance = "bootstrap"
+        self._agents.messages.queue_first(
+            change,
+            agent,
+            text=text,
+            sender=agent.lineage.split(" ")[0],
+            provenance=provenance,
+        )
 
     def stop(self, agent: Agent, reason: str, *, kill: bool) -> None:
         """``stop`` and ``kill``: cancels the agent and all that it owns."""
@@ -145,7 +222,9 @@ class Supervisor(Watching):
                 self._agents.remove_temporary(agent)
             return
         if Effect.END in to.effects:
-            self._ender.end(agent, Outcome.CANCELLED, reason)
+            # what stays to be spoken to ends well when it says so itself
+            done = reason == "self_stop" and agent.holds_cell
+            self._ender.end(agent, Outcome.DONE if done else Outcome.CANCELLED, reason)
         if Effect.SKIP_GRACE in to.effects:
             following = self._followed.get(agent.index)
             if following is not None:
@@ -156,7 +235,7 @@ class Supervisor(Watching):
         """Freezes the subtree (cgroups(7)); what is below keeps its status."""
         to = move(agent.status, Event.PAUSE)
         change = Change()
-        change.set(agent, status=to.status, paused_from=agent.status.value)
+        change.set(agent, status=to.status, paused_from=agent.status.value, frozen=True)
         change.event(agent.session, "agent.status", agent.name, status=to.status)
         self._agents.commit(change)
         crashpoints.reach("pause.committed")
@@ -164,15 +243,76 @@ class Supervisor(Watching):
         crashpoints.reach("pause.frozen")
 
     def resume(self, agent: Agent) -> None:
-        """Thaws the subtree, but for what below was paused by itself."""
+        """Thaws the subtree, but for what below was paused by itself; after an abort the
+        next message, or a next run, follows."""
         move(agent.status, Event.RESUME)
+        if agent.run_cause is not None:
+            raise WrongStateError(f"the run {agent.run} is still ending: try again then")
         status = Status(agent.paused_from)
         change = Change()
-        change.set(agent, status=status, paused_from="")
+        change.set(agent, status=status, paused_from="", frozen=False)
         change.event(agent.session, "agent.status", agent.name, status=status)
         self._agents.commit(change)
         crashpoints.reach("resume.committed")
         self._node(agent).freeze(False)
+
+    def abort(self, agent: Agent, run: str | None) -> None:
+        """Ends the current run and nothing else; the agent is paused then.
+
+        ``StaleError`` if ``run`` is given and another one is current; said again while
+        the run is ending, it skips the rest of the grace.
+        """
+        to = move(agent.status, Event.ABORT)
+        if not agent.run:
+            raise NotRunningError(f"no run to abort: {quote(agent.name)} is between two runs")
+        if run is not None and run != agent.run:
+            raise StaleError(f"{quote(run)} is not the current run: that is {agent.run}")
+        if agent.run_cause is not None:
+            self._followed[agent.index].impatient.set()
+            return
+        self._end_run(agent, "operator_aborted", status=to.status)
+
+    def cancel_message(self, agent: Agent, message: Message) -> None:
+        """Ends one message: it is dropped if it waits, its run ended if it has one.
+
+        A resident program is not ended: it is asked no more about it.
+        """
+        if message.status is MessageStatus.QUEUED or agent.mode == "resident":
+            status = MessageStatus.DROPPED
+            change = Change()
+            if message.status is MessageStatus.RUNNING:
+                status = MessageStatus.ABORTED
+                if agent.status is Status.BUSY:
+                    to = move(agent.status, Event.READYING)
+                    change.set(agent, status=to.status)
+                    change.event(agent.session, "agent.status", agent.name, status=to.status)
+                elif agent.status is Status.PAUSED:
+                    change.set(agent, paused_from=Status.READY.value)
+            self._agents.messages.end(change, agent, message, status, reason="message_cancelled")
+            self._agents.commit(change)
+            following = self._followed.get(agent.index)
+            if following is not None:
+                following.rouse()
+        elif agent.run_cause is None:
+            self._end_run(agent, "message_cancelled")
+
+    def _end_run(self, agent: Agent, reason: str, *, status: Status | None = None) -> None:
+        """The current run is to end and the agent to go on, paused if a status says so."""
+        following = self._followed.get(agent.index)
+        if following is None:
+            raise NotRunningError(f"{quote(agent.name)} is not followed yet: try again")
+        if agent.run == agent.cell and not following.hold():
+            raise NotRunningError(f"the run {agent.run} has just ended")
+        following.impatient = trio.Event()
+        change = Change()
+        change.set(agent, run_cause=(Outcome.CANCELLED.value, reason))
+        if status is not None and agent.status is not status:
+            between = Status.IDLE if agent.mode == "turn" else Status.STARTING
+            change.set(agent, status=status, paused_from=between.value)
+            change.event(agent.session, "agent.status", agent.name, status=status, reason=reason)
+        self._agents.commit(change)
+        crashpoints.reach("abort.committed")
+        self._serve(agent, following)
 
     def reset(self, agent: Agent) -> None:
         """A new incarnation in place of a dead one."""
@@ -242,7 +382,7 @@ class Supervisor(Watching):
         gone = []
         for agent, following in adopted:
             if agent.status is not Status.STOPPING:
-                self._node(agent).freeze(agent.status is Status.PAUSED)
+                self._node(agent).freeze(agent.frozen)
             # Nothing was launched if no monitor has begun a record: it is done now.
             launch = agent.status is Status.STARTING and not following.record_path.exists()
             if not launch and not following.node.populated():
@@ -275,6 +415,10 @@ class Supervisor(Watching):
                 outcome=Outcome.INTERRUPTED,
                 reason=reason,
             )
+        message = self._agents.messages.current(agent)
+        if message is not None:
+            failed = MessageStatus.FAILED
+            end_message(change, self._agents, agent, message, failed, reason=reason)
         self._agents.record_end(change, agent, Outcome.INTERRUPTED, reason)
         self._agents.note(change)
         for member in (agent, *self._agents.descendants(agent)):
@@ -286,6 +430,8 @@ class Supervisor(Watching):
         self._agents.remove_strays()
         living = {agent.cgroup for agent in self._agents if agent.cgroup}
         records = {each.record_path for each in self._followed.values()}
+        for following in self._followed.values():
+            records |= {each.record_path for each in following.entered()}
         for user in self._hierarchy.root.path.glob("user-*"):
             self._remove_stray_nodes(Cgroup(user), user.name, living)
         for path in self._places.records.iterdir():
@@ -307,8 +453,12 @@ class Supervisor(Watching):
         return self._hierarchy.root.child(agent.cgroup or self._agents.node_path(agent))
 
     def _follow(self, agent: Agent) -> Following:
-        record_path = self._places.records / f"{agent.incarnation}-{agent.run}"
-        following = Following(self._node(agent), record_path)
+        record_path = self._places.records / f"{agent.incarnation}-{agent.cell}"
+        following = Following(self._node(agent), record_path, holds_cell=agent.holds_cell)
+        if agent.run and agent.run != agent.cell:
+            path = self._places.records / f"{agent.incarnation}-{agent.run}"
+            following.run = Execution(following.run_leaf, path)
+            following.run.changes = following.wake
         self._followed[agent.index] = following
         return following
 
@@ -319,7 +469,7 @@ class Supervisor(Watching):
                 await self._sockets.open(agent)
                 if agent.waits_to_restart:
                     following = await self._back_off(agent, following)
-                    launch = bool(agent.run)
+                    launch = bool(agent.cell)
                 await self._until_over(agent, following, launch)
                 if not agent.live:
                     return
@@ -351,7 +501,7 @@ class Supervisor(Watching):
                 continue
             change = Change()
             try:
-                self._add_run(change, agent)
+                self._add_start(change, agent)
                 self._agents.commit(change)
             except NoSpaceError as error:
                 log.error("%s: not started again yet: %s", agent.name, error)
@@ -372,19 +522,22 @@ class Supervisor(Watching):
         elif following.record_path.exists():
             following.monitored = True
         following.launched.set()
+        self._serve(agent, following)
         path = following.record_path
         with contextlib.ExitStack() as watches:
             for watched in (path, following.node.path / "cgroup.events"):
                 with contextlib.suppress(OSError):
                     watches.enter_context(self._watcher.watching(watched, following.changes))
-            self._nursery.start_soon(self._watch_monitor, following)
+            self._nursery.start_soon(self._ender.watch_monitor, following)
             while not self._is_over(agent, following):
                 self._note_progress(agent, following, failure)
                 if self._is_over(agent, following):
                     break
                 timeout = self._agents.timeout(agent)
                 deadline = math.inf
-                if timeout is not None and agent.status is not Status.STOPPING:
+                # in mode turn it is one of each run
+                counts = agent.mode != "turn" and agent.status is not Status.STOPPING
+                if timeout is not None and counts:
                     deadline = trio.current_time() + agent.started + timeout - time.time()
                 with trio.move_on_at(deadline) as scope:
                     await following.changes.wait_changed()
@@ -394,41 +547,64 @@ class Supervisor(Watching):
             self._recorder.add(agent, following)
             await following.over.wait()
 
+    def _serve(self, agent: Agent, following: Following) -> None:
+        """Leads runs inside the cell, where there may be some, and tasks."""
+        inside = agent.holds_cell or agent.run != agent.cell or agent.run_cause is not None
+        if inside and not following.served:
+            following.served = True
+            self._nursery.start_soon(self._runs_of, agent, following)
+        for task in self._agents.tasks.of(agent):
+            self._follow_task(agent, following, task)
+
+    async def _runs_of(self, agent: Agent, following: Following) -> None:
+        try:
+            await self._runs.serve(agent, following)
+        except Exception:
+            log.exception("%s: a bug in ctxfs; its processes are killed", agent.name)
+            following.node.kill()
+
+    def _follow_task(self, agent: Agent, following: Following, task: Task) -> None:
+        if task.child or task.status not in _FOLLOWED_TASKS or task.index in self._led_tasks:
+            return
+        self._led_tasks.add(task.index)
+        execution_of(self._places, agent, following, task)
+        self._nursery.start_soon(self._task_of, agent, following, task)
+
+    async def _task_of(self, agent: Agent, following: Following, task: Task) -> None:
+        try:
+            await self._task_runs.follow(agent, following, task)
+        finally:
+            self._led_tasks.discard(task.index)
+
     def _note_progress(self, agent: Agent, following: Following, failure: str) -> None:
         if agent.status is Status.STOPPING:
             return
         record = following.record()
         if record.started and not following.settled:
             following.note_settled()
-        if agent.status is Status.STARTING and record.started:
+        if record.held and not following.settled:
+            following.note_settled()
+            following.rouse()
+        own = agent.run == agent.cell
+        if own and agent.status is Status.STARTING and record.started:
             to = move(agent.status, Event.RUNNING)
             change = Change()
-            change.set(agent, status=to.status, pid=record.program)
-            change.event(agent.session, "run.start", agent.name, run=agent.run, pid=record.program)
+            change.set(agent, status=to.status)
+            add_run_start(change, agent, record)
             change.event(agent.session, "agent.status", agent.name, status=to.status)
             self._agents.note(change)
             crashpoints.reach("start.running")
         if failure:
             self._ender.end(agent, Outcome.ERROR, f"start_failed: {failure}")
-        elif record.over:
+        elif record.over and (record.finished or (own and agent.run_cause is None)):
             # A parent that ended before this agent is the cause, however late we look.
             for ancestor in self._agents.ancestors(agent):
                 above = self._followed.get(ancestor.index)
                 if above is not None and _ended_before(above, record):
-                    self._ender.end(ancestor, *self._judge(ancestor, above.record()))
-            self._ender.end(agent, *self._judge(agent, record))
+                    self._ender.end(ancestor, *judge_run(self._agents, ancestor, above))
+            self._ender.end(agent, *judge_run(self._agents, agent, following))
         elif following.monitor_gone:
             self._ender.end(agent, Outcome.INTERRUPTED, "runtime_lost")
-
-    def _judge(self, agent: Agent, record: Record) -> tuple[Outcome, str]:
-        if not record.over and linux.is_alive(record.keeper):
-            return Outcome.INTERRUPTED, "runtime_lost"  # its monitor is gone
-        leaf = self._node(agent).child("run")
-        killed_for_memory = leaf.keys("memory.events").get("oom_kill", 0) > 0
-        text = output.Output(self._agents.directory(agent) / "log").tail(4096)
-        lines = text.decode(errors="replace").strip().splitlines()
-        complaint = escape(lines[-1]) if lines else ""
-        return judge(record, oom=killed_for_memory, complaint=complaint)
 
     def _is_over(self, agent: Agent, following: Following) -> bool:
         """Whether the end that was begun is complete, down to the last descendant."""
@@ -440,25 +616,10 @@ class Supervisor(Watching):
             return False
         if any(child.live for child in self._agents.descendants(agent)):
             return False
-        return following.monitor_gone or following.record().finished
-
-    async def _watch_monitor(self, following: Following) -> None:
-        """Until the monitor, whichever daemon started it, is gone."""
-        monitor = following.record().monitor
-        with contextlib.suppress(OSError):
-            if monitor:
-                fd = os.pidfd_open(monitor)
-                try:
-                    # a pid may have been given to another process since
-                    if cgroups.path_of(monitor) == f"{self._hierarchy.prefix}/monitor":
-                        await trio.lowlevel.wait_readable(fd)
-                finally:
-                    os.close(fd)
-        if monitor:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(monitor, os.WNOHANG)  # ours to reap, unless adopted
-        following.monitor_gone = True
-        following.changes.notify()
+        return all(
+            each.monitor_gone or each.record().finished
+            for each in (following, *following.entered())
+        )
 
 
 def _ended_before(above: Following, record: Record) -> bool:

@@ -11,8 +11,8 @@ from ctxfs.files.documents import open_real
 from ctxfs.handles import HistoryHandle
 from ctxfs.nodes import Call, Handle, Node
 from ctxfs.rows import Kind, Plane, Render, Row, RowNode, Table
-from runtime.agents import Change
 from runtime.authority.identity import OPERATORS, Caller, Role
+from runtime.change import Change
 from runtime.errors import DeniedError, MalformedError
 from runtime.lifecycle import Status
 from runtime.model import Agent, Session

@@ -13,8 +13,8 @@ from typing import Any
 import pyfuse3
 import pytest
 
-from runtime.agents import Watching
 from runtime.authority.identity import Caller
+from runtime.change import Watching
 from runtime.lifecycle import Status
 from runtime.model import Agent
 from tests.adapter.mounted import (

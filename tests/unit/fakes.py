@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from runtime.agents import Agents, Watching
+from runtime.agents import Agents
 from runtime.authority.identity import Caller
 from runtime.cgroups import Hierarchy
+from runtime.change import Watching
 from runtime.config import Config
 from runtime.history import History
 from runtime.lifecycle import Status

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runtime.agents import Change, Watching
+from runtime.change import Change, Watching
 from runtime.errors import (
     DeniedError,
     MalformedError,

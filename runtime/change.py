@@ -1,0 +1,118 @@
+"""What one transaction changes, and who is told of it (``runtime.agents``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from runtime.model import Agent
+from runtime.planes import Item
+
+_I = TypeVar("_I", bound=Item)
+
+
+class Watching:
+    """Somebody who wants to know of changes, of some of them."""
+
+    def agent_changed(self, index: int, names: Iterable[str]) -> None:
+        """Fields or documents of an agent changed."""
+
+    def session_changed(self, index: int, names: Iterable[str]) -> None:
+        """Files of a session changed."""
+
+    def agent_listed(self, agent: Agent) -> None:
+        """An agent appeared or went."""
+
+    def item_changed(self, item: Item, names: Iterable[str]) -> None:
+        """Fields of a plane's record changed."""
+
+    def item_listed(self, item: Item) -> None:
+        """A plane's record appeared or went."""
+
+
+class Change:
+    """What one transaction changes; collected first, applied all or not at all.
+
+    A part of a larger change sees, by ``peek`` and ``items_of``, what that holds already.
+    """
+
+    def __init__(self, whole: Change | None = None) -> None:
+        self._whole = whole
+        self.items: dict[int, tuple[Item, dict[str, Any]]] = {}
+        self.made_items: list[Item] = []
+        self.dropped_items: list[Item] = []
+        self.agents: list[tuple[Agent, dict[str, Any]]] = []
+        self.sessions: dict[int, dict[str, Any]] = {}
+        self.lines: list[tuple[int, str, dict[str, Any]]] = []
+        #: names that go to another owner
+        self.claims: list[tuple[str, int]] = []
+        #: channels that a new child takes over
+        self.channels: list[tuple[int, str]] = []
+        #: agents that come into being
+        self.made: list[Agent] = []
+        #: files of sessions that were written beside the store
+        self.touched: list[tuple[int, str]] = []
+
+    def set(self, agent: Agent, **values: Any) -> None:
+        self.agents.append((agent, values))
+
+    def put(self, item: Item, **values: Any) -> None:
+        """Changes a plane's record, one that is made in this change too."""
+        self.items.setdefault(id(item), (item, {}))[1].update(values)
+
+    def make(self, item: Item) -> None:
+        self.made_items.append(item)
+
+    def drop(self, item: Item) -> None:
+        self.dropped_items.append(item)
+
+    def peek(self, item: Item, name: str) -> Any:
+        """A field as it will be when all of this is applied."""
+        change: Change | None = self
+        while change is not None:
+            found = change.items.get(id(item))
+            if found is not None and name in found[1]:
+                return found[1][name]
+            change = change._whole
+        return getattr(item, name)
+
+    def peek_agent(self, agent: Agent, name: str) -> Any:
+        """The same for an agent."""
+        change: Change | None = self
+        while change is not None:
+            for changed, values in reversed(change.agents):
+                if changed is agent and name in values:
+                    return values[name]
+            change = change._whole
+        return getattr(agent, name)
+
+    def newly_made(self, agent: int, cls: type[_I]) -> list[_I]:
+        """The records of one kind and agent that are made in this change."""
+        above = self._whole.newly_made(agent, cls) if self._whole is not None else []
+        return above + [i for i in self.made_items if isinstance(i, cls) and i.agent == agent]
+
+    def set_session(self, index: int, **values: Any) -> None:
+        self.sessions.setdefault(index, {}).update(values)
+
+    def add(self, other: Change) -> None:
+        """All that another one changes, after what is here."""
+        for item, values in other.items.values():
+            self.put(item, **values)
+        self.made_items += other.made_items
+        self.dropped_items += other.dropped_items
+        self.agents += other.agents
+        for index, values in other.sessions.items():
+            self.set_session(index, **values)
+        self.lines += other.lines
+        self.claims += other.claims
+        self.channels += other.channels
+        self.made += other.made
+        self.touched += other.touched
+
+    def event(self, session: int, kind: str, agent: str, **fields: Any) -> None:
+        """One line of ``events.jsonl``; id and time are set at the commit."""
+        self.lines.append((session, "events.jsonl", {"type": kind, "agent": agent, **fields}))
+
+    def message(self, session: int, **fields: Any) -> None:
+        """One line of ``messages.jsonl``."""
+        self.lines.append((session, "messages.jsonl", fields))

@@ -1,0 +1,343 @@
+"""Runs inside a cell that is held: of turn agents one for each message, of resident ones
+the program that stays, of once agents those after an abort (ABI section 6)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from typing import Final
+
+import trio
+
+from runtime import cell, crashpoints, output
+from runtime.agents import Agents
+from runtime.cell import Command, Places
+from runtime.change import Change
+from runtime.conclusions import (
+    add_result,
+    add_run_end,
+    add_run_start,
+    end_message,
+    judge_run,
+    message_status,
+    reply_of_run,
+)
+from runtime.ending import Ender, guarded, terminate
+from runtime.errors import CtxError, NoSpaceError
+from runtime.following import Execution, Following
+from runtime.inotify import Watcher
+from runtime.lifecycle import Event, Status, move
+from runtime.limits import spent
+from runtime.model import Agent, Outcome
+from runtime.names import escape
+from runtime.planes import Message
+from runtime.residents import Resident
+from runtime.starting import Starter
+from runtime.streams import Streams
+from runtime.tails import Tail
+
+log = logging.getLogger("ctxd.runs")
+
+_RETRY_SECONDS: Final = 1.0
+
+
+class Runs:
+    """Leads the runs of agents whose cell is held, and hands them their messages."""
+
+    def __init__(
+        self,
+        *,
+        agents: Agents,
+        watcher: Watcher,
+        places: Places,
+        starter: Starter,
+        ender: Ender,
+        streams: Streams,
+    ) -> None:
+        self._agents = agents
+        self._watcher = watcher
+        self._places = places
+        self._starter = starter
+        self._ender = ender
+        self._streams = streams
+
+    async def serve(self, agent: Agent, following: Following) -> None:
+        """Run after run, until the agent is ending."""
+        while agent.accepts_children:
+            if agent.run and (agent.run != agent.cell or agent.run_cause is not None):
+                await self._lead(agent, following)
+                continue
+            try:
+                begun = self._begin(agent, following)
+            except NoSpaceError as error:
+                log.error("%s: its next run does not begin yet: %s", agent.name, error)
+                await trio.sleep(_RETRY_SECONDS)
+                continue
+            if not begun:
+                await following.wake.wait_changed()
+
+    # beginning
+
+    def _begin(self, agent: Agent, following: Following) -> bool:
+        """Commits that there is a next run, or that it is waited for; False if nothing is due."""
+        record = following.record()
+        if not record.held or record.finished:
+            return False
+        message = None
+        if agent.mode == "turn":
+            message = next(iter(self._agents.messages.pending(agent)), None)
+            if agent.status is Status.STARTING and message is None:
+                self._settle(agent, Event.IDLING)
+                return True
+            if message is None or agent.status not in (Status.STARTING, Status.IDLE):
+                return False
+        elif agent.status is not Status.STARTING:
+            return False
+        change = Change()
+        run = self._agents.next_run(agent)
+        if agent.result_from_output:  # of the run before
+            self._agents.write_document(agent, "result.md", b"")
+        written = output.Output(self._agents.directory(agent) / "out")
+        change.set(
+            agent,
+            run=run,
+            pid=0,
+            run_cause=None,
+            run_started=time.time(),
+            output_start=written.end,
+            result_from_output=False,
+            reply_offset=output.Output(self._agents.directory(agent) / "reply").end,
+        )
+        if message is not None:
+            to = move(agent.status, Event.RUNNING)
+            change.set(agent, status=to.status)
+            self._agents.messages.deliver(change, agent, message, run)
+            change.event(agent.session, "agent.status", agent.name, status=to.status, run=run)
+        self._agents.commit(change)
+        crashpoints.reach("run.committed")
+        return True
+
+    def _settle(self, agent: Agent, event: Event) -> None:
+        """What it is between messages."""
+        to = move(agent.status, event)
+        change = Change()
+        change.set(agent, status=to.status)
+        change.event(agent.session, "agent.status", agent.name, status=to.status)
+        self._agents.note(change)
+
+    # leading
+
+    async def _lead(self, agent: Agent, following: Following) -> None:
+        """The current run, from wherever it is to its recorded end, or that of the agent."""
+        run = agent.run
+        own = run == agent.cell
+        execution: Execution = following
+        if not own:
+            record_path = self._places.records / f"{agent.incarnation}-{run}"
+            if following.run is None or following.run.record_path != record_path:
+                following.run = Execution(following.run_leaf, record_path)
+                following.run.changes = following.wake
+            execution = following.run
+        failure = ""
+        if not own and not execution.record_path.exists() and agent.run_cause is None:
+            try:
+                command = self._command(agent)
+                await self._starter.enter(agent, following, execution, command)
+                crashpoints.reach("run.launched")
+            except (CtxError, OSError) as error:
+                failure = escape(str(error))
+        execution.launched.set()
+        execution.monitored = execution.record_path.exists()
+        message = self._agents.messages.current(agent)
+        if message is not None:
+            self._streams.of(message.index).begin(run)
+        async with trio.open_nursery() as nursery:
+            with contextlib.ExitStack() as watches:
+                for path in (execution.record_path, execution.leaf.path / "cgroup.events"):
+                    with contextlib.suppress(OSError):
+                        watches.enter_context(self._watcher.watching(path, following.wake))
+                if not own:
+                    nursery.start_soon(self._ender.watch_monitor, execution)
+                if message is not None and message.asked and agent.mode == "turn":
+                    nursery.start_soon(self._pump, agent, message)
+                if agent.mode == "resident":
+                    resident = Resident(
+                        agents=self._agents,
+                        watcher=self._watcher,
+                        places=self._places,
+                        streams=self._streams,
+                        agent=agent,
+                        following=following,
+                    )
+                    nursery.start_soon(resident.serve)
+                await self._until_over(agent, following, execution, nursery, failure)
+                nursery.cancel_scope.cancel()
+        if agent.accepts_children:
+            self._conclude(agent, following, execution, failure)
+        following.wake.notify()
+
+    def _command(self, agent: Agent) -> Command:
+        directory = self._agents.directory(agent)
+        common = {
+            "words": tuple(cell.program(agent)),
+            "cwd": cell.working_directory(self._agents, agent),
+            "run": agent.run,
+            "out": directory / "out",
+            "log": directory / "log",
+        }
+        if agent.mode == "turn":
+            message = self._agents.messages.current(agent)
+            text = message.text if message is not None else ""
+            if not text.endswith("\n"):
+                text += "\n"
+            data = text.encode()
+            return Command(**common, open_input=lambda: cell.sealed_file("message", data))
+        if agent.mode == "resident":
+            return Command(
+                **common,
+                reply=directory / "reply",
+                open_input=lambda: cell.open_input(self._places, agent, agent.run),
+                leads=True,
+            )
+        return Command(
+            **common, open_input=lambda: self._starter.open_handoff(agent), leads=True
+        )
+
+    async def _until_over(
+        self,
+        agent: Agent,
+        following: Following,
+        execution: Execution,
+        nursery: trio.Nursery,
+        failure: str,
+    ) -> None:
+        """Returns when nothing of the run is left, or the agent is ending instead."""
+        terminating = False
+        while agent.accepts_children:
+            record = execution.record()
+            if record.started and not execution.settled:
+                execution.note_settled()
+            if record.started and not agent.pid:
+                self._note_start(agent, execution)
+                continue
+            ended = bool(failure or record.over or execution.monitor_gone)
+            if ended and agent.run_cause is None and agent.mode != "turn":
+                # the program is the agent
+                outcome = (Outcome.ERROR, f"start_failed: {failure}")
+                if not failure:
+                    outcome = judge_run(self._agents, agent, execution)
+                self._ender.end(agent, *outcome)
+                return
+            if ended and self._is_gone(following, execution):
+                return
+            if (ended or agent.run_cause is not None) and not terminating:
+                terminating = True
+                nursery.start_soon(self._terminate, agent, following, execution)
+            deadline = self._deadline(agent) if not terminating else trio.current_time() + 3600
+            with trio.move_on_at(deadline) as scope:
+                await following.wake.wait_changed()
+            if scope.cancelled_caught and not terminating:
+                self._cause(agent, Outcome.CANCELLED, "timeout")
+
+    @staticmethod
+    def _is_gone(following: Following, execution: Execution) -> bool:
+        if execution is following:
+            return not following.processes()
+        return execution.record().finished or not execution.leaf.populated()
+
+    def _deadline(self, agent: Agent) -> float:
+        """When the run is too old; that of the whole agent is the supervisor's."""
+        timeout = self._agents.timeout(agent)
+        if timeout is None or agent.mode != "turn" or agent.status is Status.PAUSED:
+            return trio.current_time() + 3600
+        return trio.current_time() + agent.run_started + timeout - time.time()
+
+    def _cause(self, agent: Agent, outcome: Outcome, reason: str) -> None:
+        """The current run is to end, and why; the first cause wins."""
+        if agent.run_cause is None:
+            change = Change()
+            change.set(agent, run_cause=(outcome.value, reason))
+            self._agents.note(change)
+
+    async def _terminate(self, agent: Agent, following: Following, execution: Execution) -> None:
+        """SIGTERM, grace, SIGKILL to what is left of the run."""
+        with guarded(agent):
+            grace = 0.0 if agent.frozen else self._agents.grace(agent)
+            await terminate(execution, grace, following.impatient)
+            crashpoints.reach("run.killed")
+        following.wake.notify()
+
+    def _note_start(self, agent: Agent, execution: Execution) -> None:
+        change = Change()
+        add_run_start(change, agent, execution.record())
+        if agent.status is Status.STARTING:
+            event = Event.READYING if agent.mode == "resident" else Event.RUNNING
+            to = move(agent.status, event)
+            change.set(agent, status=to.status)
+            change.event(agent.session, "agent.status", agent.name, status=to.status)
+        self._agents.note(change)
+        crashpoints.reach("run.running")
+
+    async def _pump(self, agent: Agent, message: Message) -> None:
+        """The output of a run to those who listen, as it grows."""
+        directory = self._agents.directory(agent) / "out"
+        tail = Tail(directory, agent.output_start)
+        stream = self._streams.of(message.index)
+        async for text in tail.follow(self._watcher):
+            stream.add(text)
+
+    # concluding
+
+    def _conclude(
+        self, agent: Agent, following: Following, execution: Execution, failure: str
+    ) -> None:
+        """Records a run after which the agent goes on."""
+        record = execution.record()
+        if agent.run_cause is not None:
+            outcome, reason = agent.run_cause
+        elif failure:
+            outcome, reason = Outcome.ERROR.value, f"start_failed: {failure}"
+        else:
+            outcome, reason = judge_run(self._agents, agent, execution)
+        change = Change()
+        if outcome == Outcome.DONE:
+            with contextlib.suppress(OSError):
+                add_result(change, self._agents, agent)
+        message = self._agents.messages.current(agent)
+        if message is not None:
+            status = message_status(outcome, reason)
+            reply = reply_of_run(self._agents, agent) if agent.mode == "turn" else ""
+            end_message(
+                change, self._agents, agent, message, status, reply=reply,
+                reason="" if outcome == Outcome.DONE else reason,
+            )
+        usage: dict[str, int] = {} if execution is following else spent(execution.leaf)
+        add_run_end(change, agent, record, outcome, reason, usage)
+        change.set(agent, run="", pid=0, run_cause=None)
+        between = Status.IDLE if agent.mode == "turn" else Status.STARTING
+        if agent.status is Status.PAUSED:
+            change.set(agent, paused_from=between.value)
+        elif agent.status is Status.BUSY and between is Status.IDLE:
+            to = move(agent.status, Event.IDLING)
+            change.set(agent, status=to.status)
+            change.event(agent.session, "agent.status", agent.name, status=to.status)
+        with contextlib.suppress(OSError):
+            directory = self._agents.directory(agent) / "log"
+            output.append_line(directory, f"{agent.run} ended: {outcome} {reason}")
+        self._agents.note(change)
+        crashpoints.reach("run.recorded")
+        execution.over.set()
+        if execution is not following:
+            following.run = None
+            execution.leaf.remove()
+            execution.record_path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(cell.input_path(self._places, agent, record_run(execution)))
+        log.info("%s: %s: %s (%s)", agent.name, record_run(execution), outcome, reason)
+
+
+def record_run(execution: Execution) -> str:
+    """The id of the run, or cell, that a record is of."""
+    return execution.record_path.name.partition("-")[2]

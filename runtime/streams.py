@@ -1,0 +1,63 @@
+"""Replies on their way to those who asked for them, as they grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import trio
+
+from runtime.change import Watching
+from runtime.planes import MESSAGE_MOVES, Item, Message
+
+#: what a reply may hold of the daemon's memory; more is told at its end only
+_TEXT_MAX: Final = 512 << 10
+
+
+class Stream:
+    """The reply to one message, so far."""
+
+    def __init__(self) -> None:
+        #: the run that works on it, empty while it waits
+        self.run = ""
+        self.text = ""
+        self.over = False
+        self._changed = trio.Event()
+
+    def begin(self, run: str) -> None:
+        self.run = run
+        self._tell()
+
+    def add(self, text: str) -> None:
+        """A piece of the reply."""
+        self.text += text[: max(0, _TEXT_MAX - len(self.text))]
+        self._tell()
+
+    def end(self) -> None:
+        """What became of the message is recorded."""
+        self.over = True
+        self._tell()
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()
+
+    async def wait_changed(self) -> None:
+        await self._changed.wait()
+
+
+class Streams(Watching):
+    """The streams of messages that somebody may listen to, by the message's index."""
+
+    def __init__(self) -> None:
+        self._streams: dict[int, Stream] = {}
+
+    def of(self, message: int) -> Stream:
+        """The stream of a message, made with the first question for it."""
+        return self._streams.setdefault(message, Stream())
+
+    def item_changed(self, item: Item, names: Iterable[str]) -> None:
+        if not isinstance(item, Message) or item.index not in self._streams:
+            return
+        if item.status in MESSAGE_MOVES.terminal:
+            self._streams.pop(item.index).end()

@@ -1,0 +1,41 @@
+"""Following what a monitor writes, from a byte on."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+from runtime.inotify import Changes, Watcher
+from runtime.output import Output
+
+_BLOCK: Final = 64 << 10
+
+
+class Tail:
+    """The bytes of a kept stream after a position, each once."""
+
+    def __init__(self, directory: Path, position: int) -> None:
+        self._directory = directory
+        self.position = position
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def read(self) -> bytes:
+        """What has been added, at most a block of it."""
+        data, self.position = Output(self._directory).since(self.position, _BLOCK)
+        return data
+
+    def text(self) -> str:
+        """The same as text; a character that is not complete yet comes later."""
+        return self._decoder.decode(self.read())
+
+    async def follow(self, watcher: Watcher) -> AsyncIterator[str]:
+        """Pieces of text, as they come, until cancelled."""
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        changes = Changes()
+        with watcher.watching(self._directory, changes):
+            while True:
+                while text := self.text():
+                    yield text
+                await changes.wait_changed()
