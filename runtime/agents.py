@@ -39,7 +39,7 @@ from runtime.lifecycle import Event, Status, move
 from runtime.messages import Messages
 from runtime.model import SESSION_STATES, Agent, Outcome, Profile, Session
 from runtime.names import check_name, dump_json, parse_duration, parse_size, quote, timestamp
-from runtime.planes import Item, Items
+from runtime.planes import Item, Items, Plane, Wait, Work
 from runtime.privilege import ROOT, Privilege
 from runtime.store import Pending, Store
 from runtime.trash import Trash
@@ -206,6 +206,8 @@ class Agents:
         self._sessions: dict[int, Session] = {}
         self.items = Items()
         self.messages = Messages(self)
+        self.work = Plane(self, Work, "work item", lambda config: config.work_items)
+        self.waiting = Plane(self, Wait, "wait", lambda config: config.waits)
         for item in store.load_items():
             self.items.add(item)
         for agent in self._agents.values():
@@ -372,6 +374,13 @@ class Agents:
         self._commit_late()
         self._commit(change)
 
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[Change]:
+        """A change that is committed once all of it is said, and not at all after an error."""
+        change = Change()
+        yield change
+        self.commit(change)
+
     def note(self, change: Change, *, urgent: Callable[[], None] = lambda: None) -> None:
         """Like ``commit``, for what has happened and cannot be refused.
 
@@ -396,6 +405,7 @@ class Agents:
             urgent()
             for agent, values in change.agents:
                 self._tell_agent(agent.index, values)
+            self._tell_changed(change)
 
     def _commit_late(self) -> None:
         while self._late:
@@ -523,6 +533,10 @@ class Agents:
         for watching in self.watching:
             for item in (*change.made_items, *change.dropped_items):
                 watching.item_listed(item)
+        self._tell_changed(change)
+
+    def _tell_changed(self, change: Change) -> None:
+        for watching in self.watching:
             for item, values in change.items.values():
                 watching.item_changed(item, (*values, "updated"))
 

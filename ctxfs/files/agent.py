@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from ctxfs import rows
+from ctxfs.files import waiting, work
 from ctxfs.files.documents import (
     check_input,
     check_ref,
@@ -754,10 +755,8 @@ ROWS: Final = (
         doc="links to the directories of its children"),
     Row(name="task", kind=Kind.DIRECTORY, mode=0o755, entries=_no_entries, make=_no_plane("tasks"),
         doc="the task plane"),
-    Row(name="work", kind=Kind.DIRECTORY, mode=0o755, entries=_no_entries,
-        make=_no_plane("work items"), doc="the work plane"),
-    Row(name="waiting", kind=Kind.DIRECTORY, mode=0o755, entries=_no_entries,
-        make=_no_plane("waits"), doc="the waiting plane"),
+    work.PLANE.row("what it works on: mkdir makes a work item"),
+    waiting.PLANE.row("what it waits for: mkdir makes a wait"),
     Row(name="session", kind=Kind.LINK, mode=0o777, target=_session_target, depends=("owner",),
         doc="link to the current session"),
 )
