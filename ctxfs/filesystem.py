@@ -14,9 +14,12 @@ from ctxfs.durable import Durable, DurableNode, Space
 from ctxfs.files import agent as agent_files
 from ctxfs.files import root as root_files
 from ctxfs.files import session as session_files
+from ctxfs.files import task as task_files
+from ctxfs.files import waiting as waiting_files
+from ctxfs.files import work as work_files
 from ctxfs.nodes import Call, Node
 from ctxfs.reasons import Reasons
-from ctxfs.rows import Kind, Plane, Row, RowNode, Table, inode_number, split_inode
+from ctxfs.rows import ItemPlane, Kind, Plane, Row, RowNode, Table, inode_number, split_inode
 from runtime.authority.identity import (
     CONTROLLERS,
     INSIDERS,
@@ -41,10 +44,19 @@ from runtime.lifecycle import Status
 from runtime.model import Agent
 from runtime.names import check_name, quote
 from runtime.output import Output
+from runtime.planes import Item, Message, Task
 from runtime.runtime import Runtime
 from runtime.sockets import DAEMON_BIND_NAME
 
 ROOT_INODE: Final = 1
+#: the planes of records below every agent, by the kind of record
+_PLANES: Final = {
+    plane.cls.kind: plane for plane in (task_files.PLANE, work_files.PLANE, waiting_files.PLANE)
+}
+_ITEM_PLANES: Final[dict[int, ItemPlane]] = {
+    plane.table.plane: plane for plane in _PLANES.values()
+}
+_DIRECTORIES: Final = tuple(plane.name for plane in _PLANES.values())
 
 
 class Filesystem(Watching):
@@ -101,6 +113,10 @@ class Filesystem(Watching):
                 return None
             key = (session.owner, session.agent)
             return RowNode(self, root_files.HISTORY_TABLE, index, key, number)
+        of_items = _ITEM_PLANES.get(plane)
+        item = agents.items.get(index)
+        if of_items is not None and isinstance(item, of_items.cls):
+            return RowNode(self, of_items.table, index, item, number)
         return None
 
     def _root(self, number: int) -> RowNode:
@@ -116,9 +132,8 @@ class Filesystem(Watching):
         row = directory.row
         if not name.isascii():
             raise MissingError(f"{quote(name)}: names here are ASCII")
-        if row.find is not None:
-            node = row.find(self, directory.obj, call, name)
-        else:
+        node = row.find(self, directory.obj, call, name) if row.find is not None else None
+        if node is None:
             node = self._member(directory, call, name)
         if node is None:
             raise MissingError(
@@ -148,7 +163,6 @@ class Filesystem(Watching):
         row = directory.row
         if row.entries is not None:
             yield from row.entries(self, directory.obj, call)
-            return
         if directory.inode == ROOT_INODE and call.caller.agent is not None:
             yield "self"
         for number, inner in directory.table.within(_inside(directory)):
@@ -196,13 +210,15 @@ class Filesystem(Watching):
             agent: Agent = node.obj
             if row.within == "agent":
                 return agent.private
+            if row.within in _DIRECTORIES:
+                return False  # their directory is
             # below a private name all is for those who know it, but for what is delegated
             return row.delegated if agent.private else not row.public
         planes = (Plane.HISTORY, Plane.SESSION, Plane.CHANNEL)
         return node.table.plane in planes and row.name == ""
 
     def entry_timeout(self, node: RowNode) -> float:
-        if node.row.within == "self" or self._gated(node):
+        if node.row.within in ("self", "trigger") or self._gated(node):
             return 0.0
         return FOREVER
 
@@ -244,7 +260,13 @@ class Filesystem(Watching):
         if plane is Plane.AGENT:
             if row.within == "agent":
                 return f"agent/{obj.name}{row.name}"
-            return f"agent/{obj.name}.d/{row.name}"
+            inner = f"{row.within}/" if row.within in _DIRECTORIES else ""
+            return f"agent/{obj.name}.d/{inner}{row.name}"
+        if plane in _ITEM_PLANES:
+            if row.within == "trigger":
+                return "trigger"  # its name is a secret
+            base = f"agent/{self._agent_with(obj).name}.d/{_ITEM_PLANES[plane].name}/{obj.name}"
+            return f"{base}/{row.name}".rstrip("/")
         if plane is Plane.CHILD:
             return f"agent/{obj.name}.d"
         if plane is Plane.SESSION:
@@ -267,7 +289,16 @@ class Filesystem(Watching):
             return agent
         if plane is Plane.SESSION:
             return self.runtime.agents.recall(node.obj.incarnation)
+        if plane in _ITEM_PLANES:
+            return self._agent_with(node.obj)
         return None
+
+    def _agent_with(self, item: Item) -> Agent:
+        """The agent that a record belongs to; it may have been removed since."""
+        agent = self.runtime.agents.recall(item.agent)
+        if agent is None:
+            raise MissingError("what was here is gone, with its agent")
+        return agent
 
     def root_roles(self, caller: Caller) -> Role:
         if not caller.known:
@@ -575,6 +606,11 @@ class Filesystem(Watching):
         agent = self.runtime.agents.get(index)
         if agent is None:
             return
+        if agent.parent is not None and wanted & {"status", "handoff.md", "result.md"}:
+            # the parent's handle shows it
+            handle = self.runtime.agents.items.named(agent.parent, Task, agent.name)
+            if handle is not None and handle.child == index:
+                self._rows_changed(task_files.TABLE, handle.index, {"status", "title"})
         if wanted & {"uid", "gid", "owner"}:
             self.cache.forget_pages(
                 inode_number(Plane.AGENT, index, n) for n in range(1, len(agent_files.ROWS) + 1)
@@ -604,6 +640,21 @@ class Filesystem(Watching):
         if agent.parent is not None:
             children = inode_number(Plane.AGENT, agent.parent, agent_files.TABLE.number("child"))
             self.cache.forget_name(children, agent.name)
+
+    def item_changed(self, item: Item, names: Iterable[str]) -> None:
+        if isinstance(item, Message):
+            self.agent_changed(item.agent, ("queue",))
+        plane = _PLANES.get(item.kind)
+        if plane is not None:
+            self._rows_changed(plane.table, item.index, set(names))
+
+    def item_listed(self, item: Item) -> None:
+        if isinstance(item, Message):
+            self.agent_changed(item.agent, ("queue",))
+        plane = _PLANES.get(item.kind)
+        if plane is not None:
+            number = agent_files.TABLE.number(plane.name)
+            self.cache.forget_name(inode_number(Plane.AGENT, item.agent, number), item.name)
 
     def _rows_changed(self, table: Table, index: int, names: set[str]) -> None:
         numbers = {n for name in names for n in table.depending.get(name, ())}

@@ -371,7 +371,64 @@ class OutputHandle(RowHandle):
 
 
 class InboxHandle(RowHandle):
-    """``inbox`` of an agent that takes no messages."""
+    """``inbox``: what is written becomes one message at each flush with new data."""
+
+    def __init__(self, fs: Filesystem, node: RowNode, caller: object, *, writing: bool) -> None:
+        super().__init__(fs, node, caller, writing=writing)
+        self._text = b""
 
     def write(self, offset: int, data: bytes) -> int:
-        raise WrongStateError("a once agent takes no messages: write handoff.md before its start")
+        assert self._text is not None
+        self._check_alive()
+        self.node.check_writer(self.caller)
+        limit = self._fs.runtime.config.frame_max
+        # a newline at the end is that of the last line, not of the text
+        if len(self._text) + len(data) > limit + 1:
+            self._drop()
+            raise TooLongError(f"a message is at most {limit} bytes")
+        self.charge(len(self._text) + len(data))
+        self._text += data
+        return len(data)
+
+    def _drop(self) -> None:
+        self._text = b""
+        self.charge(0)
+
+    def flush(self) -> None:
+        data = self._text or b""
+        self._drop()
+        if data:
+            self._check_alive()
+            self.node.check_writer(self.caller)
+            self._send(decode(data).removesuffix("\n"))
+
+    def _send(self, text: str) -> None:
+        self._fs.runtime.agents.send(self.caller, self.node.obj, text)
+
+
+class TaskInputHandle(RowHandle):
+    """``input`` of a task: bytes for a command, as many as it has room for."""
+
+    def write(self, offset: int, data: bytes) -> int:
+        self._check_alive()
+        self.node.check_writer(self.caller)
+        return self._fs.runtime.supervisor.write_input(self.node.obj, data)
+
+
+class ChildInputHandle(InboxHandle):
+    """``input`` of a supervised child's handle: a message."""
+
+    def _send(self, text: str) -> None:
+        agents = self._fs.runtime.agents
+        child = agents.tasks.child_of(self.node.obj)
+        if child is None:
+            raise WrongStateError("the agent of this handle is gone")
+        agents.send(self.caller, child, text)
+
+
+class TaskOutputHandle(RowHandle):
+    """``output`` of a task, as it grows."""
+
+    def read(self, offset: int, size: int) -> bytes:
+        self._check_reader()
+        return self._fs.runtime.agents.tasks.read_output(self.node.obj, offset, size)

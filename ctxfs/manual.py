@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from ctxfs.files import agent, root, session
+from ctxfs.files import agent, root, session, waiting, work
 from ctxfs.files.verbs import VERBS, Verb
-from ctxfs.rows import ANY_STATUS, Kind, Row, Table, statuses, writers
+from ctxfs.rows import ANY_STATUS, ITEM, Kind, Row, Table, statuses, writers
 from runtime.authority.identity import INSIDERS, Role
 from runtime.authority.policy import PERMS
 from runtime.lifecycle import TABLE as MOVES
@@ -28,7 +28,7 @@ from runtime.lifecycle import Event, Status
 
 _WIDTH: Final = 96
 #: directories that are a plane's own, or names that the page explains itself
-_STRUCTURE: Final = ("/", "agent", "self", "session", "channel", "home", "history")
+_STRUCTURE: Final = ("/", "agent", "self", "session", "channel", "home", "history", ITEM)
 _SUFFIXES: Final = {
     Kind.FILE: "",
     Kind.DIRECTORY: "/",
@@ -153,6 +153,8 @@ SECTIONS: Final[dict[str, Callable[[], Iterator[str]]]] = {
     "root files": _plain_files(root.TABLE),
     "home files": _plain_files(root.HOME_TABLE),
     "agent files": _files(agent.TABLE),
+    "work files": _files(work.TABLE),
+    "waiting files": _files(waiting.TABLE),
     "session files": _files(session.TABLE),
     "channel files": _plain_files(session.CHANNEL_TABLE),
     "verbs": _verbs,

@@ -146,6 +146,10 @@ class Node:
     def remembered(self) -> None:
         """The kernel has been given one more reference to this inode."""
 
+    def shown(self, name: str) -> str:
+        """A name in it as reasons may tell it."""
+        return name
+
     def lookup(self, call: Call, name: str) -> Node:
         raise NotADirectoryNodeError(f"{self.path} is no directory")
 
@@ -177,13 +181,13 @@ class Node:
         raise ForbiddenError(f"links cannot be made in {self.path or '/'}")
 
     def rmdir(self, call: Call, name: str) -> None:
-        raise ForbiddenError(f"{name} cannot be removed from {self.path or '/'}")
+        raise ForbiddenError(f"{self.shown(name)} cannot be removed from {self.path or '/'}")
 
     def unlink(self, call: Call, name: str) -> None:
-        raise ForbiddenError(f"{name} cannot be removed from {self.path or '/'}")
+        raise ForbiddenError(f"{self.shown(name)} cannot be removed from {self.path or '/'}")
 
     def rename(self, call: Call, name: str, target: Node, new_name: str, *, replace: bool) -> None:
-        raise ForbiddenError(f"{name} cannot be renamed")
+        raise ForbiddenError(f"{self.shown(name)} cannot be renamed")
 
     def set_attributes(self, call: Call, changes: Changes) -> None:
         """chmod(2), chown(2), truncate(2), utimensat(2) without an open file.

@@ -91,7 +91,8 @@ class Operations(pyfuse3.Operations):
         path = node.path if node is not None else ""
         names = [_name(a) for a in args if isinstance(a, bytes)]
         if names and operation not in ("write", "symlink"):
-            path = f"{path}/{names[0]}".lstrip("/")
+            name = node.shown(names[0]) if node is not None else names[0]
+            path = f"{path}/{name}".lstrip("/")
         self._fs.reasons.note(error, caller, path, node.incarnation if node is not None else None)
 
     def _about(self, operation: str, args: Sequence[Any]) -> tuple[Caller | None, Node | None]:

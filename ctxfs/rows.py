@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from ctxfs.caching import FOREVER
 from ctxfs.handles import ControlHandle, RowHandle
 from ctxfs.nodes import Attributes, Call, Changes, Handle, Node
-from runtime.authority.identity import INSIDERS, Caller, Role
+from runtime import planes
+from runtime.authority.identity import INSIDERS, PARTIES, Caller, Role
 from runtime.errors import (
     CtxError,
     DeniedError,
@@ -27,11 +28,13 @@ from runtime.errors import (
     TooLongError,
     WrongStateError,
 )
-from runtime.lifecycle import Status
+from runtime.lifecycle import LIVE, Status
 from runtime.model import Agent
+from runtime.planes import Item
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem
+    from runtime.agents import Agents
 
 
 class Plane(IntEnum):
@@ -44,6 +47,9 @@ class Plane(IntEnum):
     CHANNEL = 4
     HOME = 5
     HISTORY = 6
+    TASK = 7
+    WORK = 8
+    WAITING = 9
 
 
 class Kind(Enum):
@@ -68,11 +74,13 @@ class Row:
     """One file, directory, link or socket of a plane.
 
     ``public`` rows of a public agent are open to all. ``write`` says who may
-    write, ``when`` in which statuses. ``check`` sees each complete line at
+    write, ``when`` in which statuses of the agent; ``writable`` raises while the
+    row's object takes nothing. ``check`` sees each complete line at
     write(2), ``first`` makes that the first line only, ``commit`` the whole value
     at flush; ``single`` rows hold one value on one line. ``volatile`` values
     change by themselves and are never cached; ``polled`` ones work with poll(2).
-    ``within`` names the directory row that a row is listed in.
+    ``within`` names the directory row that a row is listed in. The names in a
+    ``secret`` directory are told to nobody, in no reason either.
     """
 
     name: str
@@ -85,6 +93,8 @@ class Row:
     read: Role = INSIDERS
     write: Role = Role.NONE
     when: frozenset[Status] = ANY_STATUS
+    writable: Callable[[Filesystem, Any], None] | None = None
+    secret: bool = False
     render: Render | None = None
     check: Check | None = None
     commit: Check | None = None
@@ -208,6 +218,8 @@ class RowNode(Node):
     def _mtime(self) -> float:
         if self.row.mtime is not None:
             return self.row.mtime(self.fs, self.obj)
+        if isinstance(self.obj, Item):
+            return self.obj.created
         agent = self.agent
         return agent.created if agent is not None else self.fs.started
 
@@ -260,6 +272,8 @@ class RowNode(Node):
             raise WrongStateError(
                 f"{row.name} is written {statuses(row)}; the agent is {agent.status}"
             )
+        if row.writable is not None:
+            row.writable(self.fs, self.obj)
 
     # opening
 
@@ -322,6 +336,9 @@ class RowNode(Node):
             return self.fs.bound_socket(self, name)
         return super().mknod(call, name, mode)
 
+    def shown(self, name: str) -> str:
+        return "(a secret)" if self.row.secret else name
+
     def receive(self, call: Call, source: Node, name: str, new_name: str) -> None:
         """A real file is renamed into this directory."""
         if self.row.receive is None:
@@ -348,6 +365,8 @@ _WHO: Final = (
 
 def writers(row: Row) -> str:
     """Who may write, for reasons and the manual."""
+    if row.write & Role.ANYONE:
+        return "everybody"
     if row.write == Role.ROOT:
         return "operators with uid 0"
     names = [text for role, text in _WHO if role & row.write]
@@ -370,3 +389,46 @@ def one_line(text: str) -> str:
     if "\n" in value:
         raise MalformedError("one value is wanted, on one line")
     return value
+
+
+#: what the row of an item's own directory is ``within``
+ITEM: Final = "item"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemPlane:
+    """A plane of records below each agent, such as ``work``: ``name`` is its directory.
+
+    ``table`` shows one record; ``records`` makes, finds and removes them.
+    """
+
+    name: str
+    cls: type[Item]
+    table: Table
+    records: Callable[[Agents], planes.Plane[Any]]
+
+    def node(self, fs: Filesystem, item: Item) -> RowNode:
+        return RowNode(fs, self.table, item.index, item, self.table.number("", ITEM))
+
+    def row(self, doc: str) -> Row:
+        """The directory in the agent's own."""
+
+        def entries(fs: Filesystem, agent: Agent, call: Call) -> Iterator[str]:
+            for item in fs.runtime.agents.items.of(agent.index, self.cls):
+                yield item.name
+
+        def find(fs: Filesystem, agent: Agent, call: Call, name: str) -> Node | None:
+            item = fs.runtime.agents.items.named(agent.index, self.cls, name)
+            return self.node(fs, item) if item is not None else None
+
+        def make(fs: Filesystem, agent: Agent, call: Call, name: str, mode: int) -> Node:
+            item: Item = self.records(fs.runtime.agents).make(call.caller, agent, name)
+            return self.node(fs, item)
+
+        def remove(fs: Filesystem, agent: Agent, call: Call, name: str) -> None:
+            self.records(fs.runtime.agents).remove(call.caller, agent, name)
+
+        return Row(
+            name=self.name, kind=Kind.DIRECTORY, mode=0o755, write=PARTIES, when=LIVE,
+            entries=entries, find=find, make=make, remove=remove, doc=doc,
+        )  # fmt: skip

@@ -22,7 +22,7 @@ import trio
 from runtime import crashpoints, linux
 from runtime.authority import policy
 from runtime.authority.attenuation import POLICY_FIELDS, Authority
-from runtime.authority.identity import Caller, Identity, supplementary_groups
+from runtime.authority.identity import Caller, Identity, Role, supplementary_groups
 from runtime.cgroups import Hierarchy
 from runtime.change import Change, Watching
 from runtime.config import Config
@@ -40,15 +40,22 @@ from runtime.lifecycle import Event, Status, move
 from runtime.messages import Messages
 from runtime.model import SESSION_STATES, Agent, Outcome, Profile, Session
 from runtime.names import check_name, dump_json, parse_duration, parse_size, quote, timestamp
-from runtime.planes import Items
+from runtime.planes import Items, Message, Plane, Task, TaskEvent, Wait, Work
 from runtime.privilege import ROOT, Privilege
 from runtime.store import Pending, Store
+from runtime.tasks import TaskPlane
 from runtime.trash import Trash
 from runtime.waits import Waits
 
 log = logging.getLogger("ctxd.agents")
 
 
+#: what a message is, by what its sender is to the agent
+_PROVENANCES: Final = (
+    (Role.OPERATOR | Role.ROOT, "operator"),
+    (Role.CREATOR, "supervisor"),
+    (Role.WRITER, "agent"),
+)
 _RETRY_SECONDS: Final = 1.0
 #: lines that are in their files, and in the outbox until these are synced
 _OUTBOX_MAX: Final = 1000
@@ -100,6 +107,9 @@ class Agents:
         self._sessions: dict[int, Session] = {}
         self.items = Items()
         self.messages = Messages(self)
+        self.tasks = TaskPlane(self)
+        self.work = Plane(self, Work, "work item", lambda config: config.work_items)
+        self.waiting = Plane(self, Wait, "wait", lambda config: config.waits)
         for item in store.load_items():
             self.items.add(item)
         for agent in self._agents.values():
@@ -266,6 +276,13 @@ class Agents:
         self._commit_late()
         self._commit(change)
 
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[Change]:
+        """A change that is committed once all of it is said, and not at all after an error."""
+        change = Change()
+        yield change
+        self.commit(change)
+
     def note(self, change: Change, *, urgent: Callable[[], None] = lambda: None) -> None:
         """Like ``commit``, for what has happened and cannot be refused.
 
@@ -290,6 +307,7 @@ class Agents:
             urgent()
             for agent, values in change.agents:
                 self._tell_agent(agent.index, values)
+            self._tell_changed(change)
 
     def _commit_late(self) -> None:
         while self._late:
@@ -346,7 +364,7 @@ class Agents:
                     if values.get("removed"):
                         self._store.delete_items(agent.index)
                 for agent in change.made:
-                    self._make(agent)
+                    self._make(change, agent)
                     change.event(agent.session, "agent.create", agent.name, parent=agent.lineage)
                 self._store_items(change, now)
                 for index in (*change.sessions, *(line[0] for line in change.lines)):
@@ -417,6 +435,10 @@ class Agents:
         for watching in self.watching:
             for item in (*change.made_items, *change.dropped_items):
                 watching.item_listed(item)
+        self._tell_changed(change)
+
+    def _tell_changed(self, change: Change) -> None:
+        for watching in self.watching:
             for item, values in change.items.values():
                 watching.item_changed(item, (*values, "updated"))
 
@@ -575,6 +597,7 @@ class Agents:
                 f"{quote(parent.name)} has had {kept} children in this session, "
                 "the configured maximum of those that are kept"
             )
+        self.tasks.check_handle(parent, agent.name)
         session = self._load_session(parent.session)
         lineage = f"agent:{parent.name} session:{session.name}"
         return {
@@ -622,7 +645,7 @@ class Agents:
             raise
         crashpoints.reach("create.inserted")
 
-    def _make(self, agent: Agent) -> None:
+    def _make(self, change: Change, agent: Agent) -> None:
         """Inside the transaction: its record, its session, and whose name it is."""
         if self._store.name_owner(agent.name) != agent.owner:
             self._store.claim_name(agent.name, agent.owner)
@@ -630,6 +653,9 @@ class Agents:
         agent.index = self._store.insert_agent(agent)
         agent.session = self._new_session(agent)
         self._store.put_agent(agent.index, agent.dump())
+        parent = self.parent_of(agent)
+        if parent is not None and agent.owned:
+            self.tasks.make_handle(change, parent, agent)
 
     def _register(self, agent: Agent) -> None:
         self.authority.forget()
@@ -713,9 +739,34 @@ class Agents:
         # Only a removed agent leaves its name, so no record in memory changes with it.
         self._store.put_agent(old.index, {**old.dump(), "channel": f"{channel}~{number}"})
 
-    def _new_session(self, agent: Agent) -> int:
+    def switch_session(self, agent: Agent, name: str) -> None:
+        """Makes a session of this incarnation the current one, a new one if there is none.
+
+        ``WrongStateError`` while it works, or after its end; ``DeniedError`` for a
+        session of an earlier incarnation; ``QuotaError``.
+        """
+        if agent.status in (Status.BUSY, Status.STARTING, Status.STOPPING, Status.DEAD):
+            raise WrongStateError(f"session does not fit: the agent is {agent.status}")
+        if agent.status is Status.PAUSED and agent.run:
+            raise WrongStateError(f"session does not fit: the run {agent.run} is paused")
+        known = dict(self._store.sessions(agent.owner, agent.name))
+        index = known.get(name)
+        if index == agent.session:
+            return
+        if index is not None and self._load_session(index).incarnation != agent.index:
+            raise DeniedError(f"the session {quote(name)} is of an earlier {quote(agent.name)}")
+        change = Change()
+        with self._store.transaction():
+            if index is None:
+                self._check_sessions(agent.owner, agent.name)
+                index = self._new_session(agent, name)
+            others = {agent.session, *agent.other_sessions} - {index}
+            change.set(agent, session=index, other_sessions=tuple(sorted(others)))
+            self.commit(change)
+
+    def _new_session(self, agent: Agent, wanted: str = "") -> int:
         taken = {name for name, _ in self._store.sessions(agent.owner, agent.name)}
-        name, number = "default", 1
+        name, number = wanted or "default", 1
         while name in taken:
             number += 1
             name = f"default.{number}"
@@ -765,8 +816,12 @@ class Agents:
             values["exec"] = agent.exec or parent.exec
         change = Change()
         change.set(agent, **values)
+        above = self.parent_of(agent)
+        if above is not None:
+            self.tasks.drop_handle(change, above, agent)
         if parent is not None:
             change.channels.append((parent.session, agent.name))
+            self.tasks.make_handle(change, parent, agent)
         self.commit(change)
         if before is not None:
             self._children[before].remove(agent.index)
@@ -774,6 +829,19 @@ class Agents:
         if agent.parent is not None:
             self._children.setdefault(agent.parent, []).append(agent.index)
         self._tell_parent(agent)
+
+    def set_life(self, agent: Agent, life: str, profile: str) -> None:
+        """Whether a child dies with its parent, which has a handle of it then."""
+        change = Change()
+        change.set(agent, life=life, profile=profile)
+        parent = self.parent_of(agent)
+        if parent is not None and agent.owned != (life != "detached"):
+            if agent.owned:
+                self.tasks.drop_handle(change, parent, agent)
+            else:
+                self.tasks.check_handle(parent, agent.name)
+                self.tasks.make_handle(change, parent, agent)
+        self.commit(change)
 
     def change_owner(self, agent: Agent, owner: int) -> None:
         """Gives a ``new`` agent, its name and its session to another user."""
@@ -808,6 +876,9 @@ class Agents:
         change = Change()
         for member in members:
             change.set(member, removed=True)
+        parent = self.parent_of(agent)
+        if parent is not None:
+            self.tasks.drop_handle(change, parent, agent)
         try:
             self.commit(change)
         except NoSpaceError:
@@ -829,11 +900,14 @@ class Agents:
         self.authority.forget()
         del self._agents[agent.index]
         del self._by_name[agent.name]
+        for task in self.items.of(agent.index, Task):
+            self.tasks.forget(task)
         self.items.drop_all(agent.index)
         self._children.pop(agent.index, None)
         if agent.parent is not None and agent.parent in self._children:
             self._children[agent.parent].remove(agent.index)
-        self._sessions.pop(agent.session, None)
+        for session in (agent.session, *agent.other_sessions):
+            self._sessions.pop(session, None)
         self.waits.remove(agent.wait_token)
         crashpoints.reach("remove.forgotten")
         self.clear_directory(agent)
@@ -863,7 +937,8 @@ class Agents:
                     self.trash.discard(path)
             if directory.name not in kept:
                 self.trash.discard(directory)
-        self.waits.keep({agent.wait_token for agent in self})
+        tokens = {task.wait_token for task in self.items.all(Task) if not task.child}
+        self.waits.keep(tokens | {agent.wait_token for agent in self})
 
     def cancel_new(self, agent: Agent, reason: str) -> None:
         """A ``new`` agent ends without ever having run."""
@@ -883,9 +958,13 @@ class Agents:
             ended=time.time(),
             pid=0,
             run="",
+            cell="",
+            run_cause=None,
+            frozen=False,
             cgroup="",
         )
-        change.set_session(agent.session, state=SESSION_STATES[outcome])
+        for session in (agent.session, *agent.other_sessions):
+            change.set_session(session, state=SESSION_STATES[outcome])
         change.event(
             agent.session, "agent.status", agent.name, status="dead", outcome=outcome, reason=reason
         )
@@ -899,7 +978,48 @@ class Agents:
                 child=agent.name,
                 reason="parent_dead",
             )
+        self.messages.add_ends(change, agent, reason)
+        lost = outcome is Outcome.INTERRUPTED
+        self.tasks.add_ends(change, agent, TaskEvent.INTERRUPT if lost else TaskEvent.CANCEL)
         change.event(agent.session, "agent.stop", agent.name, status=outcome.value, reason=reason)
+        if parent is not None:
+            self.tasks.child_ended(change, parent, agent, outcome)
+
+    def send(
+        self,
+        caller: Caller,
+        agent: Agent,
+        text: str,
+        *,
+        priority: str = "normal",
+        name: str = "",
+        asked: str = "",
+    ) -> Message:
+        """A message from somebody to an agent, as its ``ingress`` allows.
+
+        ``DeniedError``, and whatever ``Messages.queue`` raises.
+        """
+        roles = self.identity.roles(caller, agent)
+        if agent.private and self.parent_of(agent) is not None:
+            roles &= Role.CREATOR
+        provenance = next((word for role, word in _PROVENANCES if roles & role), None)
+        if provenance is None:
+            who = "its supervisor" if agent.private else "operators and agents with policy write"
+            raise DeniedError(f"{quote(agent.name)} takes messages of {who} only")
+        sender = f"operator uid:{caller.uid}"
+        if caller.agent is not None and (actor := self.get(caller.agent)) is not None:
+            sender = f"agent:{actor.name}"
+        with self.changing() as change:
+            return self.messages.queue(
+                change,
+                agent,
+                text=text,
+                sender=sender,
+                provenance=provenance,
+                priority=priority,
+                name=name,
+                asked=asked,
+            )
 
     def next_run(self, agent: Agent) -> str:
         with self._store.transaction():

@@ -211,7 +211,11 @@ class Messages:
         for old in ended[: max(0, len(ended) + 1 - _REMEMBERED)]:
             change.drop(old)
 
-    def drop_pending(self, change: Change, agent: Agent, reason: str) -> None:
-        """The agent has ended: nobody will read them."""
-        for message in self.pending(agent):
-            self.end(change, agent, message, MessageStatus.DROPPED, reason=reason)
+    def add_ends(self, change: Change, agent: Agent, reason: str) -> None:
+        """The agent is dead: nobody will read what is left."""
+        for message in self._of(agent):
+            status = change.peek(message, "status")
+            if status is MessageStatus.QUEUED:
+                self.end(change, agent, message, MessageStatus.DROPPED, reason=reason)
+            elif status is MessageStatus.RUNNING:
+                self.end(change, agent, message, MessageStatus.FAILED, reason=reason)

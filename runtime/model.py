@@ -27,6 +27,7 @@ class Profile(StrEnum):
     PUBLIC_NAMED = "public_named"
 
 
+MODES: Final = ("once", "turn", "resident")
 LIVES: Final = ("owned", "temp", "detached")
 PROFILES: Final = tuple(p.value for p in Profile)
 FAMILIES: Final = (

@@ -7,12 +7,27 @@ not in it is refused.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any, ClassVar, Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
 
-from runtime.errors import MalformedError, WrongStateError
-from runtime.names import quote
+from runtime.authority.identity import PARTIES, Caller
+from runtime.config import Config
+from runtime.errors import (
+    DeniedError,
+    MalformedError,
+    MissingError,
+    QuotaError,
+    TakenError,
+    WrongStateError,
+)
+from runtime.model import Agent
+from runtime.names import check_name, quote
+
+if TYPE_CHECKING:
+    from runtime.agents import Agents
+    from runtime.change import Change
 
 S = TypeVar("S", bound=StrEnum)
 E = TypeVar("E", bound=StrEnum)
@@ -354,6 +369,99 @@ class Items:
 
     def all(self, cls: type[_I]) -> list[_I]:
         return [item for item in self._by_index.values() if isinstance(item, cls)]
+
+
+class Plane(Generic[_I]):
+    """One kind of records below every agent: who makes, finds and removes them.
+
+    ``limit`` says of which setting the maximum for one agent is.
+    """
+
+    def __init__(
+        self, agents: Agents, cls: type[_I], what: str, limit: Callable[[Config], int]
+    ) -> None:
+        self._agents = agents
+        self._cls = cls
+        self._what = what
+        self._limit = limit
+
+    # looking
+
+    def of(self, change: Change, agent: Agent) -> list[_I]:
+        """Those of an agent, oldest first, with what a change is about to make."""
+        return self._agents.items.of(agent.index, self._cls) + change.newly_made(
+            agent.index, self._cls
+        )
+
+    def find(self, agent: Agent, name: str) -> _I:
+        """``MissingError`` if there is none of this name."""
+        item = self._agents.items.named(agent.index, self._cls, name)
+        if item is None:
+            raise MissingError(f"{quote(name)} is no {self._what} of {quote(agent.name)}")
+        return item
+
+    # changing
+
+    def make(self, caller: Caller, agent: Agent, name: str) -> _I:
+        """A new one; ``DeniedError``, then whatever ``add`` raises."""
+        self._check_party(caller, agent)
+        with self._agents.changing() as change:
+            return self.add(change, agent, name)
+
+    def add(self, change: Change, agent: Agent, name: str) -> _I:
+        """A new one, in a change that the caller commits.
+
+        ``MalformedError``, ``TakenError``, ``WrongStateError`` (the agent is not live)
+        or ``QuotaError``.
+        """
+        check_name(name)
+        there = self.of(change, agent)
+        if any(item.name == name for item in there):
+            raise TakenError(f"{quote(agent.name)} has a {self._what} {quote(name)} already")
+        check_takes(agent, self._what)
+        limit = self._limit(self._agents.config)
+        if sum(map(self._counts, there)) >= limit:
+            raise QuotaError(
+                f"{quote(agent.name)} has {limit} of them, the configured maximum: "
+                f"remove a {self._what} that is over (rmdir)"
+            )
+        item = self._cls(agent=agent.index, name=name)
+        change.make(item)
+        self._added(change, agent, item)
+        return item
+
+    def remove(self, caller: Caller, agent: Agent, name: str) -> None:
+        """``DeniedError``, ``MissingError``, or ``WrongStateError`` for one that is in use."""
+        self._check_party(caller, agent)
+        item = self.find(agent, name)
+        with self._agents.changing() as change:
+            self._removing(change, agent, item)
+            change.drop(item)
+
+    def _check_party(self, caller: Caller, agent: Agent) -> None:
+        if not self._agents.identity.roles(caller, agent) & PARTIES:
+            raise DeniedError(
+                f"the {self._what}s of {quote(agent.name)} are not yours to make and remove"
+            )
+
+    def _counts(self, item: _I) -> bool:
+        """Whether it counts against the maximum."""
+        return True
+
+    def _added(self, change: Change, agent: Agent, item: _I) -> None:
+        """What else its making means."""
+
+    def _removing(self, change: Change, agent: Agent, item: _I) -> None:
+        """What else its removal means; raises if it cannot be removed now."""
+
+
+def check_takes(agent: Agent, what: str) -> None:
+    """``WrongStateError`` for an agent below which nothing begins any more, or yet."""
+    if not agent.accepts_children:
+        raise WrongStateError(
+            f"{quote(agent.name)} is {agent.status}: a {what} belongs to a live agent "
+            "that is not stopping"
+        )
 
 
 def check_priority(text: str) -> str:

@@ -105,11 +105,11 @@ class Recorder:
                 log.error("%s: the result could not be kept: %s", agent.name, error.strerror)
             add_run_end(change, agent, record, outcome, reason, usage)
         self._end_message(change, agent, outcome, reason)
-        self._agents.tasks.add_ends(change, agent, TaskEvent.CANCEL)
         with contextlib.suppress(OSError):
             directory = self._agents.directory(agent) / "log"
             output.append_line(directory, f"{agent.run or 'it'} ended: {outcome} {reason}")
         if self._restarts(agent, outcome, following):
+            self._agents.tasks.add_ends(change, agent, TaskEvent.CANCEL)
             self._add_restart(change, agent, reason)
         else:
             move(agent.status, Event.ENDED)

@@ -180,30 +180,27 @@ class Runs:
 
     def _command(self, agent: Agent) -> Command:
         directory = self._agents.directory(agent)
-        common = {
-            "words": tuple(cell.program(agent)),
-            "cwd": cell.working_directory(self._agents, agent),
-            "run": agent.run,
-            "out": directory / "out",
-            "log": directory / "log",
+        inputs = {
+            "turn": lambda: self._open_message(agent),
+            "resident": lambda: cell.open_input(self._places, agent, agent.run),
+            "once": lambda: self._starter.open_handoff(agent),
         }
-        if agent.mode == "turn":
-            message = self._agents.messages.current(agent)
-            text = message.text if message is not None else ""
-            if not text.endswith("\n"):
-                text += "\n"
-            data = text.encode()
-            return Command(**common, open_input=lambda: cell.sealed_file("message", data))
-        if agent.mode == "resident":
-            return Command(
-                **common,
-                reply=directory / "reply",
-                open_input=lambda: cell.open_input(self._places, agent, agent.run),
-                leads=True,
-            )
         return Command(
-            **common, open_input=lambda: self._starter.open_handoff(agent), leads=True
+            words=tuple(cell.program(agent)),
+            cwd=cell.working_directory(self._agents, agent),
+            run=agent.run,
+            out=directory / "out",
+            log=directory / "log",
+            reply=directory / "reply" if agent.mode == "resident" else None,
+            open_input=inputs[agent.mode],
+            leads=agent.mode != "turn",
         )
+
+    def _open_message(self, agent: Agent) -> int:
+        message = self._agents.messages.current(agent)
+        text = message.text if message is not None else ""
+        # a text file, as shells read them
+        return cell.sealed_file("message", (text if text.endswith("\n") else text + "\n").encode())
 
     async def _until_over(
         self,
@@ -305,6 +302,8 @@ class Runs:
         if outcome == Outcome.DONE:
             with contextlib.suppress(OSError):
                 add_result(change, self._agents, agent)
+        usage: dict[str, int] = {} if execution is following else spent(execution.leaf)
+        add_run_end(change, agent, record, outcome, reason, usage)
         message = self._agents.messages.current(agent)
         if message is not None:
             status = message_status(outcome, reason)
@@ -313,8 +312,6 @@ class Runs:
                 change, self._agents, agent, message, status, reply=reply,
                 reason="" if outcome == Outcome.DONE else reason,
             )
-        usage: dict[str, int] = {} if execution is following else spent(execution.leaf)
-        add_run_end(change, agent, record, outcome, reason, usage)
         change.set(agent, run="", pid=0, run_cause=None)
         between = Status.IDLE if agent.mode == "turn" else Status.STARTING
         if agent.status is Status.PAUSED:

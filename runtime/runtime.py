@@ -162,6 +162,7 @@ def _prepare_shared(places: Places, privilege: Privilege) -> None:
         if path != places.fuse or linux.mount_at(path) is None:
             _private_directory(path, mode)
     _private_directory(places.records, 0o700)
+    _private_directory(places.inputs, 0o700)
     for name in ("binder", "enter", "guard", "keeper", "monitor", "stage"):
         _install(cell.native(name), places.program(name))
 
@@ -260,6 +261,7 @@ async def open_runtime(
                 nursery=nursery,
                 code=code,
                 status=lambda: status[0](),
+                cancel_message=lambda agent, message: supervisor.cancel_message(agent, message),
             )
             supervisor = Supervisor(
                 agents=agents,
@@ -291,7 +293,7 @@ def _remove_runtime(places: Places) -> None:
     if linux.mount_at(places.shared) is not None:
         linux.unmount(places.shared, linux.MNT_DETACH)
     places.lifeline.unlink(missing_ok=True)
-    for directory in (places.keeper.parent, places.records, places.waits):
+    for directory in (places.keeper.parent, places.records, places.inputs, places.waits):
         shutil.rmtree(directory, ignore_errors=True)
     for path in (places.fuse, places.shared, places.stage, places.runtime):
         try:

@@ -31,13 +31,17 @@ from runtime.errors import (
     DeniedError,
     MalformedError,
     MissingError,
+    NotRunningError,
     QuotaError,
     TooLongError,
     UnsupportedError,
     WrongStateError,
 )
+from runtime.messages import check_id
 from runtime.model import Agent
 from runtime.names import dump_json, parse_json_object, quote
+from runtime.planes import MESSAGE_MOVES, Message, MessageStatus
+from runtime.streams import Streams
 
 log = logging.getLogger("ctxd.sockets")
 
@@ -45,6 +49,8 @@ log = logging.getLogger("ctxd.sockets")
 _FAREWELL_SECONDS: Final = 5.0
 #: operations of one connection that wait to be answered; each costs a task
 _STAYING_MAX: Final = 16
+#: characters of a reply in one frame
+_DELTA_MAX: Final = 16 << 10
 _EVENT_ID: Final = re.compile(r"e[0-9]{1,15}")
 
 #: names under which sockets are bound; MKNOD knows them (ctxfs.tree)
@@ -151,6 +157,7 @@ class Sockets(Watching):
         nursery: trio.Nursery,
         code: Callable[[CtxError], str],
         status: Callable[[], dict[str, str]],
+        cancel_message: Callable[[Agent, Message], None],
     ) -> None:
         self._agents = agents
         self._places = places
@@ -159,8 +166,11 @@ class Sockets(Watching):
         self._nursery = nursery
         self._code = code
         self._status = status
+        self._cancel_message = cancel_message
         self._servers: dict[int, Server] = {}
         self._appended: dict[int, trio.Event] = {}
+        self.streams = Streams()
+        agents.watching.append(self.streams)
         #: open connections by ``Caller.key``, to all sockets
         self._connections: Counter[str] = Counter()
         agents.watching.append(self)
@@ -459,15 +469,62 @@ class Sockets(Watching):
     async def _send(
         self, server: Server, agent: Agent, connection: Connection, request: dict[str, Any]
     ) -> None:
-        raise WrongStateError(
-            f"{quote(agent.name)} is a once agent: it reads handoff.md, no messages; "
-            "write the handoff before its start, or make another agent"
-        )
+        """Queues a message and sends its reply as it grows; a known id is told again."""
+        caller = connection.caller
+        name = request.get("id")
+        text = request.get("input")
+        if not isinstance(name, str):
+            raise MalformedError("id: a text that names this message is wanted")
+        if not isinstance(text, str):
+            raise MalformedError("input: the text of the message is wanted")
+        message = self._agents.messages.find(agent, check_id(name))
+        if message is None or message.asked != caller.key:
+            if server.refusing:
+                raise WrongStateError(f"the agent {quote(agent.name)} is stopping")
+            priority = request.get("priority", "normal")
+            message = self._agents.send(
+                caller, agent, text, priority=str(priority), name=name, asked=caller.key
+            )
+        await self._tell_reply(connection, message)
+
+    async def _tell_reply(self, connection: Connection, message: Message) -> None:
+        """``start``, ``delta``…, ``message``, ``done``."""
+        name = message.name
+        told, shown = False, 0
+        while message.status not in MESSAGE_MOVES.terminal:
+            stream = self.streams.of(message.index)
+            if message.status is MessageStatus.RUNNING and not told:
+                told = True
+                await connection.send({"type": "start", "id": name, "run": message.run})
+            elif told and shown < len(stream.text):
+                text = stream.text[shown : shown + _DELTA_MAX]
+                shown += len(text)
+                await connection.send({"type": "delta", "id": name, "text": text})
+            elif not stream.over:
+                await stream.wait_changed()
+        if message.run and not told:
+            await connection.send({"type": "start", "id": name, "run": message.run})
+        if message.status is MessageStatus.PROCESSED:
+            await connection.send({"type": "message", "id": name, "text": message.reply})
+        done = {"type": "done", "id": name, "status": message.status.value}
+        if message.reason:
+            done["reason"] = message.reason
+        await connection.send(done)
 
     async def _cancel(
         self, server: Server, agent: Agent, connection: Connection, request: dict[str, Any]
     ) -> None:
-        raise MissingError(f"{quote(str(request.get('id')))}: no such message is known here")
+        """Ends a message; whoever sent it may, and whoever may stop the agent."""
+        name = str(request.get("id"))
+        message = self._agents.messages.find(agent, name)
+        if message is None:
+            raise MissingError(f"{quote(name)}: no such message is known here")
+        roles = self._agents.identity.roles(connection.caller, agent)
+        if message.asked != connection.caller.key and not roles & (CONTROLLERS | Role.STOPPER):
+            raise DeniedError(f"the message {quote(name)} is not yours to cancel")
+        if message.status in MESSAGE_MOVES.terminal:
+            raise NotRunningError(f"the message {quote(name)} is {message.status} already")
+        self._cancel_message(agent, message)
 
     async def _tool(
         self, server: Server, agent: Agent, connection: Connection, request: dict[str, Any]
@@ -517,8 +574,8 @@ OPERATIONS: Final[dict[str, Operation]] = {
         Operation("ping", Role.ANYONE, Sockets._ping),
         Operation("wait", Role.ANYONE, Sockets._wait, stays=True),
         Operation("resume", _READERS, Sockets._resume, stays=True),
-        Operation("send", Role.ANYONE, Sockets._send),
-        Operation("cancel", CONTROLLERS, Sockets._cancel),
+        Operation("send", Role.ANYONE, Sockets._send, stays=True),
+        Operation("cancel", Role.ANYONE, Sockets._cancel),
         Operation("tool", Role.SELF, Sockets._tool),
         Operation("why", PARTIES, Sockets._why),
     )

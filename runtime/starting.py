@@ -114,6 +114,7 @@ class Starter:
             stack.callback(os.close, stdin)
             if not agent.accepts_children:
                 raise WrongStateError(f"{quote(agent.name)} is {agent.status}")
+            command.out.parent.mkdir(mode=0o700, exist_ok=True)
             await self._monitor(
                 agent,
                 execution,

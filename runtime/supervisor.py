@@ -296,6 +296,13 @@ class Supervisor(Watching):
         elif agent.run_cause is None:
             self._end_run(agent, "message_cancelled")
 
+    def write_input(self, task: Task, data: bytes) -> int:
+        """Bytes for a command's standard input; how many it has room for."""
+        agent = self._agents.get(task.agent)
+        if agent is None:
+            raise WrongStateError("the agent of this task is gone")
+        return self._task_runs.write_input(agent, task, data)
+
     def _end_run(self, agent: Agent, reason: str, *, status: Status | None = None) -> None:
         """The current run is to end and the agent to go on, paused if a status says so."""
         following = self._followed.get(agent.index)
@@ -553,7 +560,7 @@ class Supervisor(Watching):
         if inside and not following.served:
             following.served = True
             self._nursery.start_soon(self._runs_of, agent, following)
-        for task in self._agents.tasks.of(agent):
+        for task in self._agents.tasks.known(agent):
             self._follow_task(agent, following, task)
 
     async def _runs_of(self, agent: Agent, following: Following) -> None:

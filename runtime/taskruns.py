@@ -160,7 +160,6 @@ class TaskRuns:
         self._agents.tasks.end(change, agent, task, event, exit_text=exit_text)
         self._agents.note(change)
         crashpoints.reach("task.recorded")
-        self._agents.waits.release(task.wait_token)
         following.tasks.pop(task.name, None)
         execution.over.set()
         execution.leaf.remove()

@@ -5,24 +5,24 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from runtime.authority.identity import Caller
-from runtime.change import Change
+from runtime.change import Change, Watching
 from runtime.errors import (
     DeniedError,
     ForbiddenError,
     MalformedError,
-    QuotaError,
     TakenError,
     WrongStateError,
 )
 from runtime.lifecycle import Status
 from runtime.model import Agent, Outcome
-from runtime.names import check_name, dump_json, quote
+from runtime.names import dump_json, quote
 from runtime.output import Output
-from runtime.planes import TASK_MOVES, Task, TaskEvent, TaskStatus
+from runtime.planes import TASK_MOVES, Item, Plane, Task, TaskEvent, TaskStatus, check_takes
 
 if TYPE_CHECKING:
     from runtime.agents import Agents
@@ -44,19 +44,24 @@ _OF_STATUS: Final = {
 }
 
 
-class TaskPlane:
+class TaskPlane(Plane[Task], Watching):
     """The tasks of all agents."""
 
     def __init__(self, agents: Agents) -> None:
-        self._agents = agents
+        super().__init__(agents, Task, "task", lambda config: config.tasks)
+        agents.watching.append(self)
+
+    # Watching
+
+    def item_changed(self, item: Item, names: Iterable[str]) -> None:
+        if isinstance(item, Task) and self.is_over(item) and not item.child:
+            self._agents.waits.release(item.wait_token)
 
     # looking
 
-    def of(self, agent: Agent) -> list[Task]:
+    def known(self, agent: Agent) -> list[Task]:
+        """Those of an agent, oldest first."""
         return self._agents.items.of(agent.index, Task)
-
-    def find(self, agent: Agent, name: str) -> Task | None:
-        return self._agents.items.named(agent.index, Task, name)
 
     def agent_of(self, task: Task) -> Agent | None:
         return self._agents.recall(task.agent)
@@ -132,9 +137,8 @@ class TaskPlane:
 
     # changing
 
-    def check_may(self, caller: Caller, agent: Agent) -> None:
-        """``DeniedError`` unless the caller is a party that may use the environment."""
-        self._agents.identity.check_party(caller, agent, "tasks")
+    def _check_party(self, caller: Caller, agent: Agent) -> None:
+        super()._check_party(caller, agent)
         actor = self._agents.get(caller.agent) if caller.agent is not None else None
         if actor is not None and "local_environment" not in self._agents.authority.families(actor):
             raise DeniedError(
@@ -142,36 +146,35 @@ class TaskPlane:
             )
 
     def make(self, caller: Caller, agent: Agent, name: str) -> Task:
-        """A command that is not started yet.
-
-        ``DeniedError``, ``MalformedError``, ``TakenError``, ``WrongStateError``, ``QuotaError``.
-        """
-        self.check_may(caller, agent)
-        check_name(name)
-        if self.find(agent, name) is not None:
-            raise TakenError(f"the task {quote(name)} exists; choose another name or rmdir it")
-        self._check_live(agent)
-        config = self._agents.config
-        if sum(not task.child for task in self.of(agent)) >= config.tasks:
-            raise QuotaError(f"{config.tasks} tasks are there already: rmdir ended ones")
-        token = secrets.token_hex(16)
-        task = Task(agent=agent.index, name=name, wait_token=token)
-        self._agents.waits.create(token)
-        change = Change()
-        change.make(task)
-        try:
-            self._agents.commit(change)
-        except BaseException:
-            self._agents.waits.remove(token)
-            raise
+        """A command that is not started yet; raises as every plane does."""
+        task = super().make(caller, agent, name)
+        self._agents.waits.create(task.wait_token)
         return task
 
-    @staticmethod
-    def _check_live(agent: Agent) -> None:
-        if not agent.accepts_children:
-            raise WrongStateError(
-                f"{quote(agent.name)} is {agent.status}: tasks belong to an agent that lives"
-            )
+    def _counts(self, item: Task) -> bool:
+        return not item.child
+
+    def _added(self, change: Change, agent: Agent, item: Task) -> None:
+        item.wait_token = secrets.token_hex(16)
+
+    def _removing(self, change: Change, agent: Agent, item: Task) -> None:
+        if item.child and not self.is_over(item):
+            raise WrongStateError(f"{quote(item.name)} is the handle of an agent: rmdir that")
+        if not self.is_over(item) and item.status is not TaskStatus.MADE:
+            raise WrongStateError(f"the task {quote(item.name)} is {self.status(item)}: stop it")
+
+    def remove(self, caller: Caller, agent: Agent, name: str) -> None:
+        """Takes an ended task away, and what it wrote."""
+        task = self.find(agent, name)
+        super().remove(caller, agent, name)
+        self.forget(task)
+        if not task.child:
+            self._agents.trash.discard(self.directory(agent, task))
+
+    def forget(self, task: Task) -> None:
+        """Nobody can wait for it any more."""
+        if not task.child:
+            self._agents.waits.remove(task.wait_token)
 
     def set(self, task: Task, **values: Any) -> None:
         """Fields of a command, until it is started."""
@@ -187,15 +190,14 @@ class TaskPlane:
             raise WrongStateError(f"the task {quote(task.name)} was started already")
 
     def _put(self, task: Task, values: dict[str, Any]) -> None:
-        change = Change()
-        change.put(task, **values)
-        self._agents.commit(change)
+        with self._agents.changing() as change:
+            change.put(task, **values)
 
     def start(self, caller: Caller, agent: Agent, task: Task) -> None:
         """Queues a command; it runs as soon as its agent's cell is there."""
-        self.check_may(caller, agent)
+        self._check_party(caller, agent)
         to = TASK_MOVES.move(task.status, TaskEvent.START)
-        self._check_live(agent)
+        check_takes(agent, "task")
         for owner in (*self._agents.ancestors(agent), agent):
             if owner.frozen:
                 raise WrongStateError(f"{quote(owner.name)} is paused: resume it first")
@@ -205,33 +207,13 @@ class TaskPlane:
 
     def stop(self, caller: Caller, agent: Agent, task: Task, *, kill: bool) -> None:
         """Asks a command to end."""
-        self.check_may(caller, agent)
+        self._check_party(caller, agent)
         to = TASK_MOVES.move(task.status, TaskEvent.KILL if kill else TaskEvent.STOP)
         if to in TASK_MOVES.terminal:
-            change = Change()
-            self.end(change, agent, task, TaskEvent.CANCEL)
-            self._agents.commit(change)
-            self._agents.waits.release(task.wait_token)
+            with self._agents.changing() as change:
+                self.end(change, agent, task, TaskEvent.CANCEL)
             return
         self._put(task, {"status": to, "given_up": task.given_up or kill})
-
-    def remove(self, caller: Caller, agent: Agent, task: Task) -> None:
-        """Takes an ended task away, and what it wrote."""
-        self._agents.identity.check_party(caller, agent, "tasks")
-        if not self.is_over(task) and task.status is not TaskStatus.MADE:
-            raise WrongStateError(f"the task {quote(task.name)} is {self.status(task)}: stop it")
-        if task.child and not self.is_over(task):
-            raise WrongStateError(f"{quote(task.name)} is the handle of an agent: rmdir that")
-        change = Change()
-        change.drop(task)
-        self._agents.commit(change)
-        if not task.child:
-            self.forget(agent, task)
-
-    def forget(self, agent: Agent, task: Task) -> None:
-        """Files of a command that is not known any more."""
-        self._agents.waits.remove(task.wait_token)
-        self._agents.trash.discard(self.directory(agent, task))
 
     # ending
 
@@ -269,11 +251,10 @@ class TaskPlane:
             provenance="task_result",
             sender=f"task:{task.name}",
         )
-        self._agents.waiting.resource_over(change, agent, "task", task.name, dump_json(facts))
 
     def add_ends(self, change: Change, agent: Agent, event: TaskEvent) -> None:
         """The cell is gone, and with it every command."""
-        for task in self.of(agent):
+        for task in self.known(agent):
             if not task.child and change.peek(task, "status") not in TASK_MOVES.terminal:
                 self.end(change, agent, task, event)
 
@@ -281,7 +262,7 @@ class TaskPlane:
 
     def make_handle(self, change: Change, parent: Agent, child: Agent) -> None:
         """The parent's handle of a child that it supervises, in place of an earlier one."""
-        self.drop_handle(change, parent, child.name)
+        self.drop_handle(change, parent, child)
         change.make(
             Task(
                 agent=parent.index,
@@ -293,19 +274,24 @@ class TaskPlane:
 
     def check_handle(self, parent: Agent, name: str) -> None:
         """``TakenError`` if a command of the parent has the name of a child to be."""
-        task = self.find(parent, name)
+        task = self._named(parent, name)
         if task is not None and not task.child:
             raise TakenError(f"{quote(parent.name)} has a task {quote(name)}: choose another name")
 
-    def drop_handle(self, change: Change, parent: Agent, name: str) -> None:
-        task = self.find(parent, name)
+    def drop_handle(self, change: Change, parent: Agent, child: Agent) -> None:
+        """The handle of a child, or of an earlier one of its name."""
+        task = self._named(parent, child.name)
         if task is not None and task.child:
             change.drop(task)
 
     def child_ended(self, change: Change, parent: Agent, child: Agent, outcome: Outcome) -> None:
         """The handle ends with its child."""
-        task = self.find(parent, child.name)
-        if task is not None and task.child == child.index and not self.is_over(task):
-            if task.status is TaskStatus.MADE:
-                change.put(task, status=TaskStatus.RUNNING)
-            self.end(change, parent, task, _OF_OUTCOME[outcome.value])
+        task = self._named(parent, child.name)
+        if task is None or task.child != child.index or self.is_over(task):
+            return
+        if change.peek(task, "status") is TaskStatus.MADE:
+            change.put(task, status=TaskStatus.RUNNING)
+        self.end(change, parent, task, _OF_OUTCOME[outcome.value])
+
+    def _named(self, agent: Agent, name: str) -> Task | None:
+        return self._agents.items.named(agent.index, Task, name)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from ctxfs import rows
+from ctxfs.files import task, waiting, work
 from ctxfs.files.documents import (
     check_input,
     check_ref,
@@ -30,8 +31,8 @@ from runtime.errors import (
     UnsupportedError,
     WrongStateError,
 )
-from runtime.lifecycle import LIVE, Status
-from runtime.model import FAMILIES, LIVES, PROFILES, Agent, Profile
+from runtime.lifecycle import Status
+from runtime.model import FAMILIES, LIVES, MODES, PROFILES, Agent, Profile
 from runtime.names import quote
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def _parse_life(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
 def _set_life(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
     life = _parse_life(fs, agent, caller, _one(text))
     profile = Profile.PUBLIC_NAMED if life == "detached" else Profile.PRIVATE_CHILD
-    fs.runtime.agents.update(agent, life=life, profile=profile.value)
+    fs.runtime.agents.set_life(agent, life, profile.value)
 
 
 def _check_profile(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
@@ -406,8 +407,8 @@ def _tool_path(fs: Filesystem, agent: Agent, caller: Caller) -> str:
 
 
 def _parse_context(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
-    if names.check_choice(line, ("fresh", "fork")) == "fork":
-        raise UnsupportedError("context=fork is not supported by this version")
+    if names.check_choice(line, ("fresh", "fork")) == "fork" and agent.parent is None:
+        raise MalformedError("fork: a root agent has no parent whose context it could inherit")
     return line
 
 
@@ -427,9 +428,7 @@ def _parse_exec(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
 
 
 def _parse_mode(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
-    if names.check_choice(line, ("once", "turn", "resident")) != "once":
-        raise UnsupportedError(f"mode={line} is not supported by this version: once is")
-    return line
+    return names.check_choice(line, MODES)
 
 
 def _parse_restart(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
@@ -551,9 +550,12 @@ def _open_verbs(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle
 
 
 def _open_inbox(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
-    if node.obj.mode == "once":
-        raise WrongStateError("a once agent takes no messages: write handoff.md before its start")
+    fs.runtime.agents.messages.check_accepts(node.obj)
     return InboxHandle(fs, node, call.caller, writing=True)
+
+
+def _queue(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+    return fs.runtime.agents.messages.render(agent)
 
 
 # directories and links
@@ -581,22 +583,6 @@ def _session_target(fs: Filesystem, agent: Agent) -> str:
     session = fs.runtime.agents.session(agent.session)
     name = session.name if session is not None else "default"
     return f"../../home/{agent.owner}/agent/{agent.name}/session/{name}"
-
-
-def _no_plane(what: str) -> Callable[[Filesystem, Any, Call, str, int], Node]:
-    def make(fs: Filesystem, agent: Agent, call: Call, name: str, mode: int) -> Node:
-        names.check_name(name)
-        if not fs.runtime.agents.identity.roles(call.caller, agent) & PARTIES:
-            raise DeniedError(f"{what} are not yours to make")
-        if agent.status not in LIVE:
-            raise WrongStateError(f"{what} belong to a live agent: this one is {agent.status}")
-        raise UnsupportedError(f"{what} are not supported by this version")
-
-    return make
-
-
-def _no_entries(fs: Filesystem, agent: Agent, call: Call) -> Iterator[str]:
-    yield from ()
 
 
 def _single(
@@ -730,7 +716,7 @@ ROWS: Final = (
         doc="reading it blocks until the agent is dead"),
     Row(name="inbox", mode=0o222, read=Role.NONE, write=CONTROLLERS | Role.WRITER,
         delegated=True, opener=_open_inbox, doc="one message per flush; not of a once agent"),
-    Row(name="queue", polled=True, render=lambda fs, agent, caller: "",
+    Row(name="queue", polled=True, render=_queue,
         doc="pending messages, a JSON line each"),
     Row(name="handoff.md", mode=0o644, read=PARTIES, write=CONTROLLERS, when=NEW,
         document=True, delegated=True,
@@ -752,12 +738,9 @@ ROWS: Final = (
         doc="files and directories that it gives back"),
     Row(name="child", kind=Kind.DIRECTORY, mode=0o755, entries=_children, find=_find_child,
         doc="links to the directories of its children"),
-    Row(name="task", kind=Kind.DIRECTORY, mode=0o755, entries=_no_entries, make=_no_plane("tasks"),
-        doc="the task plane"),
-    Row(name="work", kind=Kind.DIRECTORY, mode=0o755, entries=_no_entries,
-        make=_no_plane("work items"), doc="the work plane"),
-    Row(name="waiting", kind=Kind.DIRECTORY, mode=0o755, entries=_no_entries,
-        make=_no_plane("waits"), doc="the waiting plane"),
+    task.PLANE.row("what it runs beside its program: mkdir makes a task"),
+    work.PLANE.row("what it works on: mkdir makes a work item"),
+    waiting.PLANE.row("what it waits for: mkdir makes a wait"),
     Row(name="session", kind=Kind.LINK, mode=0o777, target=_session_target, depends=("owner",),
         doc="link to the current session"),
 )

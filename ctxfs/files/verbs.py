@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from runtime.authority.identity import CONTROLLERS, Caller, Role
-from runtime.errors import DeniedError, MalformedError, UnsupportedError, WrongStateError
-from runtime.lifecycle import Event, Status, move
+from runtime.errors import DeniedError, MalformedError
 from runtime.model import Agent
 from runtime.names import check_name, quote
 
@@ -58,21 +57,12 @@ def _reset(fs: Filesystem, agent: Agent, caller: Caller, words: list[str]) -> No
     fs.runtime.supervisor.reset(agent)
 
 
-def _later(event: Event) -> Callable[[Filesystem, Agent, Caller, list[str]], None]:
-    """A verb that is judged by the state, and then not supported yet."""
-
-    def refuse(fs: Filesystem, agent: Agent, caller: Caller, words: list[str]) -> None:
-        move(agent.status, event)
-        raise UnsupportedError(f"{event} is not supported by this version")
-
-    return refuse
+def _abort(fs: Filesystem, agent: Agent, caller: Caller, words: list[str]) -> None:
+    fs.runtime.supervisor.abort(agent, words[0] if words else None)
 
 
 def _session(fs: Filesystem, agent: Agent, caller: Caller, words: list[str]) -> None:
-    check_name(words[0])
-    if agent.status in (Status.BUSY, Status.STARTING, Status.STOPPING):
-        raise WrongStateError(f"session does not fit: the agent is {agent.status}")
-    raise UnsupportedError("session is not supported by this version")
+    fs.runtime.agents.switch_session(agent, check_name(words[0]))
 
 
 #: by policy, an agent that may start may let go on, one that may stop may hold up
@@ -88,8 +78,7 @@ VERBS: Final = {
         Verb("kill", "kill", "cancel without grace", _STOPPERS, (0, 0), _kill),
         Verb("pause", "pause", "freeze it and all below", _STOPPERS, (0, 0), _pause),
         Verb("resume", "resume", "go on", _STARTERS, (0, 0), _resume),
-        Verb("abort", "abort [RUN]", "end the current run", _STOPPERS, (0, 1),
-             _later(Event.ABORT)),
+        Verb("abort", "abort [RUN]", "end the current run, and pause", _STOPPERS, (0, 1), _abort),
         Verb("reset", "reset", "make a dead agent new", _STARTERS, (0, 0), _reset),
         Verb("session", "session NAME", "switch or make a session", CONTROLLERS, (1, 1), _session),
     )

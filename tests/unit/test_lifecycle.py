@@ -23,7 +23,9 @@ EXPECTED = {
 }
 #: what the runtime observes, by status; every other pair is refused
 OBSERVED = {
-    "running": {"starting": "busy"},
+    "running": {"starting": "busy", "idle": "busy", "ready": "busy"},
+    "idling": {"starting": "idle", "busy": "idle"},
+    "readying": {"starting": "ready", "busy": "ready"},
     "ending": {
         "new": "dead",
         "starting": "stopping",
