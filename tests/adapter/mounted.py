@@ -61,6 +61,11 @@ class FakeSupervisor:
         move(agent.status, Event.RESUME)
         self.world.agents.update(agent, status=Status(agent.paused_from))
 
+    def abort(self, agent: Agent, run: str | None) -> None:
+        to = move(agent.status, Event.ABORT)
+        self.said.append(("abort", run or ""))
+        self.world.agents.update(agent, status=to.status)
+
     def reset(self, agent: Agent) -> None:
         self.world.agents.renew(agent)
 

@@ -498,10 +498,11 @@ def test_a_line_of_what_unicode_calls_blank_is_no_verb(mounted: Mounted, blank: 
         mounted.put(f"{D}/ctl", blank + "\n")
 
 
-def test_the_state_is_judged_before_what_is_not_supported(mounted: Mounted) -> None:
+def test_a_run_is_aborted_by_its_name_or_without(mounted: Mounted) -> None:
     mounted.world.live(the_agent(mounted))
-    with refused("ENOTSUP"):
-        mounted.put(f"{D}/ctl", "abort\n")
+    mounted.put(f"{D}/ctl", "abort r7\nabort\n")
+    assert mounted.supervisor.said == [("abort", "r7"), ("abort", "")]
+    assert mounted.get(f"{D}/status") == "paused\n"
 
 
 def test_pause_and_resume_come_back_to_what_it_was(mounted: Mounted) -> None:
