@@ -27,6 +27,7 @@ from runtime.conclusions import add_run_start, end_message, judge_run
 from runtime.ending import Ender, guarded
 from runtime.errors import CtxError, NoSpaceError, NotRunningError, StaleError, WrongStateError
 from runtime.following import Execution, Followed, Following
+from runtime.forking import inherit
 from runtime.inotify import Watcher
 from runtime.lifecycle import Effect, Event, Status, move
 from runtime.limits import apply_limits, check_limits, in_use
@@ -164,6 +165,10 @@ class Supervisor(Watching):
                 bound_policy=policy.render(policy.as_bound(bound), agent.label),
                 bound_mount=mounts.render(table),
             )
+        if agent.context == "fork" and parent is not None:
+            inherited = inherit(self._agents, parent, agent)
+            self._agents.write_document(agent, "inherited.md", inherited.markdown.encode())
+            self._agents.write_document(agent, "inherited.json", inherited.json.encode())
         self._add_start(change, agent)
         self._add_handoff(change, agent)
         change.event(agent.session, "agent.status", agent.name, status=to.status)
