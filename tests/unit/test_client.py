@@ -388,11 +388,44 @@ def test_usage_errors(root: FakeRoot, run: Run, argv: list[str]) -> None:
 
 @pytest.mark.parametrize("command", [command.name for command in client.COMMANDS])
 def test_every_command_has_help(run: Run, command: str) -> None:
-    status, out, err = run("help", command)
+    *group, name = command.split()
+    status, out, err = run("help", *group, name)
     assert (status, err) == (0, "")
     assert out.startswith(f"usage: ctx {command} ")
-    assert run(command, "--help") == (0, out, "")
-    assert f"\n  {command} " in run("--help")[1]
+    assert run(*group, name, "--help") == (0, out, "")
+    assert f"\n  {name} " in run(*group, "--help")[1]
+
+
+@pytest.mark.parametrize("group", client.GROUPS)
+def test_every_group_has_help(run: Run, group: str) -> None:
+    status, out, err = run("help", group)
+    assert (status, err) == (0, "")
+    assert out.startswith(f"usage: ctx {group} [COMMAND]")
+    assert run(group, "--help") == run(group, "-h") == (0, out, "")
+    assert f"\n  {group} " in run("--help")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "rest"),
+    [
+        (["ps", "task"], "ps", ["task"]),
+        (["task"], "task list", []),
+        (["task", "-a", "x"], "task list", ["-a", "x"]),
+        (["task", "start", "list"], "task start", ["list"]),
+        (["tool", "TaskList", "{}"], "tool call", ["TaskList", "{}"]),
+        (["tool", "call", "list"], "tool call", ["list"]),
+    ],
+)
+def test_the_longest_name_is_meant(words: list[str], name: str, rest: list[str]) -> None:
+    command, left = client.find_command(words)
+    assert (command.name, left) == (name, rest)
+
+
+def test_unknown_commands_lead_to_help(run: Run) -> None:
+    assert run("nope", "x")[2] == 'ctx: no command "nope"; see: ctx help\n'
+    for argv in (["task", "nope"], ["help", "task", "nope"], ["help", "task", "list", "nope"]):
+        status, _, err = run(*argv)
+        assert status == 2 and err.endswith("; see: ctx help task\n")
 
 
 def test_every_command_is_in_the_man_page() -> None:
@@ -829,10 +862,11 @@ def test_ctrl_c_stops_then_kills(root: FakeRoot, run: Run, monkeypatch: pytest.M
     directory = root.path / "agent" / "x.d"
     written: list[str] = []
 
-    def note(root: Any, name: str, verb: str) -> None:
+    def note(root: Any, owner: str, verb: str) -> None:
+        assert owner == "agent/x.d"
         written.append(verb)
 
-    monkeypatch.setattr(client, "command_agent", note)
+    monkeypatch.setattr(client, "control", note)
 
     def live() -> None:
         for step in (["start"], ["start", "stop"], ["start", "stop", "kill"]):
