@@ -25,6 +25,8 @@ class Record:
     program: int = 0
     started: int = 0
     failed: str = ""
+    #: its keeper holds the cell, whatever becomes of the program, if there is one
+    held: bool = False
     exit_code: int | None = None
     signal: int | None = None
     ended: int = 0
@@ -37,8 +39,8 @@ class Record:
 
     @property
     def settled(self) -> bool:
-        """Whether it is known if the program began."""
-        return bool(self.started or self.over)
+        """Whether it is known if the program began, or that there need be none."""
+        return bool(self.started or self.held or self.over)
 
 
 def read_record(path: Path) -> Record:
@@ -66,6 +68,8 @@ def read_record(path: Path) -> Record:
                 record.program, record.started = pid, when
             case "failed", _:
                 record.failed = record.failed or rest
+            case "hold", []:
+                record.held = True
             case "exit", [code, when]:
                 record.exit_code, record.ended = code, when
             case "signal", [number, when]:

@@ -78,18 +78,19 @@ class Starter:
             stack.callback(os.close, complaint)
             if agent.status is not Status.STARTING:
                 return  # stopped meanwhile: nothing may start any more
+            directory = self._agents.directory(agent)
             # it exits as soon as the monitor proper is born and recorded
             await trio.to_thread.run_sync(
                 lambda: subprocess.run(
                     [
                         str(places.program("monitor")),
                         str(following.record_path),
-                        str(self._agents.directory(agent)),
+                        *(str(directory / "out"), str(directory / "log"), "-"),
                         str(self._agents.log_max(agent)),
                         str(places.lifeline),
                         str(self._hierarchy.monitors.path),
                         str(following.leaf.path),
-                        str(agent.uid),
+                        *(str(agent.uid), "cell"),
                         ",".join(str(fd) for fd in fds),
                         "--",
                         *plan.steps,

@@ -1,26 +1,42 @@
 /*
- * keeper: PID 1 of an agent's cell.
+ * keeper: PID 1 of an agent's cell, and what starts a program in one.
  *
  *     keeper SPEC_FD REPORT_FD GRACE_MS
  *
  * Starts the agent's program, reports to the monitor what became of it, and is
  * the last process of the PID namespace: when it exits, the kernel kills
- * whatever is left inside, nested cells included (pid_namespaces(7)).
+ * whatever is left inside, nested cells included (pid_namespaces(7)). It exits
+ * when its program has ended and the namespace is empty. A keeper that is
+ * *held* does not: it keeps the cell for those who enter it (enter.c), until it
+ * is told to end. One without a program is held from the start.
+ *
+ *     keeper SPEC_FD REPORT_FD -
+ *
+ * The *runner*: not PID 1, but a process that entered a cell. Starts a program
+ * there, in a session of its own, and reports what became of it. It ends
+ * nothing and waits for nothing else: that is left to the cell's keeper.
  *
  * SPEC_FD holds strings, each ended by a NUL: the working directory; the
  * number of environment entries, the entries; the number of mount targets, the
- * targets; the argument vector. Before a target is a letter: x, nothing in the
- * tree that is mounted there may be executed; k, this tree below one with x
- * stays as it is. With targets it needs, and gives up, CAP_SYS_ADMIN and
- * CAP_SETPCAP.
+ * targets; the argument vector, empty for no program. Before a target is a
+ * letter: x, nothing in the tree that is mounted there may be executed; k, this
+ * tree below one with x stays as it is. With targets it needs, and gives up,
+ * CAP_SYS_ADMIN and CAP_SETPCAP. A runner leaves the mounts as they are.
  * REPORT_FD is a SOCK_SEQPACKET socket to the monitor:
  *
- *     to the monitor    hello | start | failed TEXT | term | exit N | signal N
+ *     to the monitor    hello | start | failed TEXT | hold | term | exit N |
+ *                       signal N
  *     from the monitor  go    (the end is recorded and no daemon is alive to
  *                              lead it: end the cell yourself)
  *
  * "start" is sent by the program's own process before it becomes the program,
- * so that the socket's credentials carry its pid.
+ * so that the socket's credentials carry its pid. From "hello" on no signal is
+ * lost. Those that a PID 1 obeys, from outside of its namespace only:
+ *
+ *     SIGUSR1   be held, and say "hold"; does nothing once an end has begun
+ *     SIGHUP    exit as soon as nothing else is left, held or not
+ *     SIGTERM   end the cell, held or not: as on "go" and without a monitor,
+ *               SIGTERM to all, exit when nothing is left or the grace is over
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -162,7 +178,7 @@ static bool parse_spec(int fd, struct spec *spec)
 	memcpy(spec->env, env, entries * sizeof *env);
 	spec->targets = take_counted(&at, end, &spec->target_count);
 	spec->argv = at;
-	return spec->targets && at < end;
+	return spec->targets != NULL;
 }
 
 /*
@@ -207,12 +223,20 @@ failed:
 	return false;
 }
 
-/* Every set that exec could take a capability from, the bounding set first. */
+/*
+ * Every set that exec could take a capability from, the bounding set first.
+ * Without one nothing can be gained: no_new_privs is set.
+ */
 static bool drop_capabilities(void)
 {
 	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
 	struct __user_cap_data_struct none[_LINUX_CAPABILITY_U32S_3] = {{0}};
+	struct __user_cap_data_struct own[_LINUX_CAPABILITY_U32S_3];
 
+	if (syscall(SYS_capget, &header, own) < 0)
+		goto failed;
+	if (!own[0].permitted && !own[1].permitted)
+		return true;
 	for (unsigned long number = 0; prctl(PR_CAPBSET_READ, number, 0, 0, 0) >= 0; number++)
 		if (prctl(PR_CAPBSET_DROP, number, 0, 0, 0) < 0)
 			goto failed;
@@ -368,73 +392,128 @@ static int watch_other(void)
 	return other > 0 ? (int)syscall(SYS_pidfd_open, other, 0) : -1;
 }
 
-int main(int argc, char **argv)
+static void report_end(int status)
 {
-	struct rlimit no_core = {0, 0};
-	struct spec spec;
-	sigset_t watched, inherited;
-	long long grace_ms, deadline = -1;
-	bool ended = false, connected = true;
-	pid_t program;
-	int signals;
+	if (WIFSIGNALED(status))
+		report("signal %d", WTERMSIG(status));
+	else
+		report("exit %d", WEXITSTATUS(status));
+}
 
-	if (argc != 4)
-		return 2;
-	report_fd = atoi(argv[2]);
-	grace_ms = atoll(argv[3]);
-	fcntl(report_fd, F_SETFD, FD_CLOEXEC);
-	/* The agent shares this uid: without this it could trace its PID 1. */
-	prctl(PR_SET_DUMPABLE, 0);
-	setrlimit(RLIMIT_CORE, &no_core);
-	umask(022);
-	report("hello");
-	/* What the steps into the cell needed, the parent's namespaces say, is
-	 * none of the agent's. Both descriptors are below 5. */
-	syscall(SYS_close_range, 5U, ~0U, 0);
-	if (!parse_spec(atoi(argv[1]), &spec)) {
-		report("failed the runtime's start data is damaged");
-		return 125;
+/* Reaps whatever has ended; true if the program is among it. */
+static bool collect(pid_t program, int *program_status)
+{
+	bool found = false;
+	int status;
+	pid_t pid;
+
+	while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+		if (pid != program)
+			continue;
+		found = true;
+		*program_status = status;
 	}
-	close(atoi(argv[1]));
-	if (spec.target_count && !(forbid_execution(&spec) && drop_capabilities()))
-		return 125;
+	return found;
+}
 
-	sigemptyset(&watched);
-	sigaddset(&watched, SIGCHLD);
-	sigaddset(&watched, SIGTERM);
-	sigprocmask(SIG_BLOCK, &watched, &inherited);
-	sigdelset(&inherited, SIGCHLD);
-	sigdelset(&inherited, SIGTERM);
-	signals = signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK);
+/*
+ * Senders outside of the namespace have no pid here: no agent orders its PID 1
+ * about (pid_namespaces(7)). sigqueue(3) lets it choose its pid, but not this
+ * code. A signal for whose particulars there was no room (RLIMIT_SIGPENDING)
+ * reads as uid 0's, which in a cell only the agent itself can be.
+ */
+static bool from_outside(const struct signalfd_siginfo *info)
+{
+	return info->ssi_pid == 0 && info->ssi_code == SI_USER &&
+	       (info->ssi_uid != 0 || getuid() == 0);
+}
 
-	program = fork();
-	if (program < 0) {
-		report("failed fork: %s", strerror(errno));
-		return 125;
+struct orders {
+	bool hold, leave, end;
+};
+
+static struct orders take_orders(int signals)
+{
+	struct orders orders = {0};
+	/* no more at a time, or who sends without pause has our ear alone */
+	struct signalfd_siginfo infos[8];
+	ssize_t n = read(signals, infos, sizeof infos);
+
+	for (size_t i = 0; n > 0 && i < (size_t)n / sizeof *infos; i++) {
+		if (!from_outside(&infos[i]))
+			continue;
+		orders.hold |= infos[i].ssi_signo == SIGUSR1;
+		orders.leave |= infos[i].ssi_signo == SIGHUP;
+		orders.end |= infos[i].ssi_signo == SIGTERM;
 	}
-	if (program == 0)
-		become_program(&spec, &inherited);
-	close(0);
-	close(1);
-	close(2);
+	return orders;
+}
 
+/* True if the monitor says that the end is ours to lead, or says nothing any more. */
+static bool hear_monitor(bool *connected)
+{
+	char word[16] = "";
+	ssize_t n = recv(report_fd, word, sizeof word - 1, MSG_DONTWAIT);
+
+	if (n > 0)
+		return !strcmp(word, "go");
+	/* A run whose output and end nobody records must not go on. */
+	*connected = n < 0 && (errno == EAGAIN || errno == EINTR);
+	return !*connected;
+}
+
+/* A descriptor to read blocked signals from: SIGCHLD, or all but that. */
+static int watch_signals(const sigset_t *all, bool children)
+{
+	sigset_t some = *all;
+
+	if (children) {
+		sigemptyset(&some);
+		sigaddset(&some, SIGCHLD);
+	} else {
+		sigdelset(&some, SIGCHLD);
+	}
+	return signalfd(-1, &some, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+/* The life of PID 1 once its program, if it has one, is started. */
+static int keep(pid_t program, const sigset_t *watched, long long grace_ms)
+{
+	int children = watch_signals(watched, true), signals = watch_signals(watched, false);
+	bool ended = !program, held = !program, leaving = false, end_now = false;
+	bool connected = true;
+	long long deadline = -1;
+
+	if (held)
+		report("hold");
 	for (;;) {
 		struct signalfd_siginfo info;
-		bool end_now = false;
+		struct orders orders;
 		int other = -1, status, timeout = -1;
-		char word[16] = "";
-		pid_t pid;
+		bool ended_now;
 
-		while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
-			if (pid != program)
-				continue;
-			ended = true;
-			if (WIFSIGNALED(status))
-				report("signal %d", WTERMSIG(status));
-			else
-				report("exit %d", WEXITSTATUS(status));
+		(void)!read(children, &info, sizeof info);
+		ended_now = collect(program, &status);
+		/* Only now: what was sent before the program died is there by now,
+		 * and a cell that was to be held must not be left. */
+		orders = take_orders(signals);
+		if (orders.hold && !held && !leaving && deadline < 0) {
+			held = true;
+			report("hold");
 		}
-		if (ended) {
+		leaving |= orders.leave;
+		if (ended_now) {
+			ended = true;
+			report_end(status);
+		}
+		if (orders.end && !ended && deadline < 0)
+			report("term");
+		if ((orders.end || end_now) && deadline < 0) {
+			deadline = now_ms() + grace_ms;
+			kill(-1, SIGTERM);
+			kill(-1, SIGCONT);	/* a stopped process does not see SIGTERM */
+		}
+		if (ended && (!held || leaving || deadline >= 0)) {
 			if (namespace_empty())
 				return 0;
 			other = watch_other();
@@ -451,38 +530,88 @@ int main(int argc, char **argv)
 		}
 
 		struct pollfd fds[] = {
+			{.fd = children, .events = POLLIN},
 			{.fd = signals, .events = POLLIN},
 			{.fd = connected ? report_fd : -1, .events = POLLIN},
 			{.fd = other, .events = POLLIN},
 		};
 
-		poll(fds, 3, timeout);
+		poll(fds, 4, timeout);
 		if (other >= 0)
 			close(other);
-		while (read(signals, &info, sizeof info) == sizeof info) {
-			/* Senders outside of the namespace have no pid here: the
-			 * agent itself does not end its PID 1 (pid_namespaces(7)). */
-			if (info.ssi_signo != SIGTERM || info.ssi_pid != 0)
-				continue;
-			if (!ended && deadline < 0 && !end_now)
-				report("term");
+		if (fds[2].revents && hear_monitor(&connected))
 			end_now = true;
-		}
-		if (fds[1].revents) {
-			ssize_t n = recv(report_fd, word, sizeof word - 1, MSG_DONTWAIT);
-
-			if (n > 0 && !strcmp(word, "go"))
-				end_now = true;
-			/* A run whose output and end nobody records must not go on. */
-			if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
-				connected = false;
-				end_now = true;
-			}
-		}
-		if (end_now && deadline < 0) {
-			deadline = now_ms() + grace_ms;
-			kill(-1, SIGTERM);
-			kill(-1, SIGCONT);	/* a stopped process does not see SIGTERM */
-		}
 	}
+}
+
+/* The life of a runner once its program is started. */
+static int wait_for(pid_t program)
+{
+	int status;
+
+	while (waitpid(program, &status, 0) < 0)
+		if (errno != EINTR)
+			return 125;
+	report_end(status);
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	static const int orders[] = {SIGCHLD, SIGTERM, SIGHUP, SIGUSR1};
+	struct rlimit no_core = {0, 0};
+	struct spec spec;
+	sigset_t blocked, inherited;
+	pid_t program = 0;
+	bool runner;
+
+	if (argc != 4)
+		return 2;
+	report_fd = atoi(argv[2]);
+	runner = !strcmp(argv[3], "-");
+	fcntl(report_fd, F_SETFD, FD_CLOEXEC);
+	/* The agent shares this uid: without this it could trace its PID 1. */
+	prctl(PR_SET_DUMPABLE, 0);
+	setrlimit(RLIMIT_CORE, &no_core);
+	umask(022);
+	if (runner) {
+		setsid();
+		sigfillset(&blocked);	/* it has nothing to hear from anybody */
+	} else {
+		sigemptyset(&blocked);
+		for (size_t i = 0; i < sizeof orders / sizeof *orders; i++)
+			sigaddset(&blocked, orders[i]);
+	}
+	/* A PID 1 does not get what it neither handles nor blocks. */
+	sigprocmask(SIG_BLOCK, &blocked, &inherited);
+	for (size_t i = 0; i < sizeof orders / sizeof *orders; i++)
+		sigdelset(&inherited, orders[i]);
+	report("hello");
+	/* What the steps into the cell needed, the parent's namespaces say, is
+	 * none of the agent's. Both descriptors are below 5. */
+	syscall(SYS_close_range, 5U, ~0U, 0);
+	if (!parse_spec(atoi(argv[1]), &spec) || (runner && !spec.argv[0])) {
+		report("failed the runtime's start data is damaged");
+		return 125;
+	}
+	close(atoi(argv[1]));
+	if (!runner && spec.target_count && !forbid_execution(&spec))
+		return 125;
+	/* Who enters a cell has them all there, and root keeps them beyond exec. */
+	if ((runner || spec.target_count) && !drop_capabilities())
+		return 125;
+
+	if (spec.argv[0]) {
+		program = fork();
+		if (program < 0) {
+			report("failed fork: %s", strerror(errno));
+			return 125;
+		}
+		if (program == 0)
+			become_program(&spec, &inherited);
+	}
+	close(0);
+	close(1);
+	close(2);
+	return runner ? wait_for(program) : keep(program, &blocked, atoll(argv[3]));
 }

@@ -1,7 +1,7 @@
 /*
  * monitor: stays with one run of an agent, outside the agent's cgroup.
  *
- *     monitor RECORD DIRECTORY LOG_MAX LIFELINE MONITORS LEAF UID FDS --
+ *     monitor RECORD OUT LOG REPLY LOG_MAX LIFELINE MONITORS LEAF UID LEAD FDS --
  *             PROGRAM ARGUMENT...
  *
  * MONITORS and LEAF are cgroup directories. The monitor is born in the first,
@@ -10,20 +10,31 @@
  * process that was started exits as soon as the monitor's pid is recorded.
  *
  * Starts PROGRAM (the steps that lead into the cell, ending in the keeper) in
- * the leaf cgroup, writes its output to DIRECTORY/out/ and DIRECTORY/log/, and
- * what becomes of it to RECORD. It needs no daemon for any of this; the daemon
- * watches the record with inotify(7). RECORD must not exist: a run is started
- * once, even if a daemon died while it did so and the next one tries again.
+ * the leaf cgroup, writes its output to OUT and LOG, and what becomes of it to
+ * RECORD. It needs no daemon for any of this; the daemon watches the record
+ * with inotify(7). RECORD must not exist: a run is started once, even if a
+ * daemon died while it did so and the next one tries again. The monitor stays
+ * until the leaf is empty, so that what the main process leaves behind is heard
+ * to its end.
  *
+ * OUT and LOG are directories, made if missing, for standard output and error;
+ * with "-" for LOG both go to OUT, in the order in which they were written.
+ * REPLY is "-" or one more directory: lines of the output that begin with {
+ * go there instead.
  * Output is kept in segments named by the offset of their first byte; when one
  * holds LOG_MAX / 2 bytes the next is begun and all but the last two removed.
  * FDS lists descriptors, separated by commas, that PROGRAM finds from 4 on;
  * 3 is its report socket (see keeper.c). LIFELINE is a FIFO that the daemon
  * holds open for writing as long as it lives.
  *
+ * LEAD says what the end of the program means when no daemon is alive: "cell",
+ * the end of the cell, which its keeper is told on the report socket; one of
+ * FDS, the same of the cell whose keeper that pidfd is of, by SIGTERM; "-", or
+ * once the keeper says that the cell is held, nothing.
+ *
  * Lines of the record:
  *     monitor PID | chain PID | keeper PID | start PID NS | failed TEXT |
- *     term | exit CODE NS | signal NUMBER NS | end NS
+ *     hold | term | exit CODE NS | signal NUMBER NS | end NS
  * with pids as the host sees them and times in nanoseconds since the epoch.
  */
 #define _GNU_SOURCE
@@ -50,6 +61,12 @@
 #include <unistd.h>
 
 #define FIRST_PASSED 4
+
+/* Who leads the end, if not the keeper that a descriptor is of. */
+#define LEAD_NOBODY (-1)
+#define LEAD_CELL (-2)
+/* A cell whose agent sends itself the same signal may not see ours (signal(7)). */
+#define LEAD_AGAIN_MS 1000
 
 static int record_fd = -1;
 
@@ -79,6 +96,14 @@ static unsigned long long now_ns(void)
 	return t.tv_sec * 1000000000ULL + t.tv_nsec;
 }
 
+static long long now_ms(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
+}
+
 static void die(const char *what)
 {
 	record("failed %s: %s", what, strerror(errno));
@@ -86,14 +111,22 @@ static void die(const char *what)
 	exit(1);
 }
 
-/* One output stream: the pipe it comes from and the segments it goes to. */
+/* One kept stream: the segments that it goes to. */
 struct stream {
-	int pipe;
 	int directory;
 	int file;
 	unsigned long long start, size, previous;
 	unsigned long long segment;
 	unsigned long long lost;
+};
+
+/* A pipe, and where its lines go. */
+struct source {
+	int pipe;
+	struct stream *lines;
+	struct stream *replies;	/* those that begin with {, if they go elsewhere */
+	struct stream *present;	/* the line that is being read */
+	bool inside;		/* something of it was read */
 };
 
 static void segment_name(char *name, size_t size, unsigned long long start)
@@ -112,13 +145,11 @@ static void open_segment(struct stream *s)
 }
 
 /* Continues where an earlier run of the same incarnation left off. */
-static void open_stream(struct stream *s, const char *base, const char *name, long long log_max)
+static void open_stream(struct stream *s, const char *path, long long log_max)
 {
-	char path[4096];
 	struct dirent *entry;
 	DIR *listing;
 
-	snprintf(path, sizeof path, "%s/%s", base, name);
 	mkdir(path, 0700);
 	s->directory = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (s->directory < 0)
@@ -163,8 +194,17 @@ static void next_segment(struct stream *s)
 static void append(struct stream *s, const char *data, size_t length)
 {
 	while (length) {
-		ssize_t n = write(s->file, data, length);
+		size_t part = length;
+		ssize_t n;
 
+		if (s->size >= s->segment)
+			next_segment(s);
+		if (s->file < 0)
+			open_segment(s);	/* the disk was too full for a new one */
+		/* more only if the daemon has just filled the new one */
+		if (s->size < s->segment && s->segment - s->size < part)
+			part = s->segment - s->size;
+		n = write(s->file, data, part);
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n <= 0) {
@@ -178,50 +218,76 @@ static void append(struct stream *s, const char *data, size_t length)
 	}
 }
 
-/* Moves what is there; false at the end of the stream or if nothing is left. */
-static bool drain(struct stream *s)
+static void keep(struct stream *s, const char *data, size_t length)
 {
-	char data[65536];
-	size_t room = sizeof data;
-	ssize_t n;
-
-	if (s->size >= s->segment)
-		next_segment(s);
-	if (s->segment - s->size < room)
-		room = s->segment - s->size;
-	n = read(s->pipe, data, room);
-	if (n < 0)
-		return errno == EINTR;
-	if (n == 0) {
-		close(s->pipe);
-		s->pipe = -1;
-		return false;
-	}
+	if (!length)
+		return;
 	if (s->lost) {
 		char note[96];
-		int length = snprintf(note, sizeof note,
-				      "\nctxfs: %llu bytes of output lost, the disk was full\n", s->lost);
+		int size = snprintf(note, sizeof note,
+				    "\nctxfs: %llu bytes of output lost, the disk was full\n", s->lost);
 		unsigned long long lost = s->lost;
 
 		s->lost = 0;
-		append(s, note, length);
+		append(s, note, size);
 		if (s->lost)
 			s->lost = lost;
 	}
-	append(s, data, n);
-	return true;
+	append(s, data, length);
+}
+
+/* To each stream its lines, as far as they are here. */
+static void sort(struct source *from, const char *data, size_t length)
+{
+	const char *end = data + length, *kept = data;
+
+	while (from->replies && data < end) {
+		const char *newline = memchr(data, '\n', end - data);
+
+		if (!from->inside) {
+			struct stream *to = *data == '{' ? from->replies : from->lines;
+
+			if (to != from->present) {
+				keep(from->present, kept, data - kept);
+				from->present = to;
+				kept = data;
+			}
+		}
+		from->inside = !newline;
+		data = newline ? newline + 1 : end;
+	}
+	keep(from->present, kept, end - kept);
+}
+
+/* Moves what is there: how much, 0 at the end of the stream or if nothing is left. */
+static size_t drain(struct source *from)
+{
+	char data[65536];
+	ssize_t n;
+
+	do
+		n = read(from->pipe, data, sizeof data);
+	while (n < 0 && errno == EINTR);
+	if (n == 0) {
+		close(from->pipe);
+		from->pipe = -1;
+	}
+	if (n <= 0)
+		return 0;
+	sort(from, data, n);
+	return n;
 }
 
 /* What is in the pipe now, and no more. */
-static void drain_rest(struct stream *s)
+static void drain_rest(struct source *from)
 {
-	unsigned long long before = s->start + s->size;
+	size_t moved = 0, n;
 	int waiting = 0;
 
-	if (s->pipe < 0 || ioctl(s->pipe, FIONREAD, &waiting) < 0)
+	if (from->pipe < 0 || ioctl(from->pipe, FIONREAD, &waiting) < 0)
 		return;
-	while (s->start + s->size - before + s->lost < (unsigned)waiting && drain(s))
-		;
+	while (moved < (unsigned)waiting && (n = drain(from)))
+		moved += n;
 }
 
 /* fork(2) with the child born in a cgroup. */
@@ -277,11 +343,14 @@ static void enter(char **argv, char *fds, int report, int out, int log)
 	_exit(127);
 }
 
-/*
- * One report of the keeper. True when the program has ended: from then on the
- * cell's end must be led by somebody, the daemon or the keeper.
- */
-static bool take_report(int report, bool *closed)
+/* What the keeper has said so far. */
+struct state {
+	bool closed;	/* it says no more */
+	bool held;
+	bool ended;	/* its program; from then on somebody must lead the cell's end */
+};
+
+static void take_report(int report, struct state *state)
 {
 	char text[512], control[CMSG_SPACE(sizeof(struct ucred))];
 	struct iovec data = {text, sizeof text - 1};
@@ -292,9 +361,9 @@ static bool take_report(int report, bool *closed)
 	pid_t pid = 0;
 
 	if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
-		*closed = true;
+		state->closed = true;
 	if (n <= 0)
-		return false;
+		return;
 	text[n] = 0;
 	for (header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header)) {
 		if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_CREDENTIALS) {
@@ -308,27 +377,83 @@ static bool take_report(int report, bool *closed)
 		record("keeper %d", pid);
 	} else if (!strcmp(text, "start")) {
 		record("start %d %llu", pid, now_ns());
+	} else if (!strcmp(text, "hold")) {
+		record("hold");
+		state->held = true;
 	} else if (!strncmp(text, "failed ", 7) || !strcmp(text, "term")) {
 		record("%s", text);
 	} else if (!strncmp(text, "exit ", 5) || !strncmp(text, "signal ", 7)) {
 		record("%s %llu", text, now_ns());
-		return true;
+		state->ended = true;
 	}
-	return false;
+}
+
+/*
+ * Whether a live process is in the cgroup whose cgroup.events this is, or
+ * below it. Reading arms poll(2) for the next change (cgroups(7)).
+ */
+static bool populated(int events)
+{
+	char text[256];
+	ssize_t n = pread(events, text, sizeof text - 1, 0);
+
+	if (n <= 0)
+		return false;
+	text[n] = 0;
+	return strstr(text, "populated 1") != NULL;
+}
+
+static int open_events(const char *cgroup)
+{
+	char path[4096];
+
+	snprintf(path, sizeof path, "%s/cgroup.events", cgroup);
+	return open(path, O_RDONLY | O_CLOEXEC);
+}
+
+/* Whether a daemon holds the FIFO: read(2) tells even where poll(2) never saw one. */
+static bool daemon_alive(int lifeline)
+{
+	char byte;
+
+	return lifeline >= 0 && read(lifeline, &byte, 1) != 0;
+}
+
+/* LEAD, as a descriptor of our own if it is one; before FDS are closed. */
+static int open_lead(const char *text)
+{
+	if (!strcmp(text, "-"))
+		return LEAD_NOBODY;
+	if (!strcmp(text, "cell"))
+		return LEAD_CELL;
+	return fcntl(atoi(text), F_DUPFD_CLOEXEC, FIRST_PASSED);
+}
+
+/* Tells whoever leads the end to begin it; true if that may not have arrived. */
+static bool tell_end(int lead, int report)
+{
+	if (lead == LEAD_CELL) {
+		(void)!send(report, "go", 2, MSG_NOSIGNAL | MSG_DONTWAIT);
+		return false;
+	}
+	return syscall(SYS_pidfd_send_signal, lead, SIGTERM, NULL, 0) == 0;
 }
 
 int main(int argc, char **argv)
 {
-	struct stream out = {.pipe = -1}, log = {.pipe = -1};
-	int out_pipe[2], log_pipe[2], sockets[2], signals, lifeline, yes = 1, null;
-	bool closed = false, reaped = false, ended = false, told = false;
+	struct stream out, log, reply;
+	struct source from_out = {.pipe = -1}, from_log = {.pipe = -1};
+	struct state state = {0};
+	int out_pipe[2], log_pipe[2], sockets[2], signals, lifeline, lead, events = -1, yes = 1, null;
+	bool reaped = false, shared, replies;
+	long long log_max, next_word = 0;
 	sigset_t watched;
-	char byte;
+	uid_t uid;
 	pid_t monitor, chain;
 
-	if (argc < 11 || strcmp(argv[9], "--")) {
-		dprintf(2, "usage: monitor RECORD DIRECTORY LOG_MAX LIFELINE MONITORS LEAF UID FDS -- "
-			   "PROGRAM ARGUMENT...\n");
+	if (argc < 14 || strcmp(argv[12], "--")) {
+		dprintf(2, "usage: monitor RECORD OUT LOG REPLY LOG_MAX LIFELINE MONITORS LEAF UID LEAD "
+			   "FDS -- PROGRAM ARGUMENT...\n");
 		return 2;
 	}
 	record_fd = open(argv[1], O_WRONLY | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -336,32 +461,43 @@ int main(int argc, char **argv)
 		perror(argv[1]);
 		return 1;
 	}
-	monitor = fork_into(argv[5], CLONE_PARENT, 0);
+	monitor = fork_into(argv[7], CLONE_PARENT, 0);
 	if (monitor > 0) {
 		record("monitor %d", monitor);
 		return 0;
 	}
 	setsid();	/* a terminal's Ctrl-C ends the daemon, not the agents */
 	prctl(PR_SET_NAME, "ctx-monitor");
-	lifeline = open(argv[4], O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-	open_stream(&out, argv[2], "out", atoll(argv[3]));
-	open_stream(&log, argv[2], "log", atoll(argv[3]));
-	make_pipe(out_pipe, (uid_t)atol(argv[7]));
-	make_pipe(log_pipe, (uid_t)atol(argv[7]));
+	shared = !strcmp(argv[3], "-");
+	replies = strcmp(argv[4], "-") != 0;
+	log_max = atoll(argv[5]);
+	lifeline = open(argv[6], O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	uid = (uid_t)atol(argv[9]);
+	open_stream(&out, argv[2], log_max);
+	if (!shared)
+		open_stream(&log, argv[3], log_max);
+	if (replies)
+		open_stream(&reply, argv[4], log_max);
+	make_pipe(out_pipe, uid);
+	if (!shared)
+		make_pipe(log_pipe, uid);
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) < 0)
 		die("socketpair");
 	setsockopt(sockets[0], SOL_SOCKET, SO_PASSCRED, &yes, sizeof yes);
 
-	chain = fork_into(argv[6], 0, SIGCHLD);
+	chain = fork_into(argv[8], 0, SIGCHLD);
 	if (chain == 0)
-		enter(argv + 10, argv[8], sockets[1], out_pipe[1], log_pipe[1]);
+		enter(argv + 13, argv[11], sockets[1], out_pipe[1], shared ? out_pipe[1] : log_pipe[1]);
 	record("chain %d", chain);
 	close(sockets[1]);
 	close(out_pipe[1]);
-	close(log_pipe[1]);
-	out.pipe = out_pipe[0];
-	log.pipe = log_pipe[0];
-	for (char *word = strtok(argv[8], ","); word; word = strtok(NULL, ","))
+	from_out = (struct source){out_pipe[0], &out, replies ? &reply : NULL, &out, false};
+	if (!shared) {
+		close(log_pipe[1]);
+		from_log = (struct source){log_pipe[0], &log, NULL, &log, false};
+	}
+	lead = open_lead(argv[10]);
+	for (char *word = strtok(argv[11], ","); word; word = strtok(NULL, ","))
 		close(atoi(word));
 	null = open("/dev/null", O_RDWR | O_CLOEXEC);
 	dup2(null, 0);
@@ -375,41 +511,60 @@ int main(int argc, char **argv)
 	sigprocmask(SIG_BLOCK, &watched, NULL);
 	signals = signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK);
 
-	while (!closed || !reaped) {
-		/* Watched only once it matters: a hung-up FIFO is always ready. */
-		bool watch_daemon = ended && !told;
+	for (;;) {
+		/* A runner that was killed has told no end: then this is it. */
+		bool silent = state.closed && reaped;
+		bool leading = lead != LEAD_NOBODY && !state.held && (state.ended || silent);
+		struct signalfd_siginfo info;
+		long long left = -1;
+
+		if (leading && now_ms() >= next_word) {
+			next_word = 0;
+			if (!daemon_alive(lifeline)) {
+				next_word = now_ms() + LEAD_AGAIN_MS;
+				leading = tell_end(lead, sockets[0]);
+				lead = leading ? lead : LEAD_NOBODY;
+			}
+		}
+		if (silent) {
+			if (events < 0)
+				events = open_events(argv[8]);
+			if (!populated(events))
+				break;
+		}
+		if (leading && next_word) {
+			left = next_word - now_ms();
+			left = left < 0 ? 0 : left;
+		}
+
 		struct pollfd fds[] = {
 			{.fd = signals, .events = POLLIN},
-			{.fd = closed ? -1 : sockets[0], .events = POLLIN},
-			{.fd = out.pipe, .events = POLLIN},
-			{.fd = log.pipe, .events = POLLIN},
-			{.fd = watch_daemon ? lifeline : -1, .events = POLLIN},
+			{.fd = state.closed ? -1 : sockets[0], .events = POLLIN},
+			{.fd = from_out.pipe, .events = POLLIN},
+			{.fd = from_log.pipe, .events = POLLIN},
+			/* Watched only while it matters: a hung-up FIFO is always ready. */
+			{.fd = leading && !next_word ? lifeline : -1, .events = POLLIN},
+			{.fd = events, .events = POLLPRI},
 		};
-		struct signalfd_siginfo info;
 
-		/* read(2) tells a missing writer even where poll(2) never saw one. */
-		if (watch_daemon && (lifeline < 0 || read(lifeline, &byte, 1) == 0)) {
-			(void)!send(sockets[0], "go", 2, MSG_NOSIGNAL | MSG_DONTWAIT);
-			told = true;
-			continue;
-		}
 		if (!reaped && waitpid(chain, NULL, WNOHANG) == chain)
 			reaped = true;
 		else
-			poll(fds, 5, -1);
+			poll(fds, 6, (int)left);
 		while (read(signals, &info, sizeof info) == sizeof info)
 			;
 		if (fds[2].revents)
-			drain(&out);
+			drain(&from_out);
 		if (fds[3].revents)
-			drain(&log);
-		if (fds[1].revents && take_report(sockets[0], &closed))
-			ended = true;
+			drain(&from_log);
+		if (fds[1].revents)
+			take_report(sockets[0], &state);
 	}
-	/* The cell is gone. What it wrote is in the pipes; a writer may live on
-	 * elsewhere (descriptors travel): what comes later is not waited for. */
-	drain_rest(&out);
-	drain_rest(&log);
+	/* The cell is gone, or all that was of this run in it. What it wrote is in
+	 * the pipes; a writer may live on elsewhere (descriptors travel): what comes
+	 * later is not waited for. */
+	drain_rest(&from_out);
+	drain_rest(&from_log);
 	record("end %llu", now_ns());
 	return 0;
 }

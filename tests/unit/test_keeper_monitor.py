@@ -106,10 +106,11 @@ class Run:
         try:
             starter = subprocess.run(
                 [
-                    *(str(native("monitor")), str(self.record_path), str(self.directory)),
+                    *(str(native("monitor")), str(self.record_path)),
+                    *(str(self.directory / "out"), str(self.directory / "log"), "-"),
                     str(log_max),
                     *(str(self.lifeline), str(self.cgroup), str(leaf or self.cgroup)),
-                    *(str(os.getuid()), str(memory), "--"),
+                    *(str(os.getuid()), "cell", str(memory), "--"),
                     *(steps or [*BWRAP, *VIEW, "--", *keeper]),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -276,7 +277,7 @@ def test_control_characters_do_not_reach_the_record(run: Run) -> None:
     "spec",
     [
         *(b"", b"/", b"/\0", b"/\0" + b"5\0A=1\0sh\0", b"/\0-1\0sh\0"),
-        *(b"/\0" + b"0\0", b"/\0" + b"0\0" + b"0\0", b"/\0" + b"0\0" + b"2\0x/tmp\0sh\0"),
+        *(b"/\0" + b"0\0", b"/\0" + b"0\0" + b"3\0x/tmp\0sh\0"),
     ],
 )
 def test_damaged_start_data_is_said(run: Run, spec: bytes) -> None:
@@ -548,7 +549,7 @@ def test_the_agents_program_cannot_end_its_keeper(run: Run) -> None:
 def test_the_monitor_explains_how_it_is_called() -> None:
     found = subprocess.run([native("monitor"), "x"], capture_output=True, check=False)
     assert found.returncode == 2
-    assert found.stderr.startswith(b"usage: monitor RECORD DIRECTORY LOG_MAX")
+    assert found.stderr.startswith(b"usage: monitor RECORD OUT LOG REPLY LOG_MAX")
 
 
 def test_a_run_is_started_once(run: Run) -> None:

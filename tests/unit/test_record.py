@@ -85,6 +85,12 @@ def test_a_signal(tmp_path: Path) -> None:
     assert record.over
 
 
+def test_a_held_cell(tmp_path: Path) -> None:
+    record = read(tmp_path, "keeper 12\nstart 13 1000\nhold\nexit 0 2000\n")
+    assert (record.held, record.exit_code, record.finished) == (True, 0, False)
+    assert not read(tmp_path, "keeper 12\n").held
+
+
 def test_the_first_failure_is_the_one_that_counts(tmp_path: Path) -> None:
     record = read(tmp_path, "failed no such program: x 5\nfailed later\n")
     assert record.failed == "no such program: x 5"
@@ -99,6 +105,7 @@ def test_the_first_failure_is_the_one_that_counts(tmp_path: Path) -> None:
         ("keeper 3\n", False, False),
         ("start 4 5\n", False, True),
         ("start 4 5\nterm\n", False, True),
+        ("keeper 3\nhold\n", False, True),
         ("exit 0 6\n", True, True),
         ("end 7\n", True, True),
     ],
