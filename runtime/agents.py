@@ -39,11 +39,13 @@ from runtime.lifecycle import Event, Status, move
 from runtime.messages import Messages
 from runtime.model import SESSION_STATES, Agent, Outcome, Profile, Session
 from runtime.names import check_name, dump_json, parse_duration, parse_size, quote, timestamp
-from runtime.planes import Item, Items, Plane, Wait, Work
+from runtime.planes import Item, Items, Wait
 from runtime.privilege import ROOT, Privilege
 from runtime.store import Pending, Store
 from runtime.trash import Trash
+from runtime.waiting import WaitingPlane, child_payload
 from runtime.waits import Waits
+from runtime.work import WorkPlane
 
 log = logging.getLogger("ctxd.agents")
 
@@ -57,7 +59,7 @@ _OF_ONE_LIFE: Final = (
     *("status", "outcome", "reason", "cause", "run", "pid", "boot", "cgroup", "session"),
     *("started", "ended", "usage", "paused_from", "restarts", "restart_at"),
     *("output_start", "result_from_output"),
-    *("bound_policy", "bound_mount"),
+    *("bound_policy", "bound_mount", "focus"),
 )
 
 
@@ -206,10 +208,11 @@ class Agents:
         self._sessions: dict[int, Session] = {}
         self.items = Items()
         self.messages = Messages(self)
-        self.work = Plane(self, Work, "work item", lambda config: config.work_items)
-        self.waiting = Plane(self, Wait, "wait", lambda config: config.waits)
+        self.work = WorkPlane(self)
+        self.waiting = WaitingPlane(self)
         for item in store.load_items():
             self.items.add(item)
+            self._note_wait(item)
         for agent in self._agents.values():
             if agent.parent is not None:
                 self._children.setdefault(agent.parent, []).append(agent.index)
@@ -374,6 +377,10 @@ class Agents:
         self._commit_late()
         self._commit(change)
 
+    def draft(self) -> Change:
+        """An empty change, for who decides himself whether it is committed or noted."""
+        return Change()
+
     @contextlib.contextmanager
     def changing(self) -> Iterator[Change]:
         """A change that is committed once all of it is said, and not at all after an error."""
@@ -401,6 +408,7 @@ class Agents:
             for item, values in change.items.values():
                 for name, value in values.items():
                     setattr(item, name, value)
+                self._note_wait(item)
             self.authority.forget()
             urgent()
             for agent, values in change.agents:
@@ -526,8 +534,13 @@ class Agents:
             item.updated = now
             for name, value in values.items():
                 setattr(item, name, value)
+            self._note_wait(item)
         for item in change.dropped_items:
             self.items.drop(item)
+
+    def _note_wait(self, item: Item) -> None:
+        if isinstance(item, Wait):
+            self.waiting.expect(item)
 
     def _tell_items(self, change: Change) -> None:
         for watching in self.watching:
@@ -887,6 +900,10 @@ class Agents:
         change.set(agent, **values)
         if parent is not None:
             change.channels.append((parent.session, agent.name))
+        former = self.parent_of(agent)
+        if former is not None:  # it is no child of that one's any more
+            payload = child_payload(agent.name, agent.status, "", "")
+            self.waiting.resource_over(change, former, "child", agent.name, payload)
         self.commit(change)
         if before is not None:
             self._children[before].remove(agent.index)
@@ -994,7 +1011,8 @@ class Agents:
         self.waits.release(agent.wait_token)
 
     def record_end(self, change: Change, agent: Agent, outcome: Outcome, reason: str) -> None:
-        """Adds to ``change`` what the end of an agent means for it and its session."""
+        """Adds to ``change`` what the end of an agent means for it, its session and its parent."""
+        self.waiting.cancel_all(change, agent)
         change.set(
             agent,
             status=Status.DEAD,
@@ -1020,6 +1038,9 @@ class Agents:
                 reason="parent_dead",
             )
         change.event(agent.session, "agent.stop", agent.name, status=outcome.value, reason=reason)
+        if parent is not None:
+            payload = child_payload(agent.name, Status.DEAD, outcome.value, reason)
+            self.waiting.resource_over(change, parent, "child", agent.name, payload)
 
     def next_run(self, agent: Agent) -> str:
         with self._store.transaction():

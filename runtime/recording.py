@@ -65,12 +65,12 @@ class Recorder:
         change = Change()
         recorded = []
         for agent, following in due:
-            part = Change()
+            part = Change(change)
             try:
                 self._conclude(part, agent, following)
             except Exception:
                 log.exception("%s: a bug in ctxfs", agent.name)
-                part = Change()
+                part = Change(change)
                 self._agents.record_end(part, agent, Outcome.INTERRUPTED, "runtime_lost")
             recorded.append((agent, following))
             change.add(part)

@@ -756,6 +756,7 @@ ROWS: Final = (
     Row(name="task", kind=Kind.DIRECTORY, mode=0o755, entries=_no_entries, make=_no_plane("tasks"),
         doc="the task plane"),
     work.PLANE.row("what it works on: mkdir makes a work item"),
+    work.CURRENT,
     waiting.PLANE.row("what it waits for: mkdir makes a wait"),
     Row(name="session", kind=Kind.LINK, mode=0o777, target=_session_target, depends=("owner",),
         doc="link to the current session"),
