@@ -23,6 +23,7 @@ from runtime.model import Agent, Outcome
 from runtime.names import dump_json, quote
 from runtime.output import Output
 from runtime.planes import TASK_MOVES, Item, Plane, Task, TaskEvent, TaskStatus, check_takes
+from runtime.waiting import task_payload
 
 if TYPE_CHECKING:
     from runtime.agents import Agents
@@ -251,6 +252,8 @@ class TaskPlane(Plane[Task], Watching):
             provenance="task_result",
             sender=f"task:{task.name}",
         )
+        payload = task_payload(task.name, status, exit_text)
+        self._agents.waiting.resource_over(change, agent, "task", task.name, payload)
 
     def add_ends(self, change: Change, agent: Agent, event: TaskEvent) -> None:
         """The cell is gone, and with it every command."""
