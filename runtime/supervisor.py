@@ -381,6 +381,11 @@ class Supervisor(Watching):
                 self._agents.waits.release(agent.wait_token)
                 if agent.life == "temp":
                     self._agents.remove_temporary(agent)
+        for task in self._agents.items.all(Task):
+            if not task.child:
+                self._agents.waits.create(task.wait_token)
+                if self._agents.tasks.is_over(task):
+                    self._agents.waits.release(task.wait_token)
         adopted: list[tuple[Agent, Following]] = []
         lost = []
         for agent in self._agents:
