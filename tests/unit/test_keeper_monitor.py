@@ -1036,6 +1036,19 @@ def test_a_runner_that_was_killed_has_ended_its_run(cell: Run, run: Run) -> None
     assert (record.exit_code, record.signal) == (None, None)
 
 
+def test_no_signal_from_inside_keeps_the_cell_from_ending(cell: Run, run: Run) -> None:
+    keeper = cell.hold()
+    os.kill(keeper, signal.SIGSTOP)
+    run.daemon_dies()
+    # the kernel has room for one SIGTERM, and this is not the one that is obeyed
+    run.enter(cell, script="kill -TERM 1; exit 3", leads=True)
+    run.wait_record(lambda record: record.ended)
+    assert not run.record.finished
+    os.kill(keeper, signal.SIGCONT)
+    assert cell.wait_end().finished
+    assert run.wait_end().exit_code == 3
+
+
 def test_a_run_that_leads_nothing_ends_nothing(run: Run, go: Signpost) -> None:
     run.daemon_dies()
     run.start(script=f"(read go < {go.path}; echo late) & exit 0", lead="-")
