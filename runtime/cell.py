@@ -272,6 +272,12 @@ def network_allowed(agents: Agents, agent: Agent) -> bool:
     return agents.authority.allows(agent, "network", "default", "connect")
 
 
+def _network(agents: Agents, agent: Agent) -> str:
+    """NETWORK of enter.c: who has a network has the host's, be it its parent's too or handed
+    on by one without; to join that needs a right that an ordinary user's daemon lacks."""
+    return "host" if network_allowed(agents, agent) else "cell"
+
+
 def plan(agents: Agents, agent: Agent, places: Places, *, hidden: dict[str, str]) -> Plan:
     """The steps into the agent's cell.
 
@@ -340,10 +346,8 @@ def plan(agents: Agents, agent: Agent, places: Places, *, hidden: dict[str, str]
     if not nested:
         steps = [*privilege.drop(agent.uid, agent.gid, agent.groups), *steps]
     else:
-        # what the parent may hand on without having it is the host's, not of its cell
-        above = parent is not None and network_allowed(agents, parent)
-        network = "host" if network_allowed(agents, agent) and not above else "cell"
-        ids = [str(agent.uid), str(agent.gid), privilege.entering_groups(agent.groups), network]
+        ids = [str(agent.uid), str(agent.gid), privilege.entering_groups(agent.groups)]
+        ids.append(_network(agents, agent))
         steps = [str(places.program("enter")), str(_FIRST_EXTRA_FD), *ids, "--", *steps]
     stage = b""
     if staged:
@@ -364,7 +368,7 @@ def plan_inside(agents: Agents, agent: Agent, places: Places, command: Command) 
     groups = agents.privilege.entering_groups(agent.groups)
     # after the specification and an empty view comes the cell
     steps = [str(places.program("enter")), str(_FIRST_EXTRA_FD)]
-    steps += [str(agent.uid), str(agent.gid), groups, "cell", "--"]
+    steps += [str(agent.uid), str(agent.gid), groups, _network(agents, agent), "--"]
     steps += [str(places.keeper), str(_SPEC_FD), str(_REPORT_FD), "-"]
     return Plan(steps=tuple(steps), spec=_strings(spec), view=())
 
