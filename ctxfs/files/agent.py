@@ -17,7 +17,7 @@ from ctxfs.files.documents import (
     set_document,
     staged,
 )
-from ctxfs.files.verbs import act, describe_verbs
+from ctxfs.files.verbs import act, describe_verbs, prepare
 from ctxfs.handles import InboxHandle, OutputHandle, VerbHandle
 from ctxfs.nodes import Call, Handle, Node
 from ctxfs.rows import NEW, NOT_BUSY, NOT_TERMINAL, Check, Kind, Plane, Render, Row, RowNode, Table
@@ -709,7 +709,7 @@ ROWS: Final = (
         doc="standard error, and lines of the runtime"),
     Row(name="error", render=_error, volatile=True, doc="the last rejection, with its time"),
     Row(name="ctl", mode=0o666, write=PARTIES | Role.STARTER | Role.STOPPER,
-        opener=_open_verbs, commit=act,
+        opener=_open_verbs, commit=act, prepare=prepare,
         render=describe_verbs, doc="takes verbs, one a line; reading lists them"),
     Row(name="wait", public=True, kind=Kind.LINK, mode=0o777, depends=("wait_token",),
         target=lambda fs, agent: str(fs.runtime.agents.waits.path(agent.wait_token)),
@@ -743,7 +743,8 @@ ROWS: Final = (
         doc="files and directories that it gives back"),
     Row(name="child", kind=Kind.DIRECTORY, mode=0o755, entries=_children, find=_find_child,
         doc="links to the directories of its children"),
-    task.PLANE.row("what it runs beside its program: mkdir makes a task"),
+    task.PLANE.row("what it runs beside its program: mkdir makes a task",
+                   prepare_remove=task.prepare_remove),
     work.PLANE.row("what it works on: mkdir makes a work item"),
     work.CURRENT,
     waiting.PLANE.row("what it waits for: mkdir makes a wait"),
