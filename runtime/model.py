@@ -116,6 +116,8 @@ class Agent:
     #: of a detached child: what its parent had when it started, as texts
     bound_policy: str | None = None
     bound_mount: str | None = None
+    #: the worktree that was made for it (runtime.workspace), which a reset keeps
+    worktree: dict[str, Any] | None = None
     #: whether its documents stay, as those of its session: it was reset
     archived: bool = False
 
