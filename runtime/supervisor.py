@@ -34,6 +34,7 @@ from runtime.record import Record, judge
 from runtime.recording import Recorder
 from runtime.sockets import Sockets
 from runtime.starting import Starter
+from runtime.workspace import check_possible as check_worktree_possible
 
 log = logging.getLogger("ctxd.supervisor")
 
@@ -107,6 +108,7 @@ class Supervisor:
         self._agents.authority.check_start(agent)
         cell.program(agent)
         if agent.workspace == "worktree":
+            check_worktree_possible(agent)
             raise UnsupportedError("workspace=worktree is not supported by this version")
         assert to.status is not None
         change = Change()
