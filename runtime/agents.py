@@ -704,6 +704,7 @@ class Agents:
         members = [agent, *self.descendants(agent)]
         for member in members:
             change.set(member, removed=True, archived=member is agent)
+        change.set(agent, worktree=None)  # it is the new one's
         self._prepare(new)
         try:
             for name in ("handoff.md", "input.jsonl"):

@@ -19,9 +19,10 @@ from typing import Final
 
 from runtime.agents import Agents
 from runtime.authority import mounts
-from runtime.errors import MalformedError
+from runtime.errors import MalformedError, WrongStateError
 from runtime.model import Agent
-from runtime.names import parse_env_line, split_command
+from runtime.names import parse_env_line, quote, split_command
+from runtime.workspace import WORKSPACE, Worktree, binds
 
 #: below the agent's own /tmp, which every view has: a directory of the host cannot be made
 HOME: Final = "/tmp/home"
@@ -166,8 +167,8 @@ def workspace(agents: Agents, agent: Agent) -> str | None:
     for node in (agent, *reversed(agents.ancestors(agent))):
         if node.workspace.startswith("explicit_root:"):
             return node.workspace.removeprefix("explicit_root:")
-        if node.workspace != "inherit":
-            break
+        if node.workspace == "worktree":
+            return WORKSPACE
     return None
 
 
@@ -213,10 +214,22 @@ def _own_mounts(agents: Agents, agent: Agent) -> list[mounts.Mount]:
     found = []
     if agent.root:
         found.append(mounts.Mount(agent.root, "/", "rw"))
+    return [*found, *_workspace_mounts(agent), *mounts.parse(agent.mount)]
+
+
+def _workspace_mounts(agent: Agent) -> list[mounts.Mount]:
+    """What its own workspace binds; nothing if that is inherited.
+
+    ``WrongStateError`` if its worktree has not been made.
+    """
+    if agent.workspace == "worktree":
+        if agent.worktree is None:
+            raise WrongStateError(f"the worktree of {quote(agent.name)} has not been made")
+        return binds(Worktree.load(agent.worktree))
     if agent.workspace.startswith("explicit_root:"):
         path = agent.workspace.removeprefix("explicit_root:")
-        found.append(mounts.Mount(path, path, "rw"))
-    return found + list(mounts.parse(agent.mount))
+        return [mounts.Mount(path, path, "rw")]
+    return []
 
 
 def hidden_paths(agents: Agents, agent: Agent) -> list[tuple[str, str, bool]]:
@@ -382,10 +395,9 @@ def _kept_mounts(agents: Agents, agent: Agent, fresh: list[str]) -> Iterator[mou
         if mount.mode != "hide" and _inside(mount.target, fresh):
             yield mounts.Mount(mount.target, mount.target, mount.mode, mount.options)
     for owner in agents.ancestors(agent):
-        if owner.workspace.startswith("explicit_root:"):
-            root = owner.workspace.removeprefix("explicit_root:")
-            if _inside(root, fresh):
-                yield mounts.Mount(root, root, "rw")
+        for mount in _workspace_mounts(owner):
+            if _inside(mount.target, fresh):
+                yield mounts.Mount(mount.target, mount.target, mount.mode)
 
 
 def _stage(

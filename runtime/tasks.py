@@ -15,6 +15,7 @@ from runtime.errors import (
     DeniedError,
     ForbiddenError,
     MalformedError,
+    NotEmptyError,
     TakenError,
     WrongStateError,
 )
@@ -131,6 +132,14 @@ class TaskPlane(Plane[Task], Watching):
         text = f"{head}\n[{left} bytes left out: see output]\n{tail}"
         return text.encode()[: 8 << 10].decode(errors="ignore")
 
+    def worktree(self, task: Task) -> str:
+        """Of a handle: why and where its child's worktree is kept, or just where it is."""
+        child = self.child_of(task)
+        if child is None or child.worktree is None:
+            return ""
+        where = f"{child.worktree['common']}/ctx/{child.name} branch ctx/{child.name}"
+        return (task.worktree or where) + "\n"
+
     def wait_path(self, task: Task) -> Path:
         child = self.child_of(task)
         token = child.wait_token if child is not None else task.wait_token
@@ -159,8 +168,11 @@ class TaskPlane(Plane[Task], Watching):
         item.wait_token = secrets.token_hex(16)
 
     def _removing(self, change: Change, agent: Agent, item: Task) -> None:
-        if item.child and not self.is_over(item):
+        child = self.child_of(item)
+        if child is not None and not self.is_over(item):
             raise WrongStateError(f"{quote(item.name)} is the handle of an agent: rmdir that")
+        if child is not None and child.worktree is not None:
+            raise NotEmptyError(f"{quote(item.name)} has a worktree: {self.worktree(item).strip()}")
         if not self.is_over(item) and item.status is not TaskStatus.MADE:
             raise WrongStateError(f"the task {quote(item.name)} is {self.status(item)}: stop it")
 
@@ -282,9 +294,14 @@ class TaskPlane(Plane[Task], Watching):
             raise TakenError(f"{quote(parent.name)} has a task {quote(name)}: choose another name")
 
     def drop_handle(self, change: Change, parent: Agent, child: Agent) -> None:
-        """The handle of a child, or of an earlier one of its name."""
+        """The handle of a child, or of an earlier one of its name.
+
+        With a worktree it stays until that is gone.
+        """
         task = self._named(parent, child.name)
-        if task is not None and task.child:
+        if task is None or not task.child:
+            return
+        if child.worktree is None or task.child != child.index:
             change.drop(task)
 
     def child_ended(self, change: Change, parent: Agent, child: Agent, outcome: Outcome) -> None:

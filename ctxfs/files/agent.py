@@ -34,6 +34,7 @@ from runtime.errors import (
 from runtime.lifecycle import Status
 from runtime.model import FAMILIES, LIVES, MODES, PROFILES, Agent, Profile
 from runtime.names import quote
+from runtime.workspace import check_possible as check_worktree_possible
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem
@@ -365,7 +366,8 @@ def _parse_workspace(fs: Filesystem, agent: Agent, caller: Caller, line: str) ->
     if line == "inherit":
         return line
     if line == "worktree":
-        raise UnsupportedError("workspace=worktree is not supported by this version")
+        check_worktree_possible(agent)
+        return line
     if line.startswith("explicit_root:"):
         path = names.check_absolute(line.removeprefix("explicit_root:"))
         if path == "/":
