@@ -498,6 +498,10 @@ class Supervisor(Watching):
             path = self._places.records / f"{agent.incarnation}-{agent.run}"
             following.run = Execution(following.run_leaf, path)
             following.run.changes = following.wake
+        for task in self._agents.tasks.known(agent):
+            if self._is_followed(task):
+                # from the first moment on: a record that nobody knows of is removed
+                execution_of(self._places, agent, following, task)
         self._followed[agent.index] = following
         return following
 
@@ -603,11 +607,15 @@ class Supervisor(Watching):
             following.node.kill()
 
     def _follow_task(self, agent: Agent, following: Following, task: Task) -> None:
-        if task.child or task.status not in _FOLLOWED_TASKS or task.index in self._led_tasks:
+        if not self._is_followed(task) or task.index in self._led_tasks:
             return
         self._led_tasks.add(task.index)
         execution_of(self._places, agent, following, task)
         self._nursery.start_soon(self._task_of, agent, following, task)
+
+    @staticmethod
+    def _is_followed(task: Task) -> bool:
+        return not task.child and task.status in _FOLLOWED_TASKS
 
     async def _task_of(self, agent: Agent, following: Following, task: Task) -> None:
         try:
