@@ -4,13 +4,14 @@
 # what to do now; a model would read the same.
 set -eu
 
-# Calls to $CTX_ROOT fail while the daemon is started again. So whatever is tried is tried once
-# more then, and must not mind if the first time went well after all.
+# Calls to $CTX_ROOT fail while the daemon is started again. So whatever is tried is tried a few
+# times, and must not mind if an earlier time went well after all.
 try() {
-	"$@" || {
-		until [ -r "$CTX_SELF/status" ]; do sleep 0.1; done
-		"$@"
-	}
+	for _ in 1 2 3 4 5; do
+		"$@" && return
+		until cat "$CTX_SELF/status" >/dev/null 2>&1; do sleep 0.1; done
+	done
+	"$@"
 }
 is() { [ "$(cat "$1")" = "$2" ]; }
 make() { [ -d "$1" ] || mkdir "$1"; }

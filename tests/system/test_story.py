@@ -132,20 +132,24 @@ def opened(gate: Path) -> bool:
 
 def test_the_daemon_is_killed_whenever_something_has_happened(daemon: Daemon) -> None:
     """In the midst of steps, and while nobody runs but a task or a child."""
-    known, kills = 0, 0
-    with telling(daemon) as story:
-        while story.poll() is None:
-            happened = []
-            with contextlib.suppress(FileNotFoundError):
-                happened = daemon.events("coder")
-            if happened and happened[-1].get("status") == "idle" and done(happened):
-                break
-            if len(happened) > known and any(e["type"] == "message.queued" for e in happened):
-                known = len(happened)
-                kills += 1
-                daemon.restart()
+    kills = 0
+    with telling(daemon):
+        wait_until(lambda: "message.queued" in types(daemon), "the agent has its task")
+        happened = daemon.events("coder")
+        while not (done(happened) and happened[-1].get("status") == "idle"):
+            kills += 1
+            daemon.restart()
+            known = len(happened)
+            wait_until(lambda n=known: len(daemon.events("coder")) > n, "more")  # type: ignore[misc]
+            happened = daemon.events("coder")
     assert kills >= 5, "there was somebody to kill"
     check_end(daemon)
+
+
+def types(daemon: Daemon) -> list[str]:
+    with contextlib.suppress(FileNotFoundError):
+        return [event["type"] for event in daemon.events("coder")]
+    return []
 
 
 def done(events: list[dict[str, str]]) -> bool:
