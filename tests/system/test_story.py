@@ -90,9 +90,10 @@ def check_end(daemon: Daemon) -> None:
         assert counts[kind] == number, kind
     assert {e["outcome"] for e in events if e["type"] == "message.end"} == {"processed"}
     lines = [e["status"] for e in events if e["type"] == "work.status"]
-    # whether the tests have ended before they are waited for is open
-    assert lines[:2] + lines[-3:] == ["open", "active", "blocked", "active", "done"]
-    assert lines[2:-3] in ([], ["blocked", "active"])
+    # twice something is waited for, which may be there already
+    assert " ".join(lines) in {
+        " ".join(("open", "active", *("blocked", "active") * times, "done")) for times in range(3)
+    }
     counts = Counter(e["type"] for e in daemon.events("mender"))
     assert (counts["run.start"], counts["run.end"], counts["agent.stop"]) == (1, 1, 1)
 
