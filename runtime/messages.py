@@ -37,7 +37,7 @@ _ENDS: Final = {
 def check_id(text: str) -> str:
     """A message's id as its sender gives it; ``MalformedError``."""
     if not _ID.fullmatch(text):
-        raise MalformedError(f"{quote(text)} is no id: 1 to 128 printable ASCII characters")
+        raise MalformedError(f"{quote(text)} is no id: 1 to 128 printable ASCII characters, no blanks")
     return text
 
 
