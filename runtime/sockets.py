@@ -41,7 +41,7 @@ from runtime.messages import check_id
 from runtime.model import Agent
 from runtime.names import dump_json, parse_json_object, quote
 from runtime.planes import MESSAGE_MOVES, Message, MessageStatus
-from runtime.streams import Streams
+from runtime.streams import Stream, Streams
 
 log = logging.getLogger("ctxd.sockets")
 
@@ -491,19 +491,21 @@ class Sockets(Watching):
         """``start``, ``delta``…, ``message``, ``done``."""
         name = message.name
         told, shown = False, 0
-        while message.status not in MESSAGE_MOVES.terminal:
-            stream = self.streams.of(message.index)
-            if message.status is MessageStatus.RUNNING and not told:
+        over = message.status in MESSAGE_MOVES.terminal
+        stream = Stream() if over else self.streams.of(message.index)
+        while True:
+            over = message.status in MESSAGE_MOVES.terminal
+            if message.run and not told:
                 told = True
                 await connection.send({"type": "start", "id": name, "run": message.run})
             elif told and shown < len(stream.text):
                 text = stream.text[shown : shown + _DELTA_MAX]
                 shown += len(text)
                 await connection.send({"type": "delta", "id": name, "text": text})
-            elif not stream.over:
+            elif over:
+                break
+            else:
                 await stream.wait_changed()
-        if message.run and not told:
-            await connection.send({"type": "start", "id": name, "run": message.run})
         if message.status is MessageStatus.PROCESSED:
             await connection.send({"type": "message", "id": name, "text": message.reply})
         done = {"type": "done", "id": name, "status": message.status.value}
