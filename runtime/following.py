@@ -77,6 +77,8 @@ class Following(Execution):
         super().__init__(node.child("cell" if holds_cell else "run"), record_path)
         self.node = node
         self.unkillable = False
+        #: set when its socket answers
+        self.reachable = trio.Event()
         #: somebody leads the runs that enter the cell
         self.served = False
         #: somebody wants it dead, so that it is not started again

@@ -394,7 +394,7 @@ class Supervisor(Watching):
     async def recover(self) -> None:
         """Takes over what an earlier daemon left: adopts, records, goes on ending.
 
-        Returns when what has ended meanwhile is recorded.
+        Returns when what has ended meanwhile is recorded, and what lives can be spoken to.
         """
         for agent in self._agents:
             self._agents.waits.create(agent.wait_token)
@@ -435,6 +435,8 @@ class Supervisor(Watching):
         with trio.move_on_after(_SETTLE_SECONDS):
             for following in gone:
                 await following.over.wait()
+            for _, following in adopted:
+                await following.reachable.wait()
         crashpoints.reach("adopt.ended")
         self._remove_strays()
         self._worktrees.resume()
@@ -510,6 +512,7 @@ class Supervisor(Watching):
         try:
             while True:
                 await self._sockets.open(agent)
+                following.reachable.set()
                 if agent.waits_to_restart:
                     following = await self._back_off(agent, following)
                     launch = bool(agent.cell)
@@ -525,6 +528,7 @@ class Supervisor(Watching):
                     self._record_lost(agent, "runtime_lost")
         finally:
             # Also when cancelled: whoever waits for this agent must not wait forever.
+            following.reachable.set()
             following.launched.set()
             following.over.set()
             if self._followed.get(agent.index) is following:
