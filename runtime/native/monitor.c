@@ -67,6 +67,8 @@
 #define LEAD_CELL (-2)
 /* A signal is lost on a keeper to which its agent has just sent the same (signal(7)). */
 #define LEAD_AGAIN_MS 1000
+/* Nobody is told of what the kernel held back for a moment when the cgroup was removed. */
+#define LOOK_AGAIN_MS 100
 
 static int record_fd = -1;
 
@@ -538,6 +540,8 @@ int main(int argc, char **argv)
 			left = next_word - now_ms();
 			left = left < 0 ? 0 : left;
 		}
+		if (silent && (left < 0 || left > LOOK_AGAIN_MS))
+			left = LOOK_AGAIN_MS;
 
 		struct pollfd fds[] = {
 			{.fd = signals, .events = POLLIN},
