@@ -137,7 +137,8 @@ class Filesystem(Watching):
             node = self._member(directory, call, name)
         if node is None:
             raise MissingError(
-                f"{quote(name)}: no such file or directory in {directory.path or '/'}"
+                f"{quote(directory.shown(name))}: no such file or directory in "
+                f"{directory.path or '/'}"
             )
         if (
             isinstance(node, RowNode)
@@ -265,7 +266,7 @@ class Filesystem(Watching):
         if plane in _ITEM_PLANES:
             if row.within == "trigger":
                 return "trigger"  # its name is a secret
-            base = f"agent/{self._agent_with(obj).name}.d/{_ITEM_PLANES[plane].name}/{obj.name}"
+            base = f"agent/{self.agent_with(obj).name}.d/{_ITEM_PLANES[plane].name}/{obj.name}"
             return f"{base}/{row.name}".rstrip("/")
         if plane is Plane.CHILD:
             return f"agent/{obj.name}.d"
@@ -290,10 +291,10 @@ class Filesystem(Watching):
         if plane is Plane.SESSION:
             return self.runtime.agents.recall(node.obj.incarnation)
         if plane in _ITEM_PLANES:
-            return self._agent_with(node.obj)
+            return self.agent_with(node.obj)
         return None
 
-    def _agent_with(self, item: Item) -> Agent:
+    def agent_with(self, item: Item) -> Agent:
         """The agent that a record belongs to; it may have been removed since."""
         agent = self.runtime.agents.recall(item.agent)
         if agent is None:

@@ -40,12 +40,14 @@ from runtime.lifecycle import Event, Status, move
 from runtime.messages import Messages
 from runtime.model import SESSION_STATES, Agent, Outcome, Profile, Session
 from runtime.names import check_name, dump_json, parse_duration, parse_size, quote, timestamp
-from runtime.planes import Items, Message, Plane, Task, TaskEvent, Wait, Work
+from runtime.planes import Item, Items, Message, Task, TaskEvent, Wait
 from runtime.privilege import ROOT, Privilege
 from runtime.store import Pending, Store
 from runtime.tasks import TaskPlane
 from runtime.trash import Trash
+from runtime.waiting import WaitingPlane, child_payload
 from runtime.waits import Waits
+from runtime.work import WorkPlane
 
 log = logging.getLogger("ctxd.agents")
 
@@ -65,7 +67,7 @@ _OF_ONE_LIFE: Final = (
     *("cell", "run_cause", "run_started", "frozen", "other_sessions", "reply_offset"),
     *("started", "ended", "usage", "paused_from", "restarts", "restart_at"),
     *("output_start", "result_from_output"),
-    *("bound_policy", "bound_mount"),
+    *("bound_policy", "bound_mount", "focus"),
 )
 
 
@@ -108,10 +110,11 @@ class Agents:
         self.items = Items()
         self.messages = Messages(self)
         self.tasks = TaskPlane(self)
-        self.work = Plane(self, Work, "work item", lambda config: config.work_items)
-        self.waiting = Plane(self, Wait, "wait", lambda config: config.waits)
+        self.work = WorkPlane(self)
+        self.waiting = WaitingPlane(self)
         for item in store.load_items():
             self.items.add(item)
+            self._note_wait(item)
         for agent in self._agents.values():
             if agent.parent is not None:
                 self._children.setdefault(agent.parent, []).append(agent.index)
@@ -276,6 +279,10 @@ class Agents:
         self._commit_late()
         self._commit(change)
 
+    def draft(self) -> Change:
+        """An empty change, for who decides himself whether it is committed or noted."""
+        return Change()
+
     @contextlib.contextmanager
     def changing(self) -> Iterator[Change]:
         """A change that is committed once all of it is said, and not at all after an error."""
@@ -303,6 +310,7 @@ class Agents:
             for item, values in change.items.values():
                 for name, value in values.items():
                     setattr(item, name, value)
+                self._note_wait(item)
             self.authority.forget()
             urgent()
             for agent, values in change.agents:
@@ -428,8 +436,13 @@ class Agents:
             item.updated = now
             for name, value in values.items():
                 setattr(item, name, value)
+            self._note_wait(item)
         for item in change.dropped_items:
             self.items.drop(item)
+
+    def _note_wait(self, item: Item) -> None:
+        if isinstance(item, Wait):
+            self.waiting.expect(item)
 
     def _tell_items(self, change: Change) -> None:
         for watching in self.watching:
@@ -816,9 +829,11 @@ class Agents:
             values["exec"] = agent.exec or parent.exec
         change = Change()
         change.set(agent, **values)
-        above = self.parent_of(agent)
-        if above is not None:
-            self.tasks.drop_handle(change, above, agent)
+        former = self.parent_of(agent)
+        if former is not None:  # it is no child of that one's any more
+            self.tasks.drop_handle(change, former, agent)
+            payload = child_payload(agent.name, agent.status, "", "")
+            self.waiting.resource_over(change, former, "child", agent.name, payload)
         if parent is not None:
             change.channels.append((parent.session, agent.name))
             self.tasks.make_handle(change, parent, agent)
@@ -949,7 +964,8 @@ class Agents:
         self.waits.release(agent.wait_token)
 
     def record_end(self, change: Change, agent: Agent, outcome: Outcome, reason: str) -> None:
-        """Adds to ``change`` what the end of an agent means for it and its session."""
+        """Adds to ``change`` what the end of an agent means for it, its session and its parent."""
+        self.waiting.cancel_all(change, agent)
         change.set(
             agent,
             status=Status.DEAD,
@@ -984,6 +1000,8 @@ class Agents:
         change.event(agent.session, "agent.stop", agent.name, status=outcome.value, reason=reason)
         if parent is not None:
             self.tasks.child_ended(change, parent, agent, outcome)
+            payload = child_payload(agent.name, Status.DEAD, outcome.value, reason)
+            self.waiting.resource_over(change, parent, "child", agent.name, payload)
 
     def send(
         self,

@@ -133,7 +133,8 @@ class Messages:
 
         Each is owed to a task, a wait or a child, and bounded by the number of those.
         """
-        if agent.mode != "once" and agent.accepts_children:
+        ending = change.peek_agent(agent, "status") in (Status.STOPPING, Status.DEAD)
+        if agent.mode != "once" and agent.accepts_children and not ending:
             self._add(change, agent, text, sender, provenance, "normal", "", "")
 
     def _add(
@@ -167,6 +168,7 @@ class Messages:
             provenance=provenance,
             priority=priority,
         )
+        self._agents.waiting.message_queued(change, agent, message)
         return message
 
     def queue_first(

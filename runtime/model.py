@@ -127,6 +127,8 @@ class Agent:
     #: of a detached child: what its parent had when it started, as texts
     bound_policy: str | None = None
     bound_mount: str | None = None
+    #: the work item that it is at, which may be blocked
+    focus: str = ""
     #: whether its documents stay, as those of its session: it was reset
     archived: bool = False
 

@@ -16,6 +16,12 @@ from runtime.errors import MalformedError
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._+-]{0,63}")
 _DURATION: Final = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)")
+_TIME: Final = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?"
+    r"([Zz]|[+-][0-9]{2}:[0-9]{2})"
+)
+#: what no time can be written for
+_END_OF_TIMES: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")
 _SIZE: Final = re.compile(r"([0-9]{1,15})([KMGT]?)")
 _ENV_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -60,6 +66,24 @@ def parse_duration(text: str) -> float:
     if not match:
         raise MalformedError(f"{quote(text)} is no duration such as 500ms, 30s, 10m, 2h or 1d")
     return int(match[1]) * _SECONDS[match[2]]
+
+
+def parse_moment(text: str, now: float) -> float:
+    """A duration from now, or an RFC 3339 time, in epoch seconds; ``MalformedError``."""
+    if _DURATION.fullmatch(text):
+        moment = now + parse_duration(text)
+    elif _TIME.fullmatch(text):
+        try:
+            moment = datetime.fromisoformat(text.upper()).timestamp()
+        except (ValueError, OverflowError) as error:
+            raise MalformedError(f"{quote(text)} is no time: {error}") from None
+    else:
+        raise MalformedError(
+            f"{quote(text)} is neither a duration such as 30s nor a time such as {timestamp(0)}"
+        )
+    if moment >= _END_OF_TIMES:
+        raise MalformedError(f"{quote(text)} is after the year 9999")
+    return moment
 
 
 def parse_number(text: str) -> int:

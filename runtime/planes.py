@@ -7,8 +7,9 @@ not in it is refused.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
 
@@ -327,7 +328,8 @@ class Wait(Item):
     #: of a timer
     due: float = 0.0
     payload: str = ""
-    token: str = ""
+    #: what fires a ``trigger`` one; the others never show theirs
+    token: str = field(default_factory=lambda: secrets.token_hex(16))
 
 
 KINDS: Final[dict[str, type[Item]]] = {cls.kind: cls for cls in (Message, Task, Work, Wait)}
@@ -340,13 +342,16 @@ class Items:
     def __init__(self) -> None:
         self._by_index: dict[int, Item] = {}
         self._of: dict[tuple[int, str], dict[str, Item]] = {}
+        self._by_token: dict[str, Wait] = {}
 
     def add(self, item: Item) -> None:
         self._by_index[item.index] = item
+        if isinstance(item, Wait):
+            self._by_token[item.token] = item
         self._of.setdefault((item.agent, item.kind), {})[item.key] = item
 
     def drop(self, item: Item) -> None:
-        self._by_index.pop(item.index, None)
+        self._forget(item)
         known = self._of.get((item.agent, item.kind), {})
         if known.get(item.key) is item:
             del known[item.key]
@@ -355,7 +360,15 @@ class Items:
         """Those of one agent."""
         for kind in KINDS:
             for item in self._of.pop((agent, kind), {}).values():
-                self._by_index.pop(item.index, None)
+                self._forget(item)
+
+    def _forget(self, item: Item) -> None:
+        self._by_index.pop(item.index, None)
+        if isinstance(item, Wait):
+            self._by_token.pop(item.token, None)
+
+    def with_token(self, token: str) -> Wait | None:
+        return self._by_token.get(token)
 
     def get(self, index: int) -> Item | None:
         return self._by_index.get(index)

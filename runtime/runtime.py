@@ -250,6 +250,7 @@ async def open_runtime(
             nursery.start_soon(waits.run)
             nursery.start_soon(trash.run)
             nursery.start_soon(agents.run)
+            nursery.start_soon(agents.waiting.run)
             binder = Binder(places.program("binder"))
             stack.callback(binder.close)
             status: list[Callable[[], dict[str, str]]] = []

@@ -740,6 +740,7 @@ ROWS: Final = (
         doc="links to the directories of its children"),
     task.PLANE.row("what it runs beside its program: mkdir makes a task"),
     work.PLANE.row("what it works on: mkdir makes a work item"),
+    work.CURRENT,
     waiting.PLANE.row("what it waits for: mkdir makes a wait"),
     Row(name="session", kind=Kind.LINK, mode=0o777, target=_session_target, depends=("owner",),
         doc="link to the current session"),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from ctxfs.files import waiting
 from ctxfs.nodes import Call, Node
 from ctxfs.rows import Kind, Plane, Row, Table
 from runtime.authority.identity import Caller, Role
@@ -103,6 +104,11 @@ def _remove_space(fs: Filesystem, _: Any, call: Call, name: str) -> None:
     fs.remove_space(name)
 
 
+def _find_token(fs: Filesystem, _: Any, call: Call, name: str) -> Node | None:
+    wait = fs.runtime.agents.waiting.with_token(name)
+    return waiting.token_node(fs, wait) if wait is not None else None
+
+
 def _nothing(fs: Filesystem, _: Any, call: Call) -> Iterator[str]:
     yield from ()
 
@@ -131,7 +137,8 @@ ROWS: Final = (
         find=_find_space, make=_make_space, remove=_remove_space,
         doc="durable spaces, made and removed by operators"),
     Row(name="trigger", kind=Kind.DIRECTORY, mode=0o311, public=True, read=Role.NONE,
-        entries=_nothing, doc="write-only capability tokens"),
+        entries=_nothing, find=_find_token, secret=True,
+        doc="the tokens of waits, which whoever knows one writes to; cannot be listed"),
 )
 
 TABLE: Final = Table(Plane.ROOT, ROWS)

@@ -2,20 +2,118 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from ctxfs.rows import ITEM, ItemPlane, Kind, Plane, Row, Table
+from ctxfs.rows import ITEM, Check, ItemPlane, Kind, Plane, Render, Row, Table, one_line
+from runtime.authority.identity import PARTIES, Caller
+from runtime.lifecycle import LIVE
+from runtime.model import Agent
 from runtime.names import timestamp
 from runtime.planes import Work
 
+if TYPE_CHECKING:
+    from ctxfs.filesystem import Filesystem
+
+
+def _set(field: str) -> Check:
+    def commit(fs: Filesystem, item: Work, caller: Caller, text: str) -> None:
+        fs.runtime.agents.work.set(fs.agent_with(item), item, field, text)
+
+    return commit
+
+
+def _set_line(field: str) -> Check:
+    def commit(fs: Filesystem, item: Work, caller: Caller, text: str) -> None:
+        fs.runtime.agents.work.set(fs.agent_with(item), item, field, one_line(text))
+
+    return commit
+
+
+def _set_text(field: str) -> Check:
+    """A text of several lines; blank ones alone are none."""
+
+    def commit(fs: Filesystem, item: Work, caller: Caller, text: str) -> None:
+        value = text if text.strip() else ""
+        fs.runtime.agents.work.set(fs.agent_with(item), item, field, value)
+
+    return commit
+
+
+def _checked(field: str) -> Check:
+    def check(fs: Filesystem, item: Work, caller: Caller, line: str) -> None:
+        fs.runtime.agents.work.check(fs.agent_with(item), item, field, line)
+
+    return check
+
+
+def _value(field: str) -> Render:
+    def render(fs: Filesystem, item: Work, caller: Caller) -> str:
+        value = str(getattr(item, field))
+        return f"{value}\n" if value else ""
+
+    return render
+
+
+def _text(field: str) -> Render:
+    return lambda fs, item, caller: str(getattr(item, field))
+
+
+def _time(field: str) -> Render:
+    return lambda fs, item, caller: timestamp(getattr(item, field)) + "\n"
+
+
+def _blocked_by(fs: Filesystem, item: Work, caller: Caller) -> str:
+    return fs.runtime.agents.work.blocked_by(fs.agent_with(item), item)
+
+
+def _focus(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+    return f"{agent.focus}\n" if agent.focus else ""
+
+
+def _check_focus(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
+    fs.runtime.agents.work.check_focus(agent, line)
+
+
+def _set_focus(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+    fs.runtime.agents.work.focus(agent, one_line(text))
+
+
+#: beside the items, in the agent's table
+CURRENT: Final = Row(
+    name="current", within="work", mode=0o644, write=PARTIES, when=LIVE, single=True,
+    render=_focus, check=_check_focus, commit=_set_focus, depends=("focus",),
+    doc="id of the item that has the focus; writing one gives it the focus, an empty line "
+    "takes it away",
+)  # fmt: skip
+
+
+def _control(name: str, doc: str, **more: Any) -> Row:
+    return Row(
+        name=name, doc=doc, mode=0o644, write=PARTIES, when=LIVE,
+        writable=lambda fs, item: fs.runtime.agents.work.check_open(item), **more,
+    )  # fmt: skip
+
+
 ROWS: Final = (
     Row(name="", within=ITEM, kind=Kind.DIRECTORY, mode=0o755),
-    Row(name="status", polled=True, render=lambda fs, item, caller: f"{item.status}\n",
-        doc="open active blocked done cancelled"),
-    Row(name="created_at", render=lambda fs, item, caller: timestamp(item.created) + "\n",
-        doc="RFC 3339 time"),
-    Row(name="updated_at", render=lambda fs, item, caller: timestamp(item.updated) + "\n",
-        depends=("updated",), doc="RFC 3339 time of the last change"),
+    _control("objective", "what it is to reach; without one it is never done",
+             render=_text("objective"), commit=_set_text("objective")),
+    _control("plan.md", "how, and how far it has come",
+             render=_text("plan"), commit=_set_text("plan"), depends=("plan",)),
+    _control("acceptance.md", "how one sees that it is done",
+             render=_text("acceptance"), commit=_set_text("acceptance"), depends=("acceptance",)),
+    _control("status", "open active blocked done cancelled; the last two are for good",
+             default="open", polled=True, single=True, render=_value("status"),
+             check=_checked("status"), commit=_set_line("status")),
+    _control("blocked_by", "ids of items that come first, one a line; then, not written, "
+             "wait NAME for each armed wait that blocks it",
+             volatile=True, render=_blocked_by, check=_checked("blocked_by"),
+             commit=_set("blocked_by")),
+    _control("parent", "id of a chain that it belongs to, any text", single=True,
+             render=_value("parent"), check=_checked("parent"), commit=_set_line("parent")),
+    Row(name="created_at", render=_time("created"), doc="RFC 3339 time"),
+    Row(name="updated_at", render=_time("updated"), depends=("updated",),
+        doc="RFC 3339 time of the last change"),
 )
 
 TABLE: Final = Table(Plane.WORK, ROWS)

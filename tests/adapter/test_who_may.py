@@ -17,6 +17,8 @@ import pytest
 
 from ctxfs.files import agent as agent_files
 from ctxfs.files import session as session_files
+from ctxfs.files import waiting as waiting_files
+from ctxfs.files import work as work_files
 from ctxfs.files.verbs import VERBS
 from ctxfs.rows import Kind, Plane, Row, inode_number
 from runtime.authority.identity import Caller
@@ -136,7 +138,7 @@ MEMBERS = {
         "reason", "incarnation", "pid", "run", "cgroup", "usage", "queue", "error", "out", "log",
         "child", "session",
     },
-    "planes": {"task", "work", "waiting"},
+    "planes": {"task", "work", "waiting", "current"},
     "ctl": {"ctl"},
     "delegation": {"handoff.md", "input.jsonl"},
     "result": {"result.md", "refs.jsonl", "artifact"},
@@ -178,6 +180,36 @@ CHANNEL_MEMBERS = {
     "result": {"result.md", "refs.jsonl", "artifact"},
 }
 
+#: group: (list, stat, read, write), of a work item and of a wait. Who finds the directory
+#: of the plane finds what is in it.
+RECORD: dict[str, dict[str, Cells]] = {
+    "told": {
+        "public": ("Oosarpk", "Oosarpk", "Oosarpk", ""),
+        "private": (KNOWS, KNOWS, KNOWS, ""),
+    },
+    "said": {
+        "public": ("Oosarpk", "Oosarpk", "Oosarpk", "Oosa"),
+        "private": (KNOWS, KNOWS, KNOWS, "Oosa"),
+    },
+    # whoever may look must not be able to send it anything
+    "secret": {
+        "public": ("Oosarpk", "Oosarpk", "Oosa", ""),
+        "private": (KNOWS, KNOWS, "Oosa", ""),
+    },
+}
+RECORD_MEMBERS = {
+    "told": {
+        "work/item", "work/item/created_at", "work/item/updated_at",
+        "waiting/item", "waiting/item/status", "waiting/item/payload",
+    },
+    "said": {
+        "work/item/objective", "work/item/plan.md", "work/item/acceptance.md",
+        "work/item/status", "work/item/blocked_by", "work/item/parent",
+        "waiting/item/on", "waiting/item/work", "waiting/item/deadline",
+    },
+    "secret": {"waiting/item/token"},
+}  # fmt: skip
+
 #: verb: who may say it to a public agent, and to a private one, which b and e do not know of
 SAYS = {
     "start": {"public": "Oosbpk", "private": "Oospk"},
@@ -196,7 +228,9 @@ KINDS = {"root": "public", "detached": "public", "child": "private"}
 
 
 def path_of(agent: str, row: Row) -> str:
-    return f"agent/{agent}{row.name}" if row.within else f"agent/{agent}.d/{row.name}"
+    if row.within == "agent":
+        return f"agent/{agent}{row.name}"
+    return f"agent/{agent}.d/{row.within}/{row.name}".replace("//", "/")
 
 
 def at_once(operation: Coroutine[Any, Any, Any]) -> Any:
@@ -323,6 +357,8 @@ def staged(mounted: Mounted) -> Stage:
         children[kind] = world.live(mounted.make(f"below-{kind}", inside(agent)))
         world.agents.update(children[kind], policy="")
         world.agents.update(agent, policy="", mode="turn")
+        world.agents.work.make(ROOT, agent, "item")
+        world.agents.waiting.make(ROOT, agent, "item")
     world.agents.update(maker, policy="")
 
     def policed(letter: str, lines: tuple[str, ...], owner: Caller, writer: Caller) -> Caller:
@@ -443,8 +479,9 @@ def test_every_file_has_its_place_in_the_table() -> None:
     def placed(members: dict[str, set[str]]) -> list[str]:
         return sorted(name for group in members.values() for name in group)
 
-    assert {row.within for row in agent_files.ROWS} == {"", "agent", "self"}
-    assert names(agent_files.ROWS, {"", "agent", "self"}) == placed(MEMBERS)
+    assert {row.within for row in agent_files.ROWS} == {"", "agent", "self", "work"}
+    assert names(agent_files.ROWS, {"", "agent", "self", "work"}) == placed(MEMBERS)
+    assert sorted(record_rows()) == placed(RECORD_MEMBERS)
     assert names(session_files.ROWS, {"", "session", "context"}) == placed(SESSION_MEMBERS)
     documents = list(session_files.DOCUMENTS)
     channel = names(session_files.CHANNEL_ROWS, {"", "channel"}) + documents
@@ -455,6 +492,7 @@ def test_every_file_has_its_place_in_the_table() -> None:
         (AGENT, MEMBERS),
         (SESSION, SESSION_MEMBERS),
         (CHANNEL, CHANNEL_MEMBERS),
+        (RECORD, RECORD_MEMBERS),
     ):
         assert table.keys() == members.keys()
         for group in table.values():
@@ -471,6 +509,45 @@ def test_files_of_an_agent(stage: Stage, group: str, cell: tuple[str, str, str])
     ]
     knows = KNOWS if KINDS[kind] == "private" else FOUND
     judge(stage, cell, AGENT[group][KINDS[kind]], files, knows)
+
+
+def record_rows() -> dict[str, Row]:
+    """Every file of a work item and of a wait, by its path below the agent's directory."""
+    tables = {"work": work_files.TABLE, "waiting": waiting_files.TABLE}
+    return {
+        f"{plane}/item/{row.name}".rstrip("/"): row
+        for plane, table in tables.items()
+        for row in table.rows
+        if row.within != "trigger"
+    }
+
+
+@pytest.mark.parametrize(("group", "cell"), cells_of("record", RECORD, tuple(KINDS)))
+def test_work_items_and_waits(stage: Stage, group: str, cell: tuple[str, str, str]) -> None:
+    kind = cell[0]
+    rows = record_rows()
+    files = [(f"agent/{kind}.d/{path}", rows[path]) for path in sorted(RECORD_MEMBERS[group])]
+    knows = KNOWS if KINDS[kind] == "private" else FOUND
+    judge(stage, cell, RECORD[group][KINDS[kind]], files, knows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_everybody_who_can_be_identified_writes_to_a_token(stage: Stage, kind: str) -> None:
+    agents = stage.mounted.agents
+    waits = {}
+    for party, caller in stage.callers[kind].items():
+        wait = agents.waiting.make(ROOT, stage.objects[kind], f"for-{party}")
+        agents.waiting.arm(ROOT, stage.objects[kind], wait, "trigger")
+        waits[party] = wait
+        path = f"trigger/{wait.token}"
+        with stage.mounted.as_(caller):
+            assert outcome(lambda p=path: stage.find(p)) == "yes"  # type: ignore[misc]
+            assert outcome(lambda p=path: stage.read(p, Kind.FILE)) == "EACCES"  # type: ignore[misc]
+            wrote = outcome(lambda p=path: stage.mounted.put(p, "now\n"))  # type: ignore[misc]
+        assert wrote == ("EACCES" if party == "u" else "yes")
+        assert wait.status == ("armed" if party == "u" else "fired")
+    for wait in waits.values():
+        agents.waiting.remove(ROOT, stage.objects[kind], wait.name)
 
 
 @pytest.mark.parametrize(("group", "cell"), cells_of("session", SESSION, tuple(KINDS)))

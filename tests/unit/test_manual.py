@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ctxfs import manual
-from ctxfs.files import agent, root, session
+from ctxfs.files import agent, root, session, waiting, work
 from ctxfs.rows import Row, Table
 from runtime.config import Config
 from runtime.sockets import OPERATIONS
@@ -22,6 +22,8 @@ TABLES = (
     agent.TABLE,
     session.TABLE,
     session.CHANNEL_TABLE,
+    work.TABLE,
+    waiting.TABLE,
 )
 
 
@@ -54,7 +56,7 @@ def test_the_page_is_up_to_date() -> None:
 def test_every_agent_file_is_on_the_page() -> None:
     text = (MAN / "ctxfs.5").read_text()
     for row in manual.described(agent.TABLE):
-        assert f"\n.It Pa {row.name}" in text
+        assert f"\n.It Pa {row.within}/{row.name}".replace(" /", " ") in text
 
 
 def test_every_operation_of_a_socket_is_on_the_page() -> None:

@@ -174,6 +174,24 @@ WRITTEN = {
     "work": (PARTIES, "live"),
     "waiting": (PARTIES, "live"),
 }
+#: ABI section 9
+WORK = {
+    "objective",
+    "plan.md",
+    "acceptance.md",
+    "status",
+    "blocked_by",
+    "parent",
+    "created_at",
+    "updated_at",
+}
+#: ABI section 10
+WAITING = {"on", "work", "deadline", "status", "payload", "token"}
+#: of both: written by the agent itself too, while it is live
+PLANES_WRITTEN = {
+    *("objective", "plan.md", "acceptance.md", "blocked_by", "parent"),
+    *("on", "work", "deadline"),
+}
 
 
 def names(table: Table, within: str = "") -> set[str]:
@@ -200,6 +218,25 @@ def test_the_files_of_a_session_are_those_of_the_abi() -> None:
     assert names(session_files.TABLE, "context") == CONTEXT
 
 
+def test_the_files_of_work_items_and_waits_are_those_of_the_abi() -> None:
+    assert names(agent_files.TABLE, "work") == {"current"}
+    assert names(work_files.TABLE) == WORK
+    assert names(waiting_files.TABLE) == WAITING
+    assert names(waiting_files.TABLE, "trigger") == {"TOKEN"}
+
+
+@pytest.mark.parametrize("table", [work_files.TABLE, waiting_files.TABLE], ids=identify)
+def test_the_planes_are_written_by_the_parties_while_the_agent_lives(table: Table) -> None:
+    for _, row in table.within(""):
+        written = row.name in PLANES_WRITTEN or (row.name == "status" and row in work_files.ROWS)
+        assert row.write == (PARTIES if written else Role.NONE), row.name
+        if written:
+            assert Status.NEW not in row.when
+            assert Status.DEAD not in row.when
+            assert row.writable is not None
+            assert Status.STOPPING in row.when
+
+
 def test_the_verbs_are_those_of_the_abi() -> None:
     assert list(VERBS) == ["start", "stop", "kill", "pause", "resume", "abort", "reset", "session"]
     assert {verb for verb, row in VERBS.items() if row.who & Role.SELF} == {"stop"}
@@ -222,7 +259,7 @@ def test_who_writes_a_file_and_when(name: str) -> None:
 
 
 def test_every_other_file_of_an_agent_is_written_by_nobody() -> None:
-    written = {row.name for row in agent_files.ROWS if row.write}
+    written = {row.name for row in agent_files.ROWS if row.write and not row.within}
     assert written == set(WRITTEN)
 
 

@@ -1,0 +1,246 @@
+"""What an agent works on: its work items, and which of them has the focus (ABI section 9).
+
+An item is blocked while something is in its way: an armed wait, or an item in its
+``blocked_by`` that is not over. With nothing in the way it is open again, or active
+if it has the focus. Whoever writes ``blocked`` without such a reason takes it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from runtime.errors import MalformedError, MissingError, TooLongError, WrongStateError
+from runtime.model import Agent
+from runtime.names import check_choice, quote
+from runtime.planes import WORK_MOVES, Plane, Wait, WaitStatus, Work, WorkEvent, WorkStatus
+
+if TYPE_CHECKING:
+    from runtime.agents import Agents
+    from runtime.change import Change
+
+_STATUSES: Final = tuple(status.value for status in WorkStatus)
+#: before the name of a wait, in ``blocked_by``
+_WAIT: Final = "wait "
+
+
+class WorkPlane(Plane[Work]):
+    """The work items of all agents."""
+
+    def __init__(self, agents: Agents) -> None:
+        super().__init__(agents, Work, "work item", lambda config: config.work_items)
+
+    # looking
+
+    def obstacles(self, change: Change, agent: Agent, item: Work) -> list[str]:
+        """What is in its way, as in ``blocked_by``, but without the items that are over."""
+        wanted = change.peek(item, "blocked_by")
+        there = {other.name: other for other in self.of(change, agent)} if wanted else {}
+        items = [
+            name
+            for name in wanted
+            if name in there and change.peek(there[name], "status") not in WORK_MOVES.terminal
+        ]
+        armed = self._agents.waiting.armed(change, agent)
+        waits = [f"{_WAIT}{w.name}" for w in armed if change.peek(w, "work") == item.name]
+        return items + waits
+
+    def blocked_by(self, agent: Agent, item: Work) -> str:
+        """The lines of ``blocked_by``: ids as they were written, then the armed waits."""
+        armed = (
+            wait.name
+            for wait in self._agents.items.of(agent.index, Wait)
+            if wait.status is WaitStatus.ARMED and wait.work == item.name
+        )
+        return "".join(f"{name}\n" for name in (*item.blocked_by, *(_WAIT + w for w in armed)))
+
+    def named(self, change: Change, agent: Agent, name: str) -> Work:
+        """As ``find``, with what a change is about to make."""
+        for item in change.newly_made(agent.index, Work):
+            if item.name == name:
+                return item
+        return self.find(agent, name)
+
+    def check_open(self, item: Work) -> None:
+        """``WrongStateError`` for one that is over, ``MissingError`` for one that is removed."""
+        if item.index and self._agents.items.get(item.index) is not item:
+            raise MissingError(f"the work item {quote(item.name)} was removed")
+        if item.status in WORK_MOVES.terminal:
+            raise WrongStateError(f"the work item {quote(item.name)} is {item.status}: it is over")
+
+    # changing
+
+    def set(self, agent: Agent, item: Work, field: str, text: str) -> None:
+        """One field; ``status``, ``parent`` without the newline of their files.
+
+        ``WrongStateError``, ``MissingError``, ``MalformedError`` or ``TooLongError``.
+        """
+        with self._agents.changing() as change:
+            self.update(change, agent, item, field, text)
+
+    def check(self, agent: Agent, item: Work, field: str, text: str) -> None:
+        """What ``set`` would raise."""
+        self.update(self._agents.draft(), agent, item, field, text)
+
+    def update(self, change: Change, agent: Agent, item: Work, field: str, text: str) -> None:
+        """The same in a change that the caller commits."""
+        self.check_open(item)
+        limit = self._agents.config.control_max
+        if len(text.encode()) > limit:
+            raise TooLongError(f"{field} is at most {limit} bytes")
+        setter = _SETTERS.get(field)
+        if setter is None:
+            change.put(item, **{field: text})
+        else:
+            setter(self, change, agent, item, text)
+
+    def focus(self, agent: Agent, name: str) -> None:
+        """Turns to the item of this name, or for an empty one to none."""
+        with self._agents.changing() as change:
+            self.turn_to(change, agent, name)
+
+    def check_focus(self, agent: Agent, name: str) -> None:
+        """What ``focus`` would raise."""
+        self.turn_to(self._agents.draft(), agent, name)
+
+    def turn_to(self, change: Change, agent: Agent, name: str) -> None:
+        """The same in a change that the caller commits."""
+        item = self.named(change, agent, name) if name else None
+        if item is not None and change.peek(item, "status") in WORK_MOVES.terminal:
+            self.check_open(item)
+            raise WrongStateError(f"the work item {quote(name)} is about to be over")
+        before = change.peek_agent(agent, "focus")
+        if before and before != name:
+            self._leave(change, agent, self.named(change, agent, before))
+        if before != name:
+            change.set(agent, focus=name)
+        if item is not None and change.peek(item, "status") is not WorkStatus.ACTIVE:
+            self._become(change, agent, item, WorkEvent.FOCUS)
+
+    def hold(self, change: Change, agent: Agent, item: Work) -> None:
+        """Something got in its way."""
+        if change.peek(item, "status") in (WorkStatus.OPEN, WorkStatus.ACTIVE):
+            self._become(change, agent, item, WorkEvent.BLOCK)
+
+    def release(self, change: Change, agent: Agent, item: Work) -> None:
+        """Something is not in its way any more; perhaps something else is."""
+        blocked = change.peek(item, "status") is WorkStatus.BLOCKED
+        if not blocked or self.obstacles(change, agent, item):
+            return
+        focused = change.peek_agent(agent, "focus") == item.name
+        events = (WorkEvent.UNBLOCK, WorkEvent.FOCUS) if focused else (WorkEvent.UNBLOCK,)
+        self._become(change, agent, item, *events)
+
+    def _become(self, change: Change, agent: Agent, item: Work, *events: WorkEvent) -> None:
+        to = change.peek(item, "status")
+        for event in events:
+            to = WORK_MOVES.move(to, event)
+        change.put(item, status=to)
+        self._tell(change, agent, item, to)
+
+    @staticmethod
+    def _tell(change: Change, agent: Agent, item: Work, status: WorkStatus) -> None:
+        change.event(
+            agent.session, "work.status", agent.name, work=item.name, status=status.value
+        )
+
+    def _leave(self, change: Change, agent: Agent, item: Work) -> None:
+        """It loses the focus."""
+        if change.peek(item, "status") is WorkStatus.ACTIVE:
+            # it may have been taken up although something was in its way
+            blocked = self.obstacles(change, agent, item)
+            back = (WorkEvent.UNFOCUS, WorkEvent.BLOCK) if blocked else (WorkEvent.UNFOCUS,)
+            self._become(change, agent, item, *back)
+
+    # Plane
+
+    def _added(self, change: Change, agent: Agent, item: Work) -> None:
+        self._tell(change, agent, item, item.status)
+
+    def _removing(self, change: Change, agent: Agent, item: Work) -> None:
+        if item.status in (WorkStatus.ACTIVE, WorkStatus.BLOCKED):
+            raise WrongStateError(
+                f"the work item {quote(item.name)} is {item.status}: end it, or open it, first"
+            )
+        for other in self.of(change, agent):
+            if item.name in other.blocked_by:
+                left = tuple(name for name in other.blocked_by if name != item.name)
+                change.put(other, blocked_by=left)
+                self.release(change, agent, other)
+
+    # the fields that mean more than their text
+
+    def _set_parent(self, change: Change, agent: Agent, item: Work, text: str) -> None:
+        if "\n" in text:
+            raise MalformedError(f"{quote(text)}: a parent is one line")
+        change.put(item, parent=text)
+
+    def _set_status(self, change: Change, agent: Agent, item: Work, text: str) -> None:
+        wanted = WorkStatus(check_choice(text, _STATUSES))
+        if wanted is not change.peek(item, "status"):
+            _TO_STATUS[wanted](self, change, agent, item)
+
+    def _open(self, change: Change, agent: Agent, item: Work) -> None:
+        status = change.peek(item, "status")
+        blocked = self.obstacles(change, agent, item)
+        if status is WorkStatus.BLOCKED and blocked:
+            raise WrongStateError(
+                f"the work item {quote(item.name)} is blocked by {', '.join(blocked[:8])}: "
+                "cancel that, or write active to go on all the same"
+            )
+        if change.peek_agent(agent, "focus") == item.name:
+            self.turn_to(change, agent, "")
+        if status is WorkStatus.BLOCKED:
+            self._become(change, agent, item, WorkEvent.UNBLOCK)
+
+    def _activate(self, change: Change, agent: Agent, item: Work) -> None:
+        self.turn_to(change, agent, item.name)
+
+    def _finish(self, change: Change, agent: Agent, item: Work) -> None:
+        if not change.peek(item, "objective").strip():
+            raise WrongStateError(
+                f"the work item {quote(item.name)} has no objective: without one it is never done"
+            )
+        self._end(change, agent, item, WorkEvent.FINISH)
+
+    def _cancel(self, change: Change, agent: Agent, item: Work) -> None:
+        self._end(change, agent, item, WorkEvent.CANCEL)
+
+    def _end(self, change: Change, agent: Agent, item: Work, event: WorkEvent) -> None:
+        self._become(change, agent, item, event)
+        if change.peek_agent(agent, "focus") == item.name:
+            change.set(agent, focus="")
+        self._agents.waiting.cancel_on(change, agent, item)
+        for other in self.of(change, agent):
+            if item.name in change.peek(other, "blocked_by"):
+                self.release(change, agent, other)
+
+    def _set_blocked_by(self, change: Change, agent: Agent, item: Work, text: str) -> None:
+        names = dict.fromkeys(
+            line for line in text.split("\n") if line and not line.startswith(_WAIT)
+        )
+        for name in names:
+            if name == item.name:
+                raise MalformedError(f"{quote(name)} cannot be in its own way")
+            self.named(change, agent, name)
+        before = self.obstacles(change, agent, item)
+        change.put(item, blocked_by=tuple(names))
+        after = self.obstacles(change, agent, item)
+        if set(after) - set(before):
+            self.hold(change, agent, item)
+        elif before:
+            self.release(change, agent, item)
+
+
+_SETTERS: Final[dict[str, Callable[[WorkPlane, Change, Agent, Work, str], None]]] = {
+    "parent": WorkPlane._set_parent,
+    "status": WorkPlane._set_status,
+    "blocked_by": WorkPlane._set_blocked_by,
+}
+_TO_STATUS: Final[dict[WorkStatus, Callable[[WorkPlane, Change, Agent, Work], None]]] = {
+    WorkStatus.OPEN: WorkPlane._open,
+    WorkStatus.ACTIVE: WorkPlane._activate,
+    WorkStatus.BLOCKED: WorkPlane.hold,
+    WorkStatus.DONE: WorkPlane._finish,
+    WorkStatus.CANCELLED: WorkPlane._cancel,
+}
