@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import trio
+
 from runtime.authority.identity import Caller
 from runtime.change import Change, Watching
 from runtime.errors import (
@@ -49,13 +51,35 @@ class TaskPlane(Plane[Task], Watching):
 
     def __init__(self, agents: Agents) -> None:
         super().__init__(agents, Task, "task", lambda config: config.tasks)
+        #: of those that somebody waits for, by index
+        self._ends: dict[int, trio.Event] = {}
         agents.watching.append(self)
 
     # Watching
 
     def item_changed(self, item: Item, names: Iterable[str]) -> None:
-        if isinstance(item, Task) and self.is_over(item) and not item.child:
+        if not isinstance(item, Task) or not self.is_over(item):
+            return
+        if not item.child:
             self._agents.waits.release(item.wait_token)
+        self._tell_end(item)
+
+    def item_listed(self, item: Item) -> None:
+        if isinstance(item, Task) and not self._is_there(item):
+            self._tell_end(item)
+
+    def _tell_end(self, task: Task) -> None:
+        waiting = self._ends.pop(task.index, None)
+        if waiting is not None:
+            waiting.set()
+
+    def _is_there(self, task: Task) -> bool:
+        return self._agents.items.get(task.index) is task
+
+    async def wait_over(self, task: Task) -> None:
+        """Returns once it has ended, or was removed."""
+        while self._is_there(task) and not self.is_over(task):
+            await self._ends.setdefault(task.index, trio.Event()).wait()
 
     # looking
 
@@ -119,16 +143,17 @@ class TaskPlane(Plane[Task], Watching):
         except FileNotFoundError:
             return b""
 
-    def preview(self, task: Task) -> str:
-        """Head and tail of the output, at most 8 KiB, saying what was left out."""
+    def preview(self, task: Task) -> tuple[str, bool]:
+        """Head and tail of the output, at most 8 KiB, saying what was left out; and whether
+        something was."""
         size = self.output_size(task)
         if size <= 2 * _PREVIEW_PART:
-            return self.read_output(task, 0, size).decode(errors="replace")
+            return self.read_output(task, 0, size).decode(errors="replace"), False
         head = self.read_output(task, 0, _PREVIEW_PART).decode(errors="ignore")
         tail = self.read_output(task, size - _PREVIEW_PART, _PREVIEW_PART).decode(errors="ignore")
         left = size - len(head.encode()) - len(tail.encode())
         text = f"{head}\n[{left} bytes left out: see output]\n{tail}"
-        return text.encode()[: 8 << 10].decode(errors="ignore")
+        return text.encode()[: 8 << 10].decode(errors="ignore"), True
 
     def wait_path(self, task: Task) -> Path:
         child = self.child_of(task)

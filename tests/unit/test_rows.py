@@ -9,6 +9,7 @@ import pytest
 from ctxfs.files import agent as agent_files
 from ctxfs.files import root as root_files
 from ctxfs.files import session as session_files
+from ctxfs.files import tool as tool_files
 from ctxfs.files import waiting as waiting_files
 from ctxfs.files import work as work_files
 from ctxfs.files.verbs import VERBS
@@ -37,6 +38,7 @@ TABLES = [
     root_files.HISTORY_TABLE,
     work_files.TABLE,
     waiting_files.TABLE,
+    tool_files.TABLE,
 ]
 ROWS = [(table, row) for table in TABLES for row in table.rows]
 FILES = [(table, row) for table, row in ROWS if row.kind is Kind.FILE]

@@ -1,0 +1,58 @@
+"""The files as a caller reaches them, for tools: what mkdir(2), write(2) and rmdir(2) would do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ctxfs.nodes import Call, Handle, Node
+
+if TYPE_CHECKING:
+    from ctxfs.filesystem import Filesystem
+
+
+class Tree:
+    """Paths are relative to the root. Everything raises what the same system call would."""
+
+    def __init__(self, fs: Filesystem, call: Call) -> None:
+        self._fs = fs
+        self._call = call
+
+    def find(self, path: str) -> Node:
+        node: Node = self._fs.root
+        for name in filter(None, path.split("/")):
+            node = node.lookup(self._call, name)
+        return node
+
+    def mkdir(self, path: str) -> None:
+        directory, _, name = path.rpartition("/")
+        self.find(directory).mkdir(self._call, name, 0o755)
+
+    def rmdir(self, path: str) -> None:
+        directory, _, name = path.rpartition("/")
+        self.find(directory).rmdir(self._call, name)
+
+    def write(self, path: str, text: str) -> None:
+        """``printf TEXT > PATH``."""
+        with self._opened(path) as handle:
+            data, offset = text.encode(), 0
+            while offset < len(data):
+                offset += handle.write(offset, data[offset:])
+            handle.flush()
+
+    def write_some(self, path: str, text: str) -> int:
+        """One write(2): how many bytes of the text were taken."""
+        with self._opened(path) as handle:
+            written = handle.write(0, text.encode())
+            handle.flush()
+        return written
+
+    @contextmanager
+    def _opened(self, path: str) -> Iterator[Handle]:
+        handle = self.find(path).open(self._call, os.O_WRONLY | os.O_TRUNC)
+        try:
+            yield handle
+        finally:
+            handle.release()
