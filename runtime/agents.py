@@ -807,6 +807,8 @@ class Agents:
         before = agent.parent
         if before == (parent.index if parent is not None else None):
             return
+        if agent.worktree is not None:
+            raise WrongStateError(f"{quote(agent.name)} has a worktree of its parent's repository")
         if parent is None:
             label = agent.label
             values: dict[str, Any] = {

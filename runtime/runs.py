@@ -250,7 +250,7 @@ class Runs:
     def _deadline(self, agent: Agent) -> float:
         """When the run is too old; that of the whole agent is the supervisor's."""
         timeout = self._agents.timeout(agent)
-        if timeout is None or agent.mode != "turn" or agent.status is Status.PAUSED:
+        if timeout is None or agent.mode != "turn":
             return trio.current_time() + 3600
         return trio.current_time() + agent.run_started + timeout - time.time()
 
