@@ -1,9 +1,9 @@
 #!/usr/bin/env -S python3 -IS
 """The `ctx` command: agents of a mounted ctxfs from a shell, through plain files and sockets.
 
-This one file is the installed command, `/ctx/bin/ctx` and every `/ctx/agent/NAME`, inside sandboxes
-too: hence the standard library only, an isolated interpreter, and modules that are slow to load
-imported where they are used.
+This one file is the installed command, `/ctx/bin/ctx`, every `/ctx/agent/NAME` and every
+`/ctx/tool/NAME`, inside sandboxes too: hence the standard library only, an isolated interpreter,
+and modules that are slow to load imported where they are used.
 """
 
 from __future__ import annotations
@@ -100,6 +100,13 @@ def write_all(fd: int, data: bytes) -> None:
             time.sleep(0.01)
 
 
+def as_json(value: object) -> str:
+    """Return a value as indented JSON."""
+    import json
+
+    return json.dumps(value, indent=2) + "\n"
+
+
 class Output:
     """One of our descriptors: contents are exact for pipes and files, escaped for a terminal."""
 
@@ -141,6 +148,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     ]
+
+
+def show_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table."""
+    STDOUT.text("\n".join(table(header, rows)) + "\n")
 
 
 # --- files --------------------------------------------------------------------------------------
@@ -206,13 +218,46 @@ def timestamp(text: str) -> float:
         return 0.0
 
 
+def gist(text: str, width: int = 72) -> str:
+    """Return the first line of a text, shortened to `width` characters."""
+    line = text.partition("\n")[0]
+    short = line[: width - 1].rstrip() if len(line) > width else line
+    return short if short == text.rstrip("\n") else f"{short}…"
+
+
+#: what is in a directory, by the directory's name: at the root and in an agent
+KINDS = {"agent": "an agent", "tool": "a tool"}
+PARTS = {"task": "a task", "work": "a work item", "waiting": "a wait"}
+
+
+def below(owner: str, file: str) -> str:
+    """Return the path of a file of something, given the path of that."""
+    if any(part in ("", ".", "..") for part in file.split("/")):
+        raise Failure(f'"{file}" is not a file of "{label(owner)}"', USAGE)
+    return f"{owner}/{file}"
+
+
+def object_path(directory: str, name: str, file: str = "") -> str:
+    """Return the path of an agent or a tool, or of a file in it, relative to the root."""
+    if not name or "/" in name:
+        raise Failure(f'"{name}" cannot be the name of {KINDS[directory]}', USAGE)
+    owner = f"{directory}/{name}.d"
+    return below(owner, file) if file else owner
+
+
 def agent(name: str, file: str = "") -> str:
     """Return the path of an agent, or of a file in it, relative to the root."""
-    if not name or "/" in name:
-        raise Failure(f'"{name}" cannot be the name of an agent', USAGE)
-    if file and any(part in ("", ".", "..") for part in file.split("/")):
-        raise Failure(f'"{file}" is not a file of an agent', USAGE)
-    return f"agent/{name}.d/{file}".rstrip("/")
+    return object_path("agent", name, file)
+
+
+def tool(name: str, file: str = "") -> str:
+    """Return the path of a tool's directory, or of a file in it, relative to the root."""
+    return object_path("tool", name, file)
+
+
+def label(owner: str) -> str:
+    """Return the name of the agent, task, work item or wait whose path is given."""
+    return owner.rpartition("/")[2].removesuffix(".d")
 
 
 class Root:
@@ -247,22 +292,27 @@ class Root:
         """Return a descriptor for a file."""
         return self.call(relative, lambda path: os.open(path, flags))
 
-    def remove(self, name: str) -> None:
-        """Remove an agent."""
-        self.call(agent(name), os.rmdir)
+    def remove(self, owner: str) -> None:
+        """Remove an agent, or a task, work item or wait of one."""
+        self.call(owner, os.rmdir)
 
-    def agents(self) -> list[str]:
-        """Return the names of all agents that the caller may see."""
-        return sorted(name[:-2] for name in self.call("agent", os.listdir) if name.endswith(".d"))
+    def names(self, directory: str) -> list[str]:
+        """Return the names of all agents, or of all tools, that the caller may see."""
+        names = self.call(directory, os.listdir)
+        return sorted(name[:-2] for name in names if name.endswith(".d"))
 
-    def field(self, name: str, file: str) -> str:
-        """Return a one-line control, empty when it is kept from the caller or just went away."""
+    def value(self, relative: str) -> str:
+        """Return a control, empty when it is kept from the caller or just went away."""
         try:
-            return decode(self.read(agent(name, file))).rstrip("\n")
+            return decode(self.read(relative)).rstrip("\n")
         except Failure as failure:
             if failure.number in (errno.EACCES, errno.ENOENT, errno.EPERM, errno.ESTALE):
                 return ""
             raise
+
+    def field(self, name: str, file: str) -> str:
+        """Return a control of an agent, empty like `value`."""
+        return self.value(agent(name, file))
 
     def rejection(self, number: int, relative: str, began: float) -> str | None:
         """Return the daemon's sentence about an operation that just failed, if it is about that."""
@@ -286,10 +336,18 @@ class Root:
             return f"the ctxd of {self.path} has died ({code}); {START_HINT}"
         if not self.present("agent"):
             return f"no ctxd answers at {self.path}; {START_HINT}"
+        missing = self.missing(relative) if number == errno.ENOENT else ""
+        return missing or f"{relative}: {HINTS.get(number) or os.strerror(number)} ({code})"
+
+    def missing(self, relative: str) -> str:
+        """Return which object on the way to a file is not there, empty if all are."""
         parts = relative.split("/")
-        if number == errno.ENOENT and len(parts) > 1 and not self.present("/".join(parts[:2])):
-            return f'no agent "{parts[1][:-2]}"'
-        return f"{relative}: {HINTS.get(number) or os.strerror(number)} ({code})"
+        for depth, kinds in ((2, KINDS), (4, PARTS)):
+            kind = kinds.get(parts[depth - 2]) if len(parts) >= depth else None
+            owner = "/".join(parts[:depth])
+            if kind and not self.present(owner):
+                return f'no {kind.partition(" ")[2]} "{label(owner)}"'
+        return ""
 
     def present(self, relative: str) -> bool:
         """Return whether something is there, visible or not."""
@@ -384,20 +442,20 @@ class Labelled:
         self.current = tail
 
 
-def open_wait(root: Root, name: str) -> int:
-    """Return a descriptor that polls as readable or hung up once the agent is dead.
+def open_wait(root: Root, owner: str) -> int:
+    """Return a descriptor that polls as readable or hung up once an agent, or a task, has ended.
 
     A reader that opened a FIFO before any writer did sees POLLHUP only after a writer has come and
     gone, see pipe_poll() in the kernel; the regular file in place of the FIFO is readable at once.
     """
-    return root.open(agent(name, "wait"), os.O_RDONLY | os.O_NONBLOCK)
+    return root.open(f"{owner}/wait", os.O_RDONLY | os.O_NONBLOCK)
 
 
-def wait_dead(root: Root, names: Iterable[str], timeout: float | None = None) -> Iterator[str]:
-    """Yield agents as they die, until all of them have; `TimeoutError` when that takes too long."""
+def wait_ended(root: Root, owners: Iterable[str], timeout: float | None = None) -> Iterator[str]:
+    """Yield agents or tasks as they end, until all have; `TimeoutError` if that takes too long."""
     import select
 
-    waiting = {open_wait(root, name): name for name in names}
+    waiting = {open_wait(root, owner): owner for owner in owners}
     deadline = None if timeout is None else time.monotonic() + timeout
     poller = select.poll()
     for fd in waiting:
@@ -406,19 +464,19 @@ def wait_dead(root: Root, names: Iterable[str], timeout: float | None = None) ->
         left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
         ready = poller.poll(left)
         if not ready:
-            raise TimeoutError(", ".join(waiting.values()))
+            raise TimeoutError(", ".join(map(label, waiting.values())))
         for fd, _ in ready:
             poller.unregister(fd)
             os.close(fd)
             yield waiting.pop(fd)
 
 
-def follow(root: Root, name: str, pumps: Iterable[Pump], events_fd: int | None = None) -> None:
-    """Copy what grows until the agent is dead, at once when `events_fd` says that it has grown."""
+def follow(root: Root, owner: str, pumps: Iterable[Pump], events_fd: int | None = None) -> None:
+    """Copy what grows until its owner has ended, at once when `events_fd` says that it has."""
     import select
 
     poller = select.poll()
-    wait_fd = open_wait(root, name)
+    wait_fd = open_wait(root, owner)
     poller.register(wait_fd, select.POLLIN)
     if events_fd is not None:
         poller.register(events_fd, select.POLLPRI)
@@ -431,31 +489,38 @@ def follow(root: Root, name: str, pumps: Iterable[Pump], events_fd: int | None =
             time.sleep(0.02)  # let bursts come in one piece
 
 
-def interrupt_agent(root: Root, name: str, count: int) -> None:
-    """Act on the first, second or third Ctrl-C: stop the agent, kill it, leave it alone."""
+def interrupt(root: Root, owner: str, count: int) -> None:
+    """Act on the first, second or third Ctrl-C: stop the agent or task, kill it, leave it alone."""
     if count > 2:
         raise KeyboardInterrupt
     verb, more = ("stop", " (Ctrl-C again kills it)") if count == 1 else ("kill", "")
-    complain(f"{name}: {verb}{more}")
+    complain(f"{label(owner)}: {verb}{more}")
+    end(root, owner, verb)
+
+
+def end(root: Root, owner: str, verb: str) -> None:
+    """Stop or kill an agent or a task, which may have ended, or be ending, already."""
     try:
-        command_agent(root, name, verb)
+        control(root, owner, verb)
     except Failure as failure:
-        if failure.number != errno.EBUSY:  # it may have ended, or be stopping already
+        if failure.number != errno.EBUSY:
             complain(str(failure))
 
 
-def command_agent(root: Root, name: str, verb: str) -> None:
-    """Write a verb to the `ctl` file of an agent."""
-    root.write(agent(name, "ctl"), value_of(verb))
+def control(root: Root, owner: str, line: str) -> None:
+    """Write a verb to the `ctl` file of an agent or a task."""
+    if "\n" in line:
+        raise Failure(f'"{line}" is more than one line', USAGE)
+    root.write(f"{owner}/ctl", value_of(line))
 
 
-def session_of(root: Root, name: str) -> str:
+def session_of(root: Root, owner: str) -> str:
     """Return the path of an agent's session, empty if it is kept from the caller."""
     try:
-        target = os.readlink(root.join(agent(name, "session")))
+        target = os.readlink(root.join(f"{owner}/session"))
     except OSError:
         return ""
-    return os.path.normpath(os.path.join(agent(name), target))
+    return os.path.normpath(os.path.join(owner, target))
 
 
 def parse_event(line: bytes) -> dict[str, Any] | None:
@@ -482,7 +547,7 @@ def last_events(root: Root, session: str) -> list[dict[str, Any]]:
     return [event for event in map(parse_event, reversed(lines)) if event]
 
 
-def ending(root: Root, name: str, session: str = "") -> tuple[str, str]:
+def ending(root: Root, owner: str, session: str = "") -> tuple[str, str]:
     """Return the outcome and the reason of a dead agent, as far as the caller may know them.
 
     With the path of its session also when it was removed, or reset, as soon as it was dead.
@@ -491,9 +556,9 @@ def ending(root: Root, name: str, session: str = "") -> tuple[str, str]:
     for event in last_events(root, session) if session else ():
         if event.get("type") == "agent.stop":
             return str(event.get("status")), str(event.get("reason"))
-    outcome, reason = root.field(name, "outcome"), root.field(name, "reason")
+    outcome, reason = root.value(f"{owner}/outcome"), root.value(f"{owner}/reason")
     if not outcome:
-        status = first_line(root.join(f"self/session/context/child/{name}/status"))
+        status = first_line(root.join(f"self/session/context/child/{label(owner)}/status"))
         outcome = status if status in ("done", "error", "cancelled") else ""
     return outcome, reason
 
@@ -516,7 +581,7 @@ def identity(root: Root, name: str) -> int:
 
 
 def exit_status(outcome: str, reason: str) -> int:
-    """Return the exit status that stands for the end of an agent."""
+    """Return the exit status that stands for the end of an agent, or of a run."""
     kind, _, detail = reason.partition(",")[0].partition(":")
     number = int(detail) if detail.isascii() and detail.isdigit() else FAILED
     if outcome == "done":
@@ -525,8 +590,23 @@ def exit_status(outcome: str, reason: str) -> int:
         return TIMED_OUT if kind == "timeout" else INTERRUPTED
     if outcome != "error":
         return FAILED
-    by_kind = {"exit": number, "signal": 128 + number, "oom": OUT_OF_MEMORY}
-    return by_kind.get(kind, CANNOT_START if kind == "start_failed" else FAILED)
+    by_kind = {
+        "exit": number,
+        "signal": 128 + number,
+        "oom": OUT_OF_MEMORY,
+        "start_failed": CANNOT_START,
+        "timeout": TIMED_OUT,
+    }
+    return by_kind.get(kind, FAILED)
+
+
+#: what the end of a task would be as that of an agent
+TASK_OUTCOMES = {"completed": "done", "failed": "error", "cancelled": "cancelled"}
+
+
+def task_ending(root: Root, owner: str) -> tuple[str, str]:
+    """Return the last status of a task, and how its command exited."""
+    return root.value(f"{owner}/status"), root.value(f"{owner}/exit")
 
 
 def for_each(names: Sequence[str], action: Callable[[str], object]) -> list[str]:
@@ -545,12 +625,11 @@ def for_each(names: Sequence[str], action: Callable[[str], object]) -> list[str]
 
 # --- messages -----------------------------------------------------------------------------------
 
-DENIALS = ("EACCES", "EPERM")
-ABSENCES = ("ESRCH", "ENOTCONN", "ECONNREFUSED")
-ENDINGS = {
-    **dict.fromkeys(("processed", "done", "completed"), OK),
-    **dict.fromkeys(("aborted", "dropped", "cancelled"), INTERRUPTED),
+MESSAGE_CODES = {
+    **dict.fromkeys(("EACCES", "EPERM"), DENIED),
+    **dict.fromkeys(("ESRCH", "ENOTCONN", "ECONNREFUSED"), NOT_RUNNING),
 }
+ENDINGS = {"processed": OK, "aborted": INTERRUPTED, "dropped": INTERRUPTED}
 
 
 def open_socket(root: Root, path: str) -> socket.socket:
@@ -585,6 +664,55 @@ def connect(root: Root, name: str) -> socket.socket:
             status = root.field(name, "status") or "unknown"
             raise Failure(f"{name} is not running: its status is {status}", NOT_RUNNING) from None
         raise Failure(root.guess(number, agent(name)), NOT_RUNNING) from None
+
+
+def connect_started(root: Root, name: str) -> socket.socket:
+    """Return a connection to an agent that was just started, as soon as there can be one."""
+    import select
+
+    status = agent(name, "status")
+    status_fd = root.open(status)
+    poller = select.poll()
+    poller.register(status_fd, select.POLLPRI)
+    try:
+        while True:
+            state = root.call(status, lambda _: os.pread(status_fd, BLOCK, 0))
+            try:
+                return connect(root, name)
+            except Failure as failure:
+                if failure.status != NOT_RUNNING or state != b"starting\n":
+                    raise
+            poller.poll(TICK_MS)
+    finally:
+        os.close(status_fd)
+
+
+def connect_daemon(root: Root) -> socket.socket:
+    """Return a connection to the daemon, which answers operators there."""
+    began = time.time()
+    try:
+        return open_socket(root, "ctxd.sock")
+    except OSError as error:
+        number = error.errno or errno.EIO
+        reason = root.rejection(number, "ctxd.sock", began) or root.guess(number, "ctxd.sock")
+        status = DENIED if number in (errno.EACCES, errno.EPERM) else NOT_RUNNING
+        raise Failure(reason, status) from None
+
+
+def own_agent(root: Root) -> str:
+    """Return the name of the agent that the caller runs in, empty if it is in none."""
+    try:
+        return label(os.readlink(root.join("self")))
+    except OSError:
+        return ""
+
+
+def own_name(root: Root) -> str:
+    """Return the name of the agent that the caller runs in, which there must be."""
+    name = own_agent(root)
+    if not name:
+        raise Failure("you are in no agent: name one", USAGE)
+    return name
 
 
 class Reply:
@@ -625,37 +753,46 @@ def frames(connection: socket.socket) -> Iterator[dict[str, Any]]:
         return  # broken off in the middle of a frame, at best
 
 
-def refusal(frame: dict[str, Any]) -> int:
+def refusal(frame: dict[str, Any], codes: dict[str, int]) -> int:
     """Complain about an error frame and return the exit status it stands for."""
-    code = str(frame.get("code") or "")
+    code, field = str(frame.get("code") or ""), str(frame.get("field") or "")
     detail = str(frame.get("message") or frame.get("text") or "failed")
+    detail = detail if field in detail else f"{field}: {detail}"
     complain(f"{detail} ({code})" if code else detail)
-    return DENIED if code in DENIALS else NOT_RUNNING if code in ABSENCES else FAILED
+    return codes.get(code, FAILED)
 
 
-def converse(root: Root, name: str, text: str, priority: str | None = None) -> int:
-    """Send a message to an agent, show its reply and return the exit status."""
+def ask(connection: socket.socket, **fields: object) -> None:
+    """Send a request."""
     import json
 
-    connection = connect(root, name)
-    ident = os.urandom(8).hex()
-    default = "done"
+    try:
+        connection.sendall(json.dumps(fields).encode() + b"\n")
+    except (BrokenPipeError, ConnectionResetError):
+        return  # what the peer said before it closed is still to be read
 
-    def request(**fields: str) -> None:
-        try:
-            connection.sendall(json.dumps({**fields, "id": ident}).encode() + b"\n")
-        except (BrokenPipeError, ConnectionResetError):
-            return  # what the peer said before it closed is still to be read
+
+def converse(
+    connection: socket.socket, name: str, text: str, priority: str | None = None
+) -> tuple[int, str]:
+    """Send a message to an agent and show its reply.
+
+    Returns the exit status that its end stands for, and the reason of that end.
+    """
+    ident = os.urandom(8).hex()
+    cancelled = False
 
     def cancel(count: int) -> None:
-        nonlocal default
-        default = "aborted"
+        nonlocal cancelled
+        cancelled = True
         if count > 1:
             raise KeyboardInterrupt
-        request(op="cancel")
+        ask(connection, op="cancel", id=ident)
 
     reply = Reply()
-    request(op="send", input=text, **({"priority": priority} if priority else {}))
+    last: dict[str, Any] = {}
+    options = {"priority": priority} if priority else {}
+    ask(connection, op="send", id=ident, input=text, **options)
     restore = catch_interrupts(cancel)
     try:
         for frame in frames(connection):
@@ -664,47 +801,152 @@ def converse(root: Root, name: str, text: str, priority: str | None = None) -> i
                 continue
             if kind in ("delta", "message") and isinstance(content, str):
                 getattr(reply, kind)(content)
-            elif kind == "error":
-                return ENDINGS[default] or refusal(frame)
-            elif kind == "done":
-                return ENDINGS.get(str(frame.get("status") or default), FAILED)
+            elif kind in ("done", "error"):
+                last = frame
+                break
     finally:
         restore()
         connection.close()
         reply.finish()
+    return judge_end(name, last, cancelled)
+
+
+def judge_end(name: str, frame: dict[str, Any], cancelled: bool) -> tuple[int, str]:
+    """Say what went wrong with a message, unless its sender cancelled it.
+
+    `frame` is the last one about it, empty if there was none. Returns as `converse` does.
+    """
+    kind = frame.get("type")
+    if kind == "done":
+        became = str(frame.get("status") or ("aborted" if cancelled else "processed"))
+        status, reason = ENDINGS.get(became, FAILED), str(frame.get("reason") or "")
+        if status != OK and not (cancelled and status == INTERRUPTED):
+            complain(f"{name}: {became} {reason}".rstrip())
+        return status, reason
+    if cancelled:
+        return INTERRUPTED, ""
+    if kind == "error":
+        return refusal(frame, MESSAGE_CODES), ""
     complain(f"{name}: the connection ended before the reply did")
-    return ENDINGS[default] or FAILED
+    return FAILED, ""
+
+
+def given(words: Sequence[str]) -> bytes:
+    """Return what is to be sent: the arguments, else standard input."""
+    if not words and os.isatty(0):
+        raise Failure("nothing to send: give a text, or pipe one in", USAGE)
+    return os.fsencode(" ".join(words)) if words else read_stdin()
+
+
+def utf8(data: bytes) -> str:
+    """Return the text of a message."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise Failure("the text to send is not UTF-8", USAGE) from None
 
 
 def message_text(words: Sequence[str]) -> str:
-    """Return the text to send: the arguments, else standard input."""
-    if not words and os.isatty(0):
-        raise Failure("nothing to send: give a text, or pipe one in", USAGE)
-    try:
-        text = (os.fsencode(" ".join(words)) if words else read_stdin()).decode()
-    except UnicodeDecodeError:
-        raise Failure("the text to send is not UTF-8", USAGE) from None
+    """Return the message to send: the arguments, else standard input."""
+    text = utf8(given(words))
     if not text.strip():
         raise Failure("nothing to send: the text is empty", USAGE)
     return text
 
 
-def handle_of(path: str) -> tuple[Root, str] | None:
-    """Return whose message handle a program path is, if it is `ROOT/agent/NAME`."""
-    for candidate in (os.path.abspath(path), os.path.realpath(path)):
-        directory, name = os.path.split(candidate)
-        if os.path.basename(directory) == "agent" and os.path.isdir(candidate + ".d"):
-            return Root(os.path.dirname(directory)), name
-    return None
-
-
-def run_handle(root: Root, name: str, words: Sequence[str]) -> int:
+def run_agent_handle(root: Root, name: str, words: Sequence[str]) -> int:
     """Act as the message handle of an agent."""
     if list(words) in (["-h"], ["--help"]):
         usage = f"usage: {root.path}/agent/{name} [TEXT...]\n\nSends TEXT, or standard input, "
         STDOUT.text(escape(usage + f"to the agent {name} and shows its reply.\n", keep="\n"))
         return OK
-    return converse(root, name, message_text(words[1:] if words[:1] == ["--"] else words))
+    text = message_text(words[1:] if words[:1] == ["--"] else words)
+    return converse(connect(root, name), name, text)[0]
+
+
+# --- tools --------------------------------------------------------------------------------------
+
+TOOL_CODES = {
+    "EINVAL": USAGE,
+    **dict.fromkeys(("EACCES", "EPERM"), DENIED),
+    "EOPNOTSUPP": NOT_RUNNING,
+}
+
+
+def tool_input(words: Sequence[str]) -> dict[str, Any]:
+    """Return the input of a tool: the argument, else standard input, else an empty object."""
+    import json
+
+    data = os.fsencode(words[0]) if words else b"" if os.isatty(0) else read_stdin()
+    try:
+        value = json.loads(data.decode() if data.strip() else "{}")
+    except (ValueError, RecursionError) as error:
+        raise Failure(f"the input is not JSON: {error}", USAGE) from None
+    if not isinstance(value, dict):
+        raise Failure(f"the input is not a JSON object: {gist(json.dumps(value))}", USAGE)
+    return value
+
+
+def call_tool(root: Root, name: str, words: Sequence[str]) -> int:
+    """Call a tool and print what it returns as one line; its refusals become exit statuses."""
+    import json
+
+    value = tool_input(words)
+    own = own_agent(root)
+    ident = os.urandom(8).hex()
+    with connect(root, own) if own else connect_daemon(root) as connection:
+        ask(connection, op="tool", id=ident, name=name, input=value)
+        for frame in frames(connection):
+            if frame.get("id") not in (None, ident):
+                continue
+            if frame.get("type") == "tool":
+                output = json.dumps(frame.get("output"), ensure_ascii=False) + "\n"
+                STDOUT.copy(output.encode("utf-8", "backslashreplace"))
+                return OK
+            if frame.get("type") == "error":
+                status = refusal(frame, TOOL_CODES)
+                absent = frame.get("code") == "ENOENT" and not root.present(f"tool/{name}")
+                return NOT_RUNNING if absent else status
+    raise Failure(f"{name}: the connection ended before the answer came", NOT_RUNNING)
+
+
+def describe_tool(root: Root, name: str) -> str:
+    """Return what a tool does, takes and returns."""
+    import contextlib
+    import json
+
+    parts = [root.read(tool(name, "description")).decode("utf-8", "backslashreplace").rstrip()]
+    for title, file in (("input", "schema"), ("output", "output_schema")):
+        schema = root.value(tool(name, file))
+        with contextlib.suppress(ValueError, RecursionError):  # else it is shown as it is
+            schema = json.dumps(json.loads(schema), indent=2, ensure_ascii=False)
+        parts += [f"{title}:\n{schema}"] if schema else []
+    return "\n\n".join(parts) + "\n"
+
+
+def run_tool_handle(root: Root, name: str, words: Sequence[str]) -> int:
+    """Act as one of the tools."""
+    if list(words) in (["-h"], ["--help"]):
+        usage = f"usage: {root.path}/tool/{name} [JSON]\n\nTakes JSON from standard input, too.\n\n"
+        STDOUT.copy((usage + describe_tool(root, name)).encode("utf-8", "backslashreplace"))
+        return OK
+    words = words[1:] if words[:1] == ["--"] else words
+    if len(words) > 1:
+        raise Failure(f"{name} takes one argument: a JSON object, quoted", USAGE)
+    return call_tool(root, name, words)
+
+
+HANDLES = {"agent": run_agent_handle, "tool": run_tool_handle}
+
+
+def handle_of(path: str) -> tuple[Root, str, str] | None:
+    """Return the root, `agent` or `tool`, and the name of one, if a program path is its handle."""
+    for candidate in (os.path.abspath(path), os.path.realpath(path)):
+        directory, name = os.path.split(candidate)
+        top, kind = os.path.split(directory)
+        if kind in HANDLES and os.path.isdir(candidate + ".d"):
+            return Root(top), kind, name
+    return None
 
 
 # --- commands -----------------------------------------------------------------------------------
@@ -740,19 +982,17 @@ def describe_agent(root: Root, name: str) -> dict[str, Any]:
 
 def do_ps(root: Root, args: Arguments) -> int:
     """List agents."""
-    rows = [describe_agent(root, name) for name in root.agents()]
+    rows = [describe_agent(root, name) for name in root.names("agent")]
     rows = [row for row in rows if row["status"] and (args.all or row["status"] != "dead")]
     if args.json:
-        import json
-
-        STDOUT.text(json.dumps(rows, indent=2) + "\n")
+        STDOUT.text(as_json(rows))
         return OK
     columns = ("name", "status", "outcome", "reason", "parent", "run", "pid", "age")
     for row in rows:
         row["parent"] = row["parent"].partition(" ")[0]
         row["age"] = "" if row["age"] is None else age(row["age"])
     cells = [[row[column] for column in columns] for row in rows]
-    STDOUT.text("\n".join(table([column.upper() for column in columns], cells)) + "\n")
+    show_table([column.upper() for column in columns], cells)
     return OK
 
 
@@ -768,7 +1008,7 @@ def children(root: Root, name: str) -> list[str]:
 
 def do_tree(root: Root, args: Arguments) -> int:
     """Show agents below their parents."""
-    names = root.agents()
+    names = root.names("agent")
     below = {name: children(root, name) for name in names}
     if args.name:
         root.call(agent(args.name), os.stat)
@@ -806,20 +1046,43 @@ def assignments(words: Sequence[str]) -> list[tuple[str, bytes]]:
     return pairs
 
 
-def create(root: Root, name: str, files: Sequence[tuple[str, bytes]]) -> None:
-    """Make an agent and write its files; nothing is left of it when one is refused.
+def value_pairs(words: Sequence[str]) -> list[tuple[str, bytes]]:
+    """Return the files and values of FILE VALUE, FILE - or FILE=VALUE arguments."""
+    if len(words) != 2 or "=" in words[0]:
+        return assignments(words)
+    file, text = words
+    return [(file, (read_stdin() or b"\n") if text == "-" else value_of(text))]
 
-    Its task comes first: that of a child is written by nobody but its creator.
+
+def create(root: Root, owner: str, files: Sequence[tuple[str, bytes]]) -> None:
+    """Make an agent, or a task, work item or wait of one, and write its files.
+
+    Nothing is left of it when one is refused. The task of an agent comes first: that of a child is
+    written by nobody but its creator.
     """
     files = sorted(files, key=lambda pair: pair[0] not in ("handoff.md", "input.jsonl"))
-    paths = [(agent(name, file), data) for file, data in files]
-    root.call(agent(name), os.mkdir)
+    paths = [(below(owner, file), data) for file, data in files]
+    root.call(owner, os.mkdir)
     try:
         for path, data in paths:
             root.write(path, data)
     except BaseException:
-        for_each([name], root.remove)
+        for_each([owner], root.remove)
         raise
+
+
+def create_numbered(root: Root, stem: str, files: Sequence[tuple[str, bytes]]) -> str:
+    """Make an object under the first free name of `stem`-1, `stem`-2, ... and return its path."""
+    number = 1
+    while True:
+        owner = f"{stem}-{number}"
+        try:
+            create(root, owner, files)
+            return owner
+        except Failure as failure:
+            if failure.number != errno.EEXIST or not root.present(owner):
+                raise
+        number += 1
 
 
 def parent_line(parent: str | None) -> list[tuple[str, bytes]]:
@@ -829,21 +1092,14 @@ def parent_line(parent: str | None) -> list[tuple[str, bytes]]:
 
 def do_new(root: Root, args: Arguments) -> int:
     """Make an agent."""
-    create(root, args.name, parent_line(args.parent) + assignments(args.files))
+    create(root, agent(args.name), parent_line(args.parent) + assignments(args.files))
     return OK
 
 
 def do_set(root: Root, args: Arguments) -> int:
-    """Write control files."""
-    words = args.values
-    if len(words) == 2 and "=" not in words[0]:
-        file, text = words
-        value = (read_stdin() or b"\n") if text == "-" else value_of(text)
-        pairs = [(file, value)]
-    else:
-        pairs = assignments(words)
-    for file, value in pairs:
-        root.write(agent(args.name, file), value)
+    """Write control files of an agent or of a work item."""
+    for file, value in value_pairs(args.values):
+        root.write(path_of(root, args, args.name, file), value)
     return OK
 
 
@@ -854,38 +1110,50 @@ def do_get(root: Root, args: Arguments) -> int:
 
 
 def do_verb(root: Root, args: Arguments) -> int:
-    """Write the verb that the command is named after to each agent, and maybe wait."""
-    worked = for_each(args.names, lambda name: command_agent(root, name, args.command))
+    """Write the verb that the command is named after to each agent or task, and maybe wait."""
+    owners = [path_of(root, args, name) for name in args.names]
+    worked = for_each(owners, lambda owner: control(root, owner, args.command))
     if getattr(args, "wait", False):
-        worked = list(wait_dead(root, worked))
-    return OK if len(worked) == len(args.names) else FAILED
+        worked = list(wait_ended(root, worked))
+    return OK if len(worked) == len(owners) else FAILED
+
+
+def do_order(root: Root, args: Arguments) -> int:
+    """Write the verb that the command is named after to an agent, with the word that it takes."""
+    control(root, agent(args.name), " ".join(filter(None, (args.command, args.word))))
+    return OK
 
 
 def do_wait(root: Root, args: Arguments) -> int:
-    """Wait until all agents are dead and say how they ended."""
+    """Wait until all agents or tasks have ended and say how."""
     outcomes = []
-    sessions = {name: session_of(root, name) for name in args.names}
+    owners = [path_of(root, args, name) for name in args.names]
+    sessions = {owner: session_of(root, owner) for owner in owners}
     try:
-        for name in wait_dead(root, sessions, args.timeout):
-            outcome, reason = ending(root, name, sessions[name])
+        for owner in wait_ended(root, sessions, args.timeout):
+            if args.group:
+                outcome, reason = task_ending(root, owner)
+            else:
+                outcome, reason = ending(root, owner, sessions[owner])
             outcomes.append(outcome)
-            STDOUT.lines([f"{name} {outcome or '-'} {reason or '-'}"])
+            STDOUT.lines([f"{label(owner)} {outcome or '-'} {reason or '-'}"])
     except TimeoutError as error:
         complain(f"not ended in time: {error}")
         return TIMED_OUT
-    return OK if all(outcome == "done" for outcome in outcomes) else FAILED
+    return OK if all(outcome in ("done", "completed") for outcome in outcomes) else FAILED
 
 
 def do_result(root: Root, args: Arguments) -> int:
     """Show the result of an agent exactly as it is."""
-    result = root.read(agent(args.name, "result.md"))
+    owner = agent(args.name)
+    result = root.read(below(owner, "result.md"))
     STDOUT.copy(result)
     status = root.field(args.name, "status")
     if status != "dead":
         complain(f"{args.name} has not finished: its status is {status or 'unknown'}")
         return FAILED
     if not result:
-        complain(f"{args.name} ended without a result: {' '.join(ending(root, args.name))}")
+        complain(f"{args.name} ended without a result: {' '.join(ending(root, owner))}")
     return OK
 
 
@@ -897,7 +1165,7 @@ def do_log(root: Root, args: Arguments) -> int:
     output = Labelled(tails)
     output.pump()
     if args.follow:
-        follow(root, args.name, [output])
+        follow(root, agent(args.name), [output])
         if identity(root, args.name) != before:
             complain(f"{args.name} is gone: the last that it wrote may be missing")
     return OK
@@ -938,22 +1206,13 @@ class Events(Tail):
             self.output.lines(describe_event(line) for line in lines if line)
 
 
-def own_name(root: Root) -> str:
-    """Return the name of the agent that the caller runs in."""
-    try:
-        target = os.readlink(root.join("self"))
-    except OSError:
-        raise Failure("you are in no agent: name one", USAGE) from None
-    return os.path.basename(target).removesuffix(".d")
-
-
 def do_events(root: Root, args: Arguments) -> int:
     """Show what happened to an agent."""
     name = args.name or own_name(root)
     events = Events(root, agent(name, "session/events.jsonl"), args.json)
     events.pump()
     if args.follow:
-        follow(root, name, [events], events.fd)
+        follow(root, agent(name), [events], events.fd)
     return OK
 
 
@@ -978,83 +1237,452 @@ def exec_line(words: Sequence[str]) -> bytes:
     return value_of(line)
 
 
-def spawn_files(args: Arguments) -> list[tuple[str, bytes]]:
-    """Return the control files that the options of `spawn` stand for."""
+def program_files(args: Arguments) -> list[tuple[str, bytes]]:
+    """Return the control files that the options of `spawn` and `run` stand for."""
+    if not args.program:
+        raise Failure("no program: give one after --", USAGE)
     lines = {
         "mount": [mount_line(text) for text in args.mount],
         "env": args.env,
         "cwd": [os.path.abspath(args.cwd)] if args.cwd else [],
         "limits": args.limit + ([f"timeout={args.timeout}"] if args.timeout else []),
-        "life": [args.life] if args.life else [],
-        "restart": [args.restart] if args.restart else [],
     }
+    for file in ("life", "restart", "mode", "context", "workspace", "model"):
+        lines[file] = list(filter(None, [getattr(args, file)]))
     files = parent_line(args.parent) + assignments(args.set)
     files += [(file, value_of("\n".join(items))) for file, items in lines.items() if items]
-    files.append(("exec", exec_line(args.program)))
-    handoff = b"" if os.isatty(0) else read_stdin()
-    return files + ([("handoff.md", handoff)] if handoff else [])
+    return [*files, ("exec", exec_line(args.program))]
 
 
 def do_spawn(root: Root, args: Arguments) -> int:
     """Make an agent for a program, start it and maybe wait for it."""
-    if not args.program:
-        raise Failure("no program: give one after --", USAGE)
+    files = program_files(args)
     if args.rm and not args.wait:
         raise Failure("--rm needs --wait", USAGE)
-    files = spawn_files(args)
     if args.wait and ("life", b"temp\n") in files:
         raise Failure("what a temp agent wrote goes with it: use --wait --rm instead", USAGE)
+    handoff = b"" if os.isatty(0) else read_stdin()
+    files += [("handoff.md", handoff)] if handoff else []
+    owner = agent(args.name)
     if not args.wait:
-        create(root, args.name, [*files, ("ctl", b"start\n")])
+        create(root, owner, [*files, ("ctl", b"start\n")])
         STDOUT.lines([args.name])
         return OK
-    create(root, args.name, files)
-    restore = catch_interrupts(lambda count: interrupt_agent(root, args.name, count))
+    create(root, owner, files)
+    session = session_of(root, owner)
+    run_foreground(root, owner, {"out": STDOUT, "log": STDERR})
+    outcome, reason = ending(root, owner, session)
+    if outcome != "done" and not reason.startswith("exit:"):
+        complain(f"{args.name}: {outcome or 'gone'} {reason}".rstrip())
+    if args.rm and root.present(owner):
+        for_each([owner], root.remove)
+    return exit_status(outcome, reason)
+
+
+def run_foreground(root: Root, owner: str, outputs: dict[str, Output]) -> None:
+    """Start an agent or a task and show what it writes, by file, until it has ended.
+
+    Ctrl-C stops it. If it cannot be started it is removed again.
+    """
+    restore = catch_interrupts(lambda count: interrupt(root, owner, count))
     try:
-        return run_foreground(root, args)
+        tails = [Tail(root, below(owner, file), output) for file, output in outputs.items()]
+        try:
+            control(root, owner, "start")
+        except Failure:
+            for_each([owner], root.remove)
+            raise
+        follow(root, owner, tails)
     finally:
         restore()
 
 
-def run_foreground(root: Root, args: Arguments) -> int:
-    """Start an agent, show what it writes until it is dead and return its exit status."""
-    tails = [
-        Tail(root, agent(args.name, file), output)
-        for file, output in (("out", STDOUT), ("log", STDERR))
-    ]
-    session = session_of(root, args.name)
+def do_run(root: Root, args: Arguments) -> int:
+    """Send one message to a program, as an agent that is there for that alone or stays."""
+    files = program_files(args)
+    if not any(file == "mode" for file, _ in files):
+        files.append(("mode", b"turn\n"))
+    if ("mode", b"once\n") in files:
+        raise Failure("a once agent takes no messages: use ctx spawn", USAGE)
+    text = message_text([] if args.message is None else [args.message])
+    owner = agent(args.name)
+    made = not root.present(owner)
+    if made:
+        create(root, owner, [*files, ("ctl", b"start\n")])
+    else:
+        check_program(root, args.name, dict(files)["exec"])
     try:
-        command_agent(root, args.name, "start")
-    except Failure:
-        for_each([args.name], root.remove)
-        raise
-    follow(root, args.name, tails)
-    outcome, reason = ending(root, args.name, session)
-    if outcome != "done" and not reason.startswith("exit:"):
-        complain(f"{args.name}: {outcome or 'gone'} {reason}".rstrip())
-    if args.rm and root.present(agent(args.name)):
-        for_each([args.name], root.remove)
-    return exit_status(outcome, reason)
+        return run_message(root, owner, text)
+    finally:
+        if made and not args.keep:
+            dispose(root, owner)
+
+
+def check_program(root: Root, name: str, line: bytes) -> None:
+    """Fail if an agent is known to execute something else than an `exec` line says."""
+    program = root.field(name, "exec")
+    if program and value_of(program) != line:
+        raise Failure(f"{name} is there already, and executes: {program}")
+
+
+def run_message(root: Root, owner: str, text: str) -> int:
+    """Send a message to an agent that was just started and exit as its program did."""
+    name, session = label(owner), session_of(root, owner)
+    try:
+        connection = connect_started(root, name)
+    except Failure as failure:
+        outcome, reason = ending(root, owner, session)
+        if failure.status != NOT_RUNNING or not reason.startswith("start_failed"):
+            raise
+        complain(f"{name}: {outcome} {reason}")
+        return exit_status(outcome, reason)
+    status, reason = converse(connection, name, text)
+    return exit_status("error", reason) if status == FAILED and reason else status
+
+
+def dispose(root: Root, owner: str) -> None:
+    """Stop an agent and remove it when it is dead; Ctrl-C kills it, a second one lets it be."""
+    restore = catch_interrupts(lambda count: interrupt(root, owner, count + 1))
+    try:
+        end(root, owner, "stop")
+        for _ in wait_ended(root, [owner]):
+            if root.present(owner):  # a temp agent goes by itself
+                root.remove(owner)
+    except Failure as failure:
+        complain(str(failure))
+    finally:
+        restore()
 
 
 def do_rm(root: Root, args: Arguments) -> int:
-    """Remove agents."""
-    worked = for_each(args.names, root.remove)
-    return OK if len(worked) == len(args.names) else FAILED
+    """Remove agents, or tasks or waits of one."""
+    owners = [path_of(root, args, name) for name in args.names]
+    worked = for_each(owners, root.remove)
+    return OK if len(worked) == len(owners) else FAILED
 
 
 def do_send(root: Root, args: Arguments) -> int:
     """Send a message to an agent and show its reply."""
-    return converse(root, args.name, message_text(args.text), args.priority)
+    text = message_text(args.text)
+    return converse(connect(root, args.name), args.name, text, args.priority)[0]
+
+
+def typed_lines(prompt: str) -> Iterator[bytes]:
+    """Yield the lines that are typed at a terminal, which may be edited; Ctrl-C clears one."""
+    import contextlib
+
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 (input() edits with it)
+    while True:
+        try:
+            yield os.fsencode(input(prompt))
+        except KeyboardInterrupt:
+            STDOUT.text("\n")
+        except EOFError:
+            STDOUT.text("\n")
+            return
+
+
+def piped_lines() -> Iterator[bytes]:
+    """Yield the lines of standard input as they come."""
+    with open(0, "rb", closefd=False) as lines:
+        yield from lines
+
+
+def do_chat(root: Root, args: Arguments) -> int:
+    """Send each line as a message and show the replies, until there are no more lines.
+
+    Each message has a connection of its own: what comes in between is not for us.
+    """
+    terminal = os.isatty(0) and os.isatty(1)
+    connect(root, args.name).close()
+    failed = OK
+    for line in typed_lines(escape(f"{args.name}> ")) if terminal else piped_lines():
+        if not line.strip():
+            continue
+        try:
+            text = utf8(line.rstrip(b"\n"))
+            status = converse(connect(root, args.name), args.name, text)[0]
+        except KeyboardInterrupt:
+            status = INTERRUPTED
+        if status == INTERRUPTED and not terminal:
+            return status
+        failed = failed or status
+    return OK if terminal else failed
+
+
+def do_queue(root: Root, args: Arguments) -> int:
+    """Show the messages that wait for an agent, the next one first."""
+    data = root.read(agent(args.name or own_name(root), "queue"))
+    if args.json:
+        STDOUT.copy(data)
+        return OK
+    columns = ("id", "ts", "from", "provenance", "priority", "text")
+    messages = filter(None, map(parse_event, data.splitlines()))
+    cells = [[gist(str(message.get(column, ""))) for column in columns] for message in messages]
+    show_table([column.upper() for column in columns], cells)
+    return OK
 
 
 def do_help(root: Root, args: Arguments) -> int:
     """Show help."""
-    if args.topic is None:
+    if not args.topic:
         STDOUT.text(overview())
+    elif len(args.topic) == 1 and args.topic[0] in GROUPS:
+        STDOUT.text(group_help(args.topic[0]))
     else:
-        parser_for(find_command(args.topic)).print_help()
+        command, rest = find_command(args.topic)
+        if rest:
+            raise no_command(" ".join(args.topic))
+        parser_for(command).print_help()
     return OK
+
+
+# --- tasks, work items and waits ----------------------------------------------------------------
+
+
+class Plane:
+    """A directory in each agent that holds objects of one kind.
+
+    `over` are the statuses of those from which nothing more will come; `files` is what tells of
+    one, `texts` what does so at length, and `columns` what a table shows of it: a heading, and the
+    files of which the first that is not empty is shown.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        over: str,
+        files: str,
+        texts: str,
+        columns: Sequence[tuple[str, str]],
+    ) -> None:
+        self.directory = directory
+        self.over = over.split()
+        self.files = files.split()
+        self.texts = texts.split()
+        self.columns = columns
+
+
+PLANES = {
+    "task": Plane(
+        "task",
+        "completed failed cancelled interrupted",
+        "kind status exit pid title cmd cwd accepts_input work worktree started_at ended_at",
+        "env preview",
+        (("KIND", "kind"), ("STATUS", "status"), ("EXIT", "exit"), ("TITLE", "title cmd")),
+    ),
+    "work": Plane(
+        "work",
+        "done cancelled",
+        "status objective blocked_by parent created_at updated_at",
+        "plan.md acceptance.md",
+        (
+            ("STATUS", "status"),
+            ("BLOCKED BY", "blocked_by"),
+            ("PARENT", "parent"),
+            ("OBJECTIVE", "objective"),
+        ),
+    ),
+    "waits": Plane(
+        "waiting",
+        "fired cancelled expired",
+        "status on work deadline token",
+        "payload",
+        (("STATUS", "status"), ("ON", "on"), ("WORK", "work"), ("DEADLINE", "deadline")),
+    ),
+}
+
+
+def plane_path(root: Root, args: Arguments) -> str:
+    """Return the path of the plane that a command is about, in the agent that it names."""
+    return agent(args.agent or own_name(root), PLANES[args.group].directory)
+
+
+def path_of(root: Root, args: Arguments, name: str, file: str = "") -> str:
+    """Return the path of the agent or the object that a command names, or of a file of it."""
+    if not args.group:
+        return agent(name, file)
+    if not name or "/" in name:
+        kind = PARTS[PLANES[args.group].directory]
+        raise Failure(f'"{name}" cannot be the name of {kind}', USAGE)
+    owner = below(plane_path(root, args), name)
+    return below(owner, file) if file else owner
+
+
+def number_last(name: str) -> tuple[str, int]:
+    """Return a key that sorts task-10 after task-9."""
+    stem = name.rstrip("0123456789")
+    return stem, int(name[len(stem) :] or 0)
+
+
+def objects(root: Root, directory: str) -> list[str]:
+    """Return the paths of the objects in a plane."""
+    names = sorted(root.call(directory, os.listdir), key=number_last)
+    owners = (f"{directory}/{name}" for name in names)
+    return [owner for owner in owners if os.path.isdir(root.join(owner))]
+
+
+def describe(root: Root, owner: str, files: Iterable[str]) -> dict[str, str]:
+    """Return the name and the files of an object."""
+    return {"name": label(owner), **{file: root.value(f"{owner}/{file}") for file in files}}
+
+
+def do_list(root: Root, args: Arguments) -> int:
+    """List the objects of a plane."""
+    plane = PLANES[args.group]
+    rows = [describe(root, owner, plane.files) for owner in objects(root, plane_path(root, args))]
+    rows = [row for row in rows if row["status"] and (args.all or row["status"] not in plane.over)]
+    if args.json:
+        STDOUT.text(as_json(rows))
+        return OK
+    header = [args.group.removesuffix("s").upper(), *(heading for heading, _ in plane.columns)]
+    cells = [
+        [row["name"]]
+        + [
+            gist(next((row[file] for file in files.split() if row[file]), ""))
+            for _, files in plane.columns
+        ]
+        for row in rows
+    ]
+    show_table(header, cells)
+    return OK
+
+
+def do_show(root: Root, args: Arguments) -> int:
+    """Show all that there is to know of an object of a plane."""
+    plane = PLANES[args.group]
+    owner = path_of(root, args, args.name)
+    root.call(owner, os.stat)
+    facts = describe(root, owner, [*plane.files, *plane.texts])
+    if args.json:
+        STDOUT.text(as_json(facts))
+        return OK
+    for key, value in facts.items():
+        if "\n" in value:
+            value = "\n  " + value.replace("\n", "\n  ")
+        elif value:
+            value = " " + value
+        if value:
+            STDOUT.text(escape(f"{key}:{value}\n", keep="\n\t"))
+    return OK
+
+
+def do_task_start(root: Root, args: Arguments) -> int:
+    """Make a task for a command, start it and maybe wait for it."""
+    import shlex
+
+    words = args.shell
+    if not words:
+        raise Failure("no command: give one after --", USAGE)
+    lines = {
+        "title": [args.title] if args.title else [],
+        "cwd": [os.path.abspath(args.cwd)] if args.cwd else [],
+        "env": args.env,
+        "accepts_input": ["1"] if args.input else [],
+        "work": [args.work] if args.work else [],
+        "cmd": words if len(words) == 1 else [shlex.join(words)],
+    }
+    files = [(file, value_of("\n".join(items))) for file, items in lines.items() if items]
+    files += [] if args.wait else [("ctl", b"start\n")]
+    if args.name is None:
+        owner = create_numbered(root, f"{plane_path(root, args)}/task", files)
+    else:
+        owner = path_of(root, args, args.name)
+        create(root, owner, files)
+    if not args.wait:
+        STDOUT.lines([label(owner)])
+        return OK
+    run_foreground(root, owner, {"output": STDOUT})
+    status, exited = task_ending(root, owner)
+    if status != "completed" and not exited.startswith("exit:"):
+        complain(f"{label(owner)}: {status or 'gone'} {exited}".rstrip())
+    return exit_status(TASK_OUTCOMES.get(status, ""), exited)
+
+
+def do_task_output(root: Root, args: Arguments) -> int:
+    """Show what a task wrote."""
+    owner = path_of(root, args, args.name)
+    tail = Tail(root, below(owner, "output"), STDOUT, args.lines)
+    tail.pump()
+    if args.follow:
+        follow(root, owner, [tail])
+    return OK
+
+
+def do_task_input(root: Root, args: Arguments) -> int:
+    """Write a line, or standard input as it is, to what a task reads."""
+    data = value_of(" ".join(args.text)) if args.text else given([])
+    if not data:
+        raise Failure("nothing to send: the text is empty", USAGE)
+    root.write(path_of(root, args, args.name, "input"), data)
+    return OK
+
+
+def do_work_new(root: Root, args: Arguments) -> int:
+    """Make a work item and say its id."""
+    files = [("objective", value_of(args.objective))]
+    if args.name is None:
+        owner = create_numbered(root, f"{plane_path(root, args)}/work", files)
+    else:
+        owner = path_of(root, args, args.name)
+        create(root, owner, files)
+    STDOUT.lines([label(owner)])
+    return focus(root, args, label(owner)) if args.focus else OK
+
+
+def focus(root: Root, args: Arguments, name: str) -> int:
+    """Make a work item the one that its agent is at."""
+    path_of(root, args, name)
+    root.write(below(plane_path(root, args), "current"), value_of(name))
+    return OK
+
+
+def do_work_focus(root: Root, args: Arguments) -> int:
+    """Make a work item the one that its agent is at."""
+    return focus(root, args, args.name)
+
+
+def do_work_end(root: Root, args: Arguments) -> int:
+    """Mark work items as done or as cancelled."""
+    status = value_of({"done": "done", "cancel": "cancelled"}[args.command])
+    paths = [path_of(root, args, name, "status") for name in args.names]
+    worked = for_each(paths, lambda path: root.write(path, status))
+    return OK if len(worked) == len(paths) else FAILED
+
+
+def do_waits_add(root: Root, args: Arguments) -> int:
+    """Make a wait and arm it; say whom to tell, if it waits for a trigger."""
+    owner = path_of(root, args, args.name)
+    lines = {"work": args.work, "deadline": args.deadline, "on": " ".join(args.on)}
+    create(root, owner, [(file, value_of(line)) for file, line in lines.items() if line])
+    token = root.value(f"{owner}/token")
+    if token:
+        STDOUT.lines([root.join(f"trigger/{token}")])
+    return OK
+
+
+def do_tool_list(root: Root, args: Arguments) -> int:
+    """List the tools."""
+    files = ("family", "description")
+    rows = [describe(root, tool(name), files) for name in root.names("tool")]
+    if args.json:
+        STDOUT.text(as_json(rows))
+        return OK
+    cells = [[row["name"], row["family"], gist(row["description"])] for row in rows]
+    show_table(["TOOL", "FAMILY", "DESCRIPTION"], cells)
+    return OK
+
+
+def do_tool_show(root: Root, args: Arguments) -> int:
+    """Show what a tool does, takes and returns."""
+    STDOUT.copy(describe_tool(root, args.name).encode("utf-8", "backslashreplace"))
+    return OK
+
+
+def do_tool_call(root: Root, args: Arguments) -> int:
+    """Call a tool."""
+    return call_tool(root, args.name, [] if args.input is None else [args.input])
 
 
 # --- doctor -------------------------------------------------------------------------------------
@@ -1284,21 +1912,13 @@ def findings(root: Root) -> Iterator[Finding]:
 
 def do_why(root: Root, args: Arguments) -> int:
     """Explain a decision: which line of whose policy allows it, or what is missing where."""
-    import json
-
-    if os.environ.get("CTX_AGENT"):  # operators alone are answered by the daemon's own socket
-        connection = connect(root, args.name)
-    else:
-        try:
-            connection = open_socket(root, "ctxd.sock")
-        except OSError as error:
-            raise Failure(root.guess(error.errno or errno.EIO, "ctxd.sock"), NOT_RUNNING) from None
+    # operators alone are answered by the daemon's own socket
+    connection = connect(root, args.name) if own_agent(root) else connect_daemon(root)
     with connection:
-        request = {"op": "why", "agent": args.name, "verb": args.verb, "object": args.object}
-        connection.sendall(json.dumps(request).encode() + b"\n")
+        ask(connection, op="why", agent=args.name, verb=args.verb, object=args.object)
         for frame in frames(connection):
             if frame.get("type") == "error":
-                return refusal(frame)
+                return refusal(frame, MESSAGE_CODES)
             may = "may" if frame.get("allowed") else "may not"
             word = "yes" if frame.get("allowed") else "no"
             STDOUT.text(f"{word}: {args.name} {may} {args.verb} {args.object}\n")
@@ -1312,10 +1932,8 @@ def do_doctor(root: Root, args: Arguments) -> int:
     """Say what this machine lacks."""
     found = list(findings(root))
     if args.json:
-        import json
-
         rows = [{"level": level, "what": what, "remedy": fix} for level, what, fix in found]
-        STDOUT.text(json.dumps(rows, indent=2) + "\n")
+        STDOUT.text(as_json(rows))
     else:
         STDOUT.lines(f"{level:<4}  {what}{'; ' * bool(fix)}{fix}" for level, what, fix in found)
     return FAILED if any(level == "FAIL" for level, _, _ in found) else OK
@@ -1346,7 +1964,7 @@ def arg(*flags: str, **options: Any) -> Argument:
 
 
 class Command:
-    """One row of the table of commands."""
+    """One row of the table of commands; a name of two words belongs to a group."""
 
     def __init__(
         self,
@@ -1363,6 +1981,18 @@ class Command:
         self.handler = handler
         self.notes = notes
         self.rest = rest  # the argument that takes the words after --
+
+
+class Group:
+    """Commands whose names share their first word; alone, that word lists.
+
+    `other` is the command that is meant when the second word is none of theirs.
+    """
+
+    def __init__(self, summary: str, notes: str = "", other: str = "") -> None:
+        self.summary = summary
+        self.notes = notes
+        self.other = other
 
 
 NAME = arg("name", metavar="NAME", help="the agent")
@@ -1382,7 +2012,7 @@ LOG_OPTIONS = (
     arg("--err", dest="only", action="store_const", const="log", help="stderr and log only"),
     arg("-n", "--lines", metavar="LINES", type=line_count, help="the last LINES of each"),
 )
-SPAWN_OPTIONS = (
+PROGRAM_OPTIONS = (
     PARENT,
     arg("--mount", metavar="SRC:TARGET:MODE", action="append", default=[], help="ro, rw or hide"),
     arg("--env", metavar="K=V", action="append", default=[], help="a variable of its environment"),
@@ -1392,8 +2022,21 @@ SPAWN_OPTIONS = (
     arg("--limit", metavar="K=V", action="append", default=[], help="such as memory.max=1G"),
     arg("--restart", metavar="WHEN", help="start it again: on-failure or always; not of a child"),
     arg("--life", metavar="LIFE", help="of a child: owned, temp or detached"),
+    arg("--mode", metavar="MODE", help="once, turn or resident"),
+    arg("--context", metavar="CONTEXT", help="fresh or fork"),
+    arg("--workspace", metavar="WORKSPACE", help="inherit, worktree or explicit_root:/DIR"),
+    arg("--model", metavar="MODEL", help="the model that it uses"),
+)
+SPAWN_OPTIONS = (
+    *PROGRAM_OPTIONS,
     arg("--wait", action="store_true", help="show its output and exit as it does"),
     arg("--rm", action="store_true", help="remove the agent afterwards"),
+    NAME,
+)
+RUN_OPTIONS = (
+    *PROGRAM_OPTIONS,
+    arg("--message", metavar="TEXT", help="the message; default: standard input"),
+    arg("--keep", action="store_true", help="let the agent stay, for send and chat"),
     NAME,
 )
 SEND_OPTIONS = (
@@ -1407,7 +2050,51 @@ WHY_OPTIONS = (
     arg("object", metavar="CLASS:NAME", help="such as agent:coder or network:default"),
 )
 OWN = arg("name", metavar="NAME", nargs="?", help="default: the agent you are in")
-TOPIC = arg("topic", metavar="COMMAND", nargs="?", help="about this command")
+TOPIC = arg("topic", metavar="COMMAND", nargs="*", help="about this command")
+RUN = arg("--run", dest="word", metavar="RUN", help="only if this is the current one")
+SESSION = arg("word", metavar="SESSION", help="one of its name, or a new one")
+
+OF = arg("-a", "--agent", metavar="NAME", help="default: the agent you are in")
+ENDED = arg("--all", action="store_true", help="those that are over, too")
+TASK = arg("name", metavar="TASK", help="the task")
+TASKS = arg("names", metavar="TASK", nargs="+", help="the tasks")
+WORK = arg("name", metavar="ID", help="the work item")
+WORKS = arg("names", metavar="ID", nargs="+", help="the work items")
+FOR_WORK = arg("--work", metavar="ID", help="the work item that it is for")
+WAITING = arg("name", metavar="WAIT", help="the wait")
+WAITINGS = arg("names", metavar="WAIT", nargs="+", help="the waits")
+TOOL = arg("name", metavar="TOOL", help="the tool")
+TASK_OPTIONS = (
+    OF,
+    arg("--name", metavar="TASK", help="default: the first free one of task-1, task-2, ..."),
+    arg("--cwd", metavar="DIR", help="its working directory"),
+    arg("--env", metavar="K=V", action="append", default=[], help="a variable of its environment"),
+    arg("--input", action="store_true", help="let it take input, see: ctx task input"),
+    arg("--title", metavar="TEXT", help="what it is for, in a line"),
+    FOR_WORK,
+    arg("--wait", action="store_true", help="show its output and exit as it does"),
+)
+OUTPUT_OPTIONS = (
+    OF,
+    arg("-f", "--follow", action="store_true", help="go on until it has ended"),
+    arg("-n", "--lines", metavar="LINES", type=line_count, help="the last LINES"),
+    TASK,
+)
+INPUT_OPTIONS = (OF, TASK, arg("text", metavar="TEXT", nargs="*", help="default: standard input"))
+WORK_OPTIONS = (
+    OF,
+    arg("--focus", action="store_true", help="make it the one that the agent is at"),
+    arg("name", metavar="ID", nargs="?", help="default: the first free one of work-1, work-2, ..."),
+    arg("objective", metavar="OBJECTIVE", help="what is to be achieved"),
+)
+WAIT_OPTIONS = (
+    OF,
+    arg("--work", metavar="ID", help="the work item that it blocks"),
+    arg("--deadline", metavar="WHEN", help="a time, or a duration from now"),
+    WAITING,
+    arg("on", metavar="ON", nargs="+", help="timer WHEN, task T, child NAME, message or trigger"),
+)
+INPUT = arg("input", metavar="JSON", nargs="?", help="an object; default: standard input")
 
 NEW_NOTES = "If a value is refused, the agent is removed again."
 SET_NOTES = "FILE - writes standard input, as it is."
@@ -1420,8 +2107,30 @@ SPAWN_NOTES = (
     " program's status, 124 on timeout, 126 if it could not start, 128+N after signal N, 137 when"
     " out of memory, 130 if cancelled."
 )
+RUN_NOTES = (
+    "The agent is made as by spawn, in mode turn, unless there is one of that name already, which"
+    " then stays. Ctrl-C cancels the message. Exits as spawn --wait does, by the end of the"
+    " message's run; 13 denied, 69 not running."
+)
 SEND_NOTES = (
     "Ctrl-C cancels the message. Exits 0 done, 1 error, 13 denied, 69 not running, 130 cancelled."
+)
+CHAT_NOTES = (
+    "Each line is a message. Ctrl-C cancels the message that is being answered, or clears the line;"
+    " Ctrl-D ends. Without a terminal, exits as send does for the first message that failed."
+)
+ABORT_NOTES = "The agent is paused then; resume goes on with its next message."
+TASK_START_NOTES = (
+    "COMMAND is run by a shell: a single word as it is, several ones quoted. Prints the name of the"
+    " task. With --wait, Ctrl-C stops it and a second one kills it; exits with the command's"
+    " status, 128+N after signal N, 130 if cancelled."
+)
+TASK_WAIT_NOTES = "Prints TASK, status and exit of each. Exits 0 if all completed, 124 on timeout."
+WAITS_ADD_NOTES = "For a trigger, prints the file that fires it when it is written to."
+TOOL_GROUP_NOTES = "ctx tool NAME JSON calls a tool, too."
+TOOL_CALL_NOTES = (
+    "Prints the output as one line. Exits 1 on errors, 2 on bad input, 13 if denied, 69 if there is"
+    " no such tool."
 )
 
 WHY_NOTES = "For example: ctx why coder create agent:rev-1. Exits 0 if it may, 13 if it may not."
@@ -1437,18 +2146,56 @@ COMMANDS = (
     Command("kill", "stop agents at once", [NAMES, WAIT], do_verb),
     Command("pause", "freeze agents and all that they own", [NAMES], do_verb),
     Command("resume", "let paused agents go on", [NAMES], do_verb),
+    Command("abort", "kill an agent's current run alone", [RUN, NAME], do_order, ABORT_NOTES),
     Command("reset", "make dead agents new again", [NAMES], do_verb),
+    Command("session", "switch an agent to a session", [NAME, SESSION], do_order),
     Command("wait", "wait until agents are dead", [NAMES, TIMEOUT], do_wait, WAIT_NOTES),
     Command("result", "show the result of an agent", [NAME], do_result, RESULT_NOTES),
     Command("log", "show what an agent wrote: log, then out", [*LOG_OPTIONS, NAME], do_log),
     Command("events", "show what happened", [FOLLOW, JSON, OWN], do_events, EVENTS_NOTES),
     Command("spawn", "run a program as an agent", SPAWN_OPTIONS, do_spawn, SPAWN_NOTES, "program"),
+    Command("run", "have a message answered", RUN_OPTIONS, do_run, RUN_NOTES, "program"),
     Command("rm", "remove new or dead agents", [NAMES], do_rm),
     Command("send", "send a message, show the reply", SEND_OPTIONS, do_send, SEND_NOTES, "text"),
+    Command("chat", "send messages as they are typed", [NAME], do_chat, CHAT_NOTES),
+    Command("queue", "list the messages that wait", [JSON, OWN], do_queue),
+    Command("task list", "list tasks that have not ended", [OF, ENDED, JSON], do_list),
+    Command("task show", "show all about a task", [OF, JSON, TASK], do_show),
+    Command(
+        "task start", "run a command", TASK_OPTIONS, do_task_start, TASK_START_NOTES, rest="shell"
+    ),
+    Command("task output", "show what a task wrote", OUTPUT_OPTIONS, do_task_output),
+    Command("task input", "write to a task", INPUT_OPTIONS, do_task_input, rest="text"),
+    Command("task stop", "stop tasks", [OF, TASKS, WAIT], do_verb),
+    Command("task kill", "stop tasks at once", [OF, TASKS, WAIT], do_verb),
+    Command(
+        "task wait", "wait until tasks have ended", [OF, TASKS, TIMEOUT], do_wait, TASK_WAIT_NOTES
+    ),
+    Command("task rm", "remove tasks that have ended", [OF, TASKS], do_rm),
+    Command("work list", "list work items that are not over", [OF, ENDED, JSON], do_list),
+    Command("work show", "show all about a work item", [OF, JSON, WORK], do_show),
+    Command("work new", "make a work item and print its id", WORK_OPTIONS, do_work_new),
+    Command("work set", "write files of a work item", [OF, WORK, VALUES], do_set, SET_NOTES),
+    Command("work focus", "make a work item the current one", [OF, WORK], do_work_focus),
+    Command("work done", "mark work items as done", [OF, WORKS], do_work_end),
+    Command("work cancel", "mark work items as cancelled", [OF, WORKS], do_work_end),
+    Command("waits list", "list waits that are not over", [OF, ENDED, JSON], do_list),
+    Command("waits show", "show all about a wait", [OF, JSON, WAITING], do_show),
+    Command("waits add", "wait for something", WAIT_OPTIONS, do_waits_add, WAITS_ADD_NOTES),
+    Command("waits cancel", "cancel waits and remove them", [OF, WAITINGS], do_rm),
+    Command("tool list", "list the tools that you may call", [JSON], do_tool_list),
+    Command("tool show", "show what a tool does, takes and returns", [TOOL], do_tool_show),
+    Command("tool call", "call a tool", [TOOL, INPUT], do_tool_call, TOOL_CALL_NOTES),
     Command("why", "say why an agent may do something, or not", WHY_OPTIONS, do_why, WHY_NOTES),
     Command("doctor", "say what this machine lacks, and how to get it", [JSON], do_doctor),
     Command("help", "show help", [TOPIC], do_help),
 )
+GROUPS = {
+    "task": Group("commands that run inside an agent"),
+    "work": Group("what an agent is to get done"),
+    "waits": Group("what an agent waits for"),
+    "tool": Group("the same for models, JSON in and out", TOOL_GROUP_NOTES, "call"),
+}
 
 EXAMPLES = """\
 examples:
@@ -1458,28 +2205,73 @@ examples:
   echo "review the last commit" | ctx spawn rev --parent coder -- my-agent
   ctx wait rev && ctx result rev
   ctx log -f coder
+  ctx run coder --keep --message "fix the test" -- my-agent && ctx chat coder
+  ctx task start -a coder --wait -- 'make test 2>&1 | tail'
+  ctx work new -a coder --focus "make the tests pass"
+  ctx waits add -a coder later timer 30m
+  ctx tool call AgentGet '{"agent_id": "coder"}'
 """
 
 
 def overview() -> str:
     """Return the help about all commands."""
-    rows = "".join(f"  {command.name:<8} {command.summary}\n" for command in COMMANDS)
+    single = {command.name: command.summary for command in COMMANDS if " " not in command.name}
+    groups = {name: f"{group.summary}: {' '.join(members(name))}" for name, group in GROUPS.items()}
+    rows = {**single, **groups}
+    listed = "".join(f"  {name:<8} {summary}\n" for name, summary in rows.items())
     return (
         "usage: ctx [--root DIR] COMMAND [ARGUMENT...]\n\n"
         "Works with the agents of a mounted ctxfs.\n\n"
-        f"commands (ctx help COMMAND tells more):\n{rows}\n"
+        f"commands (ctx help COMMAND tells more):\n{listed}\n"
         "options:\n  --root DIR  where ctxfs is mounted (default: $CTX_ROOT, else that of your\n"
         "              own ctxd, else /ctx)\n"
         f"  -h, --help  show this\n\n{EXAMPLES}"
     )
 
 
-def find_command(name: str) -> Command:
-    """Return the row of a command."""
-    for command in COMMANDS:
-        if command.name == name:
-            return command
-    raise Failure(f'no command "{name}"; see: ctx help', USAGE)
+def members(group: str) -> dict[str, Command]:
+    """Return the commands of a group by the second words of their names."""
+    split = ((command.name.partition(" "), command) for command in COMMANDS)
+    return {second: command for (first, _, second), command in split if second and first == group}
+
+
+def group_help(name: str) -> str:
+    """Return the help about the commands of a group."""
+    group = GROUPS[name]
+    rows = "".join(f"  {word:<7} {command.summary}\n" for word, command in members(name).items())
+    notes = f"\n{group.notes}\n" if group.notes else ""
+    return (
+        f"usage: ctx {name} [COMMAND] [ARGUMENT...]\n\n"
+        f"{group.summary[0].upper()}{group.summary[1:]}; without a COMMAND, lists them.\n\n"
+        f"commands (ctx help {name} COMMAND tells more):\n{rows}{notes}"
+    )
+
+
+def no_command(name: str) -> Failure:
+    """Return what is to be said when there is no such command."""
+    group = name.partition(" ")[0]
+    return Failure(f'no command "{name}"; see: ctx help{f" {group}" * (group in GROUPS)}', USAGE)
+
+
+def find_command(words: list[str]) -> tuple[Command, list[str]]:
+    """Return the row of the command that some words begin with, and the words after its name."""
+    rows = {command.name: command for command in COMMANDS}
+    for count in (2, 1):
+        command = rows.get(" ".join(words[:count]))
+        if command:
+            return command, words[count:]
+    first, second = words[0], " ".join(words[1:2])
+    if first not in GROUPS:
+        raise no_command(first)
+    if not second or second.startswith("-"):
+        return rows[f"{first} list"], words[1:]
+    if not GROUPS[first].other:
+        raise no_command(f"{first} {second}")
+    return rows[f"{first} {GROUPS[first].other}"], words[1:]
+
+
+#: how the words after -- are called
+REST = {"program": "-- PROGRAM [ARG...]", "shell": "-- COMMAND..."}
 
 
 def parser_for(command: Command) -> argparse.ArgumentParser:
@@ -1499,8 +2291,8 @@ def parser_for(command: Command) -> argparse.ArgumentParser:
     )
     for flags, options in command.arguments:
         parser.add_argument(*flags, **options)
-    if command.rest == "program":
-        parser.usage = f"{parser.format_usage().partition(': ')[2].rstrip()} -- PROGRAM [ARG...]"
+    if command.rest in REST:
+        parser.usage = f"{parser.format_usage().partition(': ')[2].rstrip()} {REST[command.rest]}"
     return parser
 
 
@@ -1515,13 +2307,18 @@ def parse(argv: Sequence[str]) -> tuple[Root, Command, Arguments]:
         path = path if equals else words.pop(0)
     if not words:
         raise Failure("no command; see: ctx help", USAGE)
-    name = "help" if words[0] in ("-h", "--help") else words[0]
-    command, words, rest = find_command(name), words[1:], []
+    if words[0] in ("-h", "--help"):
+        words = ["help"]
+    elif words[0] in GROUPS and words[1:] in (["-h"], ["--help"]):
+        words = ["help", words[0]]
+    command, words = find_command(words)
+    rest: list[str] = []
     if command.rest and "--" in words:  # argparse would look into what follows
         split = words.index("--")
         words, rest = words[:split], words[split + 1 :]
     args = parser_for(command).parse_intermixed_args(words)
-    args.command = name
+    first, _, second = command.name.partition(" ")
+    args.group, args.command = (first, second) if second else ("", first)
     if command.rest:
         setattr(args, command.rest, getattr(args, command.rest, []) + rest)
     return Root(path), command, args
@@ -1534,7 +2331,8 @@ def main(argv: list[str] | None = None) -> int:
             argv = sys.argv[1:]
             handle = handle_of(sys.argv[0])
             if handle:
-                return run_handle(*handle, argv)
+                root, kind, name = handle
+                return HANDLES[kind](root, name, argv)
         root, command, args = parse(argv)
         return command.handler(root, args)
     except Failure as failure:

@@ -200,6 +200,13 @@ class VerbHandle(RowHandle):
         self._rest = b""
         self._limit = limit
 
+    async def prepare(self, data: bytes) -> None:
+        if self.node.row.prepare is None:
+            return
+        lines = (self._rest + data).split(b"\n")[:-1] if len(data) < self._limit else []
+        for line in lines:
+            await self.node.row.prepare(self._fs, self.node.obj, self.caller, line)
+
     def write(self, offset: int, data: bytes) -> int:
         if len(self._rest) + len(data) > self._limit:
             self._rest = b""

@@ -98,6 +98,9 @@ class Handle:
     def write(self, offset: int, data: bytes) -> int:
         raise ForbiddenError("this file is not open for writing")
 
+    async def prepare(self, data: bytes) -> None:
+        """What a write of this needs that takes a while, but not long; raises as it would."""
+
     def truncate(self, size: int) -> None:
         """Of a control: alone it changes nothing."""
 
@@ -186,6 +189,9 @@ class Node:
 
     def link(self, call: Call, name: str, target: Node) -> Node:
         raise ForbiddenError(f"links cannot be made in {self.path or '/'}")
+
+    async def prepare_rmdir(self, call: Call, name: str) -> None:
+        """What a removal needs that takes a while, but not long; raises as it would."""
 
     def rmdir(self, call: Call, name: str) -> None:
         raise ForbiddenError(f"{self.shown(name)} cannot be removed from {self.path or '/'}")

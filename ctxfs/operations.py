@@ -234,7 +234,9 @@ class Operations(pyfuse3.Operations):
 
     @_boundary
     async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
-        self._fs.node(parent_inode).rmdir(self._call(ctx), _name(name))
+        parent, call = self._fs.node(parent_inode), self._call(ctx)
+        await parent.prepare_rmdir(call, _name(name))
+        parent.rmdir(call, _name(name))
 
     @_boundary
     async def rename(
@@ -283,8 +285,10 @@ class Operations(pyfuse3.Operations):
     @_boundary
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
         handle = self._handles[fh]
+        data = bytes(buf)
+        await handle.prepare(data)
         try:
-            written = handle.write(off, bytes(buf))
+            written = handle.write(off, data)
         finally:
             # The kernel takes the offset for the new size, which only a commit makes true.
             self._fs.cache.forget_attributes(handle.node.inode)
@@ -295,6 +299,7 @@ class Operations(pyfuse3.Operations):
     @_boundary
     async def flush(self, fh: FileHandleT) -> None:
         handle = self._handles[fh]
+        await handle.prepare(b"\n")
         try:
             handle.flush()
         finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, Final
@@ -116,6 +116,9 @@ class Row:
     make: Callable[[Filesystem, Any, Call, str, int], Node] | None = None
     remove: Callable[[Filesystem, Any, Call, str], None] | None = None
     receive: Callable[[Filesystem, Any, Call, Node, str, str], None] | None = None
+    #: before a line is acted upon, and before a removal: what takes a while
+    prepare: Callable[[Filesystem, Any, Caller, bytes], Awaitable[None]] | None = None
+    prepare_remove: Callable[[Filesystem, Any, Call, str], Awaitable[None]] | None = None
 
     def too_long(self, limit: int) -> CtxError:
         if self.document:
@@ -327,6 +330,10 @@ class RowNode(Node):
             return super().mkdir(call, name, mode)
         return self.row.make(self.fs, self.obj, call, name, mode)
 
+    async def prepare_rmdir(self, call: Call, name: str) -> None:
+        if self.row.prepare_remove is not None:
+            await self.row.prepare_remove(self.fs, self.obj, call, name)
+
     def rmdir(self, call: Call, name: str) -> None:
         if self.row.remove is None:
             return super().rmdir(call, name)
@@ -411,7 +418,7 @@ class ItemPlane:
     def node(self, fs: Filesystem, item: Item) -> RowNode:
         return RowNode(fs, self.table, item.index, item, self.table.number("", ITEM))
 
-    def row(self, doc: str) -> Row:
+    def row(self, doc: str, **more: Any) -> Row:
         """The directory in the agent's own."""
 
         def entries(fs: Filesystem, agent: Agent, call: Call) -> Iterator[str]:
@@ -431,5 +438,5 @@ class ItemPlane:
 
         return Row(
             name=self.name, kind=Kind.DIRECTORY, mode=0o755, write=PARTIES, when=LIVE,
-            entries=entries, find=find, make=make, remove=remove, doc=doc,
+            entries=entries, find=find, make=make, remove=remove, doc=doc, **more,
         )  # fmt: skip

@@ -718,6 +718,7 @@ class Agents:
         members = [agent, *self.descendants(agent)]
         for member in members:
             change.set(member, removed=True, archived=member is agent)
+        change.set(agent, worktree=None)  # it is the new one's
         self._prepare(new)
         try:
             for name in ("handoff.md", "input.jsonl"):
@@ -820,6 +821,8 @@ class Agents:
         before = agent.parent
         if before == (parent.index if parent is not None else None):
             return
+        if agent.worktree is not None:
+            raise WrongStateError(f"{quote(agent.name)} has a worktree of its parent's repository")
         if parent is None:
             label = agent.label
             values: dict[str, Any] = {

@@ -19,9 +19,10 @@ from typing import Final
 
 from runtime.agents import Agents
 from runtime.authority import mounts
-from runtime.errors import MalformedError
+from runtime.errors import MalformedError, WrongStateError
 from runtime.model import Agent
-from runtime.names import parse_env_line, split_command
+from runtime.names import parse_env_line, quote, split_command
+from runtime.workspace import WORKSPACE, Worktree, binds
 
 #: below the agent's own /tmp, which every view has: a directory of the host cannot be made
 HOME: Final = "/tmp/home"
@@ -166,8 +167,8 @@ def workspace(agents: Agents, agent: Agent) -> str | None:
     for node in (agent, *reversed(agents.ancestors(agent))):
         if node.workspace.startswith("explicit_root:"):
             return node.workspace.removeprefix("explicit_root:")
-        if node.workspace != "inherit":
-            break
+        if node.workspace == "worktree":
+            return WORKSPACE
     return None
 
 
@@ -213,10 +214,22 @@ def _own_mounts(agents: Agents, agent: Agent) -> list[mounts.Mount]:
     found = []
     if agent.root:
         found.append(mounts.Mount(agent.root, "/", "rw"))
+    return [*found, *_workspace_mounts(agent), *mounts.parse(agent.mount)]
+
+
+def _workspace_mounts(agent: Agent) -> list[mounts.Mount]:
+    """What its own workspace binds; nothing if that is inherited.
+
+    ``WrongStateError`` if its worktree has not been made.
+    """
+    if agent.workspace == "worktree":
+        if agent.worktree is None:
+            raise WrongStateError(f"the worktree of {quote(agent.name)} has not been made")
+        return binds(Worktree.load(agent.worktree))
     if agent.workspace.startswith("explicit_root:"):
         path = agent.workspace.removeprefix("explicit_root:")
-        found.append(mounts.Mount(path, path, "rw"))
-    return found + list(mounts.parse(agent.mount))
+        return [mounts.Mount(path, path, "rw")]
+    return []
 
 
 def hidden_paths(agents: Agents, agent: Agent) -> list[tuple[str, str, bool]]:
@@ -270,6 +283,12 @@ def _inside(path: str, directories: Iterable[str]) -> bool:
 def network_allowed(agents: Agents, agent: Agent) -> bool:
     """Whether the effective policy opens the host's network."""
     return agents.authority.allows(agent, "network", "default", "connect")
+
+
+def _network(agents: Agents, agent: Agent) -> str:
+    """NETWORK of enter.c: who has a network has the host's, be it its parent's too or handed
+    on by one without; to join that needs a right that an ordinary user's daemon lacks."""
+    return "host" if network_allowed(agents, agent) else "cell"
 
 
 def plan(agents: Agents, agent: Agent, places: Places, *, hidden: dict[str, str]) -> Plan:
@@ -340,10 +359,8 @@ def plan(agents: Agents, agent: Agent, places: Places, *, hidden: dict[str, str]
     if not nested:
         steps = [*privilege.drop(agent.uid, agent.gid, agent.groups), *steps]
     else:
-        # what the parent may hand on without having it is the host's, not of its cell
-        above = parent is not None and network_allowed(agents, parent)
-        network = "host" if network_allowed(agents, agent) and not above else "cell"
-        ids = [str(agent.uid), str(agent.gid), privilege.entering_groups(agent.groups), network]
+        ids = [str(agent.uid), str(agent.gid), privilege.entering_groups(agent.groups)]
+        ids.append(_network(agents, agent))
         steps = [str(places.program("enter")), str(_FIRST_EXTRA_FD), *ids, "--", *steps]
     stage = b""
     if staged:
@@ -364,7 +381,7 @@ def plan_inside(agents: Agents, agent: Agent, places: Places, command: Command) 
     groups = agents.privilege.entering_groups(agent.groups)
     # after the specification and an empty view comes the cell
     steps = [str(places.program("enter")), str(_FIRST_EXTRA_FD)]
-    steps += [str(agent.uid), str(agent.gid), groups, "cell", "--"]
+    steps += [str(agent.uid), str(agent.gid), groups, _network(agents, agent), "--"]
     steps += [str(places.keeper), str(_SPEC_FD), str(_REPORT_FD), "-"]
     return Plan(steps=tuple(steps), spec=_strings(spec), view=())
 
@@ -378,10 +395,9 @@ def _kept_mounts(agents: Agents, agent: Agent, fresh: list[str]) -> Iterator[mou
         if mount.mode != "hide" and _inside(mount.target, fresh):
             yield mounts.Mount(mount.target, mount.target, mount.mode, mount.options)
     for owner in agents.ancestors(agent):
-        if owner.workspace.startswith("explicit_root:"):
-            root = owner.workspace.removeprefix("explicit_root:")
-            if _inside(root, fresh):
-                yield mounts.Mount(root, root, "rw")
+        for mount in _workspace_mounts(owner):
+            if _inside(mount.target, fresh):
+                yield mounts.Mount(mount.target, mount.target, mount.mode)
 
 
 def _stage(

@@ -10,6 +10,7 @@ from typing import Any, Final
 import yaml
 
 from runtime.authority import policy
+from runtime.context import LIMIT_MIN
 from runtime.errors import MalformedError, StartupError
 from runtime.names import parse_duration, parse_size
 
@@ -63,6 +64,13 @@ def _size(value: Any) -> int:
     return parse_size(str(value))
 
 
+def _fork_limit(value: Any) -> int:
+    size = _size(value)
+    if size < LIMIT_MIN:
+        raise MalformedError(f"{value!r} is too little: at least {LIMIT_MIN} bytes")
+    return size
+
+
 def _duration(value: Any) -> float:
     return parse_duration(str(value))
 
@@ -108,7 +116,7 @@ _PARSERS: Final = {
     "tasks": _count,
     "work_items": _count,
     "waits": _count,
-    "fork_limit": _size,
+    "fork_limit": _fork_limit,
     "agents": _count,
     "control_max": _size,
     "frame_max": _size,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,7 @@ from runtime.sockets import Sockets
 
 log = logging.getLogger("ctxd.ending")
 
+_REPEAT_SECONDS: Final = 0.5
 #: SIGKILL is given this long before an agent is recorded as unkillable
 _KILL_SECONDS: Final = 10.0
 _SETTLE_SECONDS: Final = 10.0
@@ -152,7 +154,7 @@ class Ender:
                         await each.wait_settled(self._watcher)
             self._signal(members)
         with trio.move_on_after(self._agents.grace(top)):
-            await self._wait_empty(node)
+            await self._wait_released(members)
         if node.populated():
             with contextlib.suppress(OSError):
                 directory = self._agents.directory(top) / "log"
@@ -188,6 +190,16 @@ class Ender:
                 os.waitpid(monitor, os.WNOHANG)  # ours to reap, unless adopted
         execution.monitor_gone = True
         execution.changes.notify()
+
+    async def _wait_released(self, members: list[Following]) -> None:
+        """Until the subtree is empty; cells that are held are told again and again, since
+        a signal may be lost among those that an agent sends to its PID 1."""
+        held = [each for each in members if each.record().held]
+        while members[0].node.populated():
+            with trio.move_on_after(_REPEAT_SECONDS if held else math.inf):
+                await self._wait_empty(members[0].node)
+            for each in reversed(held):
+                each.release()
 
     async def _wait_empty(self, node: Cgroup) -> None:
         changes = Changes()

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from runtime.agents import Agents
     from runtime.change import Change
 
-#: ended messages that are remembered for a repeated id
+#: ended messages that are remembered for a repeated id, and characters of their replies
 _REMEMBERED: Final = 1024
+_REMEMBERED_SIZE: Final = 8 << 20
 _ID: Final = re.compile(r"[!-~]{1,128}")
 _ENDS: Final = {
     MessageStatus.PROCESSED: MessageEvent.PROCESS,
@@ -122,6 +123,12 @@ class Messages:
             raise QuotaError(
                 f"{config.messages} messages wait for {quote(agent.name)}, the configured maximum"
             )
+        held = sum(len(m.text) for m in self.pending(agent)) + len(text)
+        if held > config.staged_max:
+            raise QuotaError(
+                f"messages of {config.staged_max} bytes wait for {quote(agent.name)} already "
+                "(staged_max)"
+            )
         if name and self.find(agent, check_id(name)) is not None:
             raise TakenError(f"{quote(name)} is the id of another message of this session")
         return self._add(change, agent, text, sender, provenance, priority, name, asked)
@@ -209,9 +216,13 @@ class Messages:
         if not message.asked:
             change.drop(message)
             return
-        ended = [m for m in self._of(agent) if m.status in MESSAGE_MOVES.terminal]
-        for old in ended[: max(0, len(ended) + 1 - _REMEMBERED)]:
-            change.drop(old)
+        kept, size = 1, len(reply)
+        for old in reversed(self._of(agent)):
+            if old.status not in MESSAGE_MOVES.terminal:
+                continue
+            kept, size = kept + 1, size + len(old.reply)
+            if kept > _REMEMBERED or size > _REMEMBERED_SIZE:
+                change.drop(old)
 
     def add_ends(self, change: Change, agent: Agent, reason: str) -> None:
         """The agent is dead: nobody will read what is left."""

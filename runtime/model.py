@@ -129,6 +129,10 @@ class Agent:
     bound_mount: str | None = None
     #: the work item that it is at, which may be blocked
     focus: str = ""
+    #: the worktree that was made for it (runtime.workspace), which a reset keeps
+    worktree: dict[str, Any] | None = None
+    #: whether that was finished
+    worktree_made: bool = False
     #: whether its documents stay, as those of its session: it was reset
     archived: bool = False
 

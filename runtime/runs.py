@@ -27,7 +27,7 @@ from runtime.conclusions import (
 from runtime.ending import Ender, guarded, terminate
 from runtime.errors import CtxError, NoSpaceError
 from runtime.following import Execution, Following
-from runtime.inotify import Watcher
+from runtime.inotify import Changes, Watcher
 from runtime.lifecycle import Event, Status, move
 from runtime.limits import spent
 from runtime.model import Agent, Outcome
@@ -41,6 +41,7 @@ from runtime.tails import Tail
 log = logging.getLogger("ctxd.runs")
 
 _RETRY_SECONDS: Final = 1.0
+_REPEAT_SECONDS: Final = 0.2
 
 
 class Runs:
@@ -227,7 +228,9 @@ class Runs:
                     outcome = judge_run(self._agents, agent, execution)
                 self._ender.end(agent, *outcome)
                 return
-            if ended and self._is_gone(following, execution):
+            # what is frozen reports nothing, and yet can be killed
+            known = ended or (agent.run_cause is not None and execution.settled)
+            if known and self._is_gone(following, execution):
                 return
             if (ended or agent.run_cause is not None) and not terminating:
                 terminating = True
@@ -247,7 +250,7 @@ class Runs:
     def _deadline(self, agent: Agent) -> float:
         """When the run is too old; that of the whole agent is the supervisor's."""
         timeout = self._agents.timeout(agent)
-        if timeout is None or agent.mode != "turn" or agent.status is Status.PAUSED:
+        if timeout is None or agent.mode != "turn":
             return trio.current_time() + 3600
         return trio.current_time() + agent.run_started + timeout - time.time()
 
@@ -262,9 +265,25 @@ class Runs:
         """SIGTERM, grace, SIGKILL to what is left of the run."""
         with guarded(agent):
             grace = 0.0 if agent.frozen else self._agents.grace(agent)
+            if execution is following and not agent.frozen:
+                await self._hold(following)
             await terminate(execution, grace, following.impatient)
             crashpoints.reach("run.killed")
         following.wake.notify()
+
+    async def _hold(self, following: Following) -> None:
+        """Until the cell is known to go on without its program: a signal may be lost among
+        those that the agent sends to its PID 1, so it is repeated."""
+        changes = Changes()
+        with (
+            contextlib.suppress(OSError),
+            self._watcher.watching(following.record_path, changes),
+        ):
+            while not following.record().held and not following.monitor_gone:
+                if not following.hold():
+                    return
+                with trio.move_on_after(_REPEAT_SECONDS):
+                    await changes.wait_changed()
 
     def _note_start(self, agent: Agent, execution: Execution) -> None:
         change = Change()

@@ -536,11 +536,12 @@ class Sockets(Watching):
         """Ends a message; whoever sent it may, and whoever may stop the agent."""
         name = str(request.get("id"))
         message = self._agents.messages.find(agent, name)
+        roles = self._agents.identity.roles(connection.caller, agent)
+        own = message is not None and message.asked == connection.caller.key
+        if not own and not roles & (CONTROLLERS | Role.STOPPER):
+            raise DeniedError(f"the message {quote(name)} is not yours to cancel")
         if message is None:
             raise MissingError(f"{quote(name)}: no such message is known here")
-        roles = self._agents.identity.roles(connection.caller, agent)
-        if message.asked != connection.caller.key and not roles & (CONTROLLERS | Role.STOPPER):
-            raise DeniedError(f"the message {quote(name)} is not yours to cancel")
         if message.status in MESSAGE_MOVES.terminal:
             raise NotRunningError(f"the message {quote(name)} is {message.status} already")
         self._cancel_message(agent, message)

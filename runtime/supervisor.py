@@ -27,7 +27,9 @@ from runtime.conclusions import add_run_start, end_message, judge_run
 from runtime.ending import Ender, guarded
 from runtime.errors import CtxError, NoSpaceError, NotRunningError, StaleError, WrongStateError
 from runtime.following import Execution, Followed, Following
+from runtime.forking import inherit
 from runtime.inotify import Watcher
+from runtime.inside import Inside
 from runtime.lifecycle import Effect, Event, Status, move
 from runtime.limits import apply_limits, check_limits, in_use
 from runtime.model import Agent, Outcome
@@ -39,6 +41,7 @@ from runtime.runs import Runs
 from runtime.sockets import Sockets
 from runtime.starting import Starter
 from runtime.taskruns import TaskRuns, execution_of
+from runtime.worktrees import Worktrees
 
 log = logging.getLogger("ctxd.supervisor")
 
@@ -101,6 +104,15 @@ class Supervisor(Watching):
             ender=self._ender,
         )
         self._led_tasks: set[int] = set()
+        inside = Inside(
+            agents=agents,
+            watcher=watcher,
+            places=places,
+            starter=self._starter,
+            ender=self._ender,
+            followed=followed,
+        )
+        self._worktrees = Worktrees(agents=agents, run=inside.run, nursery=nursery)
         self._recorder = Recorder(
             agents=agents, hierarchy=hierarchy, sockets=sockets, followed=followed
         )
@@ -136,6 +148,14 @@ class Supervisor(Watching):
 
     # verbs
 
+    async def prepare_start(self, agent: Agent) -> None:
+        """What takes a while of a start, and can be refused: to be awaited before it."""
+        await self._worktrees.make(agent)
+
+    async def prepare_removal(self, agent: Agent, task: Task) -> None:
+        """The same for the removal of a task, which may be a handle."""
+        await self._worktrees.remove(agent, task)
+
     def start(self, agent: Agent) -> None:
         """Begins a start; what goes wrong later is in ``outcome`` and ``reason``."""
         to = move(agent.status, Event.START)
@@ -152,6 +172,8 @@ class Supervisor(Watching):
                     )
         self._agents.authority.check_start(agent)
         cell.program(agent)
+        if agent.workspace == "worktree" and not agent.worktree_made:
+            raise WrongStateError(f"the worktree of {quote(agent.name)} is not made yet")
         assert to.status is not None
         change = Change()
         change.set(agent, status=to.status)
@@ -164,6 +186,10 @@ class Supervisor(Watching):
                 bound_policy=policy.render(policy.as_bound(bound), agent.label),
                 bound_mount=mounts.render(table),
             )
+        if agent.context == "fork" and parent is not None:
+            inherited = inherit(self._agents, parent, agent)
+            self._agents.write_document(agent, "inherited.md", inherited.markdown.encode())
+            self._agents.write_document(agent, "inherited.json", inherited.json.encode())
         self._add_start(change, agent)
         self._add_handoff(change, agent)
         change.event(agent.session, "agent.status", agent.name, status=to.status)
@@ -376,6 +402,11 @@ class Supervisor(Watching):
                 self._agents.waits.release(agent.wait_token)
                 if agent.life == "temp":
                     self._agents.remove_temporary(agent)
+        for task in self._agents.items.all(Task):
+            if not task.child:
+                self._agents.waits.create(task.wait_token)
+                if self._agents.tasks.is_over(task):
+                    self._agents.waits.release(task.wait_token)
         adopted: list[tuple[Agent, Following]] = []
         lost = []
         for agent in self._agents:
@@ -406,6 +437,7 @@ class Supervisor(Watching):
                 await following.over.wait()
         crashpoints.reach("adopt.ended")
         self._remove_strays()
+        self._worktrees.resume()
         crashpoints.reach("adopt.cleaned")
 
     def _record_lost(self, agent: Agent, reason: str) -> None:

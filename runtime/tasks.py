@@ -17,6 +17,7 @@ from runtime.errors import (
     DeniedError,
     ForbiddenError,
     MalformedError,
+    NotEmptyError,
     TakenError,
     WrongStateError,
 )
@@ -25,6 +26,7 @@ from runtime.model import Agent, Outcome
 from runtime.names import dump_json, quote
 from runtime.output import Output
 from runtime.planes import TASK_MOVES, Item, Plane, Task, TaskEvent, TaskStatus, check_takes
+from runtime.waiting import task_payload
 
 if TYPE_CHECKING:
     from runtime.agents import Agents
@@ -155,6 +157,14 @@ class TaskPlane(Plane[Task], Watching):
         text = f"{head}\n[{left} bytes left out: see output]\n{tail}"
         return text.encode()[: 8 << 10].decode(errors="ignore"), True
 
+    def worktree(self, task: Task) -> str:
+        """Of a handle: why and where its child's worktree is kept, or just where it is."""
+        child = self.child_of(task)
+        if child is None or child.worktree is None:
+            return ""
+        where = f"{child.worktree['common']}/ctx/{child.name} branch ctx/{child.name}"
+        return (task.worktree or where) + "\n"
+
     def wait_path(self, task: Task) -> Path:
         child = self.child_of(task)
         token = child.wait_token if child is not None else task.wait_token
@@ -183,8 +193,11 @@ class TaskPlane(Plane[Task], Watching):
         item.wait_token = secrets.token_hex(16)
 
     def _removing(self, change: Change, agent: Agent, item: Task) -> None:
-        if item.child and not self.is_over(item):
+        child = self.child_of(item)
+        if child is not None and not self.is_over(item):
             raise WrongStateError(f"{quote(item.name)} is the handle of an agent: rmdir that")
+        if child is not None and child.worktree is not None:
+            raise NotEmptyError(f"{quote(item.name)} has a worktree: {self.worktree(item).strip()}")
         if not self.is_over(item) and item.status is not TaskStatus.MADE:
             raise WrongStateError(f"the task {quote(item.name)} is {self.status(item)}: stop it")
 
@@ -276,6 +289,8 @@ class TaskPlane(Plane[Task], Watching):
             provenance="task_result",
             sender=f"task:{task.name}",
         )
+        payload = task_payload(task.name, status, exit_text)
+        self._agents.waiting.resource_over(change, agent, "task", task.name, payload)
 
     def add_ends(self, change: Change, agent: Agent, event: TaskEvent) -> None:
         """The cell is gone, and with it every command."""
@@ -304,9 +319,14 @@ class TaskPlane(Plane[Task], Watching):
             raise TakenError(f"{quote(parent.name)} has a task {quote(name)}: choose another name")
 
     def drop_handle(self, change: Change, parent: Agent, child: Agent) -> None:
-        """The handle of a child, or of an earlier one of its name."""
+        """The handle of a child, or of an earlier one of its name.
+
+        With a worktree it stays until that is gone.
+        """
         task = self._named(parent, child.name)
-        if task is not None and task.child:
+        if task is None or not task.child:
+            return
+        if child.worktree is None or task.child != child.index:
             change.drop(task)
 
     def child_ended(self, change: Change, parent: Agent, child: Agent, outcome: Outcome) -> None:

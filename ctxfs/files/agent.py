@@ -17,7 +17,7 @@ from ctxfs.files.documents import (
     set_document,
     staged,
 )
-from ctxfs.files.verbs import act, describe_verbs
+from ctxfs.files.verbs import act, describe_verbs, prepare
 from ctxfs.handles import InboxHandle, OutputHandle, VerbHandle
 from ctxfs.nodes import Call, Handle, Node
 from ctxfs.rows import NEW, NOT_BUSY, NOT_TERMINAL, Check, Kind, Plane, Render, Row, RowNode, Table
@@ -34,6 +34,7 @@ from runtime.errors import (
 from runtime.lifecycle import Status
 from runtime.model import FAMILIES, LIVES, MODES, PROFILES, Agent, Profile
 from runtime.names import quote
+from runtime.workspace import check_possible as check_worktree_possible
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem
@@ -365,7 +366,8 @@ def _parse_workspace(fs: Filesystem, agent: Agent, caller: Caller, line: str) ->
     if line == "inherit":
         return line
     if line == "worktree":
-        raise UnsupportedError("workspace=worktree is not supported by this version")
+        check_worktree_possible(agent)
+        return line
     if line.startswith("explicit_root:"):
         path = names.check_absolute(line.removeprefix("explicit_root:"))
         if path == "/":
@@ -709,7 +711,7 @@ ROWS: Final = (
         doc="standard error, and lines of the runtime"),
     Row(name="error", render=_error, volatile=True, doc="the last rejection, with its time"),
     Row(name="ctl", mode=0o666, write=PARTIES | Role.STARTER | Role.STOPPER,
-        opener=_open_verbs, commit=act,
+        opener=_open_verbs, commit=act, prepare=prepare,
         render=describe_verbs, doc="takes verbs, one a line; reading lists them"),
     Row(name="wait", public=True, kind=Kind.LINK, mode=0o777, depends=("wait_token",),
         target=lambda fs, agent: str(fs.runtime.agents.waits.path(agent.wait_token)),
@@ -727,6 +729,11 @@ ROWS: Final = (
         render=staged("input.jsonl"), check=check_input,
         commit=set_document("input.jsonl", check_input), mtime=document_time("input.jsonl"),
         doc="references to its inputs, a JSON object a line"),
+    Row(name="inherited.md", read=PARTIES, render=staged("inherited.md"),
+        mtime=document_time("inherited.md"),
+        doc="with context=fork, what it inherits of its parent; precedes the handoff"),
+    Row(name="inherited.json", read=PARTIES, render=staged("inherited.json"),
+        mtime=document_time("inherited.json"), doc="the same as a JSON object"),
     Row(name="result.md", mode=0o644, write=Role.SELF, when=NOT_TERMINAL, document=True,
         opener=open_document("result.md"), size=document_size("result.md"),
         mtime=document_time("result.md"), doc="what it gives back"),
@@ -738,7 +745,8 @@ ROWS: Final = (
         doc="files and directories that it gives back"),
     Row(name="child", kind=Kind.DIRECTORY, mode=0o755, entries=_children, find=_find_child,
         doc="links to the directories of its children"),
-    task.PLANE.row("what it runs beside its program: mkdir makes a task"),
+    task.PLANE.row("what it runs beside its program: mkdir makes a task",
+                   prepare_remove=task.prepare_remove),
     work.PLANE.row("what it works on: mkdir makes a work item"),
     work.CURRENT,
     waiting.PLANE.row("what it waits for: mkdir makes a wait"),

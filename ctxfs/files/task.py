@@ -13,6 +13,7 @@ from ctxfs.rows import one_line as _one
 from runtime import names
 from runtime.authority.identity import PARTIES, Caller
 from runtime.errors import DeniedError, MalformedError, MissingError, WrongStateError
+from runtime.model import Agent
 from runtime.names import quote, timestamp
 from runtime.planes import Task, Work
 
@@ -162,6 +163,17 @@ def act(fs: Filesystem, task: Task, caller: Caller, line: str) -> None:
         tasks.stop(caller, agent, task, kill=verb == "kill")
 
 
+async def prepare_remove(fs: Filesystem, agent: Agent, call: Call, name: str) -> None:
+    """With a handle goes the worktree of its child, unless something would be lost."""
+    task = fs.runtime.agents.items.named(agent.index, Task, name)
+    if task is not None and fs.runtime.agents.identity.roles(call.caller, agent) & PARTIES:
+        await fs.runtime.supervisor.prepare_removal(agent, task)
+
+
+def _worktree(fs: Filesystem, task: Task, caller: Caller) -> str:
+    return fs.runtime.agents.tasks.worktree(task)
+
+
 ROWS: Final = (
     Row(name="", within=ITEM, kind=Kind.DIRECTORY, mode=0o755),
     Row(name="kind", doc="command_task or child_agent_task", render=_value("task_kind")),
@@ -194,6 +206,8 @@ ROWS: Final = (
         doc="reading it blocks until the task has ended"),
     Row(name="work", mode=0o644, write=PARTIES, render=_value("work"), check=_check_work,
         commit=_set_work, single=True, doc="the work item that it is for"),
+    Row(name="worktree", render=_worktree,
+        doc="of a child's handle: where its worktree is, and why it is kept"),
     Row(name="started_at", render=_time("started"), depends=("started",), doc="RFC 3339 time"),
     Row(name="ended_at", render=_time("ended"), depends=("ended",), doc="RFC 3339 time"),
 )

@@ -99,6 +99,14 @@ def act(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
     verb.handler(fs, agent, caller, words)
 
 
+async def prepare(fs: Filesystem, agent: Agent, caller: Caller, line: bytes) -> None:
+    """A start may need a worktree, which git makes meanwhile."""
+    if line.strip(b" \t") != b"start" or agent.workspace != "worktree":
+        return
+    if fs.runtime.agents.identity.roles(caller, agent) & VERBS["start"].who:
+        await fs.runtime.supervisor.prepare_start(agent)
+
+
 def describe_verbs(fs: Filesystem, agent: Agent, caller: Caller) -> str:
     """What reading ``ctl`` shows."""
     return "".join(f"{verb.usage}\n" for verb in VERBS.values())

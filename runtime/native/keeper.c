@@ -506,7 +506,7 @@ static int keep(pid_t program, const sigset_t *watched, long long grace_ms)
 			ended = true;
 			report_end(status);
 		}
-		if (orders.end && !ended && deadline < 0)
+		if (orders.end && !(program && ended) && deadline < 0)
 			report("term");
 		if ((orders.end || end_now) && deadline < 0) {
 			deadline = now_ms() + grace_ms;

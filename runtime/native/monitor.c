@@ -15,7 +15,7 @@
  * with inotify(7). RECORD must not exist: a run is started once, even if a
  * daemon died while it did so and the next one tries again. The monitor stays
  * until the leaf is empty, so that what the main process leaves behind is heard
- * to its end.
+ * to its end, and until a keeper that it has to tell about that end is gone.
  *
  * OUT and LOG are directories, made if missing, for standard output and error;
  * with "-" for LOG both go to OUT, in the order in which they were written.
@@ -65,7 +65,7 @@
 /* Who leads the end, if not the keeper that a descriptor is of. */
 #define LEAD_NOBODY (-1)
 #define LEAD_CELL (-2)
-/* A cell whose agent sends itself the same signal may not see ours (signal(7)). */
+/* A signal is lost on a keeper to which its agent has just sent the same (signal(7)). */
 #define LEAD_AGAIN_MS 1000
 
 static int record_fd = -1;
@@ -517,6 +517,7 @@ int main(int argc, char **argv)
 		bool leading = lead != LEAD_NOBODY && !state.held && (state.ended || silent);
 		struct signalfd_siginfo info;
 		long long left = -1;
+		bool telling;
 
 		if (leading && now_ms() >= next_word) {
 			next_word = 0;
@@ -526,13 +527,14 @@ int main(int argc, char **argv)
 				lead = leading ? lead : LEAD_NOBODY;
 			}
 		}
+		telling = leading && next_word;
 		if (silent) {
 			if (events < 0)
 				events = open_events(argv[8]);
-			if (!populated(events))
+			if (!populated(events) && !telling)
 				break;
 		}
-		if (leading && next_word) {
+		if (telling) {
 			left = next_word - now_ms();
 			left = left < 0 ? 0 : left;
 		}
@@ -543,14 +545,15 @@ int main(int argc, char **argv)
 			{.fd = from_out.pipe, .events = POLLIN},
 			{.fd = from_log.pipe, .events = POLLIN},
 			/* Watched only while it matters: a hung-up FIFO is always ready. */
-			{.fd = leading && !next_word ? lifeline : -1, .events = POLLIN},
+			{.fd = leading && !telling ? lifeline : -1, .events = POLLIN},
 			{.fd = events, .events = POLLPRI},
+			{.fd = telling ? lead : -1, .events = POLLIN},
 		};
 
 		if (!reaped && waitpid(chain, NULL, WNOHANG) == chain)
 			reaped = true;
 		else
-			poll(fds, 6, (int)left);
+			poll(fds, sizeof fds / sizeof *fds, (int)left);
 		while (read(signals, &info, sizeof info) == sizeof info)
 			;
 		if (fds[2].revents)
@@ -559,6 +562,8 @@ int main(int argc, char **argv)
 			drain(&from_log);
 		if (fds[1].revents)
 			take_report(sockets[0], &state);
+		if (fds[6].revents)
+			lead = LEAD_NOBODY;	/* that keeper is gone */
 	}
 	/* The cell is gone, or all that was of this run in it. What it wrote is in
 	 * the pipes; a writer may live on elsewhere (descriptors travel): what comes

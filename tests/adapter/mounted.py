@@ -21,6 +21,7 @@ from runtime.budget import Budget
 from runtime.cell import Places
 from runtime.lifecycle import Event, Status, move
 from runtime.model import Agent
+from runtime.planes import Task
 from runtime.runtime import Runtime
 from tests.unit.fakes import ROOT, World, operator, world_in
 
@@ -42,6 +43,12 @@ class FakeSupervisor:
     def __init__(self) -> None:
         self.world: World
         self.said: list[tuple[str, str]] = []
+
+    async def prepare_start(self, agent: Agent) -> None:
+        self.said.append(("prepare", agent.name))
+
+    async def prepare_removal(self, agent: Agent, task: Task) -> None:
+        self.said.append(("prepare", task.name))
 
     def start(self, agent: Agent) -> None:
         to = move(agent.status, Event.START)

@@ -111,6 +111,10 @@ AGENT: dict[str, dict[str, Cells]] = {
         "public": ("Oosa", "Oosa", "Oosa", "Oos"),
         "private": ("Oosa", "Oosa", "Oosa", "s"),
     },
+    "inheritance": {
+        "public": ("Oosa", "Oosa", "Oosa", ""),
+        "private": (KNOWS, KNOWS, "Oosa", ""),
+    },
     "result": {
         "public": ("Oosarpk", "Oosarpk", "Oosarpk", "a"),
         "private": (KNOWS, KNOWS, KNOWS, "a"),
@@ -141,6 +145,7 @@ MEMBERS = {
     "planes": {"task", "work", "waiting", "current"},
     "ctl": {"ctl"},
     "delegation": {"handoff.md", "input.jsonl"},
+    "inheritance": {"inherited.md", "inherited.json"},
     "result": {"result.md", "refs.jsonl", "artifact"},
     "inbox": {"inbox"},
 }  # fmt: skip

@@ -11,8 +11,10 @@ import pytest
 
 from runtime import cell
 from runtime.cell import HOME, Places, Plan
-from runtime.errors import MalformedError
+from runtime.errors import MalformedError, WrongStateError
 from runtime.model import Agent
+from runtime.workspace import Worktree
+from runtime.workspace import binds as worktree_mounts
 from tests.unit.fakes import World, inside, operator, world_in
 
 PLACES = Places(mount=Path("/ctx"), state=Path("/var/lib/c"), runtime=Path("/run/c"))
@@ -359,6 +361,78 @@ def test_a_shared_agent_with_a_root_does_not_see_the_daemon_either(
     for hidden in ("/var/lib/c", "/run/c"):
         assert ("--tmpfs", hidden) in list(pairwise(view))
     assert ("--bind", "/run/c/stage/0") in list(pairwise(view))
+
+
+# a worktree
+
+
+def give_worktree(world: World, child: Agent, root: str) -> Worktree:
+    worktree = Worktree(name=child.name, root=root, common=f"{root}/.git", base="0" * 40)
+    world.agents.update(world.live(child), workspace="worktree", worktree=worktree.dump())
+    return worktree
+
+
+def test_a_worktree_is_the_workspace_in_force(world: World, agent: Agent, child: Agent) -> None:
+    world.agents.update(agent, workspace="explicit_root:/w")
+    world.agents.update(child, workspace="worktree")
+    heir = world.agents.create(inside(world.may_create(world.live(child))), "heir")
+    for one in (child, heir):
+        assert cell.workspace(world.agents, one) == "/workspace"
+        assert cell.working_directory(world.agents, one) == "/workspace"
+    assert cell.workspace(world.agents, agent) == "/w"
+    world.agents.update(heir, workspace="explicit_root:/w/sub")
+    assert cell.workspace(world.agents, heir) == "/w/sub"
+    world.agents.update(heir, workspace="inherit", life="detached", profile="public_named")
+    assert cell.workspace(world.agents, heir) is None
+
+
+def test_a_worktree_is_mounted_before_the_childs_table(world: World, child: Agent) -> None:
+    worktree = give_worktree(world, child, "/data/w")
+    world.agents.update(child, mount="/workspace/a /m rw\n- /workspace/b hide\n")
+    found = plan(world, child, **{"workspace/b": "directory"})
+    mounted = [
+        (found.view[i].removeprefix("--"), *found.view[i + 1 : i + 3])
+        for i, word in enumerate(found.view)
+        if word in ("--bind", "--ro-bind")
+    ]
+    lines = [
+        ("ro-bind" if mount.mode == "ro" else "bind", mount.source, mount.target)
+        for mount in worktree_mounts(worktree)
+    ]
+    start = mounted.index(lines[0])
+    assert mounted[start:] == [*lines, ("bind", "/workspace/a", "/m")]
+    assert found.view.index("--remount-ro") > len(found.view) - 10
+    assert found.stage == b""
+    assert spec(found)[0] == "/workspace"
+
+
+def test_what_is_hidden_in_a_worktree_is_looked_for_where_that_is(
+    world: World, child: Agent
+) -> None:
+    worktree = give_worktree(world, child, "/w")
+    world.agents.update(child, mount="- /workspace/x hide\n- /w/.git/hooks hide\n")
+    assert cell.hidden_paths(world.agents, child) == [
+        ("/workspace/x", f"{worktree.path}/x", True),
+        ("/w/.git/hooks", "/w/.git/hooks", True),
+    ]
+
+
+def test_without_its_worktree_there_is_no_plan(world: World, child: Agent) -> None:
+    world.agents.update(child, workspace="worktree")
+    with pytest.raises(WrongStateError, match="has not been made"):
+        plan(world, child)
+
+
+def test_a_worktree_below_the_fresh_directories_is_given_on(
+    world: World, agent: Agent, child: Agent
+) -> None:
+    world.agents.update(agent, workspace="explicit_root:/tmp/w")
+    worktree = give_worktree(world, child, "/tmp/w")
+    assert binds(plan(world, child), "--bind-try") == [("/tmp/w", "/tmp/w")]
+    heir = world.agents.create(inside(world.may_create(child)), "heir")
+    world.agents.update(heir, exec="true")
+    given = [m.target for m in worktree_mounts(worktree) if m.target != "/workspace"]
+    assert binds(plan(world, heir), "--bind-try") == [(p, p) for p in ("/tmp/w", *given)]
 
 
 # handing it over

@@ -39,9 +39,14 @@ client = load_client()
 Run = Callable[..., tuple[int, str, str]]
 FILES = (
     *("outcome", "reason", "pid", "run", "ctl", "exec", "env", "mount", "limits"),
-    *("life", "cwd", "restart"),
+    *("life", "cwd", "restart", "mode", "context", "workspace", "model"),
 )
-EMPTY = ("out", "log", "result.md", "handoff.md", "inbox")
+EMPTY = ("out", "log", "result.md", "handoff.md", "inbox", "queue")
+PARTS = {
+    "task": "kind title cmd cwd env accepts_input status exit output preview input ctl work",
+    "work": "objective plan.md acceptance.md status blocked_by parent created_at updated_at",
+    "waiting": "on work deadline status payload token",
+}
 
 
 class FakeRoot:
@@ -60,8 +65,9 @@ class FakeRoot:
         (directory / "parent").write_text(values.get("parent", "operator uid:0") + "\n")
         (directory / "status").write_text(values.get("status", "new") + "\n")
         (directory / "incarnation").write_text("i1\n")
-        for name in ("child", "session"):
+        for name in ("child", "session", *PARTS):
             (directory / name).mkdir()
+        (directory / "work" / "current").write_text("")
         (directory / "session" / "events.jsonl").write_text(values.get("events", ""))
         if values.get("status") == "dead":
             (directory / "wait").write_text("")
@@ -78,10 +84,28 @@ class FakeRoot:
             link.symlink_to(f"../../{name}.d")
         return directory
 
+    def fill_part(self, directory: Path, **values: str) -> None:
+        """Fill the directory of a task, a work item or a wait."""
+        for file in PARTS[directory.parent.name].split():
+            value = values.get(file.removesuffix(".md"), "")
+            (directory / file).write_text(value + "\n" * bool(value))
+        if directory.parent.name == "task":
+            os.mkfifo(directory / "wait")
+
+    def part(self, plane: str, name: str, of: str = "x", **values: str) -> Path:
+        directory = self.path / "agent" / f"{of}.d" / plane / name
+        directory.mkdir()
+        self.fill_part(directory, **values)
+        return directory
+
     def end(self, name: str, outcome: str, reason: str) -> None:
-        """End an agent as the daemon does: record, replace the FIFO, release its readers."""
+        """End an agent as the daemon does."""
         directory = self.path / "agent" / f"{name}.d"
-        for file, value in (("outcome", outcome), ("reason", reason), ("status", "dead")):
+        self.record_end(directory, outcome=outcome, reason=reason, status="dead")
+
+    def record_end(self, directory: Path, **values: str) -> None:
+        """Record the end of an agent or a task, replace the FIFO, release its readers."""
+        for file, value in values.items():
             (directory / file).write_text(value + "\n")
         fifo = os.open(directory / "wait", os.O_RDWR | os.O_NONBLOCK)
         (directory / "wait.new").write_text("")
@@ -130,14 +154,25 @@ def made_agents_are_full(root: FakeRoot, monkeypatch: pytest.MonkeyPatch) -> Non
 
     def fill(path: Any, mode: int = 0o777) -> None:
         mkdir(path, mode)
-        if str(path).endswith(".d"):
+        if not isinstance(path, str):
+            return  # it is of the test, which fills it itself
+        if path.endswith(".d"):
             root.fill(Path(path))
+        elif Path(path).parent.name in PARTS:
+            root.fill_part(Path(path))
 
     def remove(path: str) -> None:
         subprocess.run(["rm", "-r", path], check=True)
 
     monkeypatch.setattr(client.os, "mkdir", fill)
     monkeypatch.setattr(client.os, "rmdir", remove)
+
+
+@pytest.fixture
+def inside(root: FakeRoot) -> Path:
+    """An agent `x` that the client runs in."""
+    (root.path / "self").symlink_to("agent/x.d")
+    return root.agent("x", status="busy")
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, file: str, number: int, at_close: bool = False) -> None:
@@ -200,6 +235,11 @@ def has_open(process: subprocess.Popen[bytes], path: Path) -> bool:
         return any(os.readlink(descriptor) == str(path) for descriptor in descriptors)
     except OSError:  # one was closed meanwhile
         return False
+
+
+def is_asleep(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether a process waits: Python looks at signals later if they come just before."""
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].startswith("S")
 
 
 # --- the file itself ----------------------------------------------------------------------------
@@ -374,8 +414,28 @@ def test_unknown_agent_and_file(root: FakeRoot, run: Run) -> None:
         ["spawn", "x", "--wait", "--life", "temp", "--", "true"],
         ["spawn", "x", "--wait", "--set", "life=temp", "--", "true"],
         ["spawn", "x", "--", "echo", "a\nb"],
+        ["run", "y", "--message", "hi"],
+        ["run", "y", "--", "true"],
+        ["run", "y", "--mode", "once", "--message", "hi", "--", "true"],
+        ["run", "y", "--set", "mode=once", "--message", "hi", "--", "true"],
         ["send", "x"],
         ["events"],
+        ["abort", "x", "--run", "r1\nkill"],
+        ["session", "x"],
+        ["session", "x", "a\nkill"],
+        ["queue"],
+        ["task"],
+        ["task", "show", "t"],
+        ["task", "show", "-a", "x", "a/b"],
+        ["task", "show", "-a", "x", ".."],
+        ["task", "show", "-a", "a/b", "t"],
+        ["task", "start", "-a", "x"],
+        ["task", "start", "-a", "x", "--name", "", "--", "true"],
+        ["task", "input", "-a", "x", "t"],
+        ["work", "new", "-a", "x"],
+        ["work", "set", "-a", "x", "w", "../status", "done"],
+        ["waits", "add", "-a", "x", "w"],
+        ["tool", "show", "a/b"],
     ],
 )
 def test_usage_errors(root: FakeRoot, run: Run, argv: list[str]) -> None:
@@ -388,11 +448,44 @@ def test_usage_errors(root: FakeRoot, run: Run, argv: list[str]) -> None:
 
 @pytest.mark.parametrize("command", [command.name for command in client.COMMANDS])
 def test_every_command_has_help(run: Run, command: str) -> None:
-    status, out, err = run("help", command)
+    *group, name = command.split()
+    status, out, err = run("help", *group, name)
     assert (status, err) == (0, "")
     assert out.startswith(f"usage: ctx {command} ")
-    assert run(command, "--help") == (0, out, "")
-    assert f"\n  {command} " in run("--help")[1]
+    assert run(*group, name, "--help") == (0, out, "")
+    assert f"\n  {name} " in run(*group, "--help")[1]
+
+
+@pytest.mark.parametrize("group", client.GROUPS)
+def test_every_group_has_help(run: Run, group: str) -> None:
+    status, out, err = run("help", group)
+    assert (status, err) == (0, "")
+    assert out.startswith(f"usage: ctx {group} [COMMAND]")
+    assert run(group, "--help") == run(group, "-h") == (0, out, "")
+    assert f"\n  {group} " in run("--help")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "rest"),
+    [
+        (["ps", "task"], "ps", ["task"]),
+        (["task"], "task list", []),
+        (["task", "-a", "x"], "task list", ["-a", "x"]),
+        (["task", "start", "list"], "task start", ["list"]),
+        (["tool", "TaskList", "{}"], "tool call", ["TaskList", "{}"]),
+        (["tool", "call", "list"], "tool call", ["list"]),
+    ],
+)
+def test_the_longest_name_is_meant(words: list[str], name: str, rest: list[str]) -> None:
+    command, left = client.find_command(words)
+    assert (command.name, left) == (name, rest)
+
+
+def test_unknown_commands_lead_to_help(run: Run) -> None:
+    assert run("nope", "x")[2] == 'ctx: no command "nope"; see: ctx help\n'
+    for argv in (["task", "nope"], ["help", "task", "nope"], ["help", "task", "list", "nope"]):
+        status, _, err = run(*argv)
+        assert status == 2 and err.endswith("; see: ctx help task\n")
 
 
 def test_every_command_is_in_the_man_page() -> None:
@@ -829,10 +922,11 @@ def test_ctrl_c_stops_then_kills(root: FakeRoot, run: Run, monkeypatch: pytest.M
     directory = root.path / "agent" / "x.d"
     written: list[str] = []
 
-    def note(root: Any, name: str, verb: str) -> None:
+    def note(root: Any, owner: str, verb: str) -> None:
+        assert owner == "agent/x.d"
         written.append(verb)
 
-    monkeypatch.setattr(client, "command_agent", note)
+    monkeypatch.setattr(client, "control", note)
 
     def live() -> None:
         for step in (["start"], ["start", "stop"], ["start", "stop", "kill"]):
@@ -880,30 +974,43 @@ def test_exit_status(outcome: str, reason: str, status: int) -> None:
 # --- messages -----------------------------------------------------------------------------------
 
 
-class FakeAgent:
-    """An agent's socket that answers one request with prepared frames."""
+ASKED: dict[str, Any] = {"type": "the next request is awaited"}
 
-    def __init__(self, root: FakeRoot, *frames: dict[str, Any], name: str = "x") -> None:
+
+class FakeAgent:
+    """A socket that answers each connection with prepared frames."""
+
+    def __init__(
+        self, root: FakeRoot, *frames: dict[str, Any], path: str = "agent/x.sock", times: int = 1
+    ) -> None:
         self.requests: list[dict[str, Any]] = []
         self.frames = frames
+        self.times = times
         self.socket = socket.socket(socket.AF_UNIX)
-        here = os.getcwd()
-        os.chdir(root.path / "agent")  # socket addresses are short
-        self.socket.bind(f"{name}.sock")
-        os.chdir(here)
+        directory = os.open((root.path / path).parent, os.O_PATH)
+        self.socket.bind(f"/proc/self/fd/{directory}/{Path(path).name}")  # addresses are short
+        os.close(directory)
         self.socket.listen()
         self.thread = threading.Thread(target=self.answer, daemon=True)
         self.thread.start()
 
     def answer(self) -> None:
-        connection, _ = self.socket.accept()
-        with connection, connection.makefile("rb") as lines:
-            for frame in self.frames:
-                if frame.get("type") in ("start", "resumed"):  # each answers a request
-                    self.requests.append(json.loads(lines.readline()))
-                ident = self.requests[0]["id"] if self.requests else None
-                connection.sendall(json.dumps({"id": ident, **frame}).encode() + b"\n")
+        for _ in range(self.times):
+            connection, _ = self.socket.accept()
+            with connection, connection.makefile("rb") as lines:
+                self.answer_one(connection, lines)
         self.socket.close()
+
+    def answer_one(self, connection: socket.socket, lines: Any) -> None:
+        for frame in self.frames:
+            if frame is ASKED or frame.get("type") in ("start", "resumed"):
+                line = lines.readline()
+                if not line:
+                    return  # only whether there is an answer was of interest
+                self.requests.append(json.loads(line))
+            if frame is not ASKED:
+                ident = self.requests[-1]["id"] if self.requests else None
+                connection.sendall(json.dumps({"id": ident, **frame}).encode() + b"\n")
 
 
 START, DONE = {"type": "start"}, {"type": "done"}
@@ -950,6 +1057,23 @@ def test_send(root: FakeRoot, run: Run, frames: Any, out: str, status: int) -> N
         assert request == {"op": "send", "input": "fix it", "priority": "next"}
 
 
+@pytest.mark.parametrize(
+    ("end", "status", "said"),
+    [
+        ({"status": "failed", "reason": "exit:3"}, 1, "x: failed exit:3"),
+        ({"status": "aborted", "reason": "operator_aborted"}, 130, "x: aborted operator_aborted"),
+        ({"status": "dropped"}, 130, "x: dropped"),
+        ({"type": "error", "code": "EBUSY", "message": "x is dead"}, 1, "x is dead (EBUSY)"),
+    ],
+)
+def test_what_became_of_a_message_is_said(
+    root: FakeRoot, run: Run, end: dict[str, Any], status: int, said: str
+) -> None:
+    root.agent("x", status="idle")
+    FakeAgent(root, START, delta("so far"), {**DONE, **end})
+    assert run("send", "x", "hi") == (status, "so far\n", f"ctx: {said}\n")
+
+
 def test_ctrl_c_cancels_the_message(root: FakeRoot, spawned: Any) -> None:
     root.agent("x", status="idle")
     fake = FakeAgent(root, START, delta("so far\n"), {"type": "resumed"}, DONE)
@@ -983,7 +1107,7 @@ def test_a_handle_is_the_agent_it_is_named_after(root: FakeRoot, tmp_path: Path)
         (handle, ["--", "-h"], b"", "-h"),
         (link, [], b"from stdin\n", "from stdin\n"),
     ):
-        fake = FakeAgent(root, START, message("done it"), DONE, name="coder")
+        fake = FakeAgent(root, START, message("done it"), DONE, path="agent/coder.sock")
         environment = {**os.environ, "CTX_ROOT": "/nowhere"}
         process = subprocess.run(
             [program, *argv], input=stdin, capture_output=True, env=environment
@@ -996,6 +1120,603 @@ def test_a_handle_is_the_agent_it_is_named_after(root: FakeRoot, tmp_path: Path)
     assert process.returncode == 69
     assert subprocess.run([handle, "--help"], capture_output=True).returncode == 0
     assert subprocess.run([handle], stdin=subprocess.DEVNULL, capture_output=True).returncode == 2
+
+
+# --- talking ------------------------------------------------------------------------------------
+
+
+class Obeying:
+    """What the daemon does about verbs, done as they are written."""
+
+    def __init__(
+        self, root: FakeRoot, monkeypatch: pytest.MonkeyPatch, **verbs: Callable[[], object]
+    ) -> None:
+        self.written: list[str] = []
+        write = client.Root.write
+
+        def obey(root: Any, relative: str, data: bytes) -> None:
+            write(root, relative, data)
+            if relative.endswith("/ctl"):
+                self.written.append(data.decode().strip())
+                verbs[self.written[-1]]()
+
+        monkeypatch.setattr(client.Root, "write", obey)
+
+
+def set_status(root: FakeRoot, status: str, name: str = "x") -> None:
+    (root.path / "agent" / f"{name}.d" / "status").write_text(status + "\n")
+
+
+@pytest.fixture
+def turning(root: FakeRoot, made_agents_are_full: None, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make a started agent answer with these frames, once a connection has been tried in vain."""
+
+    def prepare(*frames: dict[str, Any]) -> tuple[Obeying, list[FakeAgent]]:
+        fakes: list[FakeAgent] = []
+        connect = client.connect
+
+        def try_first(*args: Any) -> Any:
+            try:
+                return connect(*args)
+            finally:
+                if not fakes:
+                    fakes.append(FakeAgent(root, *frames))
+                    set_status(root, "idle")
+
+        monkeypatch.setattr(client, "connect", try_first)
+        verbs = {
+            "start": lambda: set_status(root, "starting"),
+            "stop": lambda: root.end("x", "done", "self_stop"),
+        }
+        return Obeying(root, monkeypatch, **verbs), fakes
+
+    return prepare
+
+
+def test_run_leaves_nothing_behind(root: FakeRoot, run: Run, turning: Any) -> None:
+    obeying, fakes = turning(START, message("four"), {**DONE, "status": "processed"})
+    argv = ["run", "x", "--env", "A=1", "--", "cat", "-"]
+    assert run(*argv, stdin=b"two and two?\n") == (0, "four\n", "")
+    assert obeying.written == ["start", "stop"]
+    assert fakes[0].requests[0]["input"] == "two and two?\n"
+    assert os.listdir(root.path / "agent") == ["x.sock"]
+
+
+def test_run_keeps_what_it_is_told_to(root: FakeRoot, run: Run, turning: Any) -> None:
+    obeying, _ = turning(START, message("four"), DONE)
+    argv = ["run", "--keep", "x", "--message", "two and two?", "--model", "small", "--", "cat"]
+    assert run(*argv, stdin=b"not read") == (0, "four\n", "")
+    assert obeying.written == ["start"]
+    directory = root.path / "agent" / "x.d"
+    expected = {"mode": "turn\n", "exec": "cat\n", "model": "small\n", "handoff.md": ""}
+    assert {file: (directory / file).read_text() for file in expected} == expected
+    (root.path / "agent" / "x.sock").unlink()
+    fake = FakeAgent(root, START, message("five"), DONE)
+    assert run("run", "x", "--message", "and one?", "--", "cat") == (0, "five\n", "")
+    assert fake.requests[0]["input"] == "and one?"
+    assert obeying.written == ["start"] and directory.exists()
+    refused = run("run", "x", "--message", "?", "--", "dog")
+    assert refused == (1, "", "ctx: x is there already, and executes: cat\n")
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ({"status": "failed", "reason": "exit:3"}, 3),
+        ({"status": "failed", "reason": "signal:9"}, 137),
+        ({"status": "failed", "reason": "start_failed:no such file"}, 126),
+        ({"status": "failed", "reason": "timeout"}, 124),
+        ({"status": "failed"}, 1),
+        ({"status": "aborted", "reason": "operator_aborted"}, 130),
+        ({"type": "error", "code": "EACCES", "message": "no"}, 13),
+    ],
+)
+def test_run_exits_as_the_program_did(
+    root: FakeRoot, run: Run, turning: Any, end: dict[str, Any], status: int
+) -> None:
+    turning(START, {**DONE, **end})
+    assert run("run", "x", "--mode", "resident", "--message", "hi", "--", "cat")[0] == status
+    assert not (root.path / "agent" / "x.d").exists()
+
+
+@pytest.mark.usefixtures("made_agents_are_full")
+def test_run_of_what_cannot_start(
+    root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Obeying(
+        root,
+        monkeypatch,
+        start=lambda: root.end("x", "error", "start_failed:no such file"),
+        stop=lambda: None,
+    )
+    said = "ctx: x: error start_failed:no such file\n"
+    assert run("run", "x", "--message", "hi", "--", "cat") == (126, "", said)
+    assert os.listdir(root.path / "agent") == []
+
+
+def test_chat_of_a_pipe(root: FakeRoot, run: Run) -> None:
+    root.agent("x", status="idle")
+    fake = FakeAgent(root, START, message("yes"), DONE, times=3)
+    assert run("chat", "x", stdin=b"one\n\n  two") == (0, "yes\nyes\n", "")
+    fake.thread.join()
+    assert [request["input"] for request in fake.requests] == ["one", "  two"]
+
+
+def test_chat_of_a_pipe_goes_on_and_tells_the_first_failure(root: FakeRoot, run: Run) -> None:
+    root.agent("x", status="idle")
+    failed = {**DONE, "status": "failed", "reason": "exit:3"}
+    fake = FakeAgent(root, START, failed, times=3)
+    assert run("chat", "x", stdin=b"one\ntwo\n") == (1, "", "ctx: x: failed exit:3\n" * 2)
+    assert len(fake.requests) == 2
+    (root.path / "agent" / "x.sock").unlink()
+    set_status(root, "dead")
+    assert run("chat", "x", stdin=b"one\n")[0] == 69
+
+
+def read_until(fd: int, text: str) -> str:
+    """Return what a terminal shows up to a text."""
+    shown = ""
+    while text not in shown:
+        shown += os.read(fd, 4096).decode()
+    return shown
+
+
+def test_chat_at_a_terminal(root: FakeRoot, spawned: Any) -> None:
+    root.agent("x", status="idle")
+    ours, theirs = pty.openpty()
+    fake = FakeAgent(root, START, delta("hm\n"), {"type": "resumed"}, DONE, times=2)
+    process = spawned("chat", "x", stdin=theirs, stdout=theirs)
+    os.close(theirs)
+    read_until(ours, "x> ")
+    os.write(ours, b"never sent")
+    read_until(ours, "never sent")
+    eventually(lambda: is_asleep(process))
+    process.send_signal(signal.SIGINT)
+    read_until(ours, "x> ")
+    os.write(ours, b"question\n")
+    read_until(ours, "hm")
+    eventually(lambda: is_asleep(process))
+    process.send_signal(signal.SIGINT)  # cancels the message alone
+    read_until(ours, "x> ")
+    assert [request["op"] for request in fake.requests] == ["send", "cancel"]
+    assert fake.requests[0]["input"] == "question"
+    os.write(ours, b"\x04")
+    assert process.wait() == 0
+    os.close(ours)
+    assert process.stderr.read() == b""
+
+
+def test_abort_and_session(root: FakeRoot, run: Run) -> None:
+    directory = root.agent("x", status="busy")
+    for argv, line in (
+        (["abort", "x"], "abort"),
+        (["abort", "x", "--run", "r7"], "abort r7"),
+        (["session", "x", "other"], "session other"),
+    ):
+        assert run(*argv) == (0, "", "")
+        assert (directory / "ctl").read_text() == line + "\n"
+
+
+def test_queue(root: FakeRoot, run: Run, inside: Path) -> None:
+    queued = {"id": "m1", "ts": "2026-11-21T21:50:00.123Z", "from": "agent:y"}
+    queued["provenance"] = "agent"
+    line = json.dumps({**queued, "priority": "next", "text": "do\x1b this\nand that"}) + "\n"
+    (inside / "queue").write_text(line + "not json\n")
+    header, row = run("queue")[1].splitlines()
+    assert header.split() == ["ID", "TS", "FROM", "PROVENANCE", "PRIORITY", "TEXT"]
+    assert row.split() == [*queued.values(), "next", "do\\x1b", "this…"]
+    assert run("queue", "x", "--json") == (0, line + "not json\n", "")
+
+
+# --- tasks, work items and waits ----------------------------------------------------------------
+
+
+def test_task_list(root: FakeRoot, run: Run, inside: Path) -> None:
+    root.part("task", "t-10", kind="command_task", status="running", cmd="make\nmake install")
+    root.part("task", "t-9", kind="command_task", status="queued", title="later")
+    root.part("task", "kid", kind="child_agent_task", status="completed", exit="exit:0")
+    rows = [line.split() for line in run("task", "list")[1].splitlines()]
+    assert rows == [
+        ["TASK", "KIND", "STATUS", "EXIT", "TITLE"],
+        ["t-9", "command_task", "queued", "-", "later"],
+        ["t-10", "command_task", "running", "-", "make…"],
+    ]
+    assert run("task") == run("task", "-a", "x") == run("task", "list")
+    assert "kid" in run("task", "list", "--all")[1]
+    shown = json.loads(run("task", "--all", "--json")[1])
+    assert [(row["name"], row["exit"]) for row in shown] == [
+        ("kid", "exit:0"),
+        ("t-9", ""),
+        ("t-10", ""),
+    ]
+
+
+def test_task_show(root: FakeRoot, run: Run, inside: Path) -> None:
+    root.part("task", "t", status="failed", exit="exit:3", preview="one\n\x1btwo\tthree")
+    assert run("task", "show", "t")[1] == (
+        "name: t\nstatus: failed\nexit: exit:3\npreview:\n  one\n  \\x1btwo\tthree\n"
+    )
+    facts = json.loads(run("task", "show", "-a", "x", "--json", "t")[1])
+    assert facts["exit"] == "exit:3" and facts["preview"] == "one\n\x1btwo\tthree"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["task", "show", "nope"],
+        ["task", "output", "nope"],
+        ["task", "stop", "nope"],
+        ["task", "wait", "nope"],
+        ["task", "rm", "nope"],
+        ["task", "input", "nope", "text"],
+    ],
+)
+def test_unknown_tasks(run: Run, inside: Path, argv: list[str]) -> None:
+    assert run(*argv) == (1, "", 'ctx: no task "nope"\n')
+    assert run(*argv[:2], "-a", "y", *argv[2:]) == (1, "", 'ctx: no agent "y"\n')
+
+
+def test_unknown_work_items_and_waits(run: Run, inside: Path) -> None:
+    assert run("work", "done", "nope")[2] == 'ctx: no work item "nope"\n'
+    assert run("waits", "show", "nope")[2] == 'ctx: no wait "nope"\n'
+
+
+@pytest.mark.usefixtures("made_agents_are_full", "inside")
+def test_task_start_writes_everything(root: FakeRoot, run: Run) -> None:
+    argv = ["task", "start", "--name", "t", "--cwd", "/w", "--env", "A=1", "--env", "B=2"]
+    argv += ["--input", "--title", "Tests", "--work", "w1", "--", "make", "-k", "it's"]
+    assert run(*argv) == (0, "t\n", "")
+    directory = root.path / "agent/x.d/task/t"
+    expected = {
+        "cwd": "/w\n",
+        "env": "A=1\nB=2\n",
+        "accepts_input": "1\n",
+        "title": "Tests\n",
+        "work": "w1\n",
+        "cmd": "make -k 'it'\"'\"'s'\n",
+        "ctl": "start\n",
+    }
+    assert {file: (directory / file).read_text() for file in expected} == expected
+
+
+@pytest.mark.usefixtures("made_agents_are_full")
+def test_tasks_get_the_first_free_name(root: FakeRoot, run: Run, inside: Path) -> None:
+    for name in ("task-1", "task-3"):
+        root.part("task", name, status="running")
+    line = "make 2>&1 | tail"
+    assert [run("task", "start", "--", line)[1] for _ in range(2)] == ["task-2\n", "task-4\n"]
+    assert (inside / "task/task-2/cmd").read_text() == line + "\n"
+    assert run("task", "start", "--name", "task-1", "--", "true")[0] == 1
+
+
+@pytest.mark.usefixtures("made_agents_are_full", "inside")
+@pytest.mark.parametrize("name", [[], ["--name", "t"]])
+def test_a_refused_task_is_removed_again(
+    root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch, name: list[str]
+) -> None:
+    refuse(monkeypatch, "env", errno.EEXIST)  # an unlikely one, but not that the name is taken
+    assert run("task", "start", *name, "--env", "A", "--", "true")[0] == 1
+    assert os.listdir(root.path / "agent/x.d/task") == []
+
+
+@pytest.mark.usefixtures("made_agents_are_full", "inside")
+@pytest.mark.parametrize(
+    ("end", "exited", "status", "said"),
+    [
+        ("completed", "exit:0", 0, ""),
+        ("failed", "exit:3", 3, ""),
+        ("failed", "signal:9", 137, "ctx: task-1: failed signal:9\n"),
+        ("cancelled", "signal:15", 130, "ctx: task-1: cancelled signal:15\n"),
+        ("interrupted", "", 1, "ctx: task-1: interrupted\n"),
+    ],
+)
+def test_task_start_waits(
+    root: FakeRoot,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    end: str,
+    exited: str,
+    status: int,
+    said: str,
+) -> None:
+    directory = root.path / "agent/x.d/task/task-1"
+
+    def live() -> None:
+        (directory / "output").write_text("made it\n")
+        root.record_end(directory, status=end, exit=exited)
+
+    Obeying(root, monkeypatch, start=live)
+    assert run("task", "start", "--wait", "--", "make") == (status, "made it\n", said)
+    assert directory.exists()
+
+
+@pytest.mark.usefixtures("made_agents_are_full", "inside")
+def test_ctrl_c_stops_a_task_then_kills_it(
+    root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = root.path / "agent/x.d/task/task-1"
+    interrupt = threading.Thread(target=lambda: os.kill(os.getpid(), signal.SIGINT))
+
+    def die() -> None:
+        root.record_end(directory, status="cancelled", exit="signal:9")
+
+    obeying = Obeying(
+        root,
+        monkeypatch,
+        start=interrupt.start,
+        stop=lambda: os.kill(os.getpid(), signal.SIGINT),
+        kill=die,
+    )
+    status, _, err = run("task", "start", "--wait", "--", "make")
+    interrupt.join()
+    assert (status, obeying.written) == (130, ["start", "stop", "kill"])
+    assert err.startswith("ctx: task-1: stop (Ctrl-C again kills it)\n")
+
+
+def test_task_verbs(root: FakeRoot, run: Run, inside: Path) -> None:
+    directories = [root.part("task", name, status="running") for name in ("a", "b")]
+    for verb in ("stop", "kill"):
+        assert run("task", verb, "a", "nope", "b") == (1, "", 'ctx: no task "nope"\n')
+        assert {(path / "ctl").read_text() for path in directories} == {verb + "\n"}
+
+
+def test_task_wait(root: FakeRoot, spawned: Any, inside: Path) -> None:
+    directories = [root.part("task", name, status="running") for name in ("a", "b")]
+    process = spawned("task", "wait", "a", "b")
+    eventually(lambda: all(has_open(process, path / "wait") for path in directories))
+    root.record_end(directories[1], status="failed", exit="exit:3")
+    assert process.stdout.readline() == b"b failed exit:3\n"
+    assert process.poll() is None
+    root.record_end(directories[0], status="completed", exit="exit:0")
+    assert process.communicate() == (b"a completed exit:0\n", b"")
+    assert process.returncode == 1
+
+
+def test_task_wait_for_what_is_over(root: FakeRoot, run: Run, inside: Path) -> None:
+    done, _ = (root.part("task", name, status="running") for name in ("a", "b"))
+    root.record_end(done, status="completed", exit="exit:0")
+    assert run("task", "wait", "-a", "x", "a") == (0, "a completed exit:0\n", "")
+    assert run("task", "wait", "-t", "20ms", "b") == (124, "", "ctx: not ended in time: b\n")
+
+
+def test_task_output(root: FakeRoot, run: Run, spawned: Any, inside: Path) -> None:
+    directory = root.part("task", "t", status="running")
+    (directory / "output").write_text("1\n2\n3\n")
+    assert run("task", "output", "t")[1] == "1\n2\n3\n"
+    assert run("task", "output", "-n", "1", "t")[1] == "3\n"
+    process = spawned("task", "output", "-f", "t")
+    assert [process.stdout.readline() for _ in range(3)] == [b"1\n", b"2\n", b"3\n"]
+    with (directory / "output").open("a") as output:
+        output.write("4\n")
+    root.record_end(directory, status="completed", exit="exit:0")
+    assert process.communicate() == (b"4\n", b"")
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin", "written"),
+    [
+        (["two", "words"], b"", b"two words\n"),
+        (["--", "-n"], b"", b"-n\n"),
+        ([], b"\xff no newline", b"\xff no newline"),
+    ],
+)
+def test_task_input(
+    root: FakeRoot, run: Run, inside: Path, words: list[str], stdin: bytes, written: bytes
+) -> None:
+    directory = root.part("task", "t", status="running")
+    assert run("task", "input", "t", *words, stdin=stdin) == (0, "", "")
+    assert (directory / "input").read_bytes() == written
+
+
+@pytest.mark.usefixtures("made_agents_are_full")
+def test_removing_tasks_and_cancelling_waits(root: FakeRoot, run: Run, inside: Path) -> None:
+    root.part("task", "a", status="completed")
+    root.part("waiting", "b", status="armed")
+    assert run("task", "rm", "a") == run("waits", "cancel", "b") == (0, "", "")
+    assert os.listdir(inside / "task") == os.listdir(inside / "waiting") == []
+
+
+@pytest.mark.usefixtures("made_agents_are_full")
+def test_work(root: FakeRoot, run: Run, inside: Path) -> None:
+    assert run("work", "new", "fix the login") == (0, "work-1\n", "")
+    assert run("work", "new", "--focus", "docs", "write it down") == (0, "docs\n", "")
+    assert (inside / "work/work-1/objective").read_text() == "fix the login\n"
+    assert (inside / "work/docs/objective").read_text() == "write it down\n"
+    assert (inside / "work/current").read_text() == "docs\n"
+    assert run("work", "focus", "work-1")[0] == 0
+    assert (inside / "work/current").read_text() == "work-1\n"
+    assert run("work", "set", "docs", "plan.md", "-", stdin=b"1. this\n2. that\n")[0] == 0
+    assert run("work", "set", "docs", "parent=site", "blocked_by=work-1")[0] == 0
+    for name, status in (("work-1", "active"), ("docs", "blocked")):
+        (inside / "work" / name / "status").write_text(status + "\n")
+    assert [line.split(maxsplit=4) for line in run("work")[1].splitlines()[1:]] == [
+        ["docs", "blocked", "work-1", "site", "write it down"],
+        ["work-1", "active", "-", "-", "fix the login"],
+    ]
+    assert run("work", "show", "docs")[1] == (
+        "name: docs\nstatus: blocked\nobjective: write it down\nblocked_by: work-1\n"
+        "parent: site\nplan.md:\n  1. this\n  2. that\n"
+    )
+    assert run("work", "done", "docs", "work-1")[0] == 0
+    assert (inside / "work/docs/status").read_text() == "done\n"
+    assert len(run("work", "list")[1].splitlines()) == 1
+    assert run("work", "cancel", "docs")[0] == 0
+    assert (inside / "work/docs/status").read_text() == "cancelled\n"
+
+
+@pytest.mark.usefixtures("made_agents_are_full")
+def test_waits(
+    root: FakeRoot, run: Run, inside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    write = client.Root.write
+
+    def note(self: Any, relative: str, data: bytes) -> None:
+        written.append(relative.rpartition("/")[2])
+        write(self, relative, data)
+
+    monkeypatch.setattr(client.Root, "write", note)
+    argv = ["waits", "add", "-a", "x", "--work", "w1", "--deadline", "2h", "later", "timer", "30s"]
+    assert run(*argv) == (0, "", "")
+    assert written == ["work", "deadline", "on"]  # which arms it, so that all must be there
+    assert (inside / "waiting/later/on").read_text() == "timer 30s\n"
+    assert run("waits", "add", "-a", "x", "soon", "timer 1s")[0] == 0
+    for name, status in (("later", "armed"), ("soon", "fired")):
+        (inside / "waiting" / name / "status").write_text(status + "\n")
+    rows = [line.split(maxsplit=4) for line in run("waits")[1].splitlines()]
+    assert rows == [
+        ["WAIT", "STATUS", "ON", "WORK", "DEADLINE"],
+        ["later", "armed", "timer", "30s", "w1    2h"],
+    ]
+    assert "payload" in json.loads(run("waits", "show", "--json", "soon")[1])
+
+
+@pytest.mark.usefixtures("made_agents_are_full", "inside")
+def test_a_trigger_says_whom_to_tell(
+    root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = client.Root.write
+
+    def arm(self: Any, relative: str, data: bytes) -> None:
+        write(self, relative, data)
+        (root.path / relative).with_name("token").write_text("0123abcd\n")
+
+    monkeypatch.setattr(client.Root, "write", arm)
+    assert run("waits", "add", "w", "trigger") == (0, f"{root.path}/trigger/0123abcd\n", "")
+
+
+# --- tools --------------------------------------------------------------------------------------
+
+
+def make_tool(root: FakeRoot, name: str) -> Path:
+    """Make a tool that is the client itself, as all of them are."""
+    directory = root.path / "tool" / f"{name}.d"
+    directory.mkdir(parents=True)
+    for file, text in (
+        ("description", "Gets it.\nAt once."),
+        ("family", "core"),
+        ("schema", '{"type": "object"}'),
+        ("output_schema", "not json"),
+    ):
+        (directory / file).write_text(text + "\n")
+    shutil.copy(CLIENT, root.path / "tool" / name)
+    return root.path / "tool" / name
+
+
+DESCRIBED = 'Gets it.\nAt once.\n\ninput:\n{\n  "type": "object"\n}\n\noutput:\nnot json\n'
+
+
+def test_tool_list_and_show(root: FakeRoot, run: Run) -> None:
+    make_tool(root, "Get")
+    assert run("tool")[1] == "TOOL  FAMILY  DESCRIPTION\nGet   core    Gets it.…\n"
+    described = [{"name": "Get", "family": "core", "description": "Gets it.\nAt once."}]
+    assert json.loads(run("tool", "list", "--json")[1]) == described
+    assert run("tool", "show", "Get") == (0, DESCRIBED, "")
+    assert run("tool", "show", "Nope") == (1, "", 'ctx: no tool "Nope"\n')
+
+
+def answer(output: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool", "output": output}
+
+
+OUTPUT = {"agent_id": "ü", "text": "a\nb\ud800"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "stdin", "given"),
+    [
+        (["Get", '{"agent_id": "x"}'], b"", {"agent_id": "x"}),
+        (["call", "Get"], b'{\n"a": 1}\n', {"a": 1}),
+        (["call", "Get"], b" \n", {}),
+        (["call", "Get", "{}"], b"not read", {}),
+    ],
+)
+@pytest.mark.parametrize("in_an_agent", [False, True])
+def test_tool_call(
+    root: FakeRoot, run: Run, argv: list[str], stdin: bytes, given: Any, in_an_agent: bool
+) -> None:
+    if in_an_agent:
+        (root.path / "self").symlink_to("agent/x.d")
+        root.agent("x", status="busy")
+    news = {"type": "delta", "id": "another", "text": "not ours"}
+    path = "agent/x.sock" if in_an_agent else "ctxd.sock"
+    fake = FakeAgent(root, ASKED, news, answer(OUTPUT), path=path)
+    expected = '{"agent_id": "ü", "text": "a\\nb\\ud800"}\n'
+    assert run("tool", *argv, stdin=stdin) == (0, expected, "")
+    (request,) = fake.requests
+    assert len(request.pop("id")) >= 16
+    assert request == {"op": "tool", "name": "Get", "input": given}
+
+
+@pytest.mark.parametrize(
+    ("frame", "status", "said"),
+    [
+        ({"code": "EINVAL", "message": "no number", "field": "timeout"}, 2, "timeout: no number"),
+        ({"code": "EINVAL", "message": '"x" of name', "field": "name"}, 2, '"x" of name'),
+        ({"code": "EACCES", "message": "no"}, 13, "no"),
+        ({"code": "EPERM", "message": "no"}, 13, "no"),
+        ({"code": "EOPNOTSUPP", "message": "no"}, 69, "no"),
+        ({"code": "EDQUOT", "message": "no"}, 1, "no"),
+        ({"code": "ESRCH", "message": "no"}, 1, "no"),
+        ({"code": "ENOENT", "message": "no such task"}, 1, "no such task"),
+    ],
+)
+def test_tool_refusals(
+    root: FakeRoot, run: Run, frame: dict[str, Any], status: int, said: str
+) -> None:
+    make_tool(root, "Get")
+    FakeAgent(root, ASKED, {"type": "error", **frame}, path="ctxd.sock")
+    assert run("tool", "Get", "{}") == (status, "", f"ctx: {said} ({frame['code']})\n")
+
+
+def test_tools_that_are_not_there(root: FakeRoot, run: Run) -> None:
+    assert run("tool", "Get", "{}")[0] == 69  # no daemon
+    error = {"type": "error", "code": "ENOENT", "message": "no such tool"}
+    FakeAgent(root, ASKED, error, path="ctxd.sock")
+    assert run("tool", "Get", "{}") == (69, "", "ctx: no such tool (ENOENT)\n")
+    (root.path / "ctxd.sock").unlink()
+    FakeAgent(root, ASKED, path="ctxd.sock")
+    said = "ctx: Get: the connection ended before the answer came\n"
+    assert run("tool", "Get", "{}") == (69, "", said)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "3", "null", "[" * 60_000, "{'a': 1}", '{"a": \xff}'])
+def test_bad_tool_input(root: FakeRoot, run: Run, text: str) -> None:
+    status, out, err = run("tool", "Get", stdin=text.encode("latin-1"))
+    assert (status, out) == (2, "")
+    assert err.startswith("ctx: the input is not ") and "Traceback" not in err
+
+
+def test_a_tool_is_its_own_command(root: FakeRoot) -> None:
+    program = make_tool(root, "Get")
+    environment = {**os.environ, "CTX_ROOT": "/nowhere"}
+
+    def call(*argv: str, stdin: bytes = b"") -> tuple[int, bytes, bytes]:
+        process = subprocess.run(
+            [program, *argv], input=stdin, capture_output=True, env=environment
+        )
+        return process.returncode, process.stdout, process.stderr
+
+    for argv, stdin in (['{"a": 1}'], b""), (["--", '{"a": 1}'], b""), ([], b'{"a": 1}'):
+        fake = FakeAgent(root, ASKED, answer({"b": 2}), path="ctxd.sock")
+        assert call(*argv, stdin=stdin) == (0, b'{"b": 2}\n', b"")
+        assert fake.requests[0]["name"] == "Get" and fake.requests[0]["input"] == {"a": 1}
+        (root.path / "ctxd.sock").unlink()
+    assert call("{}")[0] == 69
+    assert call("a", "b")[0] == 2
+    status, out, err = call("--help")
+    assert (status, err) == (0, b"")
+    assert out.startswith(f"usage: {program} [JSON]\n".encode())
+    assert out.endswith(DESCRIBED.encode())
+
+
+def test_ctrl_c_leaves_a_tool_that_blocks(root: FakeRoot, spawned: Any) -> None:
+    fake = FakeAgent(root, ASKED, ASKED, path="ctxd.sock")
+    process = spawned("tool", "Get", '{"block": true}')
+    eventually(lambda: fake.requests)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate() == (b"", b"")
+    assert process.returncode == 130
 
 
 # --- doctor -------------------------------------------------------------------------------------

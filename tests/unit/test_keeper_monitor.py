@@ -1,7 +1,7 @@
 """The programs around a run, without a daemon: what they record, keep and end.
 
-The cell is bubblewrap's, made without privileges; everything is born in the
-cgroup that the tests are in, which that needs the right to write to.
+The cell is bubblewrap's, made without privileges; everything is born in
+cgroups below the one that the tests are in, which they need the right to change.
 """
 
 from __future__ import annotations
@@ -14,39 +14,44 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from runtime import linux
 from runtime.cell import native
-from runtime.cgroups import path_of, unified_mount
+from runtime.cgroups import Cgroup, path_of, unified_mount
 from runtime.output import Output
 from runtime.record import Record, read_record
 
 TIMEOUT = 10.0
 BWRAP = ["bwrap", "--unshare-user", "--unshare-pid", "--as-pid-1", "--die-with-parent"]
+BWRAP += ["--unshare-ipc", "--unshare-uts", "--unshare-net"]
+#: until a trap: a child that has it for a moment too does not wait long
+DOZE = "while :; do sleep 0.1; done"
 VIEW = ["--bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
 
 
 def own_cgroup() -> Path | None:
-    """The cgroup that these tests are in, if it can be seen and written to."""
+    """The cgroup that these tests are in, if it can be seen and changed."""
     mount, own = unified_mount(), path_of(os.getpid())
     if mount is None or own is None:
         return None
     found = mount / own.removeprefix("/")
-    return found if os.access(found / "cgroup.procs", os.W_OK) else None
+    changeable = all(os.access(path, os.W_OK) for path in (found, found / "cgroup.procs"))
+    return found if changeable else None
 
 
 def missing() -> str:
     """Why these tests cannot run here; empty if they can."""
-    for name in ("monitor", "keeper"):
+    for name in ("monitor", "keeper", "enter"):
         if not native(name).exists():
             return f"{name} is not compiled: make programs"
     if shutil.which("bwrap") is None:
         return "bwrap is missing: apt-get install bubblewrap"
     if own_cgroup() is None:
-        return "the cgroup of the tests cannot be written to: run them as root"
+        return "the cgroup of the tests cannot be changed: run them as root"
     trial = subprocess.run([*BWRAP, *VIEW, "--", "true"], capture_output=True, check=False)
     return "" if trial.returncode == 0 else f"bwrap cannot be used: {trial.stderr.decode()}"
 
@@ -60,6 +65,18 @@ def wait_readable(fd: int) -> None:
     assert readable, "nothing happened"
 
 
+def wait_modified(path: Path, condition: Callable[[], object]) -> None:
+    """Until something holds that can only come about by a change of the file."""
+    fd = linux.inotify_init()
+    try:
+        linux.inotify_add_watch(fd, path, linux.IN_MODIFY)
+        while not condition():
+            wait_readable(fd)
+            os.read(fd, 4096)
+    finally:
+        os.close(fd)
+
+
 class Run:
     """One run of a shell script as the agent's program, followed by its monitor."""
 
@@ -70,6 +87,8 @@ class Run:
         cgroup = own_cgroup()
         assert cgroup is not None
         self.cgroup = cgroup
+        self.leaf = Cgroup(cgroup / f"ctxfs-test-{os.getpid()}-{base.name}")
+        self.leaf.path.mkdir()
         self.lifeline = base / "lifeline"
         os.mkfifo(self.lifeline)
         # a daemon that lives
@@ -91,30 +110,42 @@ class Run:
         environment: tuple[str, ...] = ("PATH=/usr/bin:/bin",),
         cwd: str = "/",
         targets: tuple[str, ...] = (),
-        spec: bytes | None = None,
+        spec: bytes | int | None = None,
         steps: list[str] | None = None,
+        view: list[str] = VIEW,
         leaf: Path | None = None,
+        log: str = "",
+        reply: str = "-",
+        lead: str = "cell",
+        cell: int | None = None,
     ) -> int:
-        """Returns what the starter, which only begets the monitor, exits with."""
+        """Returns what the starter, which only begets the monitor, exits with.
+
+        ``spec`` stands for all that makes up one, or is a descriptor to read it
+        from. ``cell`` is a pidfd that the steps find after it.
+        """
         words = [cwd, str(len(environment)), *environment, str(len(targets)), *targets]
-        words += argv or ("sh", "-c", script)
+        words += argv or (("sh", "-c", script) if script else ())
+        data = b"".join(word.encode() + b"\0" for word in words)
         memory = os.memfd_create("spec", os.MFD_CLOEXEC)
-        data = b"".join(word.encode() + b"\0" for word in words) if spec is None else spec
-        os.write(memory, data)
+        os.write(memory, spec if isinstance(spec, bytes) else data)
         os.lseek(memory, 0, os.SEEK_SET)
+        fds = [spec if isinstance(spec, int) else memory]
+        if cell is not None:
+            fds.append(cell)
         keeper = [str(native("keeper")), "4", "3", str(grace)]
         try:
             starter = subprocess.run(
                 [
                     *(str(native("monitor")), str(self.record_path)),
-                    *(str(self.directory / "out"), str(self.directory / "log"), "-"),
+                    *(str(self.directory / "out"), log or str(self.directory / "log"), reply),
                     str(log_max),
-                    *(str(self.lifeline), str(self.cgroup), str(leaf or self.cgroup)),
-                    *(str(os.getuid()), "cell", str(memory), "--"),
-                    *(steps or [*BWRAP, *VIEW, "--", *keeper]),
+                    *(str(self.lifeline), str(self.cgroup), str(leaf or self.leaf.path)),
+                    *(str(os.getuid()), lead, ",".join(map(str, fds)), "--"),
+                    *(steps or [*BWRAP, *view, "--", *keeper]),
                 ],
                 stdin=subprocess.DEVNULL,
-                pass_fds=[memory],
+                pass_fds=fds,
                 env={},
                 timeout=TIMEOUT,
                 check=False,
@@ -123,6 +154,41 @@ class Run:
             os.close(memory)
         self.monitor = self.record.monitor or None
         return starter.returncode
+
+    def hold(self, *, grace: int = 60_000) -> int:
+        """A cell without a program; the pid of its keeper."""
+        self.start(grace=grace)
+        return self.wait_record(lambda record: record.held and record.keeper).keeper
+
+    def enter(
+        self,
+        cell: Run,
+        *argv: str,
+        script: str = "",
+        spec: bytes | None = None,
+        log: str = "",
+        reply: str = "-",
+        log_max: int = 1 << 20,
+        leads: bool = False,
+    ) -> None:
+        """A run of its own in a cell that is held; ``leads`` makes its end the cell's."""
+        runner = [str(native("keeper")), "4", "3", "-"]
+        ids = [str(os.getuid()), str(os.getgid()), "=", "cell"]
+        held = os.pidfd_open(cell.record.keeper)
+        try:
+            self.start(
+                *argv,
+                script=script,
+                spec=spec,
+                steps=[str(native("enter")), "5", *ids, "--", *runner],
+                log=log,
+                reply=reply,
+                log_max=log_max,
+                lead=str(held) if leads else "-",
+                cell=held,
+            )
+        finally:
+            os.close(held)
 
     @property
     def record(self) -> Record:
@@ -133,15 +199,8 @@ class Run:
         return self.record_path.read_text().splitlines()
 
     def wait_record(self, condition: Callable[[Record], object]) -> Record:
-        fd = linux.inotify_init()
-        try:
-            linux.inotify_add_watch(fd, self.record_path, linux.IN_MODIFY)
-            while not condition(record := self.record):
-                wait_readable(fd)
-                os.read(fd, 4096)
-        finally:
-            os.close(fd)
-        return record
+        wait_modified(self.record_path, lambda: condition(self.record))
+        return self.record
 
     def wait_end(self) -> Record:
         assert self.wait_monitor() == 0
@@ -168,13 +227,17 @@ class Run:
 
     def close(self) -> None:
         self.daemon_dies()
-        if self.monitor is None:
-            return
-        # a test that failed: with its PID 1 the whole cell goes
-        for pid in (self.record.keeper, self.monitor):
-            if pid:
-                os.kill(pid, signal.SIGKILL)
-        os.waitpid(self.reaped(), 0)
+        self.leaf.kill()
+        with open(self.leaf.path / "cgroup.events") as events:
+            changed = select.poll()
+            changed.register(events, select.POLLPRI)
+            while "populated 1" in events.read():
+                assert changed.poll(TIMEOUT * 1000), "processes are left"
+                events.seek(0)
+        self.leaf.path.rmdir()
+        if self.monitor is not None:  # a cell that was held, or a test that failed
+            os.kill(self.monitor, signal.SIGKILL)
+            os.waitpid(self.reaped(), 0)
 
 
 @pytest.fixture
@@ -183,8 +246,17 @@ def run(tmp_path: Path) -> Iterator[Run]:
         yield made
 
 
+@pytest.fixture
+def cell(tmp_path: Path) -> Iterator[Run]:
+    """For runs to enter, once it is told to hold."""
+    base = tmp_path / "cell"
+    base.mkdir()
+    with closing(Run(base)) as made:
+        yield made
+
+
 class Signpost:
-    """A FIFO by which a script says that it has come so far."""
+    """A FIFO by which a script says that it has come so far, or is told to go on."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -195,6 +267,9 @@ class Signpost:
         wait_readable(self._fd)
         return os.read(self._fd, 100).decode().strip()
 
+    def tell(self) -> None:
+        os.write(self._fd, b"go\n")
+
     def close(self) -> None:
         os.close(self._fd)
 
@@ -202,6 +277,12 @@ class Signpost:
 @pytest.fixture
 def post(tmp_path: Path) -> Iterator[Signpost]:
     with closing(Signpost(tmp_path / "post")) as made:
+        yield made
+
+
+@pytest.fixture
+def go(tmp_path: Path) -> Iterator[Signpost]:
+    with closing(Signpost(tmp_path / "go")) as made:
         yield made
 
 
@@ -544,6 +625,455 @@ def test_a_cell_whose_monitor_is_gone_ends_itself(run: Run, post: Signpost) -> N
 def test_the_agents_program_cannot_end_its_keeper(run: Run) -> None:
     run.start(script="kill -KILL 1; kill -STOP 1; kill -SEGV 1; exit 6")
     assert run.wait_end().exit_code == 6
+
+
+#: rt_sigqueueinfo(2) to PID 1 with what the caller likes as the sender's pid
+FORGE = """
+import ctypes, os, signal, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def queue(pid, number, sender=0):
+    info = struct.pack("iiiiii", number, 0, -1, 0, sender, 0).ljust(128, b"\\0")
+    return libc.syscall(129, pid, number, info)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM])
+def test_a_keeper_takes_no_orders_from_inside(run: Run, number: signal.Signals) -> None:
+    lines = [FORGE, f"os.kill(1, {number:d})", f"assert queue(1, {number:d}) == 0", "sys.exit(6)"]
+    run.start("python3", "-c", "\n".join(lines))
+    record = run.wait_end()
+    assert (record.exit_code, record.held) == (6, False)
+    assert not {"hold", "term"}.intersection(run.lines)
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the number of a system call")
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_nor_with_a_signal_that_has_no_sender(run: Run, number: signal.Signals) -> None:
+    # without room for its particulars it reads as sent from outside, by uid 0
+    lines = [
+        FORGE,
+        "import resource",
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMAX])",
+        "resource.prlimit(1, resource.RLIMIT_SIGPENDING, (0, 0))",
+        f"assert queue(1, {number:d}) == 0",
+        "sys.exit(6)",
+    ]
+    run.start("python3", "-c", "\n".join(lines), view=["--uid", "1000", *VIEW])
+    record = run.wait_end()
+    assert (record.exit_code, record.held) == (6, False), run.output("log")
+    assert not {"hold", "term"}.intersection(run.lines)
+
+
+# a cell that is held
+
+
+def test_a_cell_is_held_without_a_program(run: Run) -> None:
+    keeper = run.hold()
+    record = run.record
+    assert (record.started, record.over, record.settled) == (0, False, True)
+    os.kill(keeper, signal.SIGHUP)
+    record = run.wait_end()
+    assert (record.exit_code, record.signal, record.failed) == (None, None, "")
+    words = [line.split()[0] for line in run.lines]
+    assert words[-2:] == ["hold", "end"]
+    assert words.count("hold") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_held_cell_with_nothing_in_it_ends_at_once(run: Run, number: signal.Signals) -> None:
+    keeper = run.hold(grace=600_000)
+    os.kill(keeper, number)
+    assert run.wait_end().finished
+    assert ("term" in run.lines) == (number == signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("number", "program", "lines"),
+    [
+        (signal.SIGUSR1, "true", ["hold", "exit 0"]),
+        (signal.SIGHUP, "true", ["exit 0"]),
+        (signal.SIGTERM, "sleep 600", ["term", "signal 15"]),
+    ],
+)
+def test_a_signal_is_obeyed_that_comes_before_the_keeper_is_ready(
+    run: Run, number: signal.Signals, program: str, lines: list[str]
+) -> None:
+    source, spec = os.pipe()
+    try:
+        run.start(spec=source)
+        # it says hello, and waits for the end of the pipe that says what to start
+        record = run.wait_record(lambda record: record.keeper)
+        os.kill(record.keeper, number)
+        os.write(spec, b"/\x000\x000\0sh\0-c\0" + program.encode() + b"\0")
+    finally:
+        os.close(spec)
+        os.close(source)
+    if number == signal.SIGUSR1:
+        run.wait_record(lambda record: record.ended)
+        os.kill(record.keeper, signal.SIGHUP)
+    run.wait_end()
+    surroundings = ("monitor", "chain", "keeper", "start", "end")
+    told = [line for line in run.lines if line.split()[0] not in surroundings]
+    assert [" ".join(line.split()[:2]) for line in told] == lines
+
+
+def test_a_cell_that_was_to_be_held_when_its_program_died_is_held(
+    cell: Run, run: Run, post: Signpost
+) -> None:
+    cell.start(script=f"echo x > {post.path}; exec sleep 600")
+    post.wait_reached()
+    record = cell.wait_record(lambda record: record.started and record.keeper)
+    # it finds both at once, and nothing else in the namespace
+    os.kill(record.keeper, signal.SIGSTOP)
+    os.kill(record.keeper, signal.SIGUSR1)
+    os.kill(record.program, signal.SIGKILL)
+    os.kill(record.keeper, signal.SIGCONT)
+    record = cell.wait_record(lambda record: record.ended)
+    assert (record.held, record.signal) == (True, signal.SIGKILL)
+    assert [line.split()[0] for line in cell.lines[-2:]] == ["hold", "signal"]
+    run.enter(cell, script="exit 5")
+    assert run.wait_end().exit_code == 5
+
+
+def test_a_cell_is_held_for_what_its_program_left_behind(
+    cell: Run, run: Run, post: Signpost
+) -> None:
+    cell.start(script=f"(read go < {post.path}) & exit 0")
+    record = cell.wait_record(lambda record: record.ended)
+    assert not record.held
+    os.kill(record.keeper, signal.SIGUSR1)
+    cell.wait_record(lambda record: record.held)
+    os.kill(record.keeper, signal.SIGUSR1)
+    post.tell()
+    run.enter(cell, script="exit 5")
+    assert run.wait_end().exit_code == 5
+    os.kill(record.keeper, signal.SIGHUP)
+    cell.wait_end()
+    assert cell.lines.count("hold") == 1
+
+
+def test_sighup_waits_for_what_is_in_the_cell(cell: Run, run: Run, go: Signpost) -> None:
+    keeper = cell.hold()
+    run.enter(cell, script=f"trap 'echo signal' HUP TERM; read go < {go.path}; echo end")
+    run.wait_record(lambda record: record.started)
+    os.kill(keeper, signal.SIGHUP)
+    # of what is done from here on the keeper has been told
+    os.kill(keeper, signal.SIGUSR1)
+    go.tell()
+    assert run.wait_end().exit_code == 0
+    assert run.output() == b"end\n"
+    assert cell.wait_end().finished
+
+
+def test_sighup_waits_for_the_program(run: Run, go: Signpost) -> None:
+    run.start(script=f"trap 'echo signal' HUP TERM; read go < {go.path}; echo end; exit 3")
+    record = run.wait_record(lambda record: record.started and record.keeper)
+    os.kill(record.keeper, signal.SIGUSR1)
+    run.wait_record(lambda record: record.held)
+    os.kill(record.keeper, signal.SIGHUP)
+    go.tell()
+    assert run.wait_end().exit_code == 3
+    assert run.output() == b"end\n"
+
+
+def test_sigterm_ends_what_is_in_a_held_cell(cell: Run, run: Run, post: Signpost) -> None:
+    keeper = cell.hold(grace=600_000)
+    run.enter(cell, script=f"trap 'echo bye; exit 5' TERM; echo x > {post.path}; {DOZE}")
+    post.wait_reached()
+    os.kill(keeper, signal.SIGTERM)
+    assert cell.wait_end().finished
+    assert run.wait_end().exit_code == 5
+    assert run.output() == b"bye\n"
+
+
+def test_what_ignores_that_is_ended_after_the_grace(cell: Run, run: Run, post: Signpost) -> None:
+    keeper = cell.hold(grace=200)
+    run.enter(cell, script=f"trap '' TERM; echo x > {post.path}; while :; do sleep 60; done")
+    post.wait_reached()
+    before = time.monotonic()
+    os.kill(keeper, signal.SIGTERM)
+    cell.wait_end()
+    assert 0.19 <= time.monotonic() - before < TIMEOUT
+    # its runner went with the cell, so nobody could tell how
+    record = run.wait_end()
+    assert (record.exit_code, record.signal, record.finished) == (None, None, True)
+
+
+def test_a_held_cell_whose_monitor_is_gone_ends_itself(run: Run) -> None:
+    keeper = os.pidfd_open(run.hold())
+    try:
+        assert run.monitor is not None
+        os.kill(run.monitor, signal.SIGKILL)
+        os.waitpid(run.reaped(), 0)
+        wait_readable(keeper)
+    finally:
+        os.close(keeper)
+
+
+# a run that enters one
+
+
+@pytest.mark.parametrize("code", [0, 3, 255])
+def test_an_entered_runs_exit_code_is_recorded(cell: Run, run: Run, code: int) -> None:
+    cell.hold()
+    run.enter(cell, script=f"echo out; echo log >&2; exit {code}")
+    record = run.wait_end()
+    assert (record.exit_code, record.failed, record.finished) == (code, "", True)
+    assert (run.output(), run.output("log")) == (b"out\n", b"log\n")
+    words = [line.split()[0] for line in run.lines]
+    assert sorted(words[:-3]) == ["chain", "keeper", "monitor"]
+    assert words[-3:] == ["start", "exit", "end"]
+    assert len({record.monitor, record.chain, record.keeper, record.program}) == 4
+    assert not cell.record.finished
+
+
+def test_an_entered_runs_signal_is_recorded(cell: Run, run: Run) -> None:
+    cell.hold()
+    run.enter(cell, script="kill -9 $$")
+    record = run.wait_end()
+    assert (record.exit_code, record.signal) == (None, signal.SIGKILL)
+
+
+def test_an_entered_program_that_is_not_there_is_said(cell: Run, run: Run) -> None:
+    cell.hold()
+    run.enter(cell, "no-such-program")
+    record = run.wait_end()
+    assert record.failed == "no-such-program: no such program in the agent's view"
+    assert record.exit_code == 127
+
+
+@pytest.mark.parametrize("spec", [b"", b"/\x000\x000\0"])
+def test_a_runner_without_a_program_says_so(cell: Run, run: Run, spec: bytes) -> None:
+    cell.hold()
+    run.enter(cell, spec=spec)
+    assert run.wait_end().failed == "the runtime's start data is damaged"
+
+
+def test_an_entered_program_is_as_free_and_as_bound_as_the_cells_own(cell: Run, run: Run) -> None:
+    cell.hold()
+    script = "grep -E '^(Sig(Blk|Ign)|Cap...|NoNewPrivs|Seccomp):' /proc/self/status"
+    run.enter(cell, script=f"{script}; ulimit -c; umask; env; echo /proc/self/fd/*")
+    assert run.wait_end().exit_code == 0, run.output("log")
+    lines = run.output().decode().splitlines()
+    values = dict(line.split(":\t") for line in lines if ":\t" in line)
+    assert values.pop("NoNewPrivs") == "1"
+    assert values.pop("Seccomp") == "2"
+    if os.getuid():
+        # of no use to it: nothing that it executes may gain any
+        values.pop("CapBnd")
+    values.pop("SigIgn")
+    assert set(values.values()) == {f"{0:016x}"}
+    assert lines[-5:-3] == ["0", "0022"] or lines[-6:-4] == ["0", "0022"]
+    assert "PATH=/usr/bin:/bin" in lines
+    assert set(lines[-1].split()) <= {f"/proc/self/fd/{fd}" for fd in range(4)}
+
+
+def test_an_entered_program_has_a_session_without_a_terminal(cell: Run, run: Run) -> None:
+    cell.hold()
+    run.enter(cell, script="cat /proc/self/stat; cat /proc/$PPID/stat; : < /dev/tty")
+    assert run.wait_end().exit_code != 0
+    of_cat, of_runner = run.output().decode().splitlines()
+    assert of_cat.rpartition(") ")[2].split()[3:5] == [of_runner.split()[0], "0"]
+
+
+def test_a_runner_listens_to_nobody(cell: Run, run: Run) -> None:
+    cell.hold()
+    signals = "HUP INT QUIT USR1 USR2 PIPE ALRM TERM CHLD TSTP"
+    run.enter(cell, script=f"for s in {signals}; do kill -$s $PPID; done; exit 4")
+    assert run.wait_end().exit_code == 4
+
+
+def test_a_run_lasts_until_nothing_of_it_is_left(
+    cell: Run, run: Run, post: Signpost, go: Signpost
+) -> None:
+    cell.hold()
+    late = f"echo x > {post.path}; read go < {go.path}; head -c 300000 /dev/zero; echo late"
+    run.enter(cell, script=f"setsid sh -c '{late}' & exit 2")
+    post.wait_reached()
+    record = run.wait_record(lambda record: record.ended)
+    assert (record.exit_code, record.finished) == (2, False)
+    go.tell()
+    assert run.wait_end().finished
+    assert run.output() == bytes(300000) + b"late\n"
+    assert not cell.record.finished
+
+
+def test_what_is_left_without_output_costs_nothing(
+    cell: Run, run: Run, post: Signpost, go: Signpost
+) -> None:
+    cell.hold()
+    quiet = f"exec >&- 2>&-; sleep 0.5; echo x > {post.path}; read go < {go.path}"
+    run.enter(cell, script=f"({quiet}) & exit 0")
+    post.wait_reached()
+    assert not run.record.finished
+    stat = Path(f"/proc/{run.monitor}/stat").read_text().rpartition(") ")[2].split()
+    ticks = int(stat[11]) + int(stat[12])
+    assert ticks < os.sysconf("SC_CLK_TCK") // 10
+    go.tell()
+    run.wait_end()
+
+
+def test_a_cells_own_run_lasts_as_long(run: Run, go: Signpost) -> None:
+    run.start(script=f"(read go < {go.path}; echo late) & exit 0")
+    run.wait_record(lambda record: record.ended)
+    go.tell()
+    run.wait_end()
+    assert run.output() == b"late\n"
+
+
+# whose output it is
+
+
+def test_standard_error_may_go_with_the_output(cell: Run, run: Run) -> None:
+    cell.hold()
+    script = "for i in 1 2 3; do echo out $i; echo log $i >&2; done; echo x > /dev/stderr"
+    run.enter(cell, script=script, log="-")
+    run.wait_end()
+    numbered = [f"{name} {i}\n" for i in (1, 2, 3) for name in ("out", "log")]
+    assert run.output().decode() == "".join(numbered) + "x\n"
+    assert os.listdir(run.directory) == ["out"]
+
+
+def test_lines_of_replies_go_elsewhere(cell: Run, run: Run) -> None:
+    cell.hold()
+    script = r"""printf '{"a":1}\nplain {\n {no\n\n{b\n{c\nlast'; echo '{log' >&2"""
+    run.enter(cell, script=script, reply=str(run.directory / "reply"))
+    run.wait_end()
+    assert run.output("reply") == b'{"a":1}\n{b\n{c\n'
+    assert run.output() == b"plain {\n {no\n\nlast"
+    assert run.output("log") == b"{log\n"
+
+
+def _holds(path: Path, text: str) -> bool:
+    return path.read_text() == text
+
+
+@pytest.mark.parametrize(("first", "stream"), [("{", "reply"), ("x", "out")])
+def test_a_line_that_comes_in_pieces_goes_to_one_place(
+    cell: Run, run: Run, go: Signpost, first: str, stream: str
+) -> None:
+    cell.hold()
+    read = f"read go < {go.path}"
+    script = rf"printf '{first}'; {read}; printf '{{a'; {read}; printf '\n'; {read}; echo '{{b'"
+    run.enter(cell, script=script, reply=str(run.directory / "reply"))
+    kept = run.directory / stream / f"{0:020d}"
+    run.wait_record(lambda record: record.started)
+    for expected in (first, first + "{a", first + "{a\n"):
+        # bytes flow before their line is whole
+        wait_modified(kept, partial(_holds, kept, expected))
+        go.tell()
+    run.wait_end()
+    assert run.output(stream).decode() == first + "{a\n" + ("{b\n" if first == "{" else "")
+    assert run.output("reply").endswith(b"{b\n")
+
+
+def test_lines_of_all_lengths_are_told_apart(cell: Run, run: Run, tmp_path: Path) -> None:
+    cell.hold()
+    lengths = [0, 1, 5, 4095, 4096, 65535, 65536, 200_000, 3, 2] * 3
+    lines = [("{" if i % 3 else "x") + chr(97 + i % 26) * n for i, n in enumerate(lengths)]
+    (tmp_path / "lines").write_text("".join(f"{line}\n" for line in lines))
+    # blocks whose borders are anywhere in a line
+    script = f"dd if={tmp_path}/lines bs=1013 2>/dev/null"
+    run.enter(cell, script=script, reply=str(run.directory / "reply"), log_max=16 << 20)
+    run.wait_end()
+    for name, first in (("reply", "{"), ("out", "x")):
+        expected = "".join(f"{line}\n" for line in lines if line.startswith(first))
+        assert run.output(name).decode() == expected
+
+
+def test_replies_are_cut_into_segments_of_their_own(cell: Run, run: Run) -> None:
+    cell.hold()
+    script = "yes '{23456789abcdef' | head -c 1048576; echo plain"
+    run.enter(cell, script=script, reply=str(run.directory / "reply"), log_max=65536)
+    run.wait_end()
+    first, second = Output(run.directory / "reply").segments
+    assert (first.size, second.start + second.size) == (32768, 1048576)
+    assert run.output() == b"plain\n"
+
+
+# who leads the end without a daemon
+
+
+def test_without_a_daemon_an_entered_run_may_end_the_cell(cell: Run, run: Run) -> None:
+    cell.hold()
+    run.daemon_dies()
+    run.enter(cell, script="exit 3", leads=True)
+    assert run.wait_end().exit_code == 3
+    assert cell.wait_end().finished
+    assert "term" in cell.lines
+
+
+def test_with_a_daemon_it_does_not(cell: Run, run: Run, tmp_path: Path) -> None:
+    cell.hold()
+    run.enter(cell, script="exit 3", leads=True)
+    run.wait_end()
+    (tmp_path / "next").mkdir()
+    with closing(Run(tmp_path / "next")) as after:
+        after.enter(cell, script="exit 4")
+        assert after.wait_end().exit_code == 4
+    assert "term" not in cell.lines
+
+
+def test_the_cell_ends_when_the_daemon_dies_after_the_program(
+    cell: Run, run: Run, post: Signpost
+) -> None:
+    cell.hold()
+    left = f"trap 'echo ended; exit' TERM; echo x > {post.path}; {DOZE}"
+    run.enter(cell, script=f"({left}) & read x < {post.path}; exit 0", leads=True)
+    run.wait_record(lambda record: record.ended)
+    run.daemon_dies()
+    assert cell.wait_end().finished
+    assert run.wait_end().exit_code == 0
+    assert run.output() == b"ended\n"
+
+
+def test_a_runner_that_was_killed_has_ended_its_run(cell: Run, run: Run) -> None:
+    cell.hold()
+    run.daemon_dies()
+    run.enter(cell, script="kill -9 $PPID; sleep 600", leads=True)
+    assert cell.wait_end().finished
+    record = run.wait_end()
+    assert (record.exit_code, record.signal) == (None, None)
+
+
+def test_no_signal_from_inside_keeps_the_cell_from_ending(cell: Run, run: Run) -> None:
+    keeper = cell.hold()
+    os.kill(keeper, signal.SIGSTOP)
+    run.daemon_dies()
+    # the kernel has room for one SIGTERM, and this is not the one that is obeyed
+    run.enter(cell, script="kill -TERM 1; exit 3", leads=True)
+    run.wait_record(lambda record: record.ended)
+    assert not run.record.finished
+    os.kill(keeper, signal.SIGCONT)
+    assert cell.wait_end().finished
+    assert run.wait_end().exit_code == 3
+
+
+def test_a_run_that_leads_nothing_ends_nothing(run: Run, go: Signpost) -> None:
+    run.daemon_dies()
+    run.start(script=f"(read go < {go.path}; echo late) & exit 0", lead="-")
+    run.wait_record(lambda record: record.ended)
+    go.tell()
+    run.wait_end()
+    assert run.output() == b"late\n"
+
+
+def test_without_a_daemon_a_held_cell_outlives_its_program(cell: Run, run: Run) -> None:
+    cell.start(script="exec sleep 600")
+    record = cell.wait_record(lambda record: record.started and record.keeper)
+    os.kill(record.keeper, signal.SIGUSR1)
+    cell.wait_record(lambda record: record.held)
+    cell.daemon_dies()
+    os.kill(record.program, signal.SIGKILL)
+    cell.wait_record(lambda record: record.ended)
+    run.enter(cell, script="exit 5")
+    assert run.wait_end().exit_code == 5
+    os.kill(record.keeper, signal.SIGHUP)
+    cell.wait_end()
+    assert "term" not in cell.lines
+
+
+# how it is called
 
 
 def test_the_monitor_explains_how_it_is_called() -> None:

@@ -92,6 +92,8 @@ AGENT = {
     "queue",
     "handoff.md",
     "input.jsonl",
+    "inherited.md",
+    "inherited.json",
     "result.md",
     "refs.jsonl",
     "artifact",
@@ -173,6 +175,7 @@ WRITTEN = {
     "result.md": (Role.SELF, "not dead"),
     "refs.jsonl": (Role.SELF, "not dead"),
     "artifact": (Role.SELF, "not dead"),
+    "task": (PARTIES, "live"),
     "work": (PARTIES, "live"),
     "waiting": (PARTIES, "live"),
 }

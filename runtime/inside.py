@@ -1,0 +1,107 @@
+"""Commands of the runtime's own inside an agent's cell: with the agent's rights and view, in
+its cgroup, and no longer than a while."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import shutil
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from runtime.agents import Agents
+from runtime.cell import Command, Places
+from runtime.ending import Ender
+from runtime.errors import UnsupportedError, WrongStateError
+from runtime.following import Execution, Followed
+from runtime.inotify import Watcher
+from runtime.model import Agent
+from runtime.names import quote
+from runtime.output import Output
+from runtime.starting import Starter
+
+#: whatever the agent's view holds, nobody waits longer for it
+_SECONDS: Final = 20.0
+_OUTPUT_MAX: Final = 256 << 10
+
+
+class Inside:
+    """Runs commands where an agent is."""
+
+    def __init__(
+        self,
+        *,
+        agents: Agents,
+        watcher: Watcher,
+        places: Places,
+        starter: Starter,
+        ender: Ender,
+        followed: Followed,
+    ) -> None:
+        self._agents = agents
+        self._watcher = watcher
+        self._places = places
+        self._starter = starter
+        self._ender = ender
+        self._followed = followed
+        self._numbers = itertools.count(1)
+
+    async def run(
+        self, agent: Agent, words: list[str], cwd: str, env: dict[str, str]
+    ) -> tuple[int, str]:
+        """(exit status, what it wrote), 128 and the number after a signal.
+
+        ``WrongStateError`` if the agent has no cell; ``UnsupportedError`` if it did not
+        end in time.
+        """
+        following = self._followed.get(agent.index)
+        if following is None:
+            raise WrongStateError(f"{quote(agent.name)} has no cell: it is {agent.status}")
+        # no task has such a name; one of an earlier daemon may be there still
+        name = f".{next(self._numbers)}"
+        while (self._places.records / f"{agent.incarnation}-task-{name}").exists():
+            name = f".{next(self._numbers)}"
+        execution = Execution(
+            following.task_leaf(name), self._places.records / f"{agent.incarnation}-task-{name}"
+        )
+        directory = self._agents.directory(agent) / "task" / name
+        following.tasks[name] = execution
+        try:
+            command = Command(
+                words=tuple(words), cwd=cwd, run=agent.run, out=directory, env=tuple(env.items())
+            )
+            await self._starter.enter(agent, following, execution, command)
+            execution.monitored = True
+            return await self._wait(execution, directory, words[0])
+        finally:
+            execution.launched.set()
+            execution.leaf.kill()
+            execution.over.set()
+            following.tasks.pop(name, None)
+            execution.record_path.unlink(missing_ok=True)
+            execution.leaf.remove()
+            shutil.rmtree(directory, ignore_errors=True)
+
+    async def _wait(self, execution: Execution, directory: Path, what: str) -> tuple[int, str]:
+        with trio.move_on_after(_SECONDS) as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._ender.watch_monitor, execution)
+                with contextlib.suppress(OSError):
+                    await self._until_finished(execution)
+                nursery.cancel_scope.cancel()
+        if scope.cancelled_caught:
+            raise UnsupportedError(f"{what} did not end within {_SECONDS:g} s: it was killed")
+        record = execution.record()
+        text = Output(directory).read(0, _OUTPUT_MAX).decode(errors="replace")
+        if record.exit_code is not None:
+            return record.exit_code, text
+        if record.failed:
+            return 127, record.failed
+        return 128 + (record.signal or 9), text
+
+    async def _until_finished(self, execution: Execution) -> None:
+        with self._watcher.watching(execution.record_path, execution.changes):
+            while not execution.record().finished and not execution.monitor_gone:
+                await execution.changes.wait_changed()
