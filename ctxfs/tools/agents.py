@@ -41,7 +41,7 @@ _FILES: Final = {
 }
 
 
-def _spawn(request: Request) -> dict[str, Any]:
+async def _spawn(request: Request) -> dict[str, Any]:
     """``mkdir``, the files, ``start``; if any of it is refused, all of it never was."""
     given, parent = request.input, request.subject
     private = given.get("preset", Profile.PRIVATE_CHILD) == Profile.PRIVATE_CHILD
@@ -57,10 +57,11 @@ def _spawn(request: Request) -> dict[str, Any]:
     agent = request.agents.named(name)
     assert agent is not None
     try:
-        _configure(request, agent, parent)
-        request.tree.write(f"agent/{name}.d/ctl", "start\n")
+        await _configure(request, agent, parent)
+        await request.tree.write(f"agent/{name}.d/ctl", "start\n")
     except BaseException:
-        request.agents.unmake(agent)
+        if agent.status is Status.NEW and request.agents.get(agent.index) is agent:
+            request.agents.unmake(agent)
         raise
     if parent is None or not private:
         return {"agent_id": name}
@@ -68,21 +69,21 @@ def _spawn(request: Request) -> dict[str, Any]:
     return {"agent_id": name, "task_handle": handle_of(request, task)}
 
 
-def _configure(request: Request, agent: Agent, parent: Agent | None) -> None:
+async def _configure(request: Request, agent: Agent, parent: Agent | None) -> None:
     given, directory = request.input, f"agent/{agent.name}.d"
     if parent is not None and agent.parent != parent.index:  # an operator made it
         with about("agent_id"):
-            request.tree.write(f"{directory}/parent", f"agent:{parent.name}\n")
+            await request.tree.write(f"{directory}/parent", f"agent:{parent.name}\n")
     with about("preset"):
         preset = given.get("preset", Profile.PRIVATE_CHILD.value)
-        request.tree.write(f"{directory}/profile", f"{preset}\n")
+        await request.tree.write(f"{directory}/profile", f"{preset}\n")
     for field, file in _FILES.items():
         if field in given:
             with about(field):
-                request.tree.write(f"{directory}/{file}", lines(given[field]))
+                await request.tree.write(f"{directory}/{file}", lines(given[field]))
 
 
-def _get(request: Request) -> dict[str, Any]:
+async def _get(request: Request) -> dict[str, Any]:
     agent = _asked(request)
     agents = request.agents
     if not agents.identity.roles(request.caller, agent) & INSIDERS:
@@ -114,7 +115,7 @@ def _asked(request: Request) -> Agent:
     return agent
 
 
-def _list(request: Request) -> dict[str, Any]:
+async def _list(request: Request) -> dict[str, Any]:
     call = request.call
     return {
         "agents": [
@@ -131,7 +132,7 @@ def _list(request: Request) -> dict[str, Any]:
     }
 
 
-def _send(request: Request) -> dict[str, Any]:
+async def _send(request: Request) -> dict[str, Any]:
     """As ``send`` on the agent's socket: an id that is said again gets what it got before."""
     given, agent = request.input, _asked(request)
     name = given.get("id", "")
@@ -151,10 +152,10 @@ def _send(request: Request) -> dict[str, Any]:
     return {"message_id": message.name, "status": message.status.value}
 
 
-def _stop(request: Request) -> dict[str, Any]:
+async def _stop(request: Request) -> dict[str, Any]:
     agent = _asked(request)
     verb = "kill" if request.input.get("kill") else "stop"
-    request.tree.write(f"agent/{agent.name}.d/ctl", f"{verb}\n")
+    await request.tree.write(f"agent/{agent.name}.d/ctl", f"{verb}\n")
     return {"agent_id": agent.name, "status": agent.status.value}
 
 
@@ -180,7 +181,7 @@ TOOLS: Final = (
             {},
             {
                 "preset": words("what it is to its parent; private_child by default", *PROFILES),
-                "name": text("its name; a private_child is PARENT-1, PARENT-2 and so on by default"),
+                "name": text("its name; PARENT-1, PARENT-2 and so on by default"),
                 "initial_message": text("its task, or the first that it is told"),
                 "exec": text("its program and arguments, one line; the parent's by default"),
                 "mode": words("how its program is run; once by default", *MODES),

@@ -76,9 +76,8 @@ async def call(fs: Filesystem, caller: Caller, name: str, given: Any) -> dict[st
         request = _request(fs, caller, tool, given)
         if tool.waits is not None:
             await tool.waits(request)
-            # meanwhile the caller may have lost what it had
             request = _request(fs, caller, tool, given)
-        output = tool.handler(request)
+        output = await tool.handler(request)
     except Exception as error:
         subject = request.subject if request is not None else None
         incarnation = caller.incarnation or (subject.incarnation if subject is not None else None)

@@ -59,7 +59,7 @@ def _find(request: Request) -> Task:
         return request.agents.tasks.find(request.agent, request.input["task_id"])
 
 
-def _exec(request: Request) -> dict[str, Any]:
+async def _exec(request: Request) -> dict[str, Any]:
     """``mkdir``, the files, ``start``; if any of it is refused the task is removed again."""
     given, agent = request.input, request.agent
     known = {task.name for task in request.agents.tasks.known(agent)}
@@ -78,10 +78,10 @@ def _exec(request: Request) -> dict[str, Any]:
         for field, value in values.items():
             if value:
                 with about(field):
-                    request.tree.write(_path(request, name, field), value)
-        request.tree.write(_path(request, name, "ctl"), "start\n")
+                    await request.tree.write(_path(request, name, field), value)
+        await request.tree.write(_path(request, name, "ctl"), "start\n")
     except BaseException:
-        request.tree.rmdir(_path(request, name))
+        await request.tree.rmdir(_path(request, name))
         raise
     task = request.agents.tasks.find(agent, name)
     return {"task_handle": handle_of(request, task)}
@@ -95,13 +95,13 @@ def _env_line(key: str, value: str) -> str:
     return line + "\n"
 
 
-def _list(request: Request) -> dict[str, Any]:
+async def _list(request: Request) -> dict[str, Any]:
     tasks = request.agents.tasks
     live = [task for task in tasks.known(request.agent) if not tasks.is_over(task)]
     return {"tasks": [_facts(request, task) for task in live]}
 
 
-def _status(request: Request) -> dict[str, Any]:
+async def _status(request: Request) -> dict[str, Any]:
     return _facts(request, _find(request))
 
 
@@ -112,7 +112,7 @@ async def _until_over(request: Request) -> None:
             await request.agents.tasks.wait_over(task)
 
 
-def _output(request: Request) -> dict[str, Any]:
+async def _output(request: Request) -> dict[str, Any]:
     task = _find(request)
     preview, truncated = request.agents.tasks.preview(task)
     return {
@@ -125,16 +125,17 @@ def _output(request: Request) -> dict[str, Any]:
     }
 
 
-def _input(request: Request) -> dict[str, Any]:
+async def _input(request: Request) -> dict[str, Any]:
     task = _find(request)
-    accepted = request.tree.write_some(_path(request, task.name, "input"), request.input["text"])
+    path = _path(request, task.name, "input")
+    accepted = await request.tree.write_some(path, request.input["text"])
     return {"task_id": task.name, "accepted": accepted}
 
 
-def _stop(request: Request) -> dict[str, Any]:
+async def _stop(request: Request) -> dict[str, Any]:
     task = _find(request)
     verb = "kill" if request.input.get("kill") else "stop"
-    request.tree.write(_path(request, task.name, "ctl"), f"{verb}\n")
+    await request.tree.write(_path(request, task.name, "ctl"), f"{verb}\n")
     return {"task_id": task.name, "status": request.agents.tasks.status(task)}
 
 

@@ -74,12 +74,13 @@ class Request:
         return f"{self.fs.runtime.places.mount}/{relative}"
 
 
-Handler = Callable[[Request], dict[str, Any]]
+Handler = Callable[[Request], Awaitable[dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """One tool. ``waits`` is awaited before ``handler``, which is done at one go."""
+    """One tool. ``waits`` is awaited before ``handler``, for however long it takes; then the
+    caller is looked at again."""
 
     name: str
     family: str

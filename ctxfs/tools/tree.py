@@ -30,24 +30,34 @@ class Tree:
         directory, _, name = path.rpartition("/")
         self.find(directory).mkdir(self._call, name, 0o755)
 
-    def rmdir(self, path: str) -> None:
-        directory, _, name = path.rpartition("/")
-        self.find(directory).rmdir(self._call, name)
+    async def rmdir(self, path: str) -> None:
+        parent, _, name = path.rpartition("/")
+        directory = self.find(parent)
+        await directory.prepare_rmdir(self._call, name)
+        directory.rmdir(self._call, name)
 
-    def write(self, path: str, text: str) -> None:
+    async def write(self, path: str, text: str) -> None:
         """``printf TEXT > PATH``."""
         with self._opened(path) as handle:
             data, offset = text.encode(), 0
             while offset < len(data):
-                offset += handle.write(offset, data[offset:])
-            handle.flush()
+                offset += await self._write(handle, offset, data[offset:])
+            await self._flush(handle)
 
-    def write_some(self, path: str, text: str) -> int:
+    async def write_some(self, path: str, text: str) -> int:
         """One write(2): how many bytes of the text were taken."""
         with self._opened(path) as handle:
-            written = handle.write(0, text.encode())
-            handle.flush()
+            written = await self._write(handle, 0, text.encode())
+            await self._flush(handle)
         return written
+
+    async def _write(self, handle: Handle, offset: int, data: bytes) -> int:
+        await handle.prepare(data)
+        return handle.write(offset, data)
+
+    async def _flush(self, handle: Handle) -> None:
+        await handle.prepare(b"\n")
+        handle.flush()
 
     @contextmanager
     def _opened(self, path: str) -> Iterator[Handle]:

@@ -50,7 +50,7 @@ def _line(given: dict[str, Any]) -> str:
     return word
 
 
-def _wait_for(request: Request) -> dict[str, Any]:
+async def _wait_for(request: Request) -> dict[str, Any]:
     """``mkdir``, the files, and ``on`` last, as one change."""
     given, agent, waiting = request.input, request.live_agent, request.agents.waiting
     line = _line(given)
@@ -71,11 +71,11 @@ def _wait_for(request: Request) -> dict[str, Any]:
     return view
 
 
-def _cancel(request: Request) -> dict[str, Any]:
+async def _cancel(request: Request) -> dict[str, Any]:
     agent, waiting = request.agent, request.agents.waiting
     with about("wait_id"):
         wait = waiting.find(agent, request.input["wait_id"])
-        request.tree.rmdir(f"agent/{agent.name}.d/waiting/{wait.name}")
+        await request.tree.rmdir(f"agent/{agent.name}.d/waiting/{wait.name}")
     return {"wait_id": wait.name, "status": wait.status.value}
 
 

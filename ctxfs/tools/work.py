@@ -59,7 +59,7 @@ def _set(request: Request, change: Change, agent: Agent, item: Work) -> None:
                 request.agents.work.update(change, agent, item, field, value)
 
 
-def _create(request: Request) -> dict[str, Any]:
+async def _create(request: Request) -> dict[str, Any]:
     agent, work = request.live_agent, request.agents.work
     known = {item.name for item in request.agents.items.of(agent.index, Work)}
     name = request.input.get("id") or first_free("work", known.__contains__)
@@ -78,7 +78,7 @@ def _find(request: Request) -> Work:
         return request.agents.work.find(request.agent, request.input["id"])
 
 
-def _update(request: Request) -> dict[str, Any]:
+async def _update(request: Request) -> dict[str, Any]:
     agent, item = request.live_agent, _find(request)
     with request.agents.changing() as change:
         with about("id"):
@@ -87,14 +87,14 @@ def _update(request: Request) -> dict[str, Any]:
     return _view(request, item)
 
 
-def _list(request: Request) -> dict[str, Any]:
+async def _list(request: Request) -> dict[str, Any]:
     items = request.agents.items.of(request.agent.index, Work)
     every = request.input.get("all", False)
     shown = [item for item in items if every or item.status not in WORK_MOVES.terminal]
     return {"items": [_view(request, item) for item in shown], "focus": request.agent.focus}
 
 
-def _focus(request: Request) -> dict[str, Any]:
+async def _focus(request: Request) -> dict[str, Any]:
     agent = request.live_agent
     with about("id"):
         request.agents.work.focus(agent, request.input["id"] or "")

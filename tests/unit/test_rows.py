@@ -284,7 +284,8 @@ def test_planes_are_told_apart() -> None:
 
 @pytest.mark.parametrize(("table", "row"), ROWS, ids=identify)
 def test_every_name_that_is_shown_is_explained(table: Table, row: Row) -> None:
-    hidden = not row.name or row.within in ("agent", "self", "/") or table.plane is Plane.CHILD
+    shape = row.within in ("agent", "self", "tool", "/") or table.plane is Plane.CHILD
+    hidden = not row.name or shape
     assert hidden or row.doc
     assert "\n" not in row.doc
 
