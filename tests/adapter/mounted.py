@@ -124,6 +124,7 @@ class Mounted:
             agents=world.agents,
             config=world.config,
             budget=Budget(),
+            binder=SimpleNamespace(pid=-1),
             places=places,
             supervisor=self.supervisor,
             hierarchy=SimpleNamespace(root=SimpleNamespace(path=Path("/cg")), mount=Path("/cg")),
