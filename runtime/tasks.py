@@ -56,7 +56,7 @@ class TaskPlane(Plane[Task], Watching):
     # Watching
 
     def item_changed(self, item: Item, names: Iterable[str]) -> None:
-        if isinstance(item, Task) and self.is_over(item) and not item.child:
+        if isinstance(item, Task) and self.is_over(item) and item.wait_token:
             self._agents.waits.release(item.wait_token)
 
     # looking
@@ -186,7 +186,7 @@ class TaskPlane(Plane[Task], Watching):
 
     def forget(self, task: Task) -> None:
         """Nobody can wait for it any more."""
-        if not task.child:
+        if task.wait_token:
             self._agents.waits.remove(task.wait_token)
 
     def set(self, task: Task, **values: Any) -> None:

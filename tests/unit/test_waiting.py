@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from runtime import waiting
-from runtime.agents import Change
+from runtime.change import Change
 from runtime.errors import (
     CtxError,
     DeniedError,
