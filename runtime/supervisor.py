@@ -496,7 +496,7 @@ class Supervisor(Watching):
         following = Following(self._node(agent), record_path, holds_cell=agent.holds_cell)
         if agent.run and agent.run != agent.cell:
             path = self._places.records / f"{agent.incarnation}-{agent.run}"
-            following.run = Execution(following.run_leaf, path)
+            following.run = Execution(following.leaf_of_run(agent.run), path)
             following.run.changes = following.wake
         self._followed[agent.index] = following
         return following
