@@ -93,7 +93,7 @@ def _facts(row: Row) -> Iterator[str]:
     if row.public:
         yield "Public."
     if row.write:
-        when = "at any time" if row.when == ANY_STATUS else f"while {statuses(row)}"
+        when = "at any time" if row.when == ANY_STATUS else statuses(row)
         yield f"Written by {writers(row)}, {when}."
 
 

@@ -226,7 +226,7 @@ class Messages:
 
     def add_ends(self, change: Change, agent: Agent, reason: str) -> None:
         """The agent is dead: nobody will read what is left."""
-        for message in self._of(agent):
+        for message in (*self._of(agent), *change.newly_made(agent.index, Message)):
             status = change.peek(message, "status")
             if status is MessageStatus.QUEUED:
                 self.end(change, agent, message, MessageStatus.DROPPED, reason=reason)

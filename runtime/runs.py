@@ -24,7 +24,7 @@ from runtime.conclusions import (
     message_status,
     reply_of_run,
 )
-from runtime.ending import Ender, guarded, terminate
+from runtime.ending import Ender, guarded, left_of, terminate
 from runtime.errors import CtxError, NoSpaceError
 from runtime.following import Execution, Following
 from runtime.inotify import Changes, Watcher
@@ -138,7 +138,7 @@ class Runs:
         if not own:
             record_path = self._places.records / f"{agent.incarnation}-{run}"
             if following.run is None or following.run.record_path != record_path:
-                following.run = Execution(following.run_leaf, record_path)
+                following.run = Execution(following.leaf_of_run(run), record_path)
                 following.run.changes = following.wake
             execution = following.run
         failure = ""
@@ -244,7 +244,7 @@ class Runs:
     @staticmethod
     def _is_gone(following: Following, execution: Execution) -> bool:
         if execution is following:
-            return not following.processes()
+            return not left_of(execution)
         return execution.record().finished or not execution.leaf.populated()
 
     def _deadline(self, agent: Agent) -> float:

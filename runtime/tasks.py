@@ -62,7 +62,7 @@ class TaskPlane(Plane[Task], Watching):
     def item_changed(self, item: Item, names: Iterable[str]) -> None:
         if not isinstance(item, Task) or not self.is_over(item):
             return
-        if not item.child:
+        if item.wait_token:
             self._agents.waits.release(item.wait_token)
         self._tell_end(item)
 
@@ -211,7 +211,7 @@ class TaskPlane(Plane[Task], Watching):
 
     def forget(self, task: Task) -> None:
         """Nobody can wait for it any more."""
-        if not task.child:
+        if task.wait_token:
             self._agents.waits.remove(task.wait_token)
 
     def set(self, task: Task, **values: Any) -> None:

@@ -1,0 +1,95 @@
+#!/bin/sh
+# The agent of story.sh. It is a turn agent: each message is a run of this program, which keeps
+# nothing in mind from one to the next. What the message says, and what is below $CTX_SELF, tells
+# what to do now; a model would read the same.
+set -eu
+
+# Calls to $CTX_ROOT fail while the daemon is started again. So whatever is tried is tried once
+# more then, and must not mind if the first time went well after all.
+try() {
+	"$@" || {
+		until [ -r "$CTX_SELF/status" ]; do sleep 0.1; done
+		"$@"
+	}
+}
+is() { [ "$(cat "$1")" = "$2" ]; }
+make() { [ -d "$1" ] || mkdir "$1"; }
+# echo reports what write(2) says, but not close(2): a value is in force when it can be read
+put() { is "$1" "$2" || { echo "$2" >"$1" && is "$1" "$2"; }; }
+begin() { echo start >"$1/ctl" || grep -q EBUSY "$CTX_ROOT/error"; }
+# What was done is the reply. GATE is a FIFO that can hold it up after each step, for tests.
+step() {
+	echo "$*"
+	cat "${GATE:-/dev/null}"
+}
+
+work=$CTX_SELF/work/tests
+check=$CTX_SELF/task/check
+checked=$CTX_SELF/waiting/checked
+child=$CTX_SELF/../mender.d
+mended=$CTX_SELF/waiting/mended
+
+take_up() { # MESSAGE
+	try make "$work"
+	try put "$work/objective" "$1"
+	step "$CTX_RUN: made a work item"
+	try put "$CTX_SELF/work/current" tests
+	step "$CTX_RUN: turned to it"
+	try make "$check"
+	try put "$check/cmd" "sh test.sh"
+	try put "$check/work" tests
+	try begin "$check"
+	step "$CTX_RUN: started the tests"
+	try make "$checked"
+	try put "$checked/work" tests
+	try put "$checked/on" "task check"
+	step "$CTX_RUN: waits for them"
+}
+
+delegate() {
+	try put "$work/plan.md" "Mend what the tests complain about:
+$(try cat "$check/preview")"
+	step "$CTX_RUN: saw that the tests are $(try cat "$check/status"), and made a plan"
+	try make "$child"
+	try put "$child/context" fork
+	try put "$child/workspace" worktree
+	try put "$child/exec" "sh /examples/story-agent.sh mend"
+	try put "$child/handoff.md" "Do what the plan says, and commit it."
+	step "$CTX_RUN: made a child with a worktree"
+	try begin "$child"
+	step "$CTX_RUN: started it"
+	try make "$mended"
+	try put "$mended/work" tests
+	try put "$mended/on" "child mender"
+	step "$CTX_RUN: waits for it"
+}
+
+mend() { # the child, in its worktree: what it is to do is in what it inherits
+	wanted=$(sed -n '/wanted: /{s/^.*wanted: //p;q;}')
+	echo "echo \"$wanted\"" >greet.sh
+	sh test.sh
+	git -c user.name=mender -c user.email=mender@localhost commit --quiet --all \
+		--message "Greet the world as the tests want it"
+	try put "$CTX_SELF/result.md" "$(git log --format='%s on %D' --max-count=1)"
+}
+
+finish() {
+	result=$(try cat "$CTX_SELF/child/mender/result.md")
+	step "$CTX_RUN: read the result: $result"
+	git merge --quiet --ff-only ctx/mender
+	step "$CTX_RUN: merged it"
+	try put "$work/status" "done"
+	step "$CTX_RUN: the work is done"
+}
+
+if [ $# -gt 0 ]; then
+	"$@"
+	exit
+fi
+message=$(cat)
+case $message in
+'{"wait":"checked",'*) delegate ;;
+'{"wait":"mended",'*) finish ;;
+'{"task":'*) ;; # that a task or child has ended; the waits tell it, too
+*) take_up "$message" ;;
+esac

@@ -1,0 +1,46 @@
+#!/bin/sh
+# sh story.sh [DIRECTORY]: an agent is told to make the tests of a small repository pass. It makes
+# a work item of that, runs the tests as a task, has a forked child mend the code in a worktree of
+# its own, and merges that. What the agent does is in story-agent.sh; this is what an operator
+# does, with a running ctxd: nothing but files.
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+repository=$(realpath "${1:-$(mktemp -d)}")
+agent=${CTX_ROOT:-/ctx}/agent/coder.d
+
+git init --quiet --initial-branch=main "$repository"
+cd "$repository"
+echo 'echo "Helo, world"' >greet.sh
+cat >test.sh <<'TEST'
+said=$(sh greet.sh)
+if [ "$said" != "Hello, world" ]; then
+	echo "said: $said"
+	echo "wanted: Hello, world"
+	exit 1
+fi
+TEST
+git add greet.sh test.sh
+git -c user.name=you -c user.email=you@localhost commit --quiet --message "Greet the world"
+
+mkdir "$agent"
+echo turn >"$agent/mode"
+echo "explicit_root:$repository" >"$agent/workspace"
+echo "$here /examples ro" >"$agent/mount"
+echo "sh /examples/story-agent.sh" >"$agent/exec"
+# see story-agent.sh
+[ -z "${GATE:-}" ] || echo "GATE=$GATE" >"$agent/env"
+# of root's, who runs agents as a user without rights, the files have to become that user's
+chown -R "$(cat "$agent/uid"):$(cat "$agent/gid")" "$repository"
+echo start >"$agent/ctl"
+echo "Make the tests pass." >"$agent/inbox"
+
+# a daemon that is started again meanwhile is waited for, too
+value() { cat "$agent/$1" 2>/dev/null || true; }
+until [ "$(value work/tests/status)" = done ] && [ "$(value status)" = idle ]; do sleep 0.1; done
+
+echo "What it did:"
+until cat "$agent/out" 2>/dev/null; do sleep 0.1; done
+echo "What became of the repository, $repository:"
+git -c safe.directory="$repository" log --oneline --decorate --graph
+sh test.sh && echo "the tests pass"
