@@ -939,7 +939,10 @@ class Agents:
             self._store.release_reserve()
             self._erase(change, session)
         self._forget(agent)
-        self.trash.discard(self.session_directory(session))
+        directory = self.session_directory(session)
+        self.trash.discard(directory)
+        with contextlib.suppress(OSError):  # an earlier life of the name has sessions there
+            directory.parent.rmdir()
         if channel_of is not None:
             self._tell_session(channel_of, ("child",))
 

@@ -37,7 +37,6 @@ _FILES: Final = {
     "workspace_mode": "workspace",
     "exec": "exec",
     "model": "model",
-    "initial_message": "handoff.md",
 }
 
 
@@ -53,7 +52,7 @@ async def _spawn(request: Request) -> dict[str, Any]:
         wanted("name", given, "a public_named agent has a name of its creator's choice")
     name = given.get("name") or request.agents.free_name(request.agent)
     with about("name"):
-        request.tree.mkdir(f"agent/{name}.d")
+        request.tree.mkdir("agent", f"{name}.d")
     agent = request.agents.named(name)
     assert agent is not None
     try:
@@ -71,6 +70,10 @@ async def _spawn(request: Request) -> dict[str, Any]:
 
 async def _configure(request: Request, agent: Agent, parent: Agent | None) -> None:
     given, directory = request.input, f"agent/{agent.name}.d"
+    # first: that of a private child is written by its creator only, whom an operator names next
+    if "initial_message" in given:
+        with about("initial_message"):
+            await request.tree.write(f"{directory}/handoff.md", lines(given["initial_message"]))
     if parent is not None and agent.parent != parent.index:  # an operator made it
         with about("agent_id"):
             await request.tree.write(f"{directory}/parent", f"agent:{parent.name}\n")

@@ -50,8 +50,8 @@ def _facts(request: Request, task: Task) -> dict[str, Any]:
     }
 
 
-def _path(request: Request, task_id: str, file: str = "") -> str:
-    return f"agent/{request.agent.name}.d/task/{task_id}/{file}".rstrip("/")
+def _path(request: Request, task_id: str, file: str) -> str:
+    return f"agent/{request.agent.name}.d/task/{task_id}/{file}"
 
 
 def _find(request: Request) -> Task:
@@ -73,7 +73,7 @@ async def _exec(request: Request) -> dict[str, Any]:
         "work": given.get("work", ""),
     }
     with about("task_id"):
-        request.tree.mkdir(_path(request, name))
+        request.tree.mkdir(f"agent/{agent.name}.d/task", name)
     try:
         for field, value in values.items():
             if value:
@@ -81,7 +81,7 @@ async def _exec(request: Request) -> dict[str, Any]:
                     await request.tree.write(_path(request, name, field), value)
         await request.tree.write(_path(request, name, "ctl"), "start\n")
     except BaseException:
-        await request.tree.rmdir(_path(request, name))
+        await request.tree.rmdir(f"agent/{agent.name}.d/task", name)
         raise
     task = request.agents.tasks.find(agent, name)
     return {"task_handle": handle_of(request, task)}

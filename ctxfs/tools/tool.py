@@ -121,8 +121,8 @@ def record(required: dict[str, Schema], optional: dict[str, Schema] | None = Non
     return {
         "type": "object",
         "properties": {**required, **(optional or {})},
-        "required": list(required),
         "additionalProperties": False,
+        "required": list(required),
     }
 
 

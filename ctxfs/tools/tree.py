@@ -26,13 +26,11 @@ class Tree:
             node = node.lookup(self._call, name)
         return node
 
-    def mkdir(self, path: str) -> None:
-        directory, _, name = path.rpartition("/")
-        self.find(directory).mkdir(self._call, name, 0o755)
+    def mkdir(self, where: str, name: str) -> None:
+        self.find(where).mkdir(self._call, name, 0o755)
 
-    async def rmdir(self, path: str) -> None:
-        parent, _, name = path.rpartition("/")
-        directory = self.find(parent)
+    async def rmdir(self, where: str, name: str) -> None:
+        directory = self.find(where)
         await directory.prepare_rmdir(self._call, name)
         directory.rmdir(self._call, name)
 
