@@ -597,7 +597,9 @@ class Agents:
     def _default_root(self, agent: Agent, caller: Caller) -> None:
         agent.lineage = f"operator uid:{caller.uid}"
         agent.creator_uid, agent.creator_gid = caller.uid, caller.gid
-        agent.creator_groups = supplementary_groups(caller.pid)
+        agent.creator_groups = (
+            supplementary_groups(caller.pid) if caller.groups is None else caller.groups
+        )
         agent.groups = agent.creator_groups
         agent.policy = policy.default_root(self.config.policy, agent.label)
         privilege = self.privilege
@@ -1118,9 +1120,11 @@ class Agents:
         except FileNotFoundError:
             return 0
 
-    def read_document(self, agent: Agent, name: str) -> bytes:
+    def read_document(self, agent: Agent, name: str, size: int = -1) -> bytes:
+        """All of it, or so many bytes; nothing if it was never written."""
         try:
-            return self.document(agent, name).read_bytes()
+            with open(self.document(agent, name), "rb") as file:
+                return file.read(size)
         except FileNotFoundError:
             return b""
 

@@ -35,6 +35,8 @@ COMMAND: Final = "command_task"
 CHILD: Final = "child_agent_task"
 #: of each end of an output that does not fit
 _PREVIEW_PART: Final = 4000
+#: of a handoff: where its first line is looked for
+_TITLE_WITHIN: Final = 4096
 
 _OF_OUTCOME: Final = {
     Outcome.DONE.value: TaskEvent.COMPLETE,
@@ -111,8 +113,9 @@ class TaskPlane(Plane[Task], Watching):
         child = self.child_of(task)
         if child is None:
             return task.title
-        text = self._agents.read_document(child, "handoff.md").decode(errors="replace")
-        return next((line.strip() for line in text.splitlines() if line.strip()), "")[:200]
+        head = self._agents.read_document(child, "handoff.md", _TITLE_WITHIN)
+        lines = head.decode(errors="replace").splitlines()
+        return next((line.strip() for line in lines if line.strip()), "")[:200]
 
     def directory(self, agent: Agent, task: Task) -> Path:
         """Where the output of a command is kept."""

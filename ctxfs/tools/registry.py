@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+import trio
 from jsonschema import Draft202012Validator, ValidationError
 
 from ctxfs.tools import agents, tasks, waiting, work
@@ -77,7 +78,9 @@ async def call(fs: Filesystem, caller: Caller, name: str, given: Any) -> dict[st
         if tool.waits is not None:
             await tool.waits(request)
             request = _request(fs, caller, tool, given)
-        output = await tool.handler(request)
+        # whoever hangs up cancels nothing that was begun
+        with trio.CancelScope(shield=True):
+            output = await tool.handler(request)
     except Exception as error:
         subject = request.subject if request is not None else None
         incarnation = caller.incarnation or (subject.incarnation if subject is not None else None)
