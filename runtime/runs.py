@@ -153,7 +153,7 @@ class Runs:
         execution.monitored = execution.record_path.exists()
         message = self._agents.messages.current(agent)
         if message is not None:
-            self._streams.of(message.index).begin(run)
+            self._streams.of(message.index).begin()
         async with trio.open_nursery() as nursery:
             with contextlib.ExitStack() as watches:
                 for path in (execution.record_path, execution.leaf.path / "cgroup.events"):
@@ -245,7 +245,8 @@ class Runs:
     def _is_gone(following: Following, execution: Execution) -> bool:
         if execution is following:
             return not left_of(execution)
-        return execution.record().finished or not execution.leaf.populated()
+        # its monitor stays until the leaf is empty and all output is kept
+        return execution.record().finished or execution.monitor_gone
 
     def _deadline(self, agent: Agent) -> float:
         """When the run is too old; that of the whole agent is the supervisor's."""

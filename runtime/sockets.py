@@ -41,7 +41,7 @@ from runtime.messages import check_id
 from runtime.model import Agent
 from runtime.names import dump_json, parse_json_object, quote
 from runtime.planes import MESSAGE_MOVES, Message, MessageStatus
-from runtime.streams import Streams
+from runtime.streams import Stream, Streams
 
 log = logging.getLogger("ctxd.sockets")
 
@@ -509,26 +509,31 @@ class Sockets(Watching):
     async def _tell_reply(self, connection: Connection, message: Message) -> None:
         """``start``, ``delta``…, ``message``, ``done``."""
         name = message.name
+        stream = self.streams.of(message.index) if not self._is_over(message) else Stream()
         told, shown = False, 0
-        while message.status not in MESSAGE_MOVES.terminal:
-            stream = self.streams.of(message.index)
-            if message.status is MessageStatus.RUNNING and not told:
+        while True:
+            over = self._is_over(message)
+            if message.run and not told:
                 told = True
                 await connection.send({"type": "start", "id": name, "run": message.run})
             elif told and shown < len(stream.text):
                 text = stream.text[shown : shown + _DELTA_MAX]
                 shown += len(text)
                 await connection.send({"type": "delta", "id": name, "text": text})
-            elif not stream.over:
+            elif over:
+                break
+            else:
                 await stream.wait_changed()
-        if message.run and not told:
-            await connection.send({"type": "start", "id": name, "run": message.run})
         if message.status is MessageStatus.PROCESSED:
             await connection.send({"type": "message", "id": name, "text": message.reply})
         done = {"type": "done", "id": name, "status": message.status.value}
         if message.reason:
             done["reason"] = message.reason
         await connection.send(done)
+
+    @staticmethod
+    def _is_over(message: Message) -> bool:
+        return message.status in MESSAGE_MOVES.terminal
 
     async def _cancel(
         self, server: Server, agent: Agent, connection: Connection, request: dict[str, Any]
@@ -542,7 +547,7 @@ class Sockets(Watching):
             raise DeniedError(f"the message {quote(name)} is not yours to cancel")
         if message is None:
             raise MissingError(f"{quote(name)}: no such message is known here")
-        if message.status in MESSAGE_MOVES.terminal:
+        if self._is_over(message):
             raise NotRunningError(f"the message {quote(name)} is {message.status} already")
         self._cancel_message(agent, message)
 
