@@ -499,8 +499,8 @@ class Supervisor(Watching):
             following.run = Execution(following.leaf_of_run(agent.run), path)
             following.run.changes = following.wake
         for task in self._agents.tasks.known(agent):
-            if not task.child and task.status in _FOLLOWED_TASKS:
-                # known from here on: its record is no stray, and an end waits for it
+            if self._is_followed(task):
+                # from the first moment on: a record that nobody knows of is removed
                 execution_of(self._places, agent, following, task)
         self._followed[agent.index] = following
         return following
@@ -607,13 +607,17 @@ class Supervisor(Watching):
             following.node.kill()
 
     def _follow_task(self, agent: Agent, following: Following, task: Task) -> None:
-        if task.child or task.status not in _FOLLOWED_TASKS or task.index in self._led_tasks:
+        if not self._is_followed(task) or task.index in self._led_tasks:
             return
         if not agent.accepts_children:
             return  # it ends with its agent, led by whoever leads that
         self._led_tasks.add(task.index)
         execution_of(self._places, agent, following, task)
         self._nursery.start_soon(self._task_of, agent, following, task)
+
+    @staticmethod
+    def _is_followed(task: Task) -> bool:
+        return not task.child and task.status in _FOLLOWED_TASKS
 
     async def _task_of(self, agent: Agent, following: Following, task: Task) -> None:
         try:

@@ -4,14 +4,17 @@
 # what to do now; a model would read the same.
 set -eu
 
-# Calls to $CTX_ROOT fail while the daemon is started again. So whatever is tried is tried once
-# more then, and must not mind if the first time went well after all.
+# Calls to $CTX_ROOT fail while the daemon is started again. So whatever is tried is tried a few
+# times, and must not mind if an earlier time went well after all.
 try() {
-	"$@" || {
-		until [ -r "$CTX_SELF/status" ]; do sleep 0.1; done
-		"$@"
-	}
+	for _ in 1 2 3 4 5; do
+		"$@" && return
+		until cat "$CTX_SELF/status" >/dev/null 2>&1; do sleep 0.1; done
+	done
+	"$@"
 }
+# all of a file, or nothing: cat may fail after it has shown something
+get() { text=$(cat "$1") && echo "$text"; }
 is() { [ "$(cat "$1")" = "$2" ]; }
 make() { [ -d "$1" ] || mkdir "$1"; }
 # echo reports what write(2) says, but not close(2): a value is in force when it can be read
@@ -48,8 +51,8 @@ take_up() { # MESSAGE
 
 delegate() {
 	try put "$work/plan.md" "Mend what the tests complain about:
-$(try cat "$check/preview")"
-	step "$CTX_RUN: saw that the tests are $(try cat "$check/status"), and made a plan"
+$(try get "$check/preview")"
+	step "$CTX_RUN: saw that the tests are $(try get "$check/status"), and made a plan"
 	try make "$child"
 	try put "$child/context" fork
 	try put "$child/workspace" worktree
@@ -74,7 +77,7 @@ mend() { # the child, in its worktree: what it is to do is in what it inherits
 }
 
 finish() {
-	result=$(try cat "$CTX_SELF/child/mender/result.md")
+	result=$(try get "$CTX_SELF/child/mender/result.md")
 	step "$CTX_RUN: read the result: $result"
 	git merge --quiet --ff-only ctx/mender
 	step "$CTX_RUN: merged it"
