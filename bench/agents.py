@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
 import select
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,19 +76,19 @@ def _kill(directory: str) -> None:
             raise
 
 
-def await_busy(directory: str) -> None:
-    """Until its program runs, woken by poll(2)."""
+def await_busy(directory: str, wanted: bytes = b"busy\n") -> None:
+    """Until its program runs, or it has another status, woken by poll(2)."""
     deadline = time.monotonic() + _START_SECONDS
     fd = os.open(f"{directory}/status", os.O_RDONLY)
     try:
         changed = select.poll()
         changed.register(fd, select.POLLPRI)
-        while (status := os.pread(fd, 64, 0)) != b"busy\n":
+        while (status := os.pread(fd, 64, 0)) != wanted:
             if status == b"dead\n":
                 reason = Path(directory, "reason").read_text().strip()
                 raise RuntimeError(f"an agent of the bench did not run on: {reason}")
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{directory} is {status.decode().strip()}, not busy")
+                raise RuntimeError(f"{directory} is {status.decode().strip()}")
             changed.poll(1000)
     finally:
         os.close(fd)
@@ -114,3 +116,30 @@ def running_agent(setting: Setting) -> Iterator[tuple[str, int]]:
         _kill(directory)
         await_end(directory)
         os.rmdir(directory)
+
+
+@contextmanager
+def turn_agent(setting: Setting) -> Iterator[tuple[str, int]]:
+    """(name, pid of the PID 1 of its cell) of an agent with ``true`` for each message."""
+    name = fresh_name()
+    directory = make(setting, name, b"true\n")
+    try:
+        write(f"{directory}/mode", b"turn\n")
+        start(directory)
+        await_busy(directory, b"idle\n")
+        cell = Path(Path(directory, "cgroup").read_text().strip(), "cell", "cgroup.procs")
+        yield name, max(map(int, cell.read_text().split()))
+    finally:
+        _kill(directory)
+        await_end(directory)
+        os.rmdir(directory)
+
+
+def send(connection: socket.socket, ident: str) -> None:
+    """A message, and its reply up to ``done``."""
+    connection.sendall(json.dumps({"op": "send", "id": ident, "input": "x"}).encode() + b"\n")
+    said = b""
+    while b'"done"' not in said:
+        said += connection.recv(65536)
+    if b'"processed"' not in said:
+        raise RuntimeError(f"a message of the bench ended with {said.decode()}")

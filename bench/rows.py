@@ -5,13 +5,25 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import socket
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bench.agents import agent, await_end, check_done, fresh_name, make, running_agent, start, write
+from bench.agents import (
+    agent,
+    await_end,
+    check_done,
+    fresh_name,
+    make,
+    running_agent,
+    send,
+    start,
+    turn_agent,
+    write,
+)
 from bench.measure import Pair, Part, Ratio, Side, compare, compare_episodes
 from bench.minimal import FILES
 from bench.setting import Setting
@@ -218,6 +230,39 @@ def _child_sides(setting: Setting, stack: ExitStack) -> Sides:
     return Side(name="child", call=run), [reference]
 
 
+def _entered(pid: int) -> Callable[[], None]:
+    """``true`` run by nsenter in the cell with this PID 1."""
+    ids = str(FALLBACK_AGENT_ID)
+    command = ["nsenter", "-t", str(pid), "-U", "-m", "-u", "-i", "-n", "-p", "-S", ids, "-G", ids]
+    return lambda: _finish(os.posix_spawnp("nsenter", [*command, "true"], {"PATH": os.defpath}))
+
+
+def _turn_sides(setting: Setting, stack: ExitStack) -> Sides:
+    name, pid = stack.enter_context(turn_agent(setting))
+    connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+    connection.connect(f"{setting.ctx}/agent/{name}.sock")
+    spawn = _bare(setting)
+    references = [
+        Side(name="nsenter", call=_entered(pid)),
+        Side(name="bwrap", call=lambda: _finish(spawn())),
+    ]
+    return Side(name="message", call=lambda: send(connection, fresh_name())), references
+
+
+def _task_sides(setting: Setting, stack: ExitStack) -> Sides:
+    name, pid = stack.enter_context(turn_agent(setting))
+
+    def run() -> None:
+        directory = f"{setting.ctx}/agent/{name}.d/task/{fresh_name()}"
+        os.mkdir(directory)
+        write(f"{directory}/cmd", b"true\n")
+        start(directory)
+        await_end(directory)
+        os.rmdir(directory)
+
+    return Side(name="task", call=run), [Side(name="nsenter", call=_entered(pid))]
+
+
 def _crowd_sides(setting: Setting, stack: ExitStack) -> Sides:
     def run() -> None:
         directories = [make(setting, fresh_name(), b"true\n") for _ in range(CROWD)]
@@ -343,6 +388,17 @@ ROWS: Final = (
         name="child",
         doc="the same of a child in its parent's cell, against nsenter and bubblewrap in there",
         measure=_in_batches(_child_sides),
+    ),
+    Row(
+        name="turn",
+        doc="a message to a turn agent and its reply, a run of true, against true run by nsenter "
+        "in the same cell, and against bubblewrap with a new one",
+        measure=_in_batches(_turn_sides),
+    ),
+    Row(
+        name="task",
+        doc="mkdir, cmd=true, start, wait, rmdir of a task, against true run by nsenter in there",
+        measure=_in_batches(_task_sides),
     ),
     Row(
         name="crowd",

@@ -21,6 +21,7 @@ from ctxfs.errnos import name_of
 from ctxfs.filesystem import Filesystem
 from ctxfs.mount import check_device, check_point, check_user, clear_stale, mounted
 from ctxfs.operations import Operations
+from ctxfs.tools import registry as tools
 from runtime import crashpoints
 from runtime.cell import Places
 from runtime.config import Config, load_config
@@ -175,7 +176,12 @@ async def serve(
 ) -> None:
     """Runs the daemon until SIGTERM or SIGINT. Raises ``StartupError``."""
     async with open_runtime(
-        config=config, places=places, cgroup=cgroup, privilege=privilege, code=name_of
+        config=config,
+        places=places,
+        cgroup=cgroup,
+        privilege=privilege,
+        code=name_of,
+        call_tool=lambda caller, name, given: tools.call(fs, caller, name, given),
     ) as runtime:
         fs = Filesystem(runtime)
         # the filesystem: unmounted before the runtime below it goes

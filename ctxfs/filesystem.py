@@ -15,6 +15,7 @@ from ctxfs.files import agent as agent_files
 from ctxfs.files import root as root_files
 from ctxfs.files import session as session_files
 from ctxfs.files import task as task_files
+from ctxfs.files import tool as tool_files
 from ctxfs.files import waiting as waiting_files
 from ctxfs.files import work as work_files
 from ctxfs.nodes import Call, Node
@@ -113,11 +114,17 @@ class Filesystem(Watching):
                 return None
             key = (session.owner, session.agent)
             return RowNode(self, root_files.HISTORY_TABLE, index, key, number)
+        if plane == Plane.TOOL:
+            return tool_files.node_of(self, index, number)
         of_items = _ITEM_PLANES.get(plane)
         item = agents.items.get(index)
         if of_items is not None and isinstance(item, of_items.cls):
             return RowNode(self, of_items.table, index, item, number)
         return None
+
+    @property
+    def root(self) -> Node:
+        return self._root(root_files.ROOT_NUMBER)
 
     def _root(self, number: int) -> RowNode:
         node = RowNode(self, root_files.TABLE, 0, None, number)
@@ -219,7 +226,7 @@ class Filesystem(Watching):
         return node.table.plane in planes and row.name == ""
 
     def entry_timeout(self, node: RowNode) -> float:
-        if node.row.within in ("self", "trigger") or self._gated(node):
+        if node.row.within in ("self", "trigger", "tool") or self._gated(node):
             return 0.0
         return FOREVER
 
@@ -279,6 +286,8 @@ class Filesystem(Watching):
             return f"home/{obj}/{row.name}".rstrip("/")
         if plane is Plane.HISTORY:
             return f"home/{obj[0]}/agent/{obj[1]}/{row.name}".rstrip("/")
+        if plane is Plane.TOOL:
+            return f"tool/{obj.name}{row.name if row.within else f'.d/{row.name}'}"
         return "" if row.name == "/" else f"{within}{row.name}"
 
     # authority of nodes

@@ -317,6 +317,7 @@ class HistoryHandle(RowHandle):
         self._appends = bool(flags & os.O_APPEND)
         self._limit = limit
         self._rest = b""
+        self._refused = False
         if flags & os.O_TRUNC:
             self.truncate(0)
 
@@ -340,8 +341,11 @@ class HistoryHandle(RowHandle):
         size = self._path.stat().st_size if self._path.exists() else 0
         if not self._appends and offset != size:
             raise ForbiddenError("a history only grows: open it for appending (>>)")
-        if len(self._rest) + len(data) > self._limit:
+        if self._refused or len(self._rest) + len(data) > self._limit:
+            # the kernel splits a long write(2): what comes after is no line of its own
             self._rest = b""
+            self.charge(0)
+            self._refused = True
             raise TooLongError(f"a line of a history is at most {self._limit} bytes")
         *lines, rest = (self._rest + data).split(b"\n")
         self._rest = b""
@@ -354,6 +358,7 @@ class HistoryHandle(RowHandle):
 
     def flush(self) -> None:
         rest, self._rest = self._rest, b""
+        self._refused = False
         self.charge(0)
         if rest.strip() and self._add is not None:
             self._add(decode(rest))
@@ -383,6 +388,7 @@ class InboxHandle(RowHandle):
     def __init__(self, fs: Filesystem, node: RowNode, caller: object, *, writing: bool) -> None:
         super().__init__(fs, node, caller, writing=writing)
         self._text = b""
+        self._refused = False
 
     def write(self, offset: int, data: bytes) -> int:
         assert self._text is not None
@@ -390,8 +396,10 @@ class InboxHandle(RowHandle):
         self.node.check_writer(self.caller)
         limit = self._fs.runtime.config.frame_max
         # a newline at the end is that of the last line, not of the text
-        if len(self._text) + len(data) > limit + 1:
+        if self._refused or len(self._text) + len(data) > limit + 1:
+            # the kernel splits a long write(2): what comes after is no message of its own
             self._drop()
+            self._refused = True
             raise TooLongError(f"a message is at most {limit} bytes")
         self.charge(len(self._text) + len(data))
         self._text += data
@@ -404,6 +412,9 @@ class InboxHandle(RowHandle):
     def flush(self) -> None:
         data = self._text or b""
         self._drop()
+        if self._refused:
+            self._refused = False
+            raise TooLongError("a message that is too long was not sent")
         if data:
             self._check_alive()
             self.node.check_writer(self.caller)

@@ -18,9 +18,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from ctxfs.files import agent, root, session, waiting, work
+from ctxfs.files import agent, root, session, tool, waiting, work
 from ctxfs.files.verbs import VERBS, Verb
 from ctxfs.rows import ANY_STATUS, ITEM, Kind, Row, Table, statuses, writers
+from ctxfs.tools.registry import TOOLS
+from ctxfs.tools.tool import Concerns, Schema
 from runtime.authority.identity import INSIDERS, Role
 from runtime.authority.policy import PERMS
 from runtime.lifecycle import TABLE as MOVES
@@ -28,7 +30,7 @@ from runtime.lifecycle import Event, Status
 
 _WIDTH: Final = 96
 #: directories that are a plane's own, or names that the page explains itself
-_STRUCTURE: Final = ("/", "agent", "self", "session", "channel", "home", "history", ITEM)
+_STRUCTURE: Final = ("/", "agent", "self", "tool", "session", "channel", "home", "history", ITEM)
 _SUFFIXES: Final = {
     Kind.FILE: "",
     Kind.DIRECTORY: "/",
@@ -91,7 +93,7 @@ def _facts(row: Row) -> Iterator[str]:
     if row.public:
         yield "Public."
     if row.write:
-        when = "at any time" if row.when == ANY_STATUS else f"while {statuses(row)}"
+        when = "at any time" if row.when == ANY_STATUS else statuses(row)
         yield f"Written by {writers(row)}, {when}."
 
 
@@ -141,6 +143,37 @@ def _from(verb: Verb) -> str:
     return f"{text}; while {', '.join(accepted)}"
 
 
+def _tools() -> Iterator[str]:
+    """Each tool with the fields of its input; what is wanted comes first, then what may be."""
+
+    def items() -> Iterator[tuple[str, list[str]]]:
+        for row in TOOLS:
+            lines = [*_sentences(row.description), *_sentences(f"Family {row.family}.")]
+            fields = [
+                (f"Li {name}", list(_field(field, wanted=name in row.schema["required"])))
+                for name, field in row.schema["properties"].items()
+                if name != "agent_id" or row.concerns is Concerns.OTHERS
+            ]
+            yield f"Ic {row.name}", [*lines, *(_list(iter(fields)) if fields else ())]
+
+    return _list(items())
+
+
+def _field(schema: Schema, *, wanted: bool) -> Iterator[str]:
+    yield from _sentences(schema["description"])
+    if "enum" in schema:
+        yield from _sentences(f"One of {', '.join(schema['enum'])}.")
+    else:
+        yield from _sentences(f"A value of type {_type(schema)}.")
+    if not wanted:
+        yield "Optional."
+
+
+def _type(schema: Schema) -> str:
+    types = schema["type"]
+    return types if isinstance(types, str) else " or ".join(types)
+
+
 def _permissions() -> Iterator[str]:
     def items() -> Iterator[tuple[str, list[str]]]:
         for cls, perms in PERMS.items():
@@ -157,6 +190,8 @@ SECTIONS: Final[dict[str, Callable[[], Iterator[str]]]] = {
     "waiting files": _files(waiting.TABLE),
     "session files": _files(session.TABLE),
     "channel files": _plain_files(session.CHANNEL_TABLE),
+    "tool files": _plain_files(tool.TABLE),
+    "tools": _tools,
     "verbs": _verbs,
     "permissions": _permissions,
 }

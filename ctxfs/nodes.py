@@ -35,6 +35,13 @@ class Call:
         self.pid = pid
         self._caller: Caller | None = None
 
+    @classmethod
+    def of(cls, fs: Filesystem, caller: Caller) -> Call:
+        """What a caller that is known already asks for by other means than a request."""
+        call = cls(fs, caller.uid, caller.gid, caller.pid)
+        call._caller = caller
+        return call
+
     @property
     def caller(self) -> Caller:
         if self._caller is None:

@@ -101,8 +101,10 @@ class Operations(pyfuse3.Operations):
             handle = self._handles.get(args[0])
             return (handle.caller, handle.node) if handle is not None else (None, None)
         caller = self._call(ctx).caller
+        # of a link, the directory that it is made in
+        inode = args[1] if operation == "link" else args[0]
         try:
-            return caller, self._fs.node(args[0])
+            return caller, self._fs.node(inode)
         except CtxError:
             return caller, None
 

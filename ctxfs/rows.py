@@ -50,6 +50,7 @@ class Plane(IntEnum):
     TASK = 7
     WORK = 8
     WAITING = 9
+    TOOL = 10
 
 
 class Kind(Enum):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import os
 import secrets
@@ -573,6 +574,19 @@ class Agents:
         self._register(agent)
         return agent
 
+    def free_name(self, parent: Agent) -> str:
+        """The first of PARENT-1, PARENT-2, … that a new child of an agent can have."""
+        stem = parent.name[:58]
+        numbers = itertools.count(1)
+        return next(name for n in numbers if self._is_free(parent, name := f"{stem}-{n}"))
+
+    def _is_free(self, parent: Agent, name: str) -> bool:
+        if name in self._by_name or self.items.named(parent.index, Task, name) is not None:
+            return False
+        holder = self._store.name_owner(name)
+        kept = len(self._store.sessions(parent.owner, name))
+        return holder in (None, parent.owner) and kept < self.config.incarnations
+
     def _check_sessions(self, owner: int, name: str) -> None:
         if len(self._store.sessions(owner, name)) >= self.config.incarnations:
             raise QuotaError(
@@ -583,7 +597,9 @@ class Agents:
     def _default_root(self, agent: Agent, caller: Caller) -> None:
         agent.lineage = f"operator uid:{caller.uid}"
         agent.creator_uid, agent.creator_gid = caller.uid, caller.gid
-        agent.creator_groups = supplementary_groups(caller.pid)
+        agent.creator_groups = (
+            supplementary_groups(caller.pid) if caller.groups is None else caller.groups
+        )
         agent.groups = agent.creator_groups
         agent.policy = policy.default_root(self.config.policy, agent.label)
         privilege = self.privilege
@@ -807,6 +823,8 @@ class Agents:
         before = agent.parent
         if before == (parent.index if parent is not None else None):
             return
+        if agent.worktree is not None:
+            raise WrongStateError(f"{quote(agent.name)} has a worktree of its parent's repository")
         if parent is None:
             label = agent.label
             values: dict[str, Any] = {
@@ -904,6 +922,36 @@ class Agents:
         crashpoints.reach("remove.committed")
         for member in reversed(members):
             self._forget(member)
+
+    def unmake(self, agent: Agent) -> None:
+        """Takes back the making of a ``new`` agent, whose configuration failed.
+
+        Unlike after ``remove``, neither a session nor a channel tells of it.
+        """
+        session = self._load_session(agent.session)
+        channel_of = agent.parent_session
+        change = Change()
+        change.set(agent, removed=True, parent_session=None, channel="")
+        parent = self.parent_of(agent)
+        if parent is not None:
+            self.tasks.drop_handle(change, parent, agent)
+        try:
+            self._erase(change, session)
+        except NoSpaceError:
+            self._store.release_reserve()
+            self._erase(change, session)
+        self._forget(agent)
+        directory = self.session_directory(session)
+        self.trash.discard(directory)
+        with contextlib.suppress(OSError):  # an earlier life of the name has sessions there
+            directory.parent.rmdir()
+        if channel_of is not None:
+            self._tell_session(channel_of, ("child",))
+
+    def _erase(self, change: Change, session: Session) -> None:
+        with self._store.transaction():
+            self.commit(change)
+            self._erase_session(session)
 
     def remove_temporary(self, agent: Agent) -> None:
         """Of a ``temp`` child only the parent's channel stays."""
@@ -1050,17 +1098,21 @@ class Agents:
         if agent is not None:
             raise WrongStateError(f"the agent {quote(agent.name)} of this session still exists")
         with self._store.transaction():
-            self._store.delete_session(session.index)
-            if (
-                self._store.name_owner(session.agent) == session.owner
-                and not self._store.sessions(session.owner, session.agent)
-            ):
-                self._store.release_name(session.agent)
+            self._erase_session(session)
         self.trash.discard(self.session_directory(session))
         agent = self.recall(session.incarnation)
         if agent is not None and agent.archived and agent.parent_session is None:
             self.trash.discard(self.directory(agent))
         self._sessions.pop(session.index, None)
+
+    def _erase_session(self, session: Session) -> None:
+        """Inside a transaction: its record, and the name that nothing tells of any more."""
+        self._store.delete_session(session.index)
+        if (
+            self._store.name_owner(session.agent) == session.owner
+            and not self._store.sessions(session.owner, session.agent)
+        ):
+            self._store.release_name(session.agent)
 
     def document_size(self, agent: Agent, name: str) -> int:
         try:
@@ -1068,9 +1120,11 @@ class Agents:
         except FileNotFoundError:
             return 0
 
-    def read_document(self, agent: Agent, name: str) -> bytes:
+    def read_document(self, agent: Agent, name: str, size: int = -1) -> bytes:
+        """All of it, or so many bytes; nothing if it was never written."""
         try:
-            return self.document(agent, name).read_bytes()
+            with open(self.document(agent, name), "rb") as file:
+                return file.read(size)
         except FileNotFoundError:
             return b""
 

@@ -119,7 +119,8 @@ class Ender:
         crashpoints.reach("cancel.signalled")
         for each in members:
             each.node.freeze(False)
-            each.run_leaf.freeze(False)
+            for leaf in each.leaves():
+                leaf.freeze(False)
         crashpoints.reach("cancel.thawed")
 
     def kill(self, agent: Agent) -> None:
@@ -217,7 +218,7 @@ def _signal_all(members: Iterable[Following]) -> None:
         spared = set(each.spared())
         for execution in each.entered():
             spared |= execution.spared()
-        signal_leaves((each.run_leaf, each.node.child("task")), spared)
+        signal_leaves(each.leaves(), spared)
         if each.record().held:
             each.release()
 
@@ -263,13 +264,14 @@ async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
     scope.cancel()
 
 
-def _left(execution: Execution) -> list[int]:
+def left_of(execution: Execution) -> list[int]:
+    """Pids of a program and of what it left, but for what surrounds it."""
     spared = execution.spared()
     return [pid for pid in execution.leaf.processes() if pid not in spared]
 
 
 async def _wait_gone(execution: Execution) -> None:
-    while left := _left(execution):
+    while left := left_of(execution):
         await _wait_exit(left[0])
 
 
@@ -293,7 +295,7 @@ async def _kill_rest(execution: Execution) -> None:
     # what is frozen does not fork, so that a few rounds find them all
     execution.leaf.freeze(True)
     try:
-        while left := _left(execution):
+        while left := left_of(execution):
             for pid in left:
                 with contextlib.suppress(OSError):
                     fd = os.pidfd_open(pid)

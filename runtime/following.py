@@ -102,6 +102,17 @@ class Following(Execution):
     def run_leaf(self) -> Cgroup:
         return self.node.child("run")
 
+    def leaf_of_run(self, run: str) -> Cgroup:
+        """That of a run which enters the cell: not the one that the cell itself is in."""
+        return self.run_leaf if self.leaf.path != self.run_leaf.path else self.node.child(run)
+
+    def leaves(self) -> list[Cgroup]:
+        """Where its programs are, and those of its tasks."""
+        found = [self.run_leaf, self.node.child("task")]
+        if self.run is not None and self.run.leaf.path != self.run_leaf.path:
+            found.append(self.run.leaf)
+        return found
+
     def task_leaf(self, name: str) -> Cgroup:
         return self.node.child("task", name)
 
@@ -110,14 +121,6 @@ class Following(Execution):
         if self.run is not None:
             yield self.run
         yield from self.tasks.values()
-
-    def processes(self) -> list[int]:
-        """Pids of its programs and what these started, cells of children left out."""
-        found = [*self.run_leaf.processes(), *self.node.child("task").processes()]
-        spared = set(self.spared())
-        for execution in self.entered():
-            spared |= execution.spared()
-        return [pid for pid in found if pid not in spared]
 
     def open_keeper(self) -> int:
         """A pidfd of the PID 1 of its cell; ``ProcessLookupError`` if that is gone."""

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from runtime.agents import Agents
     from runtime.change import Change
 
-#: ended messages that are remembered for a repeated id
+#: ended messages that are remembered for a repeated id, and characters of their replies
 _REMEMBERED: Final = 1024
+_REMEMBERED_SIZE: Final = 8 << 20
 _ID: Final = re.compile(r"[!-~]{1,128}")
 _ENDS: Final = {
     MessageStatus.PROCESSED: MessageEvent.PROCESS,
@@ -37,7 +38,9 @@ _ENDS: Final = {
 def check_id(text: str) -> str:
     """A message's id as its sender gives it; ``MalformedError``."""
     if not _ID.fullmatch(text):
-        raise MalformedError(f"{quote(text)} is no id: 1 to 128 printable ASCII characters, no blanks")
+        raise MalformedError(
+            f"{quote(text)} is no id: 1 to 128 printable ASCII characters, no blanks"
+        )
     return text
 
 
@@ -121,6 +124,12 @@ class Messages:
         if waiting >= config.messages:
             raise QuotaError(
                 f"{config.messages} messages wait for {quote(agent.name)}, the configured maximum"
+            )
+        held = sum(len(m.text) for m in self.pending(agent)) + len(text)
+        if held > config.staged_max:
+            raise QuotaError(
+                f"messages of {config.staged_max} bytes wait for {quote(agent.name)} already "
+                "(staged_max)"
             )
         if name and self.find(agent, check_id(name)) is not None:
             raise TakenError(f"{quote(name)} is the id of another message of this session")
@@ -209,13 +218,17 @@ class Messages:
         if not message.asked:
             change.drop(message)
             return
-        ended = [m for m in self._of(agent) if m.status in MESSAGE_MOVES.terminal]
-        for old in ended[: max(0, len(ended) + 1 - _REMEMBERED)]:
-            change.drop(old)
+        kept, size = 1, len(reply)
+        for old in reversed(self._of(agent)):
+            if old.status not in MESSAGE_MOVES.terminal:
+                continue
+            kept, size = kept + 1, size + len(old.reply)
+            if kept > _REMEMBERED or size > _REMEMBERED_SIZE:
+                change.drop(old)
 
     def add_ends(self, change: Change, agent: Agent, reason: str) -> None:
         """The agent is dead: nobody will read what is left."""
-        for message in self._of(agent):
+        for message in (*self._of(agent), *change.newly_made(agent.index, Message)):
             status = change.peek(message, "status")
             if status is MessageStatus.QUEUED:
                 self.end(change, agent, message, MessageStatus.DROPPED, reason=reason)

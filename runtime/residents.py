@@ -91,7 +91,7 @@ class Resident:
         self._agents.messages.deliver(change, agent, message, agent.run)
         change.event(agent.session, "agent.status", agent.name, status=to.status)
         self._agents.commit(change)
-        self._streams.of(message.index).begin(agent.run)
+        self._streams.of(message.index).begin()
         crashpoints.reach("message.delivered")
 
     async def _write(self, message: Message) -> None:

@@ -24,7 +24,7 @@ from runtime.conclusions import (
     message_status,
     reply_of_run,
 )
-from runtime.ending import Ender, guarded, terminate
+from runtime.ending import Ender, guarded, left_of, terminate
 from runtime.errors import CtxError, NoSpaceError
 from runtime.following import Execution, Following
 from runtime.inotify import Changes, Watcher
@@ -138,7 +138,7 @@ class Runs:
         if not own:
             record_path = self._places.records / f"{agent.incarnation}-{run}"
             if following.run is None or following.run.record_path != record_path:
-                following.run = Execution(following.run_leaf, record_path)
+                following.run = Execution(following.leaf_of_run(run), record_path)
                 following.run.changes = following.wake
             execution = following.run
         failure = ""
@@ -153,7 +153,7 @@ class Runs:
         execution.monitored = execution.record_path.exists()
         message = self._agents.messages.current(agent)
         if message is not None:
-            self._streams.of(message.index).begin(run)
+            self._streams.of(message.index).begin()
         async with trio.open_nursery() as nursery:
             with contextlib.ExitStack() as watches:
                 for path in (execution.record_path, execution.leaf.path / "cgroup.events"):
@@ -244,13 +244,14 @@ class Runs:
     @staticmethod
     def _is_gone(following: Following, execution: Execution) -> bool:
         if execution is following:
-            return not following.processes()
-        return execution.record().finished or not execution.leaf.populated()
+            return not left_of(execution)
+        # its monitor stays until the leaf is empty and all output is kept
+        return execution.record().finished or execution.monitor_gone
 
     def _deadline(self, agent: Agent) -> float:
         """When the run is too old; that of the whole agent is the supervisor's."""
         timeout = self._agents.timeout(agent)
-        if timeout is None or agent.mode != "turn" or agent.status is Status.PAUSED:
+        if timeout is None or agent.mode != "turn":
             return trio.current_time() + 3600
         return trio.current_time() + agent.run_started + timeout - time.time()
 

@@ -25,7 +25,7 @@ from runtime.errors import CtxError, StartupError
 from runtime.history import History
 from runtime.inotify import Watcher
 from runtime.privilege import Privilege
-from runtime.sockets import Sockets
+from runtime.sockets import Sockets, ToolCall
 from runtime.store import Store
 from runtime.supervisor import Supervisor
 from runtime.trash import Trash
@@ -195,8 +195,11 @@ async def open_runtime(
     cgroup: Path | None,
     privilege: Privilege,
     code: Callable[[CtxError], str],
+    call_tool: ToolCall,
 ) -> AsyncIterator[Runtime]:
     """Everything below the filesystem, opened in order and closed in reverse.
+
+    ``code`` names errors and ``call_tool`` calls tools for those who ask at a socket.
 
     Raises ``StartupError``, having changed nothing that it does not undo.
     """
@@ -263,6 +266,7 @@ async def open_runtime(
                 code=code,
                 status=lambda: status[0](),
                 cancel_message=lambda agent, message: supervisor.cancel_message(agent, message),
+                call_tool=call_tool,
             )
             supervisor = Supervisor(
                 agents=agents,

@@ -14,6 +14,7 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -34,7 +35,6 @@ from runtime.errors import (
     NotRunningError,
     QuotaError,
     TooLongError,
-    UnsupportedError,
     WrongStateError,
 )
 from runtime.messages import check_id
@@ -132,6 +132,8 @@ class Server:
 
 
 Handler = Callable[["Sockets", Server, Agent, Connection, dict[str, Any]], Awaitable[None]]
+#: what a tool of this name answers to a caller's input
+ToolCall = Callable[[Caller, str, Any], Awaitable[dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,7 @@ class Sockets(Watching):
         code: Callable[[CtxError], str],
         status: Callable[[], dict[str, str]],
         cancel_message: Callable[[Agent, Message], None],
+        call_tool: ToolCall,
     ) -> None:
         self._agents = agents
         self._places = places
@@ -167,6 +170,7 @@ class Sockets(Watching):
         self._code = code
         self._status = status
         self._cancel_message = cancel_message
+        self._call_tool = call_tool
         self._servers: dict[int, Server] = {}
         self._appended: dict[int, trio.Event] = {}
         self.streams = Streams()
@@ -348,7 +352,7 @@ class Sockets(Watching):
             request = parse_json_object(line)
             name = request.get("op")
             if agent is None:
-                await self._answer_operator(connection, name, request)
+                await self._answer_operator(connection, name, request, staying, len(line))
                 return
             operation = OPERATIONS.get(name) if isinstance(name, str) else None
             if operation is None:
@@ -361,25 +365,34 @@ class Sockets(Watching):
             if not operation.stays:
                 await operation.handler(self, server, agent, connection, request)
                 return
-            if len(staying.child_tasks) >= _STAYING_MAX:
-                raise QuotaError(f"{_STAYING_MAX} operations of this connection wait already")
-            size = len(line)
-            connection.hold(size)
-            staying.start_soon(self._stay, operation, server, agent, connection, request, size)
+            answer = partial(operation.handler, self, server, agent, connection, request)
+            self._begin_staying(staying, connection, answer, request, len(line))
         except CtxError as error:
             await self._send_error(connection, error, request.get("id"))
 
+    def _begin_staying(
+        self,
+        staying: trio.Nursery,
+        connection: Connection,
+        answer: Callable[[], Awaitable[None]],
+        request: dict[str, Any],
+        size: int,
+    ) -> None:
+        """Answers in a task of its own; ``QuotaError``."""
+        if len(staying.child_tasks) >= _STAYING_MAX:
+            raise QuotaError(f"{_STAYING_MAX} operations of this connection wait already")
+        connection.hold(size)
+        staying.start_soon(self._stay, connection, answer, request, size)
+
     async def _stay(
         self,
-        operation: Operation,
-        server: Server,
-        agent: Agent,
         connection: Connection,
+        answer: Callable[[], Awaitable[None]],
         request: dict[str, Any],
         size: int,
     ) -> None:
         try:
-            await operation.handler(self, server, agent, connection, request)
+            await answer()
         except CtxError as error:
             await self._send_error(connection, error, request.get("id"))
         finally:
@@ -392,14 +405,20 @@ class Sockets(Watching):
         await connection.send(frame)
 
     async def _answer_operator(
-        self, connection: Connection, name: Any, request: dict[str, Any]
+        self,
+        connection: Connection,
+        name: Any,
+        request: dict[str, Any],
+        staying: trio.Nursery,
+        size: int,
     ) -> None:
         if name == "ping":
             await connection.send({"type": "pong"})
         elif name == "status":
             await connection.send({"type": "status", **self._status()})
         elif name == "tool":
-            raise UnsupportedError("this version has no tools")
+            answer = partial(self._answer_tool, connection, request)
+            self._begin_staying(staying, connection, answer, request, size)
         elif name == "why":
             subject = self._agents.named(str(request.get("agent")))
             if subject is None or not (
@@ -490,11 +509,10 @@ class Sockets(Watching):
     async def _tell_reply(self, connection: Connection, message: Message) -> None:
         """``start``, ``delta``…, ``message``, ``done``."""
         name = message.name
+        stream = self.streams.of(message.index) if not self._is_over(message) else Stream()
         told, shown = False, 0
-        over = message.status in MESSAGE_MOVES.terminal
-        stream = Stream() if over else self.streams.of(message.index)
         while True:
-            over = message.status in MESSAGE_MOVES.terminal
+            over = self._is_over(message)
             if message.run and not told:
                 told = True
                 await connection.send({"type": "start", "id": name, "run": message.run})
@@ -513,6 +531,10 @@ class Sockets(Watching):
             done["reason"] = message.reason
         await connection.send(done)
 
+    @staticmethod
+    def _is_over(message: Message) -> bool:
+        return message.status in MESSAGE_MOVES.terminal
+
     async def _cancel(
         self, server: Server, agent: Agent, connection: Connection, request: dict[str, Any]
     ) -> None:
@@ -525,15 +547,27 @@ class Sockets(Watching):
             raise DeniedError(f"the message {quote(name)} is not yours to cancel")
         if message is None:
             raise MissingError(f"{quote(name)}: no such message is known here")
-        if message.status in MESSAGE_MOVES.terminal:
+        if self._is_over(message):
             raise NotRunningError(f"the message {quote(name)} is {message.status} already")
         self._cancel_message(agent, message)
 
     async def _tool(
         self, server: Server, agent: Agent, connection: Connection, request: dict[str, Any]
     ) -> None:
-        raise UnsupportedError("this version has no tools")
+        """Calls a tool about the agent itself."""
+        if server.refusing:
+            raise WrongStateError(f"the agent {quote(agent.name)} is stopping")
+        await self._answer_tool(connection, request)
 
+    async def _answer_tool(self, connection: Connection, request: dict[str, Any]) -> None:
+        name = request.get("name")
+        if not isinstance(name, str):
+            raise MalformedError("name: the name of a tool is wanted")
+        output = await self._call_tool(connection.caller, name, request.get("input", {}))
+        frame = {"type": "tool", "output": output}
+        if isinstance(request.get("id"), str):
+            frame["id"] = request["id"]
+        await connection.send(frame)
 
     async def _why(
         self, server: Server, agent: Agent, connection: Connection, request: dict[str, Any]
@@ -579,7 +613,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
         Operation("resume", _READERS, Sockets._resume, stays=True),
         Operation("send", Role.ANYONE, Sockets._send, stays=True),
         Operation("cancel", Role.ANYONE, Sockets._cancel),
-        Operation("tool", Role.SELF, Sockets._tool),
+        Operation("tool", Role.SELF, Sockets._tool, stays=True),
         Operation("why", PARTIES, Sockets._why),
     )
 }

@@ -18,14 +18,11 @@ class Stream:
     """The reply to one message, so far."""
 
     def __init__(self) -> None:
-        #: the run that works on it, empty while it waits
-        self.run = ""
         self.text = ""
-        self.over = False
         self._changed = trio.Event()
 
-    def begin(self, run: str) -> None:
-        self.run = run
+    def begin(self) -> None:
+        """A run works on the message now."""
         self._tell()
 
     def add(self, text: str) -> None:
@@ -35,7 +32,6 @@ class Stream:
 
     def end(self) -> None:
         """What became of the message is recorded."""
-        self.over = True
         self._tell()
 
     def _tell(self) -> None:

@@ -498,7 +498,7 @@ class Supervisor(Watching):
         following = Following(self._node(agent), record_path, holds_cell=agent.holds_cell)
         if agent.run and agent.run != agent.cell:
             path = self._places.records / f"{agent.incarnation}-{agent.run}"
-            following.run = Execution(following.run_leaf, path)
+            following.run = Execution(following.leaf_of_run(agent.run), path)
             following.run.changes = following.wake
         for task in self._agents.tasks.known(agent):
             if self._is_followed(task):
@@ -613,6 +613,8 @@ class Supervisor(Watching):
     def _follow_task(self, agent: Agent, following: Following, task: Task) -> None:
         if not self._is_followed(task) or task.index in self._led_tasks:
             return
+        if not agent.accepts_children:
+            return  # it ends with its agent, led by whoever leads that
         self._led_tasks.add(task.index)
         execution_of(self._places, agent, following, task)
         self._nursery.start_soon(self._task_of, agent, following, task)

@@ -120,7 +120,8 @@ class TaskRuns:
             if task.given_up:
                 impatient.set()
             ended = bool(failure or record.over or execution.monitor_gone)
-            if ended and (record.finished or not execution.leaf.populated()):
+            # its monitor stays until the leaf is empty and all output is kept
+            if record.finished or execution.monitor_gone:
                 return
             stopping = task.status is TaskStatus.CANCELLING and record.settled
             if (ended or stopping) and not terminating:

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import trio
+
 from runtime.authority.identity import Caller
 from runtime.change import Change, Watching
 from runtime.errors import (
@@ -33,6 +35,8 @@ COMMAND: Final = "command_task"
 CHILD: Final = "child_agent_task"
 #: of each end of an output that does not fit
 _PREVIEW_PART: Final = 4000
+#: of a handoff: where its first line is looked for
+_TITLE_WITHIN: Final = 4096
 
 _OF_OUTCOME: Final = {
     Outcome.DONE.value: TaskEvent.COMPLETE,
@@ -51,13 +55,35 @@ class TaskPlane(Plane[Task], Watching):
 
     def __init__(self, agents: Agents) -> None:
         super().__init__(agents, Task, "task", lambda config: config.tasks)
+        #: of those that somebody waits for, by index
+        self._ends: dict[int, trio.Event] = {}
         agents.watching.append(self)
 
     # Watching
 
     def item_changed(self, item: Item, names: Iterable[str]) -> None:
-        if isinstance(item, Task) and self.is_over(item) and not item.child:
+        if not isinstance(item, Task) or not self.is_over(item):
+            return
+        if item.wait_token:
             self._agents.waits.release(item.wait_token)
+        self._tell_end(item)
+
+    def item_listed(self, item: Item) -> None:
+        if isinstance(item, Task) and not self._is_there(item):
+            self._tell_end(item)
+
+    def _tell_end(self, task: Task) -> None:
+        waiting = self._ends.pop(task.index, None)
+        if waiting is not None:
+            waiting.set()
+
+    def _is_there(self, task: Task) -> bool:
+        return self._agents.items.get(task.index) is task
+
+    async def wait_over(self, task: Task) -> None:
+        """Returns once it has ended, or was removed."""
+        while self._is_there(task) and not self.is_over(task):
+            await self._ends.setdefault(task.index, trio.Event()).wait()
 
     # looking
 
@@ -87,8 +113,9 @@ class TaskPlane(Plane[Task], Watching):
         child = self.child_of(task)
         if child is None:
             return task.title
-        text = self._agents.read_document(child, "handoff.md").decode(errors="replace")
-        return next((line.strip() for line in text.splitlines() if line.strip()), "")[:200]
+        head = self._agents.read_document(child, "handoff.md", _TITLE_WITHIN)
+        lines = head.decode(errors="replace").splitlines()
+        return next((line.strip() for line in lines if line.strip()), "")[:200]
 
     def directory(self, agent: Agent, task: Task) -> Path:
         """Where the output of a command is kept."""
@@ -121,16 +148,17 @@ class TaskPlane(Plane[Task], Watching):
         except FileNotFoundError:
             return b""
 
-    def preview(self, task: Task) -> str:
-        """Head and tail of the output, at most 8 KiB, saying what was left out."""
+    def preview(self, task: Task) -> tuple[str, bool]:
+        """Head and tail of the output, at most 8 KiB, saying what was left out; and whether
+        something was."""
         size = self.output_size(task)
         if size <= 2 * _PREVIEW_PART:
-            return self.read_output(task, 0, size).decode(errors="replace")
+            return self.read_output(task, 0, size).decode(errors="replace"), False
         head = self.read_output(task, 0, _PREVIEW_PART).decode(errors="ignore")
         tail = self.read_output(task, size - _PREVIEW_PART, _PREVIEW_PART).decode(errors="ignore")
         left = size - len(head.encode()) - len(tail.encode())
         text = f"{head}\n[{left} bytes left out: see output]\n{tail}"
-        return text.encode()[: 8 << 10].decode(errors="ignore")
+        return text.encode()[: 8 << 10].decode(errors="ignore"), True
 
     def worktree(self, task: Task) -> str:
         """Of a handle: why and where its child's worktree is kept, or just where it is."""
@@ -186,7 +214,7 @@ class TaskPlane(Plane[Task], Watching):
 
     def forget(self, task: Task) -> None:
         """Nobody can wait for it any more."""
-        if not task.child:
+        if task.wait_token:
             self._agents.waits.remove(task.wait_token)
 
     def set(self, task: Task, **values: Any) -> None:

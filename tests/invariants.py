@@ -191,9 +191,7 @@ class Journal:
         for name, entry in self.entries.items():
             directory = self._daemon.agent_dir(name)
             present = directory.is_dir()
-            if present not in entry.present and not (
-                entry.life == "temp" and (entry.started or entry.parent)
-            ):
+            if present not in entry.present and not (not present and self._may_go(entry)):
                 found.append(f"{name}: {'is there again' if present else 'is not there any more'}")
             if not present:
                 continue
@@ -204,6 +202,17 @@ class Journal:
                     found.append(f"{name}: is {status}, not one of {sorted(entry.statuses)}")
                 found += self._lost_files(name, entry, directory)
         return found
+
+    def _may_go(self, entry: Entry | None) -> bool:
+        """Whether it goes by itself: temp, or owned by one that goes."""
+        while entry is not None and entry.life != "detached":
+            if entry.life == "temp" and (entry.started or entry.parent):
+                return True
+            if not entry.parent:
+                return False
+            entry = self.entries.get(entry.parent)
+        # without its owner, found gone before, it has gone too
+        return entry is None
 
     @staticmethod
     def _lost_files(name: str, entry: Entry, directory: Path) -> Iterator[str]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from ctxfs.files import waiting
+from ctxfs.files import tool, waiting
 from ctxfs.nodes import Call, Node
 from ctxfs.rows import Kind, Plane, Row, Table
 from runtime.authority.identity import Caller, Role
@@ -129,8 +129,9 @@ ROWS: Final = (
     Row(name="agent", kind=Kind.DIRECTORY, mode=0o1777, public=True, entries=_list_agents,
         find=_find_agent, make=_make_agent, remove=_remove_agent,
         doc="every agent as NAME, NAME.sock and NAME.d"),
-    Row(name="tool", kind=Kind.DIRECTORY, mode=0o755, public=True, entries=_nothing,
-        doc="control-plane tools"),
+    Row(name="tool", kind=Kind.DIRECTORY, mode=0o755, public=True,
+        entries=tool.entries, find=tool.find,
+        doc="every tool that the caller has, as NAME and NAME.d"),
     Row(name="home", kind=Kind.DIRECTORY, mode=0o755, public=True, entries=_list_homes,
         find=_find_home, doc="per-user durable files: sessions, data"),
     Row(name="shared", kind=Kind.DIRECTORY, mode=0o755, public=True, entries=_list_spaces,

@@ -194,7 +194,7 @@ ROWS: Final = (
         size=lambda fs, task: fs.runtime.agents.tasks.output_size(task),
         doc="all that it wrote; of a child's handle its latest reply, then its result"),
     Row(name="preview", volatile=True,
-        render=lambda fs, task, caller: fs.runtime.agents.tasks.preview(task),
+        render=lambda fs, task, caller: fs.runtime.agents.tasks.preview(task)[0],
         doc="head and tail of output, at most 8 KiB"),
     Row(name="input", mode=0o222, write=PARTIES, opener=_open_input,
         doc="its standard input; of a child's handle a message at each flush"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Flag, auto
 from typing import TYPE_CHECKING, Final
 
@@ -61,7 +61,9 @@ _BY_POLICY: Final = (
 class Caller:
     """One resolved caller. ``agent`` is the index of its incarnation, None outside all.
 
-    ``known`` is False for a process that could not be resolved.
+    ``known`` is False for a process that could not be resolved. ``groups`` are those that
+    it had when it connected; None for one that waits for its answer in the kernel, and so
+    can still be asked for them.
     """
 
     uid: int
@@ -70,12 +72,16 @@ class Caller:
     agent: int | None = None
     incarnation: str = ""
     known: bool = True
+    groups: tuple[int, ...] | None = None
 
     @property
     def key(self) -> str:
         """What its last rejection is kept under."""
         return self.incarnation or f"uid:{self.uid}"
 
+
+#: that getsockopt(2) can be asked for
+_GROUPS_MAX: Final = 256
 
 NOBODY: Final = Caller(65534, 65534, 0, known=False)
 
@@ -90,6 +96,15 @@ def supplementary_groups(pid: int) -> tuple[int, ...]:
     except OSError:
         pass
     return ()
+
+
+def _peer_groups(connection: socket.socket) -> tuple[int, ...]:
+    """Of a peer as it connected (unix(7)); none if they are more than are asked for."""
+    try:
+        raw = connection.getsockopt(socket.SOL_SOCKET, linux.SO_PEERGROUPS, _GROUPS_MAX * 4)
+    except OSError:
+        return ()
+    return tuple(int.from_bytes(raw[i : i + 4], "little") for i in range(0, len(raw), 4))
 
 
 class Identity:
@@ -120,7 +135,8 @@ class Identity:
             held = connection.getsockopt(socket.SOL_SOCKET, linux.SO_PEERPIDFD)
         except OSError as error:
             if error.errno == errno.ENOPROTOOPT:
-                return self.resolve(uid, gid, pid)  # before Linux 6.5: only the number
+                # before Linux 6.5: only the number
+                return replace(self.resolve(uid, gid, pid), groups=_peer_groups(connection))
             return Caller(uid, gid, pid, known=False)
         try:
             caller = self.resolve(uid, gid, pid)
@@ -129,7 +145,9 @@ class Identity:
                 alive = any(line.split() == ["Pid:", str(pid)] for line in lines)
         finally:
             os.close(held)
-        return caller if alive else Caller(uid, gid, pid, known=False)
+        if not alive:
+            return Caller(uid, gid, pid, known=False)
+        return replace(caller, groups=_peer_groups(connection))
 
     def still(self, caller: Caller) -> bool:
         """Whether the incarnation behind an open file or connection still lives."""

@@ -19,9 +19,10 @@ from ctxfs.operations import Operations
 from runtime.authority.identity import Caller, Identity
 from runtime.budget import Budget
 from runtime.cell import Places
+from runtime.errors import WrongStateError
 from runtime.lifecycle import Event, Status, move
 from runtime.model import Agent
-from runtime.planes import Task
+from runtime.planes import Task, TaskStatus
 from runtime.runtime import Runtime
 from tests.unit.fakes import ROOT, World, operator, world_in
 
@@ -76,6 +77,12 @@ class FakeSupervisor:
     def reset(self, agent: Agent) -> None:
         self.world.agents.renew(agent)
 
+    def write_input(self, task: Task, data: bytes) -> int:
+        if task.status is not TaskStatus.RUNNING:
+            raise WrongStateError(f"{task.name} is {task.status}")
+        self.said.append(("input", data.decode()))
+        return len(data)
+
     def usage(self, agent: Agent) -> dict[str, int]:
         return {"processes": 0}
 
@@ -124,6 +131,7 @@ class Mounted:
             agents=world.agents,
             config=world.config,
             budget=Budget(),
+            binder=SimpleNamespace(pid=-1),
             places=places,
             supervisor=self.supervisor,
             hierarchy=SimpleNamespace(root=SimpleNamespace(path=Path("/cg")), mount=Path("/cg")),

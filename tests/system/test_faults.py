@@ -288,6 +288,48 @@ def _removed(scene: Scene) -> None:
     scene.journal.remove("boss")
 
 
+def _waiting(scene: Scene) -> None:
+    """Work that waits for two timers, then for somebody who knows a token."""
+    directory = scene.run("waiter", _SLEEP)
+    scene.wait("waiter", "busy")
+    told = scene.daemon.state / "home/0/agent/waiter/default/events.jsonl"
+    acknowledged: list[str] = []
+
+    def arm(name: str, on: str) -> Path:
+        wait = directory / "waiting" / name
+        wait.mkdir()
+        write(wait / "work", "item")
+        write(wait / "on", on)
+        acknowledged.append(name)
+        return wait
+
+    def fired_once() -> None:
+        """What was armed fires, acknowledged or not, and the work goes on."""
+        for wait in (directory / "waiting").iterdir():
+            assert read(wait, "on") or wait.name not in acknowledged
+            if read(wait, "on") == "trigger\n" and read(wait, "status") == "armed\n":
+                write(scene.daemon.path("trigger", read(wait, "token").strip()), "go")
+            if read(wait, "on"):
+                wait_until(lambda w=wait: read(w, "status") == "fired\n", wait.name)  # type: ignore[misc]
+                line = f'"type":"wait.fired","agent":"waiter","wait":"{wait.name}"'
+                assert told.read_text().count(line) == 1
+        if (directory / "work" / "item").exists():
+            assert read(directory / "work" / "item", "status") == "open\n"
+
+    scene.after.append(fired_once)
+    try:
+        (directory / "work" / "item").mkdir()
+        for name in ("first", "second"):
+            timer = arm(name, "timer 100ms")
+            scene.wait_until(lambda t=timer: read(t, "status") == "fired\n", "the timer fires")  # type: ignore[misc]
+        token = arm("token", "trigger")
+        write(scene.daemon.path("trigger", read(token, "token").strip()), "go")
+    except OSError as error:
+        if scene.daemon.has_ended(5.0):
+            raise Crashed from error
+        raise
+
+
 Stage = Callable[[Scene], None]
 
 #: What leads to each place. Stages before the last are there to have others around.
@@ -317,6 +359,9 @@ SCENARIOS: Final[dict[str, tuple[Stage, ...]]] = {
     "reset.committed": (_finished, _reset),
     "remove.committed": (_family, _finished, _cancelled, _removed),
     "remove.forgotten": (_family, _finished, _cancelled, _removed),
+    "wait.armed": (_waiting,),
+    "wait.due": (_waiting,),
+    "wait.fired": (_waiting,),
     "adopt.followed": (_family, _started),
     "adopt.lost": (_family, _started),
     "adopt.ended": (_family, _started),
@@ -340,6 +385,9 @@ CASES: Final = [
     ("restart.due", 2, ""),
     ("reset.committed", 2, ""),
     ("remove.committed", 3, ""),
+    ("wait.armed", 3, ""),
+    ("wait.due", 2, "again"),
+    ("wait.fired", 3, ""),
 ]
 #: other ways to the same places
 WAYS: Final[list[tuple[str, int, tuple[Stage, ...]]]] = [

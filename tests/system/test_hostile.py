@@ -238,10 +238,11 @@ def test_a_full_disk_keeps_nobody_alive_and_no_history_broken() -> None:
     try:
         with heeded(daemon):
             compile_programs(daemon.base / "hostile")
-            wait = "while ! test -e /hostile/go; do sleep 0.02; done"
+            # what is said before takes the room for what is said when there is none any more
+            wait = "echo waits; while ! test -e /hostile/go; do sleep 0.02; done"
             agents = [attempting(daemon, attempt, wait) for attempt in FULL]
             for agent in agents:
-                wait_status(agent, "busy")
+                wait_until(lambda a=agent: read(a, "out"), "its output has a page")  # type: ignore[misc]
             (daemon.base / "hostile" / "go").touch()
             for agent, attempt in zip(agents, FULL, strict=True):
                 assert answer(agent, attempt) == attempt.expect

@@ -7,6 +7,7 @@ import errno
 import os
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,35 @@ def test_a_family_and_the_end_of_its_parent(user: OrdinaryDaemon) -> None:
     assert user.do(lambda: read(user.agent_dir("worker"), "reason")) == "parent_dead\n"
     assert not alive(worker)
     assert not list(user.cgroup.path.glob("user-*/agent-*"))
+
+
+@pytest.mark.parametrize("network", [False, True])
+def test_runs_and_tasks_enter_a_cell_that_is_held(user: OrdinaryDaemon, network: bool) -> None:
+    def talk() -> list[str]:
+        agent = user.make("coder", "sh -c 'read -r text; echo $CTX_RUN: $text'", mode="turn")
+        if network:
+            policy = read(agent, "policy")
+            write(agent / "policy", f"{policy}allow coder_t network:default connect")
+        write(agent / "ctl", "start")
+
+        def replied(text: str) -> bool:
+            return text in read(agent, "session/latest.md")
+
+        for number in ("1", "2"):
+            write(agent / "inbox", f"message {number}")
+            wait_until(partial(replied, number), "it replied")
+        (agent / "task" / "T").mkdir()
+        write(agent / "task/T/cmd", "id -u; exit 3")
+        write(agent / "task/T/ctl", "start")
+        wait_until(lambda: read(agent, "task/T/exit"), "the task has ended")
+        found = [read(agent, file) for file in ("session/latest.md", "task/T/output")]
+        write(agent / "inbox", "last")
+        wait_until(lambda: "last" in read(agent, "session/latest.md"), "it replied")
+        write(agent / "ctl", "stop")
+        wait_dead(agent)
+        return [*found, read(agent, "reason")]
+
+    assert user.do(talk) == ["r2: message 2\n", f"{UID}\n", "operator_stop\n"]
 
 
 def test_a_crash_takes_only_the_mount(user: OrdinaryDaemon) -> None:

@@ -187,7 +187,8 @@ def test_the_daemons_socket_answers_operators(daemon: Daemon) -> None:
     connection = Peer(daemon.root / "ctxd.sock")
     assert connection.ask({"op": "ping"}) == {"type": "pong"}
     assert connection.ask({"op": "status"})["state"] == "ready"
-    assert connection.ask({"op": "tool", "name": "AgentList"})["code"] == "EOPNOTSUPP"
+    answer = connection.ask({"op": "tool", "name": "AgentList", "id": "1"})
+    assert answer == {"type": "tool", "id": "1", "output": {"agents": []}}
     connection.close()
 
 

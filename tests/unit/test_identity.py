@@ -97,6 +97,21 @@ def test_a_peer_is_who_connected(world: World, agent: Agent) -> None:
     assert caller.agent == agent.index
 
 
+def test_a_peer_has_the_groups_that_it_connected_with(world: World) -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        caller = world.agents.identity.resolve_peer(one)
+    assert caller.groups is not None
+    assert set(caller.groups) == set(os.getgroups())
+
+
+def test_groups_of_a_peer_are_not_looked_up_by_its_number(world: World) -> None:
+    # this process may have got the number of the one that connected
+    caller = Caller(1000, 1000, os.getpid(), groups=(7, 8))
+    agent = world.agents.create(caller, "y")
+    assert agent.creator_groups == agent.groups == (7, 8)
+
+
 def test_a_peer_that_is_gone_is_unknown(world: World, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))

@@ -53,7 +53,7 @@ def test_runtime_imports_neither_the_filesystem_nor_fuse(path: Path) -> None:
 
 @pytest.mark.parametrize("path", RUNTIME + CTXFS, ids=name_of)
 def test_every_import_is_ours_the_standard_librarys_or_a_dependency(path: Path) -> None:
-    known = {"ctxfs", "runtime", "pyfuse3", "trio", "yaml", *sys.stdlib_module_names}
+    known = {"ctxfs", "runtime", "pyfuse3", "trio", "yaml", "jsonschema", *sys.stdlib_module_names}
     assert packages(path) <= known
 
 

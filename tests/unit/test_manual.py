@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ctxfs import manual
-from ctxfs.files import agent, root, session, waiting, work
+from ctxfs.files import agent, root, session, tool, waiting, work
 from ctxfs.rows import Row, Table
 from runtime.config import Config
 from runtime.sockets import OPERATIONS
@@ -24,6 +24,7 @@ TABLES = (
     session.CHANNEL_TABLE,
     work.TABLE,
     waiting.TABLE,
+    tool.TABLE,
 )
 
 

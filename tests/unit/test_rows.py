@@ -9,6 +9,7 @@ import pytest
 from ctxfs.files import agent as agent_files
 from ctxfs.files import root as root_files
 from ctxfs.files import session as session_files
+from ctxfs.files import tool as tool_files
 from ctxfs.files import waiting as waiting_files
 from ctxfs.files import work as work_files
 from ctxfs.files.verbs import VERBS
@@ -37,6 +38,7 @@ TABLES = [
     root_files.HISTORY_TABLE,
     work_files.TABLE,
     waiting_files.TABLE,
+    tool_files.TABLE,
 ]
 ROWS = [(table, row) for table in TABLES for row in table.rows]
 FILES = [(table, row) for table, row in ROWS if row.kind is Kind.FILE]
@@ -282,7 +284,8 @@ def test_planes_are_told_apart() -> None:
 
 @pytest.mark.parametrize(("table", "row"), ROWS, ids=identify)
 def test_every_name_that_is_shown_is_explained(table: Table, row: Row) -> None:
-    hidden = not row.name or row.within in ("agent", "self", "/") or table.plane is Plane.CHILD
+    shape = row.within in ("agent", "self", "tool", "/") or table.plane is Plane.CHILD
+    hidden = not row.name or shape
     assert hidden or row.doc
     assert "\n" not in row.doc
 

@@ -345,8 +345,7 @@ TABLE: Final[tuple[Attempt, ...]] = (
           ("write @kid/refs.jsonl '{\"path\":\"artifact/../../../etc/shadow\"}'", "EINVAL"),
           ("write @kid/refs.jsonl '{\"path\":\"../boss.d/result.md\"}'", "EINVAL"),
           ("json @kid/refs.jsonl deep", "EINVAL")),
-    *rows("6.json", "kid", ("json @history/messages.jsonl huge append", "EMSGSIZE"),
-          gap="of what is too long the kernel writes a part, and the rest is a line of its own"),
+    *rows("6.json", "kid", ("json @history/messages.jsonl huge append", "EMSGSIZE")),
     # its own history
     *rows("16.bytes", "kid",
           *((f"history {how} @history/messages.jsonl", expect) for how, expect in (

@@ -1,0 +1,294 @@
+"""Tools of the agent plane: making, looking at, speaking to and ending agents."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Final
+
+from ctxfs.tools.tasks import HANDLE, handle_of
+from ctxfs.tools.tool import (
+    Concerns,
+    Request,
+    Tool,
+    about,
+    count,
+    flag,
+    inputs,
+    lines,
+    listed,
+    record,
+    text,
+    wanted,
+    words,
+)
+from ctxfs.tools.waiting import WAIT, wait_of
+from runtime.authority.identity import INSIDERS
+from runtime.errors import DeniedError, MissingError
+from runtime.lifecycle import Status
+from runtime.messages import check_id
+from runtime.model import MODES, PROFILES, Agent, Outcome, Profile
+from runtime.names import quote
+from runtime.planes import PRIORITIES, MessageStatus, TaskStatus, Wait, WaitStatus
+
+#: field of the input of SpawnAgent: the file that it is written to, in this order
+_FILES: Final = {
+    "mode": "mode",
+    "context": "context",
+    "workspace_mode": "workspace",
+    "exec": "exec",
+    "model": "model",
+}
+
+
+async def _spawn(request: Request) -> dict[str, Any]:
+    """``mkdir``, the files, ``start``; if any of it is refused, all of it never was."""
+    given, parent = request.input, request.subject
+    private = given.get("preset", Profile.PRIVATE_CHILD) == Profile.PRIVATE_CHILD
+    if private:
+        wanted("initial_message", given, "a private_child needs one: it is its task")
+        if parent is None:
+            wanted("agent_id", given, "a private_child has a parent: name it")
+    else:
+        wanted("name", given, "a public_named agent has a name of its creator's choice")
+    name = given.get("name") or request.agents.free_name(request.agent)
+    with about("name"):
+        request.tree.mkdir("agent", f"{name}.d")
+    agent = request.agents.named(name)
+    assert agent is not None
+    try:
+        await _configure(request, agent, parent)
+        await request.tree.write(f"agent/{name}.d/ctl", "start\n")
+    except BaseException:
+        if agent.status is Status.NEW and request.agents.get(agent.index) is agent:
+            request.agents.unmake(agent)
+        raise
+    if parent is None or not private:
+        return {"agent_id": name}
+    task = request.agents.tasks.find(parent, name)
+    return {"agent_id": name, "task_handle": handle_of(request, task)}
+
+
+async def _configure(request: Request, agent: Agent, parent: Agent | None) -> None:
+    given, directory = request.input, f"agent/{agent.name}.d"
+    # first: that of a private child is written by its creator only, whom an operator names next
+    if "initial_message" in given:
+        with about("initial_message"):
+            await request.tree.write(f"{directory}/handoff.md", lines(given["initial_message"]))
+    if parent is not None and agent.parent != parent.index:  # an operator made it
+        with about("agent_id"):
+            await request.tree.write(f"{directory}/parent", f"agent:{parent.name}\n")
+    with about("preset"):
+        preset = given.get("preset", Profile.PRIVATE_CHILD.value)
+        await request.tree.write(f"{directory}/profile", f"{preset}\n")
+    for field, file in _FILES.items():
+        if field in given:
+            with about(field):
+                await request.tree.write(f"{directory}/{file}", lines(given[field]))
+
+
+async def _get(request: Request) -> dict[str, Any]:
+    agent = _asked(request)
+    agents = request.agents
+    if not agents.identity.roles(request.caller, agent) & INSIDERS:
+        raise DeniedError(f"agent_id: {quote(agent.name)} is not yours to look at")
+    waits = agents.items.of(agent.index, Wait)
+    return {
+        "agent_id": agent.name,
+        "visibility": "private" if agent.private else "public",
+        "ownership": "parent_supervised" if agent.private else "self_owned",
+        "status": agent.status.value,
+        "outcome": agent.outcome,
+        "reason": agent.reason,
+        "run": agent.run,
+        "work_focus": agent.focus,
+        "waiting": [wait_of(request, w) for w in waits if w.status is WaitStatus.ARMED],
+        "children": [child.name for child in agents.children(agent)],
+        "tasks": dict(Counter(agents.tasks.status(task) for task in agents.tasks.known(agent))),
+    }
+
+
+def _asked(request: Request) -> Agent:
+    """The agent of ``agent_id``, by default the caller; ``MissingError`` for a hidden one."""
+    if request.subject is not None and "agent_id" not in request.input:
+        return request.subject
+    name = wanted("agent_id", request.input, "an operator names the agent")
+    agent = request.agents.named(name)
+    if agent is None or not request.fs.visible(agent, request.call):
+        raise MissingError(f"agent_id: {quote(name)} is no agent that you can see")
+    return agent
+
+
+async def _list(request: Request) -> dict[str, Any]:
+    call = request.call
+    return {
+        "agents": [
+            {
+                "agent_id": agent.name,
+                "visibility": "private" if agent.private else "public",
+                "parent": agent.lineage,
+                "status": agent.status.value,
+                "outcome": agent.outcome,
+            }
+            for agent in request.agents
+            if request.fs.listed(agent, call)
+        ]
+    }
+
+
+async def _send(request: Request) -> dict[str, Any]:
+    """As ``send`` on the agent's socket: an id that is said again gets what it got before."""
+    given, agent = request.input, _asked(request)
+    name = given.get("id", "")
+    message = None
+    if name:
+        with about("id"):
+            message = request.agents.messages.find(agent, check_id(name))
+    if message is None or message.asked != request.caller.key:
+        message = request.agents.send(
+            request.caller,
+            agent,
+            given["text"],
+            priority=given.get("priority", "normal"),
+            name=name,
+            asked=request.caller.key if name else "",
+        )
+    return {"message_id": message.name, "status": message.status.value}
+
+
+async def _stop(request: Request) -> dict[str, Any]:
+    agent = _asked(request)
+    verb = "kill" if request.input.get("kill") else "stop"
+    await request.tree.write(f"agent/{agent.name}.d/ctl", f"{verb}\n")
+    return {"agent_id": agent.name, "status": agent.status.value}
+
+
+_STATUS: Final = words("its status", *(status.value for status in Status))
+_OUTCOME: Final = words("how it ended, empty before", "", *(o.value for o in Outcome))
+_VISIBILITY: Final = words("who may know of it", "private", "public")
+_NAME: Final = text("its name")
+
+TOOLS: Final = (
+    Tool(
+        name="SpawnAgent",
+        family="agent_creation",
+        concerns=Concerns.PARENT,
+        description=(
+            "Make another agent, with a context of its own, and start it. A private_child works "
+            "on what initial_message says, for its parent, which gets a task_handle to wait for "
+            "and read. A public_named agent belongs to nobody and lives on; it needs a name and "
+            "the policy detach. What is not said is as mkdir makes it; to give it less authority, "
+            "make it with files instead."
+        ),
+        schema=inputs(
+            Concerns.PARENT,
+            {},
+            {
+                "preset": words("what it is to its parent; private_child by default", *PROFILES),
+                "name": text("its name; PARENT-1, PARENT-2 and so on by default"),
+                "initial_message": text("its task, or the first that it is told"),
+                "exec": text("its program and arguments, one line; the parent's by default"),
+                "mode": words("how its program is run; once by default", *MODES),
+                "context": words("what it knows of its parent", "fresh", "fork"),
+                "workspace_mode": text("inherit, worktree or explicit_root:/PATH"),
+                "model": text("the model that it is to use; policy decides"),
+            },
+        ),
+        output_schema=record({"agent_id": _NAME}, {"task_handle": HANDLE}),
+        handler=_spawn,
+    ),
+    Tool(
+        name="AgentGet",
+        family="core",
+        concerns=Concerns.OTHERS,
+        description=(
+            "What an agent is and does: status, current run, work focus, armed waits, children "
+            "and how many tasks it has. By default the calling agent; others as policy allows."
+        ),
+        schema=inputs(Concerns.OTHERS, {}, {"agent_id": text("whom; operators always say it")}),
+        output_schema=record(
+            {
+                "agent_id": _NAME,
+                "visibility": _VISIBILITY,
+                "ownership": words("who owns its lifetime", "parent_supervised", "self_owned"),
+                "status": _STATUS,
+                "outcome": _OUTCOME,
+                "reason": text("why, such as exit:3"),
+                "run": text("id of its current run, empty if there is none"),
+                "work_focus": text("id of the work item that it works on, or empty"),
+                "waiting": listed(WAIT, "what it waits for"),
+                "children": listed(text("a name"), "its children"),
+                "tasks": {
+                    "type": "object",
+                    "description": "how many tasks it has, by status",
+                    "propertyNames": {"enum": sorted({s.shown for s in TaskStatus})},
+                    "additionalProperties": count("how many"),
+                },
+            }
+        ),
+        handler=_get,
+    ),
+    Tool(
+        name="AgentList",
+        family="core",
+        concerns=Concerns.OTHERS,
+        description="The agents that the caller may list.",
+        schema=inputs(Concerns.OTHERS, {}),
+        output_schema=record(
+            {
+                "agents": listed(
+                    record(
+                        {
+                            "agent_id": _NAME,
+                            "visibility": _VISIBILITY,
+                            "parent": text("who made it: operator uid:N, or agent:NAME and more"),
+                            "status": _STATUS,
+                            "outcome": _OUTCOME,
+                        }
+                    ),
+                    "oldest first",
+                )
+            }
+        ),
+        handler=_list,
+    ),
+    Tool(
+        name="SendMessage",
+        family="core",
+        concerns=Concerns.OTHERS,
+        description=(
+            "Send a message to an agent of mode turn or resident. It is queued; its reply goes "
+            "to the agent's history. Supervisors, operators and agents with policy write may."
+        ),
+        schema=inputs(
+            Concerns.OTHERS,
+            {"agent_id": text("to whom"), "text": text("the message", minLength=1)},
+            {
+                "priority": words("normal by default", *PRIORITIES),
+                "id": text("a name for it: said again, it is not sent again", minLength=1),
+            },
+        ),
+        output_schema=record(
+            {
+                "message_id": text("its id"),
+                "status": words("what became of it", *(s.value for s in MessageStatus)),
+            }
+        ),
+        handler=_send,
+    ),
+    Tool(
+        name="AgentStop",
+        family="core",
+        concerns=Concerns.OTHERS,
+        description=(
+            "End an agent and all that it owns: SIGTERM, a grace period, SIGKILL. "
+            "Its history stays. An agent may end itself, its children, and others by policy."
+        ),
+        schema=inputs(
+            Concerns.OTHERS,
+            {"agent_id": text("whom")},
+            {"kill": flag("without the grace period; not for itself")},
+        ),
+        output_schema=record({"agent_id": _NAME, "status": _STATUS}),
+        handler=_stop,
+    ),
+)

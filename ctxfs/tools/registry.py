@@ -1,0 +1,201 @@
+"""All tools: which of them a caller has, and how one is called (ABI section 12)."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+from jsonschema import Draft202012Validator, ValidationError
+
+from ctxfs.tools import agents, tasks, waiting, work
+from ctxfs.tools.tool import Concerns, Request, Schema, Tool, wanted
+from runtime.authority.identity import OPERATORS, Caller
+from runtime.errors import (
+    CtxError,
+    DeniedError,
+    MalformedError,
+    MissingError,
+    NoSpaceError,
+)
+from runtime.model import Agent
+from runtime.names import dump_json, escape, quote
+
+if TYPE_CHECKING:
+    from ctxfs.filesystem import Filesystem
+
+log = logging.getLogger("ctxd.tools")
+
+#: a tool's place makes its inode numbers
+TOOLS: Final = (*agents.TOOLS, *work.TOOLS, *tasks.TOOLS, *waiting.TOOLS)
+BY_NAME: Final = {tool.name: tool for tool in TOOLS}
+_VALIDATORS: Final = {tool.name: Draft202012Validator(tool.schema) for tool in TOOLS}
+
+
+# which
+
+
+def visible(fs: Filesystem, caller: Caller) -> Iterator[Tool]:
+    """Those that the caller has; they are there for no other."""
+    return (tool for tool in TOOLS if not refusal(fs, caller, tool))
+
+
+def refusal(fs: Filesystem, caller: Caller, tool: Tool) -> str:
+    """Why a caller has not got a tool, empty if it has.
+
+    Operators have all: what they may is decided by whom they name.
+    """
+    registry = fs.runtime.agents
+    if not registry.identity.still(caller):
+        return "the caller could not be identified, or is gone"
+    agent = registry.get(caller.agent) if caller.agent is not None else None
+    if agent is None:
+        return ""
+    if tool.family not in registry.authority.families(agent):
+        return f"{quote(agent.name)} is a {agent.profile}, which lacks {tool.family}"
+    if not registry.authority.allows(agent, "tool", tool.name, "execute"):
+        return f"tool:{tool.name} execute is not in the effective policy of {quote(agent.name)}"
+    return ""
+
+
+# calling
+
+
+async def call(fs: Filesystem, caller: Caller, name: str, given: Any) -> dict[str, Any]:
+    """What a tool answers; raises what the files would, with the field that it is about.
+
+    ``MissingError`` for an unknown tool, ``DeniedError`` for one that the caller has not
+    got, ``MalformedError`` for what its schema does not take.
+    """
+    request: Request | None = None
+    try:
+        tool = BY_NAME.get(name)
+        if tool is None:
+            raise MissingError(f"{quote(name)} is none of the tools: {', '.join(BY_NAME)}")
+        request = _request(fs, caller, tool, given)
+        if tool.waits is not None:
+            await tool.waits(request)
+            request = _request(fs, caller, tool, given)
+        # whoever hangs up cancels nothing that was begun
+        with trio.CancelScope(shield=True):
+            output = await tool.handler(request)
+    except Exception as error:
+        subject = request.subject if request is not None else None
+        incarnation = caller.incarnation or (subject.incarnation if subject is not None else None)
+        path = f"tool/{name}" if name in BY_NAME else "tool"
+        fs.reasons.note(error, caller, path, incarnation or None)
+        if isinstance(error, CtxError):
+            raise
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise NoSpaceError("the disk under the daemon's state is full") from None
+        raise CtxError("an error inside ctxfs, see the daemon's log") from error
+    # who is answered finds in the files what the answer says
+    await fs.cache.settled()
+    await fs.cache.names_settled()
+    return output
+
+
+def _request(fs: Filesystem, caller: Caller, tool: Tool, given: Any) -> Request:
+    why = refusal(fs, caller, tool)
+    if why:
+        raise DeniedError(why)
+    check(tool, given)
+    return Request(fs, caller, _subject(fs, caller, tool, given), given)
+
+
+def _subject(fs: Filesystem, caller: Caller, tool: Tool, given: dict[str, Any]) -> Agent | None:
+    """The agent that a call concerns: the calling one, or that which an operator names."""
+    registry = fs.runtime.agents
+    if caller.agent is not None:
+        own = registry.get(caller.agent)
+        named = given.get("agent_id") if tool.concerns is not Concerns.OTHERS else None
+        if own is not None and named not in (None, own.name):
+            raise DeniedError("agent_id: an agent's calls concern itself: leave it out")
+        return own
+    if tool.concerns is Concerns.OTHERS:
+        return None
+    if tool.concerns is Concerns.PARENT and "agent_id" not in given:
+        return None
+    name = wanted("agent_id", given, "an operator names the agent that the call concerns")
+    agent = registry.named(name)
+    if agent is None or not registry.identity.roles(caller, agent) & OPERATORS:
+        raise MissingError(f"agent_id: {quote(name)} is no agent that you are an operator of")
+    return agent
+
+
+# the input
+
+
+def check(tool: Tool, given: Any) -> None:
+    """``MalformedError`` with the field and what it would have been."""
+    error = next(_VALIDATORS[tool.name].iter_errors(given), None)
+    if error is not None:
+        raise MalformedError(_sentence(error))
+    _check_texts(given, "")
+
+
+def _check_texts(value: Any, field: str) -> None:
+    """Texts become files: none has a NUL."""
+    if isinstance(value, str) and "\0" in value:
+        raise MalformedError(f"{field}: the text has a NUL byte")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _check_texts(inner, f"{field}.{key}".lstrip("."))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            _check_texts(inner, f"{field}.{number}")
+
+
+def _sentence(error: ValidationError) -> str:
+    """``FIELD: …`` in the words of the other rejections."""
+    say = _SENTENCES.get(str(error.validator))
+    field, what = say(error) if say is not None else ("", escape(error.message[:200]))
+    path = ".".join((*map(str, error.absolute_path), *filter(None, [field])))
+    return f"{escape(path[:200]) or 'input'}: {what}"
+
+
+def _shown(error: ValidationError) -> str:
+    return quote(dump_json(error.instance))
+
+
+def _unknown(error: ValidationError) -> tuple[str, str]:
+    known = _properties(error)
+    extra = next(key for key in _items(error.instance) if key not in known)
+    return str(extra), f"is none of: {', '.join(known)}" if known else "nothing is taken"
+
+
+def _properties(error: ValidationError) -> Schema:
+    schema = error.schema
+    found: Schema = schema.get("properties", {}) if isinstance(schema, dict) else {}
+    return found
+
+
+def _missing(error: ValidationError) -> tuple[str, str]:
+    there = _items(error.instance)
+    return next(str(key) for key in _items(error.validator_value) if key not in there), "is wanted"
+
+
+def _items(value: Any) -> list[Any]:
+    """What is in a list or an object; a single word as a list of one."""
+    return list(value) if isinstance(value, list | dict) else [value]
+
+
+def _wrong_type(error: ValidationError) -> tuple[str, str]:
+    return "", f"{_shown(error)} is no {' or '.join(_items(error.validator_value))}"
+
+
+def _no_choice(error: ValidationError) -> tuple[str, str]:
+    choices = ", ".join(map(str, _items(error.validator_value)))
+    return "", f"{_shown(error)} is none of: {choices}"
+
+
+_SENTENCES: Final[dict[str, Callable[[ValidationError], tuple[str, str]]]] = {
+    "additionalProperties": _unknown,
+    "required": _missing,
+    "type": _wrong_type,
+    "enum": _no_choice,
+    "minLength": lambda error: ("", "it is empty"),
+    "minimum": lambda error: ("", f"{_shown(error)} is less than {error.validator_value}"),
+}

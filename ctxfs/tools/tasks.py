@@ -1,0 +1,272 @@
+"""Tools of the task plane: commands beside an agent's program, and handles of its children."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import trio
+
+from ctxfs.tools.tool import (
+    Concerns,
+    Request,
+    Tool,
+    about,
+    count,
+    first_free,
+    flag,
+    inputs,
+    listed,
+    record,
+    text,
+    words,
+)
+from runtime.errors import MalformedError
+from runtime.names import parse_env_line, quote, timestamp
+from runtime.planes import Task, TaskStatus
+from runtime.tasks import CHILD, COMMAND
+
+
+def handle_of(request: Request, task: Task) -> dict[str, Any]:
+    """What a call that starts something returns for it."""
+    return {
+        "task_id": task.name,
+        "task_kind": task.task_kind,
+        "status": request.agents.tasks.status(task),
+        "initial_output": request.agents.tasks.preview(task)[0],
+    }
+
+
+def _facts(request: Request, task: Task) -> dict[str, Any]:
+    return {
+        "task_id": task.name,
+        "task_kind": task.task_kind,
+        "title": request.agents.tasks.title(task),
+        "status": request.agents.tasks.status(task),
+        "exit": task.exit,
+        "work": task.work,
+        "started_at": timestamp(task.started) if task.started else "",
+        "ended_at": timestamp(task.ended) if task.ended else "",
+    }
+
+
+def _path(request: Request, task_id: str, file: str) -> str:
+    return f"agent/{request.agent.name}.d/task/{task_id}/{file}"
+
+
+def _find(request: Request) -> Task:
+    with about("task_id"):
+        return request.agents.tasks.find(request.agent, request.input["task_id"])
+
+
+async def _exec(request: Request) -> dict[str, Any]:
+    """``mkdir``, the files, ``start``; if any of it is refused the task is removed again."""
+    given, agent = request.input, request.agent
+    known = {task.name for task in request.agents.tasks.known(agent)}
+    name = given.get("task_id") or first_free("task", known.__contains__)
+    values = {
+        "cmd": given["cmd"],
+        "title": given.get("title", ""),
+        "cwd": given.get("cwd", ""),
+        "env": "".join(_env_line(*item) for item in given.get("env", {}).items()),
+        "accepts_input": str(int(given.get("accepts_input", False))),
+        "work": given.get("work", ""),
+    }
+    with about("task_id"):
+        request.tree.mkdir(f"agent/{agent.name}.d/task", name)
+    try:
+        for field, value in values.items():
+            if value:
+                with about(field):
+                    await request.tree.write(_path(request, name, field), value)
+        await request.tree.write(_path(request, name, "ctl"), "start\n")
+    except BaseException:
+        await request.tree.rmdir(f"agent/{agent.name}.d/task", name)
+        raise
+    task = request.agents.tasks.find(agent, name)
+    return {"task_handle": handle_of(request, task)}
+
+
+def _env_line(key: str, value: str) -> str:
+    with about(f"env.{key}"):
+        line = f"{key}={value}"
+        if "\n" in line or parse_env_line(line) != (key, value):
+            raise MalformedError(f"{quote(line)} is no variable on one line")
+    return line + "\n"
+
+
+async def _list(request: Request) -> dict[str, Any]:
+    tasks = request.agents.tasks
+    live = [task for task in tasks.known(request.agent) if not tasks.is_over(task)]
+    return {"tasks": [_facts(request, task) for task in live]}
+
+
+async def _status(request: Request) -> dict[str, Any]:
+    return _facts(request, _find(request))
+
+
+async def _until_over(request: Request) -> None:
+    if request.input.get("block"):
+        task = _find(request)
+        with trio.move_on_after(request.input.get("timeout", math.inf)):
+            await request.agents.tasks.wait_over(task)
+
+
+async def _output(request: Request) -> dict[str, Any]:
+    task = _find(request)
+    preview, truncated = request.agents.tasks.preview(task)
+    return {
+        "task_id": task.name,
+        "status": request.agents.tasks.status(task),
+        "exit": task.exit,
+        "preview": preview,
+        "output_path": request.path(_path(request, task.name, "output")),
+        "truncated": truncated,
+    }
+
+
+async def _input(request: Request) -> dict[str, Any]:
+    task = _find(request)
+    path = _path(request, task.name, "input")
+    accepted = await request.tree.write_some(path, request.input["text"])
+    return {"task_id": task.name, "accepted": accepted}
+
+
+async def _stop(request: Request) -> dict[str, Any]:
+    task = _find(request)
+    verb = "kill" if request.input.get("kill") else "stop"
+    await request.tree.write(_path(request, task.name, "ctl"), f"{verb}\n")
+    return {"task_id": task.name, "status": request.agents.tasks.status(task)}
+
+
+_ID: Final = text("the task's id")
+_KIND: Final = words("a command, or the handle of a child", COMMAND, CHILD)
+_STATUS: Final = words("its status", *dict.fromkeys(status.shown for status in TaskStatus))
+_EXIT: Final = text("exit:N or signal:N, once a command has ended")
+_FACTS: Final = record(
+    {
+        "task_id": _ID,
+        "task_kind": _KIND,
+        "title": text("what it is about"),
+        "status": _STATUS,
+        "exit": _EXIT,
+        "work": text("id of the work item that it is for"),
+        "started_at": text("RFC 3339 time, empty before"),
+        "ended_at": text("RFC 3339 time, empty before"),
+    }
+)
+HANDLE: Final = record(
+    {
+        "task_id": _ID,
+        "task_kind": _KIND,
+        "status": _STATUS,
+        "initial_output": text("what it has written so far"),
+    }
+)
+_FAMILY: Final = "local_environment"
+_OF_TASK: Final = {"task_id": _ID}
+
+TOOLS: Final = (
+    Tool(
+        name="ExecCommand",
+        family=_FAMILY,
+        concerns=Concerns.CALLER,
+        description=(
+            "Run a command with sh -c beside the agent's program, in its view and with its "
+            "authority, and go on. Its end wakes the agent with a task_result message."
+        ),
+        schema=inputs(
+            Concerns.CALLER,
+            {"cmd": text("the command", minLength=1)},
+            {
+                "title": text("what it is about, one line"),
+                "cwd": text("its working directory, an absolute path; the agent's by default"),
+                "env": {
+                    "type": "object",
+                    "description": "more environment",
+                    "additionalProperties": {"type": "string"},
+                },
+                "accepts_input": flag("whether TaskInput may write to its standard input"),
+                "work": text("id of the work item that it is for"),
+                "task_id": text("an id for it; task-1, task-2 and so on by default", minLength=1),
+            },
+        ),
+        output_schema=record({"task_handle": HANDLE}),
+        handler=_exec,
+    ),
+    Tool(
+        name="TaskList",
+        family=_FAMILY,
+        concerns=Concerns.CALLER,
+        description="The tasks that have not ended, handles of children among them.",
+        schema=inputs(Concerns.CALLER, {}),
+        output_schema=record({"tasks": listed(_FACTS, "oldest first")}),
+        handler=_list,
+    ),
+    Tool(
+        name="TaskStatus",
+        family=_FAMILY,
+        concerns=Concerns.CALLER,
+        description="What became of a task.",
+        schema=inputs(Concerns.CALLER, _OF_TASK),
+        output_schema=_FACTS,
+        handler=_status,
+    ),
+    Tool(
+        name="TaskOutput",
+        family=_FAMILY,
+        concerns=Concerns.CALLER,
+        description=(
+            "Head and tail of what a task has written, and the path of all of it; of a child its "
+            "latest reply, then its result. With block it answers when the task has ended."
+        ),
+        schema=inputs(
+            Concerns.CALLER,
+            _OF_TASK,
+            {
+                "block": flag("wait for the end of the task"),
+                "timeout": {
+                    "type": "number",
+                    "minimum": 0,
+                    "description": "seconds that block waits at most; no limit by default",
+                },
+            },
+        ),
+        output_schema=record(
+            {
+                "task_id": _ID,
+                "status": _STATUS,
+                "exit": _EXIT,
+                "preview": text("head and tail, at most 8 KiB"),
+                "output_path": text("the file with all of it"),
+                "truncated": flag("whether the preview leaves something out"),
+            }
+        ),
+        handler=_output,
+        waits=_until_over,
+    ),
+    Tool(
+        name="TaskInput",
+        family=_FAMILY,
+        concerns=Concerns.CALLER,
+        description=(
+            "Write to the standard input of a running command that accepts it, or send a child "
+            "a message. A command that does not read takes only what fits into its pipe."
+        ),
+        schema=inputs(
+            Concerns.CALLER,
+            {**_OF_TASK, "text": text("what to write; a line ends with a newline", minLength=1)},
+        ),
+        output_schema=record({"task_id": _ID, "accepted": count("bytes that were taken")}),
+        handler=_input,
+    ),
+    Tool(
+        name="TaskStop",
+        family=_FAMILY,
+        concerns=Concerns.CALLER,
+        description="End a task: SIGTERM, a grace period, SIGKILL; of a handle, the child.",
+        schema=inputs(Concerns.CALLER, _OF_TASK, {"kill": flag("without the grace period")}),
+        output_schema=record({"task_id": _ID, "status": _STATUS}),
+        handler=_stop,
+    ),
+)

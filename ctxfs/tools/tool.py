@@ -1,0 +1,180 @@
+"""What a tool is: a row that is called with one JSON object and answers with one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Final
+
+from ctxfs.nodes import Call
+from ctxfs.tools.tree import Tree
+from runtime.authority.identity import Caller
+from runtime.errors import CtxError, MalformedError, QuotaError, WrongStateError
+from runtime.model import Agent
+from runtime.names import quote
+
+if TYPE_CHECKING:
+    from ctxfs.filesystem import Filesystem
+    from runtime.agents import Agents
+
+Schema = dict[str, Any]
+
+
+class Concerns(Enum):
+    """Whom a call is about, and so what ``agent_id`` is to an operator."""
+
+    #: the calling agent; operators name it
+    CALLER = auto()
+    #: the calling agent, as the parent of another; operators may name one
+    PARENT = auto()
+    #: whoever the input says
+    OTHERS = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call. ``subject`` is the agent that it concerns; not of tools that concern others."""
+
+    fs: Filesystem
+    caller: Caller
+    subject: Agent | None
+    input: dict[str, Any]
+
+    @property
+    def agents(self) -> Agents:
+        return self.fs.runtime.agents
+
+    @property
+    def agent(self) -> Agent:
+        """The subject of a call that has one."""
+        assert self.subject is not None
+        return self.subject
+
+    @property
+    def live_agent(self) -> Agent:
+        """The same, if its planes can be changed; ``WrongStateError``."""
+        agent = self.agent
+        if not agent.live:
+            raise WrongStateError(f"the agent {quote(agent.name)} is {agent.status}")
+        return agent
+
+    @property
+    def call(self) -> Call:
+        return Call.of(self.fs, self.caller)
+
+    @property
+    def tree(self) -> Tree:
+        """The files, as the caller reaches them."""
+        return Tree(self.fs, self.call)
+
+    def path(self, relative: str) -> str:
+        """Where a file is for who calls."""
+        return f"{self.fs.runtime.places.mount}/{relative}"
+
+
+Handler = Callable[[Request], Awaitable[dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """One tool. ``waits`` is awaited before ``handler``, for however long it takes; then the
+    caller is looked at again."""
+
+    name: str
+    family: str
+    concerns: Concerns
+    description: str
+    schema: Schema
+    output_schema: Schema
+    handler: Handler
+    waits: Callable[[Request], Awaitable[None]] | None = None
+
+
+# schemas
+
+
+def text(description: str, **more: Any) -> Schema:
+    return {"type": "string", "description": description, **more}
+
+
+def words(description: str, *choices: str) -> Schema:
+    """One word of a few."""
+    return {"type": "string", "enum": list(choices), "description": description}
+
+
+def flag(description: str) -> Schema:
+    return {"type": "boolean", "description": description}
+
+
+def count(description: str) -> Schema:
+    return {"type": "integer", "minimum": 0, "description": description}
+
+
+def listed(items: Schema, description: str) -> Schema:
+    return {"type": "array", "items": items, "description": description}
+
+
+def record(required: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
+    """An object with these keys and no others."""
+    return {
+        "type": "object",
+        "properties": {**required, **(optional or {})},
+        "additionalProperties": False,
+        "required": list(required),
+    }
+
+
+_AGENT_ID: Final = {
+    Concerns.CALLER: text(
+        "the agent that the call concerns. Operators name it; an agent's calls concern itself"
+    ),
+    Concerns.PARENT: text(
+        "the agent that is to be the parent, for operators; without it a root agent is made. "
+        "An agent is the parent itself"
+    ),
+}
+
+
+def inputs(
+    concerns: Concerns, required: dict[str, Schema], optional: dict[str, Schema] | None = None
+) -> Schema:
+    """The schema of what goes in."""
+    added = {"agent_id": _AGENT_ID[concerns]} if concerns in _AGENT_ID else {}
+    return record(required, {**(optional or {}), **added})
+
+
+# handling
+
+
+@contextmanager
+def about(field: str) -> Iterator[None]:
+    """What is refused inside is refused for this field of the input, not for a state."""
+    try:
+        yield
+    except (WrongStateError, QuotaError):
+        raise
+    except CtxError as error:
+        raise type(error)(f"{field}: {error.sentence}") from None
+
+
+def lines(value: str) -> str:
+    """A text as a file has it: ended by a newline, unless it is empty."""
+    return value if not value.strip() or value.endswith("\n") else value + "\n"
+
+
+def first_free(stem: str, taken: Callable[[str], bool]) -> str:
+    """``STEM-1``, ``STEM-2``, …: the first that is not taken."""
+    number = 1
+    while taken(f"{stem}-{number}"):
+        number += 1
+    return f"{stem}-{number}"
+
+
+def wanted(field: str, given: dict[str, Any], why: str) -> str:
+    """A text that this call cannot do without; ``MalformedError``."""
+    value = given.get(field)
+    if not isinstance(value, str) or not value.strip():
+        raise MalformedError(f"{field}: {why}")
+    return value

@@ -1,0 +1,66 @@
+"""The files as a caller reaches them, for tools: what mkdir(2), write(2) and rmdir(2) would do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ctxfs.nodes import Call, Handle, Node
+
+if TYPE_CHECKING:
+    from ctxfs.filesystem import Filesystem
+
+
+class Tree:
+    """Paths are relative to the root. Everything raises what the same system call would."""
+
+    def __init__(self, fs: Filesystem, call: Call) -> None:
+        self._fs = fs
+        self._call = call
+
+    def find(self, path: str) -> Node:
+        node: Node = self._fs.root
+        for name in filter(None, path.split("/")):
+            node = node.lookup(self._call, name)
+        return node
+
+    def mkdir(self, where: str, name: str) -> None:
+        self.find(where).mkdir(self._call, name, 0o755)
+
+    async def rmdir(self, where: str, name: str) -> None:
+        directory = self.find(where)
+        await directory.prepare_rmdir(self._call, name)
+        directory.rmdir(self._call, name)
+
+    async def write(self, path: str, text: str) -> None:
+        """``printf TEXT > PATH``."""
+        with self._opened(path) as handle:
+            data, offset = text.encode(), 0
+            while offset < len(data):
+                offset += await self._write(handle, offset, data[offset:])
+            await self._flush(handle)
+
+    async def write_some(self, path: str, text: str) -> int:
+        """One write(2): how many bytes of the text were taken."""
+        with self._opened(path) as handle:
+            written = await self._write(handle, 0, text.encode())
+            await self._flush(handle)
+        return written
+
+    async def _write(self, handle: Handle, offset: int, data: bytes) -> int:
+        await handle.prepare(data)
+        return handle.write(offset, data)
+
+    async def _flush(self, handle: Handle) -> None:
+        await handle.prepare(b"\n")
+        handle.flush()
+
+    @contextmanager
+    def _opened(self, path: str) -> Iterator[Handle]:
+        handle = self.find(path).open(self._call, os.O_WRONLY | os.O_TRUNC)
+        try:
+            yield handle
+        finally:
+            handle.release()

@@ -1,0 +1,139 @@
+"""Tools of the waiting plane: what wakes the agent, and what it then knows."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ctxfs.tools.tool import (
+    Concerns,
+    Request,
+    Tool,
+    about,
+    first_free,
+    inputs,
+    record,
+    text,
+    wanted,
+    words,
+)
+from runtime.errors import MalformedError
+from runtime.names import quote
+from runtime.planes import Wait, WaitStatus
+
+#: what wakes: (word of the file ``on``, what ``resource`` is then)
+_WAKES: Final = {
+    "timer": ("timer", "a duration such as 30s, or a time"),
+    "task_result": ("task", "the id of a task"),
+    "child": ("child", "the name of a child"),
+    "message": ("message", ""),
+    "external": ("trigger", ""),
+}
+
+
+def wait_of(request: Request, wait: Wait) -> dict[str, Any]:
+    """A wait as tools show it."""
+    view = {"wait_id": wait.name, "status": wait.status.value, "on": wait.on}
+    for key in ("work", "deadline", "payload"):
+        if value := getattr(wait, key):
+            view[key] = value
+    return view
+
+
+def _line(given: dict[str, Any]) -> str:
+    """What the file ``on`` would be given."""
+    word, resource = _WAKES[given["wake"]]
+    wake = f"wake={given['wake']}"
+    if resource:
+        return f"{word} {wanted('resource', given, f'{wake} needs {resource}')}"
+    if "resource" in given:
+        raise MalformedError(f"resource: {quote(given['resource'])}: {wake} takes none")
+    return word
+
+
+async def _wait_for(request: Request) -> dict[str, Any]:
+    """``mkdir``, the files, and ``on`` last, as one change."""
+    given, agent, waiting = request.input, request.live_agent, request.agents.waiting
+    line = _line(given)
+    known = {wait.name for wait in request.agents.items.of(agent.index, Wait)}
+    name = given.get("id") or first_free("wait", known.__contains__)
+    with request.agents.changing() as change:
+        with about("id"):
+            wait = waiting.add(change, agent, name)
+        for field in ("work", "deadline"):
+            if given.get(field):
+                with about(field):
+                    waiting.update(change, agent, wait, field, given[field])
+        with about("resource" if "resource" in given else "wake"):
+            waiting.begin(change, request.caller, agent, wait, line)
+    view = wait_of(request, wait)
+    if given["wake"] == "external":
+        view["token"] = request.path(f"trigger/{wait.token}")
+    return view
+
+
+async def _cancel(request: Request) -> dict[str, Any]:
+    agent, waiting = request.agent, request.agents.waiting
+    with about("wait_id"):
+        wait = waiting.find(agent, request.input["wait_id"])
+        await request.tree.rmdir(f"agent/{agent.name}.d/waiting", wait.name)
+    return {"wait_id": wait.name, "status": wait.status.value}
+
+
+_ID: Final = text("the wait's id")
+_STATUS: Final = words("its status", *(status.value for status in WaitStatus))
+_REQUIRED: Final = {
+    "wait_id": _ID,
+    "status": _STATUS,
+    "on": text("what it waits for, as in the file on"),
+}
+_OPTIONAL: Final = {
+    "work": text("id of the work item that it blocks"),
+    "deadline": text("when it expires, as it was given"),
+    "payload": text("what it was answered with"),
+}
+WAIT: Final = record(_REQUIRED, _OPTIONAL)
+
+TOOLS: Final = (
+    Tool(
+        name="WaitFor",
+        family="core",
+        concerns=Concerns.CALLER,
+        description=(
+            "Wait for something without running: the agent is woken with a message when it is "
+            "there, at once if it is there already. Instead of asking again and again."
+        ),
+        schema=inputs(
+            Concerns.CALLER,
+            {
+                "wake": words(
+                    "what wakes: a time, the end of a task or a child, any message, or whoever "
+                    "writes to a token",
+                    *_WAKES,
+                )
+            },
+            {
+                "resource": text(
+                    "timer: a duration such as 30s, or a time; task_result: the task's id; "
+                    "child: its name; otherwise none"
+                ),
+                "work": text("id of the work item that is blocked until then"),
+                "deadline": text("duration or time after which it expires"),
+                "id": text("an id for it; wait-1, wait-2 and so on by default", minLength=1),
+            },
+        ),
+        output_schema=record(
+            _REQUIRED,
+            {**_OPTIONAL, "token": text("external: the file that fires it, once written to")},
+        ),
+        handler=_wait_for,
+    ),
+    Tool(
+        name="WaitCancel",
+        family="core",
+        concerns=Concerns.CALLER,
+        description="Take a wait away, whatever has become of it; an armed one is cancelled.",
+        schema=inputs(Concerns.CALLER, {"wait_id": _ID}),
+        output_schema=record({"wait_id": _ID, "status": _STATUS}),
+        handler=_cancel,
+    ),
+)

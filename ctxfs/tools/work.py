@@ -1,0 +1,188 @@
+"""Tools of the work plane: what the agent works on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from ctxfs.tools.tool import (
+    Concerns,
+    Request,
+    Schema,
+    Tool,
+    about,
+    first_free,
+    flag,
+    inputs,
+    lines,
+    listed,
+    record,
+    text,
+    words,
+)
+from runtime.change import Change
+from runtime.model import Agent
+from runtime.names import timestamp
+from runtime.planes import WORK_MOVES, Work, WorkStatus
+
+#: of the objective in a view
+_OBJECTIVE_MAX: Final = 1000
+#: fields of the input as their files have them; the status last, for it may need the others
+_AS_WRITTEN: Final[dict[str, Callable[[Any], str]]] = {
+    **dict.fromkeys(("objective", "plan", "acceptance"), lines),
+    "parent": str,
+    "blocked_by": lambda names: "".join(f"{name}\n" for name in names),
+    "status": str,
+}
+
+
+def _view(request: Request, item: Work) -> dict[str, Any]:
+    blocked_by = request.agents.work.blocked_by(request.agent, item)
+    return {
+        "id": item.name,
+        "objective": item.objective.strip()[:_OBJECTIVE_MAX],
+        "status": item.status.value,
+        "blocked_by": blocked_by.splitlines(),
+        "parent": item.parent,
+        "focus": request.agent.focus == item.name,
+        "updated_at": timestamp(item.updated),
+        "path": request.path(f"agent/{request.agent.name}.d/work/{item.name}"),
+    }
+
+
+def _set(request: Request, change: Change, agent: Agent, item: Work) -> None:
+    """The fields that are given."""
+    for field, as_written in _AS_WRITTEN.items():
+        if field in request.input:
+            with about(field):
+                value = as_written(request.input[field])
+                request.agents.work.update(change, agent, item, field, value)
+
+
+async def _create(request: Request) -> dict[str, Any]:
+    agent, work = request.live_agent, request.agents.work
+    known = {item.name for item in request.agents.items.of(agent.index, Work)}
+    name = request.input.get("id") or first_free("work", known.__contains__)
+    with request.agents.changing() as change:
+        with about("id"):
+            item = work.add(change, agent, name)
+        _set(request, change, agent, item)
+        if request.input.get("focus"):
+            with about("focus"):
+                work.turn_to(change, agent, name)
+    return _view(request, item)
+
+
+def _find(request: Request) -> Work:
+    with about("id"):
+        return request.agents.work.find(request.agent, request.input["id"])
+
+
+async def _update(request: Request) -> dict[str, Any]:
+    agent, item = request.live_agent, _find(request)
+    with request.agents.changing() as change:
+        with about("id"):
+            request.agents.work.check_open(item)
+        _set(request, change, agent, item)
+    return _view(request, item)
+
+
+async def _list(request: Request) -> dict[str, Any]:
+    items = request.agents.items.of(request.agent.index, Work)
+    every = request.input.get("all", False)
+    shown = [item for item in items if every or item.status not in WORK_MOVES.terminal]
+    return {"items": [_view(request, item) for item in shown], "focus": request.agent.focus}
+
+
+async def _focus(request: Request) -> dict[str, Any]:
+    agent = request.live_agent
+    with about("id"):
+        request.agents.work.focus(agent, request.input["id"] or "")
+    return {"focus": agent.focus}
+
+
+_ID: Final = text("the item's id")
+_FOCUS: Final = text("id of the item that has the focus, or empty")
+_VIEW: Final = record(
+    {
+        "id": _ID,
+        "objective": text(f"what it is to reach, its first {_OBJECTIVE_MAX} characters"),
+        "status": words("its status", *(status.value for status in WorkStatus)),
+        "blocked_by": listed(text("an id, or wait NAME"), "what is in its way"),
+        "parent": text("id of a chain that it belongs to"),
+        "focus": flag("whether it has the focus"),
+        "updated_at": text("RFC 3339 time of its last change"),
+        "path": text("its directory, with plan.md and acceptance.md"),
+    }
+)
+_FIELDS: Final[dict[str, Schema]] = {
+    "plan": text("how, and how far it has come"),
+    "acceptance": text("how one sees that it is done"),
+    "parent": text("id of a chain that it belongs to, any line"),
+}
+_OBJECTIVE: Final = text("what it is to reach", minLength=1)
+
+TOOLS: Final = (
+    Tool(
+        name="WorkCreate",
+        family="core",
+        concerns=Concerns.CALLER,
+        description="Note down a work item: something that the agent is to achieve.",
+        schema=inputs(
+            Concerns.CALLER,
+            {"objective": _OBJECTIVE},
+            {
+                "id": text("an id for it; work-1, work-2 and so on by default", minLength=1),
+                **_FIELDS,
+                "focus": flag("turn to it at once"),
+            },
+        ),
+        output_schema=_VIEW,
+        handler=_create,
+    ),
+    Tool(
+        name="WorkUpdate",
+        family="core",
+        concerns=Concerns.CALLER,
+        description=(
+            "Change a work item that is not over: all of what is given, or nothing. "
+            "done needs an objective; done and cancelled are for good and cancel its waits."
+        ),
+        schema=inputs(
+            Concerns.CALLER,
+            {"id": _ID},
+            {
+                "objective": _OBJECTIVE,
+                **_FIELDS,
+                "blocked_by": listed(_ID, "ids of the items that come first, instead of before"),
+                "status": words("its new status", *(status.value for status in WorkStatus)),
+            },
+        ),
+        output_schema=_VIEW,
+        handler=_update,
+    ),
+    Tool(
+        name="WorkList",
+        family="core",
+        concerns=Concerns.CALLER,
+        description="The work items that are not over, and which of them has the focus.",
+        schema=inputs(Concerns.CALLER, {}, {"all": flag("those that are over, too")}),
+        output_schema=record({"items": listed(_VIEW, "oldest first"), "focus": _FOCUS}),
+        handler=_list,
+    ),
+    Tool(
+        name="WorkFocus",
+        family="core",
+        concerns=Concerns.CALLER,
+        description=(
+            "Turn to a work item: it becomes active, the one before is open again. "
+            "Null turns to none."
+        ),
+        schema=inputs(
+            Concerns.CALLER,
+            {"id": {"type": ["string", "null"], "description": "the item's id"}},
+        ),
+        output_schema=record({"focus": _FOCUS}),
+        handler=_focus,
+    ),
+)

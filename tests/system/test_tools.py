@@ -1,0 +1,243 @@
+"""Tools as programs in sandboxes, and over the sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ctxfs.tools.registry import TOOLS
+from tests.harness import AGENT_UID, Daemon, read, wait_dead, wait_status, wait_until, write
+from tests.system.test_sockets import Peer
+
+NAMES = sorted(tool.name for tool in TOOLS)
+#: nobody's in these tests
+_STRANGER = 4242
+
+
+@contextmanager
+def operator(daemon: Daemon) -> Iterator[Peer]:
+    connection = Peer(daemon.path("ctxd.sock"))
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def call(connection: Peer, name: str, /, **given: Any) -> dict[str, Any]:
+    answer = connection.ask({"op": "tool", "name": name, "input": given})
+    assert answer["type"] == "tool", answer
+    output: dict[str, Any] = answer["output"]
+    return output
+
+
+def script(*commands: str) -> str:
+    """A program of the shell that finds the tools by its PATH."""
+    return "sh -c " + shlex.quote("; ".join(('PATH="$CTX_PATH:$PATH"', *commands)))
+
+
+def said(name: str, /, **given: Any) -> str:
+    """The command that calls a tool."""
+    return f"{name} {shlex.quote(json.dumps(given))}"
+
+
+def test_an_agent_works_with_tools_alone(daemon: Daemon) -> None:
+    agent = daemon.finish(
+        "coder",
+        script(
+            said("WorkCreate", objective="know who I am", id="w", focus=True),
+            said("ExecCommand", cmd="read x; echo got $x $A", accepts_input=True,
+                 env={"A": "1 2"}, work="w"),
+            said("WaitFor", wake="task_result", resource="task-1", work="w"),
+            f"until {said('TaskInput', task_id='task-1', text='it' + chr(10))}; do :; done",
+            """echo '{"task_id": "task-1", "block": true}' | TaskOutput""",
+            "AgentGet </dev/null",
+            said("WorkUpdate", id="w", status="done"),
+            "TaskList </dev/null",
+        ),
+    )
+    out = [json.loads(line) for line in read(agent, "out").splitlines()]
+    assert out[0]["status"] == "active"
+    assert out[1]["task_handle"]["task_id"] == "task-1"
+    assert out[2]["status"] == "armed"
+    assert out[3] == {"task_id": "task-1", "accepted": 3}
+    assert out[4]["preview"] == "got it 1 2\n"
+    assert (out[4]["status"], out[4]["exit"]) == ("completed", "exit:0")
+    assert read(agent / "task" / "task-1", "output") == out[4]["preview"]
+    assert out[4]["output_path"] == f"{daemon.root}/agent/coder.d/task/task-1/output"
+    assert (out[5]["status"], out[5]["work_focus"]) == ("busy", "w")
+    assert (out[5]["waiting"], out[5]["tasks"]) == ([], {"completed": 1})
+    assert out[6]["status"] == "done"
+    assert out[7] == {"tasks": []}
+    assert read(agent / "waiting" / "wait-1", "status") == "fired\n"
+
+
+def test_a_parent_spawns_and_reads_what_comes_back(daemon: Daemon) -> None:
+    parent = daemon.finish(
+        "coder",
+        script(
+            said("SpawnAgent", initial_message="what is it?",
+                 exec="sh -c 'read x; echo $x 42 | tee $CTX_SELF/result.md'"),
+            said("TaskOutput", task_id="coder-1", block=True),
+            said("AgentGet", agent_id="coder-1"),
+            "AgentList </dev/null",
+        ),
+    )
+    out = [json.loads(line) for line in read(parent, "out").splitlines()]
+    assert out[0]["agent_id"] == "coder-1"
+    assert out[0]["task_handle"]["task_kind"] == "child_agent_task"
+    assert (out[1]["preview"], out[1]["status"]) == ("what is it? 42\n", "completed")
+    assert (out[2]["status"], out[2]["outcome"]) == ("dead", "done")
+    assert [agent["agent_id"] for agent in out[3]["agents"]] == ["coder", "coder-1"]
+
+
+def test_exit_statuses_tell_what_was_wrong(daemon: Daemon) -> None:
+    agent = daemon.make(
+        "coder",
+        script(
+            "ls $CTX_ROOT/tool",
+            said("AgentGet", who=1) + "; echo $?",
+            "AgentGet '[1]'; echo $?",
+            said("AgentGet", agent_id="none") + "; echo $?",
+            "TaskList </dev/null; echo $?",
+            "$CTX_ROOT/bin/ctx tool call TaskList '{}'; echo $?",
+            "$CTX_ROOT/bin/ctx tool call Nothing '{}'; echo $?",
+        ),
+    )
+    policy = read(agent, "policy").replace("tool:* execute", "tool:Agent* execute")
+    (agent / "policy").write_text(policy)
+    write(agent / "ctl", "start")
+    wait_dead(agent)
+    out = read(agent, "out").splitlines()
+    names = [name for name in NAMES if name.startswith("Agent")]
+    assert out[: 2 * len(names)] == sorted([*names, *(f"{name}.d" for name in names)])
+    assert out[2 * len(names) :] == ["2", "2", "1", "127", "13", "69"]
+    assert "who: " in read(agent, "log")
+
+
+def test_operators_name_the_agent_and_strangers_are_refused(daemon: Daemon) -> None:
+    agent = daemon.run("coder", "sleep 1000", mode="once")
+    wait_status(agent, "busy")
+    with operator(daemon) as connection:
+        answer = connection.ask({"op": "tool", "name": "TaskList", "input": {}, "id": "x"})
+        assert (answer["code"], answer["id"]) == ("EINVAL", "x")
+        assert answer["message"].startswith("agent_id: ")
+        assert connection.ask({"op": "tool", "name": "Shell"})["code"] == "ENOENT"
+        assert connection.ask({"op": "tool"})["code"] == "EINVAL"
+        assert connection.ask({"op": "tool", "name": "TaskList", "input": [1]})["code"] == "EINVAL"
+        handle = call(connection, "ExecCommand", agent_id="coder", cmd="id -u; exec sleep 1000")
+        assert handle["task_handle"]["task_id"] == "task-1"
+        task = agent / "task" / "task-1"
+        wait_status(task, "running")
+        wait_until(lambda: read(task, "output"), "the command has written")
+        assert call(connection, "TaskOutput", agent_id="coder", task_id="task-1")["preview"] == (
+            f"{AGENT_UID}\n"
+        )
+        # one that waits holds up nobody on its connection
+        given = {"agent_id": "coder", "task_id": "task-1", "block": True}
+        connection.send({"op": "tool", "name": "TaskOutput", "input": given, "id": "slow"})
+        assert connection.ask({"op": "ping"}) == {"type": "pong"}
+        stopped = call(connection, "TaskStop", agent_id="coder", task_id="task-1")
+        assert stopped["status"] == "cancelling"
+        ended = connection.receive()
+        assert ended is not None
+        assert (ended["id"], ended["output"]["status"]) == ("slow", "cancelled")
+        assert call(connection, "AgentStop", agent_id="coder", kill=True)["agent_id"] == "coder"
+    wait_dead(agent)
+    found = subprocess.run(
+        [daemon.path("tool", "AgentGet"), '{"agent_id": "coder"}'],
+        user=_STRANGER, group=_STRANGER, extra_groups=[], capture_output=True, text=True,
+        check=False, env={"PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert (found.returncode, found.stdout) == (13, "")
+    assert "not yours" in found.stderr
+
+
+def test_whoever_hangs_up_cancels_nothing(daemon: Daemon) -> None:
+    agent = daemon.run("coder", "sleep 1000")
+    wait_status(agent, "busy")
+    given = {"agent_id": "coder", "task_id": "task-1", "block": True}
+    with operator(daemon) as connection:
+        call(connection, "ExecCommand", agent_id="coder", cmd="sleep 1000")
+        connection.send({"op": "tool", "name": "TaskOutput", "input": given})
+        assert connection.ask({"op": "ping"}) == {"type": "pong"}
+    assert wait_status(agent / "task" / "task-1", "running") == "running"
+    write(agent / "ctl", "stop")
+    wait_dead(agent)
+
+
+def test_a_waiting_call_is_answered_when_the_agent_ends(daemon: Daemon) -> None:
+    agent = daemon.run("coder", "sleep 1000")
+    wait_status(agent, "busy")
+    with operator(daemon) as connection:
+        call(connection, "ExecCommand", agent_id="coder", cmd="sleep 1000")
+        wait_status(agent / "task" / "task-1", "running")
+        given = {"agent_id": "coder", "task_id": "task-1", "block": True}
+        connection.send({"op": "tool", "name": "TaskOutput", "input": given})
+        assert connection.ask({"op": "ping"}) == {"type": "pong"}
+        write(agent / "ctl", "stop")
+        answer = connection.receive()
+        assert answer is not None
+        assert answer["output"]["status"] == "cancelled"
+    wait_dead(agent)
+
+
+def test_a_start_that_is_refused_leaves_no_agent(daemon: Daemon) -> None:
+    with operator(daemon) as connection:
+        given = {"preset": "public_named", "name": "idle"}
+        answer = connection.ask({"op": "tool", "name": "SpawnAgent", "input": given})
+        assert (answer["type"], answer["code"]) == ("error", "EINVAL")
+        assert not daemon.agent_dir("idle").exists()
+        assert os.listdir(daemon.path("home", "0", "agent")) == []
+        assert "EINVAL tool/SpawnAgent: " in daemon.error()
+        output = call(connection, "SpawnAgent", **given, exec="sleep 1000")
+        assert output == {"agent_id": "idle"}
+    wait_status(daemon.agent_dir("idle"), "busy")
+
+
+def test_readers_see_what_a_tool_did_at_once(daemon: Daemon) -> None:
+    agent = daemon.run("coder", "sleep 1000")
+    wait_status(agent, "busy")
+    with operator(daemon) as connection:
+        call(connection, "WorkCreate", agent_id="coder", objective="a", id="w")
+        item = agent / "work" / "w"
+        for number in range(50):
+            assert os.listdir(agent / "work").count("w") == 1
+            call(connection, "WorkUpdate", agent_id="coder", id="w", plan=f"step {number}")
+            assert read(item, "plan.md") == f"step {number}\n"
+
+
+def test_tools_go_on_after_a_crash(daemon: Daemon) -> None:
+    agent = daemon.run("coder", "sleep 1000")
+    wait_status(agent, "busy")
+    with operator(daemon) as connection:
+        call(connection, "ExecCommand", agent_id="coder", cmd="sleep 1000")
+        token = call(connection, "WaitFor", agent_id="coder", wake="external")["token"]
+    wait_status(agent / "task" / "task-1", "running")
+    pid = int(read(agent / "task" / "task-1", "pid"))
+    daemon.restart()
+    with operator(daemon) as connection:
+        listed = call(connection, "TaskList", agent_id="coder")["tasks"]
+        assert [task["status"] for task in listed] == ["running"]
+        given = {"agent_id": "coder", "task_id": "task-1", "block": True}
+        connection.send({"op": "tool", "name": "TaskOutput", "input": given})
+        assert connection.ask({"op": "ping"}) == {"type": "pong"}
+        os.kill(pid, signal.SIGKILL)
+        answer = connection.receive()
+        assert answer is not None
+        assert answer["output"]["exit"] == "signal:9"
+        with open(token, "w") as file:
+            file.write("go")
+        assert call(connection, "AgentGet", agent_id="coder")["waiting"] == []
+
+
+def test_every_tool_is_there_for_the_client(daemon: Daemon) -> None:
+    for name in NAMES:
+        found = daemon.ctx("tool", "show", name)
+        assert found.returncode == 0, found.stderr
+        assert '"additionalProperties": false' in found.stdout

@@ -1,0 +1,967 @@
+"""The tools: what each takes and answers, who has it, and that what fails leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from jsonschema import Draft202012Validator
+
+from ctxfs.tools import registry
+from ctxfs.tools.registry import BY_NAME, TOOLS
+from ctxfs.tools.tool import Concerns
+from runtime.authority.identity import Caller
+from runtime.errors import (
+    CtxError,
+    DeniedError,
+    MalformedError,
+    MissingError,
+    NotRunningError,
+    QuotaError,
+    TakenError,
+    TooLargeError,
+    TooLongError,
+    UnsupportedError,
+    WrongStateError,
+)
+from runtime.lifecycle import Status
+from runtime.model import FAMILIES, Agent
+from runtime.planes import TaskEvent, TaskStatus
+from tests.adapter.mounted import STRANGER, USER, Mounted, mounted_in
+from tests.unit.fakes import ROOT, inside
+
+NAMES = [
+    *("SpawnAgent", "AgentGet", "AgentList", "SendMessage", "AgentStop"),
+    *("WorkCreate", "WorkUpdate", "WorkList", "WorkFocus"),
+    *("ExecCommand", "TaskList", "TaskStatus", "TaskOutput", "TaskInput", "TaskStop"),
+    *("WaitFor", "WaitCancel"),
+]
+
+Input = dict[str, Any]
+
+
+class Desk:
+    """An agent ``coder`` of uid 1000 that works, and calls on its behalf."""
+
+    def __init__(self, mounted: Mounted) -> None:
+        self.mounted = mounted
+        self.agents = mounted.agents
+        self.coder = self.agent("coder", "agent:* create,start,stop,read,write,detach")
+        self.me = inside(self.coder)
+
+    def agent(self, name: str, *rules: str, caller: Caller = USER) -> Agent:
+        """A live agent with more policy than by default."""
+        agent = self.mounted.make(name, caller)
+        more = "".join(f"allow {agent.label} {rule}\n" for rule in rules)
+        self.agents.update(agent, exec="sh -c true", mode="turn", policy=agent.policy + more)
+        return self.mounted.world.live(agent)
+
+    def call(self, name: str, given: Any = None, caller: Caller | None = None) -> dict[str, Any]:
+        who = caller if caller is not None else self.me
+        found = {} if given is None else given
+        return trio.run(registry.call, self.mounted.fs, who, name, found)
+
+    def end(self, task: str, event: TaskEvent = TaskEvent.COMPLETE, text: str = "exit:0") -> None:
+        """As its monitor would tell."""
+        found = self.agents.tasks.find(self.coder, task)
+        with self.agents.changing() as change:
+            if found.status is TaskStatus.QUEUED:
+                change.put(found, status=TaskStatus.RUNNING)
+            self.agents.tasks.end(change, self.coder, found, event, exit_text=text)
+
+    def write(self, task: str, data: bytes) -> None:
+        """What a command wrote, as its monitor keeps it."""
+        found = self.agents.tasks.find(self.coder, task)
+        directory = self.agents.tasks.directory(self.coder, found)
+        directory.mkdir(parents=True)
+        (directory / "0").write_bytes(data)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    with mounted_in(tmp_path, document_max=4096) as mounted:
+        yield Desk(mounted)
+
+
+def refused(error: type[CtxError], match: str | None = None) -> Any:
+    return pytest.raises(error, match=match)
+
+
+# the table
+
+
+def test_the_tools_are_those_of_the_abi() -> None:
+    assert sorted(BY_NAME) == sorted(NAMES)
+    assert len(BY_NAME) == len(TOOLS)
+
+
+@pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
+def test_schemas_are_schemas_and_take_no_other_keys(tool: Any) -> None:
+    for schema in (tool.schema, tool.output_schema):
+        Draft202012Validator.check_schema(schema)
+        assert schema["type"] == "object"
+        assert schema["additionalProperties"] is False
+        assert set(schema["required"]) <= set(schema["properties"])
+    assert all(field["description"] for field in tool.schema["properties"].values())
+    assert tool.family in FAMILIES
+    assert tool.description.endswith(".")
+
+
+# every one of them, by the agent itself and by an operator
+
+
+def _nothing(desk: Desk) -> None:
+    pass
+
+
+def _task(desk: Desk) -> None:
+    desk.call("ExecCommand", {"cmd": "cat", "task_id": "t", "accepts_input": True})
+
+
+def _running(desk: Desk) -> None:
+    _task(desk)
+    task = desk.agents.tasks.find(desk.coder, "t")
+    with desk.agents.changing() as change:
+        change.put(task, status=TaskStatus.RUNNING)
+
+
+def _ended(desk: Desk) -> None:
+    _task(desk)
+    desk.end("t")
+
+
+def _work(desk: Desk) -> None:
+    desk.call("WorkCreate", {"id": "w", "objective": "fix it"})
+
+
+def _wait(desk: Desk) -> None:
+    desk.call("WaitFor", {"wake": "message", "id": "x"})
+
+
+def _helper(desk: Desk) -> None:
+    desk.agent("helper")
+
+
+#: (what is there before, the input, part of the answer); several of one tool have other names
+CALLS: dict[str, tuple[Callable[[Desk], None], Input, Input]] = {
+    "SpawnAgent": (
+        _nothing,
+        {"initial_message": "look", "name": "rev", "mode": "turn", "context": "fork"},
+        {
+            "agent_id": "rev",
+            "task_handle": {
+                "task_id": "rev",
+                "task_kind": "child_agent_task",
+                "status": "running",
+                "initial_output": "",
+            },
+        },
+    ),
+    "SpawnAgent public": (
+        _nothing,
+        {"preset": "public_named", "name": "rev", "exec": "cat", "model": "big"},
+        {"agent_id": "rev"},
+    ),
+    "AgentGet": (_wait, {"agent_id": "coder"}, {"status": "busy", "children": [], "tasks": {}}),
+    "AgentList": (_helper, {}, {}),
+    "SendMessage": (
+        _helper,
+        {"agent_id": "helper", "text": "hello", "priority": "next", "id": "m"},
+        {"message_id": "m", "status": "queued"},
+    ),
+    "AgentStop": (_helper, {"agent_id": "helper"}, {"agent_id": "helper", "status": "stopping"}),
+    "AgentStop kill": (_helper, {"agent_id": "helper", "kill": True}, {"status": "stopping"}),
+    "WorkCreate": (
+        _nothing,
+        {"objective": "fix it", "plan": "1. look", "acceptance": "green", "focus": True},
+        {"id": "work-1", "objective": "fix it", "status": "active", "focus": True},
+    ),
+    "WorkUpdate": (
+        _work,
+        {"id": "w", "plan": "done", "parent": "chain", "status": "done"},
+        {"id": "w", "status": "done", "parent": "chain"},
+    ),
+    "WorkList": (_work, {"all": True}, {"focus": ""}),
+    "WorkFocus": (_work, {"id": "w"}, {"focus": "w"}),
+    "WorkFocus none": (_work, {"id": None}, {"focus": ""}),
+    "ExecCommand": (
+        _work,
+        {
+            "cmd": "make test",
+            "title": "tests",
+            "cwd": "/tmp",
+            "env": {"A": "1 = 2", "B": ""},
+            "work": "w",
+        },
+        {
+            "task_handle": {
+                "task_id": "task-1",
+                "task_kind": "command_task",
+                "status": "queued",
+                "initial_output": "",
+            }
+        },
+    ),
+    "TaskList": (_task, {}, {}),
+    "TaskStatus": (_ended, {"task_id": "t"}, {"status": "completed", "exit": "exit:0"}),
+    "TaskOutput": (
+        _ended,
+        {"task_id": "t", "block": True, "timeout": 5.5},
+        {
+            "status": "completed",
+            "preview": "",
+            "truncated": False,
+            "output_path": "/ctx/agent/coder.d/task/t/output",
+        },
+    ),
+    "TaskInput": (_running, {"task_id": "t", "text": "line\n"}, {"accepted": 5}),
+    "TaskStop": (_running, {"task_id": "t", "kill": True}, {"status": "cancelling"}),
+    "WaitFor": (
+        _work,
+        {"wake": "timer", "resource": "1h", "work": "w", "deadline": "2h"},
+        {"wait_id": "wait-1", "status": "armed", "on": "timer 1h", "work": "w", "deadline": "2h"},
+    ),
+    "WaitFor task": (_task, {"wake": "task_result", "resource": "t"}, {"on": "task t"}),
+    "WaitFor over": (_ended, {"wake": "task_result", "resource": "t"}, {"status": "fired"}),
+    "WaitFor message": (_nothing, {"wake": "message", "id": "w1"}, {"wait_id": "w1"}),
+    "WaitFor external": (_nothing, {"wake": "external"}, {"status": "armed", "on": "trigger"}),
+    "WaitCancel": (_wait, {"wait_id": "x"}, {"wait_id": "x", "status": "cancelled"}),
+}
+
+
+def test_every_tool_is_called() -> None:
+    assert {name.split()[0] for name in CALLS} == set(NAMES)
+
+
+@pytest.mark.parametrize("which", CALLS)
+@pytest.mark.parametrize("operator", [False, True], ids=["agent", "operator"])
+def test_every_tool_answers_what_its_schema_says(desk: Desk, which: str, operator: bool) -> None:
+    before, given, wanted = CALLS[which]
+    name = which.split()[0]
+    before(desk)
+    if operator and name not in ("AgentGet", "AgentList", "SendMessage", "AgentStop"):
+        given = {**given, "agent_id": "coder"}
+    output = desk.call(name, given, USER if operator else desk.me)
+    Draft202012Validator(BY_NAME[name].output_schema).validate(output)
+    json.dumps(output)
+    assert {key: output.get(key) for key in wanted} == wanted
+
+
+# what is refused
+
+
+def test_an_unknown_tool_is_missing(desk: Desk) -> None:
+    with refused(MissingError, "WaitCancel"):
+        desk.call("Shell")
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "field"),
+    [
+        ("SpawnAgent", [], "input"),
+        ("SpawnAgent", "x", "input"),
+        ("SpawnAgent", {"prompt": "x"}, "prompt"),
+        ("SpawnAgent", {}, "initial_message"),
+        ("SpawnAgent", {"initial_message": " \n"}, "initial_message"),
+        ("SpawnAgent", {"initial_message": 5}, "initial_message"),
+        ("SpawnAgent", {"initial_message": "x", "preset": "root"}, "preset"),
+        ("SpawnAgent", {"initial_message": "x", "name": "a/b"}, "name"),
+        ("SpawnAgent", {"initial_message": "x", "name": "current"}, "name"),
+        ("SpawnAgent", {"initial_message": "x", "mode": "daemon"}, "mode"),
+        ("SpawnAgent", {"initial_message": "x", "context": "full"}, "context"),
+        ("SpawnAgent", {"initial_message": "x", "workspace_mode": "copy"}, "workspace_mode"),
+        ("SpawnAgent", {"initial_message": "x", "exec": "sh -c 'x"}, "exec"),
+        ("SpawnAgent", {"initial_message": "x", "exec": "a\nb"}, "exec"),
+        ("SpawnAgent", {"initial_message": "x", "model": "a\nb"}, "model"),
+        ("SpawnAgent", {"initial_message": "x\0"}, "initial_message"),
+        ("SpawnAgent", {"preset": "public_named"}, "name"),
+        ("AgentGet", {"name": "coder"}, "name"),
+        ("AgentGet", {"agent_id": ""}, "agent_id"),
+        ("AgentList", {"all": True}, "all"),
+        ("SendMessage", {"text": "x"}, "agent_id"),
+        ("SendMessage", {"agent_id": "coder", "text": ""}, "text"),
+        ("SendMessage", {"agent_id": "coder", "text": "x", "priority": "high"}, "priority"),
+        ("SendMessage", {"agent_id": "coder", "text": "x", "id": "a b"}, "id"),
+        ("AgentStop", {}, "agent_id"),
+        ("AgentStop", {"agent_id": "coder", "kill": 1}, "kill"),
+        ("WorkCreate", {}, "objective"),
+        ("WorkCreate", {"objective": ""}, "objective"),
+        ("WorkCreate", {"objective": "x", "id": "a b"}, "id"),
+        ("WorkCreate", {"objective": "x", "parent": "a\nb"}, "parent"),
+        ("WorkCreate", {"objective": "x", "status": "done"}, "status"),
+        ("WorkUpdate", {"objective": "x"}, "id"),
+        ("WorkUpdate", {"id": "w", "status": "finished"}, "status"),
+        ("WorkUpdate", {"id": "w", "blocked_by": ["w"]}, "blocked_by"),
+        ("WorkUpdate", {"id": "w", "blocked_by": ["a", 1]}, "blocked_by.1"),
+        ("WorkList", {"all": "yes"}, "all"),
+        ("WorkFocus", {}, "id"),
+        ("WorkFocus", {"id": 1}, "id"),
+        ("ExecCommand", {"command": "ls"}, "command"),
+        ("ExecCommand", {}, "cmd"),
+        ("ExecCommand", {"cmd": ""}, "cmd"),
+        ("ExecCommand", {"cmd": "x\0y"}, "cmd"),
+        ("ExecCommand", {"cmd": "x", "title": "a\nb"}, "title"),
+        ("ExecCommand", {"cmd": "x", "cwd": "src"}, "cwd"),
+        ("ExecCommand", {"cmd": "x", "env": ["A=1"]}, "env"),
+        ("ExecCommand", {"cmd": "x", "env": {"A": 1}}, "env.A"),
+        ("ExecCommand", {"cmd": "x", "env": {"A": "1\nB=2"}}, "env.A"),
+        ("ExecCommand", {"cmd": "x", "env": {"A=B": "1"}}, "env.A=B"),
+        ("ExecCommand", {"cmd": "x", "env": {"CTX_SELF": "1"}}, "env.CTX_SELF"),
+        ("ExecCommand", {"cmd": "x", "env": {"A": "\0"}}, "env.A"),
+        ("ExecCommand", {"cmd": "x", "task_id": "../x"}, "task_id"),
+        ("TaskList", {"all": True}, "all"),
+        ("TaskStatus", {"task": "t"}, "task"),
+        ("TaskStatus", {}, "task_id"),
+        ("TaskOutput", {"task_id": "t", "timeout": -1}, "timeout"),
+        ("TaskOutput", {"task_id": "t", "timeout": "5s"}, "timeout"),
+        ("TaskOutput", {"task_id": "t", "block": None}, "block"),
+        ("TaskInput", {"task_id": "t"}, "text"),
+        ("TaskStop", {"task_id": ["t"]}, "task_id"),
+        ("WaitFor", {}, "wake"),
+        ("WaitFor", {"wake": "trigger"}, "wake"),
+        ("WaitFor", {"wake": "timer"}, "resource"),
+        ("WaitFor", {"wake": "timer", "resource": "soon"}, "resource"),
+        ("WaitFor", {"wake": "timer", "resource": "1s 2s"}, "resource"),
+        ("WaitFor", {"wake": "message", "resource": "coder"}, "resource"),
+        ("WaitFor", {"wake": "message", "deadline": "later"}, "deadline"),
+        ("WaitFor", {"wake": "message", "id": "x.d"}, "id"),
+        ("WaitCancel", {}, "wait_id"),
+    ],
+)
+def test_bad_input_is_told_with_its_field(desk: Desk, name: str, given: Any, field: str) -> None:
+    _task(desk)
+    _work(desk)
+    before = _everything(desk)
+    with pytest.raises(MalformedError) as caught:
+        desk.call(name, given)
+    assert caught.value.sentence.startswith(f"{field}: ")
+    assert _everything(desk) == before
+    with desk.mounted.as_(desk.me):
+        assert f"EINVAL tool/{name}: {field}: " in desk.mounted.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "error", "field"),
+    [
+        ("SpawnAgent", {"initial_message": "x", "name": "coder"}, TakenError, "name"),
+        ("SpawnAgent", {"initial_message": "x", "name": "t"}, TakenError, "name"),
+        ("SpawnAgent", {"initial_message": "x" * 5000}, TooLargeError, "initial_message"),
+        ("AgentGet", {"agent_id": "nobody"}, MissingError, "agent_id"),
+        ("SendMessage", {"agent_id": "nobody", "text": "x"}, MissingError, "agent_id"),
+        ("AgentStop", {"agent_id": "nobody"}, MissingError, "agent_id"),
+        ("AgentStop", {"agent_id": "coder", "kill": True}, DeniedError, ""),
+        ("WorkCreate", {"objective": "x", "id": "w"}, TakenError, "id"),
+        ("WorkCreate", {"objective": "x" * 70000}, TooLongError, "objective"),
+        ("WorkUpdate", {"id": "none"}, MissingError, "id"),
+        ("WorkUpdate", {"id": "w", "blocked_by": ["none"]}, MissingError, "blocked_by"),
+        ("WorkFocus", {"id": "none"}, MissingError, "id"),
+        ("ExecCommand", {"cmd": "x", "task_id": "t"}, TakenError, "task_id"),
+        ("ExecCommand", {"cmd": "x", "work": "none"}, MissingError, "work"),
+        ("ExecCommand", {"cmd": "x" * 70000}, TooLongError, "cmd"),
+        ("TaskStatus", {"task_id": "none"}, MissingError, "task_id"),
+        ("TaskOutput", {"task_id": "none"}, MissingError, "task_id"),
+        ("TaskInput", {"task_id": "none", "text": "x"}, MissingError, "task_id"),
+        ("TaskInput", {"task_id": "t", "text": "x"}, WrongStateError, ""),
+        ("TaskStop", {"task_id": "none"}, MissingError, "task_id"),
+        ("WaitFor", {"wake": "task_result", "resource": "none"}, MissingError, "resource"),
+        ("WaitFor", {"wake": "child", "resource": "none"}, MissingError, "resource"),
+        ("WaitFor", {"wake": "message", "work": "none"}, MissingError, "work"),
+        ("WaitFor", {"wake": "message", "id": "x"}, TakenError, "id"),
+        ("WaitCancel", {"wait_id": "none"}, MissingError, "wait_id"),
+    ],
+)
+def test_refusals_are_those_of_the_files(
+    desk: Desk, name: str, given: Input, error: type[CtxError], field: str
+) -> None:
+    _task(desk)
+    _work(desk)
+    _wait(desk)
+    before = _everything(desk)
+    with pytest.raises(error) as caught:
+        desk.call(name, given)
+    assert caught.type is error
+    assert caught.value.sentence.startswith(f"{field}: " if field else "")
+    assert _everything(desk) == before
+
+
+def test_a_limit_is_a_limit_for_tools_too(tmp_path: Path) -> None:
+    with mounted_in(tmp_path, tasks=1, work_items=1, waits=1, children=1) as mounted:
+        desk = Desk(mounted)
+        _task(desk)
+        _work(desk)
+        _wait(desk)
+        desk.call("SpawnAgent", {"initial_message": "x"})
+        before = _everything(desk)
+        for name, given in (
+            ("ExecCommand", {"cmd": "x"}),
+            ("WorkCreate", {"objective": "x"}),
+            ("WaitFor", {"wake": "message"}),
+            ("SpawnAgent", {"initial_message": "x"}),
+        ):
+            with refused(QuotaError):
+                desk.call(name, given)
+        assert _everything(desk) == before
+
+
+def test_a_bug_is_told_as_one_and_ends_nothing(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(desk.mounted.fs, "listed", fail)
+    with refused(CtxError, "an error inside ctxfs"):
+        desk.call("AgentList")
+
+
+# who has which
+
+
+def _visible(desk: Desk, caller: Caller) -> set[str]:
+    return {tool.name for tool in registry.visible(desk.mounted.fs, caller)}
+
+
+def test_a_public_agent_has_all_and_so_have_those_in_no_agent(desk: Desk) -> None:
+    for caller in (desk.me, ROOT, USER, STRANGER):
+        assert _visible(desk, caller) == set(NAMES)
+
+
+def test_a_private_child_has_what_its_families_have(desk: Desk) -> None:
+    desk.call("SpawnAgent", {"initial_message": "x", "name": "rev"})
+    child = desk.agents.named("rev")
+    assert child is not None
+    desk.mounted.world.live(child)
+    assert _visible(desk, inside(child)) == set(NAMES) - {"SpawnAgent"}
+    with refused(DeniedError, "agent_creation"):
+        desk.call("SpawnAgent", {"initial_message": "x"}, inside(child))
+
+
+def test_policy_takes_a_tool_away_at_once(desk: Desk) -> None:
+    kept = desk.coder.policy.replace("tool:* execute", "tool:Task* execute")
+    desk.agents.update(desk.coder, policy=kept)
+    assert _visible(desk, desk.me) == {"TaskList", "TaskStatus", "TaskOutput", "TaskInput",
+                                       "TaskStop"}  # fmt: skip
+    with refused(DeniedError, "tool:AgentList execute"):
+        desk.call("AgentList")
+
+
+def test_a_trigger_needs_its_family(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        desk.agents.authority, "families", lambda agent: ("core", "local_environment")
+    )
+    with refused(DeniedError, "external_trigger"):
+        desk.call("WaitFor", {"wake": "external"})
+    assert desk.call("WaitFor", {"wake": "message"})["status"] == "armed"
+
+
+@pytest.mark.parametrize("which", ["unknown", "dead", "earlier"])
+def test_who_is_nobody_has_nothing(desk: Desk, which: str) -> None:
+    caller = Caller(0, 0, 7, known=False)
+    if which == "dead":
+        caller = desk.me
+        desk.agents.update(desk.coder, status=Status.DEAD)
+    elif which == "earlier":
+        caller = Caller(1000, 1000, 7, desk.coder.index, "0123456789abcdef")
+    assert _visible(desk, caller) == set()
+    with refused(DeniedError):
+        desk.call("AgentList", {}, caller)
+
+
+# whom a call concerns
+
+
+OF_ONE = [tool.name for tool in TOOLS if tool.concerns is Concerns.CALLER]
+
+
+@pytest.mark.parametrize("which", [n for n in CALLS if n in OF_ONE])
+def test_operators_name_an_agent_that_is_theirs(desk: Desk, which: str) -> None:
+    before, given, _ = CALLS[which]
+    before(desk)
+    with refused(MalformedError, "^agent_id: "):
+        desk.call(which, given, USER)
+    for name in ("coder", "nobody"):
+        with refused(MissingError, "^agent_id: "):
+            desk.call(which, {**given, "agent_id": name}, STRANGER)
+
+
+@pytest.mark.parametrize("which", [n for n in CALLS if n in [*OF_ONE, "SpawnAgent"]])
+def test_an_agents_calls_concern_itself(desk: Desk, which: str) -> None:
+    before, given, _ = CALLS[which]
+    before(desk)
+    desk.agent("helper")
+    with refused(DeniedError, "^agent_id: "):
+        desk.call(which, {**given, "agent_id": "helper"})
+    desk.call(which, {**given, "agent_id": "coder"})
+
+
+def test_operators_name_whom_they_look_at(desk: Desk) -> None:
+    with refused(MalformedError, "^agent_id: "):
+        desk.call("AgentGet", {}, USER)
+    with refused(DeniedError, "^agent_id: "):
+        desk.call("AgentGet", {"agent_id": "coder"}, STRANGER)
+
+
+def test_private_agents_are_not_there_for_others(desk: Desk) -> None:
+    desk.call("SpawnAgent", {"initial_message": "x", "name": "rev", "mode": "turn"})
+    other = inside(desk.agent("other"))
+    blind = desk.agents.named("other")
+    assert blind is not None
+    desk.agents.update(blind, policy=blind.policy.replace("create,start,stop,read,write", "create"))
+    for name, given in (
+        ("AgentGet", {}),
+        ("AgentStop", {}),
+        ("SendMessage", {"text": "x"}),
+    ):
+        for caller in (other, STRANGER):
+            with refused(MissingError, "^agent_id: "):
+                desk.call(name, {"agent_id": "rev", **given}, caller)
+    listed = [each["agent_id"] for each in desk.call("AgentList", {}, other)["agents"]]
+    assert listed == ["coder", "other"]
+    listed = [each["agent_id"] for each in desk.call("AgentList")["agents"]]
+    assert listed == ["coder", "rev", "other"]
+
+
+def test_what_ctl_and_inbox_deny_tools_deny(desk: Desk) -> None:
+    other = desk.agent("other")
+    desk.agents.update(other, policy="allow other_t tool:* execute\n")
+    with refused(DeniedError):
+        desk.call("AgentStop", {"agent_id": "coder"}, inside(other))
+    with refused(DeniedError):
+        desk.call("SendMessage", {"agent_id": "coder", "text": "x"}, inside(other))
+    with refused(DeniedError):
+        desk.call("AgentGet", {"agent_id": "coder"}, inside(other))
+    assert desk.call("AgentGet", {"agent_id": "other"}, desk.me)["status"] == "busy"
+
+
+# SpawnAgent
+
+
+def _everything(desk: Desk) -> dict[str, Any]:
+    """All that tells of what was made: records, names, files; not what is in waiting rubbish."""
+    agents = desk.agents
+    state = desk.mounted.world.state
+    rows = desk.mounted.world.store._db.execute
+    return {
+        "agents": [agent.name for agent in agents],
+        "records": rows("SELECT idx, channel, removed FROM agents WHERE removed=0").fetchall(),
+        "names": rows("SELECT name, owner FROM names").fetchall(),
+        "sessions": rows("SELECT agent, name FROM sessions").fetchall(),
+        "items": rows("SELECT kind, data FROM items ORDER BY idx").fetchall(),
+        "channels": [agents.channels(agent.session) for agent in agents],
+        "children": [[child.name for child in agents.children(agent)] for agent in agents],
+        "focus": desk.coder.focus,
+        "files": sorted(
+            str(path.relative_to(state))
+            for top in ("agent", "home")
+            for path in (state / top).rglob("*")
+            if (top, path.name) != ("agent", "doc")
+        ),
+        "waits": sorted(os.listdir(desk.mounted.world.path / "wait")),
+        "events": desk.mounted.world.lines(desk.coder),
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"name": "a b"}, MalformedError),
+        ({"name": "forbidden"}, DeniedError),
+        ({"preset": "public_named", "name": "forbidden"}, DeniedError),
+        ({"preset": "public_named", "name": "named", "mode": "turn"}, DeniedError),
+        ({"workspace_mode": "nowhere"}, MalformedError),
+        ({"workspace_mode": "explicit_root:/"}, MalformedError),
+        ({"exec": "sh -c 'open"}, MalformedError),
+        ({"exec": ""}, None),
+        ({"model": "forbidden"}, DeniedError),
+        ({"initial_message": "x" * 5000}, TooLargeError),
+        ({}, None),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+@pytest.mark.parametrize("operator", [False, True], ids=["agent", "operator"])
+def test_a_spawn_that_fails_leaves_nothing(
+    desk: Desk,
+    given: Input,
+    error: type[CtxError] | None,
+    operator: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = (
+        "allow coder_t tool:* execute\nallow coder_t agent:coder-* create\n"
+        "allow coder_t agent:named create\nallow coder_t model:small use\n"
+    )
+    desk.agents.update(desk.coder, policy=policy)
+    if operator and error is DeniedError and "model" not in given:
+        return  # operators need no policy
+    if error is None:  # the last step: the start itself
+
+        def start(agent: Agent) -> None:
+            raise NotRunningError("no start today")
+
+        monkeypatch.setattr(desk.mounted.supervisor, "start", start)
+        error = NotRunningError
+    before = _everything(desk)
+    whole = {"initial_message": "look", "mode": "turn", "model": "small", **given}
+    if operator:
+        whole["agent_id"] = "coder"
+    with pytest.raises(error):
+        desk.call("SpawnAgent", whole, USER if operator else desk.me)
+    assert _everything(desk) == before
+    desk.agents.remove_strays()
+    assert len(list((desk.mounted.world.state / "agent").iterdir())) == 1
+    # and nothing of it comes back
+    agents = desk.mounted.world.reopen()
+    assert [agent.name for agent in agents] == ["coder"]
+    assert agents.session_agents(1000) == ["coder"]
+
+
+def test_the_name_of_a_failed_spawn_is_free_again(desk: Desk) -> None:
+    for _ in range(3):
+        with refused(MalformedError):
+            desk.call("SpawnAgent", {"initial_message": "x", "name": "rev", "exec": "'"})
+    desk.call("SpawnAgent", {"initial_message": "x", "name": "rev"})
+    assert desk.agents.sessions(1000, "rev")[0][0] == "default"
+    child = desk.agents.named("rev")
+    assert child is not None
+    events = [json.loads(line)["type"] for line in desk.mounted.world.lines(child)]
+    assert events.count("agent.create") == 1
+
+
+def test_a_failed_spawn_keeps_what_an_earlier_child_of_the_name_left(desk: Desk) -> None:
+    desk.call("SpawnAgent", {"initial_message": "x", "name": "rev"})
+    child = desk.agents.named("rev")
+    assert child is not None
+    desk.agents.update(child, status=Status.DEAD)
+    desk.agents.remove(child)
+    with refused(MalformedError):
+        desk.call("SpawnAgent", {"initial_message": "x", "name": "rev", "exec": "'"})
+    assert [name for name, _ in desk.agents.sessions(1000, "rev")] == ["default"]
+    assert [index for _, index in desk.agents.channels(desk.coder.session)] == [child.index]
+
+
+def test_names_of_children_are_the_first_that_are_free(desk: Desk) -> None:
+    desk.agent("coder-2")
+    desk.call("ExecCommand", {"cmd": "x", "task_id": "coder-3"})
+    made = [desk.call("SpawnAgent", {"initial_message": "x"})["agent_id"] for _ in range(2)]
+    assert made == ["coder-1", "coder-4"]
+    first = desk.agents.named("coder-1")
+    assert first is not None
+    desk.agents.update(first, status=Status.DEAD)
+    desk.agents.remove(first)
+    assert desk.call("SpawnAgent", {"initial_message": "x"})["agent_id"] == "coder-1"
+
+
+def test_a_name_that_another_user_had_is_not_free(desk: Desk) -> None:
+    desk.mounted.make("coder-1", STRANGER)
+    other = desk.agents.named("coder-1")
+    assert other is not None
+    desk.agents.remove(other)
+    assert desk.call("SpawnAgent", {"initial_message": "x"})["agent_id"] == "coder-2"
+
+
+def test_a_long_name_gives_children_names_too(desk: Desk) -> None:
+    parent = desk.agent("a" * 64, "agent:* create")
+    output = desk.call("SpawnAgent", {"initial_message": "x"}, inside(parent))
+    assert output["agent_id"] == "a" * 58 + "-1"
+
+
+def test_a_spawned_child_is_what_the_files_would_make(desk: Desk) -> None:
+    given = {
+        "initial_message": "Review it.\nAll of it.",
+        "exec": "cat -n",
+        "mode": "turn",
+        "context": "fork",
+        "workspace_mode": "explicit_root:/srv",
+        "model": "big",
+    }
+    assert desk.call("SpawnAgent", given)["agent_id"] == "coder-1"
+    child = desk.agents.named("coder-1")
+    assert child is not None
+    assert child.parent == desk.coder.index
+    assert (child.profile, child.life) == ("private_child", "owned")
+    assert (child.exec, child.mode, child.context, child.model) == ("cat -n", "turn", "fork", "big")
+    assert child.workspace == "explicit_root:/srv"
+    assert desk.agents.read_document(child, "handoff.md") == b"Review it.\nAll of it.\n"
+    assert desk.agents.tasks.title(desk.agents.tasks.find(desk.coder, "coder-1")) == "Review it."
+    assert desk.mounted.supervisor.said == [("start", "coder-1")]
+
+
+def test_a_public_one_belongs_to_nobody(desk: Desk) -> None:
+    given = {"preset": "public_named", "name": "peer", "initial_message": "begin"}
+    assert desk.call("SpawnAgent", given) == {"agent_id": "peer"}
+    peer = desk.agents.named("peer")
+    assert peer is not None
+    assert (peer.life, peer.private) == ("detached", False)
+    assert desk.call("TaskList") == {"tasks": []}
+
+
+def test_an_operator_makes_root_agents_and_children(desk: Desk) -> None:
+    with refused(MalformedError, "^agent_id: "):
+        desk.call("SpawnAgent", {"initial_message": "x"}, USER)
+    given = {"preset": "public_named", "name": "root", "exec": "cat"}
+    assert desk.call("SpawnAgent", given, USER) == {"agent_id": "root"}
+    root = desk.agents.named("root")
+    assert root is not None
+    assert root.parent is None
+    output = desk.call("SpawnAgent", {"initial_message": "x", "agent_id": "coder"}, USER)
+    child = desk.agents.named(output["agent_id"])
+    assert child is not None
+    assert child.parent == desk.coder.index
+    assert output["task_handle"]["task_id"] == "coder-1"
+
+
+def test_nothing_is_made_below_an_agent_that_is_ending(desk: Desk) -> None:
+    desk.agents.update(desk.coder, status=Status.STOPPING)
+    with refused(WrongStateError):
+        desk.call("SpawnAgent", {"initial_message": "x"})
+    with refused(WrongStateError):
+        desk.call("SpawnAgent", {"initial_message": "x", "agent_id": "coder"}, USER)
+    assert [agent.name for agent in desk.agents] == ["coder"]
+
+
+def test_a_worktree_is_refused_where_there_is_none(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def prepare_start(agent: Agent) -> None:
+        await trio.lowlevel.checkpoint()
+        raise UnsupportedError("git is missing")
+
+    monkeypatch.setattr(desk.mounted.supervisor, "prepare_start", prepare_start)
+    before = _everything(desk)
+    with refused(UnsupportedError):
+        desk.call("SpawnAgent", {"initial_message": "x", "workspace_mode": "worktree"})
+    assert _everything(desk) == before
+
+
+# messages
+
+
+def test_a_message_that_is_sent_again_is_the_same(desk: Desk) -> None:
+    helper = desk.agent("helper")
+    given = {"agent_id": "helper", "text": "hello", "id": "m"}
+    assert desk.call("SendMessage", given) == desk.call("SendMessage", given)
+    assert len(desk.agents.messages.pending(helper)) == 1
+    with refused(TakenError):
+        desk.call("SendMessage", given, USER)
+    first = desk.call("SendMessage", {"agent_id": "helper", "text": "a"})["message_id"]
+    assert first != desk.call("SendMessage", {"agent_id": "helper", "text": "a"})["message_id"]
+
+
+def test_once_agents_take_no_messages(desk: Desk) -> None:
+    helper = desk.agent("helper")
+    desk.agents.update(helper, mode="once")
+    with refused(WrongStateError):
+        desk.call("SendMessage", {"agent_id": "helper", "text": "x"})
+
+
+# tasks
+
+
+def test_a_command_is_what_the_files_would_make(desk: Desk) -> None:
+    CALLS["ExecCommand"][0](desk)
+    desk.call("ExecCommand", CALLS["ExecCommand"][1])
+    task = desk.agents.tasks.find(desk.coder, "task-1")
+    assert (task.cmd, task.title, task.cwd, task.work) == ("make test", "tests", "/tmp", "w")
+    assert task.env == "A=1 = 2\nB=\n"
+    assert task.status is TaskStatus.QUEUED
+    assert desk.call("ExecCommand", {"cmd": "y"})["task_handle"]["task_id"] == "task-2"
+
+
+def test_a_command_of_a_paused_agent_is_not_left_behind(desk: Desk) -> None:
+    desk.agents.update(desk.coder, frozen=True)
+    before = _everything(desk)
+    with refused(WrongStateError):
+        desk.call("ExecCommand", {"cmd": "x", "agent_id": "coder"}, USER)
+    assert _everything(desk) == before
+
+
+def test_only_live_tasks_are_listed(desk: Desk) -> None:
+    _ended(desk)
+    desk.call("ExecCommand", {"cmd": "x", "task_id": "on"})
+    desk.call("SpawnAgent", {"initial_message": "look", "name": "rev"})
+    tasks = desk.call("TaskList")["tasks"]
+    assert [(task["task_id"], task["status"]) for task in tasks] == [
+        ("on", "queued"),
+        ("rev", "running"),
+    ]
+    counted = desk.call("AgentGet")["tasks"]
+    assert counted == {"completed": 1, "queued": 1, "running": 1}
+
+
+def test_input_needs_somebody_who_reads(desk: Desk) -> None:
+    desk.call("ExecCommand", {"cmd": "x", "task_id": "deaf"})
+    with refused(DeniedError, "accepts_input"):
+        desk.call("TaskInput", {"task_id": "deaf", "text": "x"})
+    desk.call("SpawnAgent", {"initial_message": "x", "name": "rev", "mode": "turn"})
+    assert desk.call("TaskInput", {"task_id": "rev", "text": "more"})["accepted"] == 4
+    child = desk.agents.named("rev")
+    assert child is not None
+    assert [message.text for message in desk.agents.messages.pending(child)] == ["more"]
+
+
+def test_stopping_a_handle_stops_the_child(desk: Desk) -> None:
+    desk.call("SpawnAgent", {"initial_message": "x", "name": "rev"})
+    assert desk.call("TaskStop", {"task_id": "rev"})["status"] == "cancelling"
+    assert desk.mounted.supervisor.said[-1] == ("supervisor_stop", "rev")
+
+
+def test_a_long_output_is_shown_in_part(desk: Desk) -> None:
+    _running(desk)
+    desk.write("t", b"begin\n" + b"x" * 20000 + b"\nend\n")
+    output = desk.call("TaskOutput", {"task_id": "t"})
+    assert output["truncated"]
+    assert output["preview"].startswith("begin\n")
+    assert output["preview"].endswith("\nend\n")
+    assert len(output["preview"]) <= 8 << 10
+    assert "left out" in output["preview"]
+
+
+def _blocked(desk: Desk, then: Callable[[], None]) -> Any:
+    """What TaskOutput answers if it blocks, and this happens once it does."""
+
+    async def both() -> Any:
+        answers: list[Any] = []
+
+        async def ask() -> None:
+            given = {"task_id": "t", "block": True}
+            try:
+                answers.append(
+                    await registry.call(desk.mounted.fs, desk.me, "TaskOutput", given)
+                )
+            except CtxError as error:
+                answers.append(error)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await trio.testing.wait_all_tasks_blocked()
+            assert answers == []
+            then()
+        return answers[0]
+
+    return trio.run(both)
+
+
+def test_output_can_be_waited_for(desk: Desk) -> None:
+    _running(desk)
+    output = _blocked(desk, lambda: desk.end("t", TaskEvent.FAIL, "exit:3"))
+    assert (output["status"], output["exit"]) == ("failed", "exit:3")
+
+
+def test_waiting_for_output_ends_with_the_time(desk: Desk) -> None:
+    _running(desk)
+    given = {"task_id": "t", "block": True, "timeout": 0.01}
+    assert desk.call("TaskOutput", given)["status"] == "running"
+
+
+def test_waiting_for_output_ends_with_the_task(desk: Desk) -> None:
+    desk.call("SpawnAgent", {"initial_message": "x", "name": "t"})
+    child = desk.agents.named("t")
+    assert child is not None
+    answer = _blocked(desk, lambda: desk.agents.set_life(child, "detached", "public_named"))
+    assert isinstance(answer, MissingError)
+
+
+def test_who_is_gone_is_not_answered(desk: Desk) -> None:
+    _running(desk)
+
+    def end() -> None:
+        desk.end("t")
+        desk.agents.update(desk.coder, status=Status.DEAD)
+
+    assert isinstance(_blocked(desk, end), DeniedError)
+
+
+def test_the_policy_is_looked_at_again_after_waiting(desk: Desk) -> None:
+    _running(desk)
+
+    def narrow() -> None:
+        desk.agents.update(desk.coder, policy="")
+        desk.end("t")
+
+    assert isinstance(_blocked(desk, narrow), DeniedError)
+
+
+# work
+
+
+def test_an_update_is_all_or_nothing(desk: Desk) -> None:
+    _work(desk)
+    before = _everything(desk)
+    with refused(MissingError):
+        desk.call("WorkUpdate", {"id": "w", "plan": "new", "blocked_by": ["none"]})
+    assert _everything(desk) == before
+    with refused(TooLongError):
+        desk.call("WorkCreate", {"objective": "x", "plan": "x" * 70000, "focus": True})
+    assert _everything(desk) == before
+
+
+def test_what_is_over_is_listed_only_when_asked_for(desk: Desk) -> None:
+    _work(desk)
+    desk.call("WorkUpdate", {"id": "w", "status": "cancelled"})
+    with refused(WrongStateError):
+        desk.call("WorkUpdate", {"id": "w", "plan": "more"})
+    assert desk.call("WorkList")["items"] == []
+    assert [item["id"] for item in desk.call("WorkList", {"all": True})["items"]] == ["w"]
+
+
+def test_a_work_item_is_what_the_files_show(desk: Desk) -> None:
+    CALLS["WorkCreate"][0](desk)
+    desk.call("WorkCreate", CALLS["WorkCreate"][1])
+    directory = "agent/coder.d/work/work-1"
+    assert desk.mounted.get(f"{directory}/plan.md") == "1. look\n"
+    assert desk.mounted.get(f"{directory}/acceptance.md") == "green\n"
+    assert desk.mounted.get("agent/coder.d/work/current") == "work-1\n"
+    desk.call("WorkCreate", {"objective": "first", "id": "first"})
+    desk.call("WorkUpdate", {"id": "work-1", "blocked_by": ["first"]})
+    assert desk.mounted.get(f"{directory}/status") == "blocked\n"
+
+
+def test_the_planes_of_an_agent_that_does_not_live_are_not_changed(desk: Desk) -> None:
+    _work(desk)
+    desk.agents.update(desk.coder, status=Status.DEAD)
+    for name, given in (
+        ("WorkUpdate", {"id": "w", "plan": "x"}),
+        ("WorkFocus", {"id": "w"}),
+        ("WorkCreate", {"objective": "x"}),
+        ("WaitFor", {"wake": "message"}),
+        ("ExecCommand", {"cmd": "x"}),
+    ):
+        with refused(WrongStateError):
+            desk.call(name, {**given, "agent_id": "coder"}, USER)
+    assert len(desk.call("WorkList", {"agent_id": "coder"}, USER)["items"]) == 1
+
+
+# waits
+
+
+def test_a_wait_blocks_its_work_and_is_seen(desk: Desk) -> None:
+    _work(desk)
+    desk.call("WaitFor", {"wake": "message", "work": "w", "id": "x"})
+    assert desk.call("WorkList")["items"][0]["blocked_by"] == ["wait x"]
+    seen = desk.call("AgentGet")
+    assert seen["waiting"] == [{"wait_id": "x", "status": "armed", "on": "message", "work": "w"}]
+    assert desk.call("WaitCancel", {"wait_id": "x"})["status"] == "cancelled"
+    assert desk.call("WorkList")["items"][0]["status"] == "open"
+    with refused(MissingError):
+        desk.call("WaitCancel", {"wait_id": "x"})
+
+
+def test_a_token_is_a_file_to_write_to(desk: Desk) -> None:
+    token = desk.call("WaitFor", {"wake": "external", "id": "x"})["token"]
+    assert token.startswith("/ctx/trigger/")
+    desk.mounted.put(token.removeprefix("/ctx/"), "done")
+    assert desk.mounted.get("agent/coder.d/waiting/x/payload") == "done"
+    assert desk.call("WaitCancel", {"wait_id": "x"})["status"] == "fired"
+
+
+def test_a_wait_that_is_refused_is_not_there(desk: Desk) -> None:
+    before = _everything(desk)
+    with refused(MissingError):
+        desk.call("WaitFor", {"wake": "task_result", "resource": "none", "deadline": "1h"})
+    assert _everything(desk) == before

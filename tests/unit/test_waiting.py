@@ -1,0 +1,902 @@
+"""Waits: what each may become, what fires them, and that it happens once."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from runtime import waiting
+from runtime.change import Change
+from runtime.errors import (
+    CtxError,
+    DeniedError,
+    MalformedError,
+    MissingError,
+    NoSpaceError,
+    QuotaError,
+    TakenError,
+    WrongStateError,
+)
+from runtime.lifecycle import LIVE, Status
+from runtime.model import Agent, Outcome
+from runtime.names import parse_moment, timestamp
+from runtime.planes import (
+    WAIT_MOVES,
+    Message,
+    Task,
+    TaskStatus,
+    Wait,
+    WaitEvent,
+    WaitStatus,
+    Work,
+)
+from tests.unit.fakes import ROOT, World, inside, operator, world_in
+
+USER = operator(1000)
+NOON = 1_800_000_000.0
+
+
+class Clock:
+    """What the waiting plane takes for the time."""
+
+    def __init__(self) -> None:
+        self.now = NOON
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(waiting, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with world_in(tmp_path, waits=8) as made:
+        yield made
+
+
+@pytest.fixture
+def agent(world: World) -> Agent:
+    return made_live(world, "coder")
+
+
+def made_live(world: World, name: str, parent: Agent | None = None) -> Agent:
+    caller = inside(world.may_create(parent)) if parent is not None else USER
+    agent = world.live(world.agents.create(caller, name))
+    world.agents.update(agent, mode="turn")
+    return agent
+
+
+def make(world: World, agent: Agent, name: str, **fields: str) -> Wait:
+    wait = world.agents.waiting.make(USER, agent, name)
+    for field, text in fields.items():
+        world.agents.waiting.set(agent, wait, field, text)
+    return wait
+
+
+def armed(world: World, agent: Agent, name: str, on: str, **fields: str) -> Wait:
+    wait = make(world, agent, name, **fields)
+    world.agents.waiting.arm(USER, agent, wait, on)
+    return wait
+
+
+def work_item(world: World, agent: Agent, name: str = "w") -> Work:
+    return world.agents.work.make(USER, agent, name)
+
+
+def told(world: World, agent: Agent) -> list[dict[str, Any]]:
+    """The events of waits so far, without ids and times."""
+    lines = [json.loads(line) for line in world.lines(agent)]
+    return [
+        {key: value for key, value in event.items() if key not in ("id", "ts", "agent")}
+        for event in lines
+        if event["type"].startswith("wait.")
+    ]
+
+
+def notices(world: World, agent: Agent) -> list[dict[str, Any]]:
+    """What the agent was told by messages, oldest first."""
+    messages = world.agents.items.of(agent.index, Message)
+    found = [m for m in messages if m.provenance == "wait"]
+    for message in found:
+        assert message.text.endswith("}\n")
+        assert message.text.count("\n") == 1
+        assert message.sender == "wait:" + json.loads(message.text)["wait"]
+    return [json.loads(message.text) for message in found]
+
+
+def ended(world: World, *agents: Agent, batch: bool = True) -> None:
+    """Recorded as dead, in one change or each in its own."""
+    for together in (agents,) if batch else tuple((agent,) for agent in agents):
+        change = Change()
+        for agent in together:
+            part = Change(change)
+            world.agents.record_end(part, agent, Outcome.DONE, "exit:0")
+            change.add(part)
+        world.agents.note(change)
+
+
+def settle(world: World) -> None:
+    """The plane's own task runs until it sleeps."""
+
+    async def run() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.agents.waiting.run)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+
+    trio.run(run)
+
+
+# the table
+
+
+LEGAL = {
+    ("new", "arm"): "armed",
+    ("new", "cancel"): "cancelled",
+    ("armed", "fire"): "fired",
+    ("armed", "cancel"): "cancelled",
+    ("armed", "expire"): "expired",
+}
+
+
+@pytest.mark.parametrize("at", WaitStatus)
+@pytest.mark.parametrize("event", WaitEvent)
+def test_every_move_is_in_the_table_or_refused(at: WaitStatus, event: WaitEvent) -> None:
+    to = LEGAL.get((at.value, event.value))
+    if to is not None:
+        assert WAIT_MOVES.move(at, event) == to
+        return
+    with pytest.raises(WrongStateError, match=f"the wait is {at}"):
+        WAIT_MOVES.move(at, event)
+
+
+@contextmanager
+def brought_to(world: World, agent: Agent, at: str) -> Iterator[Wait]:
+    wait = make(world, agent, "x")
+    if at != "new":
+        world.agents.waiting.arm(USER, agent, wait, "trigger")
+    change = Change()
+    plane = world.agents.waiting
+    moves: dict[str, Callable[[], None]] = {
+        "fired": lambda: plane.fire(change, agent, wait, "now"),
+        "cancelled": lambda: plane.cancel(change, agent, wait),
+        "expired": lambda: plane.expire(change, agent, wait),
+    }
+    if at in moves:
+        moves[at]()
+    world.agents.commit(change)
+    assert wait.status == at
+    yield wait
+
+
+@pytest.mark.parametrize("at", WaitStatus)
+def test_a_wait_is_armed_once(world: World, agent: Agent, at: str) -> None:
+    with brought_to(world, agent, at) as wait:
+        for arm in (world.agents.waiting.check_arm, world.agents.waiting.arm):
+            if at == "new":
+                arm(USER, agent, wait, "message")
+                continue
+            with pytest.raises(WrongStateError, match=f"the wait is {at}"):
+                arm(USER, agent, wait, "message")
+        assert wait.status == ("armed" if at == "new" else at)
+
+
+@pytest.mark.parametrize("at", WaitStatus)
+@pytest.mark.parametrize(("field", "text"), [("work", "w"), ("deadline", "1h"), ("work", "")])
+def test_what_may_be_said_until_it_is_over(
+    world: World, agent: Agent, at: str, field: str, text: str
+) -> None:
+    work_item(world, agent)
+    with brought_to(world, agent, at) as wait:
+        for say in (world.agents.waiting.check, world.agents.waiting.set):
+            if at in ("new", "armed"):
+                say(agent, wait, field, text)
+                continue
+            with pytest.raises(WrongStateError, match=f'"x" is {at}: it is over'):
+                say(agent, wait, field, text)
+
+
+@pytest.mark.parametrize("at", WaitStatus)
+def test_every_wait_can_be_removed(world: World, agent: Agent, at: str) -> None:
+    with brought_to(world, agent, at) as wait:
+        cancelled = sum(event["type"] == "wait.cancelled" for event in told(world, agent))
+        world.agents.waiting.remove(USER, agent, "x")
+        after = sum(event["type"] == "wait.cancelled" for event in told(world, agent))
+        assert after - cancelled == (1 if at == "armed" else 0)
+        assert world.agents.items.of(agent.index, Wait) == []
+        with pytest.raises(MissingError):
+            world.agents.waiting.remove(USER, agent, "x")
+        with pytest.raises(MissingError, match="was removed"):
+            world.agents.waiting.arm(USER, agent, wait, "message")
+        with pytest.raises(MissingError, match="was removed"):
+            world.agents.waiting.set(agent, wait, "work", "")
+        with pytest.raises(MissingError, match="not good any more"):
+            world.agents.waiting.trigger(wait, "late")
+    assert world.reopen().items.all(Wait) == []
+
+
+# making
+
+
+def test_a_wait_begins_new_and_empty(world: World, agent: Agent) -> None:
+    wait = world.agents.waiting.make(inside(agent), agent, "x")
+    assert (wait.status, wait.on, wait.work, wait.deadline, wait.payload) == ("new", *[""] * 4)
+    assert told(world, agent) == []
+
+
+@pytest.mark.parametrize("name", ["", ".", "a/b", "current", "x.d", "x.sock", "ä", "x" * 65])
+def test_what_is_no_name_is_refused(world: World, agent: Agent, name: str) -> None:
+    with pytest.raises(MalformedError):
+        make(world, agent, name)
+
+
+def test_a_name_is_given_once_and_there_are_so_many(world: World, agent: Agent) -> None:
+    for number in range(8):
+        make(world, agent, f"x{number}")
+    with pytest.raises(TakenError, match='wait "x0" already'):
+        make(world, agent, "x0")
+    with pytest.raises(QuotaError, match="8 of them"):
+        make(world, agent, "more")
+    world.agents.waiting.remove(USER, agent, "x3")
+    make(world, agent, "more")
+
+
+@pytest.mark.parametrize("at", Status)
+def test_waits_are_made_and_armed_below_agents_that_go_on(
+    world: World, agent: Agent, at: Status
+) -> None:
+    before = make(world, agent, "before")
+    world.agents.update(agent, status=at)
+    if at in LIVE and at is not Status.STOPPING:
+        make(world, agent, "x")
+        world.agents.waiting.arm(USER, agent, before, "timer 1h")
+        return
+    with pytest.raises(WrongStateError, match=f'"coder" is {at}'):
+        make(world, agent, "x")
+    with pytest.raises(WrongStateError, match=f'"coder" is {at}'):
+        world.agents.waiting.arm(USER, agent, before, "timer 1h")
+    assert before.status == "new"
+
+
+def test_who_may_not_hears_that_first(world: World, agent: Agent) -> None:
+    world.agents.update(agent, status=Status.DEAD)
+    with pytest.raises(DeniedError):
+        world.agents.waiting.make(operator(2000), agent, "not/a/name")
+    with pytest.raises(DeniedError):
+        world.agents.waiting.remove(operator(2000), agent, "nothing")
+
+
+# what is written
+
+
+@pytest.mark.parametrize(
+    ("on", "error"),
+    [
+        ("", MalformedError),
+        ("nothing", MalformedError),
+        ("timer", MalformedError),
+        ("timer soon", MalformedError),
+        ("timer 30", MalformedError),
+        ("timer 30s 30s", MalformedError),
+        ("timer -1s", MalformedError),
+        ("timer 1.5h", MalformedError),
+        ("timer 999999999d", MalformedError),
+        ("timer 2030-13-01T00:00:00Z", MalformedError),
+        ("timer 2030-02-30T00:00:00Z", MalformedError),
+        ("timer 2030-01-01T00:00:00", MalformedError),
+        ("timer 2030-01-01", MalformedError),
+        ("timer ٣0s", MalformedError),
+        ("Timer 30s", MalformedError),
+        ("message x", MalformedError),
+        ("trigger x", MalformedError),
+        ("task", MalformedError),
+        ("child", MalformedError),
+        ("child a b", MalformedError),
+        ("task none", MissingError),
+        ("child none", MissingError),
+        ("child coder", MissingError),
+    ],
+)
+def test_a_wait_for_nothing_is_refused(
+    world: World, agent: Agent, on: str, error: type[CtxError]
+) -> None:
+    wait = make(world, agent, "x")
+    before = wait.dump()
+    for arm in (world.agents.waiting.check_arm, world.agents.waiting.arm):
+        with pytest.raises(error) as caught:
+            arm(USER, agent, wait, on)
+        assert caught.value.sentence
+    assert wait.dump() == before
+    assert told(world, agent) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("500ms", NOON + 0.5),
+        ("30s", NOON + 30),
+        ("2d", NOON + 172_800),
+        ("2027-01-15T08:00:00Z", NOON),
+        ("2027-01-15T08:00:00.250Z", NOON + 0.25),
+        ("2027-01-15t10:00:00+02:00", NOON),
+        ("9999-12-30T23:59:59Z", 253402214399.0),
+    ],
+)
+def test_moments(text: str, moment: float) -> None:
+    assert parse_moment(text, NOON) == pytest.approx(moment)
+
+
+@pytest.mark.parametrize("text", ["", "now", "30", "9999-12-31T00:00:00Z", "9999999999d", "1h "])
+def test_what_is_no_moment(text: str) -> None:
+    with pytest.raises(MalformedError):
+        parse_moment(text, NOON)
+
+
+def test_a_deadline_is_a_moment_and_a_work_item_is_there(world: World, agent: Agent) -> None:
+    wait = make(world, agent, "x")
+    item = work_item(world, agent)
+    with pytest.raises(MalformedError, match="neither a duration"):
+        world.agents.waiting.set(agent, wait, "deadline", "soon")
+    with pytest.raises(MissingError, match='"none" is no work item'):
+        world.agents.waiting.set(agent, wait, "work", "none")
+    world.agents.work.set(agent, item, "status", "cancelled")
+    with pytest.raises(WrongStateError, match='"w" is cancelled'):
+        world.agents.waiting.set(agent, wait, "work", "w")
+    assert (wait.work, wait.deadline) == ("", "")
+
+
+def test_arming_looks_at_the_work_item_again(world: World, agent: Agent) -> None:
+    item = work_item(world, agent)
+    wait = make(world, agent, "x", work="w")
+    world.agents.work.set(agent, item, "status", "cancelled")
+    with pytest.raises(WrongStateError, match='"w" is cancelled'):
+        world.agents.waiting.arm(USER, agent, wait, "message")
+    world.agents.work.remove(USER, agent, "w")
+    with pytest.raises(MissingError):
+        world.agents.waiting.arm(USER, agent, wait, "message")
+    assert (wait.status, told(world, agent)) == ("new", [])
+
+
+def test_agents_without_the_family_make_no_tokens(
+    world: World, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    families = ("core", "local_environment")
+    monkeypatch.setattr(world.agents.authority, "families", lambda agent: families)
+    wait = make(world, agent, "x")
+    for arm in (world.agents.waiting.check_arm, world.agents.waiting.arm):
+        with pytest.raises(DeniedError, match="external_trigger"):
+            arm(inside(agent), agent, wait, "trigger")
+    world.agents.waiting.arm(inside(agent), agent, wait, "timer 1h")
+    second = make(world, agent, "y")
+    world.agents.waiting.arm(USER, agent, second, "trigger")
+    assert second.status == "armed"
+
+
+def test_arming_is_told(world: World, agent: Agent) -> None:
+    work_item(world, agent)
+    armed(world, agent, "x", " timer\t1h ")
+    armed(world, agent, "y", "trigger", work="w")
+    assert told(world, agent) == [
+        {"type": "wait.armed", "wait": "x", "on": "timer 1h"},
+        {"type": "wait.armed", "wait": "y", "on": "trigger", "work": "w"},
+    ]
+
+
+def test_a_work_item_is_blocked_from_then_on(world: World, agent: Agent) -> None:
+    first, second = work_item(world, agent, "first"), work_item(world, agent, "second")
+    wait = make(world, agent, "x", work="first")
+    assert first.status == "open"
+    world.agents.waiting.arm(USER, agent, wait, "trigger")
+    assert first.status == "blocked"
+    world.agents.waiting.set(agent, wait, "work", "second")
+    assert (first.status, second.status) == ("open", "blocked")
+    world.agents.waiting.set(agent, wait, "work", "")
+    assert (first.status, second.status) == ("open", "open")
+
+
+# firing
+
+
+def test_a_fired_wait_tells_the_agent_and_lets_its_work_go(world: World, agent: Agent) -> None:
+    item = work_item(world, agent)
+    wait = armed(world, agent, "x", "trigger", work="w")
+    world.agents.waiting.trigger(wait, "go \U0001f600\n")
+    assert (wait.status, wait.payload, item.status) == ("fired", "go \U0001f600\n", "open")
+    assert notices(world, agent) == [
+        {"wait": "x", "on": "trigger", "status": "fired", "work": "w", "payload": "go \U0001f600\n"}
+    ]
+    assert told(world, agent)[1:] == [
+        {"type": "wait.fired", "wait": "x", "on": "trigger", "work": "w"}
+    ]
+
+
+def test_a_token_is_good_once(world: World, agent: Agent) -> None:
+    wait = armed(world, agent, "x", "trigger")
+    assert world.agents.waiting.with_token(wait.token) is wait
+    world.agents.waiting.trigger(wait, "first")
+    assert world.agents.waiting.with_token(wait.token) is None
+    with pytest.raises(MissingError, match="not good any more"):
+        world.agents.waiting.trigger(wait, "second")
+    assert (wait.payload, len(notices(world, agent))) == ("first", 1)
+
+
+def test_only_armed_triggers_have_good_tokens(world: World, agent: Agent) -> None:
+    waits = [
+        make(world, agent, "new"),
+        armed(world, agent, "timer", "timer 1h"),
+        armed(world, agent, "message", "message"),
+    ]
+    removed = armed(world, agent, "removed", "trigger")
+    world.agents.waiting.remove(USER, agent, "removed")
+    for wait in (*waits, removed):
+        assert world.agents.waiting.with_token(wait.token) is None
+        with pytest.raises(MissingError):
+            world.agents.waiting.trigger(wait, "x")
+    assert world.agents.waiting.with_token("") is None
+
+
+def test_tokens_are_128_bits_and_differ(world: World, agent: Agent) -> None:
+    tokens = {make(world, agent, f"x{number}").token for number in range(8)}
+    assert len(tokens) == 8
+    assert all(len(token) == 32 and int(token, 16) >= 0 for token in tokens)
+
+
+def test_tokens_are_in_no_event_message_or_log(
+    world: World, agent: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        wait = armed(world, agent, "x", "trigger")
+        world.agents.waiting.trigger(wait, "go")
+        with pytest.raises(MissingError) as caught:
+            world.agents.waiting.trigger(wait, "again")
+    said = [*world.lines(agent), json.dumps(notices(world, agent)), str(caught.value), caplog.text]
+    assert not any(wait.token in text for text in said)
+
+
+def test_a_token_survives_a_crash_and_a_used_one_does_not(world: World, agent: Agent) -> None:
+    used, good = armed(world, agent, "x", "trigger"), armed(world, agent, "y", "trigger")
+    world.agents.waiting.trigger(used, "go")
+    agents = world.reopen()
+    assert agents.waiting.with_token(used.token) is None
+    again = agents.waiting.with_token(good.token)
+    assert again is not None
+    agents.waiting.trigger(again, "go")
+    assert world.reopen().waiting.with_token(good.token) is None
+
+
+def test_a_full_disk_does_not_use_the_token(
+    world: World, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = armed(world, agent, "x", "trigger")
+
+    def full(*_: object) -> None:
+        raise NoSpaceError("full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.store, "put_item", full)
+        with pytest.raises(NoSpaceError):
+            world.agents.waiting.trigger(wait, "go")
+    assert (wait.status, notices(world, agent)) == ("armed", [])
+    world.agents.waiting.trigger(wait, "go")
+
+
+def test_once_agents_are_not_told_but_their_waits_fire(world: World, agent: Agent) -> None:
+    world.agents.update(agent, mode="once")
+    item = work_item(world, agent)
+    wait = armed(world, agent, "x", "trigger", work="w")
+    world.agents.waiting.trigger(wait, "go")
+    assert (wait.status, item.status, notices(world, agent)) == ("fired", "open", [])
+
+
+# children and tasks
+
+
+def test_the_end_of_a_child_fires_its_waits(world: World, agent: Agent) -> None:
+    kid, other = made_live(world, "kid", agent), made_live(world, "other", agent)
+    waits = [armed(world, agent, name, "child kid") for name in ("x", "y")]
+    kept = armed(world, agent, "z", "child other")
+    ended(world, kid)
+    payload = {"child": "kid", "status": "dead", "outcome": "done", "reason": "exit:0"}
+    assert [wait.status for wait in waits] == ["fired", "fired"]
+    assert [json.loads(wait.payload) for wait in waits] == [payload, payload]
+    assert kept.status == "armed"
+    assert [n["payload"] for n in notices(world, agent)] == [payload, payload]
+    ended(world, other)
+    assert kept.status == "fired"
+
+
+@pytest.mark.parametrize("batch", [True, False])
+def test_children_that_end_together_fire_each_once(
+    world: World, agent: Agent, batch: bool
+) -> None:
+    kids = [made_live(world, name, agent) for name in ("kid", "kim")]
+    item = work_item(world, agent)
+    waits = [armed(world, agent, f"x-{kid.name}", f"child {kid.name}", work="w") for kid in kids]
+    ended(world, *kids, batch=batch)
+    assert [wait.status for wait in waits] == ["fired", "fired"]
+    assert item.status == "open"
+    assert [n["wait"] for n in notices(world, agent)] == ["x-kid", "x-kim"]
+    assert [e["wait"] for e in told(world, agent) if e["type"] == "wait.fired"] == [
+        "x-kid",
+        "x-kim",
+    ]
+
+
+@pytest.mark.parametrize("parent_first", [True, False])
+def test_a_family_that_ends_together(world: World, agent: Agent, parent_first: bool) -> None:
+    kid = made_live(world, "kid", agent)
+    wait = armed(world, agent, "x", "child kid")
+    world.agents.update(agent, status=Status.STOPPING)
+    ended(world, *((agent, kid) if parent_first else (kid, agent)))
+    assert wait.status == ("cancelled" if parent_first else "fired")
+    assert notices(world, agent) == []
+    assert len(told(world, agent)) == 2
+
+
+def test_a_child_that_never_ran_ends_too(world: World, agent: Agent) -> None:
+    kid = world.agents.create(inside(world.may_create(agent)), "kid")
+    wait = armed(world, agent, "x", "child kid")
+    world.agents.cancel_new(kid, "operator_stop")
+    assert wait.status == "fired"
+    assert json.loads(wait.payload)["outcome"] == "cancelled"
+
+
+def test_a_child_that_is_given_to_another_is_waited_for_no_more(
+    world: World, agent: Agent
+) -> None:
+    kid = world.agents.create(inside(world.may_create(agent)), "kid")
+    wait = armed(world, agent, "x", "child kid")
+    world.agents.adopt(kid, None)
+    assert wait.status == "fired"
+    assert json.loads(wait.payload) == {
+        "child": "kid", "status": "new", "outcome": "", "reason": "",
+    }  # fmt: skip
+
+
+def test_what_is_over_already_fires_at_once(world: World, agent: Agent, clock: Clock) -> None:
+    kid = made_live(world, "kid", agent)
+    ended(world, kid)
+    change = Change()
+    change.make(Task(agent=agent.index, name="t", status=TaskStatus.FAILED, exit="exit:3"))
+    world.agents.messages.queue(change, agent, text="hi", sender="op", provenance="operator")
+    world.agents.commit(change)
+    item = work_item(world, agent)
+    payloads = {}
+    past = timestamp(NOON - 3600)
+    for number, on in enumerate(("child kid", "task t", "message", f"timer {past}", "timer 0s")):
+        wait = armed(world, agent, f"x{number}", on, work="w")
+        assert wait.status == "fired"
+        payloads[on] = json.loads(wait.payload)
+        assert [e["type"] for e in told(world, agent)[-2:]] == ["wait.armed", "wait.fired"]
+        assert item.status == "open"
+    assert payloads["child kid"]["outcome"] == "done"
+    assert payloads["task t"] == {"task": "t", "status": "failed", "exit": "exit:3"}
+    assert payloads["message"]["provenance"] == "operator"
+    assert payloads[f"timer {past}"] == {"due": past}
+    assert payloads["timer 0s"] == {"due": timestamp(NOON)}
+    assert len(notices(world, agent)) == 5
+
+
+def test_the_end_of_a_task_fires_its_waits(world: World, agent: Agent) -> None:
+    change = Change()
+    task = Task(agent=agent.index, name="t", status=TaskStatus.RUNNING)
+    change.make(task)
+    world.agents.commit(change)
+    item = work_item(world, agent)
+    wait = armed(world, agent, "x", "task t", work="w")
+    assert item.status == "blocked"
+    for _ in range(2):
+        change = Change()
+        payload = waiting.task_payload("t", TaskStatus.COMPLETED, "exit:0")
+        change.put(task, status=TaskStatus.COMPLETED)
+        world.agents.waiting.resource_over(change, agent, "task", "t", payload)
+        world.agents.commit(change)
+    assert (wait.status, item.status) == ("fired", "open")
+    assert [n["payload"] for n in notices(world, agent)] == [
+        {"task": "t", "status": "completed", "exit": "exit:0"}
+    ]
+
+
+# messages
+
+
+def send(world: World, agent: Agent, *provenances: str) -> None:
+    change = Change()
+    for provenance in provenances:
+        world.agents.messages.queue(
+            change, agent, text="hi", sender="someone", provenance=provenance
+        )
+    world.agents.commit(change)
+
+
+@pytest.mark.parametrize("provenance", ["operator", "supervisor", "agent", "delegation"])
+def test_a_message_fires_waits_for_messages(world: World, agent: Agent, provenance: str) -> None:
+    waits = [armed(world, agent, name, "message") for name in ("x", "y")]
+    send(world, agent, provenance)
+    assert [wait.status for wait in waits] == ["fired", "fired"]
+    payload = json.loads(waits[0].payload)
+    assert (payload["provenance"], payload["from"]) == (provenance, "someone")
+    assert world.agents.messages.find(agent, payload["message"]) is not None
+
+
+@pytest.mark.parametrize("provenance", ["wait", "task_result"])
+def test_answers_do_not(world: World, agent: Agent, provenance: str) -> None:
+    send(world, agent, provenance)
+    wait = armed(world, agent, "x", "message")
+    send(world, agent, provenance)
+    assert wait.status == "armed"
+
+
+def test_two_messages_of_one_change_fire_a_wait_once(world: World, agent: Agent) -> None:
+    wait = armed(world, agent, "x", "message")
+    send(world, agent, "operator", "agent")
+    assert (wait.status, len(notices(world, agent))) == ("fired", 1)
+    assert json.loads(wait.payload)["provenance"] == "operator"
+
+
+# timers and deadlines
+
+
+def test_timers_fire_when_they_are_due(world: World, agent: Agent, clock: Clock) -> None:
+    item = work_item(world, agent)
+    later = armed(world, agent, "later", "timer 2m")
+    sooner = armed(world, agent, "sooner", "timer 1m", work="w")
+    settle(world)
+    assert (sooner.status, later.status) == ("armed", "armed")
+    clock.now = NOON + 60
+    settle(world)
+    assert (sooner.status, later.status, item.status) == ("fired", "armed", "open")
+    assert json.loads(sooner.payload) == {"due": timestamp(NOON + 60)}
+    clock.now = NOON + 121
+    settle(world)
+    assert later.status == "fired"
+    assert [n["wait"] for n in notices(world, agent)] == ["sooner", "later"]
+
+
+def test_a_deadline_expires_a_wait(world: World, agent: Agent, clock: Clock) -> None:
+    item = work_item(world, agent)
+    wait = armed(world, agent, "x", "trigger", deadline="1m", work="w")
+    clock.now = NOON + 60
+    settle(world)
+    assert (wait.status, item.status) == ("expired", "open")
+    assert notices(world, agent) == [
+        {
+            "wait": "x",
+            "on": "trigger",
+            "status": "expired",
+            "work": "w",
+            "payload": {"deadline": timestamp(NOON + 60)},
+        }
+    ]
+    assert told(world, agent)[1:] == [
+        {"type": "wait.expired", "wait": "x", "on": "trigger", "work": "w"}
+    ]
+    with pytest.raises(MissingError):
+        world.agents.waiting.trigger(wait, "too late")
+
+
+def test_a_deadline_counts_from_the_arming_or_from_its_writing(
+    world: World, agent: Agent, clock: Clock
+) -> None:
+    first = make(world, agent, "first", deadline="1m")
+    clock.now += 3600
+    world.agents.waiting.arm(USER, agent, first, "trigger")
+    second = armed(world, agent, "second", "trigger")
+    clock.now += 30
+    world.agents.waiting.set(agent, second, "deadline", "1m")
+    clock.now += 30
+    settle(world)
+    assert (first.status, second.status) == ("expired", "armed")
+    clock.now += 30
+    settle(world)
+    assert second.status == "expired"
+
+
+def test_a_deadline_can_be_moved_and_taken_away(world: World, agent: Agent, clock: Clock) -> None:
+    wait = armed(world, agent, "x", "trigger", deadline="1m")
+    world.agents.waiting.set(agent, wait, "deadline", "2m")
+    clock.now = NOON + 60
+    settle(world)
+    assert wait.status == "armed"
+    world.agents.waiting.set(agent, wait, "deadline", "")
+    clock.now = NOON + 7200
+    settle(world)
+    assert wait.status == "armed"
+
+
+@pytest.mark.parametrize(
+    ("timer", "deadline", "status"),
+    [("1m", "2m", "fired"), ("2m", "1m", "expired"), ("1m", "1m", "fired")],
+)
+def test_of_timer_and_deadline_the_first_counts(
+    world: World, agent: Agent, clock: Clock, timer: str, deadline: str, status: str
+) -> None:
+    wait = armed(world, agent, "x", f"timer {timer}", deadline=deadline)
+    clock.now = NOON + 3600
+    settle(world)
+    assert wait.status == status
+    assert len(notices(world, agent)) == 1
+
+
+def test_what_was_due_while_there_was_no_daemon_comes_at_the_next_start(
+    world: World, agent: Agent, clock: Clock
+) -> None:
+    armed(world, agent, "timer", "timer 1m")
+    armed(world, agent, "deadline", "trigger", deadline="2m")
+    armed(world, agent, "later", "timer 2h")
+    clock.now = NOON + 3600
+    for _ in range(2):  # and only at that one
+        world.reopen()
+        settle(world)
+        again = world.agents.named("coder")
+        assert again is not None
+        statuses = {w.name: w.status.value for w in world.agents.items.of(again.index, Wait)}
+        assert statuses == {"timer": "fired", "deadline": "expired", "later": "armed"}
+        assert [n["wait"] for n in notices(world, again)] == ["timer", "deadline"]
+        fired = [e for e in told(world, again) if e["type"] != "wait.armed"]
+        assert [(e["type"], e["wait"]) for e in fired] == [
+            ("wait.fired", "timer"),
+            ("wait.expired", "deadline"),
+        ]
+
+
+def test_a_new_wait_wakes_whoever_sleeps_until_a_later_one(world: World, agent: Agent) -> None:
+    armed(world, agent, "later", "timer 1h")
+    sooner = make(world, agent, "sooner")
+
+    async def run() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.agents.waiting.run)
+            await trio.testing.wait_all_tasks_blocked()
+            world.agents.waiting.arm(USER, agent, sooner, "timer 10ms")
+            with trio.fail_after(10):
+                while sooner.status != "fired":
+                    await trio.sleep(0.001)
+            nursery.cancel_scope.cancel()
+
+    trio.run(run)
+
+
+def test_a_clock_that_is_set_is_looked_at_again(world: World, agent: Agent, clock: Clock) -> None:
+    """Set forward after the sleep has begun: the sleep is bounded."""
+    wait = armed(world, agent, "x", "timer 30d")
+
+    async def run() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.agents.waiting.run)
+            await trio.testing.wait_all_tasks_blocked()
+            clock.now = NOON + 40 * 86400
+            await trio.sleep(61)
+            nursery.cancel_scope.cancel()
+
+    trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert wait.status == "fired"
+
+
+def test_a_clock_that_is_set_back_makes_a_timer_later_by_that(
+    world: World, agent: Agent, clock: Clock
+) -> None:
+    wait = armed(world, agent, "x", "timer 1m")
+    clock.now = NOON - 3600
+    settle(world)
+    assert wait.status == "armed"
+    clock.now = NOON + 61
+    settle(world)
+    assert wait.status == "fired"
+
+
+def test_moments_of_what_was_cancelled_do_not_pile_up(
+    world: World, agent: Agent, clock: Clock
+) -> None:
+    kept = armed(world, agent, "kept", "timer 1h")
+    plane = world.agents.waiting
+    plane._crowded = 16
+    for _ in range(40):
+        armed(world, agent, "x", "timer 30d", deadline="40d")
+        plane.remove(USER, agent, "x")
+    assert len(plane._moments) <= 1024
+    plane._crowded = 16
+    armed(world, agent, "y", "timer 30d")
+    assert len(plane._moments) == 2
+    clock.now = NOON + 3600
+    settle(world)
+    assert kept.status == "fired"
+
+
+def test_a_full_disk_does_not_keep_a_timer_from_firing_once(
+    world: World, agent: Agent, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = work_item(world, agent)
+    wait = armed(world, agent, "x", "timer 1m", work="w")
+    clock.now = NOON + 60
+
+    def full(*_: object) -> None:
+        raise NoSpaceError("full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.store, "put_item", full)
+        settle(world)
+    assert (wait.status, item.status) == ("fired", "open")
+    settle(world)
+    world.agents.update(agent, model="there is room again")
+    assert len(notices(world, agent)) == 1
+    assert [e["type"] for e in told(world, agent)] == ["wait.armed", "wait.fired"]
+    again = world.reopen().named("coder")
+    assert again is not None
+    assert world.agents.waiting.find(again, "x").status == "fired"
+
+
+def test_a_bug_in_one_wait_does_not_keep_the_others(
+    world: World, agent: Agent, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = armed(world, agent, "bad", "timer 1m"), armed(world, agent, "good", "timer 1m")
+    fire = world.agents.waiting.fire
+
+    def broken(change: Change, agent: Agent, wait: Wait, payload: waiting.Payload) -> None:
+        if wait is bad:
+            raise ZeroDivisionError
+        fire(change, agent, wait, payload)
+
+    monkeypatch.setattr(world.agents.waiting, "fire", broken)
+    clock.now = NOON + 60
+    settle(world)
+    assert (bad.status, good.status) == ("armed", "fired")
+
+
+# the end of the agent
+
+
+def test_the_end_of_an_agent_cancels_its_waits(world: World, agent: Agent, clock: Clock) -> None:
+    token = armed(world, agent, "x", "trigger")
+    timer = armed(world, agent, "y", "timer 1m")
+    new = make(world, agent, "z")
+    ended(world, agent)
+    assert (token.status, timer.status, new.status) == ("cancelled", "cancelled", "new")
+    assert [e["type"] for e in told(world, agent)[2:]] == ["wait.cancelled", "wait.cancelled"]
+    assert world.agents.waiting.with_token(token.token) is None
+    clock.now = NOON + 60
+    settle(world)
+    assert timer.status == "cancelled"
+    assert notices(world, agent) == []
+
+
+def test_a_removed_agent_leaves_no_waits(world: World, agent: Agent, clock: Clock) -> None:
+    wait = armed(world, agent, "x", "trigger", deadline="1m")
+    ended(world, agent)
+    world.agents.remove(agent)
+    assert world.agents.items.get(wait.index) is None
+    assert world.agents.items.with_token(wait.token) is None
+    clock.now = NOON + 60
+    settle(world)
+    assert world.reopen().items.all(Wait) == []
+
+
+def test_a_paused_agent_finds_the_message_when_it_goes_on(
+    world: World, agent: Agent, clock: Clock
+) -> None:
+    armed(world, agent, "x", "timer 1m")
+    world.agents.update(agent, status=Status.PAUSED)
+    clock.now = NOON + 60
+    settle(world)
+    assert [n["wait"] for n in notices(world, agent)] == ["x"]
+
+
+def test_whoever_may_writes_for_another(world: World, agent: Agent) -> None:
+    kid = made_live(world, "kid", agent)
+    for number, caller in enumerate((ROOT, USER, inside(agent), inside(kid))):
+        wait = world.agents.waiting.make(caller, kid, f"x{number}")
+        world.agents.waiting.arm(caller, kid, wait, "trigger")
+        assert wait.status == "armed"

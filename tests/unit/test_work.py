@@ -1,0 +1,500 @@
+"""Work items: what each may become, the focus, and what is in their way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import (
+    CtxError,
+    DeniedError,
+    MalformedError,
+    MissingError,
+    QuotaError,
+    TakenError,
+    TooLongError,
+    WrongStateError,
+)
+from runtime.lifecycle import LIVE, Status
+from runtime.model import Agent, Outcome
+from runtime.planes import WORK_MOVES, Wait, Work, WorkEvent, WorkStatus
+from tests.unit.fakes import ROOT, World, inside, operator, world_in
+
+USER = operator(1000)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with world_in(tmp_path, work_items=8, waits=8) as made:
+        yield made
+
+
+@pytest.fixture
+def agent(world: World) -> Agent:
+    return world.live(world.agents.create(USER, "coder"))
+
+
+def make(world: World, agent: Agent, *names: str) -> list[Work]:
+    return [world.agents.work.make(USER, agent, name) for name in names]
+
+
+def write(world: World, agent: Agent, item: Work, field: str, text: str) -> None:
+    world.agents.work.set(agent, item, field, text)
+
+
+def status(world: World, agent: Agent, item: Work, text: str) -> None:
+    write(world, agent, item, "status", text)
+
+
+def wait_for(world: World, agent: Agent, name: str, item: Work, on: str = "timer 1h") -> Wait:
+    wait = world.agents.waiting.make(USER, agent, name)
+    world.agents.waiting.set(agent, wait, "work", item.name)
+    world.agents.waiting.arm(USER, agent, wait, on)
+    return wait
+
+
+def told(world: World, agent: Agent) -> list[tuple[str, str]]:
+    """(work, status) of the events so far."""
+    lines = [json.loads(line) for line in world.lines(agent)]
+    return [(e["work"], e["status"]) for e in lines if e["type"] == "work.status"]
+
+
+# the table
+
+
+LEGAL = {
+    ("open", "focus"): "active",
+    ("blocked", "focus"): "active",
+    ("active", "unfocus"): "open",
+    ("open", "block"): "blocked",
+    ("active", "block"): "blocked",
+    ("blocked", "unblock"): "open",
+    ("open", "finish"): "done",
+    ("active", "finish"): "done",
+    ("blocked", "finish"): "done",
+    ("open", "cancel"): "cancelled",
+    ("active", "cancel"): "cancelled",
+    ("blocked", "cancel"): "cancelled",
+}
+
+
+@pytest.mark.parametrize("at", WorkStatus)
+@pytest.mark.parametrize("event", WorkEvent)
+def test_every_move_is_in_the_table_or_refused(at: WorkStatus, event: WorkEvent) -> None:
+    to = LEGAL.get((at.value, event.value))
+    if to is not None:
+        assert WORK_MOVES.move(at, event) == to
+        return
+    with pytest.raises(WrongStateError, match=f"the work item is {at}"):
+        WORK_MOVES.move(at, event)
+
+
+#: (status before, what is written) -> (status after, whether it has the focus), or the error
+WRITTEN: dict[tuple[str, str], tuple[str, bool] | type[CtxError]] = {
+    ("open", "open"): ("open", False),
+    ("open", "active"): ("active", True),
+    ("open", "blocked"): ("blocked", False),
+    ("open", "done"): ("done", False),
+    ("open", "cancelled"): ("cancelled", False),
+    ("active", "open"): ("open", False),
+    ("active", "active"): ("active", True),
+    ("active", "blocked"): ("blocked", True),
+    ("active", "done"): ("done", False),
+    ("active", "cancelled"): ("cancelled", False),
+    ("blocked", "open"): ("open", False),
+    ("blocked", "active"): ("active", True),
+    ("blocked", "blocked"): ("blocked", False),
+    ("blocked", "done"): ("done", False),
+    ("blocked", "cancelled"): ("cancelled", False),
+    **{("done", word): WrongStateError for word in WorkStatus},
+    **{("cancelled", word): WrongStateError for word in WorkStatus},
+}
+
+
+def test_every_status_that_can_be_written_is_looked_at() -> None:
+    assert {before for before, _ in WRITTEN} == set(WorkStatus) == {word for _, word in WRITTEN}
+    assert len(WRITTEN) == len(WorkStatus) ** 2
+
+
+@pytest.mark.parametrize(("before", "word"), WRITTEN)
+def test_what_a_written_status_does(world: World, agent: Agent, before: str, word: str) -> None:
+    (item,) = make(world, agent, "w")
+    write(world, agent, item, "objective", "to reach it\n")
+    if before != "open":
+        status(world, agent, item, before)
+    events = len(told(world, agent))
+    wanted = WRITTEN[before, word]
+    if isinstance(wanted, type):
+        with pytest.raises(wanted, match=f'"w" is {before}'):
+            status(world, agent, item, word)
+        assert item.status == before
+        return
+    world.agents.work.check(agent, item, "status", word)
+    assert item.status == before, "only looked at"
+    status(world, agent, item, word)
+    assert (item.status, agent.focus == "w") == wanted
+    assert told(world, agent)[events:] == ([("w", word)] if word != before else [])
+
+
+# making and removing
+
+
+def test_an_item_begins_open_and_empty(world: World, agent: Agent) -> None:
+    item = world.agents.work.make(inside(agent), agent, "w")
+    assert (item.status, item.objective, item.plan, item.acceptance) == ("open", "", "", "")
+    assert (item.blocked_by, item.parent) == ((), "")
+    assert item.created > 0
+    assert item.updated >= item.created
+    assert told(world, agent) == [("w", "open")]
+    assert agent.focus == ""
+
+
+@pytest.mark.parametrize("name", ["", ".", "a/b", "current", "x.d", "x.sock", "ä", "x" * 65, "a\n"])
+def test_what_is_no_name_is_refused(world: World, agent: Agent, name: str) -> None:
+    with pytest.raises(MalformedError):
+        make(world, agent, name)
+
+
+def test_a_name_is_given_once(world: World, agent: Agent) -> None:
+    make(world, agent, "w")
+    with pytest.raises(TakenError, match='work item "w" already'):
+        make(world, agent, "w")
+
+
+def test_there_are_so_many_and_no_more(world: World, agent: Agent) -> None:
+    items = make(world, agent, *(f"w{n}" for n in range(8)))
+    with pytest.raises(QuotaError, match="8 of them"):
+        make(world, agent, "one-more")
+    world.agents.work.remove(USER, agent, items[0].name)
+    make(world, agent, "one-more")
+
+
+@pytest.mark.parametrize("at", Status)
+def test_items_are_made_below_agents_that_go_on(world: World, agent: Agent, at: Status) -> None:
+    world.agents.update(agent, status=at)
+    if at in LIVE and at is not Status.STOPPING:
+        make(world, agent, "w")
+        return
+    with pytest.raises(WrongStateError, match=f'"coder" is {at}'):
+        make(world, agent, "w")
+
+
+def test_who_may_not_hears_that_first(world: World, agent: Agent) -> None:
+    world.agents.update(agent, status=Status.DEAD)
+    for caller in (operator(2000), replace(ROOT, known=False)):
+        with pytest.raises(DeniedError):
+            world.agents.work.make(caller, agent, "not/a/name")
+        with pytest.raises(DeniedError):
+            world.agents.work.remove(caller, agent, "nothing")
+
+
+def test_the_name_is_judged_before_the_state(world: World, agent: Agent) -> None:
+    make(world, agent, "w")
+    world.agents.update(agent, status=Status.DEAD)
+    with pytest.raises(MalformedError):
+        make(world, agent, "a/b")
+    with pytest.raises(TakenError):
+        make(world, agent, "w")
+
+
+@pytest.mark.parametrize("at", WorkStatus)
+def test_what_is_in_use_is_not_removed(world: World, agent: Agent, at: WorkStatus) -> None:
+    (item,) = make(world, agent, "w")
+    write(world, agent, item, "objective", "x")
+    status(world, agent, item, at)
+    if at in (WorkStatus.ACTIVE, WorkStatus.BLOCKED):
+        with pytest.raises(WrongStateError, match=f'"w" is {at}'):
+            world.agents.work.remove(USER, agent, "w")
+        return
+    world.agents.work.remove(USER, agent, "w")
+    assert world.agents.items.of(agent.index, Work) == []
+    with pytest.raises(MissingError):
+        world.agents.work.remove(USER, agent, "w")
+    with pytest.raises(MissingError, match="was removed"):
+        write(world, agent, item, "plan", "too late")
+
+
+def test_what_is_removed_is_in_nobodys_way(world: World, agent: Agent) -> None:
+    first, second = make(world, agent, "first", "second")
+    write(world, agent, second, "blocked_by", "first\n")
+    assert second.status == "blocked"
+    world.agents.work.remove(USER, agent, first.name)
+    assert (second.status, second.blocked_by) == ("open", ())
+
+
+# the fields
+
+
+def test_done_needs_an_objective(world: World, agent: Agent) -> None:
+    (item,) = make(world, agent, "w")
+    write(world, agent, item, "objective", " \n")
+    with pytest.raises(WrongStateError, match='"w" has no objective'):
+        status(world, agent, item, "done")
+    write(world, agent, item, "objective", "to reach it\n")
+    status(world, agent, item, "done")
+
+
+@pytest.mark.parametrize("field", ["objective", "plan", "acceptance", "parent", "blocked_by"])
+@pytest.mark.parametrize("end", ["done", "cancelled"])
+def test_what_is_over_is_not_written(world: World, agent: Agent, field: str, end: str) -> None:
+    (item,) = make(world, agent, "w")
+    write(world, agent, item, "objective", "x")
+    status(world, agent, item, end)
+    with pytest.raises(WrongStateError, match=f"is {end}: it is over"):
+        write(world, agent, item, field, "")
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "error", "match"),
+    [
+        ("status", "finished", MalformedError, "open, active, blocked, done, cancelled"),
+        ("status", "done\n", MalformedError, "none of"),
+        ("status", "", MalformedError, "none of"),
+        ("parent", "a\nb", MalformedError, "one line"),
+        ("blocked_by", "w\n", MalformedError, "in its own way"),
+        ("blocked_by", "other\nnone\n", MissingError, '"none" is no work item'),
+        ("plan", "x" * 65537, TooLongError, "65536"),
+        ("objective", "ä" * 32769, TooLongError, "65536"),
+    ],
+)
+def test_bad_text_is_refused_and_changes_nothing(
+    world: World, agent: Agent, field: str, text: str, error: type[CtxError], match: str
+) -> None:
+    item, _ = make(world, agent, "w", "other")
+    before = item.dump()
+    with pytest.raises(error, match=match):
+        world.agents.work.check(agent, item, field, text)
+    with pytest.raises(error, match=match):
+        write(world, agent, item, field, text)
+    assert item.dump() == before
+
+
+def test_a_change_is_timed(world: World, agent: Agent) -> None:
+    (item,) = make(world, agent, "w")
+    before = item.updated
+    write(world, agent, item, "plan", "x")
+    assert item.updated > before
+    assert item.created <= before
+
+
+# the focus
+
+
+def test_at_most_one_is_active(world: World, agent: Agent) -> None:
+    first, second = make(world, agent, "first", "second")
+    world.agents.work.focus(agent, "first")
+    world.agents.work.focus(agent, "second")
+    assert (first.status, second.status, agent.focus) == ("open", "active", "second")
+    status(world, agent, first, "active")
+    assert (first.status, second.status, agent.focus) == ("active", "open", "first")
+    world.agents.work.focus(agent, "")
+    assert (first.status, second.status, agent.focus) == ("open", "open", "")
+    world.agents.work.focus(agent, "")
+    assert told(world, agent)[2:] == [
+        ("first", "active"),
+        ("first", "open"),
+        ("second", "active"),
+        ("second", "open"),
+        ("first", "active"),
+        ("first", "open"),
+    ]
+
+
+@pytest.mark.parametrize("end", ["done", "cancelled"])
+def test_what_is_over_takes_no_focus(world: World, agent: Agent, end: str) -> None:
+    item, other = make(world, agent, "w", "other")
+    world.agents.work.focus(agent, "other")
+    write(world, agent, item, "objective", "x")
+    status(world, agent, item, end)
+    for refused in (world.agents.work.focus, world.agents.work.check_focus):
+        with pytest.raises(WrongStateError, match=f"is {end}"):
+            refused(agent, "w")
+    assert (agent.focus, other.status) == ("other", "active")
+
+
+def test_what_is_not_there_takes_no_focus(world: World, agent: Agent) -> None:
+    for refused in (world.agents.work.focus, world.agents.work.check_focus):
+        with pytest.raises(MissingError, match='"none" is no work item'):
+            refused(agent, "none")
+
+
+def test_looking_whether_it_could_be_focused_does_not_focus(world: World, agent: Agent) -> None:
+    (item,) = make(world, agent, "w")
+    world.agents.work.check_focus(agent, "w")
+    assert (item.status, agent.focus) == ("open", "")
+
+
+def test_the_end_of_an_item_ends_its_focus(world: World, agent: Agent) -> None:
+    (item,) = make(world, agent, "w")
+    world.agents.work.focus(agent, "w")
+    status(world, agent, item, "cancelled")
+    assert agent.focus == ""
+
+
+def test_a_new_incarnation_has_neither_items_nor_focus(world: World, agent: Agent) -> None:
+    (item,) = make(world, agent, "w")
+    world.agents.work.focus(agent, "w")
+    world.agents.cancel_new(_as_new(world, agent), "operator_stop")
+    fresh = world.agents.renew(agent)
+    assert fresh.focus == ""
+    assert world.agents.items.of(fresh.index, Work) == []
+    assert world.agents.items.get(item.index) is None
+    assert world.reopen().items.all(Work) == []
+
+
+def _as_new(world: World, agent: Agent) -> Agent:
+    world.agents.update(agent, status=Status.NEW)
+    return agent
+
+
+# what is in the way
+
+
+def test_a_wait_blocks_and_lets_go(world: World, agent: Agent) -> None:
+    (item,) = make(world, agent, "w")
+    wait_for(world, agent, "x", item)
+    second = wait_for(world, agent, "y", item)
+    assert item.status == "blocked"
+    assert world.agents.work.blocked_by(agent, item) == "wait x\nwait y\n"
+    world.agents.waiting.remove(USER, agent, "x")
+    assert item.status == "blocked"
+    world.agents.waiting.set(agent, second, "work", "")
+    assert (item.status, world.agents.work.blocked_by(agent, item)) == ("open", "")
+    assert told(world, agent) == [("w", "open"), ("w", "blocked"), ("w", "open")]
+
+
+def test_what_has_the_focus_keeps_it_while_it_is_blocked(world: World, agent: Agent) -> None:
+    (item,) = make(world, agent, "w")
+    world.agents.work.focus(agent, "w")
+    wait_for(world, agent, "x", item)
+    assert (item.status, agent.focus) == ("blocked", "w")
+    world.agents.waiting.remove(USER, agent, "x")
+    assert (item.status, agent.focus) == ("active", "w")
+    assert told(world, agent)[-2:] == [("w", "blocked"), ("w", "active")]
+
+
+def test_what_lost_the_focus_meanwhile_is_open_again(world: World, agent: Agent) -> None:
+    item, other = make(world, agent, "w", "other")
+    world.agents.work.focus(agent, "w")
+    wait_for(world, agent, "x", item)
+    world.agents.work.focus(agent, "other")
+    assert (item.status, other.status) == ("blocked", "active")
+    world.agents.waiting.remove(USER, agent, "x")
+    assert (item.status, other.status, agent.focus) == ("open", "active", "other")
+
+
+def test_a_blocked_item_can_be_taken_up_all_the_same(world: World, agent: Agent) -> None:
+    item, _ = make(world, agent, "w", "other")
+    wait = wait_for(world, agent, "x", item)
+    world.agents.work.focus(agent, "w")
+    assert (item.status, wait.status) == ("active", "armed")
+    world.agents.work.focus(agent, "other")
+    assert item.status == "blocked", "the wait is still in its way"
+    world.agents.work.focus(agent, "w")
+    world.agents.waiting.remove(USER, agent, "x")
+    assert item.status == "active"
+
+
+def test_what_is_blocked_is_not_just_opened(world: World, agent: Agent) -> None:
+    item, _ = make(world, agent, "w", "first")
+    write(world, agent, item, "blocked_by", "first\n")
+    wait_for(world, agent, "x", item)
+    with pytest.raises(WrongStateError, match='"w" is blocked by first, wait x'):
+        status(world, agent, item, "open")
+    assert item.status == "blocked"
+
+
+def test_items_that_come_first_block(world: World, agent: Agent) -> None:
+    item, first, second = make(world, agent, "w", "first", "second")
+    write(world, agent, item, "blocked_by", "first\nsecond\nfirst\n")
+    assert (item.status, item.blocked_by) == ("blocked", ("first", "second"))
+    write(world, agent, first, "objective", "x")
+    status(world, agent, first, "done")
+    assert item.status == "blocked"
+    status(world, agent, second, "cancelled")
+    assert item.status == "open"
+    assert world.agents.work.blocked_by(agent, item) == "first\nsecond\n"
+
+
+def test_an_item_is_unblocked_by_the_last_of_all(world: World, agent: Agent) -> None:
+    item, first = make(world, agent, "w", "first")
+    write(world, agent, item, "blocked_by", "first\n")
+    wait_for(world, agent, "x", item)
+    status(world, agent, first, "cancelled")
+    assert item.status == "blocked"
+    world.agents.waiting.remove(USER, agent, "x")
+    assert item.status == "open"
+
+
+def test_waits_are_read_in_blocked_by_and_ignored_when_written(world: World, agent: Agent) -> None:
+    item, _, _ = make(world, agent, "w", "first", "second")
+    wait_for(world, agent, "x", item)
+    write(world, agent, item, "blocked_by", "first\n")
+    shown = world.agents.work.blocked_by(agent, item)
+    assert shown == "first\nwait x\n"
+    write(world, agent, item, "blocked_by", f"{shown}second\nwait nothing\n")
+    assert world.agents.work.blocked_by(agent, item) == "first\nsecond\nwait x\n"
+    write(world, agent, item, "blocked_by", "")
+    assert (item.status, item.blocked_by) == ("blocked", ())
+
+
+def test_what_is_taken_out_of_blocked_by_blocks_no_more(world: World, agent: Agent) -> None:
+    item, _, _ = make(world, agent, "w", "first", "second")
+    write(world, agent, item, "blocked_by", "first\nsecond\n")
+    world.agents.work.focus(agent, "w")
+    write(world, agent, item, "blocked_by", "second\n")
+    assert item.status == "active", "nothing new is in its way"
+    world.agents.work.focus(agent, "")
+    assert item.status == "blocked"
+    write(world, agent, item, "blocked_by", "")
+    assert item.status == "open"
+
+
+def test_blocked_without_a_reason_stays_until_it_is_taken_back(world: World, agent: Agent) -> None:
+    (item,) = make(world, agent, "w")
+    status(world, agent, item, "blocked")
+    write(world, agent, item, "blocked_by", "")
+    assert item.status == "blocked"
+    status(world, agent, item, "open")
+    assert item.status == "open"
+
+
+@pytest.mark.parametrize("end", ["done", "cancelled"])
+def test_the_end_of_an_item_cancels_its_waits(world: World, agent: Agent, end: str) -> None:
+    item, other = make(world, agent, "w", "other")
+    write(world, agent, item, "objective", "x")
+    waits = [wait_for(world, agent, name, item) for name in ("x", "y")]
+    kept = wait_for(world, agent, "z", other)
+    status(world, agent, item, end)
+    assert [wait.status for wait in waits] == ["cancelled", "cancelled"]
+    assert (item.status, kept.status) == (end, "armed")
+    assert told(world, agent)[-1] == ("w", end)
+
+
+def test_everything_is_there_again_after_a_crash(world: World, agent: Agent) -> None:
+    item, _ = make(world, agent, "w", "first")
+    for field, text in (
+        ("objective", "o\n"), ("plan", "p\n"), ("acceptance", "a\n"), ("parent", "chain"),
+        ("blocked_by", "first\n"),
+    ):  # fmt: skip
+        write(world, agent, item, field, text)
+    world.agents.work.focus(agent, "w")
+    agents = world.reopen()
+    again = agents.named("coder")
+    assert again is not None
+    assert again.focus == "w"
+    assert agents.work.find(again, "w").dump() == item.dump()
+    assert agents.work.find(again, "w").status is WorkStatus.ACTIVE
+
+
+def test_an_agent_that_ends_leaves_its_items_unblocked(world: World, agent: Agent) -> None:
+    (item,) = make(world, agent, "w")
+    wait = wait_for(world, agent, "x", item)
+    change = world.agents.draft()
+    world.agents.record_end(change, agent, Outcome.DONE, "exit:0")
+    world.agents.note(change)
+    assert (wait.status, item.status) == ("cancelled", "open")
