@@ -123,6 +123,7 @@ TASK_MOVES: Final = Moves(
         (_T.MADE, _TE.STOP): _T.CANCELLED,
         (_T.MADE, _TE.KILL): _T.CANCELLED,
         (_T.MADE, _TE.CANCEL): _T.CANCELLED,
+        (_T.MADE, _TE.INTERRUPT): _T.INTERRUPTED,
         (_T.QUEUED, _TE.RUN): _T.RUNNING,
         (_T.QUEUED, _TE.STOP): _T.CANCELLING,
         (_T.QUEUED, _TE.KILL): _T.CANCELLING,
