@@ -261,6 +261,8 @@ class Message(Item):
     reply: str = ""
     reason: str = ""
     asked: str = ""
+    #: the delegated task, which comes before all others
+    first: bool = False
 
     @property
     def key(self) -> str:
