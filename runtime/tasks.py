@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 COMMAND: Final = "command_task"
 CHILD: Final = "child_agent_task"
+_PREVIEW_MAX: Final = 8 << 10
 #: of each end of an output that does not fit
 _PREVIEW_PART: Final = 4000
 
@@ -124,12 +125,15 @@ class TaskPlane(Plane[Task], Watching):
         """Head and tail of the output, at most 8 KiB, saying what was left out."""
         size = self.output_size(task)
         if size <= 2 * _PREVIEW_PART:
-            return self.read_output(task, 0, size).decode(errors="replace")
+            text = self.read_output(task, 0, size).decode(errors="replace")
+            # what is no text grows by that
+            if len(text.encode()) <= _PREVIEW_MAX:
+                return text
         head = self.read_output(task, 0, _PREVIEW_PART).decode(errors="ignore")
-        tail = self.read_output(task, size - _PREVIEW_PART, _PREVIEW_PART).decode(errors="ignore")
+        start = max(_PREVIEW_PART, size - _PREVIEW_PART)
+        tail = self.read_output(task, start, _PREVIEW_PART).decode(errors="ignore")
         left = size - len(head.encode()) - len(tail.encode())
-        text = f"{head}\n[{left} bytes left out: see output]\n{tail}"
-        return text.encode()[: 8 << 10].decode(errors="ignore")
+        return f"{head}\n[{left} bytes left out: see output]\n{tail}"
 
     def wait_path(self, task: Task) -> Path:
         child = self.child_of(task)
