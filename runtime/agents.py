@@ -6,6 +6,7 @@ watch are told (``Watching``), in this order.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import logging
@@ -838,11 +839,11 @@ class Agents:
             change.channels.append((parent.session, agent.name))
             self.tasks.make_handle(change, parent, agent)
         self.commit(change)
-        if before is not None:
-            self._children[before].remove(agent.index)
-            self._tell_agent(before, ("child",))
+        if former is not None:
+            self._children[former.index].remove(agent.index)
+            self._tell_agent(former.index, ("child",))
         if agent.parent is not None:
-            self._children.setdefault(agent.parent, []).append(agent.index)
+            bisect.insort(self._children.setdefault(agent.parent, []), agent.index)
         self._tell_parent(agent)
 
     def set_life(self, agent: Agent, life: str, profile: str) -> None:

@@ -351,7 +351,10 @@ class Items:
         self._by_index[item.index] = item
         if isinstance(item, Wait):
             self._by_token[item.token] = item
-        self._of.setdefault((item.agent, item.kind), {})[item.key] = item
+        known = self._of.setdefault((item.agent, item.kind), {})
+        # one that takes the name of another is younger than all
+        known.pop(item.key, None)
+        known[item.key] = item
 
     def drop(self, item: Item) -> None:
         self._forget(item)
