@@ -690,6 +690,8 @@ class Agents:
         move(agent.status, Event.RESET)
         parent = self.live_parent(agent)
         self._check_sessions(agent.owner, agent.name)
+        if parent is not None and agent.owned:
+            self.tasks.check_handle(parent, agent.name)
         fresh = Agent(index=0, incarnation="", name="", owner=0, uid=0, gid=0)
         new = dataclasses.replace(
             agent,
