@@ -419,6 +419,11 @@ class Plane(Generic[_I]):
             raise MissingError(f"{quote(name)} is no {self._what} of {quote(agent.name)}")
         return item
 
+    def check_there(self, item: _I) -> None:
+        """``MissingError`` for one that was removed while somebody had it open."""
+        if item.index and self._agents.items.get(item.index) is not item:
+            raise MissingError(f"the {self._what} {quote(item.name)} was removed")
+
     # changing
 
     def make(self, caller: Caller, agent: Agent, name: str) -> _I:

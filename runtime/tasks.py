@@ -167,6 +167,13 @@ class TaskPlane(Plane[Task], Watching):
             raise WrongStateError(f"{quote(item.name)} is the handle of an agent: rmdir that")
         if not self.is_over(item) and item.status is not TaskStatus.MADE:
             raise WrongStateError(f"the task {quote(item.name)} is {self.status(item)}: stop it")
+        self._gone(change, agent, item)
+
+    def _gone(self, change: Change, agent: Agent, task: Task) -> None:
+        """Whoever waits for it to end would wait for good."""
+        if not self.is_over(task):
+            payload = task_payload(task.name, TaskStatus.CANCELLED, "")
+            self._agents.waiting.resource_over(change, agent, "task", task.name, payload)
 
     def remove(self, caller: Caller, agent: Agent, name: str) -> None:
         """Takes an ended task away, and what it wrote."""
@@ -187,6 +194,7 @@ class TaskPlane(Plane[Task], Watching):
         self._put(task, values)
 
     def check_settable(self, task: Task) -> None:
+        self.check_there(task)
         if task.child:
             raise ForbiddenError(
                 f"{quote(task.name)} is the handle of an agent: its files say what it does"
@@ -201,6 +209,7 @@ class TaskPlane(Plane[Task], Watching):
     def start(self, caller: Caller, agent: Agent, task: Task) -> None:
         """Queues a command; it runs as soon as its agent's cell is there."""
         self._check_party(caller, agent)
+        self.check_there(task)
         to = TASK_MOVES.move(task.status, TaskEvent.START)
         check_takes(agent, "task")
         for owner in (*self._agents.ancestors(agent), agent):
@@ -213,6 +222,7 @@ class TaskPlane(Plane[Task], Watching):
     def stop(self, caller: Caller, agent: Agent, task: Task, *, kill: bool) -> None:
         """Asks a command to end."""
         self._check_party(caller, agent)
+        self.check_there(task)
         to = TASK_MOVES.move(task.status, TaskEvent.KILL if kill else TaskEvent.STOP)
         if to in TASK_MOVES.terminal:
             with self._agents.changing() as change:
@@ -290,6 +300,7 @@ class TaskPlane(Plane[Task], Watching):
         task = self._named(parent, child.name)
         if task is not None and task.child:
             change.drop(task)
+            self._gone(change, parent, task)
 
     def child_ended(self, change: Change, parent: Agent, child: Agent, outcome: Outcome) -> None:
         """The handle ends with its child."""
