@@ -105,7 +105,8 @@ class Fleet:
                 if "wait" in t:
                     assert t["payload"]["child"] == waits[t["wait"]]
             events = self.daemon.events(self.name(agent))
-            assert Counter(e["wait"] for e in events if e["type"] == "wait.fired") == Counter(list(waits))
+            fired = Counter(e["wait"] for e in events if e["type"] == "wait.fired")
+            assert fired == Counter(list(waits))
             number = len(waits) + len(children)
             counts = Counter(e["type"] for e in events)
             for kind in ("message.queued", "message.end", "run.start", "run.end"):
