@@ -6,6 +6,7 @@ watch are told (``Watching``), in this order.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import itertools
@@ -705,6 +706,8 @@ class Agents:
         move(agent.status, Event.RESET)
         parent = self.live_parent(agent)
         self._check_sessions(agent.owner, agent.name)
+        if parent is not None and agent.owned:
+            self.tasks.check_handle(parent, agent.name)
         fresh = Agent(index=0, incarnation="", name="", owner=0, uid=0, gid=0)
         new = dataclasses.replace(
             agent,
@@ -857,11 +860,11 @@ class Agents:
             change.channels.append((parent.session, agent.name))
             self.tasks.make_handle(change, parent, agent)
         self.commit(change)
-        if before is not None:
-            self._children[before].remove(agent.index)
-            self._tell_agent(before, ("child",))
+        if former is not None:
+            self._children[former.index].remove(agent.index)
+            self._tell_agent(former.index, ("child",))
         if agent.parent is not None:
-            self._children.setdefault(agent.parent, []).append(agent.index)
+            bisect.insort(self._children.setdefault(agent.parent, []), agent.index)
         self._tell_parent(agent)
 
     def set_life(self, agent: Agent, life: str, profile: str) -> None:

@@ -55,7 +55,7 @@ class Messages:
     def pending(self, agent: Agent) -> list[Message]:
         """Those that wait, in the order in which they will be delivered."""
         found = [m for m in self._of(agent) if m.status is MessageStatus.QUEUED]
-        return sorted(found, key=lambda m: PRIORITIES.index(m.priority))
+        return sorted(found, key=lambda m: (not m.first, PRIORITIES.index(m.priority)))
 
     def current(self, agent: Agent) -> Message | None:
         """The one that is being worked on."""
@@ -156,6 +156,8 @@ class Messages:
         priority: str,
         name: str,
         asked: str,
+        *,
+        first: bool = False,
     ) -> Message:
         message = Message(
             agent=agent.index,
@@ -166,6 +168,7 @@ class Messages:
             priority=priority,
             text=text,
             asked=asked,
+            first=first,
         )
         change.make(message)
         change.event(
@@ -184,7 +187,7 @@ class Messages:
         self, change: Change, agent: Agent, *, text: str, sender: str, provenance: str
     ) -> None:
         """The delegated task, before all others; it may be as long as a document."""
-        self._add(change, agent, text, sender, provenance, "interject", "", "")
+        self._add(change, agent, text, sender, provenance, "interject", "", "", first=True)
 
     def deliver(self, change: Change, agent: Agent, message: Message, run: str) -> None:
         """It is being worked on, in ``run``."""
@@ -218,10 +221,10 @@ class Messages:
         if not message.asked:
             change.drop(message)
             return
+        ended = [m for m in self._of(agent) if m.status in MESSAGE_MOVES.terminal]
+        ended.sort(key=lambda m: m.updated, reverse=True)  # what waited long has ended just now
         kept, size = 1, len(reply)
-        for old in reversed(self._of(agent)):
-            if old.status not in MESSAGE_MOVES.terminal:
-                continue
+        for old in ended:
             kept, size = kept + 1, size + len(old.reply)
             if kept > _REMEMBERED or size > _REMEMBERED_SIZE:
                 change.drop(old)

@@ -123,6 +123,7 @@ TASK_MOVES: Final = Moves(
         (_T.MADE, _TE.STOP): _T.CANCELLED,
         (_T.MADE, _TE.KILL): _T.CANCELLED,
         (_T.MADE, _TE.CANCEL): _T.CANCELLED,
+        (_T.MADE, _TE.INTERRUPT): _T.INTERRUPTED,
         (_T.QUEUED, _TE.RUN): _T.RUNNING,
         (_T.QUEUED, _TE.STOP): _T.CANCELLING,
         (_T.QUEUED, _TE.KILL): _T.CANCELLING,
@@ -260,6 +261,8 @@ class Message(Item):
     reply: str = ""
     reason: str = ""
     asked: str = ""
+    #: the delegated task, which comes before all others
+    first: bool = False
 
     @property
     def key(self) -> str:
@@ -348,7 +351,10 @@ class Items:
         self._by_index[item.index] = item
         if isinstance(item, Wait):
             self._by_token[item.token] = item
-        self._of.setdefault((item.agent, item.kind), {})[item.key] = item
+        known = self._of.setdefault((item.agent, item.kind), {})
+        # one that takes the name of another is younger than all
+        known.pop(item.key, None)
+        known[item.key] = item
 
     def drop(self, item: Item) -> None:
         self._forget(item)
@@ -412,6 +418,11 @@ class Plane(Generic[_I]):
         if item is None:
             raise MissingError(f"{quote(name)} is no {self._what} of {quote(agent.name)}")
         return item
+
+    def check_there(self, item: _I) -> None:
+        """``MissingError`` for one that was removed while somebody had it open."""
+        if item.index and self._agents.items.get(item.index) is not item:
+            raise MissingError(f"the {self._what} {quote(item.name)} was removed")
 
     # changing
 

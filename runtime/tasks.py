@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 COMMAND: Final = "command_task"
 CHILD: Final = "child_agent_task"
+_PREVIEW_MAX: Final = 8 << 10
 #: of each end of an output that does not fit
 _PREVIEW_PART: Final = 4000
 #: of a handoff: where its first line is looked for
@@ -153,12 +154,15 @@ class TaskPlane(Plane[Task], Watching):
         something was."""
         size = self.output_size(task)
         if size <= 2 * _PREVIEW_PART:
-            return self.read_output(task, 0, size).decode(errors="replace"), False
+            text = self.read_output(task, 0, size).decode(errors="replace")
+            # what is no text grows by that
+            if len(text.encode()) <= _PREVIEW_MAX:
+                return text, False
         head = self.read_output(task, 0, _PREVIEW_PART).decode(errors="ignore")
-        tail = self.read_output(task, size - _PREVIEW_PART, _PREVIEW_PART).decode(errors="ignore")
+        start = max(_PREVIEW_PART, size - _PREVIEW_PART)
+        tail = self.read_output(task, start, _PREVIEW_PART).decode(errors="ignore")
         left = size - len(head.encode()) - len(tail.encode())
-        text = f"{head}\n[{left} bytes left out: see output]\n{tail}"
-        return text.encode()[: 8 << 10].decode(errors="ignore"), True
+        return f"{head}\n[{left} bytes left out: see output]\n{tail}", True
 
     def worktree(self, task: Task) -> str:
         """Of a handle: why and where its child's worktree is kept, or just where it is."""
@@ -203,6 +207,13 @@ class TaskPlane(Plane[Task], Watching):
             raise NotEmptyError(f"{quote(item.name)} has a worktree: {self.worktree(item).strip()}")
         if not self.is_over(item) and item.status is not TaskStatus.MADE:
             raise WrongStateError(f"the task {quote(item.name)} is {self.status(item)}: stop it")
+        self._gone(change, agent, item)
+
+    def _gone(self, change: Change, agent: Agent, task: Task) -> None:
+        """Whoever waits for it to end would wait for good."""
+        if not self.is_over(task):
+            payload = task_payload(task.name, TaskStatus.CANCELLED, "")
+            self._agents.waiting.resource_over(change, agent, "task", task.name, payload)
 
     def remove(self, caller: Caller, agent: Agent, name: str) -> None:
         """Takes an ended task away, and what it wrote."""
@@ -223,6 +234,7 @@ class TaskPlane(Plane[Task], Watching):
         self._put(task, values)
 
     def check_settable(self, task: Task) -> None:
+        self.check_there(task)
         if task.child:
             raise ForbiddenError(
                 f"{quote(task.name)} is the handle of an agent: its files say what it does"
@@ -237,6 +249,7 @@ class TaskPlane(Plane[Task], Watching):
     def start(self, caller: Caller, agent: Agent, task: Task) -> None:
         """Queues a command; it runs as soon as its agent's cell is there."""
         self._check_party(caller, agent)
+        self.check_there(task)
         to = TASK_MOVES.move(task.status, TaskEvent.START)
         check_takes(agent, "task")
         for owner in (*self._agents.ancestors(agent), agent):
@@ -249,6 +262,7 @@ class TaskPlane(Plane[Task], Watching):
     def stop(self, caller: Caller, agent: Agent, task: Task, *, kill: bool) -> None:
         """Asks a command to end."""
         self._check_party(caller, agent)
+        self.check_there(task)
         to = TASK_MOVES.move(task.status, TaskEvent.KILL if kill else TaskEvent.STOP)
         if to in TASK_MOVES.terminal:
             with self._agents.changing() as change:
@@ -331,6 +345,7 @@ class TaskPlane(Plane[Task], Watching):
             return
         if child.worktree is None or task.child != child.index:
             change.drop(task)
+            self._gone(change, parent, task)
 
     def child_ended(self, change: Change, parent: Agent, child: Agent, outcome: Outcome) -> None:
         """The handle ends with its child."""

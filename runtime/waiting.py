@@ -117,18 +117,14 @@ class WaitingPlane(Plane[Wait]):
 
     def check_unarmed(self, wait: Wait) -> None:
         """``WrongStateError`` for one that was armed before."""
-        self._check_there(wait)
+        self.check_there(wait)
         WAIT_MOVES.move(wait.status, WaitEvent.ARM)
 
     def check_pending(self, wait: Wait) -> None:
         """``WrongStateError`` for one that is over."""
-        self._check_there(wait)
+        self.check_there(wait)
         if wait.status in WAIT_MOVES.terminal:
             raise WrongStateError(f"the wait {quote(wait.name)} is {wait.status}: it is over")
-
-    def _check_there(self, wait: Wait) -> None:
-        if wait.index and self._agents.items.get(wait.index) is not wait:
-            raise MissingError(f"the wait {quote(wait.name)} was removed")
 
     # arming
 
@@ -148,7 +144,7 @@ class WaitingPlane(Plane[Wait]):
 
     def begin(self, change: Change, caller: Caller, agent: Agent, wait: Wait, text: str) -> None:
         """The same in a change that the caller commits."""
-        self._check_there(wait)
+        self.check_there(wait)
         check_takes(agent, "wait")
         to = WAIT_MOVES.move(change.peek(wait, "status"), WaitEvent.ARM)
         kind, argument = _parse(text)

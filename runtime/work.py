@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from runtime.errors import MalformedError, MissingError, TooLongError, WrongStateError
+from runtime.errors import MalformedError, TooLongError, WrongStateError
 from runtime.model import Agent
 from runtime.names import check_choice, quote
 from runtime.planes import WORK_MOVES, Plane, Wait, WaitStatus, Work, WorkEvent, WorkStatus
@@ -63,8 +63,7 @@ class WorkPlane(Plane[Work]):
 
     def check_open(self, item: Work) -> None:
         """``WrongStateError`` for one that is over, ``MissingError`` for one that is removed."""
-        if item.index and self._agents.items.get(item.index) is not item:
-            raise MissingError(f"the work item {quote(item.name)} was removed")
+        self.check_there(item)
         if item.status in WORK_MOVES.terminal:
             raise WrongStateError(f"the work item {quote(item.name)} is {item.status}: it is over")
 

@@ -117,3 +117,43 @@ def test_reads_are_those_of_the_bytes_that_are_left(
     assert output.size == len(whole)
     assert output.read(offset, length) == whole[offset : offset + length]
     assert output.tail(length) == whole[max(0, len(whole) - length) :]
+
+
+def test_since_goes_on_where_it_was(tmp_path: Path) -> None:
+    segments(tmp_path, b"abc", b"def")
+    assert Output(tmp_path).since(0, 4) == (b"abcd", 4)
+    assert Output(tmp_path).since(4, 100) == (b"ef", 6)
+    assert Output(tmp_path).since(6, 100) == (b"", 6)
+
+
+def test_since_skips_what_was_dropped_and_shows_no_header(tmp_path: Path) -> None:
+    segments(tmp_path, b"late", b"r", start=10)
+    for position in (0, 9, 10):
+        assert Output(tmp_path).since(position, 100) == (b"later", 15)
+    assert Output(tmp_path).since(12, 2) == (b"te", 14)
+    assert Output(tmp_path).since(15, 100) == (b"", 15)
+
+
+@pytest.mark.parametrize("position", [0, 7])
+def test_since_nothing(tmp_path: Path, position: int) -> None:
+    assert Output(tmp_path / "none").since(position, 10) == (b"", position)
+
+
+@given(
+    parts=st.lists(st.binary(min_size=1, max_size=8), min_size=1, max_size=5),
+    start=st.integers(0, 20),
+    length=st.integers(1, 10),
+)
+def test_since_gives_each_byte_once(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes], start: int, length: int
+) -> None:
+    directory = tmp_path_factory.mktemp("since")
+    segments(directory, *parts, start=start)
+    position, found = 0, b""
+    while True:
+        data, position = Output(directory).since(position, length)
+        assert len(data) <= length
+        if not data:
+            break
+        found += data
+    assert (found, position) == (b"".join(parts), Output(directory).end)

@@ -1,0 +1,417 @@
+"""What messages, tasks, work items and waits may become, written out once more and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.errors import CtxError, MissingError, WrongStateError
+from runtime.lifecycle import Status
+from runtime.model import Agent
+from runtime.planes import (
+    KINDS,
+    MESSAGE_MOVES,
+    TASK_MOVES,
+    WAIT_MOVES,
+    WORK_MOVES,
+    Item,
+    Items,
+    Message,
+    MessageEvent,
+    MessageStatus,
+    Moves,
+    Task,
+    TaskEvent,
+    TaskStatus,
+    Wait,
+    WaitEvent,
+    WaitStatus,
+    Work,
+    WorkEvent,
+    WorkStatus,
+)
+from tests.unit.fakes import World, operator, world_in
+
+USER = operator(1000)
+
+#: by kind: the events, and for each status what each makes of it, "-" for a refusal
+EXPECTED: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
+    "message": (
+        ("deliver", "process", "fail", "abort", "drop"),
+        {
+            "queued": ("running", "-", "-", "-", "dropped"),
+            "running": ("-", "processed", "failed", "aborted", "-"),
+            "processed": ("-", "-", "-", "-", "-"),
+            "failed": ("-", "-", "-", "-", "-"),
+            "aborted": ("-", "-", "-", "-", "-"),
+            "dropped": ("-", "-", "-", "-", "-"),
+        },
+    ),
+    "task": (
+        ("start", "stop", "kill", "run", "complete", "fail", "cancel", "interrupt"),
+        {
+            "made": (
+                *("queued", "cancelled", "cancelled", "-"),
+                *("-", "-", "cancelled", "interrupted"),
+            ),
+            "queued": (
+                *("-", "cancelling", "cancelling", "running"),
+                *("completed", "failed", "cancelled", "interrupted"),
+            ),
+            "running": (
+                *("-", "cancelling", "cancelling", "-"),
+                *("completed", "failed", "cancelled", "interrupted"),
+            ),
+            "cancelling": ("-", "-", "cancelling", "-", "-", "-", "cancelled", "interrupted"),
+            "completed": ("-",) * 8,
+            "failed": ("-",) * 8,
+            "cancelled": ("-",) * 8,
+            "interrupted": ("-",) * 8,
+        },
+    ),
+    "work item": (
+        ("focus", "unfocus", "block", "unblock", "finish", "cancel"),
+        {
+            "open": ("active", "-", "blocked", "-", "done", "cancelled"),
+            "active": ("-", "open", "blocked", "-", "done", "cancelled"),
+            "blocked": ("active", "-", "-", "open", "done", "cancelled"),
+            "done": ("-",) * 6,
+            "cancelled": ("-",) * 6,
+        },
+    ),
+    "wait": (
+        ("arm", "fire", "cancel", "expire"),
+        {
+            "new": ("armed", "-", "cancelled", "-"),
+            "armed": ("-", "fired", "cancelled", "expired"),
+            "fired": ("-",) * 4,
+            "cancelled": ("-",) * 4,
+            "expired": ("-",) * 4,
+        },
+    ),
+}
+MOVES: dict[str, tuple[Moves[Any, Any], Any, Any]] = {
+    "message": (MESSAGE_MOVES, MessageStatus, MessageEvent),
+    "task": (TASK_MOVES, TaskStatus, TaskEvent),
+    "work item": (WORK_MOVES, WorkStatus, WorkEvent),
+    "wait": (WAIT_MOVES, WaitStatus, WaitEvent),
+}
+PAIRS = [
+    (kind, status, event, to)
+    for kind, (events, rows) in EXPECTED.items()
+    for status, row in rows.items()
+    for event, to in zip(events, row, strict=True)
+]
+
+
+def test_the_test_knows_every_pair() -> None:
+    assert {(kind, status, event) for kind, status, event, _ in PAIRS} == {
+        (kind, s.value, e.value)
+        for kind, (_, statuses, events) in MOVES.items()
+        for s in statuses
+        for e in events
+    }
+
+
+@pytest.mark.parametrize(("kind", "status", "event", "to"), PAIRS)
+def test_each_pair_moves_or_is_refused(kind: str, status: str, event: str, to: str) -> None:
+    moves, statuses, events = MOVES[kind]
+    if to == "-":
+        with pytest.raises(WrongStateError, match=f"{event} does not fit: the {kind} is {status}"):
+            moves.move(statuses(status), events(event))
+    else:
+        assert moves.move(statuses(status), events(event)) is statuses(to)
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_terminal_is_what_nothing_leads_out_of(kind: str) -> None:
+    _, rows = EXPECTED[kind]
+    terminal = {status for status, row in rows.items() if set(row) == {"-"}}
+    assert {s.value for s in MOVES[kind][0].terminal} == terminal
+    assert terminal
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_a_refusal_names_what_would_fit(kind: str) -> None:
+    moves, statuses, events = MOVES[kind]
+    names, rows = EXPECTED[kind]
+    for status, row in rows.items():
+        fits = sorted(n for n, to in zip(names, row, strict=True) if to != "-")
+        refused = next(n for n, to in zip(names, row, strict=True) if to == "-")
+        wanted = f"which takes {', '.join(fits) or 'nothing'}$"
+        with pytest.raises(WrongStateError, match=wanted):
+            moves.move(statuses(status), events(refused))
+
+
+@pytest.mark.parametrize("kind", MOVES)
+@given(data=st.data())
+def test_no_walk_leaves_a_terminal_status(kind: str, data: st.DataObject) -> None:
+    moves, statuses, events = MOVES[kind]
+    status = next(iter(statuses))
+    for event in data.draw(st.lists(st.sampled_from(list(events)), max_size=20)):
+        try:
+            to = moves.move(status, event)
+        except WrongStateError:
+            continue
+        assert status not in moves.terminal
+        status = to
+
+
+@pytest.mark.parametrize("kind", MOVES)
+def test_every_status_leads_to_an_end(kind: str) -> None:
+    moves, statuses, _ = MOVES[kind]
+    for start in statuses:
+        reached = {start}
+        for _ in statuses:
+            reached |= {to for (at, _), to in moves.table.items() if at in reached}
+        assert reached & moves.terminal
+
+
+def test_a_task_that_waits_to_be_started_is_shown_as_queued() -> None:
+    assert {status.value: status.shown for status in TaskStatus} == {
+        status.value: "queued" if status is TaskStatus.MADE else status.value
+        for status in TaskStatus
+    }
+
+
+# through the operations
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with world_in(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def agent(world: World) -> Agent:
+    agent = world.live(world.agents.create(USER, "coder"), Status.IDLE)
+    world.agents.update(agent, mode="turn")
+    return agent
+
+
+def message_that_is(world: World, agent: Agent, status: MessageStatus) -> Message:
+    message = world.agents.send(USER, agent, "hello", name="1", asked="x")
+    with world.agents.changing() as change:
+        if status is not MessageStatus.DROPPED:
+            world.agents.messages.deliver(change, agent, message, "r1")
+        world.agents.messages.end(change, agent, message, status)
+    return message
+
+
+@pytest.mark.parametrize("status", sorted(MESSAGE_MOVES.terminal))
+def test_a_message_ends_once(world: World, agent: Agent, status: MessageStatus) -> None:
+    message = message_that_is(world, agent, status)
+    before = world.lines(agent)
+    messages = world.agents.messages
+    for again in sorted(MESSAGE_MOVES.terminal):
+        with pytest.raises(WrongStateError), world.agents.changing() as change:
+            messages.end(change, agent, message, again)
+    with pytest.raises(WrongStateError), world.agents.changing() as change:
+        messages.deliver(change, agent, message, "r2")
+    with world.agents.changing() as change:
+        messages.add_ends(change, agent, "exit:0")
+    assert (message.status, message.run) == (status, "" if status == "dropped" else "r1")
+    assert world.lines(agent) == before
+    world.reopen()
+    (kept,) = world.agents.items.of(agent.index, Message)
+    assert kept.dump() == message.dump()
+
+
+def task_that_is(world: World, agent: Agent, status: TaskStatus) -> Task:
+    tasks = world.agents.tasks
+    task = tasks.make(USER, agent, "t")
+    tasks.set(task, cmd="true")
+    tasks.start(USER, agent, task)
+    event = {
+        TaskStatus.COMPLETED: TaskEvent.COMPLETE,
+        TaskStatus.FAILED: TaskEvent.FAIL,
+        TaskStatus.CANCELLED: TaskEvent.CANCEL,
+        TaskStatus.INTERRUPTED: TaskEvent.INTERRUPT,
+    }[status]
+    with world.agents.changing() as change:
+        tasks.end(change, agent, task, event, exit_text="exit:0")
+    return task
+
+
+@pytest.mark.parametrize("status", sorted(TASK_MOVES.terminal))
+def test_the_first_end_of_a_task_counts(world: World, agent: Agent, status: TaskStatus) -> None:
+    task = task_that_is(world, agent, status)
+    before = (task.dump(), world.lines(agent), len(world.agents.messages.pending(agent)))
+    tasks = world.agents.tasks
+
+    def end(event: TaskEvent) -> None:
+        with world.agents.changing() as change:
+            tasks.end(change, agent, task, event)
+
+    attempts: list[Callable[[], None]] = [
+        lambda: tasks.start(USER, agent, task),
+        lambda: tasks.stop(USER, agent, task, kill=False),
+        lambda: tasks.stop(USER, agent, task, kill=True),
+        lambda: tasks.set(task, cmd="false"),
+        *(partial(end, event) for event in TaskEvent),
+    ]
+    for attempt in attempts:
+        with pytest.raises(WrongStateError):
+            attempt()
+    with world.agents.changing() as change:
+        tasks.add_ends(change, agent, TaskEvent.CANCEL)
+    assert (task.dump(), world.lines(agent), len(world.agents.messages.pending(agent))) == before
+
+
+@pytest.mark.parametrize("status", sorted(WORK_MOVES.terminal))
+def test_a_work_item_that_is_over_is_only_read(
+    world: World, agent: Agent, status: WorkStatus
+) -> None:
+    work = world.agents.work
+    item, other = work.make(USER, agent, "w"), work.make(USER, agent, "x")
+    work.set(agent, item, "objective", "to be reached")
+    work.set(agent, item, "status", status.value)
+    before = (item.dump(), world.lines(agent))
+    writes = {
+        "status": "open",
+        "objective": "another",
+        "plan": "p",
+        "acceptance": "a",
+        "parent": "p",
+        "blocked_by": "x\n",
+    }
+    for field, text in writes.items():
+        with pytest.raises(WrongStateError):
+            work.set(agent, item, field, text)
+    with pytest.raises(WrongStateError):
+        work.focus(agent, "w")
+    wait = world.agents.waiting.make(USER, agent, "i")
+    with pytest.raises(WrongStateError):
+        world.agents.waiting.set(agent, wait, "work", "w")
+    work.set(agent, other, "status", "active")
+    assert (item.dump(), agent.focus) == (before[0], "x")
+    assert [line for line in world.lines(agent) if '"work":"w"' in line] == [
+        line for line in before[1] if '"work":"w"' in line
+    ]
+
+
+def wait_that_is(world: World, agent: Agent, status: WaitStatus) -> Wait:
+    waiting = world.agents.waiting
+    wait = waiting.make(USER, agent, "i")
+    waiting.arm(USER, agent, wait, "trigger")
+    with world.agents.changing() as change:
+        if status is WaitStatus.FIRED:
+            waiting.fire(change, agent, wait, "now\n")
+        elif status is WaitStatus.EXPIRED:
+            waiting.expire(change, agent, wait)
+        else:
+            waiting.cancel(change, agent, wait)
+    return wait
+
+
+@pytest.mark.parametrize("status", sorted(WAIT_MOVES.terminal))
+def test_a_wait_leaves_armed_once(world: World, agent: Agent, status: WaitStatus) -> None:
+    wait = wait_that_is(world, agent, status)
+    before = (wait.dump(), world.lines(agent), len(world.agents.messages.pending(agent)))
+    waiting = world.agents.waiting
+
+    def change_it(act: Callable[..., None], *more: Any) -> None:
+        with world.agents.changing() as change:
+            act(change, agent, wait, *more)
+
+    refused: list[tuple[type[CtxError], Callable[[], None]]] = [
+        (WrongStateError, lambda: waiting.arm(USER, agent, wait, "timer 1h")),
+        (WrongStateError, lambda: waiting.set(agent, wait, "deadline", "1h")),
+        (WrongStateError, lambda: waiting.set(agent, wait, "work", "")),
+        (MissingError, lambda: waiting.trigger(wait, "now\n")),
+        (WrongStateError, lambda: change_it(waiting.fire, "again\n")),
+        (WrongStateError, lambda: change_it(waiting.expire)),
+        (WrongStateError, lambda: change_it(waiting.cancel)),
+    ]
+    for error, attempt in refused:
+        with pytest.raises(error):
+            attempt()
+    with world.agents.changing() as change:
+        waiting.cancel_all(change, agent)
+    assert (wait.dump(), world.lines(agent), len(world.agents.messages.pending(agent))) == before
+
+
+# the records in memory
+
+
+def message(index: int, name: str, agent: int = 1, session: int = 1) -> Message:
+    return Message(
+        index=index, agent=agent, name=name, session=session, sender="s", provenance="operator"
+    )
+
+
+def test_records_are_found_by_number_by_name_and_by_agent() -> None:
+    items = Items()
+    one, two = message(1, "a"), message(2, "b")
+    other: list[Item] = [message(3, "a", agent=2), Work(index=4, agent=1, name="a")]
+    for item in (one, two, *other):
+        items.add(item)
+    assert items.of(1, Message) == [one, two]
+    assert items.named(1, Message, "1/b") is two
+    assert items.named(2, Message, "1/b") is None
+    assert (items.get(3), items.named(1, Work, "a")) == tuple(other)
+    assert items.all(Message) == [one, two, other[0]]
+    items.drop(one)
+    assert items.of(1, Message) == [two]
+    assert items.get(1) is None
+    items.drop_all(1)
+    assert (items.of(1, Message), items.of(1, Work)) == ([], [])
+    assert items.of(2, Message) == [other[0]]
+
+
+def test_an_id_is_of_a_session() -> None:
+    items = Items()
+    one, two = message(1, "a", session=1), message(2, "a", session=2)
+    items.add(one)
+    items.add(two)
+    assert items.of(1, Message) == [one, two]
+
+
+def test_what_takes_a_name_is_the_youngest_and_stays_when_the_other_goes() -> None:
+    items = Items()
+    tasks = [Task(index=n, agent=1, name=name) for n, name in enumerate("aba", 1)]
+    for task in tasks:
+        items.add(task)
+    items.drop(tasks[0])
+    assert items.of(1, Task) == [tasks[1], tasks[2]]
+    assert items.named(1, Task, "a") is tasks[2]
+
+
+def test_a_token_is_known_as_long_as_its_wait() -> None:
+    items = Items()
+    wait = Wait(index=1, agent=1, name="i")
+    items.add(wait)
+    assert items.with_token(wait.token) is wait
+    items.drop(wait)
+    assert items.with_token(wait.token) is None
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        message(0, "a"),
+        Task(agent=1, name="t", status=TaskStatus.RUNNING, accepts_input=True, child=3),
+        Work(agent=1, name="w", status=WorkStatus.BLOCKED, blocked_by=("x", "y")),
+        Wait(agent=1, name="i", status=WaitStatus.ARMED, due=1.5),
+    ],
+    ids=lambda item: item.kind,
+)
+def test_a_record_is_the_same_from_the_store(world: World, item: Item) -> None:
+    with world.store.transaction():
+        item.index = world.store.insert_item(item)
+    (loaded,) = world.store.load_items()
+    assert type(loaded) is KINDS[item.kind] is type(item)
+    assert (loaded.index, loaded.dump()) == (item.index, item.dump())
+    assert type(loaded.dump()["status"]) is item.statuses
+
+
+def test_what_a_later_version_wrote_is_left_out() -> None:
+    values = {**Work(agent=1, name="w").dump(), "colour": "red", "status": "open"}
+    assert Work.load(7, values).dump() == {**Work(agent=1, name="w").dump(), "status": "open"}
