@@ -24,6 +24,11 @@ class Stream:
         self.over = False
         self._changed = trio.Event()
 
+    @property
+    def full(self) -> bool:
+        """Whether nothing more is taken."""
+        return len(self.text) >= _TEXT_MAX
+
     def begin(self, run: str) -> None:
         self.run = run
         self._tell()
