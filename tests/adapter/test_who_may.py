@@ -212,7 +212,7 @@ RECORD_MEMBERS = {
     "told": {
         "task/item", "task/item/kind", "task/item/status", "task/item/exit", "task/item/pid",
         "task/item/output", "task/item/preview", "task/item/wait", "task/item/started_at",
-        "task/item/ended_at",
+        "task/item/ended_at", "task/item/worktree",
         "work/item", "work/item/created_at", "work/item/updated_at",
         "waiting/item", "waiting/item/status", "waiting/item/payload",
     },

@@ -185,6 +185,7 @@ WRITTEN = {
 TASK = {
     *("kind", "title", "cmd", "cwd", "env", "accepts_input", "status", "exit", "pid"),
     *("output", "preview", "input", "ctl", "wait", "work", "started_at", "ended_at"),
+    "worktree",
 }
 #: of these, until it is started
 TASK_WRITTEN = {"title", "cmd", "cwd", "env", "accepts_input"}
