@@ -158,6 +158,7 @@ class MAgent:
     status: str = "new"
     focus: str = ""
     outcome: str = ""
+    reason: str = ""
     messages: list[MMessage] = field(default_factory=list)
     tasks: dict[str, MTask] = field(default_factory=dict)
     work: dict[str, MWork] = field(default_factory=dict)
@@ -278,7 +279,7 @@ class Model:
             if wait.status == "armed":
                 self._leave(agent, wait, "cancelled", None)
         agent.status = "dead"
-        agent.outcome = outcome
+        agent.outcome, agent.reason = outcome, reason
         for message in agent.messages:
             if message.status in ("queued", "running"):
                 self._end_message(
@@ -555,7 +556,9 @@ class Model:
             found = [c for c in self.children(agent) if c.name == argument]
             _need(found, MissingError)
             if found[0].status == "dead":
-                answer = found[0]
+                child = found[0]
+                answer = {"child": child.name, "status": "dead", "outcome": child.outcome,
+                          "reason": child.reason}  # fmt: skip
         elif kind == "message":
             asked = [m for m in agent.queue if m.provenance not in ("wait", "task_result")]
             answer = asked[0] if asked else None
@@ -669,6 +672,10 @@ def _pick(names: Iterable[str], number: int) -> str:
     return there[number % len(there)] if there else "none"
 
 
+def _rank(record: MTask | MWork | MWait) -> tuple[bool, bool]:
+    return record.over, isinstance(record, MTask) and record.child is not None
+
+
 def aimed(
     *wanted: str, **rows: st.SearchStrategy[Any]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -687,16 +694,15 @@ def aimed(
             agent = agents.get(values["name"])
             if agent is None:
                 return
-            # commands first: of handles there is little to say
-            tasks = sorted(agent.tasks, key=lambda task: agent.tasks[task].child is not None)
-            planes: dict[str, Iterable[str]] = {
-                "task": tasks,
+            # first those of which something can still become, and handles last
+            planes: dict[str, dict[str, Any]] = {
+                "task": agent.tasks,
                 "item": agent.work,
                 "wait": agent.waits,
             }
             for key, there in planes.items():
                 if isinstance(values.get(key), int):
-                    values[key] = _pick(there, values[key])
+                    values[key] = _pick(sorted(there, key=lambda n: _rank(there[n])), values[key])
             if "on" in values:
                 kind, _, number = values["on"].partition(" ")
                 if number.isdigit():
@@ -752,6 +758,22 @@ class Planes(RuleBasedStateMachine):
         assert wanted is None, f"not refused with {wanted}"
         return True
 
+    def _tidy(self, name: str, plane: str) -> None:
+        """Where there is no room any more, what is over makes some."""
+        model = self.model.agents.get(name)
+        if model is None:
+            return
+        removals: dict[str, tuple[str, Callable[[str, str], None]]] = {
+            "tasks": ("tasks", self._remove_task),
+            "work": ("work_items", self._remove_work),
+            "waits": ("waits", self._remove_wait),
+        }
+        limit, remove = removals[plane]
+        records: dict[str, Any] = getattr(model, plane)
+        over = [n for n, record in records.items() if _rank(record) == (True, False)]
+        if len(records) >= _LIMITS[limit] and over:
+            remove(name, over[0])
+
     def item(self, agent: str, cls: type[Any], name: str) -> Any:
         return self.world.agents.items.named(self.real(agent).index, cls, name)
 
@@ -768,6 +790,8 @@ class Planes(RuleBasedStateMachine):
         for wait in ("i", "j"):
             self._make_wait("a", wait)
         self._set_wait_work("a", "i", "w")
+        self._arm("a", "i", "child b")
+        self._arm("a", "j", "task b")
         self._make_task("a", "t")
 
     @rule(name=CHILDREN, number=AGENTS, once=st.sampled_from((False, False, True)))
@@ -789,8 +813,10 @@ class Planes(RuleBasedStateMachine):
         ):
             agents.update(self.real(name), mode="once" if once else "turn")
 
-    @aimed("new", name=AGENTS, text=st.sampled_from(("", "the task")))
-    def start(self, name: str, text: str) -> None:
+    @aimed("new", name=AGENTS, text=st.sampled_from(("", "the task")), early=st.booleans())
+    def start(self, name: str, text: str, early: bool) -> None:
+        if early:
+            self._send(name, "early", asked=False, priority="interject")
         self._start(name, text)
 
     def _start(self, name: str, text: str) -> None:
@@ -818,24 +844,36 @@ class Planes(RuleBasedStateMachine):
 
     @rule(
         number=AGENTS,
-        what=st.sampled_from(("end", "finish", "finish", "remove", "reset", "reset")),
+        steps=st.sampled_from(
+            (
+                *(("end", "finish"), ("end", "finish"), ("end",), ("finish",)),
+                *(("reset", "start"), ("reset", "start"), ("reset",)),
+                *(("end", "finish", "reset", "start"), ("remove",), ("end", "finish", "remove")),
+            )
+        ),
         outcome=OUTCOMES,
         together=st.booleans(),
     )
-    def change_a_life(self, number: int, what: str, outcome: str, together: bool) -> None:
-        """One rule for the four, so that there is some life between them."""
+    def change_a_life(
+        self, number: int, steps: tuple[str, ...], outcome: str, together: bool
+    ) -> None:
+        """Often several steps of it: by chance alone few come to their end, or to another life."""
         acts: dict[str, tuple[Callable[[str], None], tuple[str, ...]]] = {
             "end": (self.begin_end, ("idle", "busy")),
             "finish": (lambda name: self.finish_end(name, outcome, together), ("stopping",)),
             "remove": (self.remove, ("dead",)),
             "reset": (self.reset, ("dead",)),
+            "start": (lambda name: self._start(name, ""), ("new",)),
         }
-        act, wanted = acts[what]
+        wanted = acts[steps[0]][1]
         fitting = [a.name for a in self.model.agents.values() if a.status in wanted]
-        # the younger ones first: with the eldest much else ends, and only below it they are reset
-        if what != "reset":
+        # with the eldest all the others end, and only below it they are reset
+        if steps[0] != "reset" and "start" not in steps:
             fitting.reverse()
-        act(_pick(fitting or [*self.model.agents], number))
+        name = _pick(fitting or [*self.model.agents], number)
+        for step in steps:
+            acts[step][0](name)
+            self.everything_is_as_the_model_has_it()
 
     def begin_end(self, name: str) -> None:
         model = self.model.agents.get(name)
@@ -923,6 +961,11 @@ class Planes(RuleBasedStateMachine):
         long=st.sampled_from((False, False, False, False, True)),
     )
     def send(self, name: str, identifier: str, asked: bool, priority: str, long: bool) -> None:
+        self._send(name, identifier, asked, priority, long)
+
+    def _send(
+        self, name: str, identifier: str, asked: bool, priority: str, long: bool = False
+    ) -> None:
         if name not in self.model.agents:
             return
         model = self.model.agents[name]
@@ -992,6 +1035,7 @@ class Planes(RuleBasedStateMachine):
         self._make_task(name, task)
 
     def _make_task(self, name: str, task: str) -> None:
+        self._tidy(name, "tasks")
         if name in self.model.agents:
             self.both(
                 lambda: self.model.make_task(self.model.agents[name], task),
@@ -1077,6 +1121,9 @@ class Planes(RuleBasedStateMachine):
 
     @aimed("idle", "busy", name=AGENTS, task=RECORDS)
     def remove_task(self, name: str, task: str) -> None:
+        self._remove_task(name, task)
+
+    def _remove_task(self, name: str, task: str) -> None:
         if name not in self.model.agents:
             return
         model = self.model.agents[name]
@@ -1094,6 +1141,7 @@ class Planes(RuleBasedStateMachine):
         self._make_work(name, item)
 
     def _make_work(self, name: str, item: str) -> None:
+        self._tidy(name, "work")
         if name in self.model.agents:
             self.both(
                 lambda: self.model.make_work(self.model.agents[name], item),
@@ -1102,6 +1150,9 @@ class Planes(RuleBasedStateMachine):
 
     @aimed("idle", "busy", name=AGENTS, item=RECORDS)
     def remove_work(self, name: str, item: str) -> None:
+        self._remove_work(name, item)
+
+    def _remove_work(self, name: str, item: str) -> None:
         if name not in self.model.agents:
             return
         model = self.model.agents[name]
@@ -1170,6 +1221,7 @@ class Planes(RuleBasedStateMachine):
         self._make_wait(name, wait)
 
     def _make_wait(self, name: str, wait: str) -> None:
+        self._tidy(name, "waits")
         if name in self.model.agents:
             self.both(
                 lambda: self.model.make_wait(self.model.agents[name], wait),
@@ -1242,6 +1294,9 @@ class Planes(RuleBasedStateMachine):
 
     @aimed("idle", "busy", name=AGENTS, wait=RECORDS)
     def remove_wait(self, name: str, wait: str) -> None:
+        self._remove_wait(name, wait)
+
+    def _remove_wait(self, name: str, wait: str) -> None:
         self._with_wait(
             name, wait,
             lambda a, w: self.model.remove_wait(a, w),
@@ -1344,15 +1399,10 @@ class Planes(RuleBasedStateMachine):
         return self.world.agents.items.of(agent.index, cls)
 
     def _shown(self, value: Any) -> Any:
-        """What the model means by a message or an agent."""
+        """What the model means by a message."""
         if isinstance(value, MMessage):
             return {"message": value.name, "from": value.sender,
                     "provenance": value.provenance, "priority": value.priority}  # fmt: skip
-        if isinstance(value, MAgent):
-            agent = self.world.agents.named(value.name)
-            assert agent is not None
-            return {"child": value.name, "status": "dead", "outcome": value.outcome,
-                    "reason": agent.reason}  # fmt: skip
         if isinstance(value, dict):
             return {key: self._shown(each) for key, each in value.items()}
         return value
