@@ -311,10 +311,11 @@ def test_a_git_that_hangs_holds_up_its_own_parent_only() -> None:
         lines = (
             "cd $CTX_ROOT/agent; exec 2> /dev/null",
             "i=0; while [ $i -lt 120 ]; do mkdir c$i.d; echo worktree > c$i.d/workspace",
-            "echo true > c$i.d/exec; { echo start > c$i.d/ctl || echo refused; } & i=$((i+1)); done",
+            "echo true > c$i.d/exec; { echo start > c$i.d/ctl || echo refused; } &",
+            "i=$((i+1)); done",
             "echo over; sleep 1000",
         )
-        agent = daemon.run("patient", f"sh -c {shlex.quote('; '.join(lines))}",
+        agent = daemon.run("patient", f"sh -c {shlex.quote(' ; '.join(lines).replace('& ;', '&'))}",
                            workspace=f"explicit_root:{repository}", mount=f"{git} /usr/bin/git ro")
         wait_until(lambda: read(agent, "out").count("refused\n") >= 112, "eight wait, or less")
         is_answered(daemon, bystander, 1)
