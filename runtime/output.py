@@ -98,21 +98,27 @@ def append(directory: Path, data: bytes, log_max: int) -> None:
     lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of its monitor, which holds it for a write
-        kept = sorted(name for name in os.listdir(directory) if name.isdigit())
-        last = kept[-1] if kept else f"{0:020d}"
-        size = os.stat(last, dir_fd=lock).st_size if kept else 0
-        if size >= segment_max(log_max):
-            for name in kept[:-1]:
-                os.unlink(name, dir_fd=lock)
-            last = f"{int(last) + size:020d}"
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        fd = os.open(last, flags, 0o600, dir_fd=lock)
-        try:
-            os.write(fd, data)
-        finally:
-            os.close(fd)
+        step = segment_max(log_max)
+        for begin in range(0, len(data), step):
+            _append(lock, data[begin : begin + step], step)
     finally:
         os.close(lock)
+
+
+def _append(directory: int, data: bytes, limit: int) -> None:
+    kept = sorted(name for name in os.listdir(directory) if name.isdigit())
+    last = kept[-1] if kept else f"{0:020d}"
+    size = os.stat(last, dir_fd=directory).st_size if kept else 0
+    if size >= limit:
+        for name in kept[:-1]:
+            os.unlink(name, dir_fd=directory)
+        last = f"{int(last) + size:020d}"
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    fd = os.open(last, flags, 0o600, dir_fd=directory)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
 
 
 def segment_max(log_max: int) -> int:

@@ -75,6 +75,8 @@ def read_record(path: Path) -> Record:
                 record.exit_code, record.ended = code, when
             case "signal", [number, when]:
                 record.signal, record.ended = number, when
+            case "lost", [when]:
+                record.ended = when
             case "end", _:
                 record.finished = True
             case _:

@@ -34,8 +34,9 @@
  *
  * Lines of the record:
  *     monitor PID | chain PID | keeper PID | start PID NS | failed TEXT |
- *     hold | term | exit CODE NS | signal NUMBER NS | end NS
- * with pids as the host sees them and times in nanoseconds since the epoch.
+ *     hold | term | exit CODE NS | signal NUMBER NS | lost NS | end NS
+ * with pids as the host sees them and times in nanoseconds since the epoch. "lost"
+ * is the end of a program whose keeper was killed, so that nobody could tell of it.
  */
 #define _GNU_SOURCE
 #include <ctype.h>
@@ -380,6 +381,7 @@ struct state {
 	int words;
 	bool closed;	/* it says no more */
 	bool held;
+	bool started;
 	bool ended;	/* its program; from then on somebody must lead the cell's end */
 };
 
@@ -414,6 +416,7 @@ static void take_report(int report, struct state *state)
 		record("keeper %d", pid);
 	} else if (!strcmp(text, "start")) {
 		record("start %d %llu", pid, now_ns());
+		state->started = true;
 	} else if (!strcmp(text, "hold")) {
 		record("hold");
 		state->held = true;
@@ -556,6 +559,11 @@ int main(int argc, char **argv)
 		long long left = -1;
 		bool telling;
 
+		if (silent && state.started && !state.ended) {
+			/* What it has left in the leaf must not go on as if it were the run. */
+			record("lost %llu", now_ns());
+			state.ended = true;
+		}
 		if (leading && now_ms() >= next_word) {
 			next_word = 0;
 			if (!daemon_alive(lifeline)) {

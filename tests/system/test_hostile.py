@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -98,6 +99,7 @@ def test_what_takes_more_hands_is_refused(
 def test_what_is_attempted_is_all_that_is_required() -> None:
     everything: list[Attempt | Staged] = [*TABLE, *STAGED, *FLOODS, *INHERITED, *FULL]
     covered = {requirement for attempt in everything for requirement in attempt.covers}
+    covered |= {"23.speech", "23.notices"}  # by tests of their own
     assert covered == set(REQUIREMENTS)
     points = {requirement.partition(".")[0] for requirement in REQUIREMENTS}
     assert {str(number) for number in range(1, 25)} <= points
@@ -229,6 +231,98 @@ def test_floods_end_at_limits_and_with_their_agents() -> None:
         kept = sum(path.stat().st_size for path in daemon.state.rglob("out/*"))
         assert kept < 2 << 20, "what was printed is limited too"
         assert read(bystander, "status") == "busy\n"
+
+
+#: (name, mode, program): what they say when they are spoken to, or before
+SPEECH = (
+    ("braces", "resident", "yes '{'"),
+    ("a line without end", "resident", r"tr '\0' '{' < /dev/zero"),
+    ("noise", "resident",
+     r"while :; do printf '{\377\000\n'; head -c 65536 /dev/urandom; done"),
+    ("deltas", "resident", """yes '{"type":"delta","id":null,"text":"x"}'"""),
+    ("forged ends", "resident", """yes '{"type":"message","id":"another","text":"x"}'"""),
+    ("errors", "resident", "while :; do printf '{\"type\":\"error\",\"text\":\"'; "
+                           "head -c 1900000 /dev/zero | tr '\\0' 'x'; echo '\"}'; done"),
+    ("a reply without end", "turn", "yes"),
+    ("a deaf one", "turn", "exec <&-; head -c 1000000000 /dev/zero; sleep 1000"),
+)
+
+
+@pytest.mark.parametrize("program", SPEECH, ids=lambda program: program[0])
+def test_who_is_spoken_to_says_what_it_likes_and_holds_up_nobody(
+    program: tuple[str, str, str]
+) -> None:
+    _, mode, text = program
+    with daemon_of(config="log_max: 1M\ngrace: 300ms\n") as daemon:
+        bystander = daemon.run("bystander", "sleep 1000")
+        wait_status(bystander, "busy")
+        agent = daemon.run("talker", f"sh -c {shlex.quote(text)}", mode=mode)
+        wait_status(agent, "idle", "ready")
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(daemon.root / "agent" / "talker.sock"))
+            connection.sendall(b'{"op":"send","id":"1","input":"go"}\n')
+            wait_until(lambda: "message.queued" in {e["type"] for e in daemon.events("talker")},
+                       "it is told")
+            for number in range(3):
+                is_answered(daemon, bystander, number)
+            begun = time.monotonic()
+            write(agent / "ctl", "stop")
+            wait_dead(agent)
+            assert time.monotonic() - begun < 5
+        for kept in ("out", "log", "reply"):
+            size = sum(path.stat().st_size for path in daemon.state.rglob(f"{kept}/*"))
+            assert size < 3 << 20, f"{kept} is limited"
+        events = (agent / "session" / "events.jsonl").read_text().split("\n")
+        assert max(map(len, events)) < 10_000, "what goes wrong is told in short"
+        assert not list((daemon.runtime / "input").iterdir()), "its FIFO goes with it"
+
+
+def test_what_leaves_messages_behind_is_not_begun_without_end() -> None:
+    """Waits that fire at once, and tasks that are stopped before they start, both removed."""
+    lines = (
+        "cd $CTX_SELF; exec 2> /dev/null",
+        "i=0; while [ $i -lt 60 ]; do mkdir waiting/x && echo 'timer 0s' > waiting/x/on "
+        "&& rmdir waiting/x && echo waited; i=$((i+1)); done",
+        "i=0; while [ $i -lt 60 ]; do mkdir task/x && echo stop > task/x/ctl "
+        "&& rmdir task/x && echo stopped; i=$((i+1)); done",
+        "echo over; sleep 1000",
+    )
+    with daemon_of(config="messages: 30\ngrace: 300ms\n") as daemon:
+        agent = daemon.run("noter", f"sh -c {shlex.quote('; '.join(lines))}", "go", mode="turn")
+        wait_until(lambda: "over\n" in read(agent, "out"), "it has tried it all")
+        assert read(agent, "out").count("waited\n") == 30
+        assert read(agent, "out").count("stopped\n") == 0
+        assert read(agent, "queue").count("\n") == 30
+        write(agent / "ctl", "stop")
+        wait_dead(agent)
+
+
+def test_a_git_that_hangs_holds_up_its_own_parent_only() -> None:
+    """More starts wait for it than the filesystem answers requests at a time."""
+    with daemon_of(config="grace: 300ms\n") as daemon:
+        bystander = daemon.run("bystander", "sleep 1000")
+        wait_status(bystander, "busy")
+        repository = daemon.base / "repository"
+        repository.mkdir()
+        os.chown(repository, 61000, 61000)
+        git = daemon.base / "git"
+        git.write_text("#!/bin/sh\nexec sleep 1000\n")
+        git.chmod(0o755)
+        lines = (
+            "cd $CTX_ROOT/agent; exec 2> /dev/null",
+            "i=0; while [ $i -lt 120 ]; do mkdir c$i.d; echo worktree > c$i.d/workspace",
+            "echo true > c$i.d/exec; { echo start > c$i.d/ctl || echo refused; } &",
+            "i=$((i+1)); done",
+            "echo over; sleep 1000",
+        )
+        agent = daemon.run("patient", f"sh -c {shlex.quote(' ; '.join(lines).replace('& ;', '&'))}",
+                           workspace=f"explicit_root:{repository}", mount=f"{git} /usr/bin/git ro")
+        wait_until(lambda: read(agent, "out").count("refused\n") >= 112, "eight wait, or less")
+        is_answered(daemon, bystander, 1)
+        begun = time.monotonic()
+        write(agent / "ctl", "kill")
+        wait_dead(agent)
+        assert time.monotonic() - begun < 10
 
 
 def test_a_full_disk_keeps_nobody_alive_and_no_history_broken() -> None:

@@ -207,6 +207,8 @@ class Stage:
         wait_until((self.work / "ready").exists, "the sibling is ready")
         self.as_user("mkdir", f"{agents}/alien-kid.d")
         write(agents / "alien-kid.d" / "parent", "agent:alien")
+        for name in ("other", "boss", "sib"):
+            self._plan(daemon.agent_dir(name))
         self._before()
         for name in ACTORS:
             lines = (self.line(attempt) for attempt in TABLE if attempt.actor == name)
@@ -217,6 +219,13 @@ class Stage:
             wait_until(partial(_is_over, agent), f"{name} has tried it all", timeout=60)
             self._answers[name] = heard(read(agent, "out"))
             self._reasons[name] = read(agent, "reason")
+
+    def _plan(self, agent: Path) -> None:
+        """What it has in its planes."""
+        for path in ("task/errand", "work/plan", "waiting/bell"):
+            (agent / path).mkdir()
+        write(agent / "task" / "errand" / "cmd", "true")
+        write(agent / "waiting" / "bell" / "on", "trigger")
 
     def _make_alien(self, program: str) -> None:
         daemon = self.daemon

@@ -446,6 +446,106 @@ def an_exit_that_is_only_claimed_ends_what_claims_it(stage: Stage) -> str:
     return told(stage, "forger", "forger")
 
 
+def spoken_to(stage: Stage, name: str, lines: str) -> Path:
+    """A turn agent that was sent one message, at the end of that."""
+    agent = stage.daemon.run(name, stage.script(name, lines), mount=stage.mounts, mode="turn",
+                             limits="grace=200ms")
+    write(agent / "inbox", "go")
+    wait_until(lambda: "message.end" in {event["type"] for event in stage.daemon.events(name)},
+               f"{name} has answered")
+    return agent
+
+
+@staged("20.survivors", "ok")
+def a_daemon_of_a_run_does_not_outlive_the_run(stage: Stage) -> str:
+    """Its cell goes on: nothing but the leaf tells what was the run's."""
+    agent = spoken_to(stage, "strayer", tries(stage, "strayer", "daemonized strayed"))
+    assert processes_named("strayed") == []
+    assert read(agent, "status") == "idle\n"
+    write(agent / "ctl", "stop")
+    wait_dead(agent)
+    return told(stage, "strayer", "strayer")
+
+
+@staged("20.survivors", "ok")
+def a_daemon_of_a_task_does_not_outlive_the_task(stage: Stage) -> str:
+    agent = stage.daemon.run("errands", "sleep 1000", mount=stage.mounts, limits="grace=200ms")
+    task = agent / "task" / "t"
+    task.mkdir()
+    write(task / "cmd", tries(stage, "errand", "daemonized errant"))
+    write(task / "ctl", "start")
+    wait_dead(task)
+    assert processes_named("errant") == []
+    assert read(task, "status") == "completed\n"
+    said = heard(read(task, "output"))["errand"]
+    write(agent / "ctl", "kill")
+    wait_dead(agent)
+    return said or ""
+
+
+@staged("15.processes 20.claims", "attach=EPERM seize=EPERM read=EPERM write=EPERM pidfd=ok "
+        "getfd=EPERM")
+def who_waits_for_a_run_is_not_to_be_traced(stage: Stage) -> str:
+    spoken_to(stage, "tracer", "/hostile/hostile trace ptrace $PPID\n"
+              "/hostile/hostile memory memory $PPID\n")
+    return f"{told(stage, 'tracer', 'trace')} {told(stage, 'tracer', 'memory')}"
+
+
+@staged("20.claims 20.survivors", "kill=ok")
+def a_killed_waiter_is_the_end_of_its_run_only(stage: Stage) -> str:
+    left = "/hostile/hostile on daemonized orphan"
+    lines = "\n".join((left, tries(stage, "orphaned", "kill-all keeper 9"), "sleep 1000"))
+    agent = spoken_to(stage, "orphaned", lines)
+    wait_status(agent, "idle")
+    assert processes_named("orphan") == []
+    ends = [event for event in stage.daemon.events("orphaned") if event["type"] == "run.end"]
+    assert [event["outcome"] for event in ends] == ["error"]
+    write(agent / "inbox", "again")
+    wait_until(lambda: len([event for event in stage.daemon.events("orphaned")
+                            if event["type"] == "message.end"]) == 2, "its cell goes on")
+    return _first_told(agent, "orphaned")
+
+
+def _first_told(agent: Path, name: str) -> str:
+    """Of a program that ran, and tried it, more than once."""
+    lines = [line.split("\t") for line in read(agent, "out").split("\n")]
+    return next(words[2] for words in lines if words[:2] == ["=", name])
+
+
+@staged("trigger.guessed", "ENOENT ok ENOENT")
+def a_token_is_good_once(stage: Stage) -> str:
+    agent = stage.daemon.run("belled", "sleep 1000")
+    wait = agent / "waiting" / "bell"
+    wait.mkdir()
+    write(wait / "on", "trigger")
+    token = read(wait, "token").strip()
+    other = token[:-1] + ("0" if token[-1] != "0" else "1")
+    lines = "\n".join(tries(stage, name, f"write @ctx/trigger/{tried} rung") for name, tried in
+                      (("guess", other), ("once", token), ("twice", token)))
+    stage.daemon.finish("ringer", stage.script("ringer", lines), mount=stage.mounts, policy="")
+    assert read(wait, "payload").strip() == "rung"
+    assert token not in stage.daemon.log.read_text()
+    write(agent / "ctl", "kill")
+    wait_dead(agent)
+    return " ".join(told(stage, "ringer", name) for name in ("guess", "once", "twice"))
+
+
+@staged("18.escapes", "failed")
+def a_directory_that_is_not_there_is_told_without_control_characters(stage: Stage) -> str:
+    agent = stage.daemon.run("lost", "sleep 1000")
+    task = agent / "task" / "t"
+    task.mkdir()
+    write(task / "cmd", "true")
+    write(task / "cwd", "/\u009b2J\u202e")
+    write(task / "ctl", "start")
+    wait_dead(task)
+    assert _is_plain(read(task, "output"))
+    assert "\\x9b2J\\u202e" in read(task, "output")
+    write(agent / "ctl", "kill")
+    wait_dead(agent)
+    return read(task, "status").strip()
+
+
 @staged("21.below", "mkdir=EBUSY start=EBUSY")
 def nothing_is_made_below_what_is_ending(stage: Stage) -> str:
     lines = "\n".join((
