@@ -628,6 +628,7 @@ class Agents:
                 "the configured maximum of those that are kept"
             )
         self.tasks.check_handle(parent, agent.name)
+        self.messages.check_room(parent)
         session = self._load_session(parent.session)
         lineage = f"agent:{parent.name} session:{session.name}"
         return {

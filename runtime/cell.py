@@ -452,6 +452,18 @@ def input_path(places: Places, agent: Agent, name: str) -> Path:
     return places.inputs / f"{agent.incarnation}-{name}"
 
 
+def remove_input(places: Places, agent: Agent, name: str) -> None:
+    """Nothing reads it any more."""
+    path = input_path(places, agent, name)
+    path.unlink(missing_ok=True)
+    progress_path(path).unlink(missing_ok=True)
+
+
+def progress_path(path: Path) -> Path:
+    """Beside a FIFO: how much of which message is in it."""
+    return path.with_name(f"{path.name}.written")
+
+
 def open_input(places: Places, agent: Agent, name: str) -> int:
     """A new one, open for what reads it: also for writing, so that it never sees an end,
     and what is in it stays, whatever becomes of the daemon (fifo(7))."""

@@ -159,7 +159,8 @@ class Ender:
         if node.populated():
             with contextlib.suppress(OSError):
                 directory = self._agents.directory(top) / "log"
-                output.append_line(directory, "the grace period is over: SIGKILL")
+                line = "the grace period is over: SIGKILL"
+                output.append_line(directory, line, self._agents.log_max(top))
             node.kill()
             crashpoints.reach("cancel.killed")
             with trio.move_on_after(_KILL_SECONDS):

@@ -15,12 +15,15 @@ from runtime.planes import Task, Wait, Work
 #: of a history, and of each text, that is looked at
 _TAIL: Final = 256 << 10
 _TEXT: Final = 1 << 20
+#: of all texts of one kind: far more than ever has room
+_TEXTS: Final = 16 << 20
 
 
 def inherit(agents: Agents, parent: Agent, child: Agent) -> context.Inherited:
     """What a child inherits of its parent as that is now, within ``fork_limit``."""
     session = agents.session(parent.session)
     assert session is not None
+    work = agents.items.of(parent.index, Work)
     directory = agents.session_directory(session) / "context"
     snapshot = context.Snapshot(
         agent=parent.name,
@@ -37,7 +40,7 @@ def inherit(agents: Agents, parent: Agent, child: Agent) -> context.Inherited:
                 parent=item.parent,
                 updated=item.updated,
             )
-            for item in agents.items.of(parent.index, Work)
+            for item in work
         ),
         focus=parent.focus,
         waits=tuple(
@@ -51,44 +54,50 @@ def inherit(agents: Agents, parent: Agent, child: Agent) -> context.Inherited:
             )
             for wait in agents.items.of(parent.index, Wait)
         ),
-        memory=_text(directory / "memory.md"),
-        episodes=_episodes(directory / "episode"),
+        memory=_text(directory / "memory.md", _TEXT),
+        episodes=_episodes(directory / "episode", [item.name for item in work]),
         children=tuple(_children(agents, parent, session)),
         tail=tuple(_tail(agents, parent, session)),
     )
-    handoff = agents.read_document(child, "handoff.md").decode(errors="replace")
+    handoff = _text(agents.document(child, "handoff.md"), _TEXT)
     return context.derive(snapshot, handoff, agents.config.fork_limit)
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, limit: int) -> str:
     try:
         with path.open("rb") as file:
-            return file.read(_TEXT).decode(errors="replace")
+            return file.read(min(limit, _TEXT)).decode(errors="replace")
     except OSError:
         return ""
 
 
-def _episodes(directory: Path) -> dict[str, str]:
+def _episodes(directory: Path, items: list[str]) -> dict[str, str]:
     """By the id of their work item; the agent's own files, of which no link is followed."""
     found = {}
-    for entry in sorted(os.scandir(directory), key=lambda e: e.name):
-        if entry.is_file(follow_symlinks=False) and entry.name.endswith(".md"):
-            found[entry.name.removesuffix(".md")] = _text(Path(entry.path))
+    room = _TEXTS
+    for item in items:
+        path = directory / f"{item}.md"
+        if room > 0 and not path.is_symlink() and path.is_file():
+            found[item] = _text(path, room)
+            room -= len(found[item])
     return found
 
 
 def _children(agents: Agents, parent: Agent, session: Session) -> list[context.Child]:
     found = []
+    room = _TEXTS
     for name, index in agents.channels(session.index):
         child = agents.recall(index)
         if child is None:
             continue
+        result = _text(agents.document(child, "result.md"), room) if room > 0 else ""
+        room -= len(result)
         handle = agents.items.named(parent.index, Task, name)
         found.append(
             context.Child(
                 name=name,
                 status=child.outcome or child.status.value,
-                result=agents.read_document(child, "result.md")[:_TEXT].decode(errors="replace"),
+                result=result,
                 work=handle.work if handle is not None and handle.child == index else "",
             )
         )

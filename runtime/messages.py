@@ -12,6 +12,7 @@ from runtime.model import Agent
 from runtime.names import dump_json, quote, timestamp
 from runtime.planes import (
     MESSAGE_MOVES,
+    NOTICES,
     PRIORITIES,
     Message,
     MessageEvent,
@@ -135,12 +136,26 @@ class Messages:
             raise TakenError(f"{quote(name)} is the id of another message of this session")
         return self._add(change, agent, text, sender, provenance, priority, name, asked)
 
+    def check_room(self, agent: Agent) -> None:
+        """``QuotaError`` if the notices of what is over, and not read yet, are so many that
+        nothing more may be begun that would end in one."""
+        if agent.mode == "once":
+            return  # it gets none
+        config = self._agents.config
+        notices = [m for m in self.pending(agent) if m.provenance in NOTICES]
+        held = sum(len(m.text) for m in notices)
+        if len(notices) >= config.messages or held >= config.staged_max:
+            raise QuotaError(
+                f"{len(notices)} notices of tasks and waits are in the queue of "
+                f"{quote(agent.name)}: read them first"
+            )
+
     def notify(
         self, change: Change, agent: Agent, *, text: str, provenance: str, sender: str = "runtime"
     ) -> None:
         """A notice of the runtime's own; once agents, and those that are ending, get none.
 
-        Each is owed to a task, a wait or a child, and bounded by the number of those.
+        Each is owed to a task, a wait or a child; ``check_room`` bounds the number of those.
         """
         ending = change.peek_agent(agent, "status") in (Status.STOPPING, Status.DEAD)
         if agent.mode != "once" and agent.accepts_children and not ending:

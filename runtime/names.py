@@ -81,6 +81,8 @@ def parse_moment(text: str, now: float) -> float:
         raise MalformedError(
             f"{quote(text)} is neither a duration such as 30s nor a time such as {timestamp(0)}"
         )
+    if moment <= 0:
+        raise MalformedError(f"{quote(text)} is before the year 1970")
     if moment >= _END_OF_TIMES:
         raise MalformedError(f"{quote(text)} is after the year 9999")
     return moment

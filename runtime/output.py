@@ -6,6 +6,7 @@ shown then begins with a line that says how much was dropped.
 
 from __future__ import annotations
 
+import fcntl
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,22 +86,35 @@ class Output:
         return self.read(start, self.size - start)
 
 
-def append_line(directory: Path, text: str) -> None:
+def append_line(directory: Path, text: str, log_max: int) -> None:
     """One line of the runtime's own at the end of a ``log``."""
-    append(directory, f"ctxfs: {text}\n".encode())
+    append(directory, f"ctxfs: {text}\n".encode(), log_max)
 
 
-def append(directory: Path, data: bytes) -> None:
-    """Bytes at the end of what a monitor keeps."""
+def append(directory: Path, data: bytes, log_max: int) -> None:
+    """Bytes at the end of what a monitor keeps, in segments as it keeps them itself: neither
+    may pile up what the other would have dropped."""
+    directory.mkdir(parents=True, mode=0o700, exist_ok=True)
+    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        names = os.listdir(directory)
-    except FileNotFoundError:
-        directory.mkdir(parents=True, mode=0o700)
-        names = []
-    last = max((name for name in names if name.isdigit()), default=f"{0:020d}")
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-    fd = os.open(f"{directory}/{last}", flags, 0o600)
-    try:
-        os.write(fd, data)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of its monitor, which holds it for a write
+        kept = sorted(name for name in os.listdir(directory) if name.isdigit())
+        last = kept[-1] if kept else f"{0:020d}"
+        size = os.stat(last, dir_fd=lock).st_size if kept else 0
+        if size >= segment_max(log_max):
+            for name in kept[:-1]:
+                os.unlink(name, dir_fd=lock)
+            last = f"{int(last) + size:020d}"
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        fd = os.open(last, flags, 0o600, dir_fd=lock)
+        try:
+            os.write(fd, data)
+        finally:
+            os.close(fd)
     finally:
-        os.close(fd)
+        os.close(lock)
+
+
+def segment_max(log_max: int) -> int:
+    """Bytes after which the next segment is begun; two are kept (monitor.c)."""
+    return max(log_max // 2, 4096)

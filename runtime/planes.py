@@ -202,9 +202,11 @@ WAIT_MOVES: Final = Moves(
 )
 
 PRIORITIES: Final = ("interject", "next", "normal", "background")
+#: of messages that answer something themselves
+NOTICES: Final = ("task_result", "wait")
 PROVENANCES: Final = (
     *("delegation", "supervisor", "operator", "agent", "bootstrap"),
-    *("task_result", "wait"),
+    *NOTICES,
 )
 
 
@@ -449,6 +451,7 @@ class Plane(Generic[_I]):
                 f"{quote(agent.name)} has {limit} of them, the configured maximum: "
                 f"remove a {self._what} that is over (rmdir)"
             )
+        self._check_room(agent)
         item = self._cls(agent=agent.index, name=name)
         change.make(item)
         self._added(change, agent, item)
@@ -471,6 +474,9 @@ class Plane(Generic[_I]):
     def _counts(self, item: _I) -> bool:
         """Whether it counts against the maximum."""
         return True
+
+    def _check_room(self, agent: Agent) -> None:
+        """``QuotaError`` if what a new one leads to has no room."""
 
     def _added(self, change: Change, agent: Agent, item: _I) -> None:
         """What else its making means."""

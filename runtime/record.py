@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from runtime.model import Outcome
+from runtime.names import escape
 
 _COMPLAINT_MAX: Final = 300
 #: a dozen lines, none longer than 600 bytes (monitor.c)
@@ -67,7 +68,7 @@ def read_record(path: Path) -> Record:
             case "start", [pid, when]:
                 record.program, record.started = pid, when
             case "failed", _:
-                record.failed = record.failed or rest
+                record.failed = record.failed or escape(rest)
             case "hold", []:
                 record.held = True
             case "exit", [code, when]:

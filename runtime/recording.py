@@ -13,8 +13,9 @@ from typing import Final
 
 import trio
 
-from runtime import crashpoints, output
+from runtime import cell, crashpoints, output
 from runtime.agents import Agents
+from runtime.cell import Places
 from runtime.cgroups import Hierarchy
 from runtime.change import Change
 from runtime.conclusions import (
@@ -46,12 +47,19 @@ class Recorder:
     """Records runs that are over, in batches, and lets go of what they held."""
 
     def __init__(
-        self, *, agents: Agents, hierarchy: Hierarchy, sockets: Sockets, followed: Followed
+        self,
+        *,
+        agents: Agents,
+        hierarchy: Hierarchy,
+        sockets: Sockets,
+        followed: Followed,
+        places: Places,
     ) -> None:
         self._agents = agents
         self._hierarchy = hierarchy
         self._sockets = sockets
         self._followed = followed
+        self._places = places
         self._due: list[tuple[Agent, Following]] = []
         self._wake = trio.Event()
         #: whether agents are started again that want to be
@@ -107,7 +115,8 @@ class Recorder:
         self._end_message(change, agent, outcome, reason)
         with contextlib.suppress(OSError):
             directory = self._agents.directory(agent) / "log"
-            output.append_line(directory, f"{agent.run or 'it'} ended: {outcome} {reason}")
+            line = f"{agent.run or 'it'} ended: {outcome} {reason}"
+            output.append_line(directory, line, self._agents.log_max(agent))
         if self._restarts(agent, outcome, following):
             self._agents.tasks.add_ends(change, agent, TaskEvent.CANCEL)
             self._add_restart(change, agent, reason)
@@ -164,13 +173,16 @@ class Recorder:
         with contextlib.suppress(OSError):
             directory = self._agents.directory(agent) / "log"
             maximum = self._agents.config.restart_max
-            output.append_line(directory, f"restart {number} of {maximum} in {delay:g} s")
+            line = f"restart {number} of {maximum} in {delay:g} s"
+            output.append_line(directory, line, self._agents.log_max(agent))
 
     def _let_go(self, agent: Agent, following: Following) -> None:
         """Of what a recorded run leaves: its cgroup, its record, who waits for it."""
         following.leaf.remove()
         for execution in following.entered():
             execution.record_path.unlink(missing_ok=True)
+            name = execution.record_path.name.removeprefix(f"{agent.incarnation}-")
+            cell.remove_input(self._places, agent, name)
             execution.over.set()
         if not following.unkillable and not following.node.remove():
             log.warning("%s: the cgroup %s could not be removed", agent.name, following.node.path)

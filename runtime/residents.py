@@ -19,7 +19,7 @@ from runtime.following import Following
 from runtime.inotify import Changes, Watcher
 from runtime.lifecycle import Event, Status, move
 from runtime.model import Agent
-from runtime.names import dump_json, parse_json_object
+from runtime.names import dump_json, escape, parse_json_object
 from runtime.planes import Message, MessageStatus
 from runtime.streams import Streams
 from runtime.tails import Tail
@@ -29,6 +29,8 @@ log = logging.getLogger("ctxd.residents")
 _RETRY_SECONDS: Final = 1.0
 #: a line that is longer is no reply
 _LINE_MAX: Final = 2 << 20
+#: of what it says went wrong, in events and frames; all of it is the reply
+_REASON_MAX: Final = 1000
 
 
 class Resident:
@@ -97,7 +99,7 @@ class Resident:
     async def _write(self, message: Message) -> None:
         """Its line to the FIFO, from where an earlier daemon was; what is not read waits."""
         path = cell.input_path(self._places, self._agent, self._agent.run)
-        progress = path.with_name(f"{path.name}.written")
+        progress = cell.progress_path(path)
         data = _line(message)
         written = _written(progress, message.index)
         if written >= len(data):
@@ -137,24 +139,29 @@ class Resident:
                     continue
                 *lines, rest = (rest + data).split(b"\n")
                 left = len(rest) + sum(len(line) + 1 for line in lines)
+                others = bytearray()
                 for line in lines:
                     left -= len(line) + 1
-                    self._take(line, tail.position - left)
+                    if not self._take(line, tail.position - left):
+                        others += line + b"\n"
+                    # a program that says much must not keep others from being heard
+                    await trio.lowlevel.checkpoint()
                 if len(rest) > _LINE_MAX:
-                    self._keep(rest)
+                    others += rest
                     rest = b""
+                self._keep(bytes(others))
+                await trio.lowlevel.checkpoint()
 
-    def _take(self, line: bytes, position: int) -> None:
-        """One line, which ends at ``position`` of what it said."""
-        message = self._agents.messages.current(self._agent)
+    def _take(self, line: bytes, position: int) -> bool:
+        """One line, which ends at ``position`` of what it said; False if it is no reply."""
         spoken = _parse(line)
+        message = self._agents.messages.current(self._agent) if spoken is not None else None
         if spoken is None or message is None or spoken["id"] not in (None, message.name):
-            self._keep(line + b"\n")
-            return
+            return False
         stream = self._streams.of(message.index)
         if spoken["type"] == "delta":
             stream.add(spoken["text"])
-            return
+            return True
         failed = spoken["type"] == "error"
         agent = self._agent
         change = Change()
@@ -166,7 +173,7 @@ class Resident:
             message,
             MessageStatus.FAILED if failed else MessageStatus.PROCESSED,
             reply=as_content((spoken["text"] or stream.text).encode()),
-            reason=spoken["text"] if failed else "",
+            reason=escape(spoken["text"][:_REASON_MAX]) if failed else "",
         )
         if agent.status is Status.BUSY:
             to = move(agent.status, Event.READYING)
@@ -177,11 +184,13 @@ class Resident:
         self._agents.note(change)
         crashpoints.reach("message.ended")
         self._following.speak.notify()
+        return True
 
-    def _keep(self, line: bytes) -> None:
+    def _keep(self, data: bytes) -> None:
         """What is no reply to the message at hand is output like any other."""
-        with contextlib.suppress(OSError):
-            output.append(self._directory / "out", line)
+        if data:
+            with contextlib.suppress(OSError):
+                output.append(self._directory / "out", data, self._agents.log_max(self._agent))
 
 
 def _line(message: Message) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from typing import Final
 
@@ -304,6 +303,8 @@ class Runs:
         stream = self._streams.of(message.index)
         async for text in tail.follow(self._watcher):
             stream.add(text)
+            if stream.full:
+                return
 
     # concluding
 
@@ -342,7 +343,8 @@ class Runs:
             change.event(agent.session, "agent.status", agent.name, status=to.status)
         with contextlib.suppress(OSError):
             directory = self._agents.directory(agent) / "log"
-            output.append_line(directory, f"{agent.run} ended: {outcome} {reason}")
+            line = f"{agent.run} ended: {outcome} {reason}"
+            output.append_line(directory, line, self._agents.log_max(agent))
         self._agents.note(change)
         crashpoints.reach("run.recorded")
         execution.over.set()
@@ -350,8 +352,7 @@ class Runs:
             following.run = None
             execution.leaf.remove()
             execution.record_path.unlink(missing_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(cell.input_path(self._places, agent, record_run(execution)))
+            cell.remove_input(self._places, agent, record_run(execution))
         log.info("%s: %s: %s (%s)", agent.name, record_run(execution), outcome, reason)
 
 

@@ -21,6 +21,11 @@ class Stream:
         self.text = ""
         self._changed = trio.Event()
 
+    @property
+    def full(self) -> bool:
+        """Whether nothing more is taken."""
+        return len(self.text) >= _TEXT_MAX
+
     def begin(self) -> None:
         """A run works on the message now."""
         self._tell()

@@ -114,7 +114,11 @@ class Supervisor(Watching):
         )
         self._worktrees = Worktrees(agents=agents, run=inside.run, nursery=nursery)
         self._recorder = Recorder(
-            agents=agents, hierarchy=hierarchy, sockets=sockets, followed=followed
+            agents=agents,
+            hierarchy=hierarchy,
+            sockets=sockets,
+            followed=followed,
+            places=places,
         )
         nursery.start_soon(self._recorder.run)
         agents.watching.append(self)
@@ -477,6 +481,11 @@ class Supervisor(Watching):
             self._remove_stray_nodes(Cgroup(user), user.name, living)
         for path in self._places.records.iterdir():
             if path not in records:
+                path.unlink(missing_ok=True)
+        inputs = {self._places.inputs / path.name for path in records}
+        inputs |= {cell.progress_path(path) for path in inputs}
+        for path in self._places.inputs.iterdir():
+            if path not in inputs:
                 path.unlink(missing_ok=True)
 
     def _remove_stray_nodes(self, base: Cgroup, path: str, living: set[str]) -> None:

@@ -156,7 +156,8 @@ class TaskRuns:
         reason = failure or record.failed
         if reason and event is TaskEvent.FAIL:
             with contextlib.suppress(OSError):
-                output.append_line(self._agents.tasks.directory(agent, task), reason)
+                directory = self._agents.tasks.directory(agent, task)
+                output.append_line(directory, reason, self._agents.log_max(agent))
         change = Change()
         self._agents.tasks.end(change, agent, task, event, exit_text=exit_text)
         self._agents.note(change)
@@ -165,7 +166,7 @@ class TaskRuns:
         execution.over.set()
         execution.leaf.remove()
         execution.record_path.unlink(missing_ok=True)
-        cell.input_path(self._places, agent, f"task-{task.name}").unlink(missing_ok=True)
+        cell.remove_input(self._places, agent, f"task-{task.name}")
         log.info("%s: task %s: %s %s", agent.name, task.name, task.status, exit_text)
 
     def write_input(self, agent: Agent, task: Task, data: bytes) -> int:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Iterable
@@ -124,12 +125,17 @@ class TaskPlane(Plane[Task], Watching):
 
     def output_size(self, task: Task) -> int:
         child = self.child_of(task)
-        return len(self.output_of_child(child)) if child is not None else self._kept(task).size
+        if child is None:
+            return self._kept(task).size
+        try:
+            return self._output_of_child(child).stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def read_output(self, task: Task, offset: int, length: int) -> bytes:
         child = self.child_of(task)
         if child is not None:
-            return self.output_of_child(child)[offset : offset + length]
+            return _read(self._output_of_child(child), offset, length)
         return self._kept(task).read(offset, length)
 
     def _kept(self, task: Task) -> Output:
@@ -137,17 +143,13 @@ class TaskPlane(Plane[Task], Watching):
         assert agent is not None
         return Output(self.directory(agent, task))
 
-    def output_of_child(self, child: Agent) -> bytes:
-        """Its latest reply; once it is dead, its result."""
-        if child.status is Status.DEAD:
-            return self._agents.read_document(child, "result.md")
+    def _output_of_child(self, child: Agent) -> Path:
+        """Its latest reply; once it is dead, its result. There may be none."""
+        result = self._agents.document(child, "result.md")
         session = self._agents.session(child.session)
-        if session is None:
-            return b""
-        try:
-            return (self._agents.session_directory(session) / "latest.md").read_bytes()
-        except FileNotFoundError:
-            return b""
+        if child.status is Status.DEAD or session is None:
+            return result
+        return self._agents.session_directory(session) / "latest.md"
 
     def preview(self, task: Task) -> tuple[str, bool]:
         """Head and tail of the output, at most 8 KiB, saying what was left out; and whether
@@ -195,6 +197,9 @@ class TaskPlane(Plane[Task], Watching):
 
     def _counts(self, item: Task) -> bool:
         return not item.child
+
+    def _check_room(self, agent: Agent) -> None:
+        self._agents.messages.check_room(agent)
 
     def _added(self, change: Change, agent: Agent, item: Task) -> None:
         item.wait_token = secrets.token_hex(16)
@@ -358,3 +363,11 @@ class TaskPlane(Plane[Task], Watching):
 
     def _named(self, agent: Agent, name: str) -> Task | None:
         return self._agents.items.named(agent.index, Task, name)
+
+
+def _read(path: Path, offset: int, length: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return os.pread(file.fileno(), length, offset)
+    except FileNotFoundError:
+        return b""

@@ -24,6 +24,7 @@ from runtime.lifecycle import Status
 from runtime.model import Agent
 from runtime.names import dump_json, parse_moment, quote, timestamp
 from runtime.planes import (
+    NOTICES,
     TASK_MOVES,
     WAIT_MOVES,
     WORK_MOVES,
@@ -50,8 +51,6 @@ Payload = str | dict[str, Any]
 
 #: seconds after which the clock is looked at again: it may have been set
 _LOOK_AGAIN: Final = 60.0
-#: messages that answer something themselves, and wake nobody
-_ANSWERS: Final = ("wait", "task_result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +252,7 @@ class WaitingPlane(Plane[Wait]):
 
     def message_queued(self, change: Change, agent: Agent, message: Message) -> None:
         """Somebody sent the agent a message."""
-        if message.provenance in _ANSWERS:
+        if message.provenance in NOTICES:
             return
         for wait in self.armed(change, agent):
             if change.peek(wait, "on") == "message":
@@ -304,6 +303,9 @@ class WaitingPlane(Plane[Wait]):
             on=change.peek(wait, "on"),
             **_named(change.peek(wait, "work")),
         )
+
+    def _check_room(self, agent: Agent) -> None:
+        self._agents.messages.check_room(agent)
 
     def _removing(self, change: Change, agent: Agent, wait: Wait) -> None:
         if wait.status is WaitStatus.ARMED:
@@ -425,7 +427,7 @@ def _child_over(plane: WaitingPlane, change: Change, agent: Agent, argument: str
 def _message_over(
     plane: WaitingPlane, change: Change, agent: Agent, argument: str
 ) -> Payload | None:
-    queued = [m for m in plane._agents.messages.pending(agent) if m.provenance not in _ANSWERS]
+    queued = [m for m in plane._agents.messages.pending(agent) if m.provenance not in NOTICES]
     for message in queued:
         if change.peek(message, "status") is MessageStatus.QUEUED:
             return _message_payload(message)

@@ -3,7 +3,11 @@ their parent has of them (``runtime.workspace`` knows git)."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
 
 import trio
 
@@ -11,7 +15,7 @@ from runtime import cell, crashpoints, workspace
 from runtime.agents import Agents
 from runtime.change import Watching
 from runtime.ending import guarded
-from runtime.errors import MalformedError, NotEmptyError, WrongStateError
+from runtime.errors import MalformedError, NotEmptyError, QuotaError, WrongStateError
 from runtime.lifecycle import Status
 from runtime.model import Agent
 from runtime.names import quote
@@ -19,6 +23,10 @@ from runtime.planes import Task
 from runtime.workspace import Run, Worktree
 
 log = logging.getLogger("ctxd.worktrees")
+
+#: requests that wait for git; the filesystem answers about a hundred at a time
+_ASKED_OF_ONE: Final = 8
+_ASKED: Final = 32
 
 
 class Worktrees(Watching):
@@ -29,11 +37,14 @@ class Worktrees(Watching):
         self._run = run
         self._nursery = nursery
         self._locks: dict[int, trio.Lock] = {}
+        self._asked: Counter[int] = Counter()
         agents.watching.append(self)
 
     # Watching
 
     def agent_listed(self, agent: Agent) -> None:
+        if self._agents.get(agent.index) is None:
+            self._locks.pop(agent.index, None)
         if agent.worktree is not None and self._agents.get(agent.index) is None:
             self._nursery.start_soon(self._clean, agent)
 
@@ -58,9 +69,10 @@ class Worktrees(Watching):
         workspace.check_possible(agent)
         parent = self._agents.live_parent(agent)
         assert parent is not None
-        async with self._lock(parent):
-            if not agent.worktree_made:
-                await self._make(parent, agent)
+        with self._asking(parent):
+            async with self._lock(parent):
+                if not agent.worktree_made:
+                    await self._make(parent, agent)
 
     async def _make(self, parent: Agent, agent: Agent) -> None:
         root = cell.workspace(self._agents, parent)
@@ -91,7 +103,8 @@ class Worktrees(Watching):
         child = self._agents.tasks.child_of(task)
         if child is None or child.worktree is None or child.live:
             return
-        why = await self._remove(parent, child)
+        with self._asking(parent):
+            why = await self._remove(parent, child)
         if why is not None:
             with self._agents.changing() as change:
                 change.put(task, worktree=why)
@@ -123,6 +136,23 @@ class Worktrees(Watching):
                 crashpoints.reach("worktree.removed")
                 self._agents.update(child, worktree=None, worktree_made=False)
             return why
+
+    @contextlib.contextmanager
+    def _asking(self, parent: Agent) -> Iterator[None]:
+        """Around what a request for the filesystem waits for: git in a parent's view may take
+        long, and the requests that are answered at a time are those of everybody."""
+        if self._asked[parent.index] >= _ASKED_OF_ONE or self._asked.total() >= _ASKED:
+            raise QuotaError(
+                f"{self._asked[parent.index]} worktrees of {quote(parent.name)}, "
+                f"{self._asked.total()} of all, are being made or removed: try again then"
+            )
+        self._asked[parent.index] += 1
+        try:
+            yield
+        finally:
+            self._asked[parent.index] -= 1
+            if not self._asked[parent.index]:
+                del self._asked[parent.index]
 
     def _lock(self, parent: Agent) -> trio.Lock:
         return self._locks.setdefault(parent.index, trio.Lock())

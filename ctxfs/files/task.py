@@ -11,7 +11,7 @@ from ctxfs.nodes import Call, Handle
 from ctxfs.rows import ITEM, ItemPlane, Kind, Plane, Render, Row, RowNode, Table
 from ctxfs.rows import one_line as _one
 from runtime import names
-from runtime.authority.identity import PARTIES, Caller
+from runtime.authority.identity import PARTIES, Caller, Role
 from runtime.errors import DeniedError, MalformedError, MissingError, WrongStateError
 from runtime.model import Agent
 from runtime.names import quote, timestamp
@@ -97,6 +97,7 @@ def _check_work(fs: Filesystem, task: Task, caller: Caller, line: str) -> None:
 
 
 def _set_work(fs: Filesystem, task: Task, caller: Caller, text: str) -> None:
+    fs.runtime.agents.tasks.check_there(task)
     value = _one(text)
     _check_work(fs, task, caller, value)
     with fs.runtime.agents.changing() as change:
@@ -182,8 +183,9 @@ ROWS: Final = (
     Row(name="cmd", mode=0o644, write=PARTIES, writable=_settable, render=_cmd, commit=_set_cmd,
         doc="the command, run by sh -c"),
     _single("cwd", "its working directory", _parse_cwd, default="the agent's"),
-    Row(name="env", mode=0o600, write=PARTIES, writable=_settable, render=_value("env"),
-        check=_check_env, commit=_set_env, doc="more environment: KEY=VALUE, one a line"),
+    Row(name="env", mode=0o600, write=PARTIES, writable=_settable,
+        render=lambda fs, task, caller: str(task.env), check=_check_env,
+        commit=_set_env, doc="more environment: KEY=VALUE, one a line"),
     _single("accepts_input", "0, or 1: input is its standard input", _parse_flag,
             default="0", render=_accepts),
     Row(name="status", polled=True, render=_status,
@@ -196,7 +198,7 @@ ROWS: Final = (
     Row(name="preview", volatile=True,
         render=lambda fs, task, caller: fs.runtime.agents.tasks.preview(task)[0],
         doc="head and tail of output, at most 8 KiB"),
-    Row(name="input", mode=0o222, write=PARTIES, opener=_open_input,
+    Row(name="input", mode=0o222, read=Role.NONE, write=PARTIES, opener=_open_input,
         doc="its standard input; of a child's handle a message at each flush"),
     Row(name="ctl", mode=0o666, write=PARTIES, opener=_open_verbs, commit=act,
         render=lambda fs, task, caller: "".join(f"{verb}\n" for verb in _VERBS),

@@ -50,6 +50,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
@@ -146,19 +147,14 @@ static void open_segment(struct stream *s)
 	s->size = s->file >= 0 && fstat(s->file, &st) == 0 ? (unsigned long long)st.st_size : 0;
 }
 
-/* Continues where an earlier run of the same incarnation left off. */
-static void open_stream(struct stream *s, const char *path, long long log_max)
+/* The last segment that is there, whoever began it, and the one before. */
+static void open_last(struct stream *s)
 {
+	int copy = openat(s->directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *listing = copy < 0 ? NULL : fdopendir(copy);
 	struct dirent *entry;
-	DIR *listing;
 
-	mkdir(path, 0700);
-	s->directory = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (s->directory < 0)
-		die(path);
-	s->segment = log_max / 2 > 4096 ? log_max / 2 : 4096;
 	s->start = s->previous = 0;
-	listing = opendir(path);
 	while (listing && (entry = readdir(listing))) {
 		unsigned long long start;
 
@@ -168,6 +164,8 @@ static void open_stream(struct stream *s, const char *path, long long log_max)
 		if (start >= s->start) {
 			s->previous = s->start;
 			s->start = start;
+		} else if (start > s->previous) {
+			s->previous = start;
 		}
 	}
 	if (listing)
@@ -175,14 +173,21 @@ static void open_stream(struct stream *s, const char *path, long long log_max)
 	open_segment(s);
 }
 
+/* Continues where an earlier run of the same incarnation left off. */
+static void open_stream(struct stream *s, const char *path, long long log_max)
+{
+	mkdir(path, 0700);
+	s->directory = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (s->directory < 0)
+		die(path);
+	s->segment = log_max / 2 > 4096 ? log_max / 2 : 4096;
+	open_last(s);
+}
+
 static void next_segment(struct stream *s)
 {
 	char name[32];
-	struct stat st;
 
-	/* The daemon appends lines of its own: the true size counts. */
-	if (fstat(s->file, &st) == 0)
-		s->size = st.st_size;
 	if (s->previous != s->start) {
 		segment_name(name, sizeof name, s->previous);
 		unlinkat(s->directory, name, 0);
@@ -193,8 +198,23 @@ static void next_segment(struct stream *s)
 	open_segment(s);
 }
 
-static void append(struct stream *s, const char *data, size_t length)
+/* The daemon appends lines of its own: the true size counts, and it may have begun a segment. */
+static void look_at_segment(struct stream *s)
 {
+	struct stat st;
+
+	if (s->file < 0 || fstat(s->file, &st) < 0)
+		return;
+	s->size = (unsigned long long)st.st_size;
+	if (s->size < s->segment && st.st_nlink)
+		return;
+	close(s->file);
+	open_last(s);
+}
+
+static void append_locked(struct stream *s, const char *data, size_t length)
+{
+	look_at_segment(s);
 	while (length) {
 		size_t part = length;
 		ssize_t n;
@@ -218,6 +238,13 @@ static void append(struct stream *s, const char *data, size_t length)
 		data += n;
 		length -= n;
 	}
+}
+
+static void append(struct stream *s, const char *data, size_t length)
+{
+	flock(s->directory, LOCK_EX);
+	append_locked(s, data, length);
+	flock(s->directory, LOCK_UN);
 }
 
 static void keep(struct stream *s, const char *data, size_t length)
@@ -345,8 +372,12 @@ static void enter(char **argv, char *fds, int report, int out, int log)
 	_exit(127);
 }
 
+/* A keeper says half of this; in its place may be what holds its socket by tricks. */
+#define WORDS_MAX 16
+
 /* What the keeper has said so far. */
 struct state {
+	int words;
 	bool closed;	/* it says no more */
 	bool held;
 	bool ended;	/* its program; from then on somebody must lead the cell's end */
@@ -366,6 +397,10 @@ static void take_report(int report, struct state *state)
 		state->closed = true;
 	if (n <= 0)
 		return;
+	if (++state->words > WORDS_MAX) {
+		state->closed = true;
+		return;
+	}
 	text[n] = 0;
 	for (header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header)) {
 		if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_CREDENTIALS) {

@@ -17,6 +17,7 @@ import pytest
 
 from ctxfs.files import agent as agent_files
 from ctxfs.files import session as session_files
+from ctxfs.files import task as task_files
 from ctxfs.files import waiting as waiting_files
 from ctxfs.files import work as work_files
 from ctxfs.files.verbs import VERBS
@@ -185,7 +186,7 @@ CHANNEL_MEMBERS = {
     "result": {"result.md", "refs.jsonl", "artifact"},
 }
 
-#: group: (list, stat, read, write), of a work item and of a wait. Who finds the directory
+#: group: (list, stat, read, write), of a task, a work item and a wait. Who finds the directory
 #: of the plane finds what is in it.
 RECORD: dict[str, dict[str, Cells]] = {
     "told": {
@@ -201,18 +202,29 @@ RECORD: dict[str, dict[str, Cells]] = {
         "public": ("Oosarpk", "Oosarpk", "Oosa", ""),
         "private": (KNOWS, KNOWS, "Oosa", ""),
     },
+    # what goes in there does not come out
+    "given": {
+        "public": ("Oosarpk", "Oosarpk", "", "Oosa"),
+        "private": (KNOWS, KNOWS, "", "Oosa"),
+    },
 }
 RECORD_MEMBERS = {
     "told": {
+        "task/item", "task/item/kind", "task/item/status", "task/item/exit", "task/item/pid",
+        "task/item/output", "task/item/preview", "task/item/wait", "task/item/started_at",
+        "task/item/ended_at", "task/item/worktree",
         "work/item", "work/item/created_at", "work/item/updated_at",
         "waiting/item", "waiting/item/status", "waiting/item/payload",
     },
     "said": {
+        "task/item/title", "task/item/cmd", "task/item/cwd", "task/item/env",
+        "task/item/accepts_input", "task/item/ctl", "task/item/work",
         "work/item/objective", "work/item/plan.md", "work/item/acceptance.md",
         "work/item/status", "work/item/blocked_by", "work/item/parent",
         "waiting/item/on", "waiting/item/work", "waiting/item/deadline",
     },
     "secret": {"waiting/item/token"},
+    "given": {"task/item/input"},
 }  # fmt: skip
 
 #: verb: who may say it to a public agent, and to a private one, which b and e do not know of
@@ -364,6 +376,8 @@ def staged(mounted: Mounted) -> Stage:
         world.agents.update(agent, policy="", mode="turn")
         world.agents.work.make(ROOT, agent, "item")
         world.agents.waiting.make(ROOT, agent, "item")
+        task = world.agents.tasks.make(ROOT, agent, "item")
+        world.agents.tasks.set(task, accepts_input=True)
     world.agents.update(maker, policy="")
 
     def policed(letter: str, lines: tuple[str, ...], owner: Caller, writer: Caller) -> Caller:
@@ -517,8 +531,12 @@ def test_files_of_an_agent(stage: Stage, group: str, cell: tuple[str, str, str])
 
 
 def record_rows() -> dict[str, Row]:
-    """Every file of a work item and of a wait, by its path below the agent's directory."""
-    tables = {"work": work_files.TABLE, "waiting": waiting_files.TABLE}
+    """Every file of a task, a work item and a wait, by its path below the agent's directory."""
+    tables = {
+        "task": task_files.TABLE,
+        "work": work_files.TABLE,
+        "waiting": waiting_files.TABLE,
+    }
     return {
         f"{plane}/item/{row.name}".rstrip("/"): row
         for plane, table in tables.items()
@@ -528,7 +546,7 @@ def record_rows() -> dict[str, Row]:
 
 
 @pytest.mark.parametrize(("group", "cell"), cells_of("record", RECORD, tuple(KINDS)))
-def test_work_items_and_waits(stage: Stage, group: str, cell: tuple[str, str, str]) -> None:
+def test_tasks_work_items_and_waits(stage: Stage, group: str, cell: tuple[str, str, str]) -> None:
     kind = cell[0]
     rows = record_rows()
     files = [(f"agent/{kind}.d/{path}", rows[path]) for path in sorted(RECORD_MEMBERS[group])]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.output import Output, append_line
+from runtime.output import Output, append, append_line, segment_max
 
 
 def segments(directory: Path, *parts: bytes, start: int = 0) -> None:
@@ -79,13 +79,13 @@ def test_a_view_does_not_change_when_more_is_written(tmp_path: Path) -> None:
 
 
 def test_a_line_of_the_runtimes_own_begins_the_log(tmp_path: Path) -> None:
-    append_line(tmp_path / "log", "r1 ended")
+    append_line(tmp_path / "log", "r1 ended", 1 << 20)
     assert Output(tmp_path / "log").read(0, 100) == b"ctxfs: r1 ended\n"
 
 
 def test_a_line_of_the_runtimes_own_goes_to_the_last_segment(tmp_path: Path) -> None:
     segments(tmp_path, b"abc\n", b"def\n")
-    append_line(tmp_path, "x")
+    append_line(tmp_path, "x", 1 << 20)
     assert Output(tmp_path).read(0, 100) == b"abc\ndef\nctxfs: x\n"
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -157,3 +157,13 @@ def test_since_gives_each_byte_once(
             break
         found += data
     assert (found, position) == (b"".join(parts), Output(directory).end)
+
+
+def test_what_the_daemon_appends_is_limited_as_the_monitors_is(tmp_path: Path) -> None:
+    for _ in range(100):
+        append(tmp_path, b"x" * 1000, 16384)
+    kept = Output(tmp_path)
+    assert len(kept.segments) == 2
+    assert sum(segment.size for segment in kept.segments) <= 2 * (segment_max(16384) + 1000)
+    assert kept.end == 100_000
+    assert kept.since(99_999, 10) == (b"x", 100_000)

@@ -9,11 +9,12 @@ queues, the focus, payloads, the histories; and so are the refusals.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -53,7 +54,7 @@ from runtime.planes import (
 from tests.unit.fakes import World, inside, operator
 
 _EXAMPLES = int(os.environ.get("CTXFS_MODEL_EXAMPLES", "0"))
-_LIMITS = {"messages": 5, "tasks": 2, "work_items": 3, "waits": 4, "frame_max": 100}
+_LIMITS = {"messages": 5, "tasks": 3, "work_items": 3, "waits": 4, "frame_max": 100}
 _USER = operator(1000)
 _NOON = 1_800_000_000.0
 
@@ -642,20 +643,72 @@ class Clock:
         return self.now
 
 
-AGENTS = st.sampled_from(("a", "a", "a", "b", "b", "c", "d"))
+#: which of those there are, the elder more often; from 4 on, of those of any status
+AGENTS = st.sampled_from((0, 0, 0, 0, 0, 1, 1, 2, 3, 4, 5, 6))
+RECORDS = st.sampled_from((0, 0, 1, 1, 2, 3))
 CHILDREN = st.sampled_from(("b", "c", "d"))
+#: names for new ones: of tasks, some that are children's too
 TASKS = st.sampled_from(("t", "u", "v", "b", "c"))
 ITEMS = st.sampled_from(("w", "x", "y", "z"))
 WAITS = st.sampled_from(("i", "j", "k", "l", "m"))
 IDS = st.sampled_from(("1", "2", "3", "4", "5", "6", "7", "8", "two words", "ä", "x" * 129))
+#: numbers stand for a task or a child of the agent's
 CAUSES = st.sampled_from(
     (
         *("timer 0s", "timer 5s", "timer 20s", "timer 1h", "message", "trigger"),
-        *("task t", "task u", "task b", "task c", "child b", "child c", "child d"),
+        *("task 0", "task 0", "task 1", "task 2", "child 0", "child 0", "child 1", "task none"),
     )
 )
 DURATIONS = st.sampled_from(("", "0s", "5s", "20s", "1h"))
 OUTCOMES = st.sampled_from(tuple(_OUTCOMES))
+
+
+def _pick(names: Iterable[str], number: int) -> str:
+    """One of those; of none, a name that nothing has."""
+    there = list(names)
+    return there[number % len(there)] if there else "none"
+
+
+def aimed(
+    *wanted: str, **rows: st.SearchStrategy[Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A rule whose numbers are made names of what there is.
+
+    ``name`` is that of an agent, mostly of one in the ``wanted`` statuses.
+    """
+
+    def decorate(act: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(act)
+        def aim(self: Planes, **values: Any) -> None:
+            agents = self.model.agents
+            number = values["name"]
+            fitting = [a.name for a in agents.values() if a.status in wanted and number < 4]
+            values["name"] = _pick(fitting or agents, number)
+            agent = agents.get(values["name"])
+            if agent is None:
+                return
+            # commands first: of handles there is little to say
+            tasks = sorted(agent.tasks, key=lambda task: agent.tasks[task].child is not None)
+            planes: dict[str, Iterable[str]] = {
+                "task": tasks,
+                "item": agent.work,
+                "wait": agent.waits,
+            }
+            for key, there in planes.items():
+                if isinstance(values.get(key), int):
+                    values[key] = _pick(there, values[key])
+            if "on" in values:
+                kind, _, number = values["on"].partition(" ")
+                if number.isdigit():
+                    children = [c.name for c in self.model.children(agent)]
+                    found = _pick(agent.tasks if kind == "task" else children, int(number))
+                    values["on"] = f"{kind} {found}"
+            act(self, **values)
+
+        made: Callable[..., None] = rule(**rows)(aim)  # type: ignore[call-overload]
+        return made
+
+    return decorate
 
 
 class Planes(RuleBasedStateMachine):
@@ -706,18 +759,26 @@ class Planes(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.create_root(once=False)
-        self.start("a", "")
-        self.create_child("b", "a", once=False)
-
-    @rule(once=st.booleans())
-    def create_root(self, once: bool) -> None:
-        self._create("a", None, once)
-
-    @rule(name=CHILDREN, parent=AGENTS, once=st.sampled_from((False, False, True)))
-    def create_child(self, name: str, parent: str, once: bool) -> None:
-        if parent in self.model.agents and parent != name:
+        for name, parent, once in (("a", None, False), ("b", "a", False), ("c", "a", True)):
             self._create(name, parent, once)
+            if not once:
+                self._start(name, "")
+        for item in ("w", "x"):
+            self._make_work("a", item)
+        for wait in ("i", "j"):
+            self._make_wait("a", wait)
+        self._set_wait_work("a", "i", "w")
+        self._make_task("a", "t")
+
+    @rule(name=CHILDREN, number=AGENTS, once=st.sampled_from((False, False, True)))
+    def create(self, name: str, number: int, once: bool) -> None:
+        """A child, but a root agent if there is none."""
+        free = [n for n in ("b", "c", "d") if n not in self.model.agents]
+        if "a" not in self.model.agents:
+            self._create("a", None, once)
+        else:
+            name = name if number >= 4 else _pick(free, number)
+            self._create(name, _pick((a for a in self.model.agents if a != name), number), once)
 
     def _create(self, name: str, parent: str | None, once: bool) -> None:
         agents = self.world.agents
@@ -728,8 +789,11 @@ class Planes(RuleBasedStateMachine):
         ):
             agents.update(self.real(name), mode="once" if once else "turn")
 
-    @rule(name=AGENTS, text=st.sampled_from(("", "the task")))
+    @aimed("new", name=AGENTS, text=st.sampled_from(("", "the task")))
     def start(self, name: str, text: str) -> None:
+        self._start(name, text)
+
+    def _start(self, name: str, text: str) -> None:
         if name not in self.model.agents:
             return
         agent, model = self.real(name), self.model.agents[name]
@@ -752,7 +816,27 @@ class Planes(RuleBasedStateMachine):
             if message.name == "":
                 message.name = self.world.agents.messages.pending(agent)[0].name
 
-    @rule(name=AGENTS)
+    @rule(
+        number=AGENTS,
+        what=st.sampled_from(("end", "finish", "finish", "remove", "reset", "reset")),
+        outcome=OUTCOMES,
+        together=st.booleans(),
+    )
+    def change_a_life(self, number: int, what: str, outcome: str, together: bool) -> None:
+        """One rule for the four, so that there is some life between them."""
+        acts: dict[str, tuple[Callable[[str], None], tuple[str, ...]]] = {
+            "end": (self.begin_end, ("idle", "busy")),
+            "finish": (lambda name: self.finish_end(name, outcome, together), ("stopping",)),
+            "remove": (self.remove, ("dead",)),
+            "reset": (self.reset, ("dead",)),
+        }
+        act, wanted = acts[what]
+        fitting = [a.name for a in self.model.agents.values() if a.status in wanted]
+        # the younger ones first: with the eldest much else ends, and only below it they are reset
+        if what != "reset":
+            fitting.reverse()
+        act(_pick(fitting or [*self.model.agents], number))
+
     def begin_end(self, name: str) -> None:
         model = self.model.agents.get(name)
         if model is None or not model.takes:
@@ -768,7 +852,6 @@ class Planes(RuleBasedStateMachine):
         self.model.begin_end(model)
         agents.note(change)
 
-    @rule(name=AGENTS, outcome=OUTCOMES, together=st.booleans())
     def finish_end(self, name: str, outcome: str, together: bool) -> None:
         """As the recorder does it: leaves first, those that are over together in one change."""
         model = self.model.agents.get(name)
@@ -787,7 +870,6 @@ class Planes(RuleBasedStateMachine):
                 change = Change()
         agents.note(change)
 
-    @rule(name=AGENTS)
     def remove(self, name: str) -> None:
         if name in self.model.agents:
             self.both(
@@ -795,7 +877,6 @@ class Planes(RuleBasedStateMachine):
                 lambda: self.world.agents.remove(self.real(name)),
             )
 
-    @rule(name=AGENTS)
     def reset(self, name: str) -> None:
         if name in self.model.agents:
             self.both(
@@ -833,7 +914,8 @@ class Planes(RuleBasedStateMachine):
 
     # messages
 
-    @rule(
+    @aimed(
+        *("idle", "busy", "new"),
         name=AGENTS,
         identifier=IDS,
         asked=st.booleans(),
@@ -856,7 +938,7 @@ class Planes(RuleBasedStateMachine):
         message = MMessage(identifier, "somebody", "operator", priority, text, asked=asked)
         self.both(lambda: self.model.send(model, message), act)
 
-    @rule(name=AGENTS)
+    @aimed("idle", name=AGENTS)
     def deliver(self, name: str) -> None:
         model = self.model.agents.get(name)
         if model is None or model.status != "idle" or not model.queue:
@@ -869,7 +951,7 @@ class Planes(RuleBasedStateMachine):
             change.set(agent, status=Status.BUSY)
             agents.messages.deliver(change, agent, message, "r1")
 
-    @rule(name=AGENTS, status=st.sampled_from(("processed", "failed", "aborted")))
+    @aimed("busy", name=AGENTS, status=st.sampled_from(("processed", "failed", "aborted")))
     def end_message(self, name: str, status: str) -> None:
         model = self.model.agents.get(name)
         if model is None or model.current is None or model.status != "busy":
@@ -883,7 +965,7 @@ class Planes(RuleBasedStateMachine):
             change.set(agent, status=Status.IDLE)
             agents.messages.end(change, agent, message, MessageStatus(status), reply="so")
 
-    @rule(name=AGENTS, number=st.integers(0, 3))
+    @aimed("idle", "busy", name=AGENTS, number=st.integers(0, 3))
     def drop_message(self, name: str, number: int) -> None:
         model = self.model.agents.get(name)
         if model is None or not model.live or len(model.queue) <= number:
@@ -905,8 +987,11 @@ class Planes(RuleBasedStateMachine):
 
     # tasks
 
-    @rule(name=AGENTS, task=TASKS)
+    @aimed("idle", "busy", name=AGENTS, task=TASKS)
     def make_task(self, name: str, task: str) -> None:
+        self._make_task(name, task)
+
+    def _make_task(self, name: str, task: str) -> None:
         if name in self.model.agents:
             self.both(
                 lambda: self.model.make_task(self.model.agents[name], task),
@@ -918,7 +1003,7 @@ class Planes(RuleBasedStateMachine):
         found = model.tasks.get(task) if model is not None else None
         return found if found is not None and found.child is None else None
 
-    @rule(name=AGENTS, task=TASKS, text=st.sampled_from(("", "true", "true")))
+    @aimed("idle", "busy", name=AGENTS, task=RECORDS, text=st.sampled_from(("", "true", "true")))
     def configure_task(self, name: str, task: str, text: str) -> None:
         found = self.command(name, task)
         if found is None:
@@ -931,7 +1016,7 @@ class Planes(RuleBasedStateMachine):
         item = self.item(name, Task, task)
         self.both(expect, lambda: self.world.agents.tasks.set(item, cmd=text))
 
-    @rule(name=AGENTS, task=TASKS)
+    @aimed("idle", "busy", name=AGENTS, task=RECORDS)
     def start_task(self, name: str, task: str) -> None:
         found = self.command(name, task)
         if found is not None:
@@ -941,7 +1026,7 @@ class Planes(RuleBasedStateMachine):
                 lambda: self.world.agents.tasks.start(_USER, self.real(name), item),
             )
 
-    @rule(name=AGENTS, task=TASKS)
+    @aimed("idle", "busy", name=AGENTS, task=RECORDS)
     def run_task(self, name: str, task: str) -> None:
         found = self.command(name, task)
         if found is None or found.status != "queued":
@@ -951,7 +1036,7 @@ class Planes(RuleBasedStateMachine):
         with self.world.agents.changing() as change:
             change.put(item, pid=7, status=TASK_MOVES.move(item.status, TaskEvent.RUN))
 
-    @rule(name=AGENTS, task=TASKS, kill=st.booleans())
+    @aimed("idle", "busy", name=AGENTS, task=RECORDS, kill=st.booleans())
     def stop_task(self, name: str, task: str, kill: bool) -> None:
         found = self.command(name, task)
         if found is not None:
@@ -961,9 +1046,10 @@ class Planes(RuleBasedStateMachine):
                 lambda: self.world.agents.tasks.stop(_USER, self.real(name), item, kill=kill),
             )
 
-    @rule(
+    @aimed(
+        *("idle", "busy"),
         name=AGENTS,
-        task=TASKS,
+        task=RECORDS,
         event=st.sampled_from(("complete", "fail", "cancel", "interrupt")),
         exit_text=st.sampled_from(("", "exit:0", "signal:9")),
     )
@@ -989,7 +1075,7 @@ class Planes(RuleBasedStateMachine):
             lambda: self.model.end_task(self.model.agents[name], found, status, exit_text), act
         )
 
-    @rule(name=AGENTS, task=TASKS)
+    @aimed("idle", "busy", name=AGENTS, task=RECORDS)
     def remove_task(self, name: str, task: str) -> None:
         if name not in self.model.agents:
             return
@@ -1003,15 +1089,18 @@ class Planes(RuleBasedStateMachine):
 
     # work
 
-    @rule(name=AGENTS, item=ITEMS)
+    @aimed("idle", "busy", name=AGENTS, item=ITEMS)
     def make_work(self, name: str, item: str) -> None:
+        self._make_work(name, item)
+
+    def _make_work(self, name: str, item: str) -> None:
         if name in self.model.agents:
             self.both(
                 lambda: self.model.make_work(self.model.agents[name], item),
                 lambda: self.world.agents.work.make(_USER, self.real(name), item),
             )
 
-    @rule(name=AGENTS, item=ITEMS)
+    @aimed("idle", "busy", name=AGENTS, item=RECORDS)
     def remove_work(self, name: str, item: str) -> None:
         if name not in self.model.agents:
             return
@@ -1035,9 +1124,10 @@ class Planes(RuleBasedStateMachine):
             lambda: self.world.agents.work.set(agent, real, field, text),
         )
 
-    @rule(
+    @aimed(
+        *("idle", "busy"),
         name=AGENTS,
-        item=ITEMS,
+        item=RECORDS,
         status=st.sampled_from(("open", "active", "blocked", "done", "cancelled")),
     )
     def write_status(self, name: str, item: str, status: str) -> None:
@@ -1045,7 +1135,7 @@ class Planes(RuleBasedStateMachine):
             name, item, "status", status, lambda a, w: self.model.write_work(a, w, status)
         )
 
-    @rule(name=AGENTS, item=ITEMS, text=st.sampled_from(("", "to be done")))
+    @aimed("idle", "busy", name=AGENTS, item=RECORDS, text=st.sampled_from(("", "to be done")))
     def write_objective(self, name: str, item: str, text: str) -> None:
         def expect(agent: MAgent, found: MWork) -> None:
             _need(not found.over, WrongStateError)
@@ -1053,14 +1143,19 @@ class Planes(RuleBasedStateMachine):
 
         self._write_work(name, item, "objective", text, expect)
 
-    @rule(name=AGENTS, item=ITEMS, names=st.lists(ITEMS, max_size=3))
+    @aimed(
+        *("idle", "busy"),
+        name=AGENTS,
+        item=RECORDS,
+        names=st.lists(st.sampled_from(("w", "x", "x", "y")), max_size=3),
+    )
     def write_blocked_by(self, name: str, item: str, names: list[str]) -> None:
         text = "".join(f"{n}\n" for n in names)
         self._write_work(
             name, item, "blocked_by", text, lambda a, w: self.model.write_blocked_by(a, w, names)
         )
 
-    @rule(name=AGENTS, item=st.sampled_from(("", "w", "x", "y", "z")))
+    @aimed("idle", "busy", name=AGENTS, item=st.sampled_from(("", "w", "x", "y", "z")))
     def focus(self, name: str, item: str) -> None:
         if name in self.model.agents:
             self.both(
@@ -1070,8 +1165,11 @@ class Planes(RuleBasedStateMachine):
 
     # waits
 
-    @rule(name=AGENTS, wait=WAITS)
+    @aimed("idle", "busy", name=AGENTS, wait=WAITS)
     def make_wait(self, name: str, wait: str) -> None:
+        self._make_wait(name, wait)
+
+    def _make_wait(self, name: str, wait: str) -> None:
         if name in self.model.agents:
             self.both(
                 lambda: self.model.make_wait(self.model.agents[name], wait),
@@ -1090,31 +1188,43 @@ class Planes(RuleBasedStateMachine):
             agent, item = self.real(name), self.item(name, Wait, wait)
             self.both(lambda: expect(model, model.waits[wait]), lambda: act(agent, item))
 
-    @rule(name=AGENTS, wait=WAITS, on=CAUSES)
+    @aimed("idle", "busy", name=AGENTS, wait=RECORDS, on=CAUSES)
     def arm(self, name: str, wait: str, on: str) -> None:
+        self._arm(name, wait, on)
+
+    def _arm(self, name: str, wait: str, on: str) -> None:
         self._with_wait(
             name, wait,
             lambda a, w: self.model.arm(a, w, on),
             lambda a, w: self.world.agents.waiting.arm(_USER, a, w, on),
         )  # fmt: skip
 
-    @rule(name=AGENTS, wait=WAITS, item=st.sampled_from(("", "w", "x", "y")), on=CAUSES)
+    @aimed(
+        *("idle", "busy"),
+        name=AGENTS,
+        wait=WAITS,
+        item=st.sampled_from(("", "w", "w", "x")),
+        on=CAUSES,
+    )
     def block_by_a_wait(self, name: str, wait: str, item: str, on: str) -> None:
         """All three steps, which chance alone seldom puts in this order."""
-        self.make_work(name, item or "w")
-        self.make_wait(name, wait)
-        self.set_wait_work(name, wait, item)
-        self.arm(name, wait, on)
+        self._make_work(name, item or "w")
+        self._make_wait(name, wait)
+        self._set_wait_work(name, wait, item)
+        self._arm(name, wait, on)
 
-    @rule(name=AGENTS, wait=WAITS, item=st.sampled_from(("", "w", "x", "y")))
+    @aimed("idle", "busy", name=AGENTS, wait=RECORDS, item=st.sampled_from(("", "w", "x", "y")))
     def set_wait_work(self, name: str, wait: str, item: str) -> None:
+        self._set_wait_work(name, wait, item)
+
+    def _set_wait_work(self, name: str, wait: str, item: str) -> None:
         self._with_wait(
             name, wait,
             lambda a, w: self.model.set_wait_work(a, w, item),
             lambda a, w: self.world.agents.waiting.set(a, w, "work", item),
         )  # fmt: skip
 
-    @rule(name=AGENTS, wait=WAITS, text=DURATIONS)
+    @aimed("idle", "busy", name=AGENTS, wait=RECORDS, text=DURATIONS)
     def set_deadline(self, name: str, wait: str, text: str) -> None:
         self._with_wait(
             name, wait,
@@ -1122,7 +1232,7 @@ class Planes(RuleBasedStateMachine):
             lambda a, w: self.world.agents.waiting.set(a, w, "deadline", text),
         )  # fmt: skip
 
-    @rule(name=AGENTS, wait=WAITS, text=st.sampled_from(("", "now\n")))
+    @aimed("idle", "busy", name=AGENTS, wait=RECORDS, text=st.sampled_from(("", "now\n")))
     def trigger(self, name: str, wait: str, text: str) -> None:
         self._with_wait(
             name, wait,
@@ -1130,7 +1240,7 @@ class Planes(RuleBasedStateMachine):
             lambda a, w: self.world.agents.waiting.trigger(w, text),
         )  # fmt: skip
 
-    @rule(name=AGENTS, wait=WAITS)
+    @aimed("idle", "busy", name=AGENTS, wait=RECORDS)
     def remove_wait(self, name: str, wait: str) -> None:
         self._with_wait(
             name, wait,
@@ -1311,7 +1421,7 @@ class Planes(RuleBasedStateMachine):
 
 TestPlanes = Planes.TestCase
 TestPlanes.settings = settings(
-    max_examples=_EXAMPLES or 40,
+    max_examples=_EXAMPLES or 120,
     stateful_step_count=50,
     derandomize=not _EXAMPLES,
     deadline=None,

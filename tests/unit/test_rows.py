@@ -9,6 +9,7 @@ import pytest
 from ctxfs.files import agent as agent_files
 from ctxfs.files import root as root_files
 from ctxfs.files import session as session_files
+from ctxfs.files import task as task_files
 from ctxfs.files import tool as tool_files
 from ctxfs.files import waiting as waiting_files
 from ctxfs.files import work as work_files
@@ -36,6 +37,7 @@ TABLES = [
     root_files.TABLE,
     root_files.HOME_TABLE,
     root_files.HISTORY_TABLE,
+    task_files.TABLE,
     work_files.TABLE,
     waiting_files.TABLE,
     tool_files.TABLE,
@@ -179,6 +181,14 @@ WRITTEN = {
     "work": (PARTIES, "live"),
     "waiting": (PARTIES, "live"),
 }
+#: ABI section 8
+TASK = {
+    *("kind", "title", "cmd", "cwd", "env", "accepts_input", "status", "exit", "pid"),
+    *("output", "preview", "input", "ctl", "wait", "work", "started_at", "ended_at"),
+    "worktree",
+}
+#: of these, until it is started
+TASK_WRITTEN = {"title", "cmd", "cwd", "env", "accepts_input"}
 #: ABI section 9
 WORK = {
     "objective",
@@ -230,6 +240,17 @@ def test_the_files_of_work_items_and_waits_are_those_of_the_abi() -> None:
     assert names(waiting_files.TABLE, "trigger") == {"TOKEN"}
 
 
+def test_the_files_of_a_task_are_those_of_the_abi() -> None:
+    assert names(task_files.TABLE) == TASK
+
+
+def test_a_command_is_written_by_the_parties_until_it_is_started() -> None:
+    for _, row in task_files.TABLE.within(""):
+        written = row.name in TASK_WRITTEN | {"input", "ctl", "work"}
+        assert row.write == (PARTIES if written else Role.NONE), row.name
+        assert (row.writable is not None) is (row.name in TASK_WRITTEN), row.name
+
+
 @pytest.mark.parametrize("table", [work_files.TABLE, waiting_files.TABLE], ids=identify)
 def test_the_planes_are_written_by_the_parties_while_the_agent_lives(table: Table) -> None:
     for _, row in table.within(""):
@@ -277,8 +298,7 @@ def test_names_are_unique_and_numbers_fit_an_inode(table: Table) -> None:
 
 
 def test_planes_are_told_apart() -> None:
-    # tasks have no files yet
-    assert {table.plane for table in TABLES} == set(Plane) - {Plane.TASK}
+    assert {table.plane for table in TABLES} == set(Plane)
     assert len({table.plane for table in TABLES}) == len(TABLES)
 
 

@@ -269,7 +269,7 @@ def test_what_runs_is_asked_to_end_and_killed_by_the_next_word(
 @pytest.mark.parametrize("status", TaskStatus)
 def test_what_runs_is_not_removed(world: World, agent: Agent, status: TaskStatus) -> None:
     task = make(world, agent)
-    append(world.agents.tasks.directory(agent, task), b"output")
+    append(world.agents.tasks.directory(agent, task), b"output", 1 << 20)
     path = world.agents.tasks.wait_path(task)
     put_status(world, task, status)
     if status in TASK_MOVES.terminal or status is TaskStatus.MADE:
@@ -399,7 +399,7 @@ def test_what_becomes_of_a_command(
 
 def write(world: World, agent: Agent, data: bytes) -> Task:
     task = make(world, agent)
-    append(world.agents.tasks.directory(agent, task), data)
+    append(world.agents.tasks.directory(agent, task), data, 1 << 20)
     return task
 
 
@@ -424,7 +424,7 @@ def test_characters_are_not_cut(world: World, agent: Agent) -> None:
     for shift in range(4):
         data = b"." * shift + "\N{GRINNING FACE}".encode() * 5000
         task = make(world, agent)
-        append(world.agents.tasks.directory(agent, task), data)
+        append(world.agents.tasks.directory(agent, task), data, 1 << 20)
         preview = world.agents.tasks.preview(task)[0]
         assert "\N{REPLACEMENT CHARACTER}" not in preview
         shown = preview.split("\n")
