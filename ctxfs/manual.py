@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from ctxfs.files import agent, root, session, tool, waiting, work
+from ctxfs.files import agent, root, session, task, tool, waiting, work
 from ctxfs.files.verbs import VERBS, Verb
 from ctxfs.rows import ANY_STATUS, ITEM, Kind, Row, Table, statuses, writers
 from ctxfs.tools.registry import TOOLS
@@ -186,6 +186,7 @@ SECTIONS: Final[dict[str, Callable[[], Iterator[str]]]] = {
     "root files": _plain_files(root.TABLE),
     "home files": _plain_files(root.HOME_TABLE),
     "agent files": _files(agent.TABLE),
+    "task files": _files(task.TABLE),
     "work files": _files(work.TABLE),
     "waiting files": _files(waiting.TABLE),
     "session files": _files(session.TABLE),

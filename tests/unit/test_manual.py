@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ctxfs import manual
-from ctxfs.files import agent, root, session, tool, waiting, work
+from ctxfs.files import agent, root, session, task, tool, waiting, work
 from ctxfs.rows import Row, Table
 from runtime.config import Config
 from runtime.sockets import OPERATIONS
@@ -22,6 +22,7 @@ TABLES = (
     agent.TABLE,
     session.TABLE,
     session.CHANNEL_TABLE,
+    task.TABLE,
     work.TABLE,
     waiting.TABLE,
     tool.TABLE,
