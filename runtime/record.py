@@ -31,12 +31,14 @@ class Record:
     exit_code: int | None = None
     signal: int | None = None
     ended: int = 0
+    #: its keeper was killed: it has ended, and nobody can tell when
+    lost: bool = False
     finished: bool = False
 
     @property
     def over(self) -> bool:
         """Whether the program has ended or never began."""
-        return bool(self.ended or self.failed or self.finished)
+        return bool(self.ended or self.lost or self.failed or self.finished)
 
     @property
     def settled(self) -> bool:
@@ -75,8 +77,8 @@ def read_record(path: Path) -> Record:
                 record.exit_code, record.ended = code, when
             case "signal", [number, when]:
                 record.signal, record.ended = number, when
-            case "lost", [when]:
-                record.ended = when
+            case "lost", [_]:
+                record.lost = True
             case "end", _:
                 record.finished = True
             case _:
