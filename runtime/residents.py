@@ -140,12 +140,13 @@ class Resident:
                 *lines, rest = (rest + data).split(b"\n")
                 left = len(rest) + sum(len(line) + 1 for line in lines)
                 others = bytearray()
-                for line in lines:
-                    left -= len(line) + 1
-                    if not self._take(line, tail.position - left):
-                        others += line + b"\n"
-                    # a program that says much must not keep others from being heard
-                    await trio.lowlevel.checkpoint()
+                with trio.CancelScope(shield=True):  # what has been read is heard to its end
+                    for line in lines:
+                        left -= len(line) + 1
+                        if not self._take(line, tail.position - left):
+                            others += line + b"\n"
+                        # a program that says much must not keep others from being heard
+                        await trio.lowlevel.checkpoint()
                 if len(rest) > _LINE_MAX:
                     others += rest
                     rest = b""
