@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
+import trio
+
 from runtime.inotify import Changes, Watcher
 from runtime.output import Output
 
@@ -38,4 +40,6 @@ class Tail:
             while True:
                 while text := self.text():
                     yield text
+                    # whoever writes without pause is not the only one
+                    await trio.lowlevel.checkpoint()
                 await changes.wait_changed()
