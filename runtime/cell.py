@@ -436,8 +436,21 @@ def sealed_file(name: str, data: bytes) -> int:
 
 
 def input_path(places: Places, agent: Agent, name: str) -> Path:
-    """The FIFO that is the standard input of a resident run, or of a task."""
+    """The FIFO that is the standard input of a resident run, or of a task; named like
+    its record."""
     return places.inputs / f"{agent.incarnation}-{name}"
+
+
+def remove_input(places: Places, record: Path) -> None:
+    """Of a run, or task, whose record this is: nobody reads it any more."""
+    path = places.inputs / record.name
+    for each in (path, written_path(path)):
+        each.unlink(missing_ok=True)
+
+
+def written_path(path: Path) -> Path:
+    """Beside a FIFO, what is known to be in it (``runtime.residents``)."""
+    return path.with_name(f"{path.name}~")
 
 
 def open_input(places: Places, agent: Agent, name: str) -> int:

@@ -28,6 +28,8 @@ _REPEAT_SECONDS: Final = 0.5
 #: SIGKILL is given this long before an agent is recorded as unkillable
 _KILL_SECONDS: Final = 10.0
 _SETTLE_SECONDS: Final = 10.0
+#: what waited for a program reports its end at once, if it is not frozen
+_REPORT_SECONDS: Final = 1.0
 #: what forks faster than so many looks at its processes meets ``cgroup.kill``
 _LOOKS: Final = 6
 
@@ -119,7 +121,7 @@ class Ender:
         crashpoints.reach("cancel.signalled")
         for each in members:
             each.node.freeze(False)
-            each.run_leaf.freeze(False)
+            each.node.child("run").freeze(False)
         crashpoints.reach("cancel.thawed")
 
     def kill(self, agent: Agent) -> None:
@@ -217,7 +219,7 @@ def _signal_all(members: Iterable[Following]) -> None:
         spared = set(each.spared())
         for execution in each.entered():
             spared |= execution.spared()
-        signal_leaves((each.run_leaf, each.node.child("task")), spared)
+        signal_leaves(each.leaves(), spared)
         if each.record().held:
             each.release()
 
@@ -263,13 +265,14 @@ async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
     scope.cancel()
 
 
-def _left(execution: Execution) -> list[int]:
+def left_of(execution: Execution) -> list[int]:
+    """Pids of one program and what it started; neither tasks nor cells of children."""
     spared = execution.spared()
     return [pid for pid in execution.leaf.processes() if pid not in spared]
 
 
 async def _wait_gone(execution: Execution) -> None:
-    while left := _left(execution):
+    while left := left_of(execution):
         await _wait_exit(left[0])
 
 
@@ -285,15 +288,14 @@ async def _wait_exit(pid: int) -> None:
 
 
 async def _kill_rest(execution: Execution) -> None:
-    """SIGKILL to all but what is spared, which may be PID 1 of a cell that goes on."""
-    if not isinstance(execution, Following):
-        execution.leaf.kill()
-        await _wait_gone(execution)
-        return
+    """SIGKILL to all but what is spared, which may be PID 1 of a cell that goes on.
+
+    What led a program that entered the cell is given time to say how that ended.
+    """
     # what is frozen does not fork, so that a few rounds find them all
     execution.leaf.freeze(True)
     try:
-        while left := _left(execution):
+        while left := left_of(execution):
             for pid in left:
                 with contextlib.suppress(OSError):
                     fd = os.pidfd_open(pid)
@@ -306,6 +308,13 @@ async def _kill_rest(execution: Execution) -> None:
                 await _wait_exit(pid)
     finally:
         execution.leaf.freeze(False)
+    if isinstance(execution, Following):
+        return
+    if not execution.leaf.is_held():
+        with trio.move_on_after(_REPORT_SECONDS):
+            for pid in execution.leaf.processes():
+                await _wait_exit(pid)
+    execution.leaf.kill()
 
 
 def _look(leaf: Cgroup, held: dict[int, int], done: set[int]) -> bool:

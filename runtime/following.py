@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import trio
@@ -76,6 +76,7 @@ class Following(Execution):
         # a held cell must outlive its runs: what holds it is in a leaf of its own
         super().__init__(node.child("cell" if holds_cell else "run"), record_path)
         self.node = node
+        self._holds_cell = holds_cell
         self.unkillable = False
         #: somebody leads the runs that enter the cell
         self.served = False
@@ -90,6 +91,8 @@ class Following(Execution):
         #: the current run, if it has entered the cell
         self.run: Execution | None = None
         self.tasks: dict[str, Execution] = {}
+        #: takes what a resident program has said and nobody has heard yet
+        self.hear_rest: Callable[[], None] | None = None
 
     def rouse(self) -> None:
         """Something changed that may be next."""
@@ -98,7 +101,12 @@ class Following(Execution):
 
     @property
     def run_leaf(self) -> Cgroup:
-        return self.node.child("run")
+        """Where runs enter: they can be killed, and watched until it is empty, without the cell."""
+        return self.node.child("run" if self._holds_cell else "again")
+
+    def leaves(self) -> tuple[Cgroup, ...]:
+        """Wherever its programs may be."""
+        return tuple(self.node.child(name) for name in ("run", "again", "task"))
 
     def task_leaf(self, name: str) -> Cgroup:
         return self.node.child("task", name)
@@ -108,14 +116,6 @@ class Following(Execution):
         if self.run is not None:
             yield self.run
         yield from self.tasks.values()
-
-    def processes(self) -> list[int]:
-        """Pids of its programs and what these started, cells of children left out."""
-        found = [*self.run_leaf.processes(), *self.node.child("task").processes()]
-        spared = set(self.spared())
-        for execution in self.entered():
-            spared |= execution.spared()
-        return [pid for pid in found if pid not in spared]
 
     def open_keeper(self) -> int:
         """A pidfd of the PID 1 of its cell; ``ProcessLookupError`` if that is gone."""
