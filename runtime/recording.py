@@ -13,8 +13,9 @@ from typing import Final
 
 import trio
 
-from runtime import crashpoints, output
+from runtime import cell, crashpoints, output
 from runtime.agents import Agents
+from runtime.cell import Places
 from runtime.cgroups import Hierarchy
 from runtime.change import Change
 from runtime.conclusions import (
@@ -32,6 +33,7 @@ from runtime.limits import spent
 from runtime.model import Agent, Outcome
 from runtime.planes import TaskEvent
 from runtime.record import Record
+from runtime.residents import Listener
 from runtime.sockets import Sockets
 
 log = logging.getLogger("ctxd.recording")
@@ -46,11 +48,18 @@ class Recorder:
     """Records runs that are over, in batches, and lets go of what they held."""
 
     def __init__(
-        self, *, agents: Agents, hierarchy: Hierarchy, sockets: Sockets, followed: Followed
+        self,
+        *,
+        agents: Agents,
+        hierarchy: Hierarchy,
+        sockets: Sockets,
+        places: Places,
+        followed: Followed,
     ) -> None:
         self._agents = agents
         self._hierarchy = hierarchy
         self._sockets = sockets
+        self._places = places
         self._followed = followed
         self._due: list[tuple[Agent, Following]] = []
         self._wake = trio.Event()
@@ -73,6 +82,8 @@ class Recorder:
         change = Change()
         recorded = []
         for agent, following in due:
+            with guarded(agent):
+                self._hear_rest(agent, following)
             part = Change(change)
             try:
                 self._conclude(part, agent, following)
@@ -89,6 +100,13 @@ class Recorder:
             with guarded(agent):
                 self._let_go(agent, following)
             following.over.set()
+
+    def _hear_rest(self, agent: Agent, following: Following) -> None:
+        """A reply that was complete before the end, and heard by nobody, ends its message."""
+        if following.hear_rest is None and agent.mode == "resident" and agent.run:
+            following.hear_rest = Listener(self._agents, self._sockets.streams, agent).hear_all
+        if following.hear_rest is not None:
+            following.hear_rest()
 
     def _conclude(self, change: Change, agent: Agent, following: Following) -> None:
         """Steps 7 and 8: the session, the channel, the events."""
@@ -171,6 +189,7 @@ class Recorder:
         following.leaf.remove()
         for execution in following.entered():
             execution.record_path.unlink(missing_ok=True)
+            cell.remove_input(self._places, execution.record_path)
             execution.over.set()
         if not following.unkillable and not following.node.remove():
             log.warning("%s: the cgroup %s could not be removed", agent.name, following.node.path)

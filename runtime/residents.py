@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
+from pathlib import Path
 from typing import Any, Final
 
 import trio
@@ -31,6 +33,87 @@ _RETRY_SECONDS: Final = 1.0
 _LINE_MAX: Final = 2 << 20
 
 
+class Listener:
+    """What a resident program says during one run, line by line."""
+
+    def __init__(self, agents: Agents, streams: Streams, agent: Agent) -> None:
+        self._agents = agents
+        self._streams = streams
+        self._agent = agent
+        self.directory = agents.directory(agent) / "reply"
+        # not after what was kept: pieces of a reply that is not complete are read again
+        self._tail = Tail(self.directory, agent.reply_offset)
+        self._rest = b""
+        self._kept = agent.kept_offset
+
+    def hear_all(self) -> None:
+        """Whatever was said by now."""
+        while self.hear():
+            pass
+
+    def hear(self) -> bool:
+        """A block of what was said; False if there is none."""
+        data = self._tail.read()
+        if not data:
+            return False
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        left = len(self._rest) + sum(len(line) + 1 for line in lines)
+        for line in lines:
+            left -= len(line) + 1
+            self._take(line, self._tail.position - left)
+        if len(self._rest) > _LINE_MAX:
+            self._keep(self._rest, self._tail.position)
+            self._rest = b""
+        if self._kept > self._agent.kept_offset:
+            # a crash before this is noted repeats a block of it, which is no reply
+            change = Change()
+            change.set(self._agent, kept_offset=self._kept)
+            self._agents.note(change)
+        return True
+
+    def _take(self, line: bytes, position: int) -> None:
+        """One line, which ends at ``position`` of what it said."""
+        message = self._agents.messages.current(self._agent)
+        spoken = _parse(line)
+        if spoken is None or message is None or spoken["id"] not in (None, message.name):
+            self._keep(line + b"\n", position)
+            return
+        stream = self._streams.of(message.index)
+        if spoken["type"] == "delta":
+            stream.add(spoken["text"])
+            return
+        failed = spoken["type"] == "error"
+        agent = self._agent
+        change = Change()
+        change.set(agent, reply_offset=position, kept_offset=max(self._kept, position))
+        end_message(
+            change,
+            self._agents,
+            agent,
+            message,
+            MessageStatus.FAILED if failed else MessageStatus.PROCESSED,
+            reply=as_content((spoken["text"] or stream.text).encode()),
+            reason=spoken["text"] if failed else "",
+        )
+        if agent.status is Status.BUSY:
+            to = move(agent.status, Event.READYING)
+            change.set(agent, status=to.status)
+            change.event(agent.session, "agent.status", agent.name, status=to.status)
+        elif agent.status is Status.PAUSED:
+            change.set(agent, paused_from=Status.READY.value)
+        self._agents.note(change)
+        crashpoints.reach("message.ended")
+
+    def _keep(self, data: bytes, position: int) -> None:
+        """What is no reply to the message at hand is output like any other; once."""
+        new = position - self._kept
+        if new <= 0:
+            return
+        self._kept = position
+        with contextlib.suppress(OSError):
+            output.append(self._agents.directory(self._agent) / "out", data[-new:])
+
+
 class Resident:
     """One run of a resident program."""
 
@@ -50,7 +133,8 @@ class Resident:
         self._streams = streams
         self._agent = agent
         self._following = following
-        self._directory = agents.directory(agent)
+        self._listener = Listener(agents, streams, agent)
+        following.hear_rest = self._listener.hear_all
 
     async def serve(self) -> None:
         """Until cancelled, at the end of the run."""
@@ -95,25 +179,34 @@ class Resident:
         crashpoints.reach("message.delivered")
 
     async def _write(self, message: Message) -> None:
-        """Its line to the FIFO, from where an earlier daemon was; what is not read waits."""
+        """Its line to the FIFO, unless an earlier daemon has; what is not read waits.
+
+        A daemon that dies between this and its note of it leaves the next one to
+        write the line again, after what may be a part of it.
+        """
         path = cell.input_path(self._places, self._agent, self._agent.run)
-        progress = path.with_name(f"{path.name}.written")
+        progress = cell.written_path(path)
         data = _line(message)
-        written = _written(progress, message.index)
-        if written >= len(data):
+        before = _progress(progress)
+        if before == [str(message.index), "all"]:
             return
+        if before is not None and before[1:] not in (["all"], ["whole"]):
+            data = b"\n" + data
         try:
             fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return  # nobody reads any more: the run is over
         try:
-            while written < len(data):
+            # so little is there as a whole or not at all (pipe(7))
+            kind = "whole" if len(data) <= select.PIPE_BUF else "part"
+            progress.write_text(f"{message.index} {kind}\n")
+            while data:
                 try:
-                    written += os.write(fd, data[written:])
+                    data = data[os.write(fd, data) :]
                 except BlockingIOError:
                     await trio.lowlevel.wait_writable(fd)
-                    continue
-                progress.write_text(f"{message.index} {written}\n")
+            crashpoints.reach("message.written")
+            progress.write_text(f"{message.index} all\n")
         except BrokenPipeError:
             return
         finally:
@@ -122,66 +215,18 @@ class Resident:
     # listening
 
     async def _listen(self) -> None:
-        """What the program says, line by line, from what has been recorded on."""
-        agent = self._agent
-        directory = self._directory / "reply"
+        """What the program says, from what has been recorded on."""
+        directory = self._listener.directory
         directory.mkdir(mode=0o700, exist_ok=True)
-        tail = Tail(directory, agent.reply_offset)
-        rest = b""
         changes = Changes()
         with self._watcher.watching(directory, changes):
             while True:
-                data = tail.read()
-                if not data:
+                if not self._listener.hear():
                     await changes.wait_changed()
                     continue
-                *lines, rest = (rest + data).split(b"\n")
-                left = len(rest) + sum(len(line) + 1 for line in lines)
-                for line in lines:
-                    left -= len(line) + 1
-                    self._take(line, tail.position - left)
-                if len(rest) > _LINE_MAX:
-                    self._keep(rest)
-                    rest = b""
-
-    def _take(self, line: bytes, position: int) -> None:
-        """One line, which ends at ``position`` of what it said."""
-        message = self._agents.messages.current(self._agent)
-        spoken = _parse(line)
-        if spoken is None or message is None or spoken["id"] not in (None, message.name):
-            self._keep(line + b"\n")
-            return
-        stream = self._streams.of(message.index)
-        if spoken["type"] == "delta":
-            stream.add(spoken["text"])
-            return
-        failed = spoken["type"] == "error"
-        agent = self._agent
-        change = Change()
-        change.set(agent, reply_offset=position)
-        end_message(
-            change,
-            self._agents,
-            agent,
-            message,
-            MessageStatus.FAILED if failed else MessageStatus.PROCESSED,
-            reply=as_content((spoken["text"] or stream.text).encode()),
-            reason=spoken["text"] if failed else "",
-        )
-        if agent.status is Status.BUSY:
-            to = move(agent.status, Event.READYING)
-            change.set(agent, status=to.status)
-            change.event(agent.session, "agent.status", agent.name, status=to.status)
-        elif agent.status is Status.PAUSED:
-            change.set(agent, paused_from=Status.READY.value)
-        self._agents.note(change)
-        crashpoints.reach("message.ended")
-        self._following.speak.notify()
-
-    def _keep(self, line: bytes) -> None:
-        """What is no reply to the message at hand is output like any other."""
-        with contextlib.suppress(OSError):
-            output.append(self._directory / "out", line)
+                self._following.speak.notify()
+                # whoever talks without pause has our ear, not alone
+                await trio.lowlevel.checkpoint()
 
 
 def _line(message: Message) -> bytes:
@@ -195,13 +240,12 @@ def _line(message: Message) -> bytes:
     return (dump_json(fields) + "\n").encode()
 
 
-def _written(progress: Any, index: int) -> int:
-    """How much of a message's line is in the FIFO already."""
+def _progress(path: Path) -> list[str] | None:
+    """[index of the message whose line was begun last, how much of it may be there]."""
     try:
-        words = progress.read_text().split()
+        return path.read_text().split()
     except OSError:
-        return 0
-    return int(words[1]) if len(words) == 2 and words[0] == str(index) else 0
+        return None
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -103,7 +103,7 @@ class Supervisor(Watching):
         )
         self._led_tasks: set[int] = set()
         self._recorder = Recorder(
-            agents=agents, hierarchy=hierarchy, sockets=sockets, followed=followed
+            agents=agents, hierarchy=hierarchy, sockets=sockets, places=places, followed=followed
         )
         nursery.start_soon(self._recorder.run)
         agents.watching.append(self)
@@ -453,6 +453,10 @@ class Supervisor(Watching):
             self._remove_stray_nodes(Cgroup(user), user.name, living)
         for path in self._places.records.iterdir():
             if path not in records:
+                path.unlink(missing_ok=True)
+        names = {path.name for path in records}
+        for path in self._places.inputs.iterdir():
+            if path.name.removesuffix("~") not in names:
                 path.unlink(missing_ok=True)
 
     def _remove_stray_nodes(self, base: Cgroup, path: str, living: set[str]) -> None:
