@@ -10,7 +10,7 @@ from typing import Final
 
 import trio
 
-from runtime import cell, crashpoints, output
+from runtime import cell, crashpoints, linux, output
 from runtime.agents import Agents
 from runtime.cell import Command, Places
 from runtime.change import Change
@@ -85,8 +85,8 @@ class Runs:
     def _begin(self, agent: Agent, following: Following) -> bool:
         """Commits that there is a next run, or that it is waited for; False if nothing is due."""
         record = following.record()
-        if not record.held or record.finished:
-            return False
+        if not record.held or record.finished or not linux.is_alive(record.keeper):
+            return False  # no cell yet, or no more: that is the agent's end
         message = None
         if agent.mode == "turn":
             message = next(iter(self._agents.messages.pending(agent)), None)
