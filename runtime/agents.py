@@ -67,7 +67,7 @@ _OUTBOX_MAX: Final = 1000
 _OF_ONE_LIFE: Final = (
     *("status", "outcome", "reason", "cause", "run", "pid", "boot", "cgroup", "session"),
     *("cell", "run_cause", "run_started", "frozen", "other_sessions", "reply_offset"),
-    *("started", "ended", "usage", "paused_from", "restarts", "restart_at"),
+    *("kept_offset", "started", "ended", "usage", "paused_from", "restarts", "restart_at"),
     *("output_start", "result_from_output"),
     *("bound_policy", "bound_mount", "focus"),
 )
@@ -797,6 +797,7 @@ class Agents:
             others = {agent.session, *agent.other_sessions} - {index}
             change.set(agent, session=index, other_sessions=tuple(sorted(others)))
             self.commit(change)
+        crashpoints.reach("session.switched")
 
     def _new_session(self, agent: Agent, wanted: str = "") -> int:
         taken = {name for name, _ in self._store.sessions(agent.owner, agent.name)}
@@ -1081,7 +1082,7 @@ class Agents:
         if caller.agent is not None and (actor := self.get(caller.agent)) is not None:
             sender = f"agent:{actor.name}"
         with self.changing() as change:
-            return self.messages.queue(
+            message = self.messages.queue(
                 change,
                 agent,
                 text=text,
@@ -1091,6 +1092,8 @@ class Agents:
                 name=name,
                 asked=asked,
             )
+        crashpoints.reach("message.queued")
+        return message
 
     def next_run(self, agent: Agent) -> str:
         with self._store.transaction():

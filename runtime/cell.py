@@ -448,20 +448,21 @@ def sealed_file(name: str, data: bytes) -> int:
 
 
 def input_path(places: Places, agent: Agent, name: str) -> Path:
-    """The FIFO that is the standard input of a resident run, or of a task."""
+    """The FIFO that is the standard input of a resident run, or of a task; named like
+    its record."""
     return places.inputs / f"{agent.incarnation}-{name}"
 
 
-def remove_input(places: Places, agent: Agent, name: str) -> None:
-    """Nothing reads it any more."""
-    path = input_path(places, agent, name)
-    path.unlink(missing_ok=True)
-    progress_path(path).unlink(missing_ok=True)
+def remove_input(places: Places, record: Path) -> None:
+    """Of a run, or task, whose record this is: nobody reads it any more."""
+    path = places.inputs / record.name
+    for each in (path, written_path(path)):
+        each.unlink(missing_ok=True)
 
 
-def progress_path(path: Path) -> Path:
-    """Beside a FIFO: how much of which message is in it."""
-    return path.with_name(f"{path.name}.written")
+def written_path(path: Path) -> Path:
+    """Beside a FIFO, what is known to be in it (``runtime.residents``)."""
+    return path.with_name(f"{path.name}~")
 
 
 def open_input(places: Places, agent: Agent, name: str) -> int:

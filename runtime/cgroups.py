@@ -138,6 +138,11 @@ class Cgroup:
         except FileNotFoundError:
             return
 
+    def is_held(self) -> bool:
+        """Whether this cgroup, or one above it, is to be frozen."""
+        paths = (self.path, *self.path.parents)
+        return any((Cgroup(p).read("cgroup.freeze") or "").strip() == "1" for p in paths)
+
     def remove(self) -> bool:
         """rmdir(2) of this cgroup and those below; False if a process is left in one."""
         removed = self._rmdir()

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Any, Final
 
-from runtime import output
+from runtime import linux, output
 from runtime.agents import Agents, replace_file
 from runtime.change import Change
 from runtime.following import Execution
@@ -17,6 +17,7 @@ from runtime.record import Record, judge
 
 log = logging.getLogger("ctxd.conclusions")
 
+LOST: Final = (Outcome.INTERRUPTED, "runtime_lost")
 _RESULT_TAIL: Final = 64 << 10
 #: so that a line of messages.jsonl stays below what a message may hold
 _CONTENT_MAX: Final = 512 << 10
@@ -24,11 +25,21 @@ _CONTENT_MAX: Final = 512 << 10
 
 def judge_run(agents: Agents, agent: Agent, execution: Execution) -> tuple[Outcome, str]:
     """Outcome and reason of a program that nobody stopped."""
+    if is_lost(execution):
+        return LOST
     killed_for_memory = execution.leaf.keys("memory.events").get("oom_kill", 0) > 0
     text = output.Output(agents.directory(agent) / "log").tail(4096)
     lines = text.decode(errors="replace").strip().splitlines()
     complaint = escape(lines[-1]) if lines else ""
     return judge(execution.record(), oom=killed_for_memory, complaint=complaint)
+
+
+def is_lost(execution: Execution) -> bool:
+    """Whether its monitor was killed: nobody can tell what became of it."""
+    # in this order: the last that a monitor does is to record the end
+    gone = not linux.is_alive(execution.record().monitor)
+    record = execution.record()
+    return gone and bool(record.monitor) and not record.over
 
 
 def add_run_start(change: Change, agent: Agent, record: Record) -> None:

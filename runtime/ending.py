@@ -28,6 +28,8 @@ _REPEAT_SECONDS: Final = 0.5
 #: SIGKILL is given this long before an agent is recorded as unkillable
 _KILL_SECONDS: Final = 10.0
 _SETTLE_SECONDS: Final = 10.0
+#: what waited for a program reports its end at once, if it is not frozen
+_REPORT_SECONDS: Final = 1.0
 #: what forks faster than so many looks at its processes meets ``cgroup.kill``
 _LOOKS: Final = 6
 
@@ -288,11 +290,10 @@ async def _wait_exit(pid: int) -> None:
 
 
 async def _kill_rest(execution: Execution) -> None:
-    """SIGKILL to all but what is spared, which may be PID 1 of a cell that goes on."""
-    if not isinstance(execution, Following):
-        execution.leaf.kill()
-        await _wait_gone(execution)
-        return
+    """SIGKILL to all but what is spared, which may be PID 1 of a cell that goes on.
+
+    What led a program that entered the cell is given time to say how that ended.
+    """
     # what is frozen does not fork, so that a few rounds find them all
     execution.leaf.freeze(True)
     try:
@@ -309,6 +310,13 @@ async def _kill_rest(execution: Execution) -> None:
                 await _wait_exit(pid)
     finally:
         execution.leaf.freeze(False)
+    if isinstance(execution, Following):
+        return
+    if not execution.leaf.is_held():
+        with trio.move_on_after(_REPORT_SECONDS):
+            for pid in execution.leaf.processes():
+                await _wait_exit(pid)
+    execution.leaf.kill()
 
 
 def _look(leaf: Cgroup, held: dict[int, int], done: set[int]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import trio
@@ -76,6 +76,7 @@ class Following(Execution):
         # a held cell must outlive its runs: what holds it is in a leaf of its own
         super().__init__(node.child("cell" if holds_cell else "run"), record_path)
         self.node = node
+        self._holds_cell = holds_cell
         self.unkillable = False
         #: set when its socket answers
         self.reachable = trio.Event()
@@ -92,6 +93,8 @@ class Following(Execution):
         #: the current run, if it has entered the cell
         self.run: Execution | None = None
         self.tasks: dict[str, Execution] = {}
+        #: takes what a resident program has said and nobody has heard yet
+        self.hear_rest: Callable[[], None] | None = None
 
     def rouse(self) -> None:
         """Something changed that may be next."""
@@ -100,18 +103,12 @@ class Following(Execution):
 
     @property
     def run_leaf(self) -> Cgroup:
-        return self.node.child("run")
+        """Where runs enter: they can be killed, and watched until it is empty, without the cell."""
+        return self.node.child("run" if self._holds_cell else "again")
 
-    def leaf_of_run(self, run: str) -> Cgroup:
-        """That of a run which enters the cell: not the one that the cell itself is in."""
-        return self.run_leaf if self.leaf.path != self.run_leaf.path else self.node.child(run)
-
-    def leaves(self) -> list[Cgroup]:
-        """Where its programs are, and those of its tasks."""
-        found = [self.run_leaf, self.node.child("task")]
-        if self.run is not None and self.run.leaf.path != self.run_leaf.path:
-            found.append(self.run.leaf)
-        return found
+    def leaves(self) -> tuple[Cgroup, ...]:
+        """Wherever its programs may be."""
+        return tuple(self.node.child(name) for name in ("run", "again", "task"))
 
     def task_leaf(self, name: str) -> Cgroup:
         return self.node.child("task", name)

@@ -122,6 +122,8 @@ class Agent:
     result_from_output: bool = False
     #: how much of what a resident program replied has been read
     reply_offset: int = 0
+    #: up to where what was no reply went to ``out``
+    kept_offset: int = 0
     #: sessions of this incarnation besides the current one
     other_sessions: tuple[int, ...] = ()
     #: of a detached child: what its parent had when it started, as texts

@@ -103,7 +103,7 @@ def judge(record: Record, *, oom: bool, complaint: str) -> tuple[Outcome, str]:
         return Outcome.ERROR, "oom"
     if record.signal is not None:
         return Outcome.ERROR, f"signal:{record.signal}"
-    if not record.started:
+    if not record.started and not record.held:
         return Outcome.ERROR, f"start_failed: {complaint[:_COMPLAINT_MAX] or 'no reason was given'}"
     # its PID 1 was killed from outside, and everything with it
     return Outcome.ERROR, f"signal:{int(signal.SIGKILL)}"

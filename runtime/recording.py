@@ -33,6 +33,7 @@ from runtime.limits import spent
 from runtime.model import Agent, Outcome
 from runtime.planes import TaskEvent
 from runtime.record import Record
+from runtime.residents import Listener
 from runtime.sockets import Sockets
 
 log = logging.getLogger("ctxd.recording")
@@ -52,14 +53,14 @@ class Recorder:
         agents: Agents,
         hierarchy: Hierarchy,
         sockets: Sockets,
-        followed: Followed,
         places: Places,
+        followed: Followed,
     ) -> None:
         self._agents = agents
         self._hierarchy = hierarchy
         self._sockets = sockets
-        self._followed = followed
         self._places = places
+        self._followed = followed
         self._due: list[tuple[Agent, Following]] = []
         self._wake = trio.Event()
         #: whether agents are started again that want to be
@@ -81,6 +82,8 @@ class Recorder:
         change = Change()
         recorded = []
         for agent, following in due:
+            with guarded(agent):
+                self._hear_rest(agent, following)
             part = Change(change)
             try:
                 self._conclude(part, agent, following)
@@ -97,6 +100,13 @@ class Recorder:
             with guarded(agent):
                 self._let_go(agent, following)
             following.over.set()
+
+    def _hear_rest(self, agent: Agent, following: Following) -> None:
+        """A reply that was complete before the end, and heard by nobody, ends its message."""
+        if following.hear_rest is None and agent.mode == "resident" and agent.run:
+            following.hear_rest = Listener(self._agents, self._sockets.streams, agent).hear_all
+        if following.hear_rest is not None:
+            following.hear_rest()
 
     def _conclude(self, change: Change, agent: Agent, following: Following) -> None:
         """Steps 7 and 8: the session, the channel, the events."""
@@ -181,8 +191,7 @@ class Recorder:
         following.leaf.remove()
         for execution in following.entered():
             execution.record_path.unlink(missing_ok=True)
-            name = execution.record_path.name.removeprefix(f"{agent.incarnation}-")
-            cell.remove_input(self._places, agent, name)
+            cell.remove_input(self._places, execution.record_path)
             execution.over.set()
         if not following.unkillable and not following.node.remove():
             log.warning("%s: the cgroup %s could not be removed", agent.name, following.node.path)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
+from pathlib import Path
 from typing import Any, Final
 
 import trio
@@ -29,8 +31,106 @@ log = logging.getLogger("ctxd.residents")
 _RETRY_SECONDS: Final = 1.0
 #: a line that is longer is no reply
 _LINE_MAX: Final = 2 << 20
+#: heard at a time: others wait meanwhile
+_BLOCK: Final = 16 << 10
+#: heard at the end of a run of what was said and not heard yet
+_REST_MAX: Final = 256 << 10
 #: of what it says went wrong, in events and frames; all of it is the reply
 _REASON_MAX: Final = 1000
+
+
+class Listener:
+    """What a resident program says during one run, line by line."""
+
+    def __init__(self, agents: Agents, streams: Streams, agent: Agent) -> None:
+        self._agents = agents
+        self._streams = streams
+        self._agent = agent
+        self.directory = agents.directory(agent) / "reply"
+        # not after what was kept: pieces of a reply that is not complete are read again
+        self._tail = Tail(self.directory, agent.reply_offset)
+        self._rest = b""
+        self._kept = agent.kept_offset
+        self._others = bytearray()
+
+    def hear_all(self) -> None:
+        """Whatever was said by now, the end of it if that is very much."""
+        behind = output.Output(self.directory).end - self._tail.position
+        if behind > _REST_MAX:
+            self._tail.position += behind - _REST_MAX
+            self._rest = b""
+        while self.hear():
+            pass
+
+    def hear(self) -> bool:
+        """A block of what was said; False if there is none."""
+        data = self._tail.read(_BLOCK)
+        if not data:
+            return False
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        left = len(self._rest) + sum(len(line) + 1 for line in lines)
+        for line in lines:
+            left -= len(line) + 1
+            self._take(line, self._tail.position - left)
+        if len(self._rest) > _LINE_MAX:
+            self._keep(self._rest, self._tail.position)
+            self._rest = b""
+        self._append()
+        if self._kept > self._agent.kept_offset:
+            # a crash before this is noted repeats a block of it, which is no reply
+            change = Change()
+            change.set(self._agent, kept_offset=self._kept)
+            self._agents.note(change)
+        return True
+
+    def _take(self, line: bytes, position: int) -> None:
+        """One line, which ends at ``position`` of what it said."""
+        message = self._agents.messages.current(self._agent)
+        spoken = _parse(line)
+        if spoken is None or message is None or spoken["id"] not in (None, message.name):
+            self._keep(line + b"\n", position)
+            return
+        stream = self._streams.of(message.index)
+        if spoken["type"] == "delta":
+            stream.add(spoken["text"])
+            return
+        self._append()
+        failed = spoken["type"] == "error"
+        agent = self._agent
+        change = Change()
+        change.set(agent, reply_offset=position, kept_offset=max(self._kept, position))
+        end_message(
+            change,
+            self._agents,
+            agent,
+            message,
+            MessageStatus.FAILED if failed else MessageStatus.PROCESSED,
+            reply=as_content((spoken["text"] or stream.text).encode()),
+            reason=escape(spoken["text"][:_REASON_MAX]) if failed else "",
+        )
+        if agent.status is Status.BUSY:
+            to = move(agent.status, Event.READYING)
+            change.set(agent, status=to.status)
+            change.event(agent.session, "agent.status", agent.name, status=to.status)
+        elif agent.status is Status.PAUSED:
+            change.set(agent, paused_from=Status.READY.value)
+        self._agents.note(change)
+        crashpoints.reach("message.ended")
+
+    def _keep(self, data: bytes, position: int) -> None:
+        """What is no reply to the message at hand is output like any other; once."""
+        new = position - self._kept
+        if new > 0:
+            self._kept = position
+            self._others += data[-new:]
+
+    def _append(self) -> None:
+        """Once a block: lines may be very short, and very many."""
+        others, self._others = bytes(self._others), bytearray()
+        if others:
+            directory = self._agents.directory(self._agent) / "out"
+            with contextlib.suppress(OSError):
+                output.append(directory, others, self._agents.log_max(self._agent))
 
 
 class Resident:
@@ -52,7 +152,8 @@ class Resident:
         self._streams = streams
         self._agent = agent
         self._following = following
-        self._directory = agents.directory(agent)
+        self._listener = Listener(agents, streams, agent)
+        following.hear_rest = self._listener.hear_all
 
     async def serve(self) -> None:
         """Until cancelled, at the end of the run."""
@@ -97,25 +198,34 @@ class Resident:
         crashpoints.reach("message.delivered")
 
     async def _write(self, message: Message) -> None:
-        """Its line to the FIFO, from where an earlier daemon was; what is not read waits."""
+        """Its line to the FIFO, unless an earlier daemon has; what is not read waits.
+
+        A daemon that dies between this and its note of it leaves the next one to
+        write the line again, after what may be a part of it.
+        """
         path = cell.input_path(self._places, self._agent, self._agent.run)
-        progress = cell.progress_path(path)
+        progress = cell.written_path(path)
         data = _line(message)
-        written = _written(progress, message.index)
-        if written >= len(data):
+        before = _progress(progress)
+        if before == [str(message.index), "all"]:
             return
+        if before is not None and before[1:] not in (["all"], ["whole"]):
+            data = b"\n" + data
         try:
             fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return  # nobody reads any more: the run is over
         try:
-            while written < len(data):
+            # so little is there as a whole or not at all (pipe(7))
+            kind = "whole" if len(data) <= select.PIPE_BUF else "part"
+            progress.write_text(f"{message.index} {kind}\n")
+            while data:
                 try:
-                    written += os.write(fd, data[written:])
+                    data = data[os.write(fd, data) :]
                 except BlockingIOError:
                     await trio.lowlevel.wait_writable(fd)
-                    continue
-                progress.write_text(f"{message.index} {written}\n")
+            crashpoints.reach("message.written")
+            progress.write_text(f"{message.index} all\n")
         except BrokenPipeError:
             return
         finally:
@@ -124,74 +234,18 @@ class Resident:
     # listening
 
     async def _listen(self) -> None:
-        """What the program says, line by line, from what has been recorded on."""
-        agent = self._agent
-        directory = self._directory / "reply"
+        """What the program says, from what has been recorded on."""
+        directory = self._listener.directory
         directory.mkdir(mode=0o700, exist_ok=True)
-        tail = Tail(directory, agent.reply_offset)
-        rest = b""
         changes = Changes()
         with self._watcher.watching(directory, changes):
             while True:
-                data = tail.read()
-                if not data:
+                if not self._listener.hear():
                     await changes.wait_changed()
                     continue
-                *lines, rest = (rest + data).split(b"\n")
-                left = len(rest) + sum(len(line) + 1 for line in lines)
-                others = bytearray()
-                with trio.CancelScope(shield=True):  # what has been read is heard to its end
-                    for line in lines:
-                        left -= len(line) + 1
-                        if not self._take(line, tail.position - left):
-                            others += line + b"\n"
-                        # a program that says much must not keep others from being heard
-                        await trio.lowlevel.checkpoint()
-                if len(rest) > _LINE_MAX:
-                    others += rest
-                    rest = b""
-                self._keep(bytes(others))
+                self._following.speak.notify()
+                # whoever talks without pause has our ear, not alone
                 await trio.lowlevel.checkpoint()
-
-    def _take(self, line: bytes, position: int) -> bool:
-        """One line, which ends at ``position`` of what it said; False if it is no reply."""
-        spoken = _parse(line)
-        message = self._agents.messages.current(self._agent) if spoken is not None else None
-        if spoken is None or message is None or spoken["id"] not in (None, message.name):
-            return False
-        stream = self._streams.of(message.index)
-        if spoken["type"] == "delta":
-            stream.add(spoken["text"])
-            return True
-        failed = spoken["type"] == "error"
-        agent = self._agent
-        change = Change()
-        change.set(agent, reply_offset=position)
-        end_message(
-            change,
-            self._agents,
-            agent,
-            message,
-            MessageStatus.FAILED if failed else MessageStatus.PROCESSED,
-            reply=as_content((spoken["text"] or stream.text).encode()),
-            reason=escape(spoken["text"][:_REASON_MAX]) if failed else "",
-        )
-        if agent.status is Status.BUSY:
-            to = move(agent.status, Event.READYING)
-            change.set(agent, status=to.status)
-            change.event(agent.session, "agent.status", agent.name, status=to.status)
-        elif agent.status is Status.PAUSED:
-            change.set(agent, paused_from=Status.READY.value)
-        self._agents.note(change)
-        crashpoints.reach("message.ended")
-        self._following.speak.notify()
-        return True
-
-    def _keep(self, data: bytes) -> None:
-        """What is no reply to the message at hand is output like any other."""
-        if data:
-            with contextlib.suppress(OSError):
-                output.append(self._directory / "out", data, self._agents.log_max(self._agent))
 
 
 def _line(message: Message) -> bytes:
@@ -205,17 +259,18 @@ def _line(message: Message) -> bytes:
     return (dump_json(fields) + "\n").encode()
 
 
-def _written(progress: Any, index: int) -> int:
-    """How much of a message's line is in the FIFO already."""
+def _progress(path: Path) -> list[str] | None:
+    """[index of the message whose line was begun last, how much of it may be there]."""
     try:
-        words = progress.read_text().split()
+        return path.read_text().split()
     except OSError:
-        return 0
-    return int(words[1]) if len(words) == 2 and words[0] == str(index) else 0
+        return None
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     """``{"type", "id", "text"}`` of a reply; None for any other line."""
+    if b'"type"' not in line:
+        return None
     try:
         found = parse_json_object(line.decode())
     except (CtxError, UnicodeDecodeError):

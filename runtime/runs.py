@@ -10,15 +10,17 @@ from typing import Final
 
 import trio
 
-from runtime import cell, crashpoints, output
+from runtime import cell, crashpoints, linux, output
 from runtime.agents import Agents
 from runtime.cell import Command, Places
 from runtime.change import Change
 from runtime.conclusions import (
+    LOST,
     add_result,
     add_run_end,
     add_run_start,
     end_message,
+    is_lost,
     judge_run,
     message_status,
     reply_of_run,
@@ -83,8 +85,8 @@ class Runs:
     def _begin(self, agent: Agent, following: Following) -> bool:
         """Commits that there is a next run, or that it is waited for; False if nothing is due."""
         record = following.record()
-        if not record.held or record.finished:
-            return False
+        if not record.held or record.finished or not linux.is_alive(record.keeper):
+            return False  # no cell yet, or no more: that is the agent's end
         message = None
         if agent.mode == "turn":
             message = next(iter(self._agents.messages.pending(agent)), None)
@@ -97,6 +99,7 @@ class Runs:
             return False
         change = Change()
         run = self._agents.next_run(agent)
+        said = output.Output(self._agents.directory(agent) / "reply").end
         if agent.result_from_output:  # of the run before
             self._agents.write_document(agent, "result.md", b"")
         written = output.Output(self._agents.directory(agent) / "out")
@@ -108,7 +111,8 @@ class Runs:
             run_started=time.time(),
             output_start=written.end,
             result_from_output=False,
-            reply_offset=output.Output(self._agents.directory(agent) / "reply").end,
+            reply_offset=said,
+            kept_offset=said,
         )
         if message is not None:
             to = move(agent.status, Event.RUNNING)
@@ -137,7 +141,7 @@ class Runs:
         if not own:
             record_path = self._places.records / f"{agent.incarnation}-{run}"
             if following.run is None or following.run.record_path != record_path:
-                following.run = Execution(following.leaf_of_run(run), record_path)
+                following.run = Execution(following.run_leaf, record_path)
                 following.run.changes = following.wake
             execution = following.run
         failure = ""
@@ -175,6 +179,7 @@ class Runs:
                 await self._until_over(agent, following, execution, nursery, failure)
                 nursery.cancel_scope.cancel()
         if agent.accepts_children:
+            crashpoints.reach("run.ended")
             self._conclude(agent, following, execution, failure)
         following.wake.notify()
 
@@ -224,7 +229,9 @@ class Runs:
                 # the program is the agent
                 outcome = (Outcome.ERROR, f"start_failed: {failure}")
                 if not failure:
-                    outcome = judge_run(self._agents, agent, execution)
+                    # with its monitor a cell ends, and so does what runs inside
+                    lost = is_lost(following)
+                    outcome = LOST if lost else judge_run(self._agents, agent, execution)
                 self._ender.end(agent, *outcome)
                 return
             # what is frozen reports nothing, and yet can be killed
@@ -243,9 +250,10 @@ class Runs:
     @staticmethod
     def _is_gone(following: Following, execution: Execution) -> bool:
         if execution is following:
-            return not left_of(execution)
-        # its monitor stays until the leaf is empty and all output is kept
-        return execution.record().finished or execution.monitor_gone
+            return not left_of(following)
+        # its monitor, if there is one, has heard it to its end
+        over = execution.record().finished
+        return over or (execution.monitor_gone and not execution.leaf.populated())
 
     def _deadline(self, agent: Agent) -> float:
         """When the run is too old; that of the whole agent is the supervisor's."""
@@ -268,7 +276,6 @@ class Runs:
             if execution is following and not agent.frozen:
                 await self._hold(following)
             await terminate(execution, grace, following.impatient)
-            crashpoints.reach("run.killed")
         following.wake.notify()
 
     async def _hold(self, following: Following) -> None:
@@ -312,6 +319,8 @@ class Runs:
         self, agent: Agent, following: Following, execution: Execution, failure: str
     ) -> None:
         """Records a run after which the agent goes on."""
+        if following.hear_rest is not None:
+            following.hear_rest()
         record = execution.record()
         if agent.run_cause is not None:
             outcome, reason = agent.run_cause
@@ -348,11 +357,12 @@ class Runs:
         self._agents.note(change)
         crashpoints.reach("run.recorded")
         execution.over.set()
+        following.hear_rest = None
         if execution is not following:
             following.run = None
             execution.leaf.remove()
             execution.record_path.unlink(missing_ok=True)
-            cell.remove_input(self._places, agent, record_run(execution))
+            cell.remove_input(self._places, execution.record_path)
         log.info("%s: %s: %s (%s)", agent.name, record_run(execution), outcome, reason)
 
 

@@ -104,6 +104,9 @@ class Starter:
         with trio.move_on_after(_SETTLE_SECONDS):
             await following.wait_settled(self._watcher)
         plan = cell.plan_inside(self._agents, agent, self._places, command)
+        # a crash may have left that of an earlier run; what is born into a cgroup that was
+        # ever killed is killed as well by Linux 6.x (clone3(2) from another one)
+        execution.leaf.remove()
         execution.leaf.create(self._hierarchy.controllers)
         log.debug("%s %s: %s", agent.name, execution.record_path.name, plan.describe())
         with contextlib.ExitStack() as stack:

@@ -114,11 +114,7 @@ class Supervisor(Watching):
         )
         self._worktrees = Worktrees(agents=agents, run=inside.run, nursery=nursery)
         self._recorder = Recorder(
-            agents=agents,
-            hierarchy=hierarchy,
-            sockets=sockets,
-            followed=followed,
-            places=places,
+            agents=agents, hierarchy=hierarchy, sockets=sockets, places=places, followed=followed
         )
         nursery.start_soon(self._recorder.run)
         agents.watching.append(self)
@@ -482,10 +478,9 @@ class Supervisor(Watching):
         for path in self._places.records.iterdir():
             if path not in records:
                 path.unlink(missing_ok=True)
-        inputs = {self._places.inputs / path.name for path in records}
-        inputs |= {cell.progress_path(path) for path in inputs}
+        names = {path.name for path in records}
         for path in self._places.inputs.iterdir():
-            if path not in inputs:
+            if path.name.removesuffix("~") not in names:
                 path.unlink(missing_ok=True)
 
     def _remove_stray_nodes(self, base: Cgroup, path: str, living: set[str]) -> None:
@@ -507,7 +502,7 @@ class Supervisor(Watching):
         following = Following(self._node(agent), record_path, holds_cell=agent.holds_cell)
         if agent.run and agent.run != agent.cell:
             path = self._places.records / f"{agent.incarnation}-{agent.run}"
-            following.run = Execution(following.leaf_of_run(agent.run), path)
+            following.run = Execution(following.run_leaf, path)
             following.run.changes = following.wake
         for task in self._agents.tasks.known(agent):
             if self._is_followed(task):

@@ -23,9 +23,9 @@ class Tail:
         self.position = position
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def read(self) -> bytes:
-        """What has been added, at most a block of it."""
-        data, self.position = Output(self._directory).since(self.position, _BLOCK)
+    def read(self, length: int = _BLOCK) -> bytes:
+        """What has been added, at most so many bytes of it."""
+        data, self.position = Output(self._directory).since(self.position, length)
         return data
 
     def text(self) -> str:

@@ -120,8 +120,8 @@ class TaskRuns:
             if task.given_up:
                 impatient.set()
             ended = bool(failure or record.over or execution.monitor_gone)
-            # its monitor stays until the leaf is empty and all output is kept
-            if record.finished or execution.monitor_gone:
+            gone = execution.monitor_gone and not execution.leaf.populated()
+            if ended and (record.finished or gone):
                 return
             stopping = task.status is TaskStatus.CANCELLING and record.settled
             if (ended or stopping) and not terminating:
@@ -166,7 +166,7 @@ class TaskRuns:
         execution.over.set()
         execution.leaf.remove()
         execution.record_path.unlink(missing_ok=True)
-        cell.remove_input(self._places, agent, f"task-{task.name}")
+        cell.remove_input(self._places, execution.record_path)
         log.info("%s: task %s: %s %s", agent.name, task.name, task.status, exit_text)
 
     def write_input(self, agent: Agent, task: Task, data: bytes) -> int:

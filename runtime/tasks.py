@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from runtime import crashpoints
 from runtime.authority.identity import Caller
 from runtime.change import Change, Watching
 from runtime.errors import (
@@ -263,6 +264,7 @@ class TaskPlane(Plane[Task], Watching):
         if not task.cmd.strip():
             raise MalformedError("cmd is empty: write the command there first")
         self._put(task, {"status": to})
+        crashpoints.reach("task.queued")
 
     def stop(self, caller: Caller, agent: Agent, task: Task, *, kill: bool) -> None:
         """Asks a command to end."""
@@ -317,8 +319,11 @@ class TaskPlane(Plane[Task], Watching):
     def add_ends(self, change: Change, agent: Agent, event: TaskEvent) -> None:
         """The cell is gone, and with it every command."""
         for task in self.known(agent):
-            if not task.child and change.peek(task, "status") not in TASK_MOVES.terminal:
-                self.end(change, agent, task, event)
+            status = change.peek(task, "status")
+            if not task.child and status not in TASK_MOVES.terminal:
+                # one that was never started has lost nothing
+                made = status is TaskStatus.MADE
+                self.end(change, agent, task, TaskEvent.CANCEL if made else event)
 
     # handles
 

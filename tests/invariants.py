@@ -32,11 +32,12 @@ _LIVE: Final = frozenset({"starting", "ready", "busy", "idle", "paused", "stoppi
 _ENDING: Final = frozenset({"stopping", "dead"})
 #: what an agent can be after an acknowledged verb, if nobody says another
 _AFTER: Final = {
-    "start": frozenset({"starting", "busy"}) | _ENDING,
+    "start": frozenset({"starting", "busy", "idle", "ready"}) | _ENDING,
     "stop": _ENDING,
     "kill": _ENDING,
     "pause": frozenset({"paused"}) | _ENDING,
-    "resume": frozenset({"busy"}) | _ENDING,
+    "resume": frozenset({"starting", "busy", "idle", "ready"}) | _ENDING,
+    "abort": frozenset({"paused"}) | _ENDING,
     "reset": frozenset({"new"}),
 }
 _CHANNEL: Final = {"interrupted": "cancelled"}
@@ -65,6 +66,8 @@ class Entry:
     statuses: frozenset[str] = frozenset({"new"})
     #: the acknowledged content, then attempts of which nobody knows
     files: dict[str, list[str | None]] = field(default_factory=dict)
+    #: messages to it, each text once, and whether they were acknowledged
+    said: dict[str, bool] = field(default_factory=dict)
     parent: str = ""
     #: whether it is known that ``parent`` owns it, if it has one
     adopted: bool = True
@@ -158,6 +161,16 @@ class Journal:
         if verb == "reset":
             entry.started, entry.end = False, None
             self._forget(name, acknowledged=True)
+
+    def say(self, name: str, text: str) -> None:
+        """A message."""
+        said = self.entries[name].said
+
+        def unknown() -> None:
+            said[text] = False
+
+        self._attempt(lambda: write(self._daemon.agent_dir(name) / "inbox", text), unknown)
+        said[text] = True
 
     def remove(self, name: str) -> None:
         entry = self.entries[name]
@@ -426,7 +439,7 @@ class Invariants:
             except FileNotFoundError:
                 continue
             seen.add(name)
-            for what in self._state(facts, nodes.get(name)):
+            for what in self._state(facts, nodes.get(name), _is_frozen(directory)):
                 yield f"{name}: {what} ({facts})"
             if facts["status"] == "dead":
                 for child in _owned_children(directory):
@@ -444,7 +457,7 @@ class Invariants:
         yield from self._waiting()
 
     @staticmethod
-    def _state(facts: dict[str, str], node: Path | None) -> Iterator[str]:
+    def _state(facts: dict[str, str], node: Path | None, frozen: bool) -> Iterator[str]:
         status = facts["status"]
         if (status == "dead") != bool(facts["outcome"]):
             yield "an outcome goes with dead, and only that"
@@ -465,17 +478,20 @@ class Invariants:
             return
         if not Cgroup(node).populated():
             yield "its cgroup is empty"
-        frozen = (Cgroup(node).read("cgroup.freeze") or "").strip()
-        if frozen != ("1" if status == "paused" else "0"):
-            yield f"cgroup.freeze is {frozen}"
-        if status == "paused" and not Cgroup(node).keys("cgroup.events").get("frozen"):
+        freeze = (Cgroup(node).read("cgroup.freeze") or "").strip()
+        if freeze != ("1" if frozen else "0"):
+            yield f"cgroup.freeze is {freeze}"
+        if frozen and not Cgroup(node).keys("cgroup.events").get("frozen"):
             yield "not all of it is frozen"
         # what is killed in a frozen cell is noticed once it thaws
         if status == "busy" and not _is_held(node):
             pid = facts["pid"]
             if not pid or not alive(int(pid)):
                 yield "its program does not live"
-            elif pid not in (Cgroup(node).read("run/cgroup.procs") or "").split():
+            elif not any(
+                pid in (Cgroup(node).read(f"{leaf}/cgroup.procs") or "").split()
+                for leaf in ("run", "again")
+            ):
                 yield "its program is not in its leaf"
 
     def _acknowledged_inside(self, directory: Path, name: str) -> Iterator[str]:
@@ -544,6 +560,8 @@ class Invariants:
             with contextlib.suppress(FileNotFoundError):
                 facts = _facts(directory)
                 key = (directory.name.removesuffix(".d"), facts["session"])
+                if any(agent == key[0] and _is_other(session) for agent, session in told):
+                    continue  # its life is told in several sessions
                 for what in _agrees(facts, told.get(key, [])):
                     yield f"{key[0]}: {what} ({facts})"
 
@@ -558,7 +576,9 @@ class Invariants:
             wrong += _check_lines(directory / name)
             if self._size(seen / name) != self._size(directory / name):
                 wrong.append(f"{seen / name} is not what is on the disk")
-        wrong += [f"{agent} {session}: {what}" for what in _check_life(events)]
+        if not _is_other(session):
+            wrong += [f"{agent} {session}: {what}" for what in _check_life(events)]
+        wrong += [f"{agent} {session}: {what}" for what in _check_items(events)]
         if events and events[-1]["type"] == "agent.stop":
             if "parent_dead" in events[-1].get("reason", ""):
                 lineage = json.loads((seen / "meta.json").read_text()).get("parent", "")
@@ -614,6 +634,9 @@ class Invariants:
             yield f"monitor {_describe(pid)}"
         for path in (daemon.runtime / "root" / "wait").iterdir():
             yield f"wait file {path.name}"
+        for name in ("record", "input"):
+            for path in (daemon.runtime / name).iterdir():
+                yield f"{name} {path.name}"
         for path in (daemon.root / "agent").iterdir():
             yield f"agent {path.name}"
         for path in (daemon.state / "trash").iterdir():
@@ -654,6 +677,53 @@ def _check_life(events: list[dict[str, Any]]) -> Iterator[str]:
         yield f"run.end of {running} is missing"
 
 
+#: what begins, by which field it is named, and what ends it
+_PAIRS: Final = (
+    ("message.queued", "message", ("message.end",)),
+    ("task.start", "task", ("task.end",)),
+    ("wait.armed", "wait", ("wait.fired", "wait.cancelled", "wait.expired")),
+)
+
+
+def _check_items(events: list[dict[str, Any]]) -> Iterator[str]:
+    """What belongs to an agent begins once and ends once, at the latest with its agent."""
+    dead = [event["type"] for event in events[-1:]] == ["agent.stop"]
+    for beginning, field_name, endings in _PAIRS:
+        begun: set[str] = set()
+        ended: set[str] = set()
+        for event in events:
+            name = event.get(field_name, "")
+            if event["type"] == beginning:
+                if name in begun | ended:
+                    yield f"{beginning} of {name} again"
+                begun.add(name)
+            elif event["type"] in endings:
+                if name in ended:
+                    yield f"{event['type']} of {name} after an end"
+                # a task may end before it is seen to start
+                if name not in begun and beginning != "task.start":
+                    yield f"{event['type']} of {name}, which never began"
+                ended.add(name)
+        if dead and begun - ended:
+            yield f"no end of {beginning} {sorted(begun - ended)}"
+
+
+def _is_other(session: str) -> bool:
+    """Whether somebody made it by the verb, beside the one that every life has."""
+    return session.partition(".")[0] != "default"
+
+
+def _is_frozen(directory: Path) -> bool:
+    """Whether it is to be frozen: paused by itself, rather than by the end of its run."""
+    with contextlib.suppress(FileNotFoundError):
+        events = _lines(directory / "session" / "events.jsonl")
+        statuses = [event for event in events if event["type"] == "agent.status"]
+        return bool(statuses) and statuses[-1]["status"] == "paused" and (
+            statuses[-1].get("reason") != "operator_aborted"
+        )
+    return False
+
+
 def _agrees(facts: dict[str, str], events: list[dict[str, Any]]) -> Iterator[str]:
     """The state of an agent is the one that its history tells last."""
     statuses = [event for event in events if event["type"] == "agent.status"]
@@ -667,7 +737,7 @@ def _agrees(facts: dict[str, str], events: list[dict[str, Any]]) -> Iterator[str
         told = (stopped[0]["status"], stopped[0]["reason"])
         if told != (facts["outcome"], facts["reason"]):
             yield f"agent.stop tells {told}"
-    runs = [event["run"] for event in events if event["type"] in ("agent.start", "run.start")]
+    runs = [event["run"] for event in events if "run" in event]
     if facts["run"] and facts["run"] not in runs:
         yield f"its history does not tell of {facts['run']}"
 

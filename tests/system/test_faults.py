@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import signal
-import sqlite3
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from runtime import linux
 from runtime.cgroups import Cgroup
 from runtime.crashpoints import POINTS
+from tests import stages
 from tests.harness import (
     Daemon,
     alive,
@@ -29,113 +26,21 @@ from tests.harness import (
     wait_until,
     write,
 )
-from tests.invariants import Crashed, Invariants, Journal, told_write
+from tests.invariants import Crashed, told_write
+from tests.scene import CRASH_AT, SLEEP, Scene, child, inside, reboot, scene_of
 
-_VARIABLE: Final = "CTXD_CRASH_AT"
-_SLEEP: Final = "sleep 1000"
 _STUBBORN: Final = "sh -c 'trap \"\" TERM; sleep 1000'"
 _WRITER: Final = f"sh -c '{told_write('mine')}; sleep 1000'"
-
-
-class Scene:
-    """A daemon that is to die, its operator, and who looks at what comes of it."""
-
-    def __init__(self, crash_at: str = "") -> None:
-        self.daemon = Daemon(config="restart_max: 3\ngrace: 200ms\n")
-        self.journal = Journal(self.daemon)
-        self.invariants = Invariants(self.daemon)
-        #: what a stage wants to hold in the end, however far it got
-        self.after: list[Callable[[], None]] = []
-        self.arm(crash_at)
-
-    def arm(self, crash_at: str) -> None:
-        """For the next start."""
-        if crash_at:
-            self.daemon.env[_VARIABLE] = crash_at
-        else:
-            self.daemon.env.pop(_VARIABLE, None)
-
-    def new(self, name: str, command: str, **files: str) -> Path:
-        directory = self.journal.make(name)
-        for file, text in {**files, "exec": command}.items():
-            self.journal.write(name, file.replace("meta_json", "meta.json"), text)
-        return directory
-
-    def run(self, name: str, command: str, **files: str) -> Path:
-        directory = self.new(name, command, **files)
-        self.journal.verb(name, "start")
-        return directory
-
-    def wait(self, name: str, *statuses: str) -> str:
-        """The status, once it is one of these; ``Crashed`` if the daemon dies before."""
-        try:
-            return wait_status(self.daemon.agent_dir(name), *statuses)
-        except OSError as error:
-            if self.daemon.has_ended(5.0):
-                raise Crashed from error
-            raise
-
-    def wait_until(self, condition: Callable[[], object], what: str) -> None:
-        def happened() -> bool:
-            try:
-                return bool(condition())
-            except OSError as error:
-                if self.daemon.has_ended(5.0):
-                    raise Crashed from error
-                raise
-
-        wait_until(happened, what)
-
-    def hold(self, *names: str) -> None:
-        for name in names:
-            try:
-                self.invariants.hold(name)
-            except OSError as error:
-                if self.daemon.has_ended(5.0):
-                    raise Crashed from error
-                raise
-
-    def promise(self, name: str, outcome: str, reason: str) -> None:
-        """How the agent will have ended, whenever it has."""
-        self.journal.entries[name].end = (outcome, reason)
-
-
-@contextmanager
-def _scene(crash_at: str = "") -> Iterator[Scene]:
-    scene = Scene(crash_at)
-    try:
-        yield scene
-    except BaseException:
-        # it may be about to die: a new one takes everything away
-        if scene.daemon.process is not None:
-            scene.daemon.kill()
-        raise
-    finally:
-        scene.invariants.close()
-        scene.arm("")
-        scene.daemon.close()
 
 
 # Stages: each is a part of a life, with others beside it.
 
 
-def _inside(*lines: str) -> str:
-    return "sh -c " + shlex.quote("cd $CTX_ROOT/agent || exit 9; " + "; ".join(lines))
-
-
-def _child(name: str, command: str, **files: str) -> list[str]:
-    """Lines of a parent's program that make and start a child, and say so."""
-    lines = [f"mkdir {name}.d && echo made {name}"]
-    for file, text in {**files, "exec": command}.items():
-        lines.append(f"printf '%s\\n' {shlex.quote(text)} > {name}.d/{file}")
-    return [*lines, f"echo start > {name}.d/ctl"]
-
-
 def _family(scene: Scene) -> None:
     """Three levels, the lowest deaf to SIGTERM, a new child, and somebody who waits."""
-    kid = _inside(*_child("grandkid", _STUBBORN), _SLEEP)
-    boss = _inside(*_child("kid", kid, policy="allow kid_t agent:* create"),
-                   *_child("writer", _WRITER), "mkdir idle.d", _SLEEP)
+    kid = inside(*child("grandkid", _STUBBORN), SLEEP)
+    boss = inside(*child("kid", kid, policy="allow kid_t agent:* create"),
+                   *child("writer", _WRITER), "mkdir idle.d", SLEEP)
     scene.run("boss", boss, meta_json='{"a": 1}', label="boss_l", env="A=1", **{
         "handoff.md": "the family's task"})
     for name in ("boss", "kid", "writer", "grandkid"):
@@ -165,7 +70,7 @@ def _started(scene: Scene) -> None:
     scene.run("started", _WRITER)
     scene.wait("started", "busy")
     scene.invariants.observe()
-    scene.run("second", _SLEEP)
+    scene.run("second", SLEEP)
     scene.wait("second", "busy")
 
 
@@ -250,10 +155,10 @@ def _reset(scene: Scene) -> None:
 
 def _temporary(scene: Scene) -> None:
     """A child whose object goes with its end."""
-    lines = _child("temp", "sh -c 'echo ended'", life="temp")
+    lines = child("temp", "sh -c 'echo ended'", life="temp")
     lines.append("until [ \"$(cat $CTX_SELF/session/context/child/temp/status)\" = done ]; "
                  "do sleep 0.02; done; cat $CTX_SELF/session/context/child/temp/result.md")
-    directory = scene.run("temps", _inside(*lines))
+    directory = scene.run("temps", inside(*lines))
 
     def handed_over() -> None:
         wait_dead(directory)
@@ -269,7 +174,7 @@ def _detached(scene: Scene) -> None:
     directory = scene.journal.make("loner")
     scene.journal.write("loner", "parent", "agent:boss")
     scene.journal.write("loner", "life", "detached")
-    scene.journal.write("loner", "exec", _SLEEP)
+    scene.journal.write("loner", "exec", SLEEP)
     scene.journal.verb("loner", "start")
     scene.wait("loner", "busy")
     assert read(directory, "cgroup").endswith("/user-0/agent-loner\n")
@@ -288,48 +193,6 @@ def _removed(scene: Scene) -> None:
     scene.journal.remove("boss")
 
 
-def _waiting(scene: Scene) -> None:
-    """Work that waits for two timers, then for somebody who knows a token."""
-    directory = scene.run("waiter", _SLEEP)
-    scene.wait("waiter", "busy")
-    told = scene.daemon.state / "home/0/agent/waiter/default/events.jsonl"
-    acknowledged: list[str] = []
-
-    def arm(name: str, on: str) -> Path:
-        wait = directory / "waiting" / name
-        wait.mkdir()
-        write(wait / "work", "item")
-        write(wait / "on", on)
-        acknowledged.append(name)
-        return wait
-
-    def fired_once() -> None:
-        """What was armed fires, acknowledged or not, and the work goes on."""
-        for wait in (directory / "waiting").iterdir():
-            assert read(wait, "on") or wait.name not in acknowledged
-            if read(wait, "on") == "trigger\n" and read(wait, "status") == "armed\n":
-                write(scene.daemon.path("trigger", read(wait, "token").strip()), "go")
-            if read(wait, "on"):
-                wait_until(lambda w=wait: read(w, "status") == "fired\n", wait.name)  # type: ignore[misc]
-                line = f'"type":"wait.fired","agent":"waiter","wait":"{wait.name}"'
-                assert told.read_text().count(line) == 1
-        if (directory / "work" / "item").exists():
-            assert read(directory / "work" / "item", "status") == "open\n"
-
-    scene.after.append(fired_once)
-    try:
-        (directory / "work" / "item").mkdir()
-        for name in ("first", "second"):
-            timer = arm(name, "timer 100ms")
-            scene.wait_until(lambda t=timer: read(t, "status") == "fired\n", "the timer fires")  # type: ignore[misc]
-        token = arm("token", "trigger")
-        write(scene.daemon.path("trigger", read(token, "token").strip()), "go")
-    except OSError as error:
-        if scene.daemon.has_ended(5.0):
-            raise Crashed from error
-        raise
-
-
 Stage = Callable[[Scene], None]
 
 #: What leads to each place. Stages before the last are there to have others around.
@@ -343,6 +206,21 @@ SCENARIOS: Final[dict[str, tuple[Stage, ...]]] = {
     "start.planned": (_started, _family),
     "start.launched": (_started, _family),
     "start.running": (_started, _family),
+    "run.committed": (stages.talking,),
+    "run.launched": (stages.talking,),
+    "run.running": (stages.talking,),
+    "run.ended": (stages.aborted,),
+    "run.recorded": (stages.talking,),
+    "message.queued": (stages.talking,),
+    "message.delivered": (stages.residing,),
+    "message.written": (stages.residing,),
+    "message.ended": (stages.residing,),
+    "session.switched": (stages.switched,),
+    "abort.committed": (stages.aborted,),
+    "task.queued": (stages.tasked,),
+    "task.launched": (stages.tasked,),
+    "task.running": (stages.tasked,),
+    "task.recorded": (stages.tasked,),
     "finish.conversation": (_family, _finished, _cancelled),
     "finish.recorded": (_family, _finished, _cancelled),
     "finish.removed": (_family, _finished, _cancelled),
@@ -359,9 +237,9 @@ SCENARIOS: Final[dict[str, tuple[Stage, ...]]] = {
     "reset.committed": (_finished, _reset),
     "remove.committed": (_family, _finished, _cancelled, _removed),
     "remove.forgotten": (_family, _finished, _cancelled, _removed),
-    "wait.armed": (_waiting,),
-    "wait.due": (_waiting,),
-    "wait.fired": (_waiting,),
+    "wait.armed": (stages.waited,),
+    "wait.due": (stages.waited,),
+    "wait.fired": (stages.waited,),
     "adopt.followed": (_family, _started),
     "adopt.lost": (_family, _started),
     "adopt.ended": (_family, _started),
@@ -385,7 +263,18 @@ CASES: Final = [
     ("restart.due", 2, ""),
     ("reset.committed", 2, ""),
     ("remove.committed", 3, ""),
-    ("wait.armed", 3, ""),
+    ("run.committed", 3, "again"),
+    ("run.recorded", 2, "again"),
+    ("run.ended", 1, "again"),
+    ("message.queued", 3, ""),
+    ("message.written", 3, "again"),
+    ("message.ended", 3, ""),
+    ("session.switched", 2, ""),
+    ("abort.committed", 1, "again"),
+    ("task.launched", 6, ""),
+    ("task.recorded", 2, "again"),
+    ("task.recorded", 5, ""),
+    ("wait.armed", 4, ""),
     ("wait.due", 2, "again"),
     ("wait.fired", 3, ""),
 ]
@@ -404,6 +293,25 @@ WAYS: Final[list[tuple[str, int, tuple[Stage, ...]]]] = [
     ("cancel.marked", 2, (_stopped_waiting,)),
     ("finish.recorded", 2, (_stopped_waiting,)),
     ("finish.recorded", 2, (_family, _detached, _parent_gone)),
+    *(
+        (point, 1, (stage,))
+        for point in ("abort.committed", "run.ended", "run.recorded")
+        for stage in (stages.resident_aborted, stages.once_aborted)
+    ),
+    *((point, 2, (stages.resident_aborted,)) for point in ("run.committed", "run.running")),
+    *((point, 1, (stages.once_aborted,)) for point in ("run.committed", "run.launched")),
+    ("run.running", 1, (stages.once_aborted,)),
+    ("run.committed", 2, (stages.aborted,)),
+    *((point, 1, (stages.residing,)) for point in ("run.committed", "run.launched")),
+    ("run.running", 1, (stages.residing,)),
+    *(
+        (point, 1, (stages.stopped,))
+        for point in ("cancel.marked", "cancel.signalled", "cancel.killed", "finish.conversation",
+                      "finish.recorded", "finish.removed", "finish.released")
+    ),
+    ("write.committed", 12, (stages.talking,)),
+    ("write.committed", 30, (stages.waited,)),
+    ("outbox.appended", 9, (stages.tasked,)),
 ]
 
 
@@ -446,8 +354,7 @@ def _die(scene: Scene, point: str, crash_at: str, stages: tuple[Stage, ...]) -> 
         daemon.kill()
         scene.invariants.observe()
         if point == "adopt.lost":
-            scene.invariants.close()
-            _reboot(scene)
+            reboot(scene)
         else:
             end_process(pids[0])
             end_process(pids[1])
@@ -459,22 +366,6 @@ def _die(scene: Scene, point: str, crash_at: str, stages: tuple[Stage, ...]) -> 
         assert _play(scene, stages), f"{crash_at} was never reached"
         daemon.wait_killed()
     scene.invariants.observe()
-
-
-def _reboot(scene: Scene) -> None:
-    """What a reboot leaves of a dead daemon's things: the state, under another boot id."""
-    daemon = scene.daemon
-    daemon.cgroup.kill()
-    wait_until(lambda: not daemon.cgroup.populated(), "the cgroups are empty")
-    daemon.cgroup.remove()
-    for path in (daemon.root, daemon.runtime / "root" / "ctx", daemon.runtime / "root"):
-        while linux.mount_at(path) is not None:
-            linux.unmount(path, linux.MNT_DETACH)
-    shutil.rmtree(daemon.runtime)
-    database = sqlite3.connect(daemon.state / "ctxfs.db")
-    database.execute("UPDATE agents SET data=json_set(data, '$.boot', 'an earlier one')")
-    database.commit()
-    database.close()
 
 
 @pytest.mark.parametrize(
@@ -495,7 +386,7 @@ def test_a_death_on_another_way(point: str, count: int, stages: tuple[Stage, ...
 
 def _check_death(point: str, count: int, more: str, stages: tuple[Stage, ...]) -> None:
     crash_at = f"{point}:{count}" if count > 1 else point
-    with _scene(crash_at) as scene:
+    with scene_of(crash_at) as scene:
         _die(scene, point, crash_at, stages)
         if more == "orphaned":
             _kill_programs(scene)
@@ -529,10 +420,10 @@ def test_an_unknown_place_is_refused() -> None:
         ):
             result = subprocess.run(
                 daemon.command(), capture_output=True, text=True, check=False, timeout=30,
-                env={**os.environ, _VARIABLE: value},
+                env={**os.environ, CRASH_AT: value},
             )
             assert result.returncode == 1
-            assert result.stderr.startswith(f"ctxd: {_VARIABLE}: {sentence}")
+            assert result.stderr.startswith(f"ctxd: {CRASH_AT}: {sentence}")
     finally:
         shutil.rmtree(daemon.base)
 
@@ -544,14 +435,14 @@ def test_an_unknown_place_is_refused() -> None:
 @pytest.mark.parametrize("role", ["monitor", "keeper", "program"])
 def test_a_death_of_a_runs_process(role: str, with_daemon: bool) -> None:
     """One of a parent's and one of a child's: its whole subtree ends and is recorded."""
-    with _scene() as scene:
+    with scene_of() as scene:
         daemon = scene.daemon
         daemon.start()
-        lower = _inside(*_child("bottom", _SLEEP), _SLEEP)
+        lower = inside(*child("bottom", SLEEP), SLEEP)
         for boss, kid in (("boss", "kid"), ("other", "lower")):
-            child = lower if kid == "lower" else _SLEEP
+            program = lower if kid == "lower" else SLEEP
             policy = f"allow {kid}_t agent:* create"
-            scene.run(boss, _inside(*_child(kid, child, policy=policy), _SLEEP))
+            scene.run(boss, inside(*child(kid, program, policy=policy), SLEEP))
         for name in ("boss", "kid", "other", "lower", "bottom"):
             wait_until(daemon.agent_dir(name).exists, f"{name} is made")
             wait_status(daemon.agent_dir(name), "busy")
@@ -586,9 +477,9 @@ def test_a_death_of_a_runs_process(role: str, with_daemon: bool) -> None:
 @pytest.mark.parametrize("with_daemon", [True, False], ids=["daemon", "alone"])
 def test_a_death_of_a_step_that_led_into_the_cell(with_daemon: bool) -> None:
     """Bubblewrap's outer process, or what entered: nobody needs them any more."""
-    with _scene() as scene:
+    with scene_of() as scene:
         scene.daemon.start()
-        scene.run("boss", _inside(*_child("kid", _SLEEP), _SLEEP))
+        scene.run("boss", inside(*child("kid", SLEEP), SLEEP))
         for name in ("boss", "kid"):
             wait_until(scene.daemon.agent_dir(name).exists, f"{name} is made")
             wait_status(scene.daemon.agent_dir(name), "busy")
@@ -610,7 +501,7 @@ def test_a_death_of_a_step_that_led_into_the_cell(with_daemon: bool) -> None:
 
 def test_a_death_of_every_monitor_and_the_daemon() -> None:
     """Nothing that nobody records goes on, and it is said that it was lost."""
-    with _scene() as scene:
+    with scene_of() as scene:
         scene.daemon.start()
         _family(scene)
         scene.daemon.kill()
@@ -626,7 +517,7 @@ def test_a_death_of_every_monitor_and_the_daemon() -> None:
 
 
 def test_a_run_that_was_due_while_there_was_no_daemon() -> None:
-    with _scene() as scene:
+    with scene_of() as scene:
         scene.daemon.start()
         directory = scene.run("phoenix", "sh -c 'exit 3'", restart="always")
         wait_until(lambda: (read(directory, "status"), read(directory, "run")) == (
@@ -645,11 +536,11 @@ def test_a_run_that_was_due_while_there_was_no_daemon() -> None:
 
 @pytest.mark.parametrize("crash", [False, True], ids=["daemon", "crash"])
 def test_what_was_starting_when_it_was_frozen_does_not_delay_the_end(crash: bool) -> None:
-    with _scene() as scene:
+    with scene_of() as scene:
         scene.daemon.start()
-        parent = scene.run("boss", _SLEEP)
+        parent = scene.run("boss", SLEEP)
         wait_status(parent, "busy")
-        scene.new("kid", _SLEEP, parent="agent:boss")
+        scene.new("kid", SLEEP, parent="agent:boss")
         scene.journal.verb("kid", "start")
         leaf = scene.daemon.cgroup.child("user-0", "agent-boss", "child", "agent-kid", "run")
         wait_until(leaf.exists, "it is being started", interval=0.001)
@@ -668,12 +559,12 @@ def test_the_daemon_dies_while_a_parent_writes_and_starts() -> None:
     """What a program in a cell was told to be done is so, wherever it was."""
     lines = ["for n in 1 2 3 4 5 6; do mkdir kid$n.d && echo made kid$n; "
              "printf 'sleep 1000\\n' > kid$n.d/exec; echo start > kid$n.d/ctl; "
-             f"{told_write('$n')}; done", _SLEEP]
-    with _scene() as scene:
+             f"{told_write('$n')}; done", SLEEP]
+    with scene_of() as scene:
         scene.daemon.start()
         for number in range(4):
             name = f"boss{number}"
-            scene.run(name, _inside(*lines).replace("kid", f"{name}-kid"))
+            scene.run(name, inside(*lines).replace("kid", f"{name}-kid"))
             out = scene.daemon.agent_dir(name) / "out"
             wait_until(lambda o=out: o.read_text().count("made") > number, "it makes")  # type: ignore[misc] # noqa: B023
             scene.daemon.kill()

@@ -232,9 +232,11 @@ def test_stop_gives_a_grace_and_kill_does_not(daemon: Daemon) -> None:
     wait_dead(rude)
     assert read(rude, "outcome") == "cancelled\n"
     assert "SIGKILL" in read(rude, "log")
-    stubborn = daemon.run("stubborn", "sh -c 'trap \"\" TERM; while :; do sleep 0.05; done'",
-                          limits="grace=1h")
-    wait_status(stubborn, "busy")
+    stubborn = daemon.run(
+        "stubborn", "sh -c 'trap \"\" TERM; echo up; while :; do sleep 0.05; done'",
+        limits="grace=1h",
+    )
+    wait_until(lambda: read(stubborn, "out") == "up\n", "its trap is set")
     write(stubborn / "ctl", "stop")
     assert refusal(stubborn / "ctl", "stop") == "EBUSY"
     write(stubborn / "ctl", "kill")

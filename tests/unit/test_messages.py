@@ -29,7 +29,7 @@ from runtime.lifecycle import Status
 from runtime.messages import check_id
 from runtime.model import Agent, Outcome
 from runtime.planes import PRIORITIES, Message, MessageStatus
-from runtime.residents import _line, _parse, _written
+from runtime.residents import _line, _parse
 from runtime.streams import Streams
 from runtime.tails import Tail
 from tests.unit.fakes import ROOT, World, inside, operator, world_in
@@ -636,18 +636,5 @@ def test_what_is_no_text_is_no_reply() -> None:
 def test_nothing_that_it_says_is_an_error(line: bytes) -> None:
     found = _parse(line)
     assert found is None or set(found) == {"type", "id", "text"}
-
-
-@pytest.mark.parametrize(
-    ("text", "written"),
-    [("7 12\n", 12), ("7 12", 12), ("8 12\n", 0), ("", 0), ("7\n", 0), ("7 12 13\n", 0), (None, 0)],
-)
-def test_how_much_of_a_line_was_written_already(
-    tmp_path: Path, text: str | None, written: int
-) -> None:
-    progress = tmp_path / "written"
-    if text is not None:
-        progress.write_text(text)
-    assert _written(progress, 7) == written
 
 

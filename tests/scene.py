@@ -1,0 +1,126 @@
+"""A daemon that is to die, its operator, and who looks at what comes of it."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, TypeVar
+
+from runtime import linux
+from tests.harness import Daemon, wait_status, wait_until
+from tests.invariants import Crashed, Invariants, Journal
+
+CRASH_AT: Final = "CTXD_CRASH_AT"
+SLEEP: Final = "sleep 1000"
+T = TypeVar("T")
+
+
+class Scene:
+    """A daemon that is to die, its operator, and who looks at what comes of it."""
+
+    def __init__(self, crash_at: str = "") -> None:
+        self.daemon = Daemon(config="restart_max: 3\ngrace: 200ms\n")
+        self.journal = Journal(self.daemon)
+        self.invariants = Invariants(self.daemon)
+        #: what a stage wants to hold in the end, however far it got
+        self.after: list[Callable[[], None]] = []
+        self.crash_at = crash_at
+        self.arm(crash_at)
+
+    def arm(self, crash_at: str) -> None:
+        """For the next start."""
+        if crash_at:
+            self.daemon.env[CRASH_AT] = crash_at
+        else:
+            self.daemon.env.pop(CRASH_AT, None)
+
+    def new(self, name: str, command: str, **files: str) -> Path:
+        directory = self.journal.make(name)
+        for file, text in {**files, "exec": command}.items():
+            self.journal.write(name, file.replace("meta_json", "meta.json"), text)
+        return directory
+
+    def run(self, name: str, command: str, **files: str) -> Path:
+        directory = self.new(name, command, **files)
+        self.journal.verb(name, "start")
+        return directory
+
+    def wait(self, name: str, *statuses: str) -> str:
+        """The status, once it is one of these; ``Crashed`` if the daemon dies before."""
+        return self.do(lambda: wait_status(self.daemon.agent_dir(name), *statuses))
+
+    def wait_until(self, condition: Callable[[], object], what: str) -> None:
+        def happened() -> bool:
+            if self.do(condition):
+                return True
+            if self.daemon.has_ended(0):  # what is on the disk does not say so
+                raise Crashed
+            return False
+
+        wait_until(happened, what)
+
+    def do(self, operation: Callable[[], T]) -> T:
+        """What the journal need not know; ``Crashed`` if the daemon dies meanwhile."""
+        try:
+            return operation()
+        except OSError as error:
+            if self.daemon.has_ended(5.0):
+                raise Crashed from error
+            raise
+
+    def hold(self, *names: str) -> None:
+        for name in names:
+            self.do(lambda n=name: self.invariants.hold(n))  # type: ignore[misc]
+
+    def promise(self, name: str, outcome: str, reason: str) -> None:
+        """How the agent will have ended, whenever it has."""
+        self.journal.entries[name].end = (outcome, reason)
+
+
+@contextmanager
+def scene_of(crash_at: str = "") -> Iterator[Scene]:
+    scene = Scene(crash_at)
+    try:
+        yield scene
+    except BaseException:
+        # it may be about to die: a new one takes everything away
+        if scene.daemon.process is not None:
+            scene.daemon.kill()
+        raise
+    finally:
+        scene.invariants.close()
+        scene.arm("")
+        scene.daemon.close()
+
+
+def inside(*lines: str) -> str:
+    return "sh -c " + shlex.quote("cd $CTX_ROOT/agent || exit 9; " + "; ".join(lines))
+
+
+def child(name: str, command: str, **files: str) -> list[str]:
+    """Lines of a parent's program that make and start a child, and say so."""
+    lines = [f"mkdir {name}.d && echo made {name}"]
+    for file, text in {**files, "exec": command}.items():
+        lines.append(f"printf '%s\\n' {shlex.quote(text)} > {name}.d/{file}")
+    return [*lines, f"echo start > {name}.d/ctl"]
+
+
+def reboot(scene: Scene) -> None:
+    """What a reboot leaves of a dead daemon's things: the state, under another boot id."""
+    daemon = scene.daemon
+    scene.invariants.close()
+    daemon.cgroup.kill()
+    wait_until(lambda: not daemon.cgroup.populated(), "the cgroups are empty")
+    daemon.cgroup.remove()
+    for path in (daemon.root, daemon.runtime / "root" / "ctx", daemon.runtime / "root"):
+        while linux.mount_at(path) is not None:
+            linux.unmount(path, linux.MNT_DETACH)
+    shutil.rmtree(daemon.runtime)
+    database = sqlite3.connect(daemon.state / "ctxfs.db")
+    database.execute("UPDATE agents SET data=json_set(data, '$.boot', 'an earlier one')")
+    database.commit()
+    database.close()

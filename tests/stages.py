@@ -1,0 +1,375 @@
+"""Parts of lives that have messages, tasks and waits in them, for a daemon that may die.
+
+A stage appends to ``Scene.after`` what is to hold in the end, however far it got.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+from tests.harness import alive, read, wait_dead, wait_status, wait_until, write
+from tests.scene import SLEEP, Scene
+
+#: waits for the scene's gate to open
+AT_GATE: Final = "until test -e /gate/open; do sleep 0.02; done"
+_TURN: Final = (
+    'read -r line; echo "got $line"; '
+    f'case $line in hold*) {SLEEP};; gate*) {AT_GATE};; fail*) exit 3;; esac'
+)
+#: says what it is told, something that is no reply, and a reply in two parts
+_RESIDENT: Final = (
+    'while read -r line; do id=${line#*\\"id\\":\\"}; id=${id%%\\"*}; text=${line##*:\\"}; '
+    'echo "told $id"; echo "got ${text%%[\\"\\\\]*}"; '
+    f'case $text in hold*) continue;; gate*) {AT_GATE};; exit*) last=1;; esac; '
+    'echo "{\\"note\\":\\"$id\\"}"; '
+    'echo "{\\"type\\":\\"delta\\",\\"id\\":\\"$id\\",\\"text\\":\\"re\\"}"; '
+    'echo "{\\"type\\":\\"message\\",\\"id\\":\\"$id\\"}"; test -z "$last" || exit 4; done'
+)
+PROGRAMS: Final = {
+    "turn": f"sh -c {shlex.quote(_TURN)}",
+    "resident": f"sh -c {shlex.quote(_RESIDENT)}",
+    "once": "sh -c 'echo got $CTX_RUN; sleep 1000'",
+}
+#: what an agent is between messages
+BETWEEN: Final = {"turn": "idle", "resident": "ready"}
+
+
+def gate(scene: Scene) -> Path:
+    """A directory that agents see as /gate."""
+    path = scene.daemon.base / "gate"
+    path.mkdir(exist_ok=True)
+    return path
+
+
+def agent(scene: Scene, name: str, mode: str, **files: str) -> Path:
+    """A started agent of a mode."""
+    mount = f"{gate(scene)} /gate ro"
+    return scene.run(name, PROGRAMS[mode], mode=mode, mount=mount, **files)
+
+
+def task(scene: Scene, name: str, title: str, command: str) -> Path:
+    """A command of an agent's, started."""
+    directory = scene.daemon.agent_dir(name) / "task" / title
+    scene.do(directory.mkdir)
+    scene.do(lambda: write(directory / "cmd", command))
+    scene.do(lambda: write(directory / "ctl", "start"))
+    return directory
+
+
+def wait(scene: Scene, name: str, title: str, on: str, **files: str) -> Path:
+    """Something that an agent waits for, armed."""
+    directory = scene.daemon.agent_dir(name) / "waiting" / title
+    scene.do(directory.mkdir)
+    for file, text in {**files, "on": on}.items():
+        scene.do(lambda f=file, t=text: write(directory / f, t))  # type: ignore[misc]
+    return directory
+
+
+# what was told
+
+
+def history(scene: Scene, name: str, file: str = "events.jsonl") -> list[dict[str, Any]]:
+    """Of all sessions of a name, as it is on the disk."""
+    paths = sorted(scene.daemon.state.glob(f"home/*/agent/{name}/*/{file}"))
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
+def ends(scene: Scene, name: str) -> list[str]:
+    """What became of the messages that have ended, in this order."""
+    return [e["outcome"] for e in history(scene, name) if e["type"] == "message.end"]
+
+
+def output(scene: Scene, name: str) -> list[str]:
+    return read(scene.daemon.agent_dir(name), "out").splitlines()
+
+
+def conversed(scene: Scene, name: str, mode: str, *, told: int = 1) -> None:
+    """Every message that was acknowledged is answered, once; no other more than that.
+
+    ``told`` is how often a resident program may be told the same.
+    """
+    directory = scene.daemon.agent_dir(name)
+
+    def done() -> bool:
+        status, queue = read(directory, "status").strip(), read(directory, "queue")
+        return status == BETWEEN[mode] and not queue
+
+    wait_until(done, f"{name} has nothing to do")
+    events = history(scene, name)
+    queued = Counter(e["message"] for e in events if e["type"] == "message.queued")
+    ended = Counter(e["message"] for e in events if e["type"] == "message.end")
+    assert queued == ended
+    assert set(ended.values()) <= {1}
+    contents = Counter(
+        line["content"].strip()
+        for line in history(scene, name, "messages.jsonl")
+        if line["role"] == "user"
+    )
+    got = Counter(line.removeprefix("got ") for line in output(scene, name) if line[:3] == "got")
+    for text, acknowledged in scene.journal.entries[name].said.items():
+        assert contents[text] in ((1,) if acknowledged else (0, 1)), (text, contents)
+        assert contents[text] <= got[text] <= told, (text, got)
+    assert set(contents.values()) <= {1}
+    if mode == "resident":
+        _check_told(scene, name, told)
+
+
+def _check_told(scene: Scene, name: str, told: int) -> None:
+    lines = Counter(output(scene, name))
+    said = history(scene, name, "messages.jsonl")
+    replies = [line["content"] for line in said if line["role"] == "assistant"]
+    assert replies == ["re"] * ends(scene, name).count("processed"), "each reply is whole"
+    for event in history(scene, name):
+        if event["type"] == "message.end":
+            message = event["message"]
+            assert 1 <= lines[f"told {message}"] <= told
+            if event["outcome"] == "processed" and told == 1:
+                assert lines[json.dumps({"note": message}, separators=(",", ":"))] == 1
+
+
+# the stages
+
+
+def _talk(scene: Scene, mode: str, name: str) -> None:
+    told = 2 if scene.crash_at.startswith("message.written") else 1
+    agent(scene, name, mode, **{"handoff.md": "the task"})
+    scene.after.append(lambda: conversed(scene, name, mode, told=told))
+    for number in range(4):
+        scene.journal.say(name, f"word {number}")
+    scene.wait_until(lambda: len(ends(scene, name)) == 5, "all is answered")
+
+
+def talking(scene: Scene) -> None:
+    """A run for each message."""
+    _talk(scene, "turn", "talker")
+
+
+def residing(scene: Scene) -> None:
+    """One run for all messages."""
+    _talk(scene, "resident", "resident")
+
+
+def _abort(scene: Scene, mode: str) -> None:
+    """Everything but the run goes on; then the agent does, too."""
+    directory = agent(scene, "aborted", mode)
+    scene.wait("aborted", BETWEEN.get(mode, "busy"))
+    scene.new("beside", SLEEP, parent="agent:aborted")
+    scene.journal.verb("beside", "start")
+    scene.wait("beside", "busy")
+    long = task(scene, "aborted", "long", SLEEP)
+    scene.wait_until(lambda: read(long, "status") == "running\n", "the task runs")
+    first = "r1"
+    if mode != "once":
+        scene.journal.say("aborted", "hold on")
+        first = "hold on"
+    scene.wait_until(lambda: f"got {first}" in output(scene, "aborted"), "its run is there")
+    if mode != "once":
+        scene.journal.say("aborted", "go on")
+    pids = (read(daemon_dir(scene, "beside"), "pid"), read(long, "pid"))
+
+    def goes_on() -> None:
+        if "resume" not in said:
+            wait_status(directory, "paused")
+            wait_until(lambda: read(directory, "run") == "", "its run has ended")
+            assert "go on" in read(directory, "queue") or mode == "once"
+            scene.journal.verb("aborted", "resume")
+        elif read(directory, "status") == "paused\n":
+            scene.journal.verb("aborted", "resume")
+        if mode == "once":
+            wait_status(directory, "busy")
+            wait_until(lambda: output(scene, "aborted") == ["got r1", "got r2"], "the next run")
+        else:
+            conversed(scene, "aborted", mode)
+            assert Counter(ends(scene, "aborted")) == {"aborted": 1, "processed": 1}
+        told = [e["reason"] for e in history(scene, "aborted") if e["type"] == "run.end"]
+        assert told.count("operator_aborted") == 1
+        assert (read(daemon_dir(scene, "beside"), "pid"), read(long, "pid")) == pids
+        assert read(long, "status") == "running\n"
+        assert all(alive(int(pid)) for pid in pids)
+
+    said: list[str] = []
+    scene.after.append(goes_on)
+    scene.journal.verb("aborted", "abort")
+    scene.wait_until(lambda: read(directory, "run") == "", "its run has ended")
+    said.append("resume")
+    scene.journal.verb("aborted", "resume")
+    scene.wait("aborted", "busy")
+    if mode != "once":
+        scene.wait_until(lambda: len(ends(scene, "aborted")) == 2, "all is answered")
+
+
+def daemon_dir(scene: Scene, name: str) -> Path:
+    return scene.daemon.agent_dir(name)
+
+
+def aborted(scene: Scene) -> None:
+    _abort(scene, "turn")
+
+
+def resident_aborted(scene: Scene) -> None:
+    _abort(scene, "resident")
+
+
+def once_aborted(scene: Scene) -> None:
+    _abort(scene, "once")
+
+
+#: commands, what is then said to them, and how they end
+_TASKS: Final = {
+    "good": ("echo up", "", "completed", "exit:0"),
+    "bad": ("echo up; exit 3", "", "failed", "exit:3"),
+    "killed": ("echo up; kill -9 $$", "", "failed", "signal:9"),
+    "stopped": (f"echo up; exec {SLEEP}", "stop", "cancelled", "signal:15"),
+    "deaf": (f'trap "" TERM; echo up; {SLEEP}; {SLEEP}', "stop", "cancelled", "signal:9"),
+    "long": (f"echo up; exec {SLEEP}", "", "running", ""),
+}
+
+
+def tasked(scene: Scene) -> None:
+    """Commands that end in every way, beside one that goes on."""
+    agent(scene, "tasker", "turn")
+    scene.wait("tasker", "idle")
+    # those whose start, and whose stop, was acknowledged
+    started: dict[str, Path] = {}
+    stopped: set[str] = set()
+
+    def ended() -> None:
+        for title, directory in started.items():
+            _, verb, status, exit_text = _TASKS[title]
+            if verb and title not in stopped:
+                with contextlib.suppress(PermissionError, OSError):  # it may have been heard
+                    write(directory / "ctl", verb)
+            if status != "running":
+                wait_dead(directory)
+            else:
+                wait_until(lambda d=directory: read(d, "status") == "running\n", "it runs")  # type: ignore[misc]
+                assert alive(int(read(directory, "pid")))
+            found = (read(directory, "status").strip(), read(directory, "exit").strip())
+            assert found == (status, exit_text), (title, found)
+            wait_until(lambda d=directory: read(d, "output") == "up\n", "its output is there")  # type: ignore[misc]
+        conversed(scene, "tasker", "turn")
+        told = [e["task"] for e in history(scene, "tasker") if e["type"] == "task.end"]
+        results = [e["from"] for e in history(scene, "tasker") if e["type"] == "message.queued"]
+        assert Counter(results) == Counter(f"task:{title}" for title in told)
+        assert set(started) - {"long"} <= set(told)
+
+    scene.after.append(ended)
+    for title, (command, verb, _, _) in _TASKS.items():
+        directory = task(scene, "tasker", title, command)
+        started[title] = directory
+        scene.wait_until(lambda d=directory: "up" in read(d, "output"), f"{title} has begun")  # type: ignore[misc]
+        if verb:
+            scene.do(lambda d=directory, v=verb: write(d / "ctl", v))  # type: ignore[misc]
+            stopped.add(title)
+    for title, directory in started.items():
+        status = _TASKS[title][2]
+        scene.wait_until(lambda d=directory, s=status: read(d, "status").strip() == s, title)  # type: ignore[misc]
+
+
+def waited(scene: Scene) -> None:
+    """Waits of every kind; one ends too late, one is given up."""
+    directory = agent(scene, "waiter", "turn")
+    scene.wait("waiter", "idle")
+    armed: dict[str, Path] = {}
+
+    def over() -> None:
+        (gate(scene) / "open").touch()
+        for title, path in armed.items():
+            if title == "given-up":
+                if path.exists():
+                    path.rmdir()
+                continue
+            if title == "trigger" and read(path, "status") == "armed\n":
+                write(scene.daemon.path("trigger", read(path, "token").strip()), "now")
+            if title == "message" and read(path, "status") == "armed\n":
+                scene.journal.say("waiter", "at last")
+            wanted = "expired\n" if title == "late" else "fired\n"
+            wait_until(lambda p=path, w=wanted: read(p, "status") == w, title)  # type: ignore[misc]
+        conversed(scene, "waiter", "turn")
+        events = history(scene, "waiter")
+        left = Counter(e["wait"] for e in events if e["type"] in ("wait.fired", "wait.expired"))
+        told = Counter(
+            e["from"].removeprefix("wait:")
+            for e in events
+            if e["type"] == "message.queued" and e["provenance"] == "wait"
+        )
+        assert left == told
+        assert set(left) >= set(armed) - {"given-up"}
+        assert set(left.values()) <= {1}
+
+    scene.after.append(over)
+    # so that the daemon dies before or after it is said, and the program never
+    for title in ("one", "two"):
+        task(scene, "waiter", title, AT_GATE)
+    scene.new("waited", f"sh -c '{AT_GATE}'", parent="agent:waiter")
+    scene.journal.verb("waited", "start")
+    scene.wait("waited", "busy")
+    for title, on, files in (
+        ("given-up", "trigger", {}),
+        ("timer", "timer 200ms", {}),
+        ("late", "trigger", {"deadline": "300ms"}),
+        ("task", "task one", {}),
+        ("child", "child waited", {}),
+        ("trigger", "trigger", {}),
+        ("message", "message", {}),
+    ):
+        armed[title] = wait(scene, "waiter", title, on, **files)
+    scene.do(armed["given-up"].rmdir)
+    token = scene.do(lambda: read(armed["trigger"], "token").strip())
+    scene.do(lambda: write(scene.daemon.path("trigger", token), "now"))
+    scene.journal.say("waiter", "hello")
+    (gate(scene) / "open").touch()
+    for title, path in armed.items():
+        if title != "given-up":
+            scene.wait_until(lambda p=path: read(p, "status") != "armed\n", title)  # type: ignore[misc]
+    scene.wait_until(lambda: read(directory, "queue") == "", "all is told")
+
+
+def switched(scene: Scene) -> None:
+    """From one session to another, and back."""
+    directory = agent(scene, "switcher", "turn")
+    scene.wait("switcher", "idle")
+
+    def back() -> None:
+        conversed(scene, "switcher", "turn")
+        if (directory / "session").readlink().name != "default":
+            write(directory / "ctl", "session default")
+        scene.journal.say("switcher", "at home")
+        conversed(scene, "switcher", "turn")
+
+    scene.after.append(back)
+    for session in ("other", "default", "other", "default"):
+        scene.do(lambda s=session: write(directory / "ctl", f"session {s}"))  # type: ignore[misc]
+        number = len(ends(scene, "switcher"))
+        scene.journal.say("switcher", f"in {session} after {number}")
+        scene.wait_until(lambda n=number: len(ends(scene, "switcher")) > n, "it is answered")  # type: ignore[misc]
+        scene.wait("switcher", "idle")
+
+
+def stopped(scene: Scene) -> None:
+    """Stopped with a run, a queue, tasks and waits."""
+    directory = agent(scene, "ending", "turn")
+    scene.wait("ending", "idle")
+    for title in ("long", "deaf"):
+        task(scene, "ending", title, _TASKS[title][0])
+    wait(scene, "ending", "for-ever", "timer 1h")
+    scene.journal.say("ending", "hold on")
+    scene.wait_until(lambda: "got hold on" in output(scene, "ending"), "its run is there")
+    scene.journal.say("ending", "too late")
+
+    def over() -> None:
+        wait_dead(directory)
+        assert Counter(ends(scene, "ending")) == {"dropped": 1, "aborted": 1}
+        for title in ("long", "deaf"):
+            assert read(directory / "task" / title, "status") == "cancelled\n"
+        assert read(directory / "waiting" / "for-ever", "status") == "cancelled\n"
+
+    scene.after.append(over)
+    scene.journal.verb("ending", "stop")
+    scene.promise("ending", "cancelled", "operator_stop")
+    scene.wait("ending", "dead")
