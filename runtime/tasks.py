@@ -319,11 +319,8 @@ class TaskPlane(Plane[Task], Watching):
     def add_ends(self, change: Change, agent: Agent, event: TaskEvent) -> None:
         """The cell is gone, and with it every command."""
         for task in self.known(agent):
-            status = change.peek(task, "status")
-            if not task.child and status not in TASK_MOVES.terminal:
-                # one that was never started has lost nothing
-                made = status is TaskStatus.MADE
-                self.end(change, agent, task, TaskEvent.CANCEL if made else event)
+            if not task.child and change.peek(task, "status") not in TASK_MOVES.terminal:
+                self.end(change, agent, task, event)
 
     # handles
 

@@ -231,6 +231,7 @@ class Model:
         if parent is not None:
             _need(parent.takes, WrongStateError)
             self._check_handle(parent, name)
+            self._check_room(parent)
         agent = MAgent(name, once, parent, owned=parent is not None)
         self.agents[name] = agent
         self._new_handle(agent)
@@ -239,6 +240,12 @@ class Model:
     def _check_handle(parent: MAgent, name: str) -> None:
         task = parent.tasks.get(name)
         _need(task is None or task.child is not None, TakenError)
+
+    @staticmethod
+    def _check_room(agent: MAgent) -> None:
+        """What ends in a notice is not begun while so many of them are unread."""
+        notices = [m for m in agent.queue if m.provenance in ("wait", "task_result")]
+        _need(agent.once or len(notices) < _LIMITS["messages"], QuotaError)
 
     @staticmethod
     def _new_handle(agent: MAgent) -> None:
@@ -349,6 +356,7 @@ class Model:
             _need(parent is not agent and parent not in self.family(agent), MalformedError)
             _need(parent.takes, WrongStateError)
             self._check_handle(parent, agent.name)
+            self._check_room(parent)
         former = agent.parent
         self._drop_handle(agent)
         if former is not None:
@@ -407,6 +415,7 @@ class Model:
     def make_task(self, agent: MAgent, name: str) -> None:
         commands = [t for t in agent.tasks.values() if t.child is None]
         self._check_new(agent, agent.tasks, name, len(commands), "tasks")
+        self._check_room(agent)
         agent.tasks[name] = MTask(name)
 
     def start_task(self, agent: MAgent, task: MTask) -> None:
@@ -540,6 +549,7 @@ class Model:
 
     def make_wait(self, agent: MAgent, name: str) -> None:
         self._check_new(agent, agent.waits, name, len(agent.waits), "waits")
+        self._check_room(agent)
         agent.waits[name] = MWait(name, next(self._numbers))
 
     def remove_wait(self, agent: MAgent, wait: MWait) -> None:
