@@ -13,6 +13,7 @@ import trio
 from runtime import cgroups
 from runtime.cgroups import Cgroup
 from runtime.inotify import Changes, Watcher
+from runtime.model import Agent
 from runtime.record import Record, read_record
 
 
@@ -95,6 +96,11 @@ class Following(Execution):
         self.tasks: dict[str, Execution] = {}
         #: takes what a resident program has said and nobody has heard yet
         self.hear_rest: Callable[[], None] | None = None
+
+    def goes_on(self, agent: Agent) -> bool:
+        """Whether what is inside begins and ends by itself: not once the agent is ending,
+        even if it is started again by now, in another cell."""
+        return agent.accepts_children and not self.over.is_set()
 
     def rouse(self) -> None:
         """Something changed that may be next."""

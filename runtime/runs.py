@@ -67,7 +67,7 @@ class Runs:
 
     async def serve(self, agent: Agent, following: Following) -> None:
         """Run after run, until the agent is ending."""
-        while agent.accepts_children:
+        while following.goes_on(agent):
             if agent.run and (agent.run != agent.cell or agent.run_cause is not None):
                 await self._lead(agent, following)
                 continue
@@ -178,7 +178,7 @@ class Runs:
                     nursery.start_soon(resident.serve)
                 await self._until_over(agent, following, execution, nursery, failure)
                 nursery.cancel_scope.cancel()
-        if agent.accepts_children:
+        if following.goes_on(agent):
             crashpoints.reach("run.ended")
             self._conclude(agent, following, execution, failure)
         following.wake.notify()
@@ -217,7 +217,7 @@ class Runs:
     ) -> None:
         """Returns when nothing of the run is left, or the agent is ending instead."""
         terminating = False
-        while agent.accepts_children:
+        while following.goes_on(agent):
             record = execution.record()
             if record.started and not execution.settled:
                 execution.note_settled()
@@ -356,9 +356,9 @@ class Runs:
             output.append_line(directory, line, self._agents.log_max(agent))
         self._agents.note(change)
         crashpoints.reach("run.recorded")
-        execution.over.set()
         following.hear_rest = None
-        if execution is not following:
+        if execution is not following:  # with which the agent would be over
+            execution.over.set()
             following.run = None
             execution.leaf.remove()
             execution.record_path.unlink(missing_ok=True)

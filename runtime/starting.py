@@ -115,7 +115,7 @@ class Starter:
             fds = stack.enter_context(cell.passed_files(plan, keeper))
             stdin = command.open_input() if command.open_input is not None else _null()
             stack.callback(os.close, stdin)
-            if not agent.accepts_children:
+            if not following.goes_on(agent):
                 raise WrongStateError(f"{quote(agent.name)} is {agent.status}")
             command.out.parent.mkdir(mode=0o700, exist_ok=True)
             await self._monitor(

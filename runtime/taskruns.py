@@ -64,9 +64,11 @@ class TaskRuns:
                         with contextlib.suppress(OSError):
                             watches.enter_context(self._watcher.watching(path, execution.changes))
                     nursery.start_soon(self._ender.watch_monitor, execution)
-                    await self._until_over(agent, task, execution, nursery, failure)
+                    await self._until_over(
+                        agent, following, task, execution, nursery, failure
+                    )
                     nursery.cancel_scope.cancel()
-            if agent.accepts_children:
+            if following.goes_on(agent):
                 self._conclude(agent, following, task, execution, failure)
 
     async def _launch(
@@ -105,6 +107,7 @@ class TaskRuns:
     async def _until_over(
         self,
         agent: Agent,
+        following: Following,
         task: Task,
         execution: Execution,
         nursery: trio.Nursery,
@@ -112,7 +115,7 @@ class TaskRuns:
     ) -> None:
         impatient = trio.Event()
         terminating = False
-        while agent.accepts_children:
+        while following.goes_on(agent):
             record = execution.record()
             if record.started and not execution.settled:
                 execution.note_settled()

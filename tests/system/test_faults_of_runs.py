@@ -377,11 +377,30 @@ def test_a_second_abort_spares_the_cell_too() -> None:
             scene.journal.verb("one", "resume")
         wait_until(lambda: "got r4" in stages.output(scene, "one"), "r4 is there")
         wait_status(agent, "busy")
+        scene.invariants.check(scene.journal)
         os.kill(int(read(agent, "pid")), signal.SIGTERM)
         wait_dead(agent)
         assert (read(agent, "outcome"), read(agent, "reason")) == ("error\n", "signal:15\n")
         reasons = [event["reason"] for event in events(scene, "one", "run.end")]
         assert reasons == ["operator_aborted"] * 3 + ["signal:15"]
+        finish(scene)
+
+
+def test_an_end_after_an_abort_is_waited_for() -> None:
+    """Whoever removes it at once takes nothing from under the daemon's feet."""
+    with scene_of() as scene:
+        scene.daemon.start()
+        names = [f"one{number}" for number in range(10)]
+        for name in names:
+            agent = stages.agent(scene, name, "once")
+            scene.wait(name, "busy")
+            scene.journal.verb(name, "abort")
+            wait_until(lambda d=agent: read(d, "run") == "", "its run has ended")  # type: ignore[misc]
+        for name in names:
+            scene.journal.verb(name, "kill")
+        for name in names:
+            wait_dead(scene.daemon.agent_dir(name))
+            scene.journal.remove(name)
         finish(scene)
 
 

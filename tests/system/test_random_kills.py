@@ -7,13 +7,15 @@ import random
 import select
 import shlex
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.harness import Daemon, alive, end_process, read
-from tests.invariants import Crashed, Invariants, Journal, told_write
+from tests.harness import Daemon, alive, end_process, read, write
+from tests.invariants import GONE, Crashed, Invariants, Journal, told_write
+from tests.stages import PROGRAMS
 
 _ROUNDS: Final = 9
 _WORKERS: Final = 3
@@ -29,6 +31,19 @@ _PROGRAMS: Final = (
     f"sh -c 'for n in 1 2 3 4 5 6 7 8 9; do {told_write('$n')}; sleep 0.05; done; sleep 1000'",
     "/no/such/program",
 )
+#: what they are told is a line of the message plane
+_TURNS: Final = (
+    "sh -c 'read line; echo got $line'",
+    "sh -c 'read line; sleep 0.1; exit 3'",
+    "sh -c 'sleep 1000'",
+)
+_RESIDENTS: Final = (
+    PROGRAMS["resident"],
+    "sh -c 'while read line; do echo \"{\\\"type\\\":\\\"error\\\"}\"; done'",
+    "sh -c 'read line; exit 5'",
+    "sleep 1000",
+)
+_COMMANDS: Final = ("echo out", "sleep 0.1; exit 3", "sleep 1000", "trap '' TERM; sleep 1000")
 #: CTXTEST_SEED="2 3 4" tries others
 _SEEDS: Final = [int(word) for word in os.environ.get("CTXTEST_SEED", "1").split()]
 
@@ -43,6 +58,7 @@ class Worker:
         self._journal = journal
         self._daemon = daemon
         self._made = 0
+        self._said = 0
         self._mine: list[str] = []
         self._failure: BaseException | None = None
         self._thread = threading.Thread()
@@ -71,8 +87,11 @@ class Worker:
 
     def _step(self) -> None:
         operation = self._random.choices(
-            (self._make, self._make_child, self._say, self._write, self._remove),
-            (4, 2, 8, 3, 4),
+            (
+                *(self._make, self._make_child, self._say, self._write, self._remove),
+                *(self._tell, self._task, self._wait),
+            ),
+            (4, 2, 8, 3, 4, 8, 3, 2),
         )[0]
         try:
             operation()
@@ -98,6 +117,10 @@ class Worker:
         command = self._random.choice(_PROGRAMS)
         if self._random.random() < 0.3:
             command = self._parent(name)
+        elif self._random.random() < 0.6:
+            mode = self._random.choice(("turn", "resident"))
+            command = self._random.choice(_TURNS if mode == "turn" else _RESIDENTS)
+            self._journal.write(name, "mode", mode)
         self._journal.write(name, "exec", command)
         if self._random.random() < 0.3:
             self._journal.write(name, "handoff.md", f"the task of {name}")
@@ -137,10 +160,59 @@ class Worker:
     def _say(self) -> None:
         if not self._mine:
             return
-        verbs = ("start", "stop", "kill", "pause", "pause", "resume", "resume", "reset")
+        verbs = ("start", "stop", "kill", "pause", "pause", "resume", "resume", "resume",
+                 "abort", "abort", "reset")
         name, verb = self._pick(), self._random.choice(verbs)
         self.done.append(f"{verb} {name}")
         self._journal.verb(name, verb)
+
+    def _tell(self) -> None:
+        if not self._mine:
+            return
+        name = self._pick()
+        for _ in range(self._random.choice((1, 1, 5))):
+            self._said += 1
+            self.done.append(f"tell {name} {self._said}")
+            self._journal.say(name, f"message {self._said}")
+
+    def _attempt(self, *operations: Callable[[], object]) -> None:
+        """What the journal need not know."""
+        for operation in operations:
+            try:
+                operation()
+            except OSError as error:
+                if self._daemon.has_ended(5.0 if error.errno in GONE else 0.0):
+                    raise Crashed from error
+                raise
+
+    def _task(self) -> None:
+        if not self._mine:
+            return
+        name = self._pick()
+        self._said += 1
+        task = self._daemon.agent_dir(name) / "task" / f"t{self._said}"
+        command, verb = self._random.choice(_COMMANDS), self._random.choice(("", "stop", "kill"))
+        self.done.append(f"task {name} {command} {verb}")
+        self._attempt(
+            task.mkdir,
+            lambda: write(task / "cmd", command),
+            lambda: write(task / "ctl", "start"),
+            *([lambda: write(task / "ctl", verb)] if verb else []),
+        )
+
+    def _wait(self) -> None:
+        if not self._mine:
+            return
+        name = self._pick()
+        self._said += 1
+        wait = self._daemon.agent_dir(name) / "waiting" / f"w{self._said}"
+        on = self._random.choice(("timer 100ms", "timer 500ms", "message", "trigger"))
+        self.done.append(f"wait {name} {on}")
+        self._attempt(
+            wait.mkdir,
+            lambda: write(wait / "deadline", "300ms"),
+            lambda: write(wait / "on", on),
+        )
 
     def _write(self) -> None:
         if not self._mine:
@@ -172,8 +244,9 @@ class Worker:
 def _disturb(chance: random.Random, daemon: Daemon) -> None:
     """Some programs and monitors end while there is no daemon."""
     victims = []
-    for path in daemon.cgroup.path.glob("**/run/cgroup.procs"):
-        victims += [int(word) for word in path.read_text().split()]
+    for leaf in ("run", "again", "cell", "task/*"):
+        for path in daemon.cgroup.path.glob(f"**/{leaf}/cgroup.procs"):
+            victims += [int(word) for word in path.read_text().split()]
     victims += daemon.cgroup.child("monitor").processes()
     for pid in chance.sample(victims, min(len(victims), chance.choice((0, 0, 1, 3)))):
         if alive(pid):
