@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
-from tests.harness import alive, read, wait_dead, wait_status, wait_until, write
+from tests.harness import AGENT_UID, alive, read, wait_dead, wait_status, wait_until, write
 from tests.scene import SLEEP, Scene
 
 #: waits for the scene's gate to open
@@ -373,3 +375,53 @@ def stopped(scene: Scene) -> None:
     scene.journal.verb("ending", "stop")
     scene.promise("ending", "cancelled", "operator_stop")
     scene.wait("ending", "dead")
+
+
+# worktrees
+
+
+def worktree(scene: Scene) -> None:
+    """A child has a worktree, made at its start, which goes with its parent's handle of it."""
+    repository = scene.daemon.base / "repository"
+    _make_repository(repository)
+    boss, kid = scene.daemon.agent_dir("boss"), scene.daemon.agent_dir("kid")
+    handle = boss / "task" / "kid"
+
+    def settle() -> None:
+        """Whatever was interrupted can be done again, and nothing is left in the end."""
+        if not kid.exists():
+            return
+        if read(kid, "status") == "new\n":
+            if read(kid, "workspace") != "worktree\n":
+                return
+            write(kid / "ctl", "start")
+        wait_dead(kid)
+        assert (read(kid, "outcome"), read(kid, "out")) == ("done\n", "/workspace\n")
+        if handle.exists():
+            handle.rmdir()
+        said = _git(repository, "worktree", "list") + _git(repository, "branch", "--list", "ctx/*")
+        assert "kid" not in said
+
+    scene.run("boss", SLEEP, workspace=f"explicit_root:{repository}")
+    scene.wait("boss", "busy")
+    scene.after.append(settle)
+    files = {"parent": "agent:boss", "workspace": "worktree"}
+    scene.run("kid", "sh -c 'test -e file && pwd'", **files)
+    scene.do(lambda: wait_dead(kid))
+    scene.do(handle.rmdir)
+
+
+def _make_repository(path: Path) -> None:
+    path.mkdir()
+    _git(path, "init", "--quiet", "--initial-branch=main")
+    (path / "file").write_text("content\n")
+    _git(path, "add", "file")
+    identity = ("-c", "user.name=you", "-c", "user.email=you@localhost")
+    _git(path, *identity, "commit", "--quiet", "--message", "One")
+    for each in (path, *path.rglob("*")):
+        os.chown(each, AGENT_UID, AGENT_UID)
+
+
+def _git(path: Path, *words: str) -> str:
+    command = ["git", "-c", "safe.directory=*", "-C", str(path), *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
