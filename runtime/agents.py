@@ -117,6 +117,7 @@ class Agents:
         for item in store.load_items():
             self.items.add(item)
             self._note_wait(item)
+            self.messages.note_size(item)
         for agent in self._agents.values():
             if agent.parent is not None:
                 self._children.setdefault(agent.parent, []).append(agent.index)

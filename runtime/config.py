@@ -24,6 +24,7 @@ class Config:
     depth: int = 8
     children: int = 1024
     messages: int = 1024
+    messages_max: int = 256 << 20
     tasks: int = 1024
     work_items: int = 1024
     waits: int = 1024
@@ -113,6 +114,7 @@ _PARSERS: Final = {
     "depth": _count,
     "children": _count,
     "messages": _count,
+    "messages_max": _size,
     "tasks": _count,
     "work_items": _count,
     "waits": _count,

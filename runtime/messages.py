@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
+from runtime.change import Watching
 from runtime.errors import MalformedError, QuotaError, TakenError, TooLongError, WrongStateError
 from runtime.lifecycle import Status
 from runtime.model import Agent
@@ -14,6 +17,7 @@ from runtime.planes import (
     MESSAGE_MOVES,
     NOTICES,
     PRIORITIES,
+    Item,
     Message,
     MessageEvent,
     MessageStatus,
@@ -45,11 +49,35 @@ def check_id(text: str) -> str:
     return text
 
 
-class Messages:
+class Messages(Watching):
     """The queues of all agents. Everything is added to a change that the caller commits."""
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
+        #: characters of messages that have not ended: each one's, and by owner
+        self._sizes: dict[int, tuple[int, int]] = {}
+        self._held: Counter[int] = Counter()
+        agents.watching.append(self)
+
+    # Watching
+
+    def item_listed(self, item: Item) -> None:
+        self.note_size(item)
+
+    def item_changed(self, item: Item, names: Iterable[str]) -> None:
+        self.note_size(item)
+
+    def note_size(self, item: Item) -> None:
+        """What a message takes of its owner's share, from its first to its last moment."""
+        if not isinstance(item, Message):
+            return
+        owner, size = self._sizes.pop(item.index, (0, 0))
+        self._held[owner] -= size
+        agent = self._agents.get(item.agent)
+        over = item.status in MESSAGE_MOVES.terminal or self._agents.items.get(item.index) is None
+        if agent is not None and not over:
+            self._sizes[item.index] = agent.owner, len(item.text)
+            self._held[agent.owner] += len(item.text)
 
     # looking
 
@@ -131,6 +159,11 @@ class Messages:
             raise QuotaError(
                 f"messages of {config.staged_max} bytes wait for {quote(agent.name)} already "
                 "(staged_max)"
+            )
+        if self._held[agent.owner] + len(text) > config.messages_max:
+            raise QuotaError(
+                f"messages of {config.messages_max} bytes wait for the agents of uid "
+                f"{agent.owner} already (messages_max)"
             )
         if name and self.find(agent, check_id(name)) is not None:
             raise TakenError(f"{quote(name)} is the id of another message of this session")

@@ -87,6 +87,29 @@ def end(
 # sending
 
 
+def test_all_that_waits_for_one_owners_agents_is_bounded(tmp_path: Path) -> None:
+    with world_in(tmp_path, messages=4, frame_max=64, messages_max=100) as world:
+        one, two = spoken_to(world, "one"), spoken_to(world, "two")
+        first = send(world, one, "x" * 60)
+        send(world, two, "x" * 40)
+        for agent in (one, two):
+            with pytest.raises(QuotaError, match="messages_max"):
+                send(world, agent, "x")
+        world.reopen()
+        again = [world.agents.named(name) for name in ("one", "two")]
+        assert again[0] is not None and again[1] is not None
+        one, two = again[0], again[1]
+        with pytest.raises(QuotaError, match="messages_max"):
+            send(world, two, "x")
+        found = world.agents.messages.find(one, first.name)
+        assert found is not None
+        deliver(world, one, found)
+        with pytest.raises(QuotaError, match="messages_max"):
+            send(world, two, "x")
+        end(world, one, found)
+        send(world, two, "x" * 60)
+
+
 def test_a_message_is_queued_told_and_shown(world: World, agent: Agent) -> None:
     message = send(world, agent, "fix the tést", priority="next", name="q-1")
     assert told(world, agent) == [
