@@ -484,6 +484,10 @@ class Supervisor(Watching):
             if not task.child and task.status in _FOLLOWED_TASKS:
                 # known from here on: its record is no stray, and an end waits for it
                 execution_of(self._places, agent, following, task)
+        for execution in following.entered():
+            execution.monitored = execution.record_path.exists()
+            if execution.monitored:
+                execution.launched.set()
         self._followed[agent.index] = following
         return following
 
@@ -574,6 +578,10 @@ class Supervisor(Watching):
 
     def _serve(self, agent: Agent, following: Following) -> None:
         """Leads runs inside the cell, where there may be some, and tasks."""
+        if not following.goes_on(agent):
+            for execution in following.entered():
+                execution.launched.set()  # or nobody will
+            return
         inside = agent.holds_cell or agent.run != agent.cell or agent.run_cause is not None
         if inside and not following.served:
             following.served = True
@@ -591,7 +599,7 @@ class Supervisor(Watching):
     def _follow_task(self, agent: Agent, following: Following, task: Task) -> None:
         if task.child or task.status not in _FOLLOWED_TASKS or task.index in self._led_tasks:
             return
-        if not agent.accepts_children:
+        if not following.goes_on(agent):
             return  # it ends with its agent, led by whoever leads that
         self._led_tasks.add(task.index)
         execution_of(self._places, agent, following, task)
