@@ -109,7 +109,7 @@ class Ender:
         for each in members:
             for execution in each.entered():
                 self._nursery.start_soon(self._tell_end, each, execution)
-        signalled = all(each.settled for each in members)
+        signalled = all(execution.settled for each in members for execution in _all_of(each))
         if signalled:
             self._signal(members)
         self._nursery.start_soon(self._terminate, top, members, signalled)
@@ -153,8 +153,8 @@ class Ender:
                 each.node.freeze(False)  # what is frozen while it starts would never settle
             with trio.move_on_after(_SETTLE_SECONDS):
                 for each in members:
-                    if not each.settled:
-                        await each.wait_settled(self._watcher)
+                    for execution in _all_of(each):
+                        await execution.wait_settled(self._watcher)
             self._signal(members)
         with trio.move_on_after(self._agents.grace(top)):
             await self._wait_released(members)
@@ -174,6 +174,7 @@ class Ender:
 
     async def _tell_end(self, following: Following, execution: Execution) -> None:
         """Nobody leads what entered a cell that ends; the agent waits for its last output."""
+        await execution.launched.wait()
         await self.watch_monitor(execution)
         following.changes.notify()
 
@@ -213,6 +214,11 @@ class Ender:
                     await changes.wait_changed()
         except FileNotFoundError:
             return
+
+
+def _all_of(following: Following) -> list[Execution]:
+    """A cell, and what has entered it or is about to."""
+    return [following, *following.entered()]
 
 
 def _signal_all(members: Iterable[Following]) -> None:
@@ -320,13 +326,17 @@ async def _kill_rest(execution: Execution) -> None:
 
 
 def _look(leaf: Cgroup, held: dict[int, int], done: set[int]) -> bool:
-    """Signals what was there before, holds what is new; False if nothing is."""
+    """Signals what was there before, holds what is new; False if there is neither.
+
+    What was signalled may have forked just before: whoever was, is looked after again.
+    """
     found = False
     for pid in leaf.processes():
         if pid in done:
             continue
         if pid in held:
             done.add(pid)
+            found = True
             for number in (signal.SIGTERM, signal.SIGCONT):
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(held[pid], number)

@@ -103,6 +103,8 @@ class Starter:
         """
         with trio.move_on_after(_SETTLE_SECONDS):
             await following.wait_settled(self._watcher)
+        if not following.goes_on(agent):
+            raise WrongStateError(f"{quote(agent.name)} is {agent.status}")
         plan = cell.plan_inside(self._agents, agent, self._places, command)
         # a crash may have left that of an earlier run; what is born into a cgroup that was
         # ever killed is killed as well by Linux 6.x (clone3(2) from another one)
@@ -115,8 +117,6 @@ class Starter:
             fds = stack.enter_context(cell.passed_files(plan, keeper))
             stdin = command.open_input() if command.open_input is not None else _null()
             stack.callback(os.close, stdin)
-            if not following.goes_on(agent):
-                raise WrongStateError(f"{quote(agent.name)} is {agent.status}")
             command.out.parent.mkdir(mode=0o700, exist_ok=True)
             await self._monitor(
                 agent,

@@ -508,6 +508,10 @@ class Supervisor(Watching):
             if self._is_followed(task):
                 # from the first moment on: a record that nobody knows of is removed
                 execution_of(self._places, agent, following, task)
+        for execution in following.entered():
+            execution.monitored = execution.record_path.exists()
+            if execution.monitored:
+                execution.launched.set()
         self._followed[agent.index] = following
         return following
 
@@ -600,6 +604,10 @@ class Supervisor(Watching):
 
     def _serve(self, agent: Agent, following: Following) -> None:
         """Leads runs inside the cell, where there may be some, and tasks."""
+        if not following.goes_on(agent):
+            for execution in following.entered():
+                execution.launched.set()  # or nobody will
+            return
         inside = agent.holds_cell or agent.run != agent.cell or agent.run_cause is not None
         if inside and not following.served:
             following.served = True
@@ -617,7 +625,7 @@ class Supervisor(Watching):
     def _follow_task(self, agent: Agent, following: Following, task: Task) -> None:
         if not self._is_followed(task) or task.index in self._led_tasks:
             return
-        if not agent.accepts_children:
+        if not following.goes_on(agent):
             return  # it ends with its agent, led by whoever leads that
         self._led_tasks.add(task.index)
         execution_of(self._places, agent, following, task)

@@ -404,6 +404,23 @@ def test_an_end_after_an_abort_is_waited_for() -> None:
         finish(scene)
 
 
+def test_what_is_started_while_its_agent_ends_does_not_outlive_it() -> None:
+    """Tasks and runs are on their way into the cell when that is stopped."""
+    with scene_of() as scene:
+        scene.daemon.start()
+        for number in range(10):
+            agent = stages.agent(scene, "one", "turn", limits="grace=1h")
+            scene.wait("one", "idle")
+            scene.journal.say("one", "hold on")
+            for title in range(number):
+                stages.task(scene, "one", f"t{title}", SLEEP)
+            scene.journal.verb("one", "stop")
+            wait_dead(agent, 5)
+            assert not scene.daemon.cgroup.child("user-0", "agent-one").exists()
+            scene.journal.remove("one")
+        finish(scene)
+
+
 @pytest.mark.parametrize("mode", ["turn", "resident"])
 def test_a_reboot(mode: str) -> None:
     """The message in flight has failed, the others are dropped, tasks interrupted."""
