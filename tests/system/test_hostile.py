@@ -47,12 +47,6 @@ PATIENCE = 10.0
 KERNEL = tuple(int(number) for number in os.uname().release.split(".")[:2])
 
 
-def expect_gap(attempt: Attempt | Staged, request: pytest.FixtureRequest) -> None:
-    """What is known not to be as it must be has to be taken out of the table when it is."""
-    if attempt.gap:
-        request.applymarker(pytest.mark.xfail(reason=attempt.gap, strict=True))
-
-
 def by_name(attempt: Attempt | Staged) -> str:
     return attempt.name
 
@@ -73,25 +67,19 @@ def stage() -> Iterator[Stage]:
 
 
 @pytest.mark.parametrize("attempt", TABLE, ids=by_name)
-def test_what_is_tried_is_refused(
-    stage: Stage, attempt: Attempt, request: pytest.FixtureRequest
-) -> None:
+def test_what_is_tried_is_refused(stage: Stage, attempt: Attempt) -> None:
     for path, makes in stage.targets(attempt):
         there = os.path.dirname(path) if makes else path
         assert os.path.lexists(there), f"what it was tried on is not there: {there}"
     said = stage.answer(attempt)
     if attempt.kernel > KERNEL:
         pytest.skip(f"said {said}: Linux {attempt.kernel} and later can refuse it")
-    expect_gap(attempt, request)
     assert said == stage.expand(attempt.expect)
     CHECKS[attempt.holds](stage)
 
 
 @pytest.mark.parametrize("attempt", STAGED, ids=by_name)
-def test_what_takes_more_hands_is_refused(
-    stage: Stage, attempt: Staged, request: pytest.FixtureRequest
-) -> None:
-    expect_gap(attempt, request)
+def test_what_takes_more_hands_is_refused(stage: Stage, attempt: Staged) -> None:
     assert attempt.play(stage) == stage.expand(attempt.expect)
     CHECKS["unharmed"](stage)
 
@@ -167,12 +155,9 @@ def careless() -> Iterator[Daemon]:
 
 
 @pytest.mark.parametrize("attempt", INHERITED, ids=by_name)
-def test_what_the_daemon_inherited_is_not_handed_on(
-    careless: Daemon, attempt: Attempt, request: pytest.FixtureRequest
-) -> None:
+def test_what_the_daemon_inherited_is_not_handed_on(careless: Daemon, attempt: Attempt) -> None:
     agent = careless.finish(attempt.actor, line_of(attempt, careless),
                             mount=f"{careless.base}/hostile /hostile ro")
-    expect_gap(attempt, request)
     assert answer(agent, attempt) == attempt.expect
 
 

@@ -83,8 +83,7 @@ REQUIREMENTS: Final = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """``expect`` is what the program reads, exactly; ``holds`` names what is still true
-    afterwards (stage.py). ``gap`` says what is not yet as it must be: the suite fails
-    as soon as it is. ``kernel`` is the first that can refuse it.
+    afterwards (stage.py). ``kernel`` is the first that can refuse it.
     """
 
     name: str
@@ -93,7 +92,6 @@ class Attempt:
     program: str
     expect: str
     holds: str = "unharmed"
-    gap: str = ""
     kernel: tuple[int, int] = (0, 0)
 
     @property
@@ -111,7 +109,6 @@ def rows(
     actor: str,
     *table: tuple[str, ...],
     holds: str = "unharmed",
-    gap: str = "",
     kernel: tuple[int, int] = (0, 0),
 ) -> list[Attempt]:
     """Attempts of one actor that cover the same: (program, expected) or (name, …)."""
@@ -122,7 +119,7 @@ def rows(
         name = name.replace("\n", " ").replace("\x1b", "ESC")
         made.append(
             Attempt(name=name, covers=tuple(covers.split()), actor=actor, program=program,
-                    expect=expect, holds=holds, gap=gap, kernel=kernel)
+                    expect=expect, holds=holds, kernel=kernel)
         )
     return made
 

@@ -74,7 +74,6 @@ class Stage:
         self.listener = socket.socket(socket.AF_INET)
         self.services = [socket.socket(socket.AF_UNIX) for _ in range(2)]
         self._answers: dict[str, dict[str, str | None]] = {}
-        self._reasons: dict[str, str] = {}
         self.pids: dict[str, str] = {}
         self.kept: dict[str, str] = {}
         self.waiter: subprocess.Popen[bytes] | None = None
@@ -218,7 +217,6 @@ class Stage:
             agent = agents / f"{name}.d"
             wait_until(partial(_is_over, agent), f"{name} has tried it all", timeout=60)
             self._answers[name] = heard(read(agent, "out"))
-            self._reasons[name] = read(agent, "reason")
 
     def _plan(self, agent: Path) -> None:
         """What it has in its planes."""
@@ -271,8 +269,6 @@ class Stage:
     def answer(self, attempt: Attempt) -> str:
         """What the program was told; fails if it was never tried, or not answered."""
         found = self._answers[attempt.actor]
-        if not found and attempt.gap:
-            return self._reasons[attempt.actor]
         assert attempt.name in found, f"{attempt.actor} never tried: {attempt.name}"
         said = found[attempt.name]
         assert said is not None, f"{attempt.actor} was not answered: {attempt.name}"

@@ -41,20 +41,17 @@ class Staged:
     covers: tuple[str, ...]
     expect: str
     play: Callable[[Stage], str]
-    gap: str = ""
 
 
 STAGED: Final[list[Staged]] = []
 
 
 def staged(
-    covers: str, expect: str, *, gap: str = ""
+    covers: str, expect: str
 ) -> Callable[[Callable[[Stage], str]], Callable[[Stage], str]]:
     def note(play: Callable[[Stage], str]) -> Callable[[Stage], str]:
         name = play.__name__.replace("_", " ")
-        STAGED.append(
-            Staged(name=name, covers=tuple(covers.split()), expect=expect, play=play, gap=gap)
-        )
+        STAGED.append(Staged(name=name, covers=tuple(covers.split()), expect=expect, play=play))
         return play
 
     return note
