@@ -12,7 +12,7 @@ from typing import Any, Final
 import trio
 
 from runtime import cell, crashpoints, output
-from runtime.agents import Agents
+from runtime.agents import Agents, replace_file
 from runtime.cell import Places
 from runtime.change import Change
 from runtime.conclusions import as_content, end_message
@@ -218,14 +218,14 @@ class Resident:
         try:
             # so little is there as a whole or not at all (pipe(7))
             kind = "whole" if len(data) <= select.PIPE_BUF else "part"
-            progress.write_text(f"{message.index} {kind}\n")
+            replace_file(progress, f"{message.index} {kind}\n".encode())
             while data:
                 try:
                     data = data[os.write(fd, data) :]
                 except BlockingIOError:
                     await trio.lowlevel.wait_writable(fd)
             crashpoints.reach("message.written")
-            progress.write_text(f"{message.index} all\n")
+            replace_file(progress, f"{message.index} all\n".encode())
         except BrokenPipeError:
             return
         finally:

@@ -191,7 +191,7 @@ ROWS: Final = (
     Row(name="status", polled=True, render=_status,
         doc="queued running cancelling completed failed cancelled interrupted"),
     Row(name="exit", render=_value("exit"), doc="exit:N or signal:N, once it has ended"),
-    Row(name="pid", render=_value("pid"), doc="its shell, as the host sees it"),
+    Row(name="pid", render=_value("pid"), volatile=True, doc="its shell, as the host sees it"),
     Row(name="output", volatile=True, opener=_open_output,
         size=lambda fs, task: fs.runtime.agents.tasks.output_size(task),
         doc="all that it wrote; of a child's handle its latest reply, then its result"),

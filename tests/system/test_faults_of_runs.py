@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import time
 from collections import Counter
@@ -216,6 +217,36 @@ def test_a_reply_that_no_daemon_heard(mode: str) -> None:
         scene.daemon.start()
         stages.conversed(scene, "one", mode)
         assert stages.ends(scene, "one") == ["processed", "processed"]
+        finish(scene)
+
+
+def test_a_message_of_which_only_a_part_was_told() -> None:
+    """It is told again on a line of its own: no line is made of two."""
+    script = (
+        f'{stages.AT_GATE}; while read -r line; do case $line in *\\}}) '
+        'id=${line#*\\"id\\":\\"}; id=${id%%\\"*}; echo "whole $id"; '
+        'echo "{\\"type\\":\\"message\\",\\"id\\":\\"$id\\",\\"text\\":\\"re\\"}";; '
+        '*) echo part;; esac; done'
+    )
+    with scene_of() as scene:
+        scene.daemon.start()
+        gate = stages.gate(scene)
+        agent = scene.run("one", f"sh -c {shlex.quote(script)}", mode="resident",
+                          mount=f"{gate} /gate ro")
+        scene.wait("one", "ready")
+        scene.journal.say("one", '"' * 900_000)  # more than a pipe holds, escaped
+        scene.journal.say("one", "next")
+        scene.wait("one", "busy")
+        scene.daemon.restart()
+        scene.daemon.restart()
+        (gate / "open").touch()
+        scene.wait("one", "ready")
+        wait_until(lambda: stages.ends(scene, "one") == ["processed"] * 2, "both are answered")
+        lines = stages.output(scene, "one")
+        told = [event["message"] for event in events(scene, "one", "message.end")]
+        assert [line for line in lines if line != "part"] == [f"whole {name}" for name in told]
+        assert "part" in lines
+        assert read(agent, "queue") == ""
         finish(scene)
 
 
