@@ -8,12 +8,13 @@ PROGRAMS := $(addprefix $(NATIVE)/,binder enter guard keeper monitor stage)
 CFLAGS  := -std=gnu11 -O2 -Wall -Wextra -Werror
 MANPAGES := $(wildcard man/*.[1-8])
 
-.PHONY: help setup programs demo test test-unit test-systemd test-vm lint bench man clean
+.PHONY: help setup programs demo test test-unit test-faults test-systemd test-vm lint bench man clean
 
 help:
 	@echo "make setup   make .venv with ctxd and ctx, installing what is missing"
 	@echo "make demo    run a parent agent and its children on this checkout"
 	@echo "make test    lint, types and all tests"
+	@echo "make test-faults   more instants in which the daemon dies"
 	@echo "make test-systemd  the units in a container that boots systemd"
 	@echo "make test-vm       limits and a power cut in an emulated machine"
 	@echo "make bench   ratios of speed to named references"
@@ -42,6 +43,9 @@ test: lint
 
 test-unit: $(STAMP)
 	$(PYTHON) -m pytest tests/unit tests/adapter
+
+test-faults: $(STAMP) $(PROGRAMS)
+	$(PYTHON) -m pytest -m long tests/system
 
 test-systemd: $(STAMP) $(PROGRAMS)
 	sh tests/systemd/packages.sh systemd-nspawn:systemd-container \

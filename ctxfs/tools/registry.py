@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
-from jsonschema import Draft202012Validator, ValidationError
 
 from ctxfs.tools import agents, tasks, waiting, work
 from ctxfs.tools.tool import Concerns, Request, Schema, Tool, wanted
@@ -24,6 +24,8 @@ from runtime.model import Agent
 from runtime.names import dump_json, escape, quote
 
 if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator, ValidationError
+
     from ctxfs.filesystem import Filesystem
 
 log = logging.getLogger("ctxd.tools")
@@ -31,7 +33,6 @@ log = logging.getLogger("ctxd.tools")
 #: a tool's place makes its inode numbers
 TOOLS: Final = (*agents.TOOLS, *work.TOOLS, *tasks.TOOLS, *waiting.TOOLS)
 BY_NAME: Final = {tool.name: tool for tool in TOOLS}
-_VALIDATORS: Final = {tool.name: Draft202012Validator(tool.schema) for tool in TOOLS}
 
 
 # which
@@ -130,7 +131,7 @@ def _subject(fs: Filesystem, caller: Caller, tool: Tool, given: dict[str, Any]) 
 
 def check(tool: Tool, given: Any) -> None:
     """``MalformedError`` with the field and what it would have been."""
-    error = next(_VALIDATORS[tool.name].iter_errors(given), None)
+    error = next(_validator(tool.name).iter_errors(given), None)
     if error is not None:
         raise MalformedError(_sentence(error))
     _check_texts(given, "")
@@ -146,6 +147,14 @@ def _check_texts(value: Any, field: str) -> None:
     elif isinstance(value, list):
         for number, inner in enumerate(value):
             _check_texts(inner, f"{field}.{number}")
+
+
+@functools.cache
+def _validator(name: str) -> Draft202012Validator:
+    # with the first call: it is a tenth of what the daemon would load at its start
+    from jsonschema import Draft202012Validator
+
+    return Draft202012Validator(BY_NAME[name].schema)
 
 
 def _sentence(error: ValidationError) -> str:

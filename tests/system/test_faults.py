@@ -372,12 +372,18 @@ def _die(scene: Scene, point: str, crash_at: str, stages: tuple[Stage, ...]) -> 
 
 
 @pytest.mark.parametrize(
-    ("point", "count", "more"), CASES, ids=lambda value: str(value) if value else "once"
+    ("point", "count", "more"),
+    [
+        pytest.param(*case, marks=() if case[1:] == (1, "") else pytest.mark.long)
+        for case in CASES
+    ],
+    ids=lambda value: str(value) if value else "once",
 )
 def test_a_death_at(point: str, count: int, more: str) -> None:
     _check_death(point, count, more, SCENARIOS[point])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("point", "count", "stages"),
     WAYS,
