@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -331,11 +332,16 @@ def _play(scene: Scene, stages: tuple[Stage, ...]) -> bool:
 def _kill_programs(scene: Scene) -> None:
     """While there is no daemon, every program ends, and with it what it owned."""
     for path in scene.daemon.cgroup.path.glob("user-*/agent-*"):
-        for leaf in (path / "run",):
-            for pid in Cgroup(leaf).processes():
-                if _is_program(pid):
-                    end_process(pid)
-        wait_until(lambda p=path: not Cgroup(p).populated(), f"{path} is empty", 10)  # type: ignore[misc]
+        wait_until(lambda p=path: _is_killed(Cgroup(p)), f"{path} is empty", 10)  # type: ignore[misc]
+
+
+def _is_killed(node: Cgroup) -> bool:
+    """Kills the programs of one agent, also what has only now become one."""
+    for pid in node.child("run").processes():
+        if _is_program(pid):
+            with contextlib.suppress(ProcessLookupError):
+                end_process(pid)
+    return not node.populated()
 
 
 def _is_program(pid: int) -> bool:
