@@ -1,4 +1,4 @@
-"""Builds the six small C programs beside the Python packages; the rest is in pyproject.toml."""
+"""Builds the small C programs beside the Python packages; the rest is in pyproject.toml."""
 
 from __future__ import annotations
 

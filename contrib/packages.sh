@@ -4,8 +4,8 @@ set -eu
 
 # what must be there | the package that has it
 needed="
-command:bwrap            bubblewrap        the agents' sandboxes
-command:setpriv          util-linux        dropping privileges
+command:bwrap            bubblewrap        tests, and what the speed of a start is compared with
+command:setpriv          util-linux        tests
 command:fusermount3      fuse3             mounting and unmounting
 command:cc               gcc               the C programs and pyfuse3
 file:/usr/include/stdlib.h libc6-dev       the C programs

@@ -5,11 +5,13 @@ from __future__ import annotations
 import array
 import os
 import socket
-import subprocess
 from pathlib import Path
 from typing import Final
 
 import trio
+
+from runtime.cgroups import Cgroup
+from runtime.spawn import Spawner
 
 _ANSWER_MAX: Final = 16
 
@@ -17,17 +19,12 @@ _ANSWER_MAX: Final = 16
 class Binder:
     """The helper process. It ends when ``close`` is called or the daemon dies."""
 
-    def __init__(self, program: Path) -> None:
+    def __init__(self, program: Path, spawner: Spawner, cgroup: Cgroup) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            self._process = subprocess.Popen(
-                [str(program), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={},
+        with theirs:
+            self._process = spawner.start_now(
+                cgroup, [program, "3"], fds=[None, None, 2, theirs.fileno()]
             )
-        finally:
-            theirs.close()
         self._channel = trio.socket.from_stdlib_socket(ours)
         self._one_at_a_time = trio.Lock()
 
@@ -37,6 +34,15 @@ class Binder:
 
     async def bind(self, directory: Path, name: str) -> socket.socket:
         """A listening socket bound to ``name``; ``OSError`` of what failed."""
+        made = await self._ask(directory, name)
+        assert made is not None
+        return socket.socket(fileno=made)
+
+    async def wait_answering(self, directory: Path) -> None:
+        """Until the filesystem that a directory is on answers; ``OSError``."""
+        await self._ask(directory, "")
+
+    async def _ask(self, directory: Path, name: str) -> int | None:
         request = os.fsencode(directory) + b"\0" + name.encode() + b"\0"
         async with self._one_at_a_time:
             # not cancelled between question and answer: the next one would get it
@@ -52,8 +58,8 @@ class Binder:
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 fds.frombytes(content[: fds.itemsize])
-        return socket.socket(fileno=fds[0])
+        return fds[0] if fds else None
 
     def close(self) -> None:
         self._channel.close()
-        self._process.wait()
+        self._process.wait_now()

@@ -1,9 +1,10 @@
 """The cell: an agent's cgroup and namespaces, made inside its parent's.
 
 This module only plans: it turns an agent into the steps that lead from the
-daemon into the cell (``Plan``). Privileges are dropped on the host side, then
-an unprivileged bubblewrap builds the view; a child's steps first enter its
-parent's namespaces, so that what the parent cannot see cannot be named.
+daemon into the cell (``Plan``). A program of our own drops privileges, then
+builds the view (view.c); a child's steps first enter its parent's namespaces,
+so that what the parent cannot see cannot be named. Whatever runs in there is
+executed by descriptor: what lies at a path of the view is the parent's choice.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import fcntl
 import os
 import pwd
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from runtime import linux
 from runtime.agents import Agents
 from runtime.authority import mounts
 from runtime.errors import MalformedError, WrongStateError
+from runtime.living import INPUT_SIZE
 from runtime.model import Agent
 from runtime.names import parse_env_line, quote, split_command
 from runtime.workspace import WORKSPACE, Worktree, binds
@@ -29,9 +32,7 @@ HOME: Final = "/tmp/home"
 _SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 _NATIVE: Final = Path(__file__).parent / "native"
 #: descriptors as the steps find them (monitor.c)
-#: a message in most cases, so that it is written at once
-_INPUT_SIZE: Final = 1 << 20
-_REPORT_FD, _SPEC_FD, _VIEW_FD, _FIRST_EXTRA_FD = 3, 4, 5, 6
+_REPORT_FD, _SPEC_FD, _KEEPER_FD, _VIEW_FD = 3, 4, 5, 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +58,15 @@ class Places:
         return self.shared / "wait"
 
     @property
-    def keeper(self) -> Path:
-        return self.program("keeper")
-
-    def program(self, name: str) -> Path:
-        """The daemon's own copy of a compiled program: an upgrade must not change it.
+    def programs(self) -> Path:
+        """The daemon's own copies of the compiled programs: an upgrade must not change them.
 
         On the mount of its own, because ``/run`` is often mounted noexec.
         """
-        return self.shared / "bin" / name
+        return self.shared / "bin"
+
+    def program(self, name: str) -> Path:
+        return self.programs / name
 
     @property
     def stage(self) -> Path:
@@ -94,12 +95,17 @@ def native(name: str) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What the monitor is to run; ``describe`` tells it for the log."""
+    """What the monitor is to run; ``describe`` tells it for the log.
+
+    ``view`` are operations of view.c, ``programs`` what the steps execute by descriptor
+    after they have left the host's view.
+    """
 
     steps: tuple[str, ...]
     spec: bytes
-    view: tuple[str, ...]
+    view: tuple[str, ...] = ()
     stage: bytes = b""
+    programs: tuple[str, ...] = ("keeper",)
 
     def describe(self) -> str:
         return " ".join(self.steps)
@@ -125,7 +131,8 @@ class Command:
     leads: bool = False
 
 
-def _strings(items: Iterable[str]) -> bytes:
+def strings(items: Iterable[str]) -> bytes:
+    """As the programs read them: each ended by a NUL."""
     return b"".join(os.fsencode(item) + b"\0" for item in items)
 
 
@@ -165,8 +172,8 @@ def environment(agents: Agents, agent: Agent, places: Places) -> dict[str, str]:
 def workspace(agents: Agents, agent: Agent) -> str | None:
     """The workspace in force: the agent's own, or the nearest that it inherits."""
     for node in (agent, *reversed(agents.ancestors(agent))):
-        if node.workspace.startswith("explicit_root:"):
-            return node.workspace.removeprefix("explicit_root:")
+        if node.workspace.startswith(mounts.EXPLICIT_ROOT):
+            return node.workspace.removeprefix(mounts.EXPLICIT_ROOT)
         if node.workspace == "worktree":
             return WORKSPACE
     return None
@@ -188,33 +195,57 @@ def program(agent: Agent) -> list[str]:
     return words
 
 
+def bind(source: str, target: str, options: str = "", identity: str = "-") -> tuple[str, ...]:
+    """What ``view`` (view.c) calls bind. ``identity`` is that of ``mounts.Mount``."""
+    return ("bind", options or "-", identity, source, target)
+
+
 def _base_view(agents: Agents, agent: Agent, places: Places) -> Iterator[str]:
-    """Arguments for a root agent's base view, as configured."""
+    """Operations for a root agent's base view, as configured."""
     source = str(places.stage / "0") if agent.root else "/"  # staged first: _own_mounts
     if agent.iso == "shared":
-        yield from ("--bind", source, "/")
-        yield from ("--ro-bind-try", "/sys/fs/cgroup", "/sys/fs/cgroup")
-        yield from ("--tmpfs", str(places.state), "--tmpfs", str(places.runtime))
+        # with the mount of the filesystem, which may be another one later
+        yield from bind(source, "/", "s")
+        yield from bind("/sys/fs/cgroup", "/sys/fs/cgroup", "rt")
+        yield from ("tmpfs", "0755", str(places.state), "tmpfs", "0755", str(places.runtime))
         return
     if agent.root:
-        yield from ("--bind", source, "/")
+        yield from bind(source, "/")
         return
     for entry in agents.config.base_view:
         path = Path(entry)
         if path.is_symlink():
-            yield from ("--symlink", os.readlink(path), entry)
+            yield from ("symlink", os.readlink(path), entry)
         else:
-            yield from ("--ro-bind-try", entry, entry)
-    yield from ("--dir", "/run", "--dir", "/var", "--symlink", "../run", "/var/run")
-    yield from ("--tmpfs", "/var/tmp")
+            yield from bind(entry, entry, "rt")
+    yield from ("dir", "0755", "/run", "dir", "0755", "/var", "symlink", "../run", "/var/run")
+    yield from ("tmpfs", "0755", "/var/tmp")
+
+
+def has_own_root(agents: Agents, agent: Agent) -> bool:
+    """Whether the root of its view is of the runtime's making, and not the host's, nor one
+    that somebody named.
+
+    Those who live in it may change it, and with it the links by which programs are started.
+    So no two views share such a root: a child's is made anew, like its parent's.
+    """
+    family = [*agents.ancestors(agent), agent]
+    if any(each.root or each.iso == "shared" for each in family):
+        return False
+    return family[0].parent is None or family[0].bound_root
 
 
 def _own_mounts(agents: Agents, agent: Agent) -> list[mounts.Mount]:
     """What the agent's own fields bind, in order: root, workspace, table."""
-    found = []
-    if agent.root:
-        found.append(mounts.Mount(agent.root, "/", "rw"))
-    return [*found, *_workspace_mounts(agent), *mounts.parse(agent.mount)]
+    return [*_root_mount(agent), *_workspace_mounts(agent), *agents.authority.own_mounts(agent)]
+
+
+def _root_mount(agent: Agent) -> list[mounts.Mount]:
+    """Its ``root``, as it was when it was written."""
+    if not agent.root:
+        return []
+    sources = mounts.Sources.load(agent.sources.get("root"))
+    return [sources.resolve(mounts.Mount(agent.root, "/", "rw"), linux.boot_id())]
 
 
 def _workspace_mounts(agent: Agent) -> list[mounts.Mount]:
@@ -226,54 +257,11 @@ def _workspace_mounts(agent: Agent) -> list[mounts.Mount]:
         if agent.worktree is None:
             raise WrongStateError(f"the worktree of {quote(agent.name)} has not been made")
         return binds(Worktree.load(agent.worktree))
-    if agent.workspace.startswith("explicit_root:"):
-        path = agent.workspace.removeprefix("explicit_root:")
-        return [mounts.Mount(path, path, "rw")]
+    if agent.workspace.startswith(mounts.EXPLICIT_ROOT):
+        path = agent.workspace.removeprefix(mounts.EXPLICIT_ROOT)
+        sources = mounts.Sources.load(agent.sources.get("workspace"))
+        return [sources.resolve(mounts.Mount(path, path, "rw"), linux.boot_id())]
     return []
-
-
-def hidden_paths(agents: Agents, agent: Agent) -> list[tuple[str, str, bool]]:
-    """For each ``hide`` line its target, the path that will be there, and whether an
-    earlier line gives it: before the view is made, its source is where to look."""
-    found = []
-    given: list[mounts.Mount] = []
-    for mount in _own_mounts(agents, agent):
-        if mount.mode != "hide":
-            given.append(mount)
-            continue
-        path, is_given = mount.target, False
-        for earlier in given:
-            base = earlier.target.rstrip("/")
-            if mount.target == earlier.target or mount.target.startswith(base + "/"):
-                path, is_given = earlier.source.rstrip("/") + mount.target[len(base) :], True
-        found.append((mount.target, path, is_given))
-    return found
-
-
-def _hidden(path: str, kind: str) -> Iterator[str]:
-    if kind == "directory":
-        yield from ("--perms", "0000", "--tmpfs", path, "--remount-ro", path)
-    elif kind == "file":
-        yield from ("--ro-bind", "/dev/null", path)
-
-
-def _exec_rules(own: list[mounts.Mount]) -> list[str]:
-    """The targets that the keeper is told about (keeper.c), in order.
-
-    ``noexec`` is of the tree that a line mounts, not of what later lines mount below it.
-    """
-    forbidden: list[str] = []
-    rules = []
-    for number, mount in enumerate(own):
-        covered = _inside(mount.target, (later.target for later in own[number + 1 :]))
-        if covered or mount.mode == "hide":
-            continue
-        if "noexec" in mount.options:
-            forbidden.append(mount.target)
-            rules.append(f"x{mount.target}")
-        elif _inside(mount.target, forbidden):
-            rules.append(f"k{mount.target}")
-    return rules
 
 
 def _inside(path: str, directories: Iterable[str]) -> bool:
@@ -291,84 +279,96 @@ def _network(agents: Agents, agent: Agent) -> str:
     return "host" if network_allowed(agents, agent) else "cell"
 
 
-def plan(agents: Agents, agent: Agent, places: Places, *, hidden: dict[str, str]) -> Plan:
-    """The steps into the agent's cell.
-
-    ``hidden`` tells for each target of a ``hide`` line what is there:
-    ``directory``, ``file`` or ``none``.
-    """
+def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
+    """The steps into the agent's cell; ``CtxError`` if it cannot have one as it is."""
     parent = agents.parent_of(agent)
     nested = parent is not None and agent.owned
     fresh = ["/tmp"]
+    own_root = parent is not None and has_own_root(agents, agent)
+    if own_root:
+        fresh.append("/var/tmp")
     own = _own_mounts(agents, agent)
     # what the parent had below the directories that are fresh for everyone
     kept = list(_kept_mounts(agents, agent, fresh))
     staged = [] if nested else [*kept, *(m for m in own if m.mode != "hide")]
     if parent is not None and not nested and not agent.root:
         staged.insert(0, mounts.Mount("/", "/", "rw"))
-    view: list[str] = ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
-    view += ["--unshare-cgroup-try", "--as-pid-1", "--new-session"]
+    places_of: dict[mounts.Mount, int] = {}
+    for number, mount in enumerate(staged):
+        places_of.setdefault(mount, number)
+    view: list[str] = []
     # not its parent's either, whose loopback it would share
     if not network_allowed(agents, agent):
-        view.append("--unshare-net")
+        view.append("network")
 
     if nested:
-        view += ["--bind", agent.root or "/", "/"]
+        root = own[0] if agent.root else mounts.Mount("/", "/", "rw")
     elif parent is not None:
-        view += ["--bind", str(places.stage / str(len(kept) if agent.root else 0)), "/"]
+        root = mounts.Mount(str(places.stage / str(len(kept) if agent.root else 0)), "/", "rw")
+    if own_root:
+        view += ["root", root.source, "tmpfs", "0755", "/var/tmp"]
+    elif parent is not None:
+        view += bind(root.source, "/", "" if agent.root else "s", root.identity)
     else:
-        view += list(_base_view(agents, agent, places))
-    view += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
-    view += ["--perms", "0700", "--dir", HOME]
+        view += _base_view(agents, agent, places)
+    view += ["proc", "/proc", "dev", "/dev", "tmpfs", "0755", "/tmp", "dir", "0700", HOME]
 
     def source_of(mount: mounts.Mount) -> str:
-        return mount.source if nested else str(places.stage / str(staged.index(mount)))
+        return mount.source if nested else str(places.stage / str(places_of[mount]))
 
     for mount in kept:
-        view += ["--bind-try", source_of(mount), mount.target]
-    view += ["--bind", str(places.shared), str(places.shared)]
-    if agents.privilege.rootless:
-        # What is there belongs to the agents' own uid: not its to change. The
-        # filesystem, mounted below, is another mount and stays writable.
-        view += ["--remount-ro", str(places.shared)]
+        view += bind(source_of(mount), mount.target, "t")
+    # Without root, what is there belongs to the agents' own uid: not its to change. The
+    # filesystem, mounted below, is another mount and stays writable. After a crash it is a
+    # new one, which is to come along.
+    shared = str(places.shared)
+    view += bind(shared, shared, "sR" if agents.privilege.rootless else "s")
     bare = parent is None or agent.root or _inside(str(places.mount), fresh)
     if bare and agent.iso != "shared":
-        view += ["--symlink", str(places.fuse), str(places.mount)]
+        view += ["symlink", str(places.fuse), str(places.mount)]
     for mount in own:
         if mount.target == "/":
             continue
         if mount.mode == "hide":
-            view += list(_hidden(mount.target, hidden.get(mount.target, "none")))
+            view += ["hide", mount.target]
             continue
-        option = "--ro-bind" if mount.mode == "ro" else "--bind"
-        view += [option, source_of(mount), mount.target]
+        options = "r" if mount.mode == "ro" else ""
+        # staged mounts have it already
+        options += "x" if nested and "noexec" in mount.options else ""
+        identity = mount.identity if nested else "-"
+        view += bind(source_of(mount), mount.target, options, identity)
 
-    # staged mounts have it already; bubblewrap makes the others, and has no option for it
-    rules = _exec_rules(own) if nested else []
-    if rules:
-        view += ["--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"]
     variables = environment(agents, agent, places)
     spec = [working_directory(agents, agent), str(len(variables))]
     spec += [f"{key}={value}" for key, value in variables.items()]
-    spec += [str(len(rules)), *rules, *(() if agent.holds_cell else program(agent))]
+    spec += [] if agent.holds_cell else program(agent)
 
-    grace = str(int(agents.grace(agent) * 1000))
-    steps = ["bwrap", "--args", str(_VIEW_FD), "--", str(places.keeper)]
-    steps += [str(_SPEC_FD), str(_REPORT_FD), grace]
+    # after the view come the program that builds it, or what is staged, then the cell
+    extra = _VIEW_FD + 1
     privilege = agents.privilege
-    if not nested:
-        steps = [*privilege.drop(agent.uid, agent.gid, agent.groups), *steps]
-    else:
-        ids = [str(agent.uid), str(agent.gid), privilege.entering_groups(agent.groups)]
-        ids.append(_network(agents, agent))
-        steps = [str(places.program("enter")), str(_FIRST_EXTRA_FD), *ids, "--", *steps]
+    ids = [str(agent.uid), str(agent.gid)]
+    grace = str(int(agents.grace(agent) * 1000))
+    steps = [str(_VIEW_FD), str(_KEEPER_FD), *ids]
+    steps += ["=" if nested else privilege.groups_of(agent.groups), "--"]
+    steps += ["keeper", str(_SPEC_FD), str(_REPORT_FD), grace]
     stage = b""
+    if nested:
+        entering = [*ids, privilege.groups_of(agent.groups), _network(agents, agent)]
+        inner = ["view", *steps]
+        steps = [str(places.program("enter")), str(extra + 1), str(extra), *entering, "--", *inner]
+    else:
+        steps.insert(0, str(places.program("view")))
     if staged:
-        # after the specification comes the parent's cell, if there is a parent
-        cell = str(_FIRST_EXTRA_FD + 1) if parent is not None else "-"
-        steps = [str(places.program("stage")), str(_FIRST_EXTRA_FD), cell, "--", *steps]
-        stage = _stage(agent, places, staged, optional=kept)
-    return Plan(steps=tuple(steps), spec=_strings(spec), view=tuple(view), stage=stage)
+        cell = str(extra + 1) if parent is not None else "-"
+        steps = [str(places.program("stage")), str(extra), cell, "--", *steps]
+        stage = _stage(agent, places, staged, optional=frozenset(kept))
+    return Plan(
+        steps=tuple(steps),
+        spec=strings(spec),
+        view=tuple(view),
+        stage=stage,
+        programs=("keeper", "view") if nested else ("keeper",),
+    )
 
 
 def plan_inside(agents: Agents, agent: Agent, places: Places, command: Command) -> Plan:
@@ -377,13 +377,13 @@ def plan_inside(agents: Agents, agent: Agent, places: Places, command: Command) 
     variables["CTX_RUN"] = command.run
     spec = [command.cwd, str(len(variables))]
     spec += [f"{key}={value}" for key, value in variables.items()]
-    spec += ["0", *command.words]
-    groups = agents.privilege.entering_groups(agent.groups)
-    # after the specification and an empty view comes the cell
-    steps = [str(places.program("enter")), str(_FIRST_EXTRA_FD)]
+    spec += command.words
+    groups = agents.privilege.groups_of(agent.groups)
+    # after the specification and the keeper, which needs no view, comes the cell
+    steps = [str(places.program("enter")), str(_KEEPER_FD + 1), str(_KEEPER_FD)]
     steps += [str(agent.uid), str(agent.gid), groups, _network(agents, agent), "--"]
-    steps += [str(places.keeper), str(_SPEC_FD), str(_REPORT_FD), "-"]
-    return Plan(steps=tuple(steps), spec=_strings(spec), view=())
+    steps += ["keeper", str(_SPEC_FD), str(_REPORT_FD), "-"]
+    return Plan(steps=tuple(steps), spec=strings(spec))
 
 
 def _kept_mounts(agents: Agents, agent: Agent, fresh: list[str]) -> Iterator[mounts.Mount]:
@@ -405,7 +405,7 @@ def _stage(
     places: Places,
     staged: list[mounts.Mount],
     *,
-    optional: list[mounts.Mount],
+    optional: frozenset[mounts.Mount],
 ) -> bytes:
     uid, gid, groups = agent.creator_uid, agent.creator_gid, agent.creator_groups
     if agent.parent is not None:
@@ -420,11 +420,11 @@ def _stage(
             for option, letter in (("nosuid", "s"), ("nodev", "d"), ("noexec", "x"))
             if option in mount.options
         )
-        items += [letters or "-", mount.source]
-    return _strings(items)
+        items += [letters or "-", mount.identity, mount.source]
+    return strings(items)
 
 
-def _memory_file(name: str, data: bytes) -> int:
+def memory_file(name: str, data: bytes) -> int:
     """A descriptor to read ``data`` from (memfd_create(2)): never on a disk or command line."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     with os.fdopen(os.dup(fd), "wb") as file:
@@ -475,21 +475,50 @@ def open_input(places: Places, agent: Agent, name: str) -> int:
     if os.geteuid() == 0:
         os.fchown(fd, agent.uid, -1)  # /dev/stdin opens it anew
     with suppress(OSError):  # more than a user may have in pipes (pipe(7))
-        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _INPUT_SIZE)
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, INPUT_SIZE)
+    return fd
+
+
+def open_program(places: Places, name: str, *, rootless: bool) -> int:
+    """A descriptor to execute one of the programs by.
+
+    Nobody who executes it can read it, so that no agent can trace what it becomes
+    (PR_SET_DUMPABLE in prctl(2)). Without root the file is the agents' own uid's: it is a
+    sealed copy then, which they cannot change even if they get at it.
+    """
+    path = places.program(name)
+    if not rootless:
+        return os.open(path, os.O_PATH | os.O_CLOEXEC)
+    fd = sealed_file(name, path.read_bytes())
+    try:
+        os.fchmod(fd, 0o111)
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 
 @contextmanager
-def passed_files(prepared: Plan, parent_cell: int | None) -> Iterator[list[int]]:
+def passed_files(
+    prepared: Plan, places: Places, parent_cell: int | None, *, rootless: bool
+) -> Iterator[list[int]]:
     """The descriptors that the steps find from 4 on, in order.
 
     ``parent_cell`` is a pidfd of the parent's keeper.
     """
-    opened = [_memory_file("spec", prepared.spec), _memory_file("view", _strings(prepared.view))]
-    if prepared.stage:
-        opened.append(_memory_file("stage", prepared.stage))
-    try:
+    with ExitStack() as stack:
+        opened: list[int] = []
+
+        def add(fd: int) -> None:
+            stack.callback(os.close, fd)
+            opened.append(fd)
+
+        add(memory_file("spec", prepared.spec))
+        add(open_program(places, "keeper", rootless=rootless))
+        if prepared.view:
+            add(memory_file("view", strings(prepared.view)))
+        for name in prepared.programs[1:]:
+            add(open_program(places, name, rootless=rootless))
+        if prepared.stage:
+            add(memory_file("stage", prepared.stage))
         yield opened if parent_cell is None else [*opened, parent_cell]
-    finally:
-        for fd in opened:
-            os.close(fd)

@@ -1,6 +1,8 @@
 """The daemon's part of the cgroup v2 hierarchy: one safe file API (cgroups(7)).
 
-Processes live in leaves only, below ``user-UID/agent-NAME``.
+Processes live in leaves only. Those of agents are below ``user-UID/agent-NAME``, the
+monitors of an owner's agents in ``user-UID/monitor``, what helps the daemon in
+``helper``, and the daemon with its binder and guard in its own cgroup, alone.
 """
 
 from __future__ import annotations
@@ -8,10 +10,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from runtime import linux
+from runtime import linux, spare
 from runtime.errors import StartupError
 from runtime.privilege import ROOT, Privilege
 
@@ -19,10 +22,30 @@ _MADE_HERE: Final = "user.ctxfs.made"
 #: it is gone; or of an agent's making, below longer names than a path may have
 _UNREACHABLE: Final = (errno.ENOENT, errno.ENAMETOOLONG)
 CONTROLLERS: Final = ("memory", "pids", "cpu")
+#: monitors that start others, and bytes of one with what it has not written to the disk
+_MONITORS_STARTING: Final = 256
+_MONITOR_MEMORY: Final = 256 << 10
 #: cgroups that agents may make of their own
 _SPARE: Final = 1000
 #: how an ordinary user comes by a cgroup
 DELEGATE: Final = "systemd-run --user --scope -p Delegate=yes ctxd (see ROOTLESS in ctxd(8))"
+
+
+#: what files of the kernel begin with, up to a dot; those of later kernels too, as far as known
+_KERNELS: Final = frozenset(
+    {"cgroup", "cpu", "cpuset", "debug", "dmem", "hugetlb", "io", "irq", "memory", "misc"}
+    | {"perf_event", "pids", "rdma"}
+)
+
+
+def leaf_name(name: str) -> str:
+    """What the directory of something with this name is called.
+
+    A name such as ``cgroup.procs`` is that of a file in every cgroup: as systemd does, an
+    underscore is put before it, with which no name of ours begins.
+    """
+    before, dot, _ = name.partition(".")
+    return f"_{name}" if dot and before in _KERNELS else name
 
 
 class Cgroup:
@@ -172,16 +195,23 @@ def unified_mount() -> Path | None:
     return None
 
 
-def path_of(pid: int) -> str | None:
-    """The v2 cgroup of a process or thread, from the hierarchy's root; None if it is gone."""
+def _read_cgroup(pid: int) -> bytes:
+    # On the path of every request that needs an identity: three system calls.
+    fd = os.open(f"/proc/{pid}/cgroup", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        # On the path of every request that needs an identity: three system calls.
-        fd = os.open(f"/proc/{pid}/cgroup", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            text = os.read(fd, 65536)
-        finally:
-            os.close(fd)
-    except OSError:
+        return os.read(fd, 65536)
+    finally:
+        os.close(fd)
+
+
+def path_of(pid: int) -> str | None:
+    """The v2 cgroup of a process or thread, from the hierarchy's root; None if it is gone.
+
+    ``OSError`` if that cannot be known now, which is not the same.
+    """
+    try:
+        text = spare.with_spare(lambda: _read_cgroup(pid))
+    except (FileNotFoundError, ProcessLookupError):
         return None
     for line in text.split(b"\n"):
         # A hybrid machine has v1 lines too.
@@ -234,22 +264,57 @@ class Hierarchy:
             raise StartupError(f"{root}: this kernel has no cgroup.kill (Linux 5.14 or later has)")
         available = (self.root.read("cgroup.controllers") or "").split()
         self.controllers = tuple(c for c in CONTROLLERS if c in available)
-        self.monitors = self.root.child("monitor")
+        #: those who start processes, and who look at operators' paths
+        self.helpers = self.root.child("helper")
+        #: where the daemon is
+        self.daemon = Cgroup(self.mount / (path_of(os.getpid()) or "/").removeprefix("/"))
+        self._came_from: Cgroup | None = None
 
     def prepare(self, privilege: Privilege = ROOT) -> None:
         """Makes the daemon's own leaves, and passes the controllers down.
 
-        In a delegated cgroup the daemon itself is a process of its root, which
-        may then have no controllers below it: it moves to a leaf.
+        The daemon moves to a leaf if it shares its cgroup with others, who would be taken
+        for it, and in a delegated cgroup, where it is a process of the root itself: that
+        may then have no controllers below it.
         """
         here = {int(pid) for pid in (self.root.read("cgroup.procs") or "").split()}
         if privilege.rootless:
             self._check_contained(here)
-        if os.getpid() in here:
-            own = self.root.child("daemon")
-            own.path.mkdir(exist_ok=True)
-            own.write("cgroup.procs", "0")
-        self.monitors.create(self.controllers)
+        around = {int(pid) for pid in (self.daemon.read("cgroup.procs") or "").split()}
+        if os.getpid() in here or around - {os.getpid()}:
+            self._came_from, self.daemon = self.daemon, self.root.child("daemon")
+            self.daemon.path.mkdir(exist_ok=True)
+            self.daemon.write("cgroup.procs", "0")
+        self.helpers.create(self.controllers)
+
+    def monitors(self, uid: int, most: int) -> Cgroup:
+        """Where the monitors of one owner's agents are, ``most`` at once: not with an agent,
+        which may be frozen or killed."""
+        found = self.root.child(f"user-{uid}", "monitor")
+        found.create(self.controllers)
+        limits = {
+            # one that starts another is there for a moment, too
+            "pids": ("pids.max", _MONITORS_STARTING + most),
+            "memory": ("memory.max", (_MONITORS_STARTING + most) * _MONITOR_MEMORY),
+        }
+        for controller, (file, limit) in limits.items():
+            if controller in self.controllers and found.number(file) != limit:
+                found.write(file, str(limit))
+        return found
+
+    def holds_monitors(self, path: str) -> bool:
+        """Whether a process's cgroup path is one where monitors are; earlier versions had
+        one for all."""
+        below = self.agent_path(path) or ""
+        user, _, leaf = below.rpartition("/")
+        return leaf == "monitor" and (not user or (user.startswith("user-") and "/" not in user))
+
+    def is_own(self, path: str) -> bool:
+        """Whether a process's cgroup path is that of the daemon or its helpers."""
+        below = self.agent_path(path)
+        if below is None:
+            return self.mount / path.removeprefix("/") == self.daemon.path
+        return True
 
     def bound(self, uid: int, *, depth: int, agents: int) -> None:
         """Limits what agents make below the leaves that they live in, where those belong
@@ -284,10 +349,14 @@ class Hierarchy:
 
     def close(self) -> None:
         """Removes what was made here, if nothing is left in it."""
-        self.root.child("monitor").remove()
-        for path in self.root.path.glob("user-*"):
+        for path in (*self.root.path.glob("user-*"), self.root.child("monitor").path):
             Cgroup(path).remove()
+        self.helpers.remove()
         if _has_mark(self.root.path, _MADE_HERE):
+            if self.root.path in self.daemon.path.parents:
+                # of a daemon that began anew in its leaf it is not known where it came from
+                with suppress(OSError):  # that may be gone
+                    (self._came_from or Cgroup(self.root.path.parent)).write("cgroup.procs", "0")
             self.root.remove()
         os.close(self._lock)
 

@@ -15,7 +15,7 @@ from runtime.agents import Agents
 from runtime.cell import Command, Places
 from runtime.ending import Ender
 from runtime.errors import UnsupportedError, WrongStateError
-from runtime.following import Execution, Followed
+from runtime.following import Execution, Followed, Following
 from runtime.inotify import Watcher
 from runtime.model import Agent
 from runtime.names import quote
@@ -23,7 +23,8 @@ from runtime.output import Output
 from runtime.starting import Starter
 
 #: whatever the agent's view holds, nobody waits longer for it
-_SECONDS: Final = 20.0
+_SECONDS: Final = 60.0
+_KILL_SECONDS: Final = 1.0
 _OUTPUT_MAX: Final = 256 << 10
 
 
@@ -48,6 +49,15 @@ class Inside:
         self._followed = followed
         self._numbers = itertools.count(1)
 
+    async def end_left(self, following: Following) -> None:
+        """Of an earlier daemon, which alone knew what for: it is done again, or not at all."""
+        for leaf in following.node.child("task").children():
+            if leaf.path.name.startswith("."):
+                leaf.kill()
+                with trio.move_on_after(_KILL_SECONDS):
+                    await self._ender.wait_empty(leaf)
+                leaf.remove()
+
     async def run(
         self, agent: Agent, words: list[str], cwd: str, env: dict[str, str]
     ) -> tuple[int, str]:
@@ -67,6 +77,8 @@ class Inside:
             following.task_leaf(name), self._places.records / f"{agent.incarnation}-task-{name}"
         )
         directory = self._agents.directory(agent) / "task" / name
+        # what one of an earlier daemon said
+        shutil.rmtree(directory, ignore_errors=True)
         following.tasks[name] = execution
         try:
             command = Command(

@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import os
 import struct
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,6 +19,7 @@ MS_SHARED: Final = 1 << 20
 MNT_DETACH: Final = 2
 
 IN_MODIFY: Final = 0x2
+IN_Q_OVERFLOW: Final = 0x4000
 IN_IGNORED: Final = 0x8000
 _IN_NONBLOCK: Final = os.O_NONBLOCK
 _IN_CLOEXEC: Final = os.O_CLOEXEC
@@ -157,6 +159,7 @@ def mount_of(path: Path) -> MountEntry:
     return [entry for entry in found if len(entry.point) == longest][-1]
 
 
+@cache
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 

@@ -42,25 +42,8 @@ class Privilege:
                 "its agents have its own uid, gid and groups"
             )
 
-    def take_ids(self, uid: int, gid: int) -> tuple[str, ...]:
-        """The words before a command of the host that looks at something with these ids."""
-        if self.rootless:
-            return ()
-        return ("setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "--")
-
-    def drop(self, uid: int, gid: int, groups: tuple[int, ...]) -> tuple[str, ...]:
-        """The words before a command that runs with these ids and nothing else."""
-        rest = ("--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all")
-        if self.rootless:
-            # groups and the bounding set are not an ordinary user's to change
-            return ("setpriv", *rest)
-        ids = ("--reuid", str(uid), "--regid", str(gid))
-        text = ",".join(str(group) for group in groups)
-        set_groups = ("--groups", text) if text else ("--clear-groups",)
-        return ("setpriv", *ids, *set_groups, *rest, "--bounding-set=-all")
-
-    def entering_groups(self, groups: tuple[int, ...]) -> str:
-        """GROUPS of enter.c."""
+    def groups_of(self, groups: tuple[int, ...]) -> str:
+        """GROUPS of enter.c and view.c: as they are, where nobody may change them."""
         if self.rootless:
             return "="
         return ",".join(str(group) for group in groups) or "-"

@@ -10,7 +10,9 @@
  *
  * Each message on SOCKET_FD (SOCK_SEQPACKET) is a directory and a name, each
  * ended by a NUL; the answer is a listening socket (SCM_RIGHTS) with an empty
- * errno "0", or the errno of what failed. Ends with the daemon.
+ * errno "0", or the errno of what failed. Without a name nothing is bound: it is
+ * answered when the filesystem has said what it is (statfs(2), which needs no
+ * rights there), for the daemon cannot ask its own mount. Ends with the daemon.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -21,6 +23,7 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #define BACKLOG 128
@@ -86,6 +89,12 @@ int main(int argc, char **argv)
 
 		request[n] = request[n + 1] = 0;
 		name = request + strlen(request) + 1;
+		if (!*name) {
+			struct statfs told;
+
+			answer(channel, -1, statfs(request, &told) < 0 ? errno : 0);
+			continue;
+		}
 		made = bind_socket(request, name);
 		answer(channel, made, made >= 0 ? 0 : errno);
 		if (made >= 0)

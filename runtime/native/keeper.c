@@ -17,12 +17,8 @@
  * nothing and waits for nothing else: that is left to the cell's keeper.
  *
  * SPEC_FD holds strings, each ended by a NUL: the working directory; the
- * number of environment entries, the entries; the number of mount targets, the
- * targets; the argument vector, empty for no program. Before a target is a
- * letter: x, nothing in the tree that is mounted there may be executed; k, this
- * tree below one with x stays as it is. With targets it needs, and gives up,
- * CAP_SYS_ADMIN and CAP_SETPCAP. A runner leaves the mounts as they are.
- * REPORT_FD is a SOCK_SEQPACKET socket to the monitor:
+ * number of environment entries, the entries; the argument vector, empty for no
+ * program. REPORT_FD is a SOCK_SEQPACKET socket to the monitor:
  *
  *     to the monitor    hello | start | failed TEXT | hold | term | exit N |
  *                       signal N
@@ -42,9 +38,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/capability.h>
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -52,11 +46,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mount.h>
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <stddef.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
@@ -66,6 +55,8 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "filter.h"
 
 #ifndef CLOSE_RANGE_CLOEXEC
 #define CLOSE_RANGE_CLOEXEC (1U << 2)
@@ -102,8 +93,6 @@ static long long now_ms(void)
 struct spec {
 	char *cwd;
 	char **env;
-	char **targets;
-	size_t target_count;
 	char **argv;
 };
 
@@ -176,76 +165,8 @@ static bool parse_spec(int fd, struct spec *spec)
 	if (!spec->env)
 		return false;
 	memcpy(spec->env, env, entries * sizeof *env);
-	spec->targets = take_counted(&at, end, &spec->target_count);
 	spec->argv = at;
-	return spec->targets != NULL;
-}
-
-/*
- * Forbids execution where the mount table says so. bubblewrap cannot; and its
- * mount namespace belongs to a user namespace above ours, so that we have no
- * right to change it: this is a copy that does belong to ours. Nobody keeps the
- * right to change it back.
- */
-static bool forbid_execution(const struct spec *spec)
-{
-	struct mount_attr attributes = {.attr_set = MOUNT_ATTR_NOEXEC};
-	const char *target = "mount namespace";
-	int *kept = calloc(spec->target_count, sizeof *kept);
-
-	if (!kept || unshare(CLONE_NEWNS) < 0)
-		goto failed;
-	/* as they are before anything changes */
-	for (size_t i = 0; i < spec->target_count; i++) {
-		target = spec->targets[i] + 1;
-		if (spec->targets[i][0] == 'k' &&
-		    (kept[i] = (int)syscall(SYS_open_tree, AT_FDCWD, target,
-					    OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE)) < 0)
-			goto failed;
-	}
-	for (size_t i = 0; i < spec->target_count; i++) {
-		target = spec->targets[i] + 1;
-		if (spec->targets[i][0] != 'k') {
-			if (syscall(SYS_mount_setattr, AT_FDCWD, target, AT_RECURSIVE,
-				    &attributes, sizeof attributes) < 0)
-				goto failed;
-			continue;
-		}
-		if (syscall(SYS_move_mount, kept[i], "", AT_FDCWD, target,
-			    MOVE_MOUNT_F_EMPTY_PATH) < 0)
-			goto failed;
-		close(kept[i]);
-	}
-	free(kept);
 	return true;
-failed:
-	report("failed noexec %.200s: %s", target, strerror(errno));
-	return false;
-}
-
-/*
- * Every set that exec could take a capability from, the bounding set first.
- * Without one nothing can be gained: no_new_privs is set.
- */
-static bool drop_capabilities(void)
-{
-	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
-	struct __user_cap_data_struct none[_LINUX_CAPABILITY_U32S_3] = {{0}};
-	struct __user_cap_data_struct own[_LINUX_CAPABILITY_U32S_3];
-
-	if (syscall(SYS_capget, &header, own) < 0)
-		goto failed;
-	if (!own[0].permitted && !own[1].permitted)
-		return true;
-	for (unsigned long number = 0; prctl(PR_CAPBSET_READ, number, 0, 0, 0) >= 0; number++)
-		if (prctl(PR_CAPBSET_DROP, number, 0, 0, 0) < 0)
-			goto failed;
-	if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) == 0 &&
-	    syscall(SYS_capset, &header, none) == 0)
-		return true;
-failed:
-	report("failed to give up capabilities: %s", strerror(errno));
-	return false;
 }
 
 /*
@@ -265,54 +186,6 @@ static bool scope_sockets(void)
 	return syscall(SYS_landlock_restrict_self, fd, 0) == 0 && close(fd) == 0;
 }
 
-/*
- * What no namespace keeps apart: keyrings belong to the uid (keyrings(7)), and
- * vsock(7) leads to whatever runs this machine. To the program it is as if the
- * kernel had neither. Other architectures than these are left alone: their
- * numbers are not known here.
- */
-static bool filter_calls(void)
-{
-#define ALLOW BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
-#define REFUSE(number) BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (number))
-#define LOAD(field) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field))
-#define UNLESS(value, skip) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)(value), 0, skip)
-	static struct sock_filter filter[] = {
-#if defined(__x86_64__)
-		LOAD(arch),
-		UNLESS(AUDIT_ARCH_I386, 8),
-		LOAD(nr),
-		UNLESS(286, 1),		/* add_key */
-		REFUSE(ENOSYS),
-		UNLESS(287, 1),		/* request_key */
-		REFUSE(ENOSYS),
-		UNLESS(288, 1),		/* keyctl */
-		REFUSE(ENOSYS),
-		ALLOW,
-		LOAD(nr),
-		BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 0x40000000U, 0, 1),	/* x32 */
-		REFUSE(ENOSYS),
-#endif
-		LOAD(nr),
-		UNLESS(SYS_add_key, 1),
-		REFUSE(ENOSYS),
-		UNLESS(SYS_request_key, 1),
-		REFUSE(ENOSYS),
-		UNLESS(SYS_keyctl, 1),
-		REFUSE(ENOSYS),
-		UNLESS(SYS_socket, 3),
-		LOAD(args[0]),
-		UNLESS(AF_VSOCK, 1),
-		REFUSE(EAFNOSUPPORT),
-		ALLOW,
-	};
-	const struct sock_fprog program = {.len = sizeof filter / sizeof *filter, .filter = filter};
-
-	/* a fresh one: what the daemon was started with is none of the agent's */
-	syscall(SYS_keyctl, 1 /* KEYCTL_JOIN_SESSION_KEYRING */, NULL);
-	return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0 || errno == EINVAL;
-}
-
 static void become_program(const struct spec *spec, const sigset_t *mask)
 {
 	report("start");
@@ -328,7 +201,8 @@ static void become_program(const struct spec *spec, const sigset_t *mask)
 		_exit(126);
 	}
 	if (!filter_calls()) {
-		report("failed to filter system calls: %s", strerror(errno));
+		report("failed to filter system calls: %s", errno == EINVAL ?
+		       "this kernel has no seccomp filters" : strerror(errno));
 		_exit(126);
 	}
 	sigprocmask(SIG_SETMASK, mask, NULL);
@@ -559,7 +433,7 @@ static int wait_for(pid_t program)
 int main(int argc, char **argv)
 {
 	static const int orders[] = {SIGCHLD, SIGTERM, SIGHUP, SIGUSR1};
-	struct rlimit no_core = {0, 0};
+	struct rlimit no_core = {1, 1};	/* no pipe gets one either (filter.h) */
 	struct spec spec;
 	sigset_t blocked, inherited;
 	pid_t program = 0;
@@ -569,6 +443,8 @@ int main(int argc, char **argv)
 		return 2;
 	report_fd = atoi(argv[2]);
 	runner = !strcmp(argv[3], "-");
+	/* it was executed by descriptor, and would be called by its number */
+	prctl(PR_SET_NAME, "keeper");
 	fcntl(report_fd, F_SETFD, FD_CLOEXEC);
 	/* The agent shares this uid: without this it could trace its PID 1. */
 	prctl(PR_SET_DUMPABLE, 0);
@@ -595,20 +471,17 @@ int main(int argc, char **argv)
 		return 125;
 	}
 	close(atoi(argv[1]));
-	if (!runner && spec.target_count && !forbid_execution(&spec))
-		return 125;
-	/* Who enters a cell has them all there, and root keeps them beyond exec. */
-	if ((runner || spec.target_count) && !drop_capabilities())
-		return 125;
-
 	if (spec.argv[0]) {
 		program = fork();
 		if (program < 0) {
 			report("failed fork: %s", strerror(errno));
 			return 125;
 		}
-		if (program == 0)
+		if (program == 0) {
+			if (!runner)
+				setsid();	/* what is done to its group is not done to PID 1 */
 			become_program(&spec, &inherited);
+		}
 	}
 	close(0);
 	close(1);

@@ -23,6 +23,9 @@
  * go there instead.
  * Output is kept in segments named by the offset of their first byte; when one
  * holds LOG_MAX / 2 bytes the next is begun and all but the last two removed.
+ * Lines in LOG that begin with "ctxfs:" are the runtime's: this program's, those of
+ * the steps into the cell, and those that the daemon appends. In a line of the
+ * program that begins so, a blank comes before the colon, wherever its writes end.
  * FDS lists descriptors, separated by commas, that PROGRAM finds from 4 on;
  * 3 is its report socket (see keeper.c). LIFELINE is a FIFO that the daemon
  * holds open for writing as long as it lives.
@@ -122,6 +125,25 @@ struct stream {
 	unsigned long long start, size, previous;
 	unsigned long long segment;
 	unsigned long long lost;
+	bool guarded;		/* what comes now is not the runtime's */
+	int matched;		/* bytes of OURS that the line began with; MATCHED_NOT */
+	unsigned long long left;	/* where it ended when this program wrote last */
+};
+
+#define OURS "ctxfs:"
+#define MATCHED_NOT (-1)
+
+/* A keeper says half of this; in its place may be what holds its socket by tricks. */
+#define WORDS_MAX 16
+
+/* What the keeper has said so far. */
+struct state {
+	int report;	/* where it says it */
+	int words;
+	bool closed;	/* it says no more */
+	bool held;
+	bool started;
+	bool ended;	/* its program; from then on somebody must lead the cell's end */
 };
 
 /* A pipe, and where its lines go. */
@@ -131,6 +153,7 @@ struct source {
 	struct stream *replies;	/* those that begin with {, if they go elsewhere */
 	struct stream *present;	/* the line that is being read */
 	bool inside;		/* something of it was read */
+	struct state *state;	/* who says when it is the program that writes; NULL if all may */
 };
 
 static void segment_name(char *name, size_t size, unsigned long long start)
@@ -182,6 +205,9 @@ static void open_stream(struct stream *s, const char *path, long long log_max)
 	if (s->directory < 0)
 		die(path);
 	s->segment = log_max / 2 > 4096 ? log_max / 2 : 4096;
+	s->guarded = false;
+	s->lost = s->left = 0;
+	s->matched = 0;
 	open_last(s);
 }
 
@@ -241,10 +267,49 @@ static void append_locked(struct stream *s, const char *data, size_t length)
 	}
 }
 
+/* How much of the data comes before the colon of a line that is not ours, or all of it. */
+static size_t before_forged(struct stream *s, const char *data, size_t length)
+{
+	for (size_t i = 0; i < length; i++) {
+		unsigned char c = (unsigned char)data[i];
+
+		if (iscntrl(c) && c != '\t') {
+			s->matched = 0;	/* what a terminal takes for the beginning of a line */
+		} else if (s->matched == MATCHED_NOT || c != (unsigned char)OURS[s->matched]) {
+			s->matched = MATCHED_NOT;
+		} else if (!OURS[++s->matched]) {
+			s->matched = MATCHED_NOT;
+			return i;
+		}
+	}
+	return length;
+}
+
+static void append_guarded(struct stream *s, const char *data, size_t length)
+{
+	look_at_segment(s);
+	if (s->start + s->size != s->left)
+		s->matched = 0;	/* the daemon has ended the line with one of its own */
+	while (length) {
+		size_t part = before_forged(s, data, length);
+
+		append_locked(s, data, part);
+		if (part == length)
+			return;
+		append_locked(s, " :", 2);
+		data += part + 1;
+		length -= part + 1;
+	}
+}
+
 static void append(struct stream *s, const char *data, size_t length)
 {
 	flock(s->directory, LOCK_EX);
-	append_locked(s, data, length);
+	if (s->guarded)
+		append_guarded(s, data, length);
+	else
+		append_locked(s, data, length);
+	s->left = s->start + s->size;
 	flock(s->directory, LOCK_UN);
 }
 
@@ -257,9 +322,13 @@ static void keep(struct stream *s, const char *data, size_t length)
 		int size = snprintf(note, sizeof note,
 				    "\nctxfs: %llu bytes of output lost, the disk was full\n", s->lost);
 		unsigned long long lost = s->lost;
+		bool guarded = s->guarded;
 
 		s->lost = 0;
+		s->guarded = false;
 		append(s, note, size);
+		s->guarded = guarded;
+		s->matched = 0;
 		if (s->lost)
 			s->lost = lost;
 	}
@@ -289,6 +358,51 @@ static void sort(struct source *from, const char *data, size_t length)
 	keep(from->present, kept, end - kept);
 }
 
+/* One word, if there is one; whether there may be more. */
+static bool take_report(struct state *state)
+{
+	char text[512], control[CMSG_SPACE(sizeof(struct ucred))];
+	struct iovec data = {text, sizeof text - 1};
+	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1,
+				 .msg_control = control, .msg_controllen = sizeof control};
+	ssize_t n = recvmsg(state->report, &message, MSG_DONTWAIT);
+	struct cmsghdr *header;
+	pid_t pid = 0;
+
+	if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
+		state->closed = true;
+	if (n <= 0)
+		return n < 0 && errno == EINTR;
+	if (++state->words > WORDS_MAX) {
+		state->closed = true;
+		return false;
+	}
+	text[n] = 0;
+	for (header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header)) {
+		if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_CREDENTIALS) {
+			struct ucred peer;
+
+			memcpy(&peer, CMSG_DATA(header), sizeof peer);
+			pid = peer.pid;
+		}
+	}
+	if (!strcmp(text, "hello")) {
+		record("keeper %d", pid);
+	} else if (!strcmp(text, "start")) {
+		record("start %d %llu", pid, now_ns());
+		state->started = true;
+	} else if (!strcmp(text, "hold")) {
+		record("hold");
+		state->held = true;
+	} else if (!strncmp(text, "failed ", 7) || !strcmp(text, "term")) {
+		record("%s", text);
+	} else if (!strncmp(text, "exit ", 5) || !strncmp(text, "signal ", 7)) {
+		record("%s %llu", text, now_ns());
+		state->ended = true;
+	}
+	return true;
+}
+
 /* Moves what is there: how much, 0 at the end of the stream or if nothing is left. */
 static size_t drain(struct source *from)
 {
@@ -304,6 +418,12 @@ static size_t drain(struct source *from)
 	}
 	if (n <= 0)
 		return 0;
+	/* The keeper says "start" before the program can write: it has, if this is of that. */
+	if (from->state && !from->lines->guarded) {
+		while (take_report(from->state))
+			;
+		from->lines->guarded = from->state->started || from->state->held;
+	}
 	sort(from, data, n);
 	return n;
 }
@@ -352,8 +472,7 @@ static void make_pipe(int ends[2], uid_t owner)
 /* In the child: descriptors as the chain expects them, then the chain. */
 static void enter(char **argv, char *fds, int report, int out, int log)
 {
-	static char *const environment[] = {
-		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8", NULL};
+	static char *const environment[] = {NULL};
 	int passed[16], count = 0, high = 64;
 
 	for (char *word = strtok(fds, ","); word && count < 16; word = strtok(NULL, ","))
@@ -367,65 +486,9 @@ static void enter(char **argv, char *fds, int report, int out, int log)
 	for (int i = 0; i < count; i++)
 		dup2(passed[i], FIRST_PASSED + i);
 	syscall(SYS_close_range, (unsigned)(FIRST_PASSED + count), ~0U, 0);
-	environ = (char **)environment;
-	execvp(argv[0], argv);
+	execve(argv[0], argv, environment);
 	dprintf(2, "ctxfs: %s: %s\n", argv[0], strerror(errno));
 	_exit(127);
-}
-
-/* A keeper says half of this; in its place may be what holds its socket by tricks. */
-#define WORDS_MAX 16
-
-/* What the keeper has said so far. */
-struct state {
-	int words;
-	bool closed;	/* it says no more */
-	bool held;
-	bool started;
-	bool ended;	/* its program; from then on somebody must lead the cell's end */
-};
-
-static void take_report(int report, struct state *state)
-{
-	char text[512], control[CMSG_SPACE(sizeof(struct ucred))];
-	struct iovec data = {text, sizeof text - 1};
-	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1,
-				 .msg_control = control, .msg_controllen = sizeof control};
-	ssize_t n = recvmsg(report, &message, MSG_DONTWAIT);
-	struct cmsghdr *header;
-	pid_t pid = 0;
-
-	if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
-		state->closed = true;
-	if (n <= 0)
-		return;
-	if (++state->words > WORDS_MAX) {
-		state->closed = true;
-		return;
-	}
-	text[n] = 0;
-	for (header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header)) {
-		if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_CREDENTIALS) {
-			struct ucred peer;
-
-			memcpy(&peer, CMSG_DATA(header), sizeof peer);
-			pid = peer.pid;
-		}
-	}
-	if (!strcmp(text, "hello")) {
-		record("keeper %d", pid);
-	} else if (!strcmp(text, "start")) {
-		record("start %d %llu", pid, now_ns());
-		state->started = true;
-	} else if (!strcmp(text, "hold")) {
-		record("hold");
-		state->held = true;
-	} else if (!strncmp(text, "failed ", 7) || !strcmp(text, "term")) {
-		record("%s", text);
-	} else if (!strncmp(text, "exit ", 5) || !strncmp(text, "signal ", 7)) {
-		record("%s %llu", text, now_ns());
-		state->ended = true;
-	}
 }
 
 /*
@@ -531,10 +594,11 @@ int main(int argc, char **argv)
 	record("chain %d", chain);
 	close(sockets[1]);
 	close(out_pipe[1]);
-	from_out = (struct source){out_pipe[0], &out, replies ? &reply : NULL, &out, false};
+	state.report = sockets[0];
+	from_out = (struct source){out_pipe[0], &out, replies ? &reply : NULL, &out, false, NULL};
 	if (!shared) {
 		close(log_pipe[1]);
-		from_log = (struct source){log_pipe[0], &log, NULL, &log, false};
+		from_log = (struct source){log_pipe[0], &log, NULL, &log, false, &state};
 	}
 	lead = open_lead(argv[10]);
 	for (char *word = strtok(argv[11], ","); word; word = strtok(NULL, ","))
@@ -608,7 +672,7 @@ int main(int argc, char **argv)
 		if (fds[3].revents)
 			drain(&from_log);
 		if (fds[1].revents)
-			take_report(sockets[0], &state);
+			take_report(&state);
 		if (fds[6].revents)
 			lead = LEAD_NOBODY;	/* that keeper is gone */
 	}

@@ -21,8 +21,9 @@
  * SPEC_FD holds strings, each ended by a NUL: the directory for the tmpfs, the
  * creator's uid, gid, and groups (separated by commas), the forbidden paths
  * (separated by colons), then for each mount its options (letters: r bind
- * recursively, s nosuid, d nodev, x noexec, t left out if it is not there) and
- * its source.
+ * recursively, s nosuid, d nodev, x noexec, t left out if it is not there), ID
+ * and its source. ID is "-", or what the source was when it was written (look.c):
+ * DEVICE:INODE, or "*" for whatever is there by now. With an ID no link is followed.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -34,7 +35,6 @@
 #include <mntent.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,6 +48,11 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "die.h"
+
+#define ANOTHER "mount source %s: is another object than when the line was written: " \
+		"write the line again"
 
 static bool rootless;
 
@@ -66,23 +71,23 @@ struct creator {
 	int group_count;
 };
 
-static void die(const char *format, ...)
-{
-	va_list args;
-
-	fputs("ctxfs: ", stderr);
-	va_start(args, format);
-	vfprintf(stderr, format, args);
-	va_end(args);
-	fputc('\n', stderr);
-	exit(125);
-}
-
 static bool inside(const char *path, const char *directory)
 {
 	size_t n = strlen(directory);
 
 	return n && !strncmp(path, directory, n) && (path[n] == 0 || path[n] == '/');
+}
+
+/* Whether this is what was there when its name was written down. */
+static void check_object(int fd, const char *source, const char *id)
+{
+	unsigned long long device, inode;
+	struct stat st;
+
+	if (sscanf(id, "%llu:%llu", &device, &inode) == 2 &&
+	    (fstat(fd, &st) < 0 || (unsigned long long)st.st_dev != device ||
+	     (unsigned long long)st.st_ino != inode))
+		die(ANOTHER, source);
 }
 
 static void check_source(int fd, const char *source, const char *forbidden, char *path, size_t size)
@@ -116,10 +121,13 @@ static void join(int namespace, const char *what)
 }
 
 /* openat2(2) with the creator's rights and nobody else's. */
-static int open_as(const char *source, const struct creator *as)
+static int open_as(const char *source, const char *id, const struct creator *as)
 {
 	struct open_how how = {.flags = O_PATH | O_CLOEXEC, .resolve = RESOLVE_NO_MAGICLINKS};
 	int fd, error;
+
+	if (*id != '-')
+		how.resolve |= RESOLVE_NO_SYMLINKS;
 
 	if (rootless)
 		return (int)syscall(SYS_openat2, AT_FDCWD, source, &how, sizeof how);
@@ -151,13 +159,14 @@ static int clone_mount(int fd, const char *source)
 }
 
 /* From the view of a cell if there is one; root goes in and comes back. */
-static struct opened open_source(const char *source, const struct creator *as, int cell, int own)
+static struct opened open_source(const char *source, const char *id, const struct creator *as,
+				 int cell, int own)
 {
 	struct opened found = {.tree = -1};
 
 	if (cell >= 0)
 		join(cell, "the parent's cell");
-	found.fd = open_as(source, as);
+	found.fd = open_as(source, id, as);
 	found.error = found.fd < 0 ? errno : 0;
 	if (found.fd >= 0 && cell >= 0)
 		found.tree = clone_mount(found.fd, source);
@@ -261,13 +270,13 @@ static int start_fetcher(int cell, char **items, size_t count, pid_t *fetcher)
 	}
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	enter_view(cell);
-	for (size_t i = 5; i + 1 < count; i += 2) {
+	for (size_t i = 5; i + 2 < count; i += 3) {
 		struct opened found = {.tree = -1};
 
-		found.fd = open_as(items[i + 1], NULL);
+		found.fd = open_as(items[i + 2], items[i + 1], NULL);
 		found.error = found.fd < 0 ? errno : 0;
 		if (found.fd >= 0)
-			found.tree = clone_mount(found.fd, items[i + 1]);
+			found.tree = clone_mount(found.fd, items[i + 2]);
 		send_opened(ends[1], &found);
 		if (found.fd >= 0) {
 			close(found.fd);
@@ -328,21 +337,34 @@ static bool is_procfs(const char *type)
 	return !strcmp(type, "proc");
 }
 
-/* Hides every filesystem of some type below a point, where mounts are locked and
- * cannot be taken out. */
-static void cover_mounts(const char *point, const char *source, bool (*hidden)(const char *))
+/* Where filesystems of some type are mounted below a directory, in order. */
+static char **find_mounts(const char *directory, bool (*wanted)(const char *), size_t *count)
 {
 	FILE *mounts = setmntent("/proc/self/mounts", "r");
+	char **found = NULL;
 	struct mntent *entry;
-	char *covered[256];
-	size_t count = 0;
 
 	if (!mounts)
-		die("mount source %s: /proc/self/mounts: %s", source, strerror(errno));
-	while ((entry = getmntent(mounts)) && count < 256)
-		if (inside(entry->mnt_dir, point) && hidden(entry->mnt_type))
-			covered[count++] = strdup(entry->mnt_dir);
+		die("/proc/self/mounts: %s", strerror(errno));
+	*count = 0;
+	while ((entry = getmntent(mounts))) {
+		if (!inside(entry->mnt_dir, directory) || !wanted(entry->mnt_type))
+			continue;
+		found = realloc(found, (*count + 1) * sizeof *found);
+		if (!found || !(found[(*count)++] = strdup(entry->mnt_dir)))
+			die("mount sources: %s", strerror(ENOMEM));
+	}
 	endmntent(mounts);
+	return found;
+}
+
+/* Hides every filesystem of some type below a directory, where mounts are locked
+ * and cannot be taken out. */
+static void cover_mounts(const char *directory, bool (*hidden)(const char *))
+{
+	size_t count;
+	char **covered = find_mounts(directory, hidden, &count);
+
 	for (size_t i = 0; i < count; i++) {
 		struct stat st;
 		/* what lay below one that is covered by now is not there any more */
@@ -354,38 +376,35 @@ static void cover_mounts(const char *point, const char *source, bool (*hidden)(c
 		else if (there)
 			failed = mount("/dev/null", covered[i], NULL, MS_BIND, NULL);
 		if (failed < 0)
-			die("mount source %s: %s: %s", source, covered[i], strerror(errno));
-		free(covered[i]);
+			die("mount sources: %s: %s", covered[i], strerror(errno));
 	}
 }
 
-/*
- * Takes procfs and cgroupfs out of what was bound below a point, wherever they
- * are, and covers the daemon's own directories. Read anew after each change.
- */
-static void clean_tree(const char *point, const char *source, const char *real,
-		       const char *forbidden)
+/* Takes procfs and cgroupfs out of all that was bound, wherever they are. What cannot
+ * be reached by its name is below something that covers it, and stays there. */
+static void remove_mounts(const char *directory)
+{
+	size_t count, removed;
+
+	do {
+		char **found = find_mounts(directory, is_forbidden_type, &count);
+
+		removed = 0;
+		for (size_t i = count; i-- > 0;) {	/* what is on top was mounted last */
+			if (umount2(found[i], MNT_DETACH) == 0)
+				removed++;
+			else if (errno != EINVAL && errno != ENOENT)
+				die("mount sources: %s: %s", found[i], strerror(errno));
+		}
+	} while (removed);
+}
+
+/* Covers the daemon's own directories in what was bound at a point. */
+static void cover_own(const char *point, const char *source, const char *real,
+		      const char *forbidden)
 {
 	char list[8192], *state = NULL;
-	bool found = !rootless;
 
-	if (rootless)
-		cover_mounts(point, source, is_forbidden_type);
-	while (found) {
-		FILE *mounts = setmntent("/proc/self/mounts", "r");
-		char last[4096] = "";
-		struct mntent *entry;
-
-		if (!mounts)
-			die("mount source %s: /proc/self/mounts: %s", source, strerror(errno));
-		while ((entry = getmntent(mounts)))
-			if (inside(entry->mnt_dir, point) && is_forbidden_type(entry->mnt_type))
-				snprintf(last, sizeof last, "%s", entry->mnt_dir);
-		endmntent(mounts);
-		found = last[0];
-		if (found && umount2(last, MNT_DETACH) < 0)
-			die("mount source %s: %s: %s", source, last, strerror(errno));
-	}
 	snprintf(list, sizeof list, "%s", forbidden);
 	for (char *word = strtok_r(list, ":", &state); word; word = strtok_r(NULL, ":", &state)) {
 		const char *rest = strcmp(real, "/") ? word + strlen(real) : word;
@@ -422,28 +441,49 @@ static void enter_user_namespace(void)
 	write_map("/proc/self/gid_map", "%u %u 1", gid);
 }
 
+/* The NUL-ended strings of the specification, all of them. */
+static char **read_items(int fd, size_t *count)
+{
+	size_t capacity = 1 << 16, length = 0, next = 0;
+	char *data = malloc(capacity), **items;
+
+	for (;;) {
+		ssize_t n = data ? read(fd, data + length, capacity - length) : -1;
+
+		if (n < 0)
+			die("the runtime's mount data: %s", strerror(data ? errno : ENOMEM));
+		if (n == 0)
+			break;
+		length += (size_t)n;
+		if (length == capacity)
+			data = realloc(data, capacity *= 2);
+	}
+	if (!length || data[length - 1])
+		die("the runtime's mount data is damaged");
+	for (size_t i = 0; i < length; i++)
+		*count += data[i] == 0;
+	items = calloc(*count, sizeof *items);
+	if (!items || *count < 5)
+		die("the runtime's mount data is damaged");
+	for (char *p = data; next < *count; p += strlen(p) + 1)
+		items[next++] = p;
+	return items;
+}
+
 int main(int argc, char **argv)
 {
-	static char data[1 << 20];
 	static struct creator as;
-	char *items[2048], *directory, *forbidden, *state = NULL;
-	size_t length = 0, count = 0;
-	int fd, own = -1, cell = -1, channel = -1;
+	char **items, *directory, *forbidden, *state = NULL;
+	size_t count = 0;
+	int own = -1, cell = -1, channel = -1;
 	pid_t fetcher = 0;
-	ssize_t n;
 
 	if (argc < 5 || strcmp(argv[3], "--"))
 		die("usage: stage SPEC_FD CELL -- PROGRAM ARGUMENT...");
 	if (strcmp(argv[2], "-"))
 		cell = atoi(argv[2]);
-	fd = atoi(argv[1]);
-	while ((n = read(fd, data + length, sizeof data - 1 - length)) > 0)
-		length += n;
-	close(fd);
-	for (char *p = data; p < data + length && count < 2048; p += strlen(p) + 1)
-		items[count++] = p;
-	if (count < 5)
-		die("the runtime's mount data is damaged");
+	items = read_items(atoi(argv[1]), &count);
+	close(atoi(argv[1]));
 	directory = items[0];
 	as.uid = (uid_t)atol(items[1]);
 	as.gid = (gid_t)atol(items[2]);
@@ -466,30 +506,40 @@ int main(int argc, char **argv)
 		die("%s: %s", directory, strerror(errno));
 	if (cell >= 0 && (own = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC)) < 0)
 		die("/proc/self/ns/mnt: %s", strerror(errno));
-	for (size_t i = 5; i + 1 < count; i += 2) {
-		const char *source = items[i + 1], *options = items[i];
+	for (size_t i = 5; i + 2 < count; i += 3) {
+		const char *options = items[i], *id = items[i + 1], *source = items[i + 2];
 		char point[4096], real[4096];
 		struct opened found;
 
-		snprintf(point, sizeof point, "%s/%zu", directory, (i - 5) / 2);
-		found = channel >= 0 ? receive_opened(channel) : open_source(source, &as, cell, own);
+		snprintf(point, sizeof point, "%s/%zu", directory, (i - 5) / 3);
+		found = channel >= 0 ? receive_opened(channel)
+				     : open_source(source, id, &as, cell, own);
 		if (found.fd < 0 && found.error == ENOENT && strchr(options, 't'))
 			continue;
+		if (found.fd < 0 && *id != '-' &&
+		    (found.error == ELOOP || found.error == ENOENT || found.error == ENOTDIR))
+			die(ANOTHER, source);
 		if (found.fd < 0 && found.error == ELOOP)
 			die("mount source %s: links of procfs, and loops of links, cannot be "
 			    "given to an agent", source);
 		if (found.fd < 0)
 			die("mount source %s: %s", source, strerror(found.error));
+		check_object(found.fd, source, id);
 		check_source(found.fd, source, forbidden, real, sizeof real);
 		bind_source(found.fd, found.tree, source, point, options);
 		if (cell < 0)
-			clean_tree(point, source, real, forbidden);
-		else
-			cover_mounts(point, source, is_procfs);
+			cover_own(point, source, real, forbidden);
 		close(found.fd);
 		if (found.tree >= 0)
 			close(found.tree);
 	}
+	/* once for all, since every look at them is at all mounts of the host */
+	if (cell >= 0)
+		cover_mounts(directory, is_procfs);
+	else if (rootless)
+		cover_mounts(directory, is_forbidden_type);
+	else
+		remove_mounts(directory);
 	if (cell >= 0)
 		close(cell);
 	if (fetcher > 0)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from runtime import cell
+from runtime import cell, linux
+from runtime.authority import mounts
 from runtime.cell import HOME, Places, Plan
 from runtime.errors import MalformedError, WrongStateError
 from runtime.model import Agent
@@ -36,7 +38,7 @@ VARIABLES = {
     "LANG",
     "TERM",
 }
-FD = {"report": "3", "spec": "4", "view": "5", "extra": "6"}
+FD = {"report": "3", "spec": "4", "keeper": "5", "view": "6", "extra": "7", "cell": "8"}
 
 
 @pytest.fixture
@@ -57,33 +59,40 @@ def child(world: World, agent: Agent) -> Agent:
     return world.agents.create(inside(world.live(agent)), "c")
 
 
-def plan(world: World, agent: Agent, **hidden: str) -> Plan:
-    return cell.plan(
-        world.agents, agent, PLACES, hidden={"/" + key: kind for key, kind in hidden.items()}
-    )
+def plan(world: World, agent: Agent) -> Plan:
+    return cell.plan(world.agents, agent, PLACES)
 
 
 def strings(data: bytes) -> list[str]:
     return [part.decode() for part in data.split(b"\0")[:-1]]
 
 
-def binds(found: Plan, option: str) -> list[tuple[str, str]]:
-    """(source, target) of each ``option`` in the view."""
-    view = found.view
-    return [(view[i + 1], view[i + 2]) for i, word in enumerate(view) if word == option]
+def operations(found: Plan) -> list[tuple[str, ...]]:
+    """What view.c is to do."""
+    counts = {"network": 0, "bind": 4, "root": 1, "proc": 1, "dev": 1, "hide": 1}
+    done: list[tuple[str, ...]] = []
+    words = list(found.view)
+    while words:
+        count = 1 + counts.get(words[0], 2)
+        done.append(tuple(words[:count]))
+        del words[:count]
+    return done
+
+
+def binds(found: Plan, options: str = "-") -> list[tuple[str, str]]:
+    """(source, target) of each bind with these options."""
+    return [(o[3], o[4]) for o in operations(found) if o[0] == "bind" and o[1] == options]
+
+
+def links(found: Plan) -> list[tuple[str, str]]:
+    return [(o[1], o[2]) for o in operations(found) if o[0] == "symlink"]
 
 
 def spec(found: Plan) -> tuple[str, dict[str, str], list[str]]:
     """Working directory, environment, program."""
-    cwd, entries, _, words = parts(found)
-    return cwd, dict(e.split("=", 1) for e in entries), words
-
-
-def parts(found: Plan) -> tuple[str, list[str], list[str], list[str]]:
-    """Working directory, environment, mount targets, program."""
     cwd, count, *rest = strings(found.spec)
-    entries, (number, *left) = rest[: int(count)], rest[int(count) :]
-    return cwd, entries, left[: int(number)], left[int(number) :]
+    entries, words = rest[: int(count)], rest[int(count) :]
+    return cwd, dict(entry.split("=", 1) for entry in entries), words
 
 
 # what the program starts from
@@ -167,33 +176,26 @@ def test_the_working_directory_is_cwd_else_the_workspace_else_home(
 # the steps
 
 
-def test_a_root_agents_steps_drop_every_right_first(world: World, agent: Agent) -> None:
-    steps = plan(world, agent).steps
-    before = steps[: steps.index("bwrap")]
-    assert before[0] == "setpriv"
-    for words in (("--reuid", "1000"), ("--regid", "1000"), ("--groups", "5,6")):
-        assert words in list(pairwise(before))
-    for word in ("--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"):
-        assert word in before
-    assert steps[steps.index("bwrap") :] == (
-        *("bwrap", "--args", FD["view"], "--", "/run/c/root/bin/keeper"),
-        *(FD["spec"], FD["report"], "5000"),
+def test_a_root_agents_view_is_built_with_its_ids(world: World, agent: Agent) -> None:
+    assert plan(world, agent).steps == (
+        *("/run/c/root/bin/view", FD["view"], FD["keeper"], "1000", "1000", "5,6", "--"),
+        *("keeper", FD["spec"], FD["report"], "5000"),
     )
 
 
 def test_without_groups_it_keeps_none(world: World, agent: Agent) -> None:
     world.agents.update(agent, groups=())
-    steps = plan(world, agent).steps
-    assert "--clear-groups" in steps
-    assert "--groups" not in steps
+    assert plan(world, agent).steps[5] == "-"
 
 
 def test_a_childs_steps_enter_its_parents_cell_with_its_ids(world: World, child: Agent) -> None:
-    steps = plan(world, child).steps
-    assert steps[0].endswith("/enter")
-    assert steps[1:6] == (FD["extra"], "1000", "1000", "5,6", "cell")
-    assert steps[6:8] == ("--", "bwrap")
-    assert "setpriv" not in steps
+    found = plan(world, child)
+    assert found.steps == (
+        *("/run/c/root/bin/enter", FD["cell"], FD["extra"], "1000", "1000", "5,6", "cell", "--"),
+        *("view", FD["view"], FD["keeper"], "1000", "1000", "=", "--"),
+        *("keeper", FD["spec"], FD["report"], "5000"),
+    )
+    assert found.programs == ("keeper", "view"), "by descriptor, not by a path in there"
 
 
 def test_the_grace_is_the_agents_in_milliseconds(world: World, agent: Agent) -> None:
@@ -201,23 +203,22 @@ def test_the_grace_is_the_agents_in_milliseconds(world: World, agent: Agent) -> 
     assert plan(world, agent).steps[-1] == "250"
 
 
-def test_every_cell_has_its_own_namespaces(world: World, agent: Agent, child: Agent) -> None:
+def test_every_cell_has_processes_and_devices_of_its_own(
+    world: World, agent: Agent, child: Agent
+) -> None:
     for found in (plan(world, agent), plan(world, child)):
-        wanted = {"--unshare-user", "--unshare-pid", "--unshare-ipc", "--as-pid-1", "--new-session"}
-        assert wanted <= set(found.view)
-        assert [found.view[i + 1] for i, w in enumerate(found.view) if w == "--proc"] == ["/proc"]
-        assert [found.view[i + 1] for i, w in enumerate(found.view) if w == "--dev"] == ["/dev"]
+        assert {("proc", "/proc"), ("dev", "/dev")} <= set(operations(found))
 
 
 def test_the_network_is_opened_by_policy_only(world: World, agent: Agent, child: Agent) -> None:
-    assert "--unshare-net" in plan(world, agent).view
+    assert "network" in plan(world, agent).view
     # nor has the parent's cell, where the child's is made; but that has a loopback
-    assert "--unshare-net" in plan(world, child).view
+    assert "network" in plan(world, child).view
     world.agents.update(agent, policy="allow x_t network:default connect\n")
-    assert "--unshare-net" not in plan(world, agent).view
-    assert "--unshare-net" in plan(world, child).view
+    assert "network" not in plan(world, agent).view
+    assert "network" in plan(world, child).view
     world.agents.update(child, policy="allow c_t network:default connect\n")
-    assert "--unshare-net" not in plan(world, child).view
+    assert "network" not in plan(world, child).view
 
 
 # the view
@@ -227,21 +228,37 @@ def test_a_root_agent_sees_the_configured_base_read_only(world: World, agent: Ag
     found = plan(world, agent)
     for path in map(Path, world.config.base_view):
         if path.is_symlink():
-            assert (os.readlink(path), str(path)) in binds(found, "--symlink")
+            assert (os.readlink(path), str(path)) in links(found)
         else:
-            assert (str(path), str(path)) in binds(found, "--ro-bind-try")
-    assert ("/", "/") not in binds(found, "--bind")
+            assert (str(path), str(path)) in binds(found, "rt")
     shared = str(PLACES.shared)
-    assert binds(found, "--bind") == [(shared, shared)]
-    assert (str(PLACES.fuse), "/ctx") in binds(found, "--symlink")
+    assert binds(found, "s") == [(shared, shared)]
+    assert (str(PLACES.fuse), "/ctx") in links(found)
     assert found.stage == b""
 
 
 def test_a_child_sees_what_its_parent_sees(world: World, child: Agent) -> None:
     found = plan(world, child)
-    assert binds(found, "--bind")[0] == ("/", "/")
-    assert "--ro-bind-try" not in found.view
+    assert operations(found)[1:3] == [("root", "/"), ("tmpfs", "0755", "/var/tmp")]
+    assert binds(found, "rt") == []
     assert found.stage == b""
+
+
+@pytest.mark.parametrize("named", [{"root": "/tree"}, {"iso": "shared"}])
+def test_a_root_that_the_runtime_did_not_make_is_a_childs_too(
+    world: World, agent: Agent, child: Agent, named: dict[str, str]
+) -> None:
+    assert cell.has_own_root(world.agents, child)
+    world.agents.update(agent, **named)
+    assert not cell.has_own_root(world.agents, child)
+    assert operations(plan(world, child))[1] == ("bind", "s", "-", "/", "/")
+
+
+def test_a_detached_child_knows_whose_root_its_parent_had(world: World, child: Agent) -> None:
+    world.agents.update(child, life="detached")
+    assert not cell.has_own_root(world.agents, child)
+    world.agents.update(child, bound_root=True)
+    assert cell.has_own_root(world.agents, child)
 
 
 def test_operators_mounts_are_staged_with_the_creators_rights(world: World, agent: Agent) -> None:
@@ -253,16 +270,16 @@ def test_operators_mounts_are_staged_with_the_creators_rights(world: World, agen
     )
     found = plan(world, agent)
     assert found.steps[0].endswith("/stage")
-    assert found.steps[1:5] == (FD["extra"], "-", "--", "setpriv")
+    assert found.steps[1:5] == (FD["extra"], "-", "--", "/run/c/root/bin/view")
     assert strings(found.stage) == [
         *("/run/c/stage", "1000", "1000", "9", "/var/lib/c:/run/c"),
-        *("r", "/tree", "r", "/work", "r", "/a", "sdx", "/b"),
+        *("r", "-", "/tree", "r", "-", "/work", "r", "-", "/a", "sdx", "-", "/b"),
     ]
     stage = "/run/c/stage"
-    assert (f"{stage}/0", "/") in binds(found, "--bind")
-    assert (f"{stage}/1", "/work") in binds(found, "--bind")
-    assert (f"{stage}/2", "/m/a") in binds(found, "--ro-bind")
-    assert (f"{stage}/3", "/m/b") in binds(found, "--bind")
+    assert (f"{stage}/0", "/") in binds(found)
+    assert (f"{stage}/1", "/work") in binds(found)
+    assert (f"{stage}/2", "/m/a") in binds(found, "r")
+    assert (f"{stage}/3", "/m/b") in binds(found)
     for source in ("/tree", "/a", "/b"):
         assert source not in found.view
 
@@ -270,69 +287,80 @@ def test_operators_mounts_are_staged_with_the_creators_rights(world: World, agen
 def test_a_childs_mounts_are_named_inside_its_parents_view(world: World, child: Agent) -> None:
     world.agents.update(child, mount="/a /m/a ro\n/b /m/b rw\n")
     found = plan(world, child)
-    assert ("/a", "/m/a") in binds(found, "--ro-bind")
-    assert ("/b", "/m/b") in binds(found, "--bind")
+    assert ("/a", "/m/a") in binds(found, "r")
+    assert ("/b", "/m/b") in binds(found)
     assert found.stage == b""
 
 
-def test_a_childs_noexec_is_for_its_keeper(world: World, child: Agent) -> None:
-    table = "/a /a rw noexec\n/b /m rw noexec\n/c /m/c ro\n- /m/h hide\n/d /m/c/d rw noexec\n"
-    world.agents.update(child, mount=table + "/e /e rw\n/f /f/f rw noexec\n/g /f rw\n")
+def test_noexec_of_a_child_is_made_with_its_view(world: World, child: Agent) -> None:
+    world.agents.update(child, mount="/a /a rw noexec\n/b /m ro noexec\n/c /m/c ro\n")
     found = plan(world, child)
-    # a later line takes the place of /f/f
-    assert parts(found)[2] == ["x/a", "x/m", "k/m/c", "x/m/c/d"]
-    added = [found.view[i + 1] for i, word in enumerate(found.view) if word == "--cap-add"]
-    assert added == ["CAP_SYS_ADMIN", "CAP_SETPCAP"]
-    assert spec(found)[2] == ["prog", "a b", "c"]
+    assert binds(found, "x") == [("/a", "/a")]
+    assert binds(found, "rx") == [("/b", "/m")]
+    assert binds(found, "r") == [("/c", "/m/c")]
 
 
-def test_without_noexec_a_keeper_has_no_capability(
+def test_noexec_of_what_is_staged_is_there_already(
     world: World, agent: Agent, child: Agent
 ) -> None:
     world.agents.update(agent, mount="/a /m rw noexec\n")
-    world.agents.update(child, mount="/m /n rw\n")
     detached = world.agents.create(inside(agent), "d")
     world.agents.update(detached, life="detached", mount="/m /n rw noexec\n")
-    for one in (agent, child, detached):
-        found = plan(world, one)
-        assert parts(found)[2] == []
-        assert "--cap-add" not in found.view
-    assert strings(plan(world, detached).stage)[-2:] == ["rx", "/m"]
+    for one in (agent, detached):
+        assert binds(plan(world, one), "x") == []
+        assert strings(plan(world, one).stage)[-3] == "rx"
+
+
+def found_at(boot: str, **paths: str) -> dict[str, Any]:
+    """A record of what /NAME was in a boot: another path, and 8:1 there."""
+    return mounts.Sources(
+        boot, {f"/{name}": mounts.Source(path, "8:1") for name, path in paths.items()}
+    ).dump()
+
+
+def test_what_was_found_is_staged_by_its_path_without_links(world: World, agent: Agent) -> None:
+    boot = linux.boot_id()
+    world.agents.update(
+        agent, root="/tree", workspace="explicit_root:/work", mount="/a /m rw\n",
+        sources={"mount": found_at(boot, a="/real/a"), "root": found_at(boot, tree="/real/tree"),
+                 "workspace": found_at(boot, work="/real/work")},
+    )
+    found = plan(world, agent)
+    assert strings(found.stage)[5:] == [
+        *("r", "8:1", "/real/tree", "r", "8:1", "/real/work", "r", "8:1", "/real/a")
+    ]
+    assert ("/run/c/stage/1", "/work") in binds(found), "it appears where it was named"
+
+
+def test_numbers_of_another_boot_are_not_compared(world: World, agent: Agent) -> None:
+    world.agents.update(
+        agent, mount="/a /m rw\n", sources={"mount": found_at("an earlier one", a="/real/a")}
+    )
+    assert strings(plan(world, agent).stage)[5:] == ["r", "*", "/real/a"]
+
+
+def test_planning_thousands_of_lines_is_not_quadratic(world: World, agent: Agent) -> None:
+    def cost(count: int) -> float:
+        text = "".join(f"/a/{n} /m/{n} ro noexec\n" for n in range(count))
+        world.agents.update(agent, mount=text)
+        begun = time.process_time()
+        plan(world, agent)
+        return time.process_time() - begun
+
+    cost(100)
+    few, many = min(cost(250) for _ in range(3)), cost(2000)
+    assert many < few * 8 * 4
 
 
 def test_mounts_apply_in_order(world: World, agent: Agent) -> None:
     world.agents.update(agent, mount="/a /m rw\n- /m/x hide\n/b /m/x/y ro\n")
-    view = plan(world, agent, **{"m/x": "directory"}).view
-    positions = [view.index(target) for target in ("/m", "/m/x", "/m/x/y")]
-    assert positions == sorted(positions)
+    last = [operation[-1] for operation in operations(plan(world, agent))]
+    assert last[-3:] == ["/m", "/m/x", "/m/x/y"]
 
 
-def test_a_hidden_file_is_nothing(world: World, agent: Agent) -> None:
-    world.agents.update(agent, mount="- /h hide\n")
-    assert ("/dev/null", "/h") in binds(plan(world, agent, h="file"), "--ro-bind")
-
-
-def test_what_is_not_there_is_not_hidden(world: World, agent: Agent) -> None:
-    world.agents.update(agent, mount="- /h hide\n")
-    assert "/h" not in plan(world, agent, h="none").view
-
-
-def test_what_to_hide_is_looked_for_where_an_earlier_line_takes_it_from(
-    world: World, agent: Agent
-) -> None:
-    table = "/src /p ro\n- /p/secret hide\n- /etc/x hide\n/other /p/sub rw\n- /p/sub/y hide\n"
-    world.agents.update(agent, mount=table)
-    assert cell.hidden_paths(world.agents, agent) == [
-        ("/p/secret", "/src/secret", True),
-        ("/etc/x", "/etc/x", False),
-        ("/p/sub/y", "/other/y", True),
-    ]
-
-
-def test_a_hidden_directory_is_empty_and_closed(world: World, agent: Agent) -> None:
-    world.agents.update(agent, mount="- /h hide\n")
-    view = plan(world, agent, h="directory").view
-    assert view[-6:] == ("--perms", "0000", "--tmpfs", "/h", "--remount-ro", "/h")
+def test_what_is_hidden_is_left_to_whoever_builds_the_view(world: World, child: Agent) -> None:
+    world.agents.update(child, mount="- /h hide\n")
+    assert operations(plan(world, child))[-1] == ("hide", "/h")
 
 
 def test_what_a_parent_had_below_the_fresh_directories_is_given_on(
@@ -340,27 +368,27 @@ def test_what_a_parent_had_below_the_fresh_directories_is_given_on(
 ) -> None:
     mount = f"/a /tmp/a rw\n/b {HOME}/b ro\n/c /else rw\n- /tmp/h hide\n"
     world.agents.update(agent, mount=mount, workspace="explicit_root:/tmp/w")
-    given = binds(plan(world, child), "--bind-try")
+    given = binds(plan(world, child), "t")
     assert given == [(p, p) for p in ("/tmp/a", f"{HOME}/b", "/tmp/w")]
 
 
 def test_a_shared_agent_sees_the_host_but_not_the_daemon(world: World, agent: Agent) -> None:
     world.agents.update(agent, iso="shared")
     found = plan(world, agent)
-    assert binds(found, "--bind")[0] == ("/", "/")
-    assert ("/sys/fs/cgroup", "/sys/fs/cgroup") in binds(found, "--ro-bind-try")
+    assert binds(found, "s")[0] == ("/", "/")
+    assert ("/sys/fs/cgroup", "/sys/fs/cgroup") in binds(found, "rt")
     for hidden in ("/var/lib/c", "/run/c"):
-        assert ("--tmpfs", hidden) in list(pairwise(found.view))
+        assert ("tmpfs", "0755", hidden) in operations(found)
 
 
 def test_a_shared_agent_with_a_root_does_not_see_the_daemon_either(
     world: World, agent: Agent
 ) -> None:
     world.agents.update(agent, iso="shared", root="/tree")
-    view = plan(world, agent).view
+    found = plan(world, agent)
     for hidden in ("/var/lib/c", "/run/c"):
-        assert ("--tmpfs", hidden) in list(pairwise(view))
-    assert ("--bind", "/run/c/stage/0") in list(pairwise(view))
+        assert ("tmpfs", "0755", hidden) in operations(found)
+    assert binds(found, "s")[0] == ("/run/c/stage/0", "/")
 
 
 # a worktree
@@ -389,32 +417,18 @@ def test_a_worktree_is_the_workspace_in_force(world: World, agent: Agent, child:
 def test_a_worktree_is_mounted_before_the_childs_table(world: World, child: Agent) -> None:
     worktree = give_worktree(world, child, "/data/w")
     world.agents.update(child, mount="/workspace/a /m rw\n- /workspace/b hide\n")
-    found = plan(world, child, **{"workspace/b": "directory"})
-    mounted = [
-        (found.view[i].removeprefix("--"), *found.view[i + 1 : i + 3])
-        for i, word in enumerate(found.view)
-        if word in ("--bind", "--ro-bind")
-    ]
+    found = plan(world, child)
     lines = [
-        ("ro-bind" if mount.mode == "ro" else "bind", mount.source, mount.target)
+        ("bind", "r" if mount.mode == "ro" else "-", "-", mount.source, mount.target)
         for mount in worktree_mounts(worktree)
     ]
-    start = mounted.index(lines[0])
-    assert mounted[start:] == [*lines, ("bind", "/workspace/a", "/m")]
-    assert found.view.index("--remount-ro") > len(found.view) - 10
+    made = operations(found)
+    start = made.index(lines[0])
+    assert made[start:] == [
+        *lines, ("bind", "-", "-", "/workspace/a", "/m"), ("hide", "/workspace/b"),
+    ]
     assert found.stage == b""
     assert spec(found)[0] == "/workspace"
-
-
-def test_what_is_hidden_in_a_worktree_is_looked_for_where_that_is(
-    world: World, child: Agent
-) -> None:
-    worktree = give_worktree(world, child, "/w")
-    world.agents.update(child, mount="- /workspace/x hide\n- /w/.git/hooks hide\n")
-    assert cell.hidden_paths(world.agents, child) == [
-        ("/workspace/x", f"{worktree.path}/x", True),
-        ("/w/.git/hooks", "/w/.git/hooks", True),
-    ]
 
 
 def test_without_its_worktree_there_is_no_plan(world: World, child: Agent) -> None:
@@ -428,26 +442,38 @@ def test_a_worktree_below_the_fresh_directories_is_given_on(
 ) -> None:
     world.agents.update(agent, workspace="explicit_root:/tmp/w")
     worktree = give_worktree(world, child, "/tmp/w")
-    assert binds(plan(world, child), "--bind-try") == [("/tmp/w", "/tmp/w")]
+    assert binds(plan(world, child), "t") == [("/tmp/w", "/tmp/w")]
     heir = world.agents.create(inside(world.may_create(child)), "heir")
     world.agents.update(heir, exec="true")
-    given = [m.target for m in worktree_mounts(worktree) if m.target != "/workspace"]
-    assert binds(plan(world, heir), "--bind-try") == [(p, p) for p in ("/tmp/w", *given)]
+    given = [m.target for m in worktree_mounts(worktree) if "/workspace" not in m.target]
+    assert binds(plan(world, heir), "t") == [(p, p) for p in ("/tmp/w", *given)]
 
 
 # handing it over
 
 
-def test_what_is_handed_over_is_in_memory_and_readable_once(world: World, agent: Agent) -> None:
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    made = Places(mount=Path("/ctx"), state=tmp_path / "state", runtime=tmp_path / "run")
+    made.programs.mkdir(parents=True)
+    for name in ("keeper", "view"):
+        made.program(name).write_text(name)
+    return made
+
+
+def test_what_is_handed_over_is_in_memory_and_readable_once(
+    world: World, agent: Agent, places: Places
+) -> None:
     world.agents.update(agent, mount="/a /m ro\n")
     prepared = plan(world, agent)
-    with cell.passed_files(prepared, None) as fds:
+    with cell.passed_files(prepared, places, None, rootless=False) as fds:
         assert [os.readlink(f"/proc/self/fd/{fd}").split()[0] for fd in fds] == [
             "/memfd:spec",
+            str(places.program("keeper")),
             "/memfd:view",
             "/memfd:stage",
         ]
-        assert [os.read(fd, 1 << 20) for fd in fds] == [
+        assert [os.read(fd, 1 << 20) for fd in (fds[0], *fds[2:])] == [
             prepared.spec,
             b"".join(word.encode() + b"\0" for word in prepared.view),
             prepared.stage,
@@ -457,14 +483,27 @@ def test_what_is_handed_over_is_in_memory_and_readable_once(world: World, agent:
             os.fstat(fd)
 
 
-def test_a_parents_cell_comes_last_and_stays_open(world: World, child: Agent) -> None:
+def test_a_parents_cell_comes_last_and_stays_open(
+    world: World, child: Agent, places: Places
+) -> None:
     held = os.open("/dev/null", os.O_RDONLY)
     try:
-        with cell.passed_files(plan(world, child), held) as fds:
-            assert (len(fds), fds[-1]) == (3, held)
+        with cell.passed_files(plan(world, child), places, held, rootless=False) as fds:
+            assert (len(fds), fds[-1]) == (5, held)
         os.fstat(held)
     finally:
         os.close(held)
+
+
+def test_programs_are_sealed_copies_where_agents_own_the_files(places: Places) -> None:
+    fd = cell.open_program(places, "keeper", rootless=True)
+    try:
+        assert os.pread(fd, 100, 0) == b"keeper"
+        assert os.fstat(fd).st_mode & 0o777 == 0o111
+        with pytest.raises(PermissionError):
+            os.pwrite(fd, b"other", 0)
+    finally:
+        os.close(fd)
 
 
 def test_a_delegated_network_is_the_hosts(world: World, agent: Agent, child: Agent) -> None:
@@ -472,8 +511,8 @@ def test_a_delegated_network_is_the_hosts(world: World, agent: Agent, child: Age
     world.agents.update(agent, policy="delegate x_t network:default connect\n")
     world.agents.update(child, policy=f"allow {child.label} network:default connect\n")
     found = plan(world, child)
-    assert found.steps[5] == "host"
-    assert "--unshare-net" not in found.view
+    assert found.steps[6] == "host"
+    assert "network" not in found.view
 
 
 # a detached child
@@ -492,12 +531,12 @@ def test_a_detached_childs_view_is_its_parents_but_not_inside_its_cell(
     found = plan(world, detached)
     assert found.steps[0].endswith("/stage")
     assert found.steps[2] != "-", "the parent's cell is handed on"
-    assert found.steps[4] == "setpriv", "and nothing enters it"
-    assert strings(found.stage)[5:] == ["r", "/", "r", "/inner"]
-    assert ("/run/c/stage/0", "/") in binds(found, "--bind")
-    assert ("/run/c/stage/1", "/m") in binds(found, "--ro-bind")
+    assert found.steps[4].endswith("/view"), "and nothing enters it"
+    assert strings(found.stage)[5:] == ["r", "-", "/", "r", "-", "/inner"]
+    assert ("/run/c/stage/0", "/") in binds(found, "s")
+    assert ("/run/c/stage/1", "/m") in binds(found, "r")
     assert "/inner" not in found.view
-    assert "--unshare-net" in found.view
+    assert "network" in found.view
 
 
 def test_a_detached_childs_sources_are_opened_with_its_own_ids(
@@ -513,8 +552,8 @@ def test_what_the_parent_has_below_tmp_may_be_gone_when_a_detached_child_starts(
 ) -> None:
     world.agents.update(agent, mount="/a /tmp/a ro\n")
     found = plan(world, detached)
-    assert strings(found.stage)[5:] == ["r", "/", "rt", "/tmp/a"]
-    assert ("/run/c/stage/1", "/tmp/a") in binds(found, "--bind-try")
+    assert strings(found.stage)[5:] == ["r", "-", "/", "rt", "-", "/tmp/a"]
+    assert ("/run/c/stage/1", "/tmp/a") in binds(found, "t")
 
 
 def test_a_detached_child_inherits_no_workspace(

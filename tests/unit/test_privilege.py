@@ -36,7 +36,7 @@ def agent(world: World) -> Agent:
 
 
 def plan(world: World, agent: Agent) -> cell.Plan:
-    return cell.plan(world.agents, agent, PLACES, hidden={})
+    return cell.plan(world.agents, agent, PLACES)
 
 
 def test_of_this_process() -> None:
@@ -45,21 +45,13 @@ def test_of_this_process() -> None:
     assert found.rootless == (os.geteuid() != 0)
 
 
-def test_root_drops_to_all_of_an_agents_ids() -> None:
-    words = " ".join(ROOT.drop(5, 6, (7, 8)))
-    assert words.startswith("setpriv --reuid 5 --regid 6 --groups 7,8 --no-new-privs ")
-    assert "--clear-groups" in ROOT.drop(5, 6, ())
-    assert ROOT.entering_groups(()) == "-" and ROOT.entering_groups((7, 8)) == "7,8"
-    assert "--reuid=5" in ROOT.take_ids(5, 6)
+def test_root_gives_an_agent_its_groups() -> None:
+    assert ROOT.groups_of(()) == "-" and ROOT.groups_of((7, 8)) == "7,8"
     ROOT.check_ids("uid 5", 5, 6)
 
 
 def test_a_user_changes_no_ids() -> None:
-    assert USER.drop(1000, 100, (4,)) == (
-        "setpriv", "--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all",
-    )
-    assert USER.entering_groups((4,)) == "="
-    assert USER.take_ids(1000, 100) == ()
+    assert USER.groups_of((4,)) == "="
     USER.check_ids("uid 1000", 1000, 1000)
     with pytest.raises(ForbiddenError, match="uid 5: this ctxd runs without root, as uid 1000"):
         USER.check_ids("uid 5", 5, 1000)
@@ -77,22 +69,21 @@ def test_agents_have_the_ids_of_the_daemon_and_its_user_the_last_word(
 
 
 def test_the_steps_into_a_cell(world: World, agent: Agent) -> None:
-    assert plan(world, agent).steps[:5] == (*USER.drop(1000, 100, ()), "bwrap")
+    view = ("/r/ctxfs/root/bin/view", "6", "5", "1000", "100", "=", "--")
+    assert plan(world, agent).steps[:7] == view
     child = world.agents.create(inside(world.live(agent)), "c")
-    enter = plan(world, child).steps[:7]
-    assert enter == ("/r/ctxfs/root/bin/enter", "6", "1000", "100", "=", "cell", "--")
+    enter = plan(world, child).steps[:8]
+    assert enter == ("/r/ctxfs/root/bin/enter", "8", "7", "1000", "100", "=", "cell", "--")
 
 
 def test_what_sandboxes_share_is_read_only_but_for_the_filesystem(
     world: World, agent: Agent
 ) -> None:
-    view = plan(world, agent).view
-    shared = view.index("/r/ctxfs/root")
-    assert view[shared - 1 : shared + 4] == (
-        "--bind", "/r/ctxfs/root", "/r/ctxfs/root", "--remount-ro", "/r/ctxfs/root",
-    )
-    world.agents.privilege = ROOT
-    assert "--remount-ro" not in plan(world, agent).view
+    for privilege, options in ((USER, "sR"), (ROOT, "s")):
+        world.agents.privilege = privilege
+        view = plan(world, agent).view
+        shared = view.index("/r/ctxfs/root")
+        assert view[shared - 3 : shared] == ("bind", options, "-")
 
 
 def test_a_sealed_file_is_read_and_never_written() -> None:

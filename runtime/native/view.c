@@ -1,0 +1,788 @@
+/*
+ * view: builds what an agent sees, and becomes PID 1 of its cell.
+ *
+ *     view PLAN_FD PROGRAM_FD UID GID GROUPS -- ARGUMENT...
+ *
+ * Takes the ids (GROUPS are separated by commas, "-" for none, "=" as they are)
+ * and gives up every capability, before anything of the agent's is touched. Then
+ * it makes user, mount, PID, IPC, UTS and cgroup namespaces as any user may, and
+ * in there a new root by PLAN; PROGRAM_FD, open before there was a view, is what
+ * it becomes, with ARGUMENTs from the zeroth on, descriptors 0 to 4 and an empty
+ * environment. The process that was started waits for it and ends as it did.
+ *
+ * Whoever composed the view that this starts in may be an enemy of the agent that
+ * the new one is for, and the files below it may change at any time. So nothing of
+ * a view is executed, loaded or trusted here: the program is static and run by
+ * descriptor, sources are opened once and bound as opened, and targets are
+ * resolved with the new root as the limit, whatever links say.
+ *
+ * PLAN_FD holds strings, each ended by a NUL: operations with their arguments,
+ * done in order.
+ *
+ *     network                      a network namespace with nothing but a loopback
+ *     bind OPTIONS ID SOURCE TARGET  what is at SOURCE in the view that this starts
+ *                                  in, with all that is mounted below, without
+ *                                  set-user-ID and devices. OPTIONS are letters or
+ *                                  "-": r read-only, R read-only but for what is
+ *                                  mounted below, x noexec, t nothing if there is
+ *                                  no SOURCE, s what is mounted there later comes
+ *                                  along, without any of these. ID is "-", or what must be there on a
+ *                                  path without links: DEVICE:INODE, "*" for anything.
+ *     root SOURCE                  a root of its own like the one at SOURCE: directories and
+ *                                  links made anew, bound what is mounted in them, files
+ *                                  bound read-only. What the one is made of changes with
+ *                                  nothing that is done in the other.
+ *     tmpfs MODE TARGET            an empty filesystem in memory
+ *     dir MODE TARGET              a directory
+ *     symlink TEXT TARGET          a symbolic link
+ *     proc TARGET                  the processes of the cell
+ *     dev TARGET                   the harmless devices
+ *     hide TARGET                  whatever is there by now: a directory becomes an
+ *                                  empty and closed one, anything else empty; if
+ *                                  nothing is there, nothing is done
+ *
+ * The first bind may be on "/", and is the root then; otherwise that is a tmpfs.
+ * Missing targets, and directories on the way, are made.
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/mount.h>
+#include <linux/openat2.h>
+#include <net/if.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/wait.h>
+
+#include "common.h"
+#include "die.h"
+
+/* of sys/mount.h, which does not go together with linux/mount.h */
+int umount2(const char *target, int flags);
+#define MNT_DETACH 2
+
+#define ROOT_DEPTH_MAX 64	/* far above what mount tables need */
+
+/* Where things are while the view is built. */
+static int old_root = -1, new_root = -1, hidden = -1;
+
+/* Paths are an agent's choice, and what is said here is read at a terminal. */
+
+/* For what does not fail where sandboxes can be made at all. */
+static int must(int result, const char *what)
+{
+	if (result < 0)
+		die("the agent's view: %s: %s", what, strerror(errno));
+	return result;
+}
+
+static char *read_plan(int fd, size_t *length)
+{
+	size_t capacity = 65536;
+	char *data = malloc(capacity + 1);
+
+	*length = 0;
+	for (;;) {
+		ssize_t n;
+
+		if (!data)
+			die("the agent's view: %s", strerror(ENOMEM));
+		n = read(fd, data + *length, capacity - *length);
+		if (n < 0 && errno == EINTR)
+			continue;
+		must((int)n, "the plan");
+		if (n == 0)
+			break;
+		*length += (size_t)n;
+		if (*length == capacity)
+			data = realloc(data, (capacity *= 2) + 1);
+	}
+	data[*length] = 0;
+	return data;
+}
+
+struct operation {
+	const char *name;
+	int arguments;
+};
+
+static const struct operation operations[] = {
+	{"network", 0}, {"bind", 4}, {"root", 1}, {"tmpfs", 2}, {"dir", 2},
+	{"symlink", 2}, {"proc", 1}, {"dev", 1}, {"hide", 1},
+};
+
+/* How many strings follow the name of an operation. */
+static int count_arguments(const char *name)
+{
+	for (size_t i = 0; i < sizeof operations / sizeof *operations; i++)
+		if (!strcmp(name, operations[i].name))
+			return operations[i].arguments;
+	die("the agent's view: unknown operation %s", name);
+	return 0;
+}
+
+/* Splits a plan into strings and checks that each operation has its own. */
+static char **parse_plan(char *data, size_t length, size_t *count)
+{
+	char **items;
+
+	*count = 0;
+	for (size_t i = 0; i < length; i++)
+		*count += data[i] == 0;
+	items = calloc(*count + 1, sizeof *items);
+	if (!items)
+		die("the agent's view: %s", strerror(ENOMEM));
+	for (size_t i = 0; i < *count; i++, data += strlen(data) + 1)
+		items[i] = data;
+	for (size_t i = 0; i < *count;) {
+		i += 1 + (size_t)count_arguments(items[i]);
+		if (i > *count)
+			die("the agent's view: the plan is cut short");
+	}
+	return items;
+}
+
+static bool wants(char **items, size_t count, const char *name)
+{
+	for (size_t i = 0; i < count; i += 1 + (size_t)count_arguments(items[i]))
+		if (!strcmp(items[i], name))
+			return true;
+	return false;
+}
+
+static int open_below(int directory, const char *path, unsigned long long resolve)
+{
+	struct open_how how = {.flags = O_PATH | O_CLOEXEC,
+			       .resolve = resolve | RESOLVE_NO_MAGICLINKS};
+	int fd;
+
+	/* EAGAIN: something was renamed meanwhile, so that ".." could not be judged */
+	do
+		fd = (int)syscall(SYS_openat2, directory, path, &how, sizeof how);
+	while (fd < 0 && (errno == EAGAIN || errno == EINTR));
+	return fd;
+}
+
+/* What the name leads to in the view as it is so far, never to anything outside of it. */
+static int open_target(const char *path)
+{
+	return open_below(new_root, path, RESOLVE_IN_ROOT);
+}
+
+static int clone_tree(int fd, unsigned flags)
+{
+	return (int)syscall(SYS_open_tree, fd, "",
+			    OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH | flags);
+}
+
+static int set_attributes(int tree, unsigned long long set, unsigned flags)
+{
+	struct mount_attr attributes = {.attr_set = set};
+
+	return (int)syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH | flags, &attributes,
+			    sizeof attributes);
+}
+
+/* What is mounted in the other view later, as nobody has restricted it, stays out. */
+static int make_private(int tree)
+{
+	struct mount_attr attributes = {.propagation = MS_PRIVATE};
+
+	return (int)syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH | AT_RECURSIVE, &attributes,
+			    sizeof attributes);
+}
+
+static int attach(int tree, int target)
+{
+	return (int)syscall(SYS_move_mount, tree, "", target, "",
+			    MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
+}
+
+/* A new filesystem, mounted nowhere yet. OPTIONS come in pairs and end with NULL. */
+static int make_filesystem(const char *type, const char *const *options, unsigned attributes)
+{
+	int context = must((int)syscall(SYS_fsopen, type, FSOPEN_CLOEXEC), type);
+	int made;
+
+	for (; *options; options += 2)
+		must((int)syscall(SYS_fsconfig, context, FSCONFIG_SET_STRING, options[0], options[1], 0),
+		     type);
+	must((int)syscall(SYS_fsconfig, context, FSCONFIG_CMD_CREATE, NULL, NULL, 0), type);
+	made = must((int)syscall(SYS_fsmount, context, FSMOUNT_CLOEXEC, attributes), type);
+	close(context);
+	return made;
+}
+
+static int make_tmpfs(const char *mode)
+{
+	const char *const options[] = {"mode", mode, NULL};
+
+	return make_filesystem("tmpfs", options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
+}
+
+/* The directory that a target is in, made if missing, and the target's own name. */
+static int open_parent(const char *target, const char **name);
+
+/* What is at a target; made if nothing is: a directory, or an empty file. */
+static int make_target(const char *target, bool directory)
+{
+	int fd = open_target(target), parent;
+	const char *name;
+	struct stat st;
+
+	if (fd < 0 && errno == ENOENT) {
+		parent = open_parent(target, &name);
+		if ((directory ? mkdirat(parent, name, 0755) : mknodat(parent, name, S_IFREG | 0444, 0)) < 0)
+			die("mount target %s: %s", target, strerror(errno));
+		fd = open_below(parent, name, RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS);
+		close(parent);
+	}
+	if (fd < 0 || fstat(fd, &st) < 0)
+		die("mount target %s: %s", target, strerror(errno));
+	if (S_ISDIR(st.st_mode) != directory)
+		die("mount target %s: %s", target, strerror(directory ? ENOTDIR : EISDIR));
+	return fd;
+}
+
+static int open_parent(const char *target, const char **name)
+{
+	size_t length = strlen(target);
+	char *parent = strdup(target);
+	char *slash;
+	int fd;
+
+	if (!parent)
+		die("mount target %s: %s", target, strerror(ENOMEM));
+	while (length > 1 && parent[length - 1] == '/')
+		parent[--length] = 0;
+	slash = strrchr(parent, '/');
+	if (!slash || !slash[1])
+		die("mount target %s: %s", target, strerror(EINVAL));
+	*name = target + (slash + 1 - parent);
+	while (slash > parent && slash[-1] == '/')
+		slash--;
+	if (slash == parent)
+		slash++;
+	*slash = 0;
+	fd = make_target(parent, true);
+	free(parent);
+	return fd;
+}
+
+static void put(int tree, const char *target, bool directory)
+{
+	int fd = make_target(target, directory);
+
+	if (attach(tree, fd) < 0)
+		die("mount target %s: %s", target, strerror(errno));
+	close(fd);
+	close(tree);
+}
+
+static bool is_object(int fd, const char *id)
+{
+	unsigned long long device, inode;
+	struct stat st;
+
+	if (!strcmp(id, "*"))
+		return true;
+	return sscanf(id, "%llu:%llu", &device, &inode) == 2 && fstat(fd, &st) == 0 &&
+	       (unsigned long long)st.st_dev == device && (unsigned long long)st.st_ino == inode;
+}
+
+/* What is at a source of the view that this started in, with its mounts; -1 if it may be
+ * missing and is. */
+static int take_source(const char *options, const char *id, const char *source, bool *directory)
+{
+	unsigned long long attributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV;
+	bool exact = strcmp(id, "-") != 0;
+	int fd = open_below(old_root, source, RESOLVE_IN_ROOT | (exact ? RESOLVE_NO_SYMLINKS : 0));
+	struct stat st;
+	int tree;
+
+	if (fd < 0 && errno == ENOENT && strchr(options, 't'))
+		return -1;
+	if (exact && ((fd < 0 && (errno == ELOOP || errno == ENOENT || errno == ENOTDIR)) ||
+		      (fd >= 0 && !is_object(fd, id))))
+		die("mount source %s: is another object than when the line was written: "
+		    "write the line again", source);
+	if (fd < 0 || fstat(fd, &st) < 0)
+		die("mount source %s: %s", source, strerror(errno));
+	*directory = S_ISDIR(st.st_mode);
+	tree = clone_tree(fd, AT_RECURSIVE);
+	if (tree < 0)
+		die("mount source %s: %s", source, strerror(errno));
+	close(fd);
+	if (strchr(options, 'r'))
+		attributes |= MOUNT_ATTR_RDONLY;
+	if (strchr(options, 'x'))
+		attributes |= MOUNT_ATTR_NOEXEC;
+	if ((!strchr(options, 's') && make_private(tree) < 0) ||
+	    set_attributes(tree, attributes, AT_RECURSIVE) < 0 ||
+	    (strchr(options, 'R') && set_attributes(tree, MOUNT_ATTR_RDONLY, 0) < 0))
+		die("mount source %s: options: %s", source, strerror(errno));
+	return tree;
+}
+
+static void bind_source(const char *options, const char *id, const char *source, const char *target)
+{
+	bool directory;
+	int tree = take_source(options, id, source, &directory);
+
+	if (tree < 0)
+		return;
+	if (!strcmp(target, "/")) {
+		if (attach(tree, new_root) < 0)
+			die("mount target /: %s", strerror(errno));
+		close(new_root);
+		new_root = tree;
+	} else {
+		put(tree, target, directory);
+	}
+}
+
+/* Which mount this is on, and what it is. */
+static void examine(int fd, struct statx *st, const char *name)
+{
+	/* as it is known: what is mounted there may have gone dumb */
+	if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_BASIC_STATS | STATX_MNT_ID, st) < 0)
+		die("the parent's root: %s: %s", name, strerror(errno));
+}
+
+static void copy_link(int from, int to, const char *name)
+{
+	char text[4096];
+	ssize_t n = readlinkat(from, "", text, sizeof text - 1);
+
+	if (n >= 0)
+		text[n] = 0;
+	if (n < 0 || symlinkat(text, to, name) < 0)
+		die("the parent's root: %s: %s", name, strerror(errno));
+}
+
+/* At a name in a directory: what is open, with the mounts below it if it is one. */
+static void bind_entry(int from, int to, const char *name, bool mounted, bool directory)
+{
+	unsigned long long attributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV;
+	int tree = clone_tree(from, mounted ? AT_RECURSIVE : 0), point;
+
+	if (tree < 0 || (directory ? mkdirat(to, name, 0755)
+				   : mknodat(to, name, S_IFREG | 0444, 0)) < 0)
+		die("the parent's root: %s: %s", name, strerror(errno));
+	point = open_below(to, name, RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS);
+	if (point < 0 || make_private(tree) < 0 ||
+	    set_attributes(tree, attributes | (mounted ? 0 : MOUNT_ATTR_RDONLY), AT_RECURSIVE) < 0 ||
+	    attach(tree, point) < 0)
+		die("the parent's root: %s: %s", name, strerror(errno));
+	close(point);
+	close(tree);
+}
+
+/*
+ * Whoever lives in a view may change the filesystem that its root is, links such as
+ * /lib64 among it, by which programs are started. So no two views share one.
+ */
+static void copy_root(int from, int to, unsigned long long mount, int depth)
+{
+	int fd = openat(from, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *entries = fd < 0 ? NULL : fdopendir(fd);
+	struct dirent *entry;
+
+	if (!entries || depth > ROOT_DEPTH_MAX)
+		die("the parent's root: %s", strerror(entries ? ELOOP : errno));
+	while ((entry = readdir(entries))) {
+		const char *name = entry->d_name;
+		struct statx st;
+		int below, made;
+
+		if (!strcmp(name, ".") || !strcmp(name, ".."))
+			continue;
+		below = openat(from, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+		if (below < 0 && errno == ENOENT)
+			continue;	/* taken away meanwhile */
+		if (below < 0)
+			die("the parent's root: %s: %s", name, strerror(errno));
+		examine(below, &st, name);
+		if (st.stx_mnt_id != mount) {
+			bind_entry(below, to, name, true, S_ISDIR(st.stx_mode));
+		} else if (S_ISLNK(st.stx_mode)) {
+			copy_link(below, to, name);
+		} else if (S_ISDIR(st.stx_mode)) {
+			if (mkdirat(to, name, st.stx_mode & 0777) < 0)
+				die("the parent's root: %s: %s", name, strerror(errno));
+			made = must(open_below(to, name, RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS), name);
+			copy_root(below, made, mount, depth + 1);
+			close(made);
+		} else if (S_ISREG(st.stx_mode)) {
+			bind_entry(below, to, name, false, false);
+		}
+		close(below);
+	}
+	closedir(entries);
+}
+
+static void make_root(const char *source)
+{
+	int fd = open_below(old_root, source, RESOLVE_IN_ROOT);
+	struct statx st;
+
+	if (fd < 0)
+		die("the parent's root: %s", strerror(errno));
+	examine(fd, &st, source);
+	copy_root(fd, new_root, st.stx_mnt_id, 0);
+	close(fd);
+}
+
+static void make_directory(const char *mode, const char *target)
+{
+	int fd = open_target(target);
+	const char *name;
+	int parent;
+
+	if (fd >= 0) {
+		close(fd);
+		return;
+	}
+	parent = open_parent(target, &name);
+	if (mkdirat(parent, name, (mode_t)strtoul(mode, NULL, 8)) < 0)
+		die("%s: %s", target, strerror(errno));
+	close(parent);
+}
+
+static void make_link(const char *text, const char *target)
+{
+	char there[4096];
+	const char *name;
+	int parent = open_parent(target, &name);
+
+	if (symlinkat(text, parent, name) < 0) {
+		int error = errno;
+		ssize_t n = readlinkat(parent, name, there, sizeof there);
+
+		if (n != (ssize_t)strlen(text) || memcmp(there, text, (size_t)n))
+			die("symbolic link %s: %s", target, strerror(error));
+	}
+	close(parent);
+}
+
+/* What uid 0 could change of the kernel through procfs, if that is the agent's. */
+static void close_proc(int proc)
+{
+	static const char *const names[] = {"sys", "sysrq-trigger", "irq", "bus"};
+
+	for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+		int fd, tree;
+
+		if (faccessat(proc, names[i], W_OK, 0) < 0)
+			continue;
+		fd = must(open_below(proc, names[i], 0), "procfs");
+		tree = must(clone_tree(fd, AT_RECURSIVE), "procfs");
+		must(set_attributes(tree, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV,
+				    AT_RECURSIVE), "procfs");
+		must(attach(tree, fd), "procfs");
+		close(tree);
+		close(fd);
+	}
+}
+
+static void mount_proc(const char *target)
+{
+	static const char *const none[] = {NULL};
+	int made = make_filesystem("proc", none,
+				   MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
+	int proc = must(dup(made), "procfs");
+
+	put(made, target, true);
+	close_proc(proc);
+	close(proc);
+}
+
+/* A device of the view that this started in, which nothing can be mounted upon. */
+static int take_device(const char *name, unsigned number)
+{
+	char path[64];
+	struct stat st;
+	int fd, tree;
+
+	snprintf(path, sizeof path, "dev/%s", name);
+	fd = open_below(old_root, path, RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS);
+	must(fd, path);
+	must(fstat(fd, &st), path);
+	if (!S_ISCHR(st.st_mode) || st.st_rdev != makedev(number >> 8, number & 0xff))
+		die("/%s is not the device of that name", path);
+	tree = must(clone_tree(fd, 0), path);
+	close(fd);
+	return tree;
+}
+
+static void make_devices(const char *target)
+{
+	static const struct {
+		const char *name;
+		unsigned number;
+	} devices[] = {{"null", 0x103}, {"zero", 0x105}, {"full", 0x107},
+		       {"random", 0x108}, {"urandom", 0x109}, {"tty", 0x500}};
+	static const char *const links[][2] = {
+		{"/proc/self/fd/0", "stdin"}, {"/proc/self/fd/1", "stdout"},
+		{"/proc/self/fd/2", "stderr"}, {"/proc/self/fd", "fd"},
+		{"/proc/kcore", "core"}, {"pts/ptmx", "ptmx"}};
+	static const char *const terminals[] = {"ptmxmode", "0666", "mode", "620", NULL};
+	int dev = make_tmpfs("0755"), pts, made;
+
+	made = must(dup(dev), "dup");
+	put(made, target, true);
+	for (size_t i = 0; i < sizeof devices / sizeof *devices; i++) {
+		int tree = take_device(devices[i].name, devices[i].number), point;
+
+		must(set_attributes(tree, MOUNT_ATTR_NOSUID, 0), "devices");
+		must(mknodat(dev, devices[i].name, S_IFREG | 0444, 0), "devices");
+		point = must(open_below(dev, devices[i].name, RESOLVE_NO_SYMLINKS), "devices");
+		must(attach(tree, point), "devices");
+		close(point);
+		close(tree);
+	}
+	for (size_t i = 0; i < sizeof links / sizeof *links; i++)
+		must(symlinkat(links[i][0], dev, links[i][1]), "devices");
+	must(mkdirat(dev, "shm", 0755), "devices");
+	must(mkdirat(dev, "pts", 0755), "devices");
+	made = make_filesystem("devpts", terminals, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
+	pts = must(open_below(dev, "pts", RESOLVE_NO_SYMLINKS), "devices");
+	must(attach(made, pts), "devices");
+	close(pts);
+	close(made);
+	close(dev);
+}
+
+static void cover(int fd, const char *target)
+{
+	struct stat st;
+	int tree;
+
+	if (fstat(fd, &st) < 0)
+		die("hide %s: %s", target, strerror(errno));
+	if (S_ISDIR(st.st_mode)) {
+		tree = clone_tree(hidden, 0);
+	} else {
+		tree = take_device("null", 0x103);
+		if (set_attributes(tree, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, 0) < 0)
+			die("hide %s: %s", target, strerror(errno));
+	}
+	if (tree < 0 || attach(tree, fd) < 0)
+		die("hide %s: %s", target, strerror(errno));
+	close(tree);
+}
+
+/*
+ * On the way to the target is a directory that is closed to the agent, for now: what
+ * is below it cannot be looked at. So it is the directory that is hidden, or whoever
+ * opens it later would show the rest.
+ */
+static void hide_closed(const char *target)
+{
+	char *path = strdup(target);
+	int found = -1;
+
+	if (!path)
+		die("hide %s: %s", target, strerror(ENOMEM));
+	for (char *slash = path; (slash = strchr(slash + 1, '/'));) {
+		int fd;
+
+		*slash = 0;
+		fd = open_target(path);
+		*slash = '/';
+		if (fd < 0)
+			break;
+		if (found >= 0)
+			close(found);
+		found = fd;
+	}
+	if (found >= 0) {
+		cover(found, target);
+		close(found);
+	}
+	free(path);
+}
+
+static void hide(const char *target)
+{
+	int fd = open_target(target);
+
+	if (fd < 0 && errno == EACCES) {
+		hide_closed(target);
+	} else if (fd >= 0) {
+		cover(fd, target);
+		close(fd);
+	} else if (errno != ENOENT && errno != ENOTDIR && errno != ELOOP) {
+		die("hide %s: %s", target, strerror(errno));
+	}
+}
+
+static void perform(char **operation)
+{
+	const char *name = operation[0];
+
+	if (!strcmp(name, "bind"))
+		bind_source(operation[1], operation[2], operation[3], operation[4]);
+	else if (!strcmp(name, "root"))
+		make_root(operation[1]);
+	else if (!strcmp(name, "tmpfs"))
+		put(make_tmpfs(operation[1]), operation[2], true);
+	else if (!strcmp(name, "dir"))
+		make_directory(operation[1], operation[2]);
+	else if (!strcmp(name, "symlink"))
+		make_link(operation[1], operation[2]);
+	else if (!strcmp(name, "proc"))
+		mount_proc(operation[1]);
+	else if (!strcmp(name, "dev"))
+		make_devices(operation[1]);
+	else if (!strcmp(name, "hide"))
+		hide(operation[1]);
+}
+
+static void write_map(int self, const char *file, const char *text)
+{
+	int fd;
+
+	/* these files belong to root as long as others must not trace this process */
+	must(prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl");
+	fd = must(openat(self, file, O_WRONLY | O_CLOEXEC), file);
+	must((int)write(fd, text, strlen(text)), file);
+	close(fd);
+	must(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl");
+}
+
+static void write_maps(int self, uid_t uid, uid_t outer_uid, gid_t gid, gid_t outer_gid)
+{
+	char text[64];
+
+	snprintf(text, sizeof text, "%u %u 1\n", uid, outer_uid);
+	write_map(self, "uid_map", text);
+	write_map(self, "setgroups", "deny");
+	snprintf(text, sizeof text, "%u %u 1\n", gid, outer_gid);
+	write_map(self, "gid_map", text);
+}
+
+/* Up, the kernel gives a loopback its addresses. */
+static void raise_loopback(void)
+{
+	struct ifreq request = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
+	int fd = must(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), "loopback");
+
+	must(ioctl(fd, SIOCSIFFLAGS, &request), "loopback");
+	close(fd);
+}
+
+/*
+ * Makes the new root the only one. Everything is done below a directory of its own
+ * first, where the root that was is beside the new one: what it has stays reachable,
+ * and nothing of it is covered.
+ */
+static void build(char **items, size_t count)
+{
+	/* It is on top of "/", where no path leads, until it is "/". */
+	int base = make_tmpfs("0755"), point, root, tree;
+	size_t i = 0;
+
+	root = must(open("/", O_PATH | O_DIRECTORY | O_CLOEXEC), "/");
+	must(attach(base, root), "/");
+	must(fchdir(base), "chdir");
+	must(mkdir("old", 0755), "mkdir");
+	must(mkdir("new", 0755), "mkdir");
+	must(mkdir("hidden", 0), "mkdir");
+	must((int)syscall(SYS_pivot_root, ".", "old"), "pivot_root");
+	old_root = must(open("old", O_PATH | O_DIRECTORY | O_CLOEXEC), "old root");
+	close(root);
+	/* One for all that is hidden. Not the directory: that is changed by whoever made it. */
+	tree = must(make_tmpfs("0"), "hidden");
+	must(set_attributes(tree, MOUNT_ATTR_RDONLY, 0), "hidden");
+	point = must(open("hidden", O_PATH | O_DIRECTORY | O_CLOEXEC), "hidden");
+	must(attach(tree, point), "hidden");
+	close(point);
+	hidden = tree;
+	point = must(open("new", O_PATH | O_DIRECTORY | O_CLOEXEC), "new root");
+	new_root = make_tmpfs("0755");
+	must(attach(new_root, point), "new root");
+	close(point);
+
+	for (; i < count; i += 1 + (size_t)count_arguments(items[i]))
+		perform(items + i);
+
+	must(fchdir(new_root), "new root");
+	must((int)syscall(SYS_pivot_root, ".", "."), "pivot_root");
+	/* What was the root lies upon the new one now: it goes, with all that is below it. */
+	must(umount2(".", MNT_DETACH), "old root");
+	must(chdir("/"), "chdir");
+	close(base);
+	close(hidden);
+	close(old_root);
+	close(new_root);
+}
+
+static int become_program(char **items, size_t count, int program, uid_t uid, gid_t gid, char **argv)
+{
+	int self = must(open("/proc/self", O_PATH | O_DIRECTORY | O_CLOEXEC), "/proc/self");
+	char *const environment[] = {NULL};
+
+	umask(0);
+	/* devpts is for those in whose namespace there is a root (devpts(5)) */
+	write_maps(self, 0, uid, 0, gid);
+	if (wants(items, count, "network"))
+		raise_loopback();
+	build(items, count);
+	/* One more, where the agent has its own ids again; the mounts belong to the one
+	 * above, so that nobody in here has a right to change them. */
+	must(unshare(CLONE_NEWUSER), "user namespace");
+	write_maps(self, uid, 0, gid, 0);
+	close(self);
+	must(give_up_capabilities(), "capabilities");
+	must(setsid(), "setsid");
+	umask(022);
+	must((int)syscall(SYS_close_range, 5U, ~0U, 4 /* CLOSE_RANGE_CLOEXEC */), "close_range");
+	execute(program, argv, (char **)environment);
+	die("the cell's PID 1: %s", strerror(errno));
+	return 125;
+}
+
+int main(int argc, char **argv)
+{
+	unsigned long flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS |
+			      CLONE_NEWCGROUP | SIGCHLD;
+	size_t length, count;
+	char **items, *data;
+	int status, program;
+	uid_t uid;
+	gid_t gid;
+	pid_t pid;
+
+	if (argc < 8 || strcmp(argv[6], "--"))
+		die("usage: view PLAN_FD PROGRAM_FD UID GID GROUPS -- ARGUMENT...");
+	prctl(PR_SET_NAME, "view");
+	prctl(PR_SET_DUMPABLE, 0);
+	program = atoi(argv[2]);
+	uid = (uid_t)strtoul(argv[3], NULL, 10);
+	gid = (gid_t)strtoul(argv[4], NULL, 10);
+	must(take_groups(argv[5]), "setgroups");
+	must(take_ids(uid, gid), "the agent's ids");
+	data = read_plan(atoi(argv[1]), &length);
+	items = parse_plan(data, length, &count);
+	if (wants(items, count, "network"))
+		flags |= CLONE_NEWNET;
+	pid = (pid_t)syscall(SYS_clone, flags, NULL, NULL, NULL, 0UL);
+	if (pid < 0)
+		die("no namespaces for the agent: %s", strerror(errno));
+	if (pid == 0)
+		return become_program(items, count, program, uid, gid, argv + 7);
+	/* Whoever waits for the end of what these lead to need not wait for this process. */
+	syscall(SYS_close_range, 0U, ~0U, 0U);
+	while (waitpid(pid, &status, 0) < 0)
+		if (errno != EINTR)
+			return 125;
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}

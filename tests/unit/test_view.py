@@ -1,0 +1,300 @@
+"""What view.c makes of a plan: a root of its own, whoever composed what is bound there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.cell import bind, memory_file, native, strings
+
+TIMEOUT = 60.0
+#: agents' ids, where there is the right to take them
+UID = 61000 if os.geteuid() == 0 else os.geteuid()
+GID = 61000 if os.geteuid() == 0 else os.getegid()
+
+
+def base() -> list[str]:
+    """A root with the host's programs."""
+    view = [*bind("/usr", "/usr", "r"), *bind("/etc", "/etc", "r")]
+    for name in ("bin", "lib", "lib64", "sbin"):
+        if os.path.islink(f"/{name}"):
+            view += ["symlink", os.readlink(f"/{name}"), f"/{name}"]
+        else:
+            view += bind(f"/{name}", f"/{name}", "rt")
+    return [*view, "proc", "/proc", "dev", "/dev", "tmpfs", "0755", "/tmp"]
+
+
+def build(
+    view: list[str], script: str, *, groups: str = "", uid: int = UID
+) -> subprocess.CompletedProcess[str]:
+    """A shell as PID 1 of a cell."""
+    groups = groups or ("-" if os.geteuid() == 0 else "=")
+    plan = memory_file("view", strings(view))
+    program = os.open("/bin/sh", os.O_PATH)
+    command = [str(native("view")), str(plan), str(program), str(uid), str(GID), groups, "--"]
+    try:
+        return subprocess.run(
+            [*command, "sh", "-c", f"PATH=/usr/bin:/bin; {script}"],
+            pass_fds=[plan, program],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+        )
+    finally:
+        os.close(plan)
+        os.close(program)
+
+
+WHY_NOT = "" if native("view").exists() else "view is not compiled: make programs"
+if not WHY_NOT:
+    tried = build([*bind("/", "/"), "proc", "/proc", "dev", "/dev"], "true")
+    WHY_NOT = tried.stderr.strip() if tried.returncode else ""
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+
+
+def said(view: list[str], script: str) -> str:
+    done = build(view, script)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def tree() -> Iterator[Path]:
+    """A directory of the agent's own uid, which it composed."""
+    made = Path(tempfile.mkdtemp(prefix="ctxfs-view-"))
+    (made / "sub").mkdir()
+    (made / "sub" / "file").write_text("text\n")
+    (made / "file").write_text("text\n")
+    try:
+        for path in (made, *made.rglob("*")):
+            os.chown(path, UID, GID)
+        yield made
+    finally:
+        shutil.rmtree(made)
+
+
+def test_the_program_has_the_ids_and_no_right_beyond_them() -> None:
+    script = "id -u; id -g; grep -E '^(Cap|NoNewPrivs|Groups)' /proc/self/status; echo $$"
+    uid, gid, *lines, pid = said(base(), script).splitlines()
+    assert (int(uid), int(gid), int(pid)) == (UID, GID, 1)
+    values = dict(line.split(":\t", 1) for line in lines)
+    bounding = values.pop("CapBnd")
+    if os.geteuid() == 0:
+        assert set(bounding) == {"0"} and values.pop("Groups").strip() == ""
+    else:
+        values.pop("Groups")
+    assert values.pop("NoNewPrivs") == "1"
+    assert {value for value in values.values()} == {"0" * 16}
+
+
+def test_its_exit_status_is_the_programs() -> None:
+    assert build(base(), "exit 7").returncode == 7
+    assert build(base(), "exec 2>&-; ulimit -c 0; kill -9 $$; exit 3").returncode == 3, "PID 1"
+
+
+def test_nothing_is_inherited_but_what_it_was_given() -> None:
+    fd = os.open("/dev/null", os.O_RDONLY)
+    os.set_inheritable(fd, True)
+    try:
+        script = "for f in /proc/$$/fd/*; do [ ${f##*/} -lt 5 ] || readlink $f; done; env"
+        found = said(base(), script).splitlines()
+    finally:
+        os.close(fd)
+    # the shell's own
+    assert {line.split("=")[0] for line in found} <= {"PWD", "PATH", "_", "OLDPWD"}
+
+
+def test_the_old_root_is_gone() -> None:
+    script = "ls /; cut -d ' ' -f 5 /proc/self/mountinfo; ls /../.. | head -1"
+    words = said(base(), script).split()
+    assert not {"old", "new", "hidden", "/old", "home", "var"} & set(words)
+
+
+def test_a_network_of_its_own_has_a_loopback_that_is_up() -> None:
+    python = shutil.which("python3", path="/usr/bin:/bin")
+    if python is None:
+        pytest.skip("no python3 of the system")
+    code = (
+        "import socket; s = socket.create_server(('127.0.0.1', 0)); "
+        "socket.create_connection(s.getsockname()); print(*(n for _, n in socket.if_nameindex()))"
+    )
+    names = said(["network", *base()], f'{python} -c "{code}"').split()
+    assert "lo" in names
+    # tunnels that the kernel adds to every namespace, and no other
+    assert not {name for name in names if name.startswith(("eth", "en", "wl", "br"))}
+
+
+def test_devices_are_the_harmless_ones() -> None:
+    script = "echo x > /dev/null; head -c 2 /dev/zero | wc -c; ls -x /dev; ls /dev/pts"
+    words = said(base(), script).split()
+    assert words[0] == "2"
+    assert set(words[1:]) == {
+        "core", "fd", "full", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout",
+        "tty", "urandom", "zero",
+    }
+
+
+# targets
+
+
+def test_options_are_of_the_whole_tree(tree: Path) -> None:
+    view = [*base(), *bind(str(tree), "/t", "rx"), *bind(str(tree), "/w")]
+    lines = said(view, "cat /proc/self/mounts; touch /w/made; ! touch /t/x; cat /w/file")
+    options = {words[1]: words[3].split(",") for words in map(str.split, lines.splitlines()[:-1])}
+    assert {"ro", "noexec", "nosuid", "nodev"} <= set(options["/t"])
+    assert {"rw", "nosuid", "nodev"} <= set(options["/w"]) and "noexec" not in options["/w"]
+    assert lines.endswith("text\n")
+    assert (tree / "made").stat().st_uid == UID
+
+
+def test_targets_are_made_with_the_agents_rights(tree: Path) -> None:
+    view = [*base(), *bind(str(tree), "/a/b/c"), *bind(str(tree / "file"), "/a/b/c/new/file")]
+    assert said(view, "cat /a/b/c/new/file") == "text\n"
+    assert (tree / "new" / "file").exists() and (tree / "new").stat().st_uid == UID
+    denied = build([*base(), *bind(str(tree), "/usr/nowhere/x")], "true")
+    assert denied.returncode == 125
+    assert denied.stderr == "ctxfs: mount target /usr/nowhere: Read-only file system\n"
+
+
+def test_links_of_what_is_bound_lead_nowhere_outside(tree: Path) -> None:
+    """What would lead the host's programs astray is a name in the new root only."""
+    outside = Path(tempfile.mkdtemp(prefix="ctxfs-outside-"))
+    outside.chmod(0o777)
+    try:
+        for name, to in (("abs", str(outside)), ("rel", "../" * 20 + str(outside)[1:])):
+            (tree / name).symlink_to(to)
+            view = [*base(), *bind(str(tree), "/t"), "tmpfs", "0755", f"/t/{name}/deep"]
+            done = build(view, f"ls -d {outside}")
+            # a dangling link is not followed to make something
+            assert (done.returncode, done.stdout) == (125, ""), done.stderr
+            inside = [*base(), "dir", "0755", str(outside), *bind(str(tree), "/t")]
+            done = build([*inside, "tmpfs", "0700", f"/t/{name}/deep"], f"ls {outside}")
+            assert done.stdout == "deep\n", done.stderr
+        assert list(outside.iterdir()) == []
+    finally:
+        shutil.rmtree(outside)
+
+
+def test_procfs_links_are_not_followed(tree: Path) -> None:
+    (tree / "magic").symlink_to("/proc/self/root")
+    for view in (
+        [*bind(str(tree / "magic"), "/t")],
+        [*bind(str(tree), "/t"), *bind(str(tree), "/t/magic")],
+    ):
+        done = build([*base(), *view], "true")
+        assert done.returncode == 125
+        assert "Too many levels of symbolic links" in done.stderr
+
+
+# sources
+
+
+def test_a_source_may_be_missing_only_if_it_may() -> None:
+    assert said([*base(), *bind("/nowhere", "/t", "t")], "! test -e /t") == ""
+    done = build([*base(), *bind("/nowhere", "/t")], "true")
+    assert (done.returncode, done.stderr) == (
+        125, "ctxfs: mount source /nowhere: No such file or directory\n",
+    )
+
+
+def identity(path: Path) -> str:
+    st = path.stat()
+    return f"{st.st_dev}:{st.st_ino}"
+
+
+def test_a_source_is_the_object_that_was_meant(tree: Path) -> None:
+    meant = identity(tree / "sub")
+    assert said([*base(), *bind(str(tree / "sub"), "/t", "", meant)], "cat /t/file") == "text\n"
+    (tree / "sub").rename(tree / "moved")
+    message = f"ctxfs: mount source {tree}/sub: is another object than when the line was " \
+        "written: write the line again\n"
+    done = build([*base(), *bind(str(tree / "sub"), "/t", "", meant)], "true")
+    assert (done.returncode, done.stderr) == (125, message), "nothing is there"
+    (tree / "sub").symlink_to("moved")
+    done = build([*base(), *bind(str(tree / "sub"), "/t", "", meant)], "true")
+    assert (done.returncode, done.stderr) == (125, message), "a link to the very object"
+    (tree / "sub").unlink()
+    (tree / "sub").mkdir()
+    done = build([*base(), *bind(str(tree / "sub"), "/t", "", meant)], "true")
+    assert (done.returncode, done.stderr) == (125, message), "another one"
+
+
+# what is hidden
+
+
+def test_what_is_hidden_depends_on_what_is_there(tree: Path) -> None:
+    (tree / "link").symlink_to("sub")
+    view = [*base(), *bind(str(tree), "/t")]
+    for name in ("sub", "file", "none", "none/below", "file/below"):
+        view += ["hide", f"/t/{name}"]
+    script = "ls /t/sub; cat /t/sub/file /t/file /t/link/file; ls /t; stat -c %a /t/sub"
+    done = build(view, script)
+    assert done.stdout.split() == ["file", "link", "sub", "0"]
+    assert done.stderr.count("ermission denied") == 4
+    assert sorted(path.name for path in tree.iterdir()) == ["file", "link", "sub"]
+
+
+def test_a_link_hides_what_it_leads_to_in_the_view(tree: Path) -> None:
+    (tree / "link").symlink_to("/other/sub")
+    view = [*base(), *bind(str(tree), "/t"), *bind(str(tree), "/other"), "hide", "/t/link"]
+    done = build(view, "cat /other/sub/file; cat /t/sub/file")
+    assert done.stdout == "text\n" and "denied" in done.stderr
+
+
+def test_what_is_closed_to_the_agent_is_hidden_where_it_is_closed(tree: Path) -> None:
+    """Or what lies below would show as soon as somebody opens it."""
+    if os.geteuid() != 0:
+        pytest.skip("needs a directory of somebody else's")
+    os.chown(tree / "sub", 0, 0)
+    (tree / "sub").chmod(0o700)
+    view = [*base(), *bind(str(tree), "/t"), "hide", "/t/sub/file"]
+    script = "ls /t; read x < /t/opened; cat /t/sub/file"
+    os.mkfifo(tree / "opened")
+    (tree / "opened").chmod(0o666)
+    plan, program = memory_file("view", strings(view)), os.open("/bin/sh", os.O_PATH)
+    command = [str(native("view")), str(plan), str(program), str(UID), str(GID), "-", "--"]
+    with subprocess.Popen(
+        [*command, "sh", "-c", f"PATH=/usr/bin:/bin; {script}"], pass_fds=[plan, program],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as running:
+        fifo = os.open(tree / "opened", os.O_WRONLY)  # once the view is there
+        (tree / "sub").chmod(0o755)
+        os.write(fifo, b"\n")
+        os.close(fifo)
+        out, errors = running.communicate(timeout=TIMEOUT)
+    os.close(plan)
+    os.close(program)
+    assert out.split() == ["file", "opened", "sub"] and "denied" in errors
+
+
+def test_thousands_of_hidden_paths_are_one_process_and_one_filesystem(tree: Path) -> None:
+    view = [*base(), *bind(str(tree), "/t")]
+    for number in range(2000):
+        (tree / f"d{number}").mkdir()
+        view += ["hide", f"/t/d{number}"]
+    script = "grep -c '/t/d' /proc/self/mountinfo; grep '/t/d' /proc/self/mountinfo | " \
+             "cut -d ' ' -f 3 | sort -u | wc -l"
+    assert said(view, script).split() == ["2000", "1"]
+
+
+# what is wrong with a plan
+
+
+@pytest.mark.parametrize(
+    ("view", "complaint"),
+    [
+        (["bind", "-", "-", "/"], "the plan is cut short"),
+        (["format", "/"], "unknown operation format"),
+    ],
+)
+def test_a_damaged_plan_is_refused(view: list[str], complaint: str) -> None:
+    done = build(view, "true")
+    assert (done.returncode, done.stderr) == (125, f"ctxfs: the agent's view: {complaint}\n")
