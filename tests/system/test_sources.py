@@ -1,0 +1,228 @@
+"""Paths that somebody writes: what they led to then is what is mounted later, or nothing is."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.harness import AGENT_UID, Daemon, daemon_of, read, refusal, wait_dead, write
+
+SECRET = "the operator's key\n"
+#: files of an agent that name a path in its creator's view, and how
+FIELDS = {"mount": "{} /x ro", "root": "{}", "workspace": "explicit_root:{}"}
+
+
+class Ground:
+    """A directory that some agent may write, and one with a secret that it may not give."""
+
+    def __init__(self, daemon: Daemon, name: str) -> None:
+        self.base = daemon.base / name
+        self.data = self.base / "data"
+        self.secret = self.base / "secret"
+        for path in (self.base, self.data, self.secret):
+            path.mkdir()
+            os.chown(path, AGENT_UID, AGENT_UID)
+        (self.secret / "key").write_text(SECRET)
+
+    def link(self) -> None:
+        """``mv data x; ln -s secret data``, as an agent does it."""
+        self.data.rename(self.base / "x")
+        self.data.symlink_to(self.secret)
+        os.chown(self.data, AGENT_UID, AGENT_UID, follow_symlinks=False)
+
+    def another(self) -> None:
+        self.data.rename(self.base / "x")
+        self.secret.rename(self.data)
+
+    def none(self) -> None:
+        self.data.rename(self.base / "x")
+
+
+@pytest.fixture
+def ground(shared_daemon: Daemon, request: pytest.FixtureRequest) -> Ground:
+    return Ground(shared_daemon, f"ground-{abs(hash(request.node.name))}")
+
+
+def agent_name(ground: Ground) -> str:
+    return ground.base.name
+
+
+# when it is written
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_an_agents_link_is_not_followed(
+    shared_daemon: Daemon, ground: Ground, field: str
+) -> None:
+    agent = shared_daemon.make(agent_name(ground))
+    ground.link()
+    for path in (ground.data, ground.data / "key"):
+        assert refusal(agent / field, FIELDS[field].format(path)) == "EACCES"
+        error = shared_daemon.error()
+        assert f'"{ground.data}" is a link to "{ground.secret}"' in error
+    assert read(agent, field) in ("", "inherit\n")
+
+
+def test_roots_links_are_followed_and_shown_as_what_they_are(
+    shared_daemon: Daemon, ground: Ground
+) -> None:
+    here = shared_daemon.base / f"root-{ground.base.name}"
+    here.mkdir()
+    (here / "way").symlink_to(f"../{here.name}/./on")
+    (here / "on").symlink_to(ground.base)
+    agent = shared_daemon.finish(agent_name(ground), "cat /x/key",
+                                 mount=f"{here}/way/secret /x ro")
+    assert read(agent, "out") == SECRET
+    assert read(agent, "mount") == f"{here}/way/secret /x ro\n"
+    assert read(agent, "mount.effective") == f"{ground.secret}\t/x\tro\t-\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("nowhere", "ENOENT"), ("secret/key/below", "ENOTDIR"), ("loop", "EACCES")],
+)
+@pytest.mark.parametrize("field", FIELDS)
+def test_what_is_not_there_is_said_at_once(
+    shared_daemon: Daemon, ground: Ground, field: str, path: str, name: str
+) -> None:
+    (ground.base / "loop").symlink_to("loop")
+    agent = shared_daemon.make(agent_name(ground))
+    assert refusal(agent / field, FIELDS[field].format(ground.base / path)) == name
+
+
+def test_the_daemons_directories_are_refused_by_any_name(
+    shared_daemon: Daemon, ground: Ground
+) -> None:
+    here = shared_daemon.base / f"root-{ground.base.name}"
+    here.mkdir()
+    (here / "state").symlink_to(shared_daemon.state)
+    (here / "proc").symlink_to("/proc/self/cwd")
+    agent = shared_daemon.make(agent_name(ground))
+    for path in (here / "state", here / "state" / "agent", here / "proc"):
+        assert refusal(agent / "mount", f"{path} /x ro") == "EACCES"
+
+
+def test_a_table_has_a_limit_and_all_of_it_is_mounted(
+    shared_daemon: Daemon, ground: Ground
+) -> None:
+    lines = [f"/etc/hostname /m/{n} ro\n" for n in range(2049)]
+    agent = shared_daemon.make(agent_name(ground), "sh -c 'ls /m | wc -l'")
+    assert refusal(agent / "mount", "".join(lines)) == "EDQUOT"
+    write(agent / "mount", "".join(lines[:2048]))
+    write(agent / "mount", "".join(lines[:800]))
+    write(agent / "ctl", "start")
+    wait_dead(agent)
+    assert read(agent, "out") == "800\n", read(agent, "reason")
+
+
+# when it is used
+
+
+@pytest.mark.parametrize("swap", [Ground.link, Ground.another, Ground.none])
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_path_that_leads_elsewhere_by_then_is_not_used(
+    shared_daemon: Daemon, ground: Ground, field: str, swap: Callable[[Ground], None]
+) -> None:
+    agent = shared_daemon.make(agent_name(ground), f"cat {ground.data}/key /x/key /key")
+    write(agent / field, FIELDS[field].format(ground.data))
+    swap(ground)
+    write(agent / "ctl", "start")
+    wait_dead(agent)
+    assert read(agent, "out") == ""
+    assert f"{ground.data}: is another object than when the line was written: write the line " \
+        "again" in read(agent, "reason")
+
+
+def test_written_again_it_is_good_again(shared_daemon: Daemon, ground: Ground) -> None:
+    agent = shared_daemon.make(agent_name(ground), "cat /x/key", mount=f"{ground.data} /x ro")
+    ground.another()
+    write(agent / "mount", f"{ground.data} /x ro")
+    write(agent / "ctl", "start")
+    wait_dead(agent)
+    assert read(agent, "out") == SECRET
+
+
+def test_what_a_line_was_is_known_across_a_crash_and_looked_up_if_it_is_not() -> None:
+    """As for what an earlier version has written, which recorded nothing."""
+    with daemon_of() as daemon:
+        grounds = [Ground(daemon, name) for name in ("swapped", "plain", "linked")]
+        agents = [daemon.make(ground.base.name, "cat /x/key", mount=f"{ground.data} /x ro")
+                  for ground in grounds]
+        daemon.kill()
+        with sqlite3.connect(daemon.state / "ctxfs.db") as database:
+            for ground in grounds[1:]:
+                database.execute(
+                    "UPDATE agents SET data=json_remove(data, '$.sources') "
+                    "WHERE json_extract(data, '$.name')=?", (ground.base.name,)
+                )
+        database.close()
+        grounds[0].another()
+        (grounds[1].data / "key").write_text("plain\n")
+        grounds[2].link()
+        daemon.start()
+        for agent in agents:
+            write(agent / "ctl", "start")
+            wait_dead(agent)
+        assert "is another object" in read(agents[0], "reason")
+        assert read(agents[1], "out") == "plain\n"
+        assert f'"{grounds[2].data}" is a link to' in read(agents[2], "reason")
+
+
+# by agents, in their own view
+
+
+def inside(daemon: Daemon, ground: Ground, *lines: str) -> Path:
+    script = ground.base / "script"
+    script.write_text("cd $CTX_ROOT/agent; exec 2>&1\n" + "\n".join(lines) + "\n")
+    return daemon.finish(
+        agent_name(ground), "sh /work/script", mount=f"{ground.base} /work rw",
+        policy=f"allow {agent_name(ground)}_t agent:* create,detach",
+    )
+
+
+@pytest.mark.parametrize("life", ["owned", "detached"])
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_childs_path_is_what_it_was_when_its_parent_wrote_it(
+    shared_daemon: Daemon, ground: Ground, field: str, life: str
+) -> None:
+    """Whatever a sibling does in a directory that both may write."""
+    name = f"c{agent_name(ground)}.d"
+    agent = inside(
+        shared_daemon, ground,
+        f"mkdir {name}; echo {life} > {name}/life; echo cat /x/key /work/data/key /key > "
+        f"{name}/exec; echo '{FIELDS[field].format('/work/data')}' > {name}/{field} || exit",
+        "mv /work/data /work/x; ln -s /work/secret /work/data",
+        f"echo '{FIELDS[field].format('/work/data')}' > {name}/{field} && echo taken",
+        f"echo start > {name}/ctl; cat {name}/wait; cat {name}/reason {name}/out",
+    )
+    said = read(agent, "out")
+    assert "is another object than when the line was written" in said
+    assert "taken" not in said
+    assert SECRET not in said
+
+
+def test_a_private_child_gives_nothing_beside_its_workspace_by_a_link(
+    shared_daemon: Daemon, ground: Ground
+) -> None:
+    """Not even by a link of root's, which is followed."""
+    (ground.data / "out").symlink_to("../secret")
+    child, below = f"c{agent_name(ground)}.d", f"d{agent_name(ground)}.d"
+    (ground.base / "child").write_text(
+        f"cd $CTX_ROOT/agent; mkdir {below}\n"
+        f"echo '/work/data /y ro' > {below}/mount && echo own\n"
+        f"echo '/work/data/out /y ro' > {below}/mount || echo refused\n"
+    )
+    agent = inside(
+        shared_daemon, ground,
+        f"mkdir {child}; echo explicit_root:/work/data > {child}/workspace",
+        f"echo 'allow {child[:-2]}_t agent:* create' > {child}/policy",
+        f"echo sh /work/child > {child}/exec; echo start > {child}/ctl; cat {child}/wait",
+        f"cat {child}/out {child}/log {child}/reason",
+    )
+    said = read(agent, "out")
+    assert "own\n" in said
+    assert "refused\n" in said
