@@ -1,28 +1,35 @@
-"""Worktrees: a child's own working copy of its parent's repository.
+"""Worktrees: a child's own repository, made of its parent's.
 
-The child sees it at ``/workspace``, on the branch ``ctx/<name>``. Git runs in
-the parent's cell, with nothing but the parent's rights, through a callable that
-is given (``Run``); whatever it prints is that agent's claim, and is used in that
-agent's view only. Neither the repository nor, later, the child can make it
-execute anything: what their configuration could name is overridden on every call.
+The child sees it at ``/workspace``, on the branch ``ctx/<name>``. Nothing of its
+parent's repository is writable for it, and nothing that it writes is obeyed by any
+git but its own: its parent's side takes single commits over, checked, by way of a
+repository of ours. Git runs in the parent's cell, with nothing but the parent's
+rights, through a callable that is given (``Run``); whatever it prints is that
+agent's claim, and is used in that agent's view only. The parent's repository cannot
+make it execute anything either: what a configuration could name is overridden.
 
 Where things are, below the directory that all worktrees of a repository share
 (``common``: ``.git``, mostly)::
 
-    ctx/<name>                the working copy
-    ctx/<name>~below/         for the child's own children: see ``binds``
-    refs/heads/ctx/<name>     the branch
-    worktrees/<name>          what git keeps for the working copy: HEAD, index
+    refs/heads/ctx/<name>     the branch, which keeps what the child borrows
+    ctx/<name>/work           its files; the child has them at /workspace
+    ctx/<name>/git            its repository: objects, refs, HEAD, index are its own
+    ctx/<name>/config dotgit  what is in that repository's config, and in /workspace/.git
+    ctx/<name>/fetch          while something is taken over: the repository of ours
 
-Below ``common``, because the parent can write there if it can commit at all, it
-lasts as long as the commits do, and git never lists it as untracked.
+Below ``common``, because the parent can write there if it can commit at all; it
+lasts as long as the commits do, is on the disk of whoever pays for these, is reached
+by the parent's view alone, and git looks for nothing there. The child has its ``git``
+at ``common/ctx``: so its siblings' are covered, and its own children get theirs in
+the same way, one level further down.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Any, Final, Self
 
@@ -35,7 +42,7 @@ from runtime.errors import (
     WrongStateError,
 )
 from runtime.model import Agent
-from runtime.names import check_absolute, check_name, quote
+from runtime.names import check_absolute, check_name, escape, quote
 
 #: (whose cell, argument vector, working directory there, more environment) ->
 #: (exit status, stdout and stderr together: all of it up to 64 KiB at least)
@@ -45,11 +52,13 @@ Run = Callable[[Agent, list[str], str, dict[str, str]], Awaitable[tuple[int, str
 WORKSPACE: Final = "/workspace"
 #: made afresh for every agent: what the parent has there is none of the child's
 _FRESH: Final = ("/tmp", "/proc", "/dev")
+#: in the child's repository, but not its own
+_OURS: Final = ("config", "hooks", "info")
+#: directories of objects that a repository may borrow from, its own included
+_OBJECTS_MAX: Final = 64
+_WHY_MAX: Final = 500
 
 _OBJECT_ID: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_NUMBER: Final = re.compile(r"[0-9]+")
-#: how many of the commits that HEAD has been at are looked at
-_LOG_MAX: Final = 500
 _NOT_FOUND: Final = (126, 127)
 
 _VARIABLES: Final = {
@@ -66,7 +75,6 @@ _VARIABLES: Final = {
     "GIT_ALLOW_PROTOCOL": "",
     "GIT_NO_LAZY_FETCH": "1",
     "GIT_NO_REPLACE_OBJECTS": "1",
-    # looking must not write: where the child can put links, it would follow them
     "GIT_OPTIONAL_LOCKS": "0",
     "GIT_COMMITTER_NAME": "ctxfs",
     "GIT_COMMITTER_EMAIL": "ctxfs@localhost",
@@ -74,11 +82,11 @@ _VARIABLES: Final = {
 _SETTINGS: Final = {
     "core.hooksPath": "/dev/null",
     "core.fsmonitor": "false",
+    "core.untrackedCache": "false",
     "core.attributesFile": "/dev/null",
     "core.excludesFile": "/dev/null",
     "core.fileMode": "true",
-    # others write in the directory of the logs, and git follows links there
-    "core.logAllRefUpdates": "false",
+    "core.alternateRefsCommand": ":",
     "core.pager": "cat",
     "core.editor": ":",
     "core.sshCommand": ":",
@@ -88,52 +96,195 @@ _SETTINGS: Final = {
     "maintenance.auto": "false",
     "protocol.allow": "never",
     "submodule.recurse": "false",
+    "pack.threads": "1",
     # the parent may work in what another uid owns; nothing there is executed
     "safe.directory": "*",
 }
-#: what to set for each <x> of filter.<x> and hook.<x> that the repository configures
-_DRIVERS: Final = {
-    "filter": {"clean": "", "smudge": "", "process": "", "required": "false"},
-    "hook": {"enabled": "false"},
-}
-#: git lists what the command line sets last: without it the list is not whole
-_LAST_DRIVER: Final = "filter.~.clean"
 
-_EXISTING: Final = 'for p; do if [ -e "$p" ] || [ -L "$p" ]; then printf "%s\\n" "$p"; fi; done'
-_HAS_WORKSPACE: Final = 'test -d "$1" || mkdir "$1"'
-_CHECK_OUT: Final = 'mkdir -p "$GIT_DIR/refs" && exec git reset --hard --quiet'
-#: Deletes the branch $2 of the repository $1 if it still is at $3, and never what a
-#: symbolic ref there refers to. Whose own workspace is a worktree cannot lock packed
-#: refs, as git would: what is not packed is then deleted under git's lock of the ref.
-_DELETE_BRANCH: Final = """
-[ ! -w "$1" ] || exec git update-ref --no-deref -d "$2" "$3"
-set -Ce
-: > "$1/$2.lock"
-trap 'rm -f "$1/$2.lock"' EXIT
-if [ "$(cat "$1/$2")" != "$3" ] || cut -s -d' ' -f2 "$1/packed-refs" 2>&- | grep -qxF "$2"; then
-    echo "$2 is packed, or has changed"
-    exit 1
+# Scripts say something in lines "=WORD VALUE", the last of them "=end"; what else they
+# print is git's, for people. An exit status above 20 is one of these:
+_NO_PATH, _NO_REPOSITORY, _NO_COMMIT, _SHALLOW, _PARTIAL, _NO_WORKSPACE, _TAKEN = range(21, 28)
+_GONE, _OF_EARLIER_VERSION, _NO_BRANCH = range(28, 31)
+_SAY: Final = """
+say() {
+    case $2 in
+    *[[:cntrl:]]*) echo "there are control characters in a path"; exit 21 ;;
+    esac
+    printf '=%s %s\\n' "$1" "$2"
+}
+hooks() { # configured ones, which newer versions of git know
+    git config --name-only --get-regexp '^hook[.]' | sed 's/^/=hook /'
+}
+"""
+#: What there is, in the workspace: NAME. Object directories the eldest first: git reads what
+#: each borrows from in turn, and gives up at the seventh link of a chain.
+_LOOK: Final = _SAY + """
+say root "$(pwd -P)"
+common=$(git rev-parse --path-format=absolute --git-common-dir) || exit 22
+common=$(cd "$common" && pwd -P) || exit 21
+base=$(git rev-parse --verify --quiet 'HEAD^{commit}') || exit 23
+[ "$(git rev-parse --is-shallow-repository)" = false ] || exit 24
+export GIT_DIR="$common"
+partial='^(extensions[.]partialclone|remote[.].*[.](promisor|partialclonefilter))$'
+! git config --get-regexp "$partial" >/dev/null || exit 25
+[ -d /workspace ] || mkdir /workspace || exit 26
+for ref in "refs/heads/ctx/$1" refs/heads/ctx; do
+    ! git show-ref --verify --quiet "$ref" || { say branch "${ref#refs/heads/}"; exit 27; }
+done
+if [ -e "$common/ctx/$1" ] || [ -L "$common/ctx/$1" ]; then
+    say there "$common/ctx/$1"
+    exit 27
 fi
-rm -f "$1/logs/$2" "$1/$2"
+say common "$common"
+say base "$base"
+git count-objects -v | sed -n 's/^alternate: //p' | while IFS= read -r path; do
+    say objects "$(cd "$path" && pwd -P)"
+done
+path=$(git rev-parse --path-format=absolute --git-path objects)
+say objects "$(cd "$path" && pwd -P)"
+hooks
+say end
 """
-#: Prints what a comparison with HEAD would not show: a repository of its own in the
-#: place of .git, refs that only this worktree has, worktrees made inside of it.
-_UNSEEN: Final = """
-[ -f "$1/.git" ] && [ ! -L "$1/.git" ] || printf '%s\\n' "$1/.git"
-shift
-find "$@" ! -type d -print
+#: Makes one: NAME BASE ZERO FORMAT OBJECTS... Files of submodules and of filters are not had.
+_MAKE: Final = """
+set -e
+name=$1 base=$2 zero=$3 format=$4
+shift 4
+place=$GIT_DIR/ctx/$name
+git=$place/git
+mkdir -p "$GIT_DIR/ctx"
+mkdir "$place"
+git update-ref --no-deref "refs/heads/ctx/$name" "$base" "$zero"
+mkdir -p "$place/work" "$git/hooks" "$git/info" "$git/objects/info" "$git/objects/pack" \\
+    "$git/refs/heads/ctx" "$git/ctx"
+put() { git config --file "$place/config" "$1" "$2"; }
+put core.bare false
+# that would be below info, which is not its to write
+put repack.updateServerInfo false
+if [ "$format" = sha1 ]; then
+    put core.repositoryFormatVersion 0
+else
+    put core.repositoryFormatVersion 1
+    put extensions.objectFormat "$format"
+fi
+for key in user.name user.email core.autocrlf core.eol core.safecrlf core.symlinks \\
+    core.ignoreCase core.precomposeUnicode i18n.commitEncoding; do
+    if value=$(git config --get "$key"); then put "$key" "$value"; fi
+done
+cp "$place/config" "$git/config"
+printf '%s\\n' "$@" >"$git/objects/info/alternates"
+printf 'ref: refs/heads/ctx/%s\\n' "$name" >"$git/HEAD"
+printf '%s\\n' "$base" >"$git/refs/heads/ctx/$name"
+printf 'gitdir: %s\\n' "$GIT_DIR/ctx" >"$place/dotgit"
+# in the child's view the line above; here nothing, so that git does not begin to work
+: >"$place/work/.git"
+cd "$place/work"
+GIT_DIR=$git GIT_WORK_TREE=$place/work git reset --hard --quiet
 """
-#: Prints each file that is not as in the commit $1, ignored ones too. A new index: the
-#: child's own may say of a file that it need not be looked at. Submodules are left out
-#: of it, so that whatever is in their place shows as untracked.
-_FILES: Final = """
-rm -f "$GIT_INDEX_FILE"
-git ls-tree -r -z "$1" | grep -zv '^160000 ' | git update-index -z --index-info &&
-    git ls-files --others --modified --deleted
-code=$?
-rm -f "$GIT_INDEX_FILE"
-exit $code
+#: Takes away what is there of one: NAME BASE, and its branch if nothing was ever committed.
+_DISCARD: Final = """
+place=$GIT_DIR/ctx/$1 ref=refs/heads/ctx/$1
+if [ -d "$place" ] && [ ! -L "$place" ]; then
+    chmod -R u+rwX "$place" 2>/dev/null
+    rm -rf "$place" || exit 1
+fi
+git config --get-regexp '^hook[.]' >/dev/null && exit 0
+facts=$(git for-each-ref --format='%(objectname) [%(symref)] %(worktreepath)' "$ref")
+# of a git that was killed
+rm -f "$GIT_DIR/$ref.lock"
+[ "$facts" != "$2 [] " ] || git update-ref --no-deref -d "$ref" "$2"
 """
+#: Brings the child's objects where ours looks for them: PLACE REF PROGRAM.
+_GATHER: Final = _SAY + """
+[ -d "$1" ] || exit 28
+[ -d "$1/git" ] && [ -d "$1/work" ] && [ -f "$1/config" ] || exit 29
+rm -rf "$1/fetch"
+mkdir -p "$1/fetch/objects/info" "$1/fetch/refs" || exit 1
+commit=$("$3" "$1/git" "$2" "$1/fetch/objects")
+case $? in
+0) ;;
+3) exit 30 ;;
+126 | 127) exit 127 ;;
+*) exit 1 ;;
+esac
+say commit "$commit"
+hooks
+say end
+"""
+#: Takes a commit over: PLACE REF COMMIT LEFT BASE, and says why not all is well, if so.
+#: Git checks no hash of what it has, but index-pack computes all of them: so everything is
+#: packed from the repository of ours, and what is missing then is missing.
+_TAKE: Final = _SAY + """
+place=$1 ref=$2 commit=$3 left=$4 base=$5 ours=$1/fetch pack=
+keep() { say kept "$1"; say end; exit 0; }
+trap 'rm -rf "$ours"; [ -z "$pack" ] || rm -f "$objects/pack/pack-$pack.keep"' EXIT
+objects=$(git rev-parse --path-format=absolute --git-path objects) || exit 1
+printf 'ref: refs/heads/none\\n' >"$ours/HEAD"
+cp "$place/config" "$ours/config" || exit 1
+GIT_DIR=$ours git cat-file --batch-all-objects --unordered \\
+    --batch-check='%(objecttype) %(objectname)' >"$ours/all" ||
+    keep "its objects cannot be read"
+sed -n 's/^commit //p' "$ours/all" >"$ours/commits"
+printf '%s\\n' "$objects" >"$ours/objects/info/alternates"
+facts=$(git for-each-ref --format='%(objectname) [%(symref)] %(worktreepath)' "$ref") || exit 1
+case $facts in
+"$commit "*) ;;
+"") keep "the branch is not there any more" ;;
+"$left [] ")
+    printf '%s\\n' "$commit" "^$left" "^$base" |
+        GIT_DIR=$ours git pack-objects --revs --local --stdout -q >"$ours/pack" ||
+        keep "objects of it are missing, or are not what they are called"
+    # without objects it is a header and a hash
+    if [ "$(wc -c <"$ours/pack")" -gt 44 ]; then
+        pack=$(git index-pack --stdin --strict --fix-thin --keep=ctxfs <"$ours/pack") ||
+            keep "git found its objects to be unsound"
+        pack=${pack#keep?}
+    fi
+    [ "$(git cat-file -t "$commit")" = commit ] &&
+        git rev-list --objects --quiet "$commit" --not --all ||
+        keep "objects of it are missing, or are not what they are called"
+    lost=$(git rev-list --max-count=1 "$left" --not "$commit" --exclude="$ref" --all) || exit 1
+    [ -z "$lost" ] || keep "commits that only the branch has would be lost"
+    git update-ref --no-deref "$ref" "$commit" "$left" || keep "the branch could not be moved"
+    ;;
+"$left [] "*) keep "the branch is checked out by its parent" ;;
+*) keep "the branch is not where it was left" ;;
+esac
+say moved "$commit"
+"""
+#: What would be lost with the child's repository and files, judged by ours: submodules are
+#: left out of the index, so that whatever is in their place shows as untracked. What follows
+#: the five words are worktrees below that hold nothing.
+_JUDGE: Final = """
+count=$({ cat "$ours/commits"; echo "^$commit"; git for-each-ref --format='^%(objectname)'; } |
+    GIT_DIR=$ours git rev-list --count --stdin) || exit 1
+[ "$count" = 0 ] || keep "$count commits of it are on no branch here"
+shift 5
+for path in $(find "$place/git/ctx" -mindepth 1 -maxdepth 1); do
+    for settled in "$@"; do [ "$path" != "$place/git/ctx/$settled" ] || continue 2; done
+    keep "worktrees of its own children are kept in it"
+done
+cd "$place/work" || exit 1
+find . -mindepth 2 -name .git >"$ours/found" || keep "not all of its files can be read"
+if [ ! -s "$ours/found" ]; then
+    export GIT_DIR="$ours" GIT_WORK_TREE="$place/work" GIT_INDEX_FILE="$ours/index"
+    export GIT_OBJECT_DIRECTORY="$objects"
+    git ls-tree -r -z "$commit" >"$ours/tree" || exit 1
+    grep -zv '^160000 ' "$ours/tree" | git update-index -z --index-info || exit 1
+    git ls-files --others --modified --deleted >"$ours/found" || exit 1
+fi
+[ ! -s "$ours/found" ] || keep "uncommitted: $(head -n 5 "$ours/found" | tr '[:cntrl:]' ' ')"
+"""
+_END: Final = "say end\n"
+
+
+class State(StrEnum):
+    """What became of what a child committed."""
+
+    OPEN = "open"
+    FETCHING = "fetching"
+    FETCHED = "fetched"
+    KEPT = "kept"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,13 +293,21 @@ class Worktree:
 
     ``root`` is the parent's workspace that it was made of and ``common`` what its
     repository keeps for all worktrees, both without symbolic links; ``base`` the
-    commit that the branch began at.
+    commit that the branch began at; ``objects`` the directories that the child
+    borrows objects from, its parent's last. ``commit`` is where the parent's branch
+    was left, ``reason`` why it, or something else, is kept. ``earlier`` is one of
+    an earlier version: a ``git worktree`` in its parent's repository.
     """
 
     name: str
     root: str
     common: str
     base: str
+    objects: tuple[str, ...] = ()
+    state: State = State.OPEN
+    commit: str = ""
+    reason: str = ""
+    earlier: bool = False
 
     @property
     def branch(self) -> str:
@@ -159,26 +318,61 @@ class Worktree:
         return f"refs/heads/{self.branch}"
 
     @property
-    def path(self) -> str:
-        """The working copy."""
+    def place(self) -> str:
+        """All that there is of it."""
         return f"{self.common}/ctx/{self.name}"
 
     @property
-    def admin(self) -> str:
-        """Git's directory of it."""
-        return f"{self.common}/worktrees/{self.name}"
+    def path(self) -> str:
+        """The child's files."""
+        return self.place if self.earlier else f"{self.place}/work"
 
     @property
-    def below(self) -> str:
-        """What the child's own worktrees are made in; no name has a ``~``."""
-        return f"{self.path}~below"
+    def left(self) -> str:
+        """The commit that the parent's branch was left at."""
+        return self.commit or self.base
+
+    def describe(self) -> str:
+        """What the handle shows: ``key=value``, one a line."""
+        values = {
+            "state": self.state.value,
+            "path": self.path,
+            "branch": self.branch,
+            "base": self.base,
+            "commit": self.commit,
+            "reason": self.reason,
+        }
+        return "".join(f"{key}={value}\n" for key, value in values.items())
+
+    def kept(self, why: str) -> Self:
+        """The same, kept; ``reason`` then says what can be done, too."""
+        return replace(self, state=State.KEPT, reason=f"{why}; {self._remedy()}")
+
+    def _remedy(self) -> str:
+        place = quote(self.place, 300)
+        if self.earlier:
+            return (
+                f"commit there, or remove it with git worktree remove --force {place}; once it is "
+                "gone, write fetch to ctl"
+            )
+        return (
+            "mend that, or take what you want from there, without git, and remove "
+            f"{place}; then write fetch to ctl"
+        )
 
     def dump(self) -> dict[str, Any]:
-        return asdict(self)
+        """As it comes back from the store, too."""
+        return {**asdict(self), "objects": list(self.objects), "state": self.state.value}
 
     @classmethod
     def load(cls, values: dict[str, Any]) -> Self:
-        return cls(**values)
+        """What ``dump`` returned, of any version."""
+        if "objects" not in values:
+            found = cls(**{key: values[key] for key in ("name", "root", "common", "base")})
+            found = replace(found, earlier=True)
+            return found.kept("it is of an earlier version: a git worktree of its parent's")
+        known = {**values, "objects": tuple(values["objects"]), "state": State(values["state"])}
+        return cls(**known)
 
 
 def check_possible(agent: Agent) -> None:
@@ -195,33 +389,49 @@ def check_possible(agent: Agent) -> None:
         )
 
 
+def check_branch(name: str) -> None:
+    """``MalformedError`` if an agent's name is none for a branch (git-check-ref-format(1))."""
+    check_name(name)
+    # the rest of what git forbids no name has
+    if ".." in name or name.endswith((".", ".lock")):
+        raise MalformedError(
+            f'{quote(name)}: the branch of a worktree cannot have "..", nor end in "." or ".lock"'
+        )
+
+
 # the view
 
 
 def binds(worktree: Worktree) -> list[Mount]:
-    """What the child's view has of it, in order. Sources are paths in the parent's view.
+    """What the child's view has of it, in order; none of an earlier version's.
 
-    Everything of the repository is read-only but what a commit writes. For ``ctx``
-    and ``worktrees`` the child has directories of its own, which hold itself and
-    the worktrees of its children: it can make these as its parent made its own,
-    and reaches none of its siblings'. The sources of all that lie where the child
-    cannot put a link in their place.
+    Sources are paths in the parent's view, without symbolic links, and are opened there
+    as the parent would, with all that is mounted below them; the last of each list is on
+    top. Directories are bound on directories and files on files, all of which are there
+    once it is made: the targets below ``common/ctx`` and ``/workspace`` are in what an
+    earlier line of the list binds. They carry no recorded identity: they are made by the
+    parent's git just before, below what the parent may write, and no child can put a link
+    in the place of any of them.
+
+    All of the parent's repository is read-only, and all that it borrows from. The child's
+    own repository is in the place of ``ctx`` there, whatever is the same for all of git's
+    own files read-only on top; and what leads from its files to that repository is not in
+    the child's hands, neither in its view nor in its parent's.
     """
-    common, below = worktree.common, worktree.below
+    if worktree.earlier:
+        return []
+    common, place = worktree.common, worktree.place
     found = [Mount(path, path, "rw") for path in _pinned(worktree)]
-    found.append(Mount(worktree.root, worktree.root, "ro"))
-    if not _is_inside(common, worktree.root):
-        found.append(Mount(common, common, "ro"))
-    for path in ("objects", "refs/heads/ctx", "logs/refs/heads/ctx"):
-        found.append(Mount(f"{common}/{path}", f"{common}/{path}", "rw"))
-    found += [
-        Mount(f"{below}/worktrees", f"{common}/worktrees", "rw"),
-        Mount(worktree.admin, worktree.admin, "rw"),
-        Mount(f"{below}/ctx", f"{common}/ctx", "rw"),
-        # where git looks for it
-        Mount(worktree.path, worktree.path, "rw"),
-        Mount(worktree.path, WORKSPACE, "rw"),
-    ]
+    covered: list[str] = []
+    for path in (worktree.root, common, *worktree.objects):
+        if not any(_is_inside(path, other) for other in covered):
+            covered.append(path)
+            found.append(Mount(path, path, "ro"))
+    own = f"{common}/ctx"
+    found.append(Mount(f"{place}/git", own, "rw"))
+    found += [Mount(f"{place}/git/{name}", f"{own}/{name}", "ro") for name in _OURS]
+    found.append(Mount(f"{place}/work", WORKSPACE, "rw"))
+    found.append(Mount(f"{place}/dotgit", f"{WORKSPACE}/.git", "ro"))
     return found
 
 
@@ -231,7 +441,7 @@ def _pinned(worktree: Worktree) -> list[str]:
     A child that may write there could rename them, and put a repository of its own
     in the place of its parent's. A mount point cannot be renamed.
     """
-    kept = (worktree.root, worktree.common)
+    kept = (worktree.root, worktree.common, *worktree.objects)
     above = {str(p) for path in kept for p in PurePosixPath(path).parents}
     return sorted(
         path for path in above
@@ -246,94 +456,90 @@ def _is_inside(path: str, directory: str) -> bool:
 # calls
 
 
-class _Caller:
-    """Runs programs in one agent's cell, in an environment that nobody else writes."""
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a script said: its exit status, its words, and what else was printed."""
 
-    def __init__(self, run: Run, agent: Agent) -> None:
-        self._run = run
-        self._agent = agent
+    code: int
+    words: dict[str, list[str]]
+    text: str
 
-    async def call(
-        self,
-        *words: str,
-        cwd: str = "/",
-        settings: dict[str, str] | None = None,
-        **variables: str,
-    ) -> tuple[int, str]:
-        """(exit status, what it said); ``UnsupportedError`` if there is no such program."""
-        values = {**_VARIABLES, **variables}
-        configured = {**_SETTINGS, **(settings or {})}
-        # not by -c: a name may have a "="
-        values["GIT_CONFIG_COUNT"] = str(len(configured))
-        for number, (key, value) in enumerate(configured.items()):
-            values[f"GIT_CONFIG_KEY_{number}"] = key
-            values[f"GIT_CONFIG_VALUE_{number}"] = value
-        # The agent's environment may set anything: GIT_DIR, GIT_TRACE, LD_PRELOAD.
-        command = ["env", "-i", *(f"{key}={value}" for key, value in values.items()), *words]
-        code, text = await self._run(self._agent, command, cwd, {})
-        if code in _NOT_FOUND:
+    def one(self, word: str) -> str:
+        found = self.words.get(word, [])
+        if len(found) != 1:
+            raise WrongStateError(f"git did not say {word}, but {_said(self.text)}")
+        return found[0]
+
+    @property
+    def whole(self) -> bool:
+        return self.code == 0 and "end" in self.words
+
+
+async def _ask(
+    run: Run,
+    agent: Agent,
+    script: str,
+    *words: str,
+    cwd: str = "/",
+    hooks: Iterable[str] = (),
+    **variables: str,
+) -> _Answer:
+    """Runs a script in an agent's cell, in an environment that nobody else writes.
+
+    ``hooks`` are names that the configuration has, to be switched off;
+    ``UnsupportedError`` if there is no git, or no shell.
+    """
+    values = {**_VARIABLES, **variables}
+    configured = {**_SETTINGS, **_without_hooks(hooks)}
+    # not by -c: a name may have a "="
+    values["GIT_CONFIG_COUNT"] = str(len(configured))
+    for number, (key, value) in enumerate(configured.items()):
+        values[f"GIT_CONFIG_KEY_{number}"] = key
+        values[f"GIT_CONFIG_VALUE_{number}"] = value
+    # The agent's environment may set anything: GIT_DIR, GIT_TRACE, LD_PRELOAD.
+    command = ["env", "-i", *(f"{key}={value}" for key, value in values.items())]
+    code, text = await run(agent, [*command, "sh", "-c", script, "ctxfs", *words], cwd, {})
+    found: dict[str, list[str]] = {}
+    rest = []
+    for line in text.split("\n"):
+        word, _, value = line.removeprefix("=").partition(" ")
+        if line.startswith("=") and word:
+            found.setdefault(word, []).append(value)
+        else:
+            rest.append(line)
+    answer = _Answer(code, found, "\n".join(rest))
+    if code in _NOT_FOUND or "git: not found" in answer.text:
+        raise UnsupportedError(
+            f"a worktree needs git, sh, coreutils, findutils, grep and sed in the view of "
+            f"{quote(agent.name)}: {_said(answer.text)}"
+        )
+    return answer
+
+
+def _without_hooks(names: Iterable[str]) -> dict[str, str]:
+    """Settings that disable each hook which a configuration names."""
+    settings: dict[str, str] = {}
+    for name in names:
+        section, _, rest = name.partition(".")
+        hook, dot, _ = rest.rpartition(".")
+        if section != "hook" or not name.isprintable() or "\ufffd" in name:
             raise UnsupportedError(
-                f"a worktree needs git, sh and coreutils in the view of "
-                f"{quote(self._agent.name)}: {_said(text)}"
+                f"{quote(name)} in the configuration cannot be switched off: its name has to be "
+                "printable UTF-8"
             )
-        return code, text
-
-    async def demand(self, what: str, *words: str, cwd: str = "/", **rest: Any) -> str:
-        """What a program said that exited 0; ``WrongStateError`` with its words otherwise."""
-        code, text = await self.call(*words, cwd=cwd, **rest)
-        if code:
-            raise WrongStateError(f"{what}: {_said(text)}")
-        return text
-
-    async def script(self, what: str, script: str, *words: str, **rest: Any) -> str:
-        return await self.demand(what, "sh", "-c", script, "ctxfs", *words, **rest)
-
-    async def drivers(self, git_dir: str) -> dict[str, str]:
-        """Settings that disable each program which the configuration names for files.
-
-        Asked for each directory of git's: a configuration may be for some only.
-        """
-        text = await self.demand(
-            f"the configuration of {quote(git_dir)}",
-            *("git", "config", "--name-only", "--get-regexp", r"^(filter|hook)\."),
-            settings={_LAST_DRIVER: ""},
-            GIT_DIR=git_dir,
-        )
-        names = text.rstrip("\n").split("\n")
-        settings: dict[str, str] = {}
-        for name in names:
-            section, _, rest = name.partition(".")
-            if section not in _DRIVERS or not name.isprintable() or "\ufffd" in name:
-                raise WrongStateError(
-                    f"{quote(name)} in the configuration of {quote(git_dir)} cannot be "
-                    "switched off: its name has to be printable UTF-8"
-                )
-            driver, dot, _ = rest.rpartition(".")
-            if dot:
-                found = _DRIVERS[section].items()
-                settings.update({f"{section}.{driver}.{key}": value for key, value in found})
-        if names[-1] != _LAST_DRIVER:
-            raise WrongStateError(
-                f"the configuration of {quote(git_dir)} names more filters than can be switched off"
-            )
-        return settings
-
-    async def existing(self, *paths: str) -> list[str]:
-        """Those of the paths at which there is something."""
-        text = await self.script("looking for a worktree", _EXISTING, *paths)
-        return [path for path in paths if path in text.split("\n")]
-
-    async def has_branch(self, worktree: Worktree, ref: str) -> bool:
-        code, text = await self.call(
-            "git", "show-ref", "--verify", "--quiet", ref, GIT_DIR=worktree.common
-        )
-        if code not in (0, 1):
-            raise WrongStateError(f"looking for {quote(ref)}: {_said(text)}")
-        return code == 0
+        if dot:
+            settings[f"hook.{hook}.enabled"] = "false"
+    return settings
 
 
 def _said(text: str) -> str:
     return quote(" ".join(text.split()) or "it said nothing", 300)
+
+
+def _object_id(text: str) -> str:
+    if not _OBJECT_ID.fullmatch(text):
+        raise WrongStateError(f"git named no commit, but said {_said(text)}")
+    return text
 
 
 # making one
@@ -342,242 +548,134 @@ def _said(text: str) -> str:
 async def plan(run: Run, parent: Agent, child: Agent, root: str) -> Worktree:
     """The worktree that ``add`` will make of ``root``, the parent's workspace in force.
 
-    Changes nothing. ``MalformedError`` if there is no repository or no commit,
-    ``TakenError`` if the branch or the worktree is there already.
+    Changes nothing in it. ``MalformedError`` if there is no repository or no commit,
+    ``UnsupportedError`` if it is shallow or a partial clone, ``TakenError`` if the branch
+    or the worktree is there already.
     """
-    name = check_name(child.name)
-    # git-check-ref-format(1); the rest of it no name violates
-    if ".." in name or name.endswith((".", ".lock")):
+    check_branch(child.name)
+    answer = await _ask(run, parent, _LOOK, child.name, cwd=root)
+    whose = f"{quote(root)}, the workspace of {quote(parent.name)}"
+    if answer.code == _NO_REPOSITORY and "not a git repository" in answer.text:
+        raise MalformedError(f"workspace=worktree: {whose}, is in no git repository")
+    if answer.code == _NO_COMMIT:
         raise MalformedError(
-            f'{quote(name)}: the branch of a worktree cannot have "..", nor end in "." or ".lock"'
+            f"workspace=worktree: the repository of {whose}, has no commit yet to begin at"
         )
-    caller = _Caller(run, parent)
-    text = await caller.demand(f"the workspace {quote(root)}", "pwd", "-P", cwd=root)
-    physical = check_absolute(text.removesuffix("\n"), "the workspace")
-    code, text = await caller.call(
-        *("git", "rev-parse", "--path-format=absolute", "--git-common-dir"), cwd=root
+    if answer.code in (_SHALLOW, _PARTIAL):
+        what = "shallow" if answer.code == _SHALLOW else "a partial clone"
+        raise UnsupportedError(
+            f"workspace=worktree: the repository of {whose}, is {what}: "
+            "fetch all of it there (git fetch --unshallow, git clone without --filter)"
+        )
+    if answer.code == _NO_WORKSPACE:
+        raise UnsupportedError(
+            f"the view of {quote(parent.name)} has no {WORKSPACE}, where a child's worktree "
+            f"would be: {_said(answer.text)}"
+        )
+    if answer.code == _TAKEN and "branch" in answer.words:
+        raise TakenError(
+            f"the branch {quote(answer.one('branch'))} is there already: rename or delete it"
+        )
+    if answer.code == _TAKEN:
+        there = quote(answer.one("there"), 300)
+        raise TakenError(f"{there} is there already, perhaps of an earlier worktree")
+    if not answer.whole:
+        raise WrongStateError(f"the repository of {whose}: {_said(answer.text)}")
+    _without_hooks(answer.words.get("hook", []))
+    objects = [check_absolute(path, "a directory of objects") for path in answer.words["objects"]]
+    if len(objects) > _OBJECTS_MAX:
+        raise UnsupportedError(
+            f"the repository of {whose}, borrows from {len(objects) - 1} others, more than "
+            f"{_OBJECTS_MAX - 1} (git repack -a there ends that)"
+        )
+    return Worktree(
+        name=child.name,
+        root=check_absolute(answer.one("root"), "the workspace"),
+        common=check_absolute(answer.one("common"), "the repository"),
+        base=_object_id(answer.one("base")),
+        objects=tuple(dict.fromkeys(objects)),
     )
-    if code and "not a git repository" in text:
-        raise MalformedError(
-            f"workspace=worktree: {quote(root)}, the workspace of {quote(parent.name)}, "
-            "is in no git repository"
-        )
-    if code:
-        raise WrongStateError(f"the repository of {quote(root)}: {_said(text)}")
-    common = check_absolute(text.removesuffix("\n"), "the repository")
-    code, text = await caller.call(
-        *("git", "rev-parse", "--verify", "--quiet", "HEAD^{commit}"), cwd=root
-    )
-    if code:
-        raise MalformedError(
-            f"workspace=worktree: the repository of {quote(root)} has no commit yet to begin at"
-        )
-    worktree = Worktree(name=name, root=physical, common=common, base=_object_id(text))
-    await _check_free(caller, worktree)
-    return worktree
-
-
-async def _check_free(caller: _Caller, worktree: Worktree) -> None:
-    for ref in (worktree.ref, "refs/heads/ctx"):
-        if await caller.has_branch(worktree, ref):
-            raise TakenError(
-                f"the branch {quote(ref.removeprefix('refs/heads/'))} is there already: "
-                "rename or delete it"
-            )
-    log = f"{worktree.common}/logs/{worktree.ref}"
-    taken = await caller.existing(worktree.path, worktree.below, worktree.admin, log)
-    if taken:
-        raise TakenError(f"{quote(taken[0], 300)} is there already, perhaps of an earlier worktree")
-
-
-def _object_id(text: str) -> str:
-    found = text.removesuffix("\n")
-    if not _OBJECT_ID.fullmatch(found):
-        raise WrongStateError(f"git named no commit, but said {_said(text)}")
-    return found
 
 
 async def add(run: Run, parent: Agent, worktree: Worktree) -> None:
-    """Makes what ``plan`` returned.
+    """Makes what ``plan`` returned; ``CtxError`` if it cannot: then ``discard`` it."""
+    answer = await _ask(run, parent, _SAY + "hooks\n", GIT_DIR=worktree.common)
+    answer = await _ask(
+        run,
+        parent,
+        _MAKE,
+        *(worktree.name, worktree.base, "0" * len(worktree.base)),
+        "sha1" if len(worktree.base) == 40 else "sha256",
+        *worktree.objects,
+        hooks=answer.words.get("hook", []),
+        GIT_DIR=worktree.common,
+    )
+    if answer.code:
+        raise WrongStateError(f"making the worktree {quote(worktree.name)}: {_said(answer.text)}")
 
-    ``CtxError``: then nothing of it is left, except by a loss of the parent's cell.
+
+async def discard(run: Run, parent: Agent, worktree: Worktree) -> None:
+    """Takes away all that is there of one, and the branch if that is at its base still.
+
+    ``CtxError`` if it could not be: it can be tried again.
     """
-    caller = _Caller(run, parent)
-    common, name = worktree.common, worktree.name
-    code, text = await caller.call("sh", "-c", _HAS_WORKSPACE, "ctxfs", WORKSPACE)
-    if code:
-        raise UnsupportedError(
-            f"the view of {quote(parent.name)} has no {WORKSPACE}, where a child's worktree "
-            f"would be: {_said(text)}"
-        )
-    await caller.demand(
-        f"preparing the repository of {quote(worktree.root)}",
-        *("mkdir", "-p"),
-        # git packs the refs of a directory and removes it, even while it is mounted in
-        # a child's view, if nothing else is in it; names with a dot first are no refs
-        f"{common}/refs/heads/ctx/.keep",
-        f"{common}/logs/refs/heads/ctx/.keep",
-        f"{worktree.below}/worktrees/{name}",
-        f"{worktree.below}/ctx/{name}",
+    answer = await _ask(
+        run, parent, _DISCARD, worktree.name, worktree.base, GIT_DIR=worktree.common
     )
-    try:
-        await caller.demand(
-            f"making the worktree {quote(name)}",
-            # locked: "worktree prune" takes away what it does not see
-            *("git", "worktree", "add", "--lock", "--no-checkout", "--no-guess-remote"),
-            *("--no-track", "-b", worktree.branch, "--", worktree.path, worktree.base),
-            cwd=worktree.root,
-            GIT_DIR=common,
-            GIT_WORK_TREE=worktree.root,
-        )
-    except CtxError:
-        await _undo(caller, worktree)
-        raise
-    try:
-        await caller.script(
-            f"checking out the worktree {quote(name)}",
-            _CHECK_OUT,
-            cwd=worktree.path,
-            settings=await caller.drivers(worktree.admin),
-            GIT_DIR=worktree.admin,
-            GIT_WORK_TREE=worktree.path,
-        )
-    except CtxError:
-        # checks that what it removes is what git itself made
-        await caller.call(
-            *("git", "worktree", "remove", "--force", "--force", "--", worktree.path),
-            GIT_DIR=common,
-        )
-        await _undo(caller, worktree)
-        raise
+    if answer.code:
+        raise WrongStateError(f"removing {quote(worktree.place, 300)}: {_said(answer.text)}")
 
 
-async def _undo(caller: _Caller, worktree: Worktree) -> None:
-    """After git failed: the branch, which it leaves, if nothing was committed there."""
-    await _delete_branch(caller, worktree, worktree.base)
-    await caller.call("rm", "-rf", "--", worktree.below)
+# taking over
 
 
-async def _delete_branch(caller: _Caller, worktree: Worktree, tip: str) -> tuple[int, str]:
-    common = worktree.common
-    return await caller.call(
-        *("sh", "-c", _DELETE_BRANCH, "ctxfs", common, worktree.ref, tip), GIT_DIR=common
-    )
+async def take(
+    run: Run, parent: Agent, worktree: Worktree, program: str, *, settled: list[str] | None
+) -> Worktree:
+    """What became of it: the child's commits are in its parent's repository and the branch is
+    there, or why not. ``program`` is where the parent's view has gather (gather.c).
 
-
-# removing it
-
-
-async def remove(run: Run, parent: Agent, worktree: Worktree) -> str | None:
-    """Removes it with its branch; otherwise says where it is kept, and why.
-
-    Removed is only what holds nothing: each file is as in HEAD, no other file is
-    there, ignored or not, and neither the branch, nor HEAD, nor anything that HEAD
-    has been at, has a commit that the base lacks. Call it when the child is dead.
+    Of a child that has ended (``settled`` are those of its own children's worktrees that may
+    go with it) it is also kept if more would be lost: each file must be as in the branch, no
+    other file there, ignored or not, and no commit of the child's own anywhere but on branches
+    of the parent's.
     """
-    caller = _Caller(run, parent)
     try:
-        why = await _remove(caller, worktree)
-    except (CtxError, OSError) as error:
-        why = error.sentence if isinstance(error, CtxError) else str(error)
-    if why is None:
-        return None
-    return f"kept {quote(worktree.path, 300)}, branch {quote(worktree.branch)}: {why}"
+        return await _take(run, parent, worktree, program, settled=settled)
+    except CtxError as error:
+        return worktree.kept(error.sentence)
 
 
-async def _remove(caller: _Caller, worktree: Worktree) -> str | None:
-    there = await caller.existing(worktree.path, worktree.admin)
-    has_branch = await caller.has_branch(worktree, worktree.ref)
-    if not there and not has_branch:
-        return await _remove_files(caller, worktree)  # it was never made, or is gone
-    if not has_branch:
-        return "its branch is not there any more"
-    for path in (worktree.path, worktree.admin):
-        if path not in there:
-            return f"{quote(path, 300)} is not there any more"
-    tip = await _commit_of(caller, worktree, worktree.ref)
-    head = await _commit_of(caller, worktree, f"worktrees/{worktree.name}/HEAD")
-    why = await _commits(caller, worktree, tip, head) or await _files(caller, worktree, head)
-    if why is not None:
-        return why
-    # first: if somebody has committed meanwhile, all of it stays
-    code, text = await _delete_branch(caller, worktree, tip)
-    if code:
-        return f"its branch could not be deleted: {_said(text)}"
-    return await _remove_files(caller, worktree)
-
-
-async def _remove_files(caller: _Caller, worktree: Worktree) -> str | None:
-    """By path, not by git: what git reads about it is the child's to write."""
-    paths = (worktree.path, worktree.admin, worktree.below)
-    code, text = await caller.call("rm", "-rf", "--", *paths)
-    return f"not all of it could be removed: {_said(text)}" if code else None
-
-
-async def _commit_of(caller: _Caller, worktree: Worktree, name: str) -> str:
-    return _object_id(
-        await caller.demand(
-            f"the commit of {name}",
-            *("git", "rev-parse", "--verify", "--quiet", name + "^{commit}"),
-            GIT_DIR=worktree.common,
-        )
+async def _take(
+    run: Run, parent: Agent, worktree: Worktree, program: str, *, settled: list[str] | None
+) -> Worktree:
+    answer = await _ask(
+        run, parent, _GATHER, *(worktree.place, worktree.ref, program), GIT_DIR=worktree.common
     )
-
-
-async def _commits(caller: _Caller, worktree: Worktree, tip: str, head: str) -> str | None:
-    """Whether a commit would be lost, or could be."""
-    text = await caller.demand(
-        "the log of HEAD",
-        *("git", "rev-list", f"--max-count={_LOG_MAX + 1}", "--walk-reflogs"),
-        *(f"worktrees/{worktree.name}/HEAD", "--"),
+    if answer.code == _GONE:
+        return replace(worktree, state=State.FETCHED, reason="its directory was removed")
+    if answer.code == _OF_EARLIER_VERSION and worktree.earlier:
+        return worktree
+    if answer.code == _NO_BRANCH:
+        return worktree.kept(f"it has no branch {quote(worktree.branch)} any more")
+    if not answer.whole:
+        return worktree.kept(f"it cannot be read: {_said(answer.text)}")
+    commit = _object_id(answer.one("commit"))
+    answer = await _ask(
+        run,
+        parent,
+        _TAKE + (_JUDGE if settled is not None else "") + _END,
+        *(worktree.place, worktree.ref, commit, worktree.left, worktree.base),
+        *(settled or ()),
+        hooks=answer.words.get("hook", []),
         GIT_DIR=worktree.common,
     )
-    logged = [_object_id(line) for line in text.splitlines()]
-    if len(logged) > _LOG_MAX:
-        return f"its HEAD has been at more than {_LOG_MAX} commits"
-    text = await caller.demand(
-        "the commits of the branch",
-        *("git", "rev-list", "--count", *dict.fromkeys((tip, head, *logged))),
-        *("--not", worktree.base, "--"),
-        GIT_DIR=worktree.common,
-    )
-    count = text.removesuffix("\n")
-    if not _NUMBER.fullmatch(count):
-        return f"git counted no commits, but said {_said(text)}"
-    if count != "0":
-        return f"{count} commits of it are not in its base {worktree.base[:12]}"
-    return None
-
-
-async def _files(caller: _Caller, worktree: Worktree, head: str) -> str | None:
-    """Whether a file would be lost, or could be."""
-    below = worktree.below
-    found = await caller.script(
-        "the worktree",
-        _UNSEEN,
-        *(worktree.path, f"{worktree.admin}/refs", f"{below}/worktrees", f"{below}/ctx"),
-    )
-    if found:
-        return f"there is more in it than git would show: {_said(found)}"
-    found = await caller.demand(
-        "the index",
-        *("git", "diff-index", "--cached", "--no-ext-diff", "--name-only", head, "--"),
-        GIT_DIR=worktree.common,
-        GIT_INDEX_FILE=f"{worktree.admin}/index",
-    )
-    if found:
-        return f"what is staged is not committed: {_said(found)}"
-    found = await caller.script(
-        "the files",
-        _FILES,
-        head,
-        cwd=worktree.path,
-        settings=await caller.drivers(worktree.common),
-        GIT_DIR=worktree.common,
-        GIT_WORK_TREE=worktree.path,
-        # the child reaches what is in this directory, but not its entries
-        GIT_INDEX_FILE=f"{below}/index",
-    )
-    if found:
-        return f"uncommitted: {_said(found)}"
-    return None
+    if answer.words.get("moved") == [commit]:
+        worktree = replace(worktree, commit=commit)
+    if not answer.whole:
+        return worktree.kept(f"it could not be judged: {_said(answer.text)}")
+    if "kept" in answer.words:
+        why = " ".join(answer.one("kept").split())
+        more = f" ({_said(answer.text)})" if answer.text.strip() else ""
+        return worktree.kept(escape(why)[:_WHY_MAX] + more)
+    return replace(worktree, state=State.FETCHED, reason="")

@@ -1,159 +1,360 @@
-"""Worktrees of children over their lives: made at their start, taken away with the handle that
-their parent has of them (``runtime.workspace`` knows git)."""
+"""Worktrees of children over their lives: made as a part of their start, taken over when they
+end or when it is asked for, taken away after the handle that their parent has of them
+(``runtime.workspace`` knows git). Nothing here is waited for by a request."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Final
 
 import trio
 
 from runtime import cell, crashpoints, workspace
 from runtime.agents import Agents
-from runtime.change import Watching
+from runtime.change import Change, Watching
 from runtime.ending import guarded
-from runtime.errors import MalformedError, NotEmptyError, QuotaError, WrongStateError
+from runtime.errors import (
+    CtxError,
+    MalformedError,
+    TakenError,
+    UnsupportedError,
+    WrongStateError,
+)
 from runtime.lifecycle import Status
 from runtime.model import Agent
 from runtime.names import quote
 from runtime.planes import Task
-from runtime.workspace import Run, Worktree
+from runtime.workspace import Run, State, Worktree
 
 log = logging.getLogger("ctxd.worktrees")
 
-#: requests that wait for git; the filesystem answers about a hundred at a time
-_ASKED_OF_ONE: Final = 8
-_ASKED: Final = 32
+#: whatever the parent's view holds, no end waits longer for it
+_SECONDS: Final = 60.0
+#: at a time in one parent's cell; what waits for its turn has the same bound
+_AT_A_TIME: Final = 4
+#: what a failed start calls these: it is said too late for an errno
+_NAMES: Final = (
+    (MalformedError, "EINVAL"),
+    (TakenError, "EEXIST"),
+    (UnsupportedError, "EOPNOTSUPP"),
+    (WrongStateError, "EBUSY"),
+)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Care:
+    """What goes on for one child: it ends when an agent of ``above`` cannot help any more."""
+
+    scope: trio.CancelScope
+    above: frozenset[int]
+    why: str = ""
 
 
 class Worktrees(Watching):
-    """Makes and removes them, one at a time in one parent's repository."""
+    """Has git make them, and take over what children committed, in their parents' cells."""
 
-    def __init__(self, *, agents: Agents, run: Run, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, *, agents: Agents, run: Run, gather: str, nursery: trio.Nursery
+    ) -> None:
         self._agents = agents
         self._run = run
+        self._gather = gather
         self._nursery = nursery
+        self._cares: list[_Care] = []
+        #: by the child's index
         self._locks: dict[int, trio.Lock] = {}
-        self._asked: Counter[int] = Counter()
+        #: by the parent's index
+        self._limits: dict[int, trio.CapacityLimiter] = {}
+        self._discarding: set[int] = set()
         agents.watching.append(self)
 
     # Watching
 
+    def agent_changed(self, index: int, names: Iterable[str]) -> None:
+        agent = self._agents.get(index)
+        if agent is None:
+            return
+        if "status" in names:
+            why = _unable(agent)
+            for care in self._cares:
+                if why and index in care.above and not care.scope.cancel_called:
+                    care.why = why
+                    care.scope.cancel()
+        if agent.discards and index not in self._discarding and not self._unable(agent):
+            self._discarding.add(index)
+            self._nursery.start_soon(self._discard_all, agent)
+
     def agent_listed(self, agent: Agent) -> None:
         if self._agents.get(agent.index) is None:
-            self._locks.pop(agent.index, None)
-        if agent.worktree is not None and self._agents.get(agent.index) is None:
-            self._nursery.start_soon(self._clean, agent)
+            self._limits.pop(agent.index, None)
 
     def resume(self) -> None:
         """Goes on with what an earlier daemon did not get done."""
+        for agent in self._agents:
+            self.agent_changed(agent.index, ())
         for task in self._agents.items.all(Task):
             child = self._agents.tasks.child_of(task)
-            gone = child is not None and self._agents.get(child.index) is None
-            if child is not None and gone and child.worktree is not None and not task.worktree:
-                self._nursery.start_soon(self._clean, child)
+            if child is None or child.live or child.worktree is None:
+                continue
+            if Worktree.load(child.worktree).state in (State.OPEN, State.FETCHING):
+                self._keep(child, "ctxd ended while it was taken over")
 
     # making
 
-    async def make(self, agent: Agent) -> None:
-        """What the start of a child needs, if that wants a worktree.
-
-        ``MalformedError`` (no repository, no commit), ``TakenError`` (the branch is
-        there), ``WrongStateError`` or ``UnsupportedError``.
-        """
-        if agent.workspace != "worktree" or agent.status is not Status.NEW:
+    def check_start(self, agent: Agent) -> None:
+        """What can be told of a start without git; ``CtxError``."""
+        if agent.workspace != "worktree":
             return
         workspace.check_possible(agent)
+        workspace.check_branch(agent.name)
+        if agent.worktree is not None and agent.worktree_made:
+            found = Worktree.load(agent.worktree)
+            if found.earlier:
+                whose = f"the worktree of {quote(agent.name)}"
+                raise WrongStateError(f"{whose} is kept: {found.reason}")
+            return
         parent = self._agents.live_parent(agent)
         assert parent is not None
-        with self._asking(parent):
-            async with self._lock(parent):
-                if not agent.worktree_made:
-                    await self._make(parent, agent)
-
-    async def _make(self, parent: Agent, agent: Agent) -> None:
-        root = cell.workspace(self._agents, parent)
-        if root is None:
+        if cell.workspace(self._agents, parent) is None:
             raise MalformedError(
                 f"workspace=worktree: {quote(parent.name)} has no workspace: "
                 "write explicit_root:/PATH to its workspace before its start"
             )
-        if agent.worktree is not None:  # a daemon died while it was made
-            left = await workspace.remove(self._run, parent, Worktree.load(agent.worktree))
-            if left is not None:
-                raise WrongStateError(f"an earlier worktree of {quote(agent.name)} is {left}")
-        worktree = await workspace.plan(self._run, parent, agent, root)
-        self._agents.update(agent, worktree=worktree.dump())
-        crashpoints.reach("worktree.planned")
-        try:
-            await workspace.add(self._run, parent, worktree)
-        except BaseException:
-            self._agents.update(agent, worktree=None)
-            raise
-        crashpoints.reach("worktree.made")
-        self._agents.update(agent, worktree_made=True)
 
-    # removing
+    async def make(self, agent: Agent) -> None:
+        """What the start of a child needs that wants a worktree.
 
-    async def remove(self, parent: Agent, task: Task) -> None:
-        """What the removal of a handle needs; ``NotEmptyError`` saying why it is kept."""
-        child = self._agents.tasks.child_of(task)
-        if child is None or child.worktree is None or child.live:
+        ``CtxError`` if it cannot have one, or not in time; the sentence begins with what a
+        request would have been told.
+        """
+        if agent.workspace != "worktree":
             return
-        with self._asking(parent):
-            why = await self._remove(parent, child)
-        if why is not None:
-            with self._agents.changing() as change:
-                change.put(task, worktree=why)
-            raise NotEmptyError(f"the worktree of {quote(child.name)} is {why}")
-
-    async def _clean(self, child: Agent) -> None:
-        """The child was removed: its handle stays only for a worktree that is kept."""
-        with guarded(child):
-            parent = self._agents.parent_of(child)
-            if parent is None:
-                return
-            why = await self._remove(parent, child)
-            task = self._agents.items.named(parent.index, Task, child.name)
-            if task is None or task.child != child.index:
-                return
-            with self._agents.changing() as change:
-                if why is None:
-                    change.drop(task)
-                else:
-                    log.info("%s: its worktree is %s", child.name, why)
-                    change.put(task, worktree=why)
-
-    async def _remove(self, parent: Agent, child: Agent) -> str | None:
-        assert child.worktree is not None
-        worktree = Worktree.load(child.worktree)
-        async with self._lock(parent):
-            why = await workspace.remove(self._run, parent, worktree)
-            if why is None:
-                crashpoints.reach("worktree.removed")
-                self._agents.update(child, worktree=None, worktree_made=False)
-            return why
-
-    @contextlib.contextmanager
-    def _asking(self, parent: Agent) -> Iterator[None]:
-        """Around what a request for the filesystem waits for: git in a parent's view may take
-        long, and the requests that are answered at a time are those of everybody."""
-        if self._asked[parent.index] >= _ASKED_OF_ONE or self._asked.total() >= _ASKED:
-            raise QuotaError(
-                f"{self._asked[parent.index]} worktrees of {quote(parent.name)}, "
-                f"{self._asked.total()} of all, are being made or removed: try again then"
-            )
-        self._asked[parent.index] += 1
         try:
-            yield
+            if agent.worktree is None or not agent.worktree_made:
+                await self._make(agent)
+            else:
+                found = Worktree.load(agent.worktree)
+                self._put(agent, replace(found, state=State.OPEN, reason=""))
+        except CtxError as error:
+            names = [name for cls, name in _NAMES if isinstance(error, cls)]
+            raise type(error)(": ".join([*names[:1], error.sentence])) from None
+
+    async def _make(self, agent: Agent) -> None:
+        parent = self._agents.parent_of(agent)
+
+        async def steps() -> None:
+            assert parent is not None
+            if agent.worktree is not None:  # a daemon died while it was made
+                await workspace.discard(self._run, parent, Worktree.load(agent.worktree))
+            await self._discard_before(parent, agent.name)
+            root = cell.workspace(self._agents, parent)
+            assert root is not None
+            worktree = await workspace.plan(self._run, parent, agent, root)
+            self._agents.update(agent, worktree=worktree.dump())
+            crashpoints.reach("worktree.planned")
+            await workspace.add(self._run, parent, worktree)
+            crashpoints.reach("worktree.made")
+            self._agents.update(agent, worktree_made=True)
+            self._put(agent, worktree)
+
+        if why := await self._care(parent, agent.index, steps, starting=agent):
+            raise WrongStateError(f"its worktree was not made: {why}")
+
+    # taking over
+
+    async def take_over(self, agent: Agent) -> None:
+        """Before the end of a child is recorded, once nothing of it runs any more."""
+        if agent.worktree is None:
+            return
+        worktree = Worktree.load(agent.worktree)
+        if not agent.worktree_made:
+            self._abandon(agent, worktree)
+        elif worktree.earlier:
+            self._put(agent, worktree)
+        else:
+            await self._take(agent, ended=True)
+
+    def fetch(self, task: Task) -> None:
+        """Has the commits of a handle's child taken over, now.
+
+        ``MalformedError`` if it has no worktree; ``WrongStateError`` if that is being taken
+        over already, is not made yet, or if the parent's side cannot do it now.
+        """
+        child = self._agents.tasks.child_of(task)
+        parent = self._agents.get(task.agent)
+        if child is None or child.worktree is None:
+            raise MalformedError(f"fetch: {quote(task.name)} has no worktree")
+        if not child.worktree_made:
+            raise WrongStateError(f"the worktree of {quote(task.name)} is not made yet")
+        if Worktree.load(child.worktree).state is State.FETCHING:
+            raise WrongStateError(f"the worktree of {quote(task.name)} is being fetched")
+        if child.status is Status.STOPPING:
+            raise WrongStateError(f"{quote(task.name)} is stopping: it is fetched at its end")
+        why = "its parent was removed" if parent is None else self._unable(parent)
+        if why:
+            raise WrongStateError(f"the worktree of {quote(task.name)} cannot be fetched: {why}")
+        self._set(child, replace(Worktree.load(child.worktree), state=State.FETCHING, reason=""))
+        self._nursery.start_soon(self._fetch, child)
+
+    async def _fetch(self, child: Agent) -> None:
+        with guarded(child):
+            await self._take(child, ended=child.status is Status.DEAD)
+
+    async def _take(self, child: Agent, *, ended: bool) -> None:
+        parent = self._agents.parent_of(child)
+
+        async def steps() -> None:
+            assert parent is not None and child.worktree is not None
+            worktree = Worktree.load(child.worktree)
+            self._put(child, replace(worktree, state=State.FETCHING, reason=""))
+            found = await workspace.take(
+                self._run,
+                parent,
+                worktree,
+                self._gather,
+                settled=self._settled(child) if ended else None,
+            )
+            crashpoints.reach("worktree.fetched")
+            self._put(child, found)
+
+        if why := await self._care(parent, child.index, steps):
+            self._keep(child, why)
+
+    def _settled(self, child: Agent) -> list[str]:
+        """Worktrees of its own children that hold nothing more: they may go with its own."""
+        found = [str(values["name"]) for values in child.discards]
+        for each in self._agents.children(child):
+            if each.worktree is not None and Worktree.load(each.worktree).state is State.FETCHED:
+                found.append(each.name)
+        return found
+
+    def _keep(self, child: Agent, why: str) -> None:
+        assert child.worktree is not None
+        self._put(child, Worktree.load(child.worktree).kept(why))
+
+    def _put(self, child: Agent, worktree: Worktree) -> None:
+        """Notes what is so: a full disk changes nothing of it."""
+        self._agents.note(self._change(child, worktree))
+
+    def _set(self, child: Agent, worktree: Worktree) -> None:
+        self._agents.commit(self._change(child, worktree))
+
+    def _change(self, child: Agent, worktree: Worktree) -> Change:
+        change = Change()
+        change.set(child, worktree=worktree.dump())
+        parent = self._agents.parent_of(child)
+        if parent is not None:
+            task = self._agents.items.named(parent.index, Task, child.name)
+            if task is not None and task.child == child.index:
+                change.put(task, worktree=worktree.state.value)
+        return change
+
+    # taking away
+
+    def _abandon(self, agent: Agent, worktree: Worktree) -> None:
+        """What was not made to its end holds nothing."""
+        change = Change()
+        change.set(agent, worktree=None)
+        parent = self._agents.parent_of(agent)
+        if parent is not None:
+            change.set(parent, discards=(*parent.discards, worktree.dump()))
+        self._agents.note(change)
+
+    async def _discard_all(self, parent: Agent) -> None:
+        """In the parent's cell, one after the other, as long as that goes on; what was not
+        done stays in the list until the parent has a cell again."""
+        try:
+            with guarded(parent):
+                tried: list[dict[str, object]] = []
+                while left := [each for each in parent.discards if each not in tried]:
+                    tried.append(left[0])
+                    await self._discard(parent, Worktree.load(left[0]))
         finally:
-            self._asked[parent.index] -= 1
-            if not self._asked[parent.index]:
-                del self._asked[parent.index]
+            self._discarding.discard(parent.index)
 
-    def _lock(self, parent: Agent) -> trio.Lock:
-        return self._locks.setdefault(parent.index, trio.Lock())
+    async def _discard_before(self, parent: Agent, name: str) -> None:
+        """Of an earlier child of this name, whose place and branch are needed."""
+        for values in parent.discards:
+            if values["name"] == name:
+                await self._discard_one(parent, Worktree.load(values))
 
+    async def _discard(self, parent: Agent, worktree: Worktree) -> None:
+        async def steps() -> None:
+            if worktree.dump() in parent.discards:
+                await self._discard_one(parent, worktree)
+
+        try:
+            why = await self._care(parent, -parent.index, steps)
+        except (CtxError, OSError) as error:
+            why = str(error)
+        if why:
+            log.warning("%s: what is left of %s stays: %s", parent.name, worktree.name, why)
+
+    async def _discard_one(self, parent: Agent, worktree: Worktree) -> None:
+        await workspace.discard(self._run, parent, worktree)
+        crashpoints.reach("worktree.removed")
+        values = worktree.dump()
+        rest = tuple(each for each in parent.discards if each != values)
+        change = Change()
+        change.set(parent, discards=rest)
+        self._agents.note(change)
+
+    # whether there is anybody to do it
+
+    def _unable(self, parent: Agent) -> str:
+        """Why nothing can run in a parent's cell now, if so."""
+        for agent in (parent, *self._agents.ancestors(parent)):
+            if why := _unable(agent):
+                return why
+        return ""
+
+    async def _care(
+        self,
+        parent: Agent | None,
+        key: int,
+        steps: Callable[[], Awaitable[None]],
+        *,
+        starting: Agent | None = None,
+    ) -> str:
+        """Does something in a parent's cell, one thing at a time for each key; else why not.
+
+        It is left when the time is over, when the parent cannot any more, or when the child
+        that is starting is to end.
+        """
+        if parent is None:
+            return "its parent was removed"
+        if why := self._unable(parent):
+            return why
+        above = {parent.index, *(each.index for each in self._agents.ancestors(parent))}
+        if starting is not None:
+            above.add(starting.index)
+        lock = self._locks.setdefault(key, trio.Lock())
+        limit = self._limits.setdefault(parent.index, trio.CapacityLimiter(_AT_A_TIME))
+        with trio.move_on_after(_SECONDS) as scope:
+            care = _Care(scope=scope, above=frozenset(above))
+            self._cares.append(care)
+            try:
+                async with lock, limit:
+                    await steps()
+            finally:
+                self._cares.remove(care)
+                if not lock.locked():
+                    self._locks.pop(key, None)
+        if scope.cancelled_caught:
+            return care.why or f"git did not end within {_SECONDS:g} s"
+        return ""
+
+
+def _unable(agent: Agent) -> str:
+    """Why an agent's cell is of no use, if so: it is its parent's side, or above that."""
+    if agent.status is Status.PAUSED or agent.frozen:
+        return f"{quote(agent.name)} is paused"
+    if not agent.live:
+        return f"{quote(agent.name)} has ended"
+    if not agent.accepts_children:
+        return f"{quote(agent.name)} is ending"
+    if agent.waits_to_restart:
+        return f"{quote(agent.name)} is between two runs"
+    return ""
