@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from runtime.change import Watching
 from runtime.errors import MalformedError, QuotaError, TakenError, TooLongError, WrongStateError
 from runtime.lifecycle import Status
 from runtime.model import Agent
@@ -17,7 +15,6 @@ from runtime.planes import (
     MESSAGE_MOVES,
     NOTICES,
     PRIORITIES,
-    Item,
     Message,
     MessageEvent,
     MessageStatus,
@@ -49,35 +46,11 @@ def check_id(text: str) -> str:
     return text
 
 
-class Messages(Watching):
+class Messages:
     """The queues of all agents. Everything is added to a change that the caller commits."""
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
-        #: characters of messages that have not ended: each one's, and by owner
-        self._sizes: dict[int, tuple[int, int]] = {}
-        self._held: Counter[int] = Counter()
-        agents.watching.append(self)
-
-    # Watching
-
-    def item_listed(self, item: Item) -> None:
-        self.note_size(item)
-
-    def item_changed(self, item: Item, names: Iterable[str]) -> None:
-        self.note_size(item)
-
-    def note_size(self, item: Item) -> None:
-        """What a message takes of its owner's share, from its first to its last moment."""
-        if not isinstance(item, Message):
-            return
-        owner, size = self._sizes.pop(item.index, (0, 0))
-        self._held[owner] -= size
-        agent = self._agents.get(item.agent)
-        over = item.status in MESSAGE_MOVES.terminal or self._agents.items.get(item.index) is None
-        if agent is not None and not over:
-            self._sizes[item.index] = agent.owner, len(item.text)
-            self._held[agent.owner] += len(item.text)
 
     # looking
 
@@ -99,20 +72,22 @@ class Messages(Watching):
 
     def render(self, agent: Agent) -> str:
         """The lines of ``queue``."""
-        return "".join(
-            dump_json(
-                {
-                    "id": m.name,
-                    "ts": timestamp(m.created),
-                    "from": m.sender,
-                    "provenance": m.provenance,
-                    "priority": m.priority,
-                    "text": m.text,
-                }
-            )
-            + "\n"
-            for m in self.pending(agent)
-        )
+        return "".join(self.lines(agent))
+
+    def lines(self, agent: Agent) -> Iterator[str]:
+        """The same one by one, of the messages that wait now."""
+        for m in self.pending(agent):
+            if m.status is not MessageStatus.QUEUED:
+                continue  # delivered, or dropped, since the first line was read
+            facts = {
+                "id": m.name,
+                "ts": timestamp(m.created),
+                "from": m.sender,
+                "provenance": m.provenance,
+                "priority": m.priority,
+                "text": m.text,
+            }
+            yield dump_json(facts) + "\n"
 
     # changing
 
@@ -154,17 +129,6 @@ class Messages(Watching):
             raise QuotaError(
                 f"{config.messages} messages wait for {quote(agent.name)}, the configured maximum"
             )
-        held = sum(len(m.text) for m in self.pending(agent)) + len(text)
-        if held > config.staged_max:
-            raise QuotaError(
-                f"messages of {config.staged_max} bytes wait for {quote(agent.name)} already "
-                "(staged_max)"
-            )
-        if self._held[agent.owner] + len(text) > config.messages_max:
-            raise QuotaError(
-                f"messages of {config.messages_max} bytes wait for the agents of uid "
-                f"{agent.owner} already (messages_max)"
-            )
         if name and self.find(agent, check_id(name)) is not None:
             raise TakenError(f"{quote(name)} is the id of another message of this session")
         return self._add(change, agent, text, sender, provenance, priority, name, asked)
@@ -176,8 +140,7 @@ class Messages(Watching):
             return  # it gets none
         config = self._agents.config
         notices = [m for m in self.pending(agent) if m.provenance in NOTICES]
-        held = sum(len(m.text) for m in notices)
-        if len(notices) >= config.messages or held >= config.staged_max:
+        if len(notices) >= config.messages:
             raise QuotaError(
                 f"{len(notices)} notices of tasks and waits are in the queue of "
                 f"{quote(agent.name)}: read them first"
@@ -273,7 +236,7 @@ class Messages(Watching):
         ended.sort(key=lambda m: m.updated, reverse=True)  # what waited long has ended just now
         kept, size = 1, len(reply)
         for old in ended:
-            kept, size = kept + 1, size + len(old.reply)
+            kept, size = kept + 1, size + old.length("reply")
             if kept > _REMEMBERED or size > _REMEMBERED_SIZE:
                 change.drop(old)
 

@@ -1,7 +1,8 @@
 """The kept output of an incarnation: segments named by the offset of their first byte.
 
 Older segments are removed by the monitor when ``log_max`` is reached; what is
-shown then begins with a line that says how much was dropped.
+shown then begins with a line that says how much was dropped. What follows it begins
+with a mark: it may be in the midst of a line, and must not pass for one of the runtime's.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Output:
             pass
         dropped = self.segments[0].start if self.segments else 0
         self.header = (
-            f"ctxfs: {dropped} bytes of older output dropped (log_max)\n".encode()
+            f"ctxfs: {dropped} bytes of older output dropped (log_max)\n…".encode()
             if dropped
             else b""
         )
@@ -87,11 +88,11 @@ class Output:
 
 
 def append_line(directory: Path, text: str, log_max: int) -> None:
-    """One line of the runtime's own at the end of a ``log``."""
-    append(directory, f"ctxfs: {text}\n".encode(), log_max)
+    """One line of the runtime's own at the end of a ``log``, whose last may have no newline."""
+    append(directory, f"ctxfs: {text}\n".encode(), log_max, whole_lines=True)
 
 
-def append(directory: Path, data: bytes, log_max: int) -> None:
+def append(directory: Path, data: bytes, log_max: int, *, whole_lines: bool = False) -> None:
     """Bytes at the end of what a monitor keeps, in segments as it keeps them itself: neither
     may pile up what the other would have dropped."""
     directory.mkdir(parents=True, mode=0o700, exist_ok=True)
@@ -99,10 +100,24 @@ def append(directory: Path, data: bytes, log_max: int) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of its monitor, which holds it for a write
         step = segment_max(log_max)
+        if whole_lines and _ends_within_line(lock):
+            data = b"\n" + data
         for begin in range(0, len(data), step):
             _append(lock, data[begin : begin + step], step)
     finally:
         os.close(lock)
+
+
+def _ends_within_line(directory: int) -> bool:
+    for name in sorted((n for n in os.listdir(directory) if n.isdigit()), reverse=True):
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            size = os.fstat(fd).st_size
+            if size:
+                return os.pread(fd, 1, size - 1) != b"\n"
+        finally:
+            os.close(fd)
+    return False
 
 
 def _append(directory: int, data: bytes, limit: int) -> None:

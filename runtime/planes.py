@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
 
 from runtime.authority.identity import PARTIES, Caller
@@ -210,12 +211,54 @@ PROVENANCES: Final = (
 )
 
 
+#: a text of a record that is longer than this is on the disk, not in memory; in characters
+KEPT_ABOVE: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A long text of a record, which is read from the store when it is asked for."""
+
+    length: int
+    read: Callable[[], str]
+
+
+class _Long:
+    """A field that holds a text, or where it is kept; whoever reads it gets the text."""
+
+    def __init__(self, slot: Any) -> None:
+        self.slot = slot
+
+    def __get__(self, item: Item | None, owner: type[Item]) -> Any:
+        if item is None:
+            return self
+        value = self.slot.__get__(item, owner)
+        return value.read() if isinstance(value, Kept) else value
+
+    def __set__(self, item: Item, value: str | Kept) -> None:
+        self.slot.__set__(item, value)
+
+
+_C = TypeVar("_C", bound="type[Item]")
+
+
+def _with_long(cls: _C) -> _C:
+    """A class whose fields in ``long`` may be kept elsewhere."""
+    for name in cls.long:
+        setattr(cls, name, _Long(cls.__dict__[name]))
+    return cls
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Item:
-    """One record of a plane. ``agent`` is the index of its incarnation, times are epoch seconds."""
+    """One record of a plane. ``agent`` is the index of its incarnation, times are epoch seconds.
+
+    Fields in ``long`` may be texts of any length.
+    """
 
     kind: ClassVar[str] = ""
     statuses: ClassVar[type[StrEnum]] = StrEnum
+    long: ClassVar[tuple[str, ...]] = ()
 
     #: of its row in the store, 0 before it has one
     index: int = 0
@@ -233,16 +276,45 @@ class Item:
         """All but the index."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "index"}
 
+    def record(self) -> dict[str, Any]:
+        """The same with ``Kept`` for what is not in memory."""
+        return {f.name: self.raw(f.name) for f in fields(self) if f.name != "index"}
+
+    def raw(self, name: str) -> Any:
+        """A field as it is in memory: a text may be ``Kept``."""
+        if name in self.long:
+            return type(self).__dict__[name].slot.__get__(self, type(self))
+        return getattr(self, name)
+
+    def length(self, name: str) -> int:
+        """Of a text, in characters."""
+        value = self.raw(name)
+        return value.length if isinstance(value, Kept) else len(value)
+
+    def keep(self, read: Callable[[int, str], str]) -> None:
+        """Holds long texts no longer that ``read`` finds by index and field from now on."""
+        for name in self.long:
+            value = self.raw(name)
+            if isinstance(value, str) and len(value) > KEPT_ABOVE:
+                setattr(self, name, Kept(len(value), partial(read, self.index, name)))
+
     @classmethod
-    def load(cls, index: int, values: dict[str, Any]) -> Self:
+    def load(
+        cls, index: int, values: dict[str, Any], read: Callable[[int, str], str] | None = None
+    ) -> Self:
+        """From what the store has; ``read`` finds what it has elsewhere."""
         known = {f.name for f in fields(cls)}
         kept = {key: value for key, value in values.items() if key in known}
+        for name in cls.long:
+            if read is not None and isinstance(kept.get(name), int):
+                kept[name] = Kept(kept[name], partial(read, index, name))
         kept["status"] = cls.statuses(kept["status"])
         if "blocked_by" in kept:
             kept["blocked_by"] = tuple(kept["blocked_by"])
         return cls(index=index, **kept)
 
 
+@_with_long
 @dataclass(slots=True, kw_only=True, eq=False)
 class Message(Item):
     """One message to an agent; ``name`` is its id, unique in its session.
@@ -252,6 +324,7 @@ class Message(Item):
 
     kind: ClassVar[str] = "message"
     statuses: ClassVar[type[StrEnum]] = MessageStatus
+    long: ClassVar[tuple[str, ...]] = ("text", "reply")
 
     status: MessageStatus = MessageStatus.QUEUED
     session: int
@@ -271,12 +344,14 @@ class Message(Item):
         return f"{self.session}/{self.name}"
 
 
+@_with_long
 @dataclass(slots=True, kw_only=True, eq=False)
 class Task(Item):
     """A managed execution: a command of the agent's, or the handle of a supervised child."""
 
     kind: ClassVar[str] = "task"
     statuses: ClassVar[type[StrEnum]] = TaskStatus
+    long: ClassVar[tuple[str, ...]] = ("title", "cmd", "cwd", "env")
 
     status: TaskStatus = TaskStatus.MADE
     task_kind: str = "command_task"
@@ -294,19 +369,23 @@ class Task(Item):
     ended: float = 0.0
     #: a stop was asked for by KILL
     given_up: bool = False
+    #: who asked last for its start or its end, as in ``by`` of events
+    by: str = ""
     wait_token: str = ""
     #: index of the child that a child_agent_task supervises
     child: int = 0
-    #: why its worktree was kept, and where
+    #: the state of that child's worktree; all of it is the child's (runtime.workspace)
     worktree: str = ""
 
 
+@_with_long
 @dataclass(slots=True, kw_only=True, eq=False)
 class Work(Item):
     """A work item; what it is about are documents beside the store."""
 
     kind: ClassVar[str] = "work"
     statuses: ClassVar[type[StrEnum]] = WorkStatus
+    long: ClassVar[tuple[str, ...]] = ("objective", "plan", "acceptance", "parent")
 
     status: WorkStatus = WorkStatus.OPEN
     objective: str = ""
@@ -317,12 +396,14 @@ class Work(Item):
     parent: str = ""
 
 
+@_with_long
 @dataclass(slots=True, kw_only=True, eq=False)
 class Wait(Item):
     """Why an agent, or one of its work items, cannot go on."""
 
     kind: ClassVar[str] = "wait"
     statuses: ClassVar[type[StrEnum]] = WaitStatus
+    long: ClassVar[tuple[str, ...]] = ("on", "payload")
 
     status: WaitStatus = WaitStatus.NEW
     on: str = ""

@@ -10,17 +10,23 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from runtime.errors import NoSpaceError, StartupError
 from runtime.model import Agent, Session
-from runtime.planes import KINDS, Item
+from runtime.planes import KEPT_ABOVE, KINDS, Item, Kept
 
-_SCHEMA_VERSION: Final = 2
+_SCHEMA_VERSION: Final = 3
 _RESERVE: Final = 512 << 10
+#: what is written between two checkpoints, and how long the WAL may be after one, in bytes
+_CHECKPOINT: Final = 4 << 20
+_WAL_MAX: Final = 64 << 20
+#: that a change of one row writes to the WAL, about: the row's, and those of its indexes
+_PAGES_OF_A_ROW: Final = 2
+_PAGE: Final = 4096
 _DISK_ERRORS: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 _SCHEMA: Final = """
 CREATE TABLE agents (
@@ -55,10 +61,21 @@ CREATE TABLE items (
 );
 CREATE INDEX items_agent ON items (agent);
 """
+#: since version 3: texts of items that are long, and not in their data
+_TEXTS: Final = """
+CREATE TABLE texts (
+    item INTEGER NOT NULL,
+    field TEXT NOT NULL,
+    text TEXT NOT NULL,
+    PRIMARY KEY (item, field)
+);
+"""
+_LONG: Final = frozenset(name for cls in KINDS.values() for name in cls.long)
 
 
 class Pending(NamedTuple):
-    """One line on its way to a history file; ``path`` is relative to the state directory."""
+    """Lines on their way to a history file, with newlines between them; ``path`` is relative
+    to the state directory."""
 
     seq: int
     path: str
@@ -74,27 +91,43 @@ class Store:
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._depth = 0
         self._delivered = 0
+        #: about how much the WAL has that no checkpoint has seen, in bytes
+        self._written = 0
+        self._rows = 0
+        #: told when that is much
+        self.crowded: Callable[[], None] = lambda: None
         for pragma in (
             "journal_mode=WAL",
             # the WAL reaches the disk at fsync(2), see sync(); a crash of the daemon loses nothing
             "synchronous=NORMAL",
-            "wal_autocheckpoint=1000",
+            # a checkpoint syncs: see checkpoint()
+            "wal_autocheckpoint=0",
             "foreign_keys=ON",
         ):
             self._db.execute(f"PRAGMA {pragma}")
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version == 0:
             version = f"PRAGMA user_version={_SCHEMA_VERSION};"
-            self._db.executescript(f"BEGIN; {_SCHEMA} {_ITEMS} {version} COMMIT;")
+            self._db.executescript(f"BEGIN; {_SCHEMA} {_ITEMS} {_TEXTS} {version} COMMIT;")
         elif version == 1:
             version = f"PRAGMA user_version={_SCHEMA_VERSION};"
-            self._db.executescript(f"BEGIN; {_ITEMS} {version} COMMIT;")
+            self._db.executescript(f"BEGIN; {_ITEMS} {_TEXTS} {version} COMMIT;")
+        elif version == 2:
+            self._take_texts_out()
         elif version != _SCHEMA_VERSION:
             self._db.close()
             raise StartupError(
                 f"{path}: made by another version of ctxd (schema {version}, "
                 f"this one has {_SCHEMA_VERSION})"
             )
+
+    def _take_texts_out(self) -> None:
+        """From version 2, in which items had all their texts with them."""
+        with self.transaction():
+            self._db.execute(_TEXTS)
+            for index, data in self._db.execute("SELECT idx, data FROM items").fetchall():
+                self.put_item(index, json.loads(data))
+            self._db.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
 
     def close(self) -> None:
         self._db.close()
@@ -133,6 +166,7 @@ class Store:
                     self._db.execute("DELETE FROM outbox WHERE seq <= ?", (self._delivered,))
                 self._db.execute("COMMIT")
                 self._delivered = 0
+                self._note_written()
             except BaseException:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
@@ -144,6 +178,33 @@ class Store:
             if error.sqlite_errorcode & 0xFF in _DISK_ERRORS:
                 raise NoSpaceError("the disk under the daemon's state is full") from None
             raise
+
+    def _note_written(self) -> None:
+        rows = self._db.total_changes
+        self._written += (rows - self._rows + 1) * _PAGES_OF_A_ROW * _PAGE
+        self._rows = rows
+        if self._written > _CHECKPOINT:
+            self.crowded()
+
+    def checkpoint(self) -> None:
+        """Moves what the WAL has to the database, in any thread: it waits for the disk.
+
+        Writers go on meanwhile; only a WAL that grew very long for that reason keeps them
+        waiting for its last pages. ``NoSpaceError`` on a full disk: all is in the WAL still.
+        """
+        self._written = 0
+        db = sqlite3.connect(self._path, isolation_level=None)
+        try:
+            db.execute("PRAGMA synchronous=NORMAL")
+            db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            if os.stat(f"{self._path}-wal").st_size > _WAL_MAX:
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF in _DISK_ERRORS:
+                raise NoSpaceError("the disk under the daemon's state is full") from None
+            raise
+        finally:
+            db.close()
 
     def sync(self) -> None:
         """Makes everything committed survive a power loss."""
@@ -192,6 +253,18 @@ class Store:
         )
         return {incarnation for (incarnation,) in rows}
 
+    def incarnations(self) -> dict[str, tuple[int, str]]:
+        """Owner and name of every agent, removed ones included, by incarnation.
+
+        For other threads: by a connection of its own.
+        """
+        with closing(sqlite3.connect(self._path)) as db:
+            rows = db.execute(
+                "SELECT json_extract(data, '$.incarnation'), json_extract(data, '$.owner'), name "
+                "FROM agents"
+            )
+            return {incarnation: (owner, name) for incarnation, owner, name in rows}
+
     def channels(self, session: int) -> list[tuple[str, int]]:
         """(name of the channel, index of the agent) below a session's ``context/child``."""
         return list(
@@ -206,12 +279,6 @@ class Store:
         ).fetchone()
         return int(row[0]) if row else None
 
-    def count_channels(self, session: int) -> int:
-        (count,) = self._db.execute(
-            "SELECT count(*) FROM agents WHERE parent_session=?", (session,)
-        ).fetchone()
-        return int(count)
-
     def retired_channels(self, session: int, channel: str) -> int:
         """How many of ``CHANNEL~1``, ``CHANNEL~2``, … there are."""
         (count,) = self._db.execute(
@@ -225,25 +292,56 @@ class Store:
     def insert_item(self, item: Item) -> int:
         cursor = self._db.execute(
             "INSERT INTO items (agent, kind, data) VALUES (?,?,?)",
-            (item.agent, item.kind, _dump(item.dump())),
+            (item.agent, item.kind, "{}"),
         )
         assert cursor.lastrowid is not None
+        self.put_item(cursor.lastrowid, item.record())
         return cursor.lastrowid
 
     def put_item(self, index: int, values: dict[str, Any]) -> None:
-        self._db.execute("UPDATE items SET data=? WHERE idx=?", (_dump(values), index))
+        """All fields of an item; what is ``Kept`` stays as it is."""
+        short = dict(values)
+        elsewhere = []
+        for name in _LONG & values.keys():
+            value = values[name]
+            if isinstance(value, Kept):
+                short[name] = value.length
+            elif isinstance(value, str) and len(value) > KEPT_ABOVE:
+                short[name] = len(value)
+                self._db.execute("REPLACE INTO texts VALUES (?,?,?)", (index, name, value))
+            else:
+                continue
+            elsewhere.append(name)
+        marks = ",".join("?" * len(elsewhere))
+        self._db.execute(
+            f"DELETE FROM texts WHERE item=? AND field NOT IN ({marks})", (index, *elsewhere)
+        )
+        self._db.execute("UPDATE items SET data=? WHERE idx=?", (_dump(short), index))
+
+    def read_text(self, index: int, field: str) -> str:
+        """A long text of an item; empty if the item was removed."""
+        row = self._db.execute(
+            "SELECT text FROM texts WHERE item=? AND field=?", (index, field)
+        ).fetchone()
+        return str(row[0]) if row else ""
 
     def delete_item(self, index: int) -> None:
+        self._db.execute("DELETE FROM texts WHERE item=?", (index,))
         self._db.execute("DELETE FROM items WHERE idx=?", (index,))
 
     def delete_items(self, agent: int) -> None:
         """All those of one agent."""
+        self._db.execute(
+            "DELETE FROM texts WHERE item IN (SELECT idx FROM items WHERE agent=?)", (agent,)
+        )
         self._db.execute("DELETE FROM items WHERE agent=?", (agent,))
 
     def load_items(self) -> list[Item]:
         """Those of agents that have not been removed, oldest first."""
         rows = self._db.execute("SELECT idx, kind, data FROM items ORDER BY idx")
-        return [KINDS[kind].load(index, json.loads(data)) for index, kind, data in rows]
+        return [
+            KINDS[kind].load(index, json.loads(data), self.read_text) for index, kind, data in rows
+        ]
 
     # names
 
@@ -314,6 +412,7 @@ class Store:
     # outbox
 
     def post(self, path: str, line: str) -> Pending:
+        """One line, or several with newlines between them."""
         cursor = self._db.execute("INSERT INTO outbox (path, line) VALUES (?,?)", (path, line))
         assert cursor.lastrowid is not None
         return Pending(cursor.lastrowid, path, line)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +32,7 @@ class Tail:
         """The same as text; a character that is not complete yet comes later."""
         return self._decoder.decode(self.read())
 
-    async def follow(self, watcher: Watcher) -> AsyncIterator[str]:
+    async def follow(self, watcher: Watcher) -> AsyncGenerator[str, None]:
         """Pieces of text, as they come, until cancelled."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
         changes = Changes()

@@ -29,6 +29,7 @@ from runtime.names import dump_json, quote
 from runtime.output import Output
 from runtime.planes import TASK_MOVES, Item, Plane, Task, TaskEvent, TaskStatus, check_takes
 from runtime.waiting import task_payload
+from runtime.workspace import State, Worktree
 
 if TYPE_CHECKING:
     from runtime.agents import Agents
@@ -168,12 +169,11 @@ class TaskPlane(Plane[Task], Watching):
         return f"{head}\n[{left} bytes left out: see output]\n{tail}", True
 
     def worktree(self, task: Task) -> str:
-        """Of a handle: why and where its child's worktree is kept, or just where it is."""
+        """Of a handle: what there is to know of its child's worktree."""
         child = self.child_of(task)
-        if child is None or child.worktree is None:
+        if child is None or child.worktree is None or not child.worktree_made:
             return ""
-        where = f"{child.worktree['common']}/ctx/{child.name} branch ctx/{child.name}"
-        return (task.worktree or where) + "\n"
+        return Worktree.load(child.worktree).describe()
 
     def wait_path(self, task: Task) -> Path:
         child = self.child_of(task)
@@ -209,8 +209,12 @@ class TaskPlane(Plane[Task], Watching):
         child = self.child_of(item)
         if child is not None and not self.is_over(item):
             raise WrongStateError(f"{quote(item.name)} is the handle of an agent: rmdir that")
-        if child is not None and child.worktree is not None:
-            raise NotEmptyError(f"{quote(item.name)} has a worktree: {self.worktree(item).strip()}")
+        if child is not None and child.worktree is not None and child.worktree_made:
+            found = Worktree.load(child.worktree)
+            if found.state is State.KEPT:
+                raise NotEmptyError(f"the worktree of {quote(item.name)} is kept: {found.reason}")
+            self.check_not_fetching(child)
+            self._discard_worktree(change, agent, child)
         if not self.is_over(item) and item.status is not TaskStatus.MADE:
             raise WrongStateError(f"the task {quote(item.name)} is {self.status(item)}: stop it")
         self._gone(change, agent, item)
@@ -263,7 +267,8 @@ class TaskPlane(Plane[Task], Watching):
                 raise WrongStateError(f"{quote(owner.name)} is paused: resume it first")
         if not task.cmd.strip():
             raise MalformedError("cmd is empty: write the command there first")
-        self._put(task, {"status": to})
+        self._agents.living.check_task(agent, task)
+        self._put(task, {"status": to, "by": self._agents.actor})
         crashpoints.reach("task.queued")
 
     def stop(self, caller: Caller, agent: Agent, task: Task, *, kill: bool) -> None:
@@ -275,7 +280,8 @@ class TaskPlane(Plane[Task], Watching):
             with self._agents.changing() as change:
                 self.end(change, agent, task, TaskEvent.CANCEL)
             return
-        self._put(task, {"status": to, "given_up": task.given_up or kill})
+        given_up = task.given_up or kill
+        self._put(task, {"status": to, "given_up": given_up, "by": self._agents.actor})
 
     # ending
 
@@ -345,14 +351,49 @@ class TaskPlane(Plane[Task], Watching):
     def drop_handle(self, change: Change, parent: Agent, child: Agent) -> None:
         """The handle of a child, or of an earlier one of its name.
 
-        With a worktree it stays until that is gone.
+        It stays while its worktree is kept.
         """
         task = self._named(parent, child.name)
         if task is None or not task.child:
             return
-        if child.worktree is None or task.child != child.index:
-            change.drop(task)
-            self._gone(change, parent, task)
+        if task.child == child.index and child.worktree is not None and child.worktree_made:
+            if Worktree.load(child.worktree).state is State.KEPT:
+                return
+            self._discard_worktree(change, parent, child)
+        change.drop(task)
+        self._gone(change, parent, task)
+
+    def _discard_worktree(self, change: Change, parent: Agent, child: Agent) -> None:
+        """It is taken away beside whatever this change is of (``runtime.worktrees``)."""
+        change.set(
+            parent, discards=(*change.peek_agent(parent, "discards"), child.worktree)
+        )
+        change.set(child, worktree=None, worktree_made=False)
+
+    def check_not_fetching(self, agent: Agent) -> None:
+        """``WrongStateError`` while what an agent committed is being taken over."""
+        if agent.worktree is None or not agent.worktree_made:
+            return
+        if Worktree.load(agent.worktree).state is State.FETCHING:
+            raise WrongStateError(f"the worktree of {quote(agent.name)} is being fetched")
+
+    def keep_worktree(self, change: Change, agent: Agent, why: str) -> None:
+        """An agent ends: of its worktree nothing was taken over, unless that is recorded."""
+        if agent.worktree is None or not agent.worktree_made:
+            return
+        found = Worktree.load(agent.worktree)
+        if found.state not in (State.OPEN, State.FETCHING):
+            return
+        change.set(agent, worktree=found.kept(why).dump())
+        parent = self._agents.parent_of(agent)
+        task = self._named(parent, agent.name) if parent is not None else None
+        if task is not None and task.child == agent.index:
+            change.put(task, worktree=State.KEPT.value)
+
+    def check_fetch(self, caller: Caller, agent: Agent, task: Task) -> None:
+        """Whether a caller may have a handle's worktree fetched."""
+        self._check_party(caller, agent)
+        self.check_there(task)
 
     def child_ended(self, change: Change, parent: Agent, child: Agent, outcome: Outcome) -> None:
         """The handle ends with its child."""

@@ -1,6 +1,8 @@
 """Removing trees that agents made: renamed away at once, removed beside the event loop.
 
-A tree may be as large and as deep as an agent liked to make it.
+A tree may be as large and as deep as an agent liked to make it: deeper than a path is
+long, and than descriptors last. So each directory is taken out of its tree first, and all
+are emptied side by side.
 """
 
 from __future__ import annotations
@@ -8,10 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import subprocess
 from pathlib import Path
+from typing import Final
 
 import trio
+
+#: entries that a thread removes before it can be left
+_BATCH: Final = 2000
 
 
 class Trash:
@@ -32,17 +37,91 @@ class Trash:
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
-            if not await self._find("-mindepth", "1", "-delete"):
-                # without root, directories are closed to the daemon if agents closed them
-                await self._find("-type", "d", "!", "-perm", "-700", "-exec", "chmod", "700",
-                                 "{}", ";")
-                await self._find("-mindepth", "1", "-delete")
+            #: what cannot be removed, until something is discarded again
+            stuck: set[str] = set()
+            while await trio.to_thread.run_sync(self._remove_some, stuck):
+                pass
 
-    async def _find(self, *what: str) -> bool:
-        done = await trio.run_process(
-            ["find", str(self._directory), *what],
-            check=False,
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        return done.returncode == 0
+    def _remove_some(self, stuck: set[str]) -> bool:
+        """False if nothing is left but what is stuck."""
+        left = _BATCH
+        with _Directory(self._directory) as top:
+            for name, is_directory in top.entries():
+                if name in stuck:
+                    continue
+                if not is_directory:
+                    done = top.unlink(name)
+                else:
+                    done, left = self._empty(top, name, left)
+                if not done:
+                    stuck.add(name)
+                left -= 1
+                if left <= 0:
+                    return True
+            return any(name not in stuck for name, _ in top.entries())
+
+    def _empty(self, top: _Directory, name: str, left: int) -> tuple[bool, int]:
+        """Unlinks what is in a directory, or takes it to the top, and removes it if no
+        more than ``left`` entries were there; what is left of those."""
+        try:
+            top.open_up(name)
+            with _Directory(name, top.fd) as directory:
+                for entry, is_directory in directory.entries():
+                    left -= 1
+                    if left <= 0:
+                        return True, 0
+                    if is_directory:
+                        directory.open_up(entry)
+                        os.rename(
+                            entry,
+                            secrets.token_hex(8),
+                            src_dir_fd=directory.fd,
+                            dst_dir_fd=top.fd,
+                        )
+                    else:
+                        os.unlink(entry, dir_fd=directory.fd)
+            os.rmdir(name, dir_fd=top.fd)
+        except OSError:
+            return False, left
+        return True, left
+
+
+class _Directory:
+    """An open directory, not reached by a link."""
+
+    def __init__(self, path: Path | str, parent: int | None = None) -> None:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        self.fd = os.open(path, flags, dir_fd=parent)
+
+    def __enter__(self) -> _Directory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+    def entries(self) -> list[tuple[str, bool]]:
+        """(name, whether it is a directory) of the first ones, as many as are removed at
+        a time."""
+        found = []
+        with os.scandir(self.fd) as listing:
+            for entry in listing:
+                found.append((entry.name, entry.is_dir(follow_symlinks=False)))
+                if len(found) > _BATCH:
+                    break
+        return found
+
+    def open_up(self, name: str) -> None:
+        """Without root, a directory is closed to the daemon if its agent closed it."""
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(name, flags, dir_fd=self.fd)
+        try:
+            os.chmod(f"/proc/self/fd/{fd}", 0o700)
+        finally:
+            os.close(fd)
+
+    def unlink(self, name: str) -> bool:
+        try:
+            os.unlink(name, dir_fd=self.fd)
+        except OSError:
+            return False
+        return True

@@ -22,7 +22,7 @@ from runtime.authority.identity import Caller
 from runtime.errors import DeniedError, MalformedError, MissingError, WrongStateError
 from runtime.lifecycle import Status
 from runtime.model import Agent
-from runtime.names import dump_json, parse_moment, quote, timestamp
+from runtime.names import dump_json, parse_moment, quote, timestamp, words
 from runtime.planes import (
     NOTICES,
     TASK_MOVES,
@@ -384,7 +384,7 @@ def _named(work: str) -> dict[str, str]:
 
 def _parse(text: str) -> tuple[_Kind, str]:
     """(kind, argument) of a line of ``on``; ``MalformedError``."""
-    word, *arguments = text.split() or [""]
+    word, *arguments = words(text) or [""]
     kind = _KINDS.get(word)
     if kind is None or len(arguments) != len(kind.usage.split()) - 1:
         usages = ", ".join(kind.usage for kind in _KINDS.values())

@@ -66,7 +66,7 @@ def told(world: World, agent: Agent) -> list[dict[str, Any]]:
     """The events of messages so far, without ids and times."""
     lines = [json.loads(line) for line in world.lines(agent)]
     return [
-        {key: value for key, value in event.items() if key not in ("id", "ts", "agent")}
+        {key: value for key, value in event.items() if key not in ("id", "ts", "agent", "by")}
         for event in lines
         if event["type"].startswith("message.")
     ]
@@ -88,26 +88,24 @@ def end(
 
 
 def test_all_that_waits_for_one_owners_agents_is_bounded(tmp_path: Path) -> None:
-    with world_in(tmp_path, messages=4, frame_max=64, messages_max=100) as world:
+    with world_in(tmp_path, owner_disk_max=150_000) as world:
         one, two = spoken_to(world, "one"), spoken_to(world, "two")
-        first = send(world, one, "x" * 60)
-        send(world, two, "x" * 40)
+        first = send(world, one, "x" * 50_000)
+        send(world, two, "x" * 30_000)
         for agent in (one, two):
-            with pytest.raises(QuotaError, match="messages_max"):
-                send(world, agent, "x")
+            with pytest.raises(QuotaError, match="owner_disk_max"):
+                send(world, agent, "x" * 60_000)
         world.reopen()
         again = [world.agents.named(name) for name in ("one", "two")]
         assert again[0] is not None and again[1] is not None
         one, two = again[0], again[1]
-        with pytest.raises(QuotaError, match="messages_max"):
-            send(world, two, "x")
         found = world.agents.messages.find(one, first.name)
         assert found is not None
         deliver(world, one, found)
-        with pytest.raises(QuotaError, match="messages_max"):
-            send(world, two, "x")
+        with pytest.raises(QuotaError, match="owner_disk_max"):
+            send(world, two, "x" * 60_000)
         end(world, one, found)
-        send(world, two, "x" * 60)
+        send(world, two, "x" * 60_000)
 
 
 def test_a_message_is_queued_told_and_shown(world: World, agent: Agent) -> None:

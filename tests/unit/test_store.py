@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -11,6 +12,7 @@ import pytest
 
 from runtime.errors import NoSpaceError, StartupError
 from runtime.model import Agent, Session
+from runtime.planes import Kept, Work
 from runtime.store import Pending, Store
 
 
@@ -238,3 +240,61 @@ def test_sync_reaches_the_disk_without_a_transaction(store: Store) -> None:
         store.claim_name("a", 1)
     store.sync()
     assert store.name_owner("a") == 1
+
+
+LONG = "ä" * 5000
+
+
+def texts(store: Store) -> int:
+    (count,) = store._db.execute("SELECT count(*) FROM texts").fetchone()
+    return int(count)
+
+
+def test_long_texts_are_read_when_they_are_asked_for(store: Store) -> None:
+    item = Work(agent=1, name="w", objective="short", plan=LONG)
+    with store.transaction():
+        item.index = store.insert_item(item)
+    (loaded,) = store.load_items()
+    assert isinstance(loaded, Work)
+    assert isinstance(loaded.raw("plan"), Kept)
+    assert (loaded.objective, loaded.plan, loaded.length("plan")) == ("short", LONG, 5000)
+    assert loaded.dump() == item.dump()
+    with store.transaction():
+        store.put_item(loaded.index, {**loaded.record(), "objective": LONG})
+    (again,) = store.load_items()
+    assert isinstance(again, Work)
+    assert (again.objective, again.plan) == (LONG, LONG)
+    with store.transaction():
+        store.put_item(again.index, {**again.record(), "plan": ""})
+    assert texts(store) == 1
+    with store.transaction():
+        store.delete_items(1)
+    assert texts(store) == 0
+    assert again.objective == "", "what is gone has no text"
+
+
+def test_an_item_lets_go_of_what_the_store_has(store: Store) -> None:
+    item = Work(agent=1, name="w", plan=LONG, acceptance="short")
+    with store.transaction():
+        item.index = store.insert_item(item)
+    item.keep(store.read_text)
+    assert isinstance(item.raw("plan"), Kept)
+    assert item.raw("acceptance") == "short"
+    assert item.plan == LONG
+
+
+def test_a_database_of_version_2_is_taken_over(tmp_path: Path) -> None:
+    item = Work(agent=1, name="w", objective="short", plan=LONG)
+    with closing(Store(tmp_path / "db")) as store, store.transaction():
+        item.index = store.insert_item(item)
+    with closing(sqlite3.connect(tmp_path / "db")) as db:
+        data = json.dumps(item.dump())
+        db.execute("UPDATE items SET data=?", (data,))
+        db.execute("DROP TABLE texts")
+        db.execute("PRAGMA user_version=2")
+        db.commit()
+    with closing(Store(tmp_path / "db")) as store:
+        (loaded,) = store.load_items()
+        assert isinstance(loaded.raw("plan"), Kept)
+        assert loaded.dump() == item.dump()
+        assert texts(store) == 1

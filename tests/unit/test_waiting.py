@@ -100,7 +100,7 @@ def told(world: World, agent: Agent) -> list[dict[str, Any]]:
     """The events of waits so far, without ids and times."""
     lines = [json.loads(line) for line in world.lines(agent)]
     return [
-        {key: value for key, value in event.items() if key not in ("id", "ts", "agent")}
+        {key: value for key, value in event.items() if key not in ("id", "ts", "agent", "by")}
         for event in lines
         if event["type"].startswith("wait.")
     ]

@@ -1,0 +1,171 @@
+"""One account for each owner and resource, with a reserve for operators and for root."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runtime.accounts import (
+    Accounts,
+    Payer,
+    Reserve,
+    Resource,
+    TimeAccounts,
+    payer,
+)
+from runtime.authority.identity import Caller
+from runtime.errors import QuotaError
+from tests.unit.fakes import ROOT, inside, operator, world_in
+
+FILES = Resource.DESCRIPTORS
+ALICE = 1000
+BOB = 1001
+
+
+def accounts(limit: int = 100, total: int | None = None) -> Accounts:
+    totals = {} if total is None else {FILES: total}
+    return Accounts(dict.fromkeys(Resource, limit), totals)
+
+
+def test_agents_of_one_owner_share_its_account() -> None:
+    made = accounts()
+    made.charge(ALICE, FILES, 50, name="a")
+    made.charge(ALICE, FILES, 40, name="b")
+    with pytest.raises(QuotaError):
+        made.charge(ALICE, FILES, 1, name="c")
+    made.charge(BOB, FILES, 90, name="d")
+    made.release(ALICE, FILES, 50, name="a")
+    made.charge(ALICE, FILES, 50, name="c")
+    assert made.use(ALICE, FILES) == 90
+
+
+def test_a_tenth_is_kept_for_the_owners_operators() -> None:
+    made = accounts()
+    made.charge(ALICE, FILES, 90)
+    with pytest.raises(QuotaError):
+        made.charge(ALICE, FILES, 1)
+    made.charge(ALICE, FILES, 10, reserve=Reserve.OWNER)
+    with pytest.raises(QuotaError):
+        made.charge(ALICE, FILES, 1, reserve=Reserve.OWNER)
+    made.charge(ALICE, FILES, 1, reserve=Reserve.MASTER)
+
+
+def test_a_tenth_of_all_is_kept_for_root() -> None:
+    made = accounts(limit=100, total=150)
+    made.charge(ALICE, FILES, 90)
+    made.charge(BOB, FILES, 45)
+    for reserve in (Reserve.NONE, Reserve.OWNER):
+        with pytest.raises(QuotaError, match="root"):
+            made.charge(BOB, FILES, 1, reserve=reserve)
+    made.charge(0, FILES, 15, reserve=Reserve.MASTER)
+    with pytest.raises(QuotaError):
+        made.charge(0, FILES, 1, reserve=Reserve.MASTER)
+    assert made.used(FILES) == 150
+
+
+def test_an_owner_never_has_more_than_there_is() -> None:
+    assert accounts(limit=100, total=40).limit(FILES) == 40
+
+
+def test_a_refusal_names_account_use_limit_most_setting_and_remedy() -> None:
+    made = accounts()
+    made.charge(ALICE, FILES, 70, name="greedy")
+    made.charge(ALICE, FILES, 10, name="modest")
+    with pytest.raises(QuotaError) as caught:
+        made.charge(ALICE, FILES, 20, name="modest")
+    for part in (
+        *("descriptors", "uid 1000", "80 of 100", "20 more", '"greedy" holds most (70)'),
+        *("owner_descriptors", "close open files"),
+    ):
+        assert part in caught.value.sentence
+
+
+def test_what_is_held_is_given_back_as_a_whole() -> None:
+    made = accounts()
+    held = made.hold(Payer(ALICE, "a"), FILES, 10)
+    held.resize(60)
+    with pytest.raises(QuotaError):
+        held.resize(91)
+    assert (held.amount, made.use(ALICE, FILES)) == (60, 60)
+    held.resize(5)
+    held.release()
+    held.release()
+    assert made.use(ALICE, FILES) == 0
+    assert made.owners() == []
+
+
+def test_less_is_always_taken_back_though_the_limit_fell() -> None:
+    made = accounts(total=100)
+    held = made.hold(Payer(ALICE, "a"), FILES, 80)
+    made.set_total(FILES, 10)
+    held.resize(50)
+    with pytest.raises(QuotaError):
+        held.resize(51)
+
+
+def test_what_is_there_is_counted_though_there_is_no_room() -> None:
+    made = accounts()
+    held = made.hold_anyway(Payer(ALICE, "b"), Resource.DISK, 200)
+    assert made.used(Resource.DISK) == 200
+    assert made.room(ALICE, Resource.DISK) == 0
+    with pytest.raises(QuotaError, match='"b" holds most'):
+        made.charge(ALICE, Resource.DISK, 1)
+    held.set(0)
+    assert made.owners() == []
+    assert made.room(ALICE, Resource.DISK) == 90
+    assert made.room(ALICE, Resource.DISK, reserve=Reserve.OWNER) == 100
+
+
+def test_standings_tell_every_account() -> None:
+    made = accounts()
+    made.charge(ALICE, FILES, 7, name="a")
+    told = {s.resource: s for s in made.standings(ALICE)}
+    assert set(told) == {*(resource.value for resource in Resource), "time"}
+    files = told["descriptors"]
+    assert (files.use, files.limit, files.reserve) == (7, 100, 10)
+    assert (files.most, files.held) == ("a", 7)
+
+
+def test_who_pays(tmp_path: Path) -> None:
+    with world_in(tmp_path) as world:
+        agent = world.live(world.agents.create(operator(ALICE), "a"))
+        assert payer(world.agents, inside(agent)) == Payer(ALICE, "a")
+        assert payer(world.agents, operator(ALICE)).reserve is Reserve.OWNER
+        assert payer(world.agents, ROOT).reserve is Reserve.MASTER
+        unknown = payer(world.agents, Caller(0, 0, 1, known=False))
+        assert unknown.reserve is Reserve.NONE
+        removed = Caller(ALICE, ALICE, 1, 99, "gone")
+        assert payer(world.agents, removed) == Payer(ALICE, "gone")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_an_owner_has_its_share_of_the_loop_and_a_burst() -> None:
+    clock = Clock()
+    made = TimeAccounts(0.5, burst=1.0, clock=clock)
+    made.charge(ALICE, 1.0)
+    assert not made.is_over(ALICE)
+    assert made.delay(ALICE) == 0.0
+    made.charge(ALICE, 0.1)
+    assert made.is_over(ALICE)
+    assert made.delay(ALICE) == pytest.approx(0.2)
+    assert not made.is_over(BOB)
+    clock.now += 0.2
+    assert not made.is_over(ALICE)
+
+
+def test_nobody_waits_longer_than_a_second_or_owes_for_ever() -> None:
+    clock = Clock()
+    made = TimeAccounts(0.5, burst=1.0, clock=clock)
+    made.charge(ALICE, 1000.0)
+    assert made.delay(ALICE) == 1.0
+    clock.now += 2.0
+    assert not made.is_over(ALICE)
+    assert made.used(ALICE) == pytest.approx(1.0)

@@ -1,0 +1,157 @@
+"""What is measured on the disk, and whose it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import trio
+
+from runtime.accounts import Accounts, Reserve, Resource
+from runtime.disk import ENTRY_SIZE, Disk, Share, measure
+from runtime.errors import QuotaError
+from tests.unit.fakes import World, inside, operator, world_in
+
+OWNER = 1000
+SIZE = 1 << 20
+
+
+def write(path: Path, size: int = SIZE) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x" * size)
+
+
+def disk_in(path: Path, limit: int = 100 * SIZE) -> Disk:
+    accounts = Accounts(dict.fromkeys(Resource, limit))
+    return Disk(accounts, path, lambda: {"abc": (OWNER, "coder")})
+
+
+def use(disk: Disk, owner: int = OWNER) -> int:
+    return disk._accounts.use(owner, Resource.DISK)
+
+
+def test_a_tree_is_measured_in_what_it_takes(tmp_path: Path) -> None:
+    write(tmp_path / "a" / "file")
+    write(tmp_path / "a" / "b" / "file")
+    os.truncate(tmp_path / "a" / "file", 100 * SIZE)
+    size = measure(tmp_path / "a")
+    assert size is not None
+    assert 2 * SIZE <= size < 3 * SIZE, "holes take nothing"
+    assert measure(tmp_path / "none") == 0
+
+
+def test_two_links_to_a_file_take_it_once(tmp_path: Path) -> None:
+    write(tmp_path / "file")
+    before = measure(tmp_path)
+    os.link(tmp_path / "file", tmp_path / "link")
+    assert before is not None
+    assert abs((measure(tmp_path) or 0) - before) <= ENTRY_SIZE
+
+
+def test_nothing_is_too_deep_to_be_measured(tmp_path: Path) -> None:
+    """Deeper than a path may be long, and than descriptors are kept."""
+    fd = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(300):
+        os.mkdir("d" * 100, dir_fd=fd)
+        below = os.open("d" * 100, os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    deep = os.open("file", os.O_WRONLY | os.O_CREAT, dir_fd=fd)
+    os.write(deep, b"x" * SIZE)
+    os.close(deep)
+    os.close(fd)
+    before = len(os.listdir("/proc/self/fd"))
+    assert (measure(tmp_path) or 0) >= SIZE + 300 * ENTRY_SIZE
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_is_below_the_state_is_its_owners(tmp_path: Path) -> None:
+    write(tmp_path / "agent/abc/out/1")
+    write(tmp_path / f"home/{OWNER}/data/file")
+    write(tmp_path / f"home/{OWNER}/agent/coder/default/events.jsonl")
+    write(tmp_path / "home/1001/data/file")
+    write(tmp_path / "shared/space/file")
+    os.chown(tmp_path / "shared/space", os.getuid(), -1)
+    disk = disk_in(tmp_path)
+    trio.run(disk.measure)
+    assert 3 * SIZE <= use(disk) < 4 * SIZE
+    assert SIZE <= use(disk, 1001) < 2 * SIZE
+    assert SIZE <= use(disk, os.getuid()) < 2 * SIZE
+    with pytest.raises(QuotaError, match='"coder" holds most'):
+        disk.check(OWNER, 100 * SIZE)
+
+
+def test_what_was_written_counts_until_it_is_measured(tmp_path: Path) -> None:
+    disk = disk_in(tmp_path)
+    disk.note(OWNER, 50 * SIZE)
+    with pytest.raises(QuotaError, match="owner_disk_max"):
+        disk.check(OWNER, 41 * SIZE)
+    disk.check(OWNER, 41 * SIZE, reserve=Reserve.OWNER)
+    disk.note(OWNER, -10 * SIZE)
+    disk.check(OWNER, 41 * SIZE)
+    write(tmp_path / f"home/{OWNER}/data/file")
+    trio.run(disk.measure)
+    assert SIZE <= use(disk) < 2 * SIZE
+    (tmp_path / f"home/{OWNER}/data/file").unlink()
+    trio.run(disk.measure)
+    assert use(disk) < SIZE
+
+
+def test_another_users_operators_have_no_part_in_the_reserve(tmp_path: Path) -> None:
+    with world_in(tmp_path, owner_disk_max=100 * SIZE) as world:
+        share = world.agents.share_of(OWNER)
+        world.agents.disk.note(OWNER, 90 * SIZE)
+        share.check(operator(OWNER), SIZE)
+        share.check(operator(0), 100 * SIZE)
+        with pytest.raises(QuotaError):
+            share.check(operator(1001), SIZE)
+
+
+def over(world: World) -> Share:
+    world.agents.disk.note(OWNER, world.config.owner_disk_max)
+    return world.agents.share_of(OWNER)
+
+
+def test_over_the_account_nothing_begins_and_everything_ends(tmp_path: Path) -> None:
+    with world_in(tmp_path) as world:
+        agents = world.agents
+        agent = world.live(agents.create(operator(OWNER), "a"))
+        other = agents.create(operator(OWNER), "b")
+        task = agents.tasks.make(inside(agent), agent, "t")
+        agents.tasks.set(task, cmd="true")
+        over(world)
+        for refused in (
+            lambda: agents.create(operator(OWNER), "c"),
+            lambda: agents.living.check_agent(other),
+            lambda: agents.tasks.start(inside(agent), agent, task),
+        ):
+            with pytest.raises(QuotaError, match="owner_disk_max"):
+                refused()
+        agents.tasks.remove(inside(agent), agent, "t")
+        agents.remove(other)
+        agents.create(operator(1001), "d")
+
+
+def test_little_room_makes_logs_short(tmp_path: Path) -> None:
+    with world_in(tmp_path) as world:
+        agent = world.agents.create(operator(OWNER), "a")
+        assert world.agents.log_room(agent) == world.agents.log_max(agent)
+        over(world)
+        assert world.agents.log_room(agent) == 64 << 10
+
+
+def test_a_tenth_of_what_the_filesystem_has_left_is_roots(tmp_path: Path) -> None:
+    """Two owners, each below its own limit, cannot fill it together."""
+    free = os.statvfs(tmp_path)
+    there = free.f_bavail * free.f_frsize
+    disk = disk_in(tmp_path, limit=there)
+    write(tmp_path / "agent" / "abc" / "file")
+    trio.run(disk.measure)
+    part = int(there * 0.6)
+    disk.note(OWNER, part)
+    with pytest.raises(QuotaError, match=r"accounts disk of all owners .* kept for root"):
+        disk.check(OWNER + 1, part // 2 + part // 10)
+    assert disk.room(OWNER + 1) < part
+    disk.check(OWNER + 1, part // 8)
+    disk.check(0, part // 2 + part // 20, reserve=Reserve.MASTER)

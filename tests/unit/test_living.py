@@ -1,0 +1,133 @@
+"""What agents and their records hold follows from their fields, also after a crash."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runtime.accounts import Resource
+from runtime.errors import QuotaError
+from runtime.lifecycle import Status
+from runtime.living import INPUT_SIZE
+from runtime.planes import TaskStatus
+from tests.unit.fakes import World, inside, operator, world_in
+
+OWNER = 1000
+HELD = (Resource.DESCRIPTORS, Resource.TASKS, Resource.MONITORS)
+
+
+def held(world: World) -> tuple[int, ...]:
+    return tuple(world.agents.accounts.use(OWNER, resource) for resource in HELD)
+
+
+def memory(world: World) -> int:
+    return world.agents.accounts.use(OWNER, Resource.MEMORY)
+
+
+def test_a_live_agent_holds_descriptors_and_its_monitor_until_it_is_dead(tmp_path: Path) -> None:
+    with world_in(tmp_path) as world:
+        agent = world.agents.create(operator(OWNER), "a")
+        assert held(world) == (0, 0, 0)
+        world.live(agent)
+        assert held(world) == (4, 0, 1)
+        world.reopen()
+        assert held(world) == (4, 0, 1)
+        again = world.agents.named("a")
+        assert again is not None
+        world.agents.update(again, status=Status.DEAD)
+        assert held(world) == (0, 0, 0)
+
+
+def test_a_running_command_is_counted_until_it_is_over(tmp_path: Path) -> None:
+    with world_in(tmp_path, owner_tasks=2) as world:
+        agent = world.live(world.agents.create(operator(OWNER), "a"))
+        plane, me = world.agents.tasks, inside(agent)
+        tasks = [plane.make(me, agent, name) for name in ("x", "y", "z")]
+        for task in tasks:
+            plane.set(task, cmd="true")
+        plane.start(me, agent, tasks[0])
+        plane.start(me, agent, tasks[1])
+        assert held(world) == (4 + 2 * 2, 2, 3)
+        with pytest.raises(QuotaError, match="account tasks of uid 1000 has 2 of 2"):
+            plane.start(me, agent, tasks[2])
+        assert tasks[2].status is TaskStatus.MADE
+        change = world.agents.draft()
+        change.put(tasks[0], status=TaskStatus.CANCELLED)
+        world.agents.note(change)
+        assert held(world) == (4 + 2, 1, 2)
+        plane.start(me, agent, tasks[2])
+
+
+def test_a_start_is_refused_before_the_process_has_nothing_left(tmp_path: Path) -> None:
+    with world_in(tmp_path, owner_monitors=1) as world:
+        first = world.agents.create(operator(OWNER), "a")
+        world.agents.living.check_agent(first)
+        world.live(first)
+        second = world.agents.create(operator(OWNER), "b")
+        with pytest.raises(QuotaError, match="owner_monitors"):
+            world.agents.living.check_agent(second)
+
+
+def test_children_do_not_multiply_what_texts_may_take(tmp_path: Path) -> None:
+    with world_in(tmp_path, owner_disk_max=600_000) as world:
+        parent = world.live(world.agents.create(operator(OWNER), "boss"))
+        world.may_create(parent)
+        written = 0
+        with pytest.raises(QuotaError, match="holds most"):
+            for number in range(20):
+                child = world.live(world.agents.create(inside(parent), f"c{number}"))
+                item = world.agents.work.make(inside(child), child, "w")
+                world.agents.work.set(child, item, "plan", "x" * 30_000)
+                written += 1
+        assert 1 < written < 15
+
+
+def test_children_do_not_multiply_what_is_in_memory(tmp_path: Path) -> None:
+    with world_in(tmp_path, owner_memory_max=100_000) as world:
+        parent = world.live(world.agents.create(operator(OWNER), "boss"))
+        world.may_create(parent)
+        made = 0
+        with pytest.raises(QuotaError, match="owner_memory_max"):
+            for number in range(20):
+                child = world.live(world.agents.create(inside(parent), f"c{number}"))
+                for item in range(20):
+                    world.agents.work.make(inside(child), child, f"w{item}")
+                    made += 1
+        assert 20 < made < 100
+
+
+def test_what_was_removed_holds_nothing(tmp_path: Path) -> None:
+    with world_in(tmp_path) as world:
+        agent = world.live(world.agents.create(operator(OWNER), "a"))
+        before = memory(world)
+        item = world.agents.work.make(inside(agent), agent, "w")
+        world.agents.work.set(agent, item, "plan", "x" * 30_000)
+        assert memory(world) < before + 5000, "long texts are not in memory"
+        assert world.agents.accounts.use(OWNER, Resource.DISK) > 30_000
+        world.agents.work.remove(inside(agent), agent, "w")
+        assert memory(world) == before
+        item = world.agents.work.make(inside(agent), agent, "v")
+        world.agents.update(agent, status=Status.DEAD, cgroup="")
+        world.agents.remove(agent)
+        assert memory(world) == 0
+        assert held(world) == (0, 0, 0)
+
+
+def test_the_input_of_programs_and_commands_is_memory_of_their_owner(tmp_path: Path) -> None:
+    with world_in(tmp_path, owner_memory_max=4 * INPUT_SIZE) as world:
+        agent = world.agents.create(operator(OWNER), "a")
+        world.agents.update(agent, mode="resident")
+        before = memory(world)
+        world.live(agent)
+        assert memory(world) == before + INPUT_SIZE
+        plane, me = world.agents.tasks, inside(agent)
+        tasks = [plane.make(me, agent, name) for name in ("x", "y", "z", "without")]
+        for task in tasks:
+            plane.set(task, cmd="true", accepts_input=task.name != "without")
+        plane.start(me, agent, tasks[0])
+        plane.start(me, agent, tasks[1])
+        assert memory(world) > before + 3 * INPUT_SIZE
+        with pytest.raises(QuotaError, match="account memory of uid 1000"):
+            plane.start(me, agent, tasks[2])
+        plane.start(me, agent, tasks[3])
