@@ -1,17 +1,20 @@
 """What agents may, never more than their parents (ABI section 7).
 
 An agent's effective policy is its own within what its parent may use or
-delegate, all the way up. It is computed when it is asked for, so that what an
+delegate, all the way up. It is looked at when it is asked for, so that what an
 ancestor loses is lost below at the next check.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
+from runtime import linux
 from runtime.authority import mounts, policy
-from runtime.authority.policy import Rule
+from runtime.authority.policy import Rule, Rules
 from runtime.errors import ExceedingError, WrongStateError
 from runtime.model import Agent
 from runtime.names import quote
@@ -19,41 +22,106 @@ from runtime.names import quote
 if TYPE_CHECKING:
     from runtime.agents import Agents
 
-#: fields that effective policies are made of
-POLICY_FIELDS = frozenset({"policy", "label", "bound_policy", "parent", "life", "policy_of_root"})
+#: rules that are kept parsed, of all agents together; each takes about 100 bytes
+_KEPT_MAX: Final = 1 << 18
+#: what an entry without a rule counts as
+_ENTRY: Final = 16
+
+
+@dataclass(slots=True, kw_only=True)
+class _Known:
+    """What was made of an agent's texts, and of what."""
+
+    text: str
+    label: str
+    own: Rules
+    #: the bound as it was, and what is left within it
+    above: Rules | None = None
+    effective: Rules | None = None
+    #: the rules of its text that uid 0 wrote, and of which keys they were found
+    of_root: tuple[str, ...] = ()
+    roots: Rules = field(default_factory=lambda: policy.EMPTY)
+    #: what its parent had when it was detached
+    bound_text: str = ""
+    bound: Rules = field(default_factory=lambda: policy.EMPTY)
+    weight: int = 0
 
 
 class Authority:
-    """Policies and mount tables of agents in relation to their ancestors'."""
+    """Policies and mount tables of agents in relation to their ancestors'.
+
+    What was computed is good for as long as it would be computed of the same: the agent's
+    text and what its parent has now. So nothing has to be forgotten when a policy changes,
+    and a change costs those that it is about.
+    """
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
-        self._effective: dict[int, tuple[Rule, ...]] = {}
+        self._boot = linux.boot_id()
+        self._known: OrderedDict[int, _Known] = OrderedDict()
+        self._weight = 0
 
-    def forget(self) -> None:
-        """Some policy changed, and with it that of all below."""
-        self._effective.clear()
+    # what was computed
+
+    def _look(self, agent: Agent) -> _Known:
+        known = self._known.get(agent.index)
+        if known is not None and known.label == agent.label and known.text == agent.policy:
+            return known
+        own = policy.parse(agent.policy, agent.label)
+        known = _Known(text=agent.policy, label=agent.label, own=own)
+        self._keep(agent, known)
+        return known
+
+    def _keep(self, agent: Agent, known: _Known) -> None:
+        """Those used last, while there is room."""
+        if agent.index == 0:
+            return
+        before = self._known.pop(agent.index, None)
+        if before is not None:
+            self._weight -= before.weight
+        effective = known.effective
+        more = len(effective) if effective is not None and effective is not known.own else 0
+        known.weight = _ENTRY + len(known.own) + more + len(known.roots) + len(known.bound)
+        self._known[agent.index] = known
+        self._weight += known.weight
+        while self._weight > _KEPT_MAX and len(self._known) > 1:
+            self._weight -= self._known.popitem(last=False)[1].weight
+
+    def forget(self, agent: Agent) -> None:
+        """It was removed."""
+        known = self._known.pop(agent.index, None)
+        if known is not None:
+            self._weight -= known.weight
 
     # policy
 
-    def effective_policy(self, agent: Agent) -> tuple[Rule, ...]:
-        """What the agent may, and what it may hand on (``delegate`` rules)."""
-        found = self._effective.get(agent.index)
-        if found is None:
-            own = policy.parse(agent.policy, agent.label)
-            found = policy.effective(own, self.bound(agent))
-            if self._agents.get(agent.index) is agent:
-                self._effective[agent.index] = found
-        return found
+    def own_policy(self, agent: Agent) -> Rules:
+        """The rules of its own text."""
+        return self._look(agent).own
 
-    def bound(self, agent: Agent) -> tuple[Rule, ...] | None:
-        """What its policy can say at most; None for a root agent."""
+    def effective_policy(self, agent: Agent) -> Rules:
+        """What the agent may, and what it may hand on (``delegate`` rules)."""
+        known = self._look(agent)
+        above = self.bound(agent)
+        if known.effective is None or known.above is not above:
+            known.effective = policy.effective(known.own, above)
+            known.above = above
+            self._keep(agent, known)
+        return known.effective
+
+    def bound(self, agent: Agent) -> Rules | None:
+        """What its policy can say at most, delegations included; None for a root agent."""
         if agent.bound_policy is not None:
-            return policy.parse(agent.bound_policy, agent.label)
+            known = self._look(agent)
+            if known.bound_text != agent.bound_policy:
+                known.bound = policy.parse(agent.bound_policy, agent.label)
+                known.bound_text = agent.bound_policy
+                self._keep(agent, known)
+            return known.bound
         parent = self._agents.parent_of(agent)
         if parent is None:
-            return None if agent.parent is None else ()
-        return policy.as_bound(self.effective_policy(parent))
+            return None if agent.parent is None else policy.EMPTY
+        return self.effective_policy(parent)
 
     def allows(self, agent: Agent, cls: str, name: str, perm: str) -> bool:
         """Whether the effective policy allows ``perm`` on ``cls:name``."""
@@ -66,12 +134,17 @@ class Authority:
             return False
         if agent.owner == other.owner:
             return True
-        own = policy.parse(agent.policy, agent.label)
-        return any(
-            r.kind == "allow" and r.cls == cls and r.perm == perm and r.matches(other.name)
-            for r in own
-            if r.key in agent.policy_of_root
-        )
+        return policy.allows(self._of_root(agent), cls, other.name, perm)
+
+    def _of_root(self, agent: Agent) -> Rules:
+        """The rules of its own that uid 0 wrote."""
+        known = self._look(agent)
+        if known.of_root != agent.policy_of_root:
+            keys = set(agent.policy_of_root)
+            known.roots = Rules.of(rule for rule in known.own if rule.key in keys)
+            known.of_root = agent.policy_of_root
+            self._keep(agent, known)
+        return known.roots
 
     def check_policy(self, agent: Agent, rules: Iterable[Rule]) -> None:
         """``ExceedingError`` naming what exceeds what."""
@@ -85,20 +158,23 @@ class Authority:
                 f"{self._bound_name(agent)} may use or delegate"
             )
 
-    def check_network(self, agent: Agent, rules: tuple[Rule, ...]) -> None:
+    def check_network(self, agent: Agent, rules: Rules) -> None:
         """``WrongStateError`` if these rules took the network from something that runs.
 
         A network namespace cannot be taken from a process; that is not pretended.
         """
-        before = agent.policy
-        changed = policy.render(rules, agent.label)
-        running = [a for a in (agent, *self._agents.descendants(agent)) if a.live]
-        having = [a for a in running if self.allows(a, "network", "default", "connect")]
+        own = self.own_policy(agent)
+        if all(
+            _has_network(rules, kind) or not _has_network(own, kind)
+            for kind in ("allow", "delegate")
+        ):
+            return
+        having = [a for a in self._with_network(agent) if a.live]
         if not having:
             return
+        before = agent.policy
         try:
-            agent.policy = changed
-            self.forget()
+            agent.policy = policy.render(rules, agent.label)
             for member in having:
                 if not self.allows(member, "network", "default", "connect"):
                     raise WrongStateError(
@@ -107,7 +183,18 @@ class Authority:
                     )
         finally:
             agent.policy = before
-            self.forget()
+
+    def _with_network(self, agent: Agent) -> Iterator[Agent]:
+        """Who has it of an agent and all below: whoever neither has it nor hands it on has
+        nobody below who does."""
+        own = self.own_policy(agent)
+        if not own.joined("network", "connect").all:
+            return
+        if self.allows(agent, "network", "default", "connect"):
+            yield agent
+        for child in self._agents.children(agent):
+            if child.owned:
+                yield from self._with_network(child)
 
     def _bound_name(self, agent: Agent) -> str:
         parent = self._agents.parent_of(agent)
@@ -115,17 +202,15 @@ class Authority:
 
     def families(self, agent: Agent) -> tuple[str, ...]:
         """The tool families that are on."""
-        explicit = agent.private and any(
-            r.kind == "allow" and r.cls == "agent" and r.perm == "create"
-            for r in policy.parse(agent.policy, agent.label)
-        )
-        return (*agent.families, "agent_creation") if explicit else agent.families
+        if agent.private and self.own_policy(agent).objects("allow", "agent", "create").all:
+            return (*agent.families, "agent_creation")
+        return agent.families
 
     # mounts
 
     def effective_mounts(self, agent: Agent) -> tuple[mounts.Mount, ...]:
         """The mounts in force: the parent's, then its own with what those leave of them."""
-        own = mounts.parse(agent.mount)
+        own = self.own_mounts(agent)
         if agent.bound_mount is not None:
             return mounts.effective(mounts.parse(agent.bound_mount), own)
         parent = self._agents.parent_of(agent)
@@ -133,12 +218,23 @@ class Authority:
             return own
         return mounts.effective(self.effective_mounts(parent), own)
 
-    def check_mounts(self, agent: Agent, table: Iterable[mounts.Mount]) -> None:
-        """``ExceedingError`` if a line gives more than the parent has."""
+    def own_mounts(self, agent: Agent) -> tuple[mounts.Mount, ...]:
+        """Its own table, with sources as they were found when they were written."""
+        sources = mounts.Sources.load(agent.sources.get("mount"))
+        return tuple(sources.resolve(line, self._boot) for line in mounts.parse(agent.mount))
+
+    def check_own_mounts(self, agent: Agent) -> None:
+        """The same for what was written: the parent may have less now."""
+        self.check_mounts(agent, self.own_mounts(agent))
+
+    def check_mounts(self, agent: Agent, table: Collection[mounts.Mount]) -> None:
+        """``ExceedingError`` if a line gives more than the parent has; ``QuotaError`` if there
+        are too many with the parent's."""
         parent = self._agents.parent_of(agent)
         if parent is None:
             return
-        above = self.effective_mounts(parent)
+        above = mounts.Index(self.effective_mounts(parent))
+        mounts.check_count(len(table), len(above.table))
         bare = parent.root or parent.iso == "shared"
         base = () if bare else self._agents.config.base_view
         for mount in table:
@@ -152,8 +248,8 @@ class Authority:
     def check_start(self, agent: Agent) -> None:
         """What was written is checked again: the parent may have less now."""
         if agent.parent is not None:
-            self.check_policy(agent, policy.parse(agent.policy, agent.label))
-            self.check_mounts(agent, mounts.parse(agent.mount))
+            self.check_policy(agent, self.own_policy(agent))
+            self.check_own_mounts(agent)
 
     # telling
 
@@ -175,14 +271,14 @@ class Authority:
         node: Agent | None = agent
         kinds: tuple[str, ...] = ("allow",)
         while node is not None:
-            found = policy.find_line(node.policy, node.label, kinds, cls, name, perm)
+            found = policy.find_line(node.policy, kinds, cls, name, perm)
             if found is None:
                 yield f"{node.name}: no line to {' or '.join(kinds)} {cls}:{name} {perm}"
             else:
                 yield f"{node.name}: line {found[0]}: {found[1]}"
             if node.bound_policy is not None:
-                rules = policy.parse(node.bound_policy, node.label)
-                had = any(r.cls == cls and r.perm == perm and r.matches(name) for r in rules)
+                bound = self.bound(node)
+                had = bound is not None and bound.joined(cls, perm).covers(name)
                 what = "had" if had else "had no line for"
                 yield f"{node.name}: its parent {what} {cls}:{name} {perm} when it was detached"
                 return
@@ -191,3 +287,7 @@ class Authority:
                 return
             node = self._agents.parent_of(node)
             kinds = ("allow", "delegate")
+
+
+def _has_network(rules: Rules, kind: str) -> bool:
+    return rules.objects(kind, "network", "connect").covers("default")

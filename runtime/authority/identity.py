@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Flag, auto
 from typing import TYPE_CHECKING, Final
 
-from runtime import cgroups, linux
+from runtime import cgroups, linux, spare
 from runtime.model import Agent
 
 if TYPE_CHECKING:
@@ -115,20 +115,30 @@ class Identity:
         self._hierarchy = hierarchy
 
     def resolve(self, uid: int, gid: int, pid: int) -> Caller:
-        """The caller that a thread is; ``pid`` may be a thread's id."""
+        """The caller that a thread is; ``pid`` may be a thread's id.
+
+        ``OSError`` if that cannot be known now, as where the process is out of memory.
+        """
         path = cgroups.path_of(pid) if pid > 0 else None
         if path is None:
             return Caller(uid, gid, pid, known=False)
         below = self._hierarchy.agent_path(path)
-        if below is None or not below.startswith("user-"):
+        if below is None and not self._hierarchy.is_own(path):
             return Caller(uid, gid, pid)
-        agent = self._agents.by_cgroup(below)
+        # what helps the daemon asks for nothing, whatever it was led to
+        agent = self._agents.by_cgroup(below) if below is not None else None
         if agent is None:
             return Caller(uid, gid, pid, known=False)
         return Caller(uid, gid, pid, agent.index, agent.incarnation)
 
     def resolve_peer(self, connection: socket.socket) -> Caller:
-        """The process at the other end of a Unix socket, as it was when it connected."""
+        """The process at the other end of a Unix socket, as it was when it connected.
+
+        ``OSError`` if that cannot be known now.
+        """
+        return spare.with_spare(lambda: self._resolve_peer(connection))
+
+    def _resolve_peer(self, connection: socket.socket) -> Caller:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         pid, uid, gid = (int.from_bytes(raw[i : i + 4], "little", signed=True) for i in (0, 4, 8))
         try:
@@ -137,7 +147,9 @@ class Identity:
             if error.errno == errno.ENOPROTOOPT:
                 # before Linux 6.5: only the number
                 return replace(self.resolve(uid, gid, pid), groups=_peer_groups(connection))
-            return Caller(uid, gid, pid, known=False)
+            if error.errno in (errno.ESRCH, errno.EINVAL, errno.ENODATA):
+                return Caller(uid, gid, pid, known=False)
+            raise
         try:
             caller = self.resolve(uid, gid, pid)
             # After the look-up: if the peer still has its pid, that was no one else's.

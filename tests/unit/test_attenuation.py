@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime.authority import mounts, policy
-from runtime.authority.policy import PERMS, Rule
+from runtime.authority.policy import PERMS, Rule, Rules
 from runtime.errors import DeniedError, WrongStateError
 from runtime.lifecycle import Status
 from runtime.model import Agent
@@ -48,14 +48,14 @@ def family(world: World, *names: str) -> list[Agent]:
     return found
 
 
-def meaning(found: list[Rule] | tuple[Rule, ...], *kinds: str) -> Meaning:
+def meaning(found: Iterable[Rule], *kinds: str) -> Meaning:
     return {
         (r.cls, r.perm, n) for r in found if r.kind in kinds for n in NAMES if r.matches(n)
     }
 
 
 def text(agent: Agent, found: list[Rule]) -> str:
-    return policy.render(found, agent.label)
+    return policy.render(Rules.of(found), agent.label)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), policies), min_size=1, max_size=8))
@@ -109,7 +109,7 @@ def test_what_is_accepted_for_a_child_is_covered(
             world.agents.authority.check_policy(child, wanted)
         except DeniedError as error:
             assert 'exceeds what the parent "p" may use or delegate' in error.sentence
-            assert not all(any(b.covers(w) for b in policy.as_bound(above)) for w in wanted)
+            assert not all(any(b.covers(w) for b in above) for w in wanted)
         else:
             assert meaning(wanted, "allow", "delegate") <= meaning(above, "allow", "delegate")
 
@@ -136,7 +136,7 @@ def test_a_child_of_a_removed_parent_has_nothing(world: World) -> None:
     assert world.agents.authority.effective_policy(child)
     world.agents.update(parent, status=Status.DEAD)
     world.agents.remove(parent)
-    assert world.agents.authority.effective_policy(child) == ()
+    assert world.agents.authority.effective_policy(child) == policy.EMPTY
 
 
 NETWORK = "network:default connect\n"
@@ -148,12 +148,12 @@ def test_the_network_is_not_taken_from_what_runs(world: World) -> None:
     world.agents.update(parent, policy=f"delegate p_t {NETWORK}")
     world.agents.update(child, policy=f"allow c_t {NETWORK}")
     with pytest.raises(WrongStateError, match='"c" runs with the network'):
-        authority.check_network(parent, ())
+        authority.check_network(parent, policy.EMPTY)
     with pytest.raises(WrongStateError, match='"c" runs with the network'):
-        authority.check_network(child, ())
+        authority.check_network(child, policy.EMPTY)
     assert authority.allows(child, "network", "default", "connect"), "nothing is changed"
     world.agents.update(child, status=Status.DEAD)
-    authority.check_network(parent, ())
+    authority.check_network(parent, policy.EMPTY)
 
 
 def test_why_names_the_lines_and_what_is_missing(world: World) -> None:
@@ -216,7 +216,7 @@ ABOVE = mounts.parse("/a /ro ro\n/b /rw rw nosuid,noexec\n- /rw/secret hide\n/c 
 def test_a_childs_line_is_within_its_parents_view(line: str, why: str) -> None:
     mount = mounts.parse_line(line)
     assert mount is not None
-    assert mounts.excess(mount, ABOVE, ("/usr",)) == why
+    assert mounts.excess(mount, mounts.Index(ABOVE), ("/usr",)) == why
 
 
 def test_what_is_in_force_keeps_what_restricts() -> None:
@@ -245,3 +245,43 @@ def test_what_a_parent_lost_is_found_at_the_start(world: World) -> None:
     world.agents.update(parent, policy="")
     with pytest.raises(DeniedError, match="tool:x execute exceeds"):
         world.agents.authority.check_start(child)
+
+
+def test_what_is_known_of_a_policy_outlives_what_others_do(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mkdir, rmdir and the policies of strangers make nobody's policy be read again."""
+    parent, child, other = family(world, "p", "c", "o")
+    world.agents.update(parent, policy="allow p_t agent:* create\n")
+    world.agents.update(child, policy="allow c_t agent:x create\n")
+    authority = world.agents.authority
+    authority.effective_policy(child)
+    parsed: list[str] = []
+    parse = policy.parse
+
+    def counting(text: str, label: str, *, may_delegate: bool = True) -> Rules:
+        parsed.append(label)
+        return parse(text, label, may_delegate=may_delegate)
+
+    monkeypatch.setattr(policy, "parse", counting)
+    world.agents.remove(world.agents.create(operator(1000), "x"))
+    world.agents.update(other, policy="allow o_t agent:y create\n")
+    before = authority.effective_policy(child)
+    assert authority.effective_policy(child) is before
+    assert not parsed
+    world.agents.update(parent, policy="")
+    assert authority.effective_policy(child) == policy.EMPTY, "of it, all below is another"
+    assert parsed == ["p_t"]
+
+
+def test_what_is_known_of_policies_is_bounded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.authority.attenuation._KEPT_MAX", 100)
+    agents = [world.agents.create(operator(1000), f"a{n}") for n in range(30)]
+    for agent in agents:
+        world.agents.update(agent, policy=f"allow {agent.label} tool:{agent.name} execute\n")
+        world.agents.authority.effective_policy(agent)
+    assert len(world.agents.authority._known) <= 10
+    for agent in agents:
+        assert world.agents.authority.allows(agent, "tool", agent.name, "execute")

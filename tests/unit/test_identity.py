@@ -83,9 +83,10 @@ def test_a_process_in_a_cgroup_of_no_agent_is_unknown(world: World, below: str) 
     assert not world.agents.identity.resolve(0, 0, os.getpid()).known
 
 
-def test_the_daemons_own_leaves_are_no_agents(world: World) -> None:
-    world.hierarchy.below = "monitor"
-    assert world.agents.identity.resolve(0, 0, os.getpid()) == Caller(0, 0, os.getpid())
+@pytest.mark.parametrize("below", ["monitor", "user-0/monitor", "helper", "daemon"])
+def test_what_helps_the_daemon_has_no_rights(world: World, below: str) -> None:
+    world.hierarchy.below = below
+    assert not world.agents.identity.resolve(0, 0, os.getpid()).known
 
 
 def test_a_peer_is_who_connected(world: World, agent: Agent) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.authority import policy
-from runtime.authority.policy import PERMS, Rule
+from runtime.authority.policy import PERMS, Rule, Rules
 from runtime.errors import MalformedError
 
 #: every short name of a small alphabet: on these, rules are compared as sets
@@ -26,7 +26,7 @@ rules = st.builds(
     pairs,
     objects,
 )
-policies = st.lists(rules, max_size=5).map(tuple)
+policies = st.lists(rules, max_size=5).map(Rules.of)
 
 
 @cache
@@ -34,7 +34,7 @@ def named(rule: Rule) -> frozenset[tuple[str, str, str]]:
     return frozenset((rule.cls, rule.perm, name) for name in NAMES if rule.matches(name))
 
 
-def meaning(found: tuple[Rule, ...], kind: str | None = None) -> set[tuple[str, str, str]]:
+def meaning(found: Rules, kind: str | None = None) -> set[tuple[str, str, str]]:
     """The (class, perm, name) that the rules stand for."""
     return set().union(*(named(rule) for rule in found if kind in (None, rule.kind)))
 
@@ -67,17 +67,17 @@ def test_a_bad_line_is_named_with_what_is_wrong(line: str, wrong: str) -> None:
 
 def test_delegation_is_the_operators() -> None:
     line = "delegate t network:default connect"
-    assert policy.parse(line, "t")[0].kind == "delegate"
+    assert [rule.kind for rule in policy.parse(line, "t")] == ["delegate"]
     with pytest.raises(MalformedError, match="only an operator may delegate"):
         policy.parse(line, "t", may_delegate=False)
 
 
 def test_comments_and_blank_lines_say_nothing() -> None:
-    assert policy.parse("# allow t agent:* create\n\n   \n\t# x\n", "t") == ()
+    assert policy.parse("# allow t agent:* create\n\n   \n\t# x\n", "t") == policy.EMPTY
 
 
 def test_each_permission_is_a_rule_of_its_own() -> None:
-    assert policy.parse("allow t agent:rev-* create,start\n", "t") == (
+    assert tuple(policy.parse("allow t agent:rev-* create,start\n", "t")) == (
         Rule("allow", "agent", "rev-*", "create"),
         Rule("allow", "agent", "rev-*", "start"),
     )
@@ -85,7 +85,7 @@ def test_each_permission_is_a_rule_of_its_own() -> None:
 
 def test_only_a_newline_ends_a_line() -> None:
     """A comment stays one, whatever Unicode calls a line break."""
-    assert policy.parse("# note\u2028allow t agent:* create\n", "t") == ()
+    assert policy.parse("# note\u2028allow t agent:* create\n", "t") == policy.EMPTY
 
 
 @pytest.mark.parametrize(
@@ -127,14 +127,14 @@ def test_covering_is_being_a_superset(one: Rule, other: Rule) -> None:
 
 @given(policies, policies)
 def test_the_effective_policy_is_the_intersection(
-    own: tuple[Rule, ...], parent: tuple[Rule, ...]
+    own: Rules, parent: Rules
 ) -> None:
     assert meaning(policy.effective(own, parent)) == meaning(own) & meaning(parent)
 
 
 @given(policies, policies)
 def test_an_effective_rule_is_covered_by_its_own_and_by_the_parents(
-    own: tuple[Rule, ...], parent: tuple[Rule, ...]
+    own: Rules, parent: Rules
 ) -> None:
     for rule in policy.effective(own, parent):
         assert any(have.covers(rule) and have.kind == rule.kind for have in own)
@@ -143,32 +143,32 @@ def test_an_effective_rule_is_covered_by_its_own_and_by_the_parents(
 
 @given(policies, policies)
 def test_what_is_delegated_only_is_not_allowed(
-    own: tuple[Rule, ...], parent: tuple[Rule, ...]
+    own: Rules, parent: Rules
 ) -> None:
     assert meaning(policy.effective(own, parent), "allow") <= meaning(own, "allow")
 
 
 @given(policies)
-def test_a_root_agents_own_policy_is_the_bound(own: tuple[Rule, ...]) -> None:
+def test_a_root_agents_own_policy_is_the_bound(own: Rules) -> None:
     assert policy.effective(own, None) == own
 
 
 @given(policies, policies, policies)
 def test_a_grandchild_has_no_more_than_any_above(
-    a: tuple[Rule, ...], b: tuple[Rule, ...], c: tuple[Rule, ...]
+    a: Rules, b: Rules, c: Rules
 ) -> None:
     lowest = policy.effective(a, policy.effective(b, c))
     assert meaning(lowest) <= meaning(a) & meaning(b) & meaning(c)
 
 
 @given(policies)
-def test_a_rendered_policy_means_the_same_when_parsed(found: tuple[Rule, ...]) -> None:
+def test_a_rendered_policy_means_the_same_when_parsed(found: Rules) -> None:
     assert set(policy.parse(policy.render(found, "t"), "t")) == set(found)
 
 
 @given(policies)
-def test_rendering_is_the_same_for_the_same_rules(found: tuple[Rule, ...]) -> None:
-    assert policy.render(found, "t") == policy.render(tuple(reversed(found)), "t")
+def test_rendering_is_the_same_for_the_same_rules(found: Rules) -> None:
+    assert policy.render(found, "t") == policy.render(Rules.of(reversed(list(found))), "t")
 
 
 def test_rendering_joins_permissions_in_the_order_of_the_class() -> None:
@@ -181,7 +181,7 @@ def test_allows_needs_an_allow_rule_that_matches() -> None:
     assert policy.allows(found, "tool", "AgentGet", "execute")
     assert not policy.allows(found, "tool", "B", "execute")
     assert not policy.allows(found, "tool", "C", "execute")
-    assert not policy.allows((), "tool", "A", "execute")
+    assert not policy.allows(policy.EMPTY, "tool", "A", "execute")
 
 
 def test_a_childs_default_has_no_authority_over_others() -> None:
@@ -200,7 +200,7 @@ def test_a_childs_default_has_no_authority_over_others() -> None:
 
 
 @given(policies)
-def test_a_childs_default_is_within_its_parents_allowances(parent: tuple[Rule, ...]) -> None:
+def test_a_childs_default_is_within_its_parents_allowances(parent: Rules) -> None:
     child = policy.parse(policy.default_child(parent, "c"), "c")
     assert meaning(child) <= meaning(parent, "allow")
     assert {rule.kind for rule in child} <= {"allow"}
@@ -223,3 +223,66 @@ def test_relabelling_changes_the_subject_and_nothing_else() -> None:
 def test_relabelling_does_not_mistake_the_verb_for_the_subject(old: str) -> None:
     text = f"allow {old} agent:x create\n"
     assert policy.relabel(text, old, "new") == "allow new agent:x create\n"
+
+
+def test_only_space_and_tab_are_blanks() -> None:
+    """What Unicode calls blank is part of a word, as for every other parser here."""
+    tabbed = policy.parse("\tallow\tt  agent:a\tcreate \n", "t")
+    assert tabbed == policy.parse("allow t agent:a create", "t")
+    for other in ("\u00a0", "\u2003", "\x0b", "\r"):
+        with pytest.raises(MalformedError):
+            policy.parse(f"allow t{other}agent:a create", "t")
+        with pytest.raises(MalformedError):
+            policy.parse(f"{other}", "t")
+
+
+def test_a_text_of_an_earlier_version_stays_in_force() -> None:
+    text = policy.as_written("allow\u00a0t agent:a create\r\n# a\u00a0comment\n\x0b\n")
+    assert text == "allow t agent:a create\n# a\u00a0comment\n\n"
+    assert len(policy.parse(text, "t")) == 1
+    assert policy.as_written("allow t  agent:a\tcreate\n") == "allow t  agent:a\tcreate\n"
+
+
+def test_lines_are_counted_without_doubles() -> None:
+    text = "allow t agent:a create\n" * 3 + "allow t agent:a stop,create\ndelegate t agent:a stop\n"
+    assert policy.parse(text, "t").lines == 2
+
+
+WIDE = "".join(
+    f"allow t agent:{prefix}{n}{star} create,start,stop,read,write,detach\n"
+    for n in range(128)
+    for prefix, star in (("a" * 40, ""), ("b", "*"))
+)
+
+
+def test_comparing_two_policies_looks_at_few_of_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, parent = policy.parse(WIDE, "t"), policy.parse(WIDE.replace("agent:b", "agent:c"), "t")
+    looked = 0
+    begins = policy._Objects.covers
+
+    def counting(objects: policy._Objects, wanted: str) -> bool:
+        nonlocal looked
+        looked += 1
+        return begins(objects, wanted)
+
+    monkeypatch.setattr(policy._Objects, "covers", counting)
+    found = policy.effective(own, parent)
+    assert {rule.object[0] for rule in found} == {"a"}
+    assert looked <= len(own)
+
+
+@given(st.lists(rules, max_size=12), st.lists(rules, max_size=12))
+def test_what_is_covered_is_found_as_if_all_were_looked_at(
+    bound: list[Rule], wanted: list[Rule]
+) -> None:
+    found = Rules.of(bound)
+    for rule in wanted:
+        assert found.covers(rule) == any(have.covers(rule) for have in bound)
+        assert found.covers_as(rule) == any(
+            have.kind == rule.kind and have.covers(rule) for have in bound
+        )
+    for name in NAMES:
+        for cls, perm in {(rule.cls, rule.perm) for rule in wanted}:
+            assert policy.allows(found, cls, name, perm) == any(
+                (r.kind, r.cls, r.perm) == ("allow", cls, perm) and r.matches(name) for r in bound
+            )
