@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import trio
+
 log = logging.getLogger("ctxd.history")
 
 _TAIL: Final = 1 << 21
@@ -52,7 +54,7 @@ class History:
         try:
             self._unsynced.add(path)
             size = os.fstat(fd).st_size
-            wanted = [(line + "\n").encode() for line in lines]
+            wanted = [(line + "\n").encode() for some in lines for line in some.split("\n")]
             begin = max(0, size - _TAIL - sum(map(len, wanted)))
             tail = os.pread(fd, size - begin, begin)
             missing = [data for data in wanted if data not in tail]
@@ -90,9 +92,17 @@ class History:
         unsynced, self._unsynced = self._unsynced, set()
         return unsynced
 
-    def sync(self) -> None:
-        """Makes every line written so far survive a loss of power (fsync(2))."""
-        for path in self.forget():
+    async def synced(self) -> None:
+        """Returns when every line written so far survives a loss of power; ``OSError``."""
+        paths = self.forget()
+        try:
+            await trio.to_thread.run_sync(self._sync, paths)
+        except BaseException:
+            self._unsynced |= paths
+            raise
+
+    def _sync(self, paths: set[str]) -> None:
+        for path in paths:
             with suppress(FileNotFoundError):  # removed since
                 fd = os.open(self._state / path, os.O_RDONLY | os.O_CLOEXEC)
                 try:

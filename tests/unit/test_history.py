@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -173,6 +174,6 @@ def test_syncing_syncs_what_was_written_since(
     history.append("events", [LINE])
     history.append("gone", [LINE])
     (tmp_path / "gone").unlink()
-    history.sync()
-    history.sync()
+    trio.run(history.synced)
+    trio.run(history.synced)
     assert synced == [str(tmp_path / "events")]

@@ -1,0 +1,165 @@
+"""The daemon's log: bounded, told what was left out, and never waited for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from runtime.journal import Journal, Rates, because_of
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextmanager
+def logging_to(fd: int, clock: Clock, owner_rate: int = 50) -> Iterator[logging.Logger]:
+    log = logging.Logger("ctxd.test")
+    journal = Journal(fd, owner_rate=owner_rate, clock=clock)
+    log.addHandler(journal)
+    try:
+        yield log
+    finally:
+        journal.close()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    read_end, write_end = os.pipe()
+    yield read_end, write_end
+    os.close(read_end)
+    os.close(write_end)
+
+
+def test_rates_admit_so_many_in_a_second_and_count_the_rest(clock: Clock) -> None:
+    rates = Rates(clock)
+    assert [rates.admit("x", 2) for _ in range(4)] == [
+        (True, 0), (True, 0), (False, 0), (False, 0),
+    ]  # fmt: skip
+    assert rates.admit("y", 2) == (True, 0)
+    assert rates.counting
+    assert rates.over() == {}
+    clock.now += 1
+    assert rates.admit("x", 2) == (True, 2)
+    assert not rates.counting
+
+
+def test_what_was_too_much_is_told_when_the_second_is_over(clock: Clock) -> None:
+    rates = Rates(clock)
+    for _ in range(5):
+        rates.admit("x", 1)
+    clock.now += 1
+    assert rates.over() == {"x": 4}
+    assert rates.over() == {}
+
+
+def test_many_callers_cost_bounded_memory(clock: Clock) -> None:
+    rates = Rates(clock)
+    for number in range(10_000):
+        rates.admit(f"caller {number}", 1)
+    assert len(rates._windows) <= 4096
+
+
+def test_a_caller_has_ten_lines_a_second_and_others_theirs(
+    pipe: tuple[int, int], clock: Clock
+) -> None:
+    with logging_to(pipe[1], clock) as log:
+        for number in range(1000):
+            log.warning("refused %d", number, extra=because_of(1000, "agent:flood"))
+        log.warning("refused to another", extra=because_of(1000, "agent:quiet"))
+        clock.now += 1
+        log.warning("refused again", extra=because_of(1000, "agent:flood"))
+    said = os.read(pipe[0], 1 << 16).decode()
+    assert len(re.findall("refused [0-9]", said)) == 10
+    assert "refused to another\n" in said
+    assert "… 990 more: ctxd.test agent:flood\n" in said
+    assert said.endswith("refused again\n")
+
+
+def test_an_owner_has_its_lines_whichever_of_its_agents_cause_them(
+    pipe: tuple[int, int], clock: Clock
+) -> None:
+    with logging_to(pipe[1], clock, owner_rate=20) as log:
+        for number in range(1000):
+            log.warning("ended", extra=because_of(1000, f"agent:a{number}"))
+        log.warning("ended", extra=because_of(1001, "agent:b"))
+    said = os.read(pipe[0], 1 << 16).decode()
+    assert said.count("ended") == 21
+
+
+def test_what_nobody_answers_for_is_bounded_by_its_place(
+    pipe: tuple[int, int], clock: Clock
+) -> None:
+    with logging_to(pipe[1], clock) as log:
+        for _ in range(1000):
+            log.error("again")
+        log.error("something else")
+    said = os.read(pipe[0], 1 << 16).decode()
+    assert said.count("again") == 20
+    assert "something else\n" in said
+
+
+def test_a_line_is_plain_and_short(pipe: tuple[int, int], clock: Clock) -> None:
+    with logging_to(pipe[1], clock) as log:
+        log.warning("%s", "\x1b[2J\nE ctxd: forged \u202e" + "x" * 100_000)
+    said = os.read(pipe[0], 1 << 20).decode()
+    assert said.startswith(r"W ctxd.test: \x1b[2J\nE ctxd: forged \u202e")
+    assert said.count("\n") == 1
+    assert len(said) < 1100
+
+
+def test_where_an_error_was_raised_is_told(pipe: tuple[int, int], clock: Clock) -> None:
+    with logging_to(pipe[1], clock) as log:
+        try:
+            raise ValueError("why\x1b")
+        except ValueError:
+            log.exception("a bug")
+    said = os.read(pipe[0], 1 << 16).decode()
+    assert "E ctxd.test: a bug\n  Traceback" in said
+    assert said.endswith("  ValueError: why\\x1b\n")
+
+
+def test_nobody_who_reads_holds_up_nobody_who_writes(clock: Clock) -> None:
+    read_end, write_end = os.pipe()
+    try:
+        with logging_to(write_end, clock) as log:
+            for _ in range(50):
+                clock.now += 1
+                for number in range(10):
+                    log.warning("%s", "x" * 900, extra=because_of(number, "caller"))
+            for _ in range(3000):
+                clock.now += 1
+                log.warning("%s", "y" * 900)
+            data = b""
+            while b"lines dropped: nobody read them" not in data:
+                clock.now += 1
+                log.warning("now")  # as soon as there is room for it, it tells of the others
+                data = data[-100:] + os.read(read_end, 1 << 16)
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+
+
+def test_who_went_away_ends_nothing(clock: Clock) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        with logging_to(write_end, clock) as log:
+            log.warning("to nobody")
+            log.warning("to nobody")
+    finally:
+        os.close(write_end)
