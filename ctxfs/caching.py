@@ -1,28 +1,40 @@
 """The kernel's caches: what it may keep, and when it must forget.
 
-Attributes and names are kept until they change; the pages of a control file
-too. Forgetting attributes never blocks and is done at once. Forgetting pages
-may wait for a read in progress, and forgetting a name for whatever holds the
-lock of its directory: the event loop has to answer both, so they are done in
-worker threads. Two of them: a request on the directory itself may wait for
-pages, but never for a name.
+Attributes and most names are kept until they change. Forgetting attributes
+never blocks, and is done at once, in the request that changes them.
+
+Names need no forgetting. The kernel would have to lock their directory for it,
+and whoever waits for that waits for every request on the directory. Instead an
+inode whose object is gone is answered with ESTALE, and its attributes are
+forgotten: the kernel then walks the path again, and asks for each name anew
+(LOOKUP_REVAL). Names that not everybody may see are never kept, and neither
+are those of an agent that may still turn private. Names that went are told in
+addition, by a thread that nobody waits for: for the few calls that do not walk
+again, such as inotify_add_watch(2), and so that the kernel's memory is free again.
+
+Pages are kept of public values only. Forgetting them may wait for a read in
+progress, which the event loop has to answer: so a thread does it, and the
+writer waits for that thread, but not for long.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import pyfuse3
 import trio
 
-log = logging.getLogger("ctxd.cache")
+_T = TypeVar("_T")
 
 #: seconds; as good as forever, because every change is told
 FOREVER: Final = 3600.0
+#: a writer waits no longer than this for the kernel to forget pages
+NOTIFICATION_SECONDS: Final = 0.25
+#: names that went and are still to be told; what is more than these is not told
+_NAMES_MAX: Final = 4096
 
 
 class Poller:
@@ -61,14 +73,8 @@ class Cache:
         #: how often each inode was told to the kernel, which knows no others
         self._known: Counter[int] = Counter()
         self._paged: set[int] = set()
-        self._pages: set[int] = set()
-        self._wake = trio.Event()
-        self._clean = trio.Event()
-        self._clean.set()
-        self._names: set[tuple[int, str]] = set()
-        self._names_wake = trio.Event()
-        self._names_clean = trio.Event()
-        self._names_clean.set()
+        self._pages = _Batches[int](_forget_pages)
+        self._names = _Batches[tuple[int, str]](_forget_names)
 
     def note_known(self, inode: int) -> None:
         """The kernel is told of this inode once more (FUSE_LOOKUP and its like)."""
@@ -80,8 +86,11 @@ class Cache:
         if self._known[inode] <= 0:
             del self._known[inode]
 
+    def _knows(self, inode: int) -> bool:
+        return self.mounted and (inode in self._known or inode == pyfuse3.ROOT_INODE)
+
     def forget_attributes(self, inode: int) -> None:
-        if self.mounted and (inode in self._known or inode == pyfuse3.ROOT_INODE):
+        if self._knows(inode):
             with suppress(OSError):
                 pyfuse3.invalidate_inode(pyfuse3.InodeT(inode), attr_only=True)
 
@@ -92,53 +101,72 @@ class Cache:
             if self.mounted and inode in self._paged:
                 self._paged.discard(inode)
                 self._pages.add(inode)
-        if self._pages:
-            self._clean = trio.Event() if self._clean.is_set() else self._clean
-            self._wake.set()
 
     def note_pages(self, inode: int) -> None:
         """The kernel is given pages of this inode, which it may keep."""
         self._paged.add(inode)
 
-    def forget_name(self, parent: int, name: str) -> None:
-        """Soon; ``names_settled`` waits for it."""
-        if self.mounted:
+    def forget_name(self, parent: int, name: str, inode: int) -> None:
+        """A name whose inode is gone. Nobody waits for it, and nothing depends on it."""
+        if self._knows(inode) and len(self._names) < _NAMES_MAX:
             self._names.add((parent, name))
-            if self._names_clean.is_set():
-                self._names_clean = trio.Event()
-            self._names_wake.set()
 
-    async def settled(self) -> None:
-        """Returns when no stale page is left in the kernel."""
-        await self._clean.wait()
+    def mark(self) -> int:
+        """For ``settled``: the present, before a change."""
+        return self._pages.added
 
-    async def names_settled(self) -> None:
-        """Returns when no stale name is left in the kernel.
+    async def settled(self, since: int) -> None:
+        """Returns when no page is left that was to be forgotten since a ``mark``.
 
-        Never in a request that holds the lock of a directory.
+        At most ``NOTIFICATION_SECONDS`` later in any case.
         """
-        await self._names_clean.wait()
+        with trio.move_on_after(NOTIFICATION_SECONDS):
+            await self._pages.wait(since)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._run_names)
-            while True:
-                await self._wake.wait()
-                self._wake = trio.Event()
-                pages, self._pages = self._pages, set()
-                await trio.to_thread.run_sync(_forget_pages, pages)
-                if not self._pages:
-                    self._clean.set()
+            nursery.start_soon(self._names.run)
+            nursery.start_soon(self._pages.run)
 
-    async def _run_names(self) -> None:
+
+class _Batches(Generic[_T]):
+    """What a thread does for the event loop: whatever came together while it was at work."""
+
+    def __init__(self, work: Callable[[set[_T]], None]) -> None:
+        self._work = work
+        self._waiting: set[_T] = set()
+        #: how many were ever added
+        self.added = 0
+        #: set when the batch that is being collected is done
+        self._done = trio.Event()
+        #: the same of the batch at work
+        self._working: trio.Event | None = None
+        self._wake = trio.Event()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, item: _T) -> None:
+        self.added += 1
+        self._waiting.add(item)
+        self._wake.set()
+
+    async def wait(self, since: int) -> None:
+        """Returns when everything is done that was added after so many."""
+        done = self._done if self._waiting else self._working
+        if self.added != since and done is not None:
+            await done.wait()
+
+    async def run(self) -> None:
         while True:
-            await self._names_wake.wait()
-            self._names_wake = trio.Event()
-            names, self._names = self._names, set()
+            await self._wake.wait()
+            self._wake = trio.Event()
+            batch, self._waiting = self._waiting, set()
+            self._working, self._done = self._done, trio.Event()
             # It may hang on a directory when the filesystem goes: then it is left behind.
-            await trio.to_thread.run_sync(_forget_names, names, abandon_on_cancel=True)
-            if not self._names:
-                self._names_clean.set()
+            await trio.to_thread.run_sync(self._work, batch, abandon_on_cancel=True)
+            self._working.set()
+            self._working = None
 
 
 def _forget_pages(inodes: set[int]) -> None:

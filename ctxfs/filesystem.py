@@ -20,7 +20,7 @@ from ctxfs.files import waiting as waiting_files
 from ctxfs.files import work as work_files
 from ctxfs.nodes import Call, Node
 from ctxfs.reasons import Reasons
-from ctxfs.rows import ItemPlane, Kind, Plane, Row, RowNode, Table, inode_number, split_inode
+from ctxfs.rows import ITEM, ItemPlane, Kind, Plane, Row, RowNode, Table, inode_number, split_inode
 from runtime.authority.identity import (
     CONTROLLERS,
     INSIDERS,
@@ -35,9 +35,11 @@ from runtime.change import Watching
 from runtime.errors import (
     DeniedError,
     ForbiddenError,
+    GoneError,
     MalformedError,
     MissingError,
     NotEmptyError,
+    QuotaError,
     TakenError,
     WrongStateError,
 )
@@ -57,6 +59,11 @@ _PLANES: Final = {
 _ITEM_PLANES: Final[dict[int, ItemPlane]] = {
     plane.table.plane: plane for plane in _PLANES.values()
 }
+#: rows that a session shows when their agent is gone
+_OUTLIVING: Final = frozenset(
+    agent_files.TABLE.number(name)
+    for name in {*session_files.DOCUMENTS, *session_files.ARCHIVED}
+)
 _DIRECTORIES: Final = tuple(plane.name for plane in _PLANES.values())
 
 
@@ -65,11 +72,13 @@ class Filesystem(Watching):
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime: Runtime = runtime
-        self.reasons = Reasons()
+        self.reasons = Reasons(runtime.agents)
         self.cache = Cache()
         self.durable = Durable(self.cache)
         self.nobody = NOBODY
         self.started = time.time()
+        #: how many of the kernel's were answered
+        self.requests = 0
         self.client_program: bytes = Path(client.__file__).read_bytes()
         self._spaces: dict[str, Space] = {}
         runtime.agents.watching.append(self)
@@ -77,7 +86,11 @@ class Filesystem(Watching):
     # inodes
 
     def node(self, inode: int) -> Node:
-        """The node of an inode number that the kernel has been given."""
+        """The node of an inode number that the kernel has been given; ``GoneError``.
+
+        The kernel may have come here by a name that it kept: told that the inode is
+        gone, it walks the path again and asks for each name anew.
+        """
         if self.durable.owns(inode):
             return self.durable.get(inode)
         if inode == ROOT_INODE:
@@ -85,7 +98,7 @@ class Filesystem(Watching):
         plane, index, number = split_inode(inode)
         node = self._resolve(plane, index, number)
         if node is None:
-            raise MissingError("what was here is gone")
+            raise GoneError("what was here is gone")
         return node
 
     def _resolve(self, plane: int, index: int, number: int) -> Node | None:
@@ -93,8 +106,10 @@ class Filesystem(Watching):
         if plane == Plane.ROOT:
             return self._root(number)
         if plane in (Plane.AGENT, Plane.CHILD):
-            agent = agents.recall(index)
+            agent = agents.get(index)
             table = agent_files.TABLE if plane == Plane.AGENT else agent_files.CHILD_TABLE
+            if agent is None and plane == Plane.AGENT and number in _OUTLIVING:
+                agent = agents.recall(index)
             return RowNode(self, table, index, agent, number) if agent is not None else None
         if plane == Plane.CHANNEL:
             agent = agents.recall(index)
@@ -118,7 +133,11 @@ class Filesystem(Watching):
             return tool_files.node_of(self, index, number)
         of_items = _ITEM_PLANES.get(plane)
         item = agents.items.get(index)
-        if of_items is not None and isinstance(item, of_items.cls):
+        if (
+            of_items is not None
+            and isinstance(item, of_items.cls)
+            and agents.get(item.agent) is not None
+        ):
             return RowNode(self, of_items.table, index, item, number)
         return None
 
@@ -226,8 +245,17 @@ class Filesystem(Watching):
         return node.table.plane in planes and row.name == ""
 
     def entry_timeout(self, node: RowNode) -> float:
-        if node.row.within in ("self", "trigger", "tool") or self._gated(node):
+        """How long the kernel may keep the name without asking again."""
+        row = node.row
+        if row.within in ("self", "trigger", "tool") or self._gated(node):
             return 0.0
+        if node.table.plane is Plane.AGENT:
+            # connect(2) does not walk again when it comes to a socket that is gone
+            if row.within == "agent" and row.name != ".d":
+                return 0.0
+            # it may still become a private one: nothing has to be forgotten then
+            if node.obj.status is Status.NEW and (row.within == "agent" or not row.public):
+                return 0.0
         return FOREVER
 
     def _self_link(self, call: Call) -> Node | None:
@@ -259,7 +287,10 @@ class Filesystem(Watching):
         """Whether the caller finds the agent by listing; who may read it must know its name."""
         if not agent.private:
             return True
-        return bool(self.runtime.agents.identity.roles(call.caller, agent) & PARTIES)
+        caller = call.caller
+        if caller.agent is not None and caller.agent not in (agent.index, agent.parent):
+            return False  # whatever its policy says: that would have to be looked at for each
+        return bool(self.runtime.agents.identity.roles(caller, agent) & PARTIES)
 
     def describe(self, node: RowNode) -> str:
         """Where a row is, for reasons."""
@@ -400,7 +431,7 @@ class Filesystem(Watching):
             incarnation=agent.incarnation,
             may_read=may_read,
             may_write=may_write,
-            sync_more=self.runtime.agents.sync,
+            share=self.runtime.agents.share(agent),
         )
         if self.runtime.agents.get(agent.index) is None:
             return self.durable.root(space)  # nothing is written there any more
@@ -445,7 +476,7 @@ class Filesystem(Watching):
             incarnation=None,
             may_read=may_read,
             may_write=may_write,
-            sync_more=agents.sync,
+            share=agents.share(session),
         )
         if agents.get(session.incarnation) is None:
             return space
@@ -467,10 +498,9 @@ class Filesystem(Watching):
         own.count()
         os.rename(name, document, src_dir_fd=source.fd)
         self.durable.take_out(node)
+        # The kernel believes that the name is the renamed file's now, until it asks that.
+        node.changed()
         self.agent_changed(agent.index, ("result.md",))
-        # the kernel believes that the name is the renamed file's now
-        directory = inode_number(Plane.AGENT, agent.index, agent_files.TABLE.number(".d", "agent"))
-        self.cache.forget_name(directory, "result.md")
 
     def _shared_document(self, agent: Agent, name: str, names: tuple[str, ...]) -> Node | None:
         """A document elsewhere than in its agent's directory: the same inode."""
@@ -517,7 +547,7 @@ class Filesystem(Watching):
             incarnation=None,
             may_read=self._check_known,
             may_write=self._check_known,
-            sync_more=self.runtime.agents.sync,
+            share=self.runtime.agents.share_of(uid),
         )
         return self.durable.root(self._known(f"data:{uid}", space))
 
@@ -583,12 +613,27 @@ class Filesystem(Watching):
             incarnation=None,
             may_read=lambda caller: check(caller, "read"),
             may_write=lambda caller: check(caller, "write"),
-            sync_more=agents.sync,
+            share=agents.share_of(self.space_owner(name)),
         )
         return self.durable.root(self._known(f"shared:{name}", space))
 
+    def space_owner(self, name: str) -> int:
+        """The uid of whoever made it; ``MissingError``."""
+        try:
+            return os.lstat(self.runtime.places.state / "shared" / name).st_uid
+        except FileNotFoundError:
+            raise MissingError(f"there is no space {quote(name)}") from None
+
+    def _check_spaces(self, caller: Caller) -> None:
+        limit = self.runtime.config.spaces
+        if self.runtime.agents.identity.is_master(caller):
+            return  # limits are against the others
+        if sum(self.space_owner(name) == caller.uid for name in self.spaces()) >= limit:
+            raise QuotaError(f"uid {caller.uid} has {limit} spaces, the configured maximum")
+
     def make_space(self, call: Call, name: str, mode: int) -> Node:
         path = self.runtime.places.state / "shared" / check_name(name)
+        self._check_spaces(call.caller)
         try:
             path.mkdir(mode=0o700)
         except FileExistsError:
@@ -616,6 +661,9 @@ class Filesystem(Watching):
         agent = self.runtime.agents.get(index)
         if agent is None:
             return
+        if "reason" in wanted and agent.reason.startswith("start_failed: "):
+            # nobody waited for it: its start was answered at once
+            self.reasons.note_late(agent.incarnation, f"agent/{agent.name}.d/ctl", agent.reason)
         if agent.parent is not None and wanted & {"status", "handoff.md", "result.md"}:
             # the parent's handle shows it
             handle = self.runtime.agents.items.named(agent.parent, Task, agent.name)
@@ -628,28 +676,30 @@ class Filesystem(Watching):
             for key in _space_keys(agent):
                 if key in self._spaces:
                     self.durable.forget_owner(self._spaces[key])
-        if wanted & {"profile", "life"}:
-            # What was below a private name, and cached, is looked up per caller now.
-            self.agent_listed(agent)
-            own = inode_number(Plane.AGENT, index, agent_files.TABLE.number(".d", "agent"))
-            for row in agent_files.ROWS:
-                if not row.within and not row.public:
-                    self.cache.forget_name(own, row.name)
 
     def session_changed(self, index: int, names: Iterable[str]) -> None:
         self._rows_changed(session_files.TABLE, index, set(names))
 
     def agent_listed(self, agent: Agent) -> None:
-        """Names in ``agent/`` are told anew; also of an agent that turned private."""
-        if self.runtime.agents.get(agent.index) is None:
-            for key in _space_keys(agent):
-                self._spaces.pop(key, None)
+        """What the kernel knows of an agent that is gone is asked for anew."""
+        if self.runtime.agents.get(agent.index) is not None:
+            return
+        for key in _space_keys(agent):
+            self._spaces.pop(key, None)
+        self._gone(agent_files.TABLE, agent.index)
+        self._gone(agent_files.CHILD_TABLE, agent.index)
         directory = inode_number(Plane.ROOT, 0, root_files.TABLE.number("agent"))
-        for suffix in ("", ".sock", ".d"):
-            self.cache.forget_name(directory, agent.name + suffix)
+        own = inode_number(Plane.AGENT, agent.index, agent_files.TABLE.number(".d", "agent"))
+        self.cache.forget_name(directory, agent.name + ".d", own)
         if agent.parent is not None:
             children = inode_number(Plane.AGENT, agent.parent, agent_files.TABLE.number("child"))
-            self.cache.forget_name(children, agent.name)
+            link = inode_number(Plane.CHILD, agent.index, 1)
+            self.cache.forget_name(children, agent.name, link)
+
+    def _gone(self, table: Table, index: int) -> None:
+        """The next request for any row of an object is to come here."""
+        for number in range(1, len(table.rows) + 1):
+            self.cache.forget_attributes(inode_number(table.plane, index, number))
 
     def item_changed(self, item: Item, names: Iterable[str]) -> None:
         if isinstance(item, Message):
@@ -662,9 +712,13 @@ class Filesystem(Watching):
         if isinstance(item, Message):
             self.agent_changed(item.agent, ("queue",))
         plane = _PLANES.get(item.kind)
-        if plane is not None:
+        if plane is not None and self.runtime.agents.items.get(item.index) is None:
+            self._gone(plane.table, item.index)
             number = agent_files.TABLE.number(plane.name)
-            self.cache.forget_name(inode_number(Plane.AGENT, item.agent, number), item.name)
+            own = inode_number(plane.table.plane, item.index, plane.table.number("", ITEM))
+            self.cache.forget_name(
+                inode_number(Plane.AGENT, item.agent, number), item.name, own
+            )
 
     def _rows_changed(self, table: Table, index: int, names: set[str]) -> None:
         numbers = {n for name in names for n in table.depending.get(name, ())}

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pyfuse3
 
 from ctxfs.nodes import Handle
+from runtime.accounts import Hold, Resource, payer
+from runtime.authority.mounts import Source
+from runtime.disk import Share
 from runtime.errors import (
     DeniedError,
     ForbiddenError,
@@ -27,6 +30,14 @@ if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem
     from ctxfs.rows import RowNode
 
+#: bytes that an open file may hold in memory as part of being open
+_FREE: Final = 1024
+#: lines of a history or of a document that one write adds
+_LINES_AT_ONCE: Final = 512
+#: bytes of something long that one read makes
+_READ_AT_ONCE: Final = 2 << 20
+#: lines of a ``ctl`` that one write acts upon
+_VERBS_AT_ONCE: Final = 4
 _CHANGED: Final = select.POLLPRI | select.POLLERR | select.POLLIN
 
 
@@ -50,19 +61,31 @@ class RowHandle(Handle):
         super().__init__(node, caller)  # type: ignore[arg-type]
         self._fs = fs
         self._text: bytes | None = None
+        self._pieces: Iterator[bytes] = iter(())
         self._seen = -1
-        self._charged = 0
+        self._memory: Hold | None = None
+        #: bytes that are written and not committed, and those that were rendered
+        self._written = self._rendered = 0
         self.direct = writing or not node.cached
         self.keep = not self.direct
 
     def charge(self, size: int) -> None:
-        """Tells how many bytes this open file holds that are not committed."""
-        limit = self._fs.runtime.config.staged_max
-        self._fs.runtime.budget.charge(self.caller.key, self._charged, size, limit)
-        self._charged = size
+        """Tells how many bytes this open file holds that are not committed; ``QuotaError``."""
+        self._hold(size + self._rendered)
+        self._written = size
+
+    def _hold(self, size: int) -> None:
+        """So many bytes in memory, on the account of whoever opened the file."""
+        if self._memory is None:
+            if size <= _FREE:
+                return
+            runtime = self._fs.runtime
+            who = payer(runtime.agents, self.caller)
+            self._memory = Hold(runtime.accounts, who, Resource.MEMORY)
+        self._memory.resize(size)
 
     def release(self) -> None:
-        self.charge(0)
+        self._hold(0)
         self._fs.cache.poller.closed(self.node.inode, id(self))
 
     def _check_alive(self) -> None:
@@ -79,13 +102,25 @@ class RowHandle(Handle):
         self._check_reader()
         if offset == 0 or self._text is None:
             self._seen = self._fs.cache.poller.version(self.node.inode)
-            self._text = self.node.render(self.caller)
+            self._text, self._rendered = b"", 0
+            self._pieces = self.node.pieces(self.caller)
+        more = b"".join(self._more(offset + size - len(self._text)))
+        if more:
+            # later reads go on with it
+            self._hold(self._written + len(self._text) + len(more))
+            self._text += more
+            self._rendered = len(self._text)
         if self.keep:
             self._fs.cache.note_pages(self.node.inode)
         return self._text[offset : offset + size]
 
-    def sync(self) -> None:
-        self._fs.runtime.agents.sync()
+    def _more(self, size: int) -> Iterator[bytes]:
+        """At least so many bytes more of what is read, but not very many at once: whoever
+        begins to read far behind finds the end."""
+        size = min(size, _READ_AT_ONCE)
+        while size > 0 and (piece := next(self._pieces, None)) is not None:
+            size -= len(piece)
+            yield piece
 
     def poll(self, waiter: pyfuse3.PollHandle | None) -> int | None:
         if not self.node.row.polled:
@@ -96,6 +131,12 @@ class RowHandle(Handle):
         if waiter is not None:
             poller.wait(self.node.inode, id(self), waiter)
         return select.POLLIN
+
+
+def _after_lines(data: bytes, count: int) -> bytes:
+    """What follows the first so many lines; nothing if no more than the last goes on."""
+    rest = data.split(b"\n", count)[-1] if data.count(b"\n") >= count else b""
+    return rest
 
 
 class ControlHandle(RowHandle):
@@ -115,6 +156,33 @@ class ControlHandle(RowHandle):
         self._limit = limit
         self._staged: bytearray | None = None
         self._fresh = False
+        #: what the paths in the lines that were written lead to
+        self._found: dict[str, Source] = {}
+
+    async def prepare(self, data: bytes) -> None:
+        """Where the paths lead that this completes the lines of (``Row.paths``)."""
+        row = self.node.row
+        staged = self._staged if self._staged is not None else b""
+        if row.paths is None or len(staged) + len(data) > self._limit + 1:
+            return
+        tail = bytes(staged[staged.rfind(b"\n") + 1 :])
+        lines, newline, _ = (tail + data).rpartition(b"\n")
+        if not newline or not lines.strip():
+            return
+        try:
+            self._check_alive()
+            self.node.check_writer(self.caller)
+            text = decode(lines)
+            wanted = row.paths(self._fs, self.node.obj, self.caller, text)
+            missing = [path for path in wanted if path not in self._found]
+            looked = await self._fs.runtime.supervisor.look(self.node.obj, missing)
+            found = {**self._found, **looked}
+            assert row.check_found is not None
+            row.check_found(self._fs, self.node.obj, self.caller, text, found)
+            self._found = found
+        except Exception:
+            self._drop()
+            raise
 
     def _stage(self) -> bytearray:
         if self._staged is None:
@@ -125,6 +193,9 @@ class ControlHandle(RowHandle):
     def _before(self) -> bytes:
         """What the staged text is added to."""
         return self.node.render(self.caller) if self._append and not self._truncated else b""
+
+    def _size_before(self) -> int:
+        return self.node.attributes().size if self._append and not self._truncated else 0
 
     def truncate(self, size: int) -> None:
         if size == 0:
@@ -137,16 +208,19 @@ class ControlHandle(RowHandle):
             self._check_alive()
             self.node.check_writer(self.caller)
             staged = self._stage()
+            if self.node.row.document:
+                # a short write(2), after which whoever writes goes on
+                data = data[: len(data) - len(_after_lines(data, _LINES_AT_ONCE))]
             if self._adds:
                 offset = len(staged)
             end = offset + len(data)
-            if len(self._before()) + end > self._limit:
+            if self._size_before() + end > self._limit:
                 raise self.node.row.too_long(self._limit)
             self.charge(max(end, len(staged)))
             if offset > len(staged):
                 staged.extend(b"\0" * (offset - len(staged)))
             staged[offset:end] = data
-            self._check_lines(staged, offset)
+            self._check_lines(staged, offset, end)
         except Exception:
             # what was rejected must not be committed by a later flush
             self._drop()
@@ -156,20 +230,36 @@ class ControlHandle(RowHandle):
 
     def _drop(self) -> None:
         self._staged, self._fresh = None, False
+        self._found = {}
         self.charge(0)
 
-    def _check_lines(self, staged: bytearray, offset: int) -> None:
-        """The lines that this write completed."""
+    def _check_lines(self, staged: bytearray, offset: int, finish: int) -> None:
+        """The complete lines among those that this write, from ``offset`` on, is in."""
         begin = staged.rfind(b"\n", 0, offset) + 1
-        end = staged.rfind(b"\n", begin)
+        end = staged.find(b"\n", max(begin, finish - 1))
+        if end < 0:
+            end = staged.rfind(b"\n", begin)
+            self._check_length(len(staged) - max(begin, end + 1))
         if end < 0:
             return
         if self.node.row.single and staged.count(b"\n") > 1:
             raise MalformedError(f"{self.node.row.name} holds one value, on one line")
         if self.node.row.first and begin > 0:
             return
-        for line in bytes(staged[begin:end]).split(b"\n")[: 1 if self.node.row.first else None]:
+        if self.node.row.whole:
+            self.node.check_line(self.caller, decode(bytes(staged[:end])))
+            return
+        lines = bytes(staged[begin:end]).split(b"\n")[: 1 if self.node.row.first else None]
+        # what is there twice is as good as the first time
+        for line in dict.fromkeys(lines):
+            self._check_length(len(line))
             self.node.check_line(self.caller, decode(line))
+
+    def _check_length(self, size: int) -> None:
+        """A document may be long, what one line of it costs to look at may not."""
+        limit = self._fs.runtime.config.control_max
+        if self.node.row.document and size > limit:
+            raise TooLongError(f"a line of {self.node.row.name} is at most {limit} bytes")
 
     def flush(self) -> None:
         if not self._fresh or self._staged is None:
@@ -179,7 +269,14 @@ class ControlHandle(RowHandle):
         try:
             self._check_alive()
             self.node.check_writer(self.caller)
-            self.node.commit(self.caller, decode(self._before() + staged))
+            row = self.node.row
+            if row.store is not None:
+                self.node.store(self.caller, self._checked(staged))
+            elif row.commit_found is not None:
+                text = decode(self._before() + staged)
+                row.commit_found(self._fs, self.node.obj, self.caller, text, self._found)
+            else:
+                self.node.commit(self.caller, decode(self._before() + staged))
         except Exception:
             self._drop()
             raise
@@ -187,9 +284,23 @@ class ControlHandle(RowHandle):
             self._drop()
             self._truncated = False
 
-    def sync(self) -> None:
+    def _checked(self, staged: bytes) -> bytes:
+        """The whole of a document, after the lines that no write completed were checked: the
+        last one, and that which an append went on with."""
+        before = self._before()
+        rest = before[before.rfind(b"\n") + 1 :]
+        if rest:
+            end = staged.find(b"\n")
+            self._check_line(rest + (staged[:end] if end >= 0 else staged))
+        self._check_line(staged[staged.rfind(b"\n") + 1 :])
+        return before + staged if before else staged
+
+    def _check_line(self, line: bytes) -> None:
+        self._check_length(len(line))
+        self.node.check_line(self.caller, decode(line))
+
+    def syncing(self) -> None:
         self.flush()
-        self._fs.runtime.agents.sync()
 
 
 class VerbHandle(RowHandle):
@@ -200,24 +311,21 @@ class VerbHandle(RowHandle):
         self._rest = b""
         self._limit = limit
 
-    async def prepare(self, data: bytes) -> None:
-        if self.node.row.prepare is None:
-            return
-        lines = (self._rest + data).split(b"\n")[:-1] if len(data) < self._limit else []
-        for line in lines:
-            await self.node.row.prepare(self._fs, self.node.obj, self.caller, line)
-
     def write(self, offset: int, data: bytes) -> int:
         if len(self._rest) + len(data) > self._limit:
             self._rest = b""
             raise TooLongError(f"a control takes at most {self._limit} bytes")
-        *lines, rest = (self._rest + data).split(b"\n")
+        *lines, rest = (self._rest + data).split(b"\n", _VERBS_AT_ONCE)
+        taken = len(data)
+        if b"\n" in rest:
+            # a short write(2), after which whoever writes goes on
+            taken, rest = taken - len(rest), b""
         self._rest = b""
         for line in lines:
             self._act(line)
         self.charge(len(rest))
         self._rest = rest
-        return len(data)
+        return taken
 
     def flush(self) -> None:
         rest, self._rest = self._rest, b""
@@ -247,19 +355,19 @@ class FileHandle(Handle):
         *,
         limit: int,
         append: bool,
+        share: Share | None,
         may_read: Callable[[], None],
         may_write: Callable[[], None],
         changed: Callable[[], None],
-        sync_more: Callable[[], None],
     ) -> None:
         super().__init__(node, caller)  # type: ignore[arg-type]
         self.fd = fd
         self._limit = limit
         self._append = append
+        self._share = share
         self._may_read = may_read
         self._may_write = may_write
         self._changed = changed
-        self._sync_more = sync_more
 
     def read(self, offset: int, size: int) -> bytes:
         self._may_read()
@@ -269,6 +377,12 @@ class FileHandle(Handle):
         """Around what makes the file at least, or by truncation exactly, so many bytes long."""
         return nullcontext()
 
+    def _on_disk(self, size: int) -> AbstractContextManager[None]:
+        """Around what writes so many bytes; with 0, what is never refused."""
+        if self._share is None:
+            return nullcontext()
+        return self._share.writing(self.caller, self.fd, size)
+
     def write(self, offset: int, data: bytes) -> int:
         self._may_write()
         if self._append:
@@ -276,7 +390,7 @@ class FileHandle(Handle):
         end = offset + len(data)
         if end > self._limit:
             raise TooLargeError(f"a document is at most {self._limit} bytes (document_max)")
-        with self.resizing(end):
+        with self._on_disk(len(data)), self.resizing(end):
             written = os.pwrite(self.fd, data, offset)
         self._changed()
         return written
@@ -285,13 +399,12 @@ class FileHandle(Handle):
         self._may_write()
         if size > self._limit:
             raise TooLargeError(f"a document is at most {self._limit} bytes (document_max)")
-        with self.resizing(size):
+        with self._on_disk(0), self.resizing(size):
             os.ftruncate(self.fd, size)
         self._changed()
 
-    def sync(self) -> None:
-        os.fsync(self.fd)
-        self._sync_more()
+    def syncing(self) -> Callable[[], None]:
+        return lambda: os.fsync(self.fd)
 
     def release(self) -> None:
         os.close(self.fd)
@@ -308,7 +421,7 @@ class HistoryHandle(RowHandle):
         path: Path,
         *,
         flags: int,
-        append: Callable[[str], None] | None,
+        append: Callable[[list[str]], None] | None,
         limit: int,
     ) -> None:
         super().__init__(fs, node, caller, writing=True)
@@ -341,33 +454,45 @@ class HistoryHandle(RowHandle):
         size = self._path.stat().st_size if self._path.exists() else 0
         if not self._appends and offset != size:
             raise ForbiddenError("a history only grows: open it for appending (>>)")
+        runtime = self._fs.runtime
+        share = runtime.agents.share(self.node.obj)
+        share.check(self.caller, len(data))
         if self._refused or len(self._rest) + len(data) > self._limit:
             # the kernel splits a long write(2): what comes after is no line of its own
             self._rest = b""
             self.charge(0)
             self._refused = True
             raise TooLongError(f"a line of a history is at most {self._limit} bytes")
-        *lines, rest = (self._rest + data).split(b"\n")
+        *lines, rest = (self._rest + data).split(b"\n", _LINES_AT_ONCE)
+        taken = len(data)
+        if b"\n" in rest:
+            # a short write(2), after which whoever writes goes on
+            taken, rest = taken - len(rest), b""
         self._rest = b""
-        for line in lines:
-            if line.strip():
-                self._add(decode(line))
+        self._append_all(lines)
+        share.note(sum(map(len, lines)))
         self.charge(len(rest))
         self._rest = rest
-        return len(data)
+        return taken
+
+    def _append_all(self, lines: list[bytes]) -> None:
+        """As one change: all of them, or none."""
+        wanted = [decode(line) for line in lines if line.strip()]
+        if wanted and self._add is not None:
+            self._add(wanted)
 
     def flush(self) -> None:
         rest, self._rest = self._rest, b""
         self._refused = False
         self.charge(0)
-        if rest.strip() and self._add is not None:
-            self._add(decode(rest))
+        self._append_all([rest])
 
-    def sync(self) -> None:
-        if self._path.exists():
-            with open(self._path, "rb") as file:
+    def syncing(self) -> Callable[[], None]:
+        def sync() -> None:
+            with suppress(FileNotFoundError), open(self._path, "rb") as file:
                 os.fsync(file.fileno())
-        self._fs.runtime.agents.sync()
+
+        return sync
 
 
 class OutputHandle(RowHandle):

@@ -9,22 +9,28 @@ and the mount point is a symbolic link.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import pwd
-import subprocess
+import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from math import ceil
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import pyfuse3
 
 from ctxfs.operations import Operations
 from runtime import linux
 from runtime.cell import Places
+from runtime.cgroups import Cgroup
 from runtime.errors import StartupError
 from runtime.privilege import Privilege
+from runtime.spawn import Process, Spawner, run_alone
+
+log = logging.getLogger("ctxd.mount")
 
 _FSNAME: Final = "ctxfs"
 _SUBTYPE: Final = "ctxfs"
@@ -78,10 +84,10 @@ def _detach(point: Path, privilege: Privilege) -> None:
     if not privilege.rootless:
         linux.unmount(point, linux.MNT_DETACH)
         return
-    command = ["fusermount3", "-u", "-z", "--", str(point)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise OSError(errno.EPERM, done.stderr.strip() or "fusermount3 failed", str(point))
+    program = shutil.which("fusermount3") or "/usr/bin/fusermount3"
+    status, said = run_alone([program, "-u", "-z", "--", point])
+    if status != 0:
+        raise OSError(errno.EPERM, said or "fusermount3 failed", str(point))
 
 
 def clear_stale(point: Path, privilege: Privilege) -> None:
@@ -156,9 +162,21 @@ def _linked(places: Places) -> Iterator[None]:
 
 @contextmanager
 def mounted(
-    operations: Operations, places: Places, privilege: Privilege, *, debug: bool
-) -> Iterator[None]:
-    """The filesystem, mounted in both places as long as the context lasts."""
+    operations: Operations,
+    places: Places,
+    privilege: Privilege,
+    *,
+    watchdog: float,
+    spawner: Spawner,
+    cgroup: Cgroup,
+    debug: bool,
+) -> Iterator[Callable[[], None]]:
+    """The filesystem, mounted in both places as long as the context lasts.
+
+    Yields what ends the guard, which is in ``cgroup``, before the daemon begins anew in the
+    same process. When it has not answered for ``watchdog`` seconds, it is said what it was
+    doing, and the connection to the kernel is aborted: then ``pyfuse3.main`` returns.
+    """
     clear_stale(places.fuse, privilege)
     made = not privilege.rootless and not places.mount.exists()
     if made:
@@ -175,24 +193,44 @@ def mounted(
         pyfuse3.init(operations, str(places.fuse), options)
     except RuntimeError as error:
         raise StartupError(f"{places.fuse}: cannot be mounted: {error}") from None
-    guard = subprocess.Popen(
-        [str(places.program("guard")), str(places.fuse), str(os.getpid()), _abort_file(places)],
-        stdin=subprocess.DEVNULL,
-        env={},
-    )
+    arguments = [str(places.fuse), str(os.getpid()), _abort_file(places), str(ceil(watchdog))]
+    told, tell = os.pipe()
+    try:
+        guard = spawner.start_now(
+            cgroup, [places.program("guard"), *arguments], fds=[None, tell, 2]
+        )
+    finally:
+        os.close(tell)
+    said = os.fdopen(told, "rb")
+    threading.Thread(target=_tell_at_hand, args=(said, operations), daemon=True).start()
     try:
         with _linked(places) if privilege.rootless else _bound(places):
-            yield
+            yield lambda: _end(guard)
     finally:
         pyfuse3.close(unmount=True)
-        guard.kill()
-        guard.wait()
+        _end(guard)
         with suppress(OSError):
             if linux.mount_at(places.fuse) is not None:
                 _detach(places.fuse, privilege)
         if made:
             with suppress(OSError):
                 places.mount.rmdir()
+
+
+def _end(guard: Process) -> None:
+    guard.kill()
+    guard.wait_now()
+
+
+def _tell_at_hand(guard: IO[bytes], operations: Operations) -> None:
+    """Says what was being done when the mount did not answer: by a thread, for it is the
+    event loop that may be stuck."""
+    with guard:
+        if not guard.read(1):
+            return
+    log.error("the mount does not answer: its connection is aborted, and it is mounted anew")
+    for line in operations.at_hand():
+        log.error("at hand: %s", line)
 
 
 def _abort_file(places: Places) -> str:

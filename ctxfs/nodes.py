@@ -6,7 +6,7 @@ Nothing here knows FUSE's requests or errnos: ``operations`` translates.
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -45,7 +45,11 @@ class Call:
     @property
     def caller(self) -> Caller:
         if self._caller is None:
-            self._caller = self._fs.runtime.agents.identity.resolve(self.uid, self.gid, self.pid)
+            resolve = self._fs.runtime.agents.identity.resolve
+            self._caller = resolve(self.uid, self.gid, self.pid)
+            if not self._caller.known and self.is_binder:
+                # it looks up the directory that it was told to bind in
+                self._caller = Caller(self.uid, self.gid, self.pid)
         return self._caller
 
     @property
@@ -107,8 +111,9 @@ class Handle:
     def flush(self) -> None:
         """close(2) of one of its descriptors."""
 
-    def sync(self) -> None:
-        """fsync(2)."""
+    def syncing(self) -> Callable[[], None] | None:
+        """fsync(2): commits what is staged; what is left for a thread to do, if anything."""
+        return None
 
     def poll(self, waiter: pyfuse3.PollHandle | None) -> int | None:
         """Ready events; None where poll(2) means nothing."""
@@ -189,9 +194,6 @@ class Node:
 
     def link(self, call: Call, name: str, target: Node) -> Node:
         raise ForbiddenError(f"links cannot be made in {self.path or '/'}")
-
-    async def prepare_rmdir(self, call: Call, name: str) -> None:
-        """What a removal needs that takes a while, but not long; raises as it would."""
 
     def rmdir(self, call: Call, name: str) -> None:
         raise ForbiddenError(f"{self.shown(name)} cannot be removed from {self.path or '/'}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections import Counter
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -30,28 +30,50 @@ from pyfuse3 import (
 from ctxfs.errnos import errno_of
 from ctxfs.filesystem import Filesystem
 from ctxfs.nodes import Attributes, Call, Changes, Handle, Listing, Node
+from ctxfs.pace import MANNERS, Manner, Pace
+from ctxfs.rows import Kind, RowNode
+from runtime.accounts import Hold, Payer, Resource, payer
 from runtime.authority.identity import Caller
-from runtime.errors import CtxError, MalformedError, MissingError, QuotaError
+from runtime.errors import CtxError, GoneError, MalformedError, MissingError
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _RENAME_NOREPLACE: Final = 1
+#: Requests served at once: as good as unlimited, so that those that wait hold up no others.
+WORKERS: Final = 1_000_000
+#: of the requests at hand, when the mount does not answer
+_TOLD_MAX: Final = 100
 _SILENT: Final = (errno.ENOENT, errno.ENODATA, errno.ENOSYS)
 
 
 def _boundary(
     method: Callable[Concatenate[Operations, _P], Coroutine[Any, Any, _R]],
 ) -> Callable[Concatenate[Operations, _P], Coroutine[Any, Any, _R]]:
-    """Everything that an operation raises becomes an errno, with its reason kept."""
+    """Everything that an operation raises becomes an errno, with its reason kept.
+
+    Its time is measured, and who used too much is answered late, or told to try again.
+    """
+    manner = MANNERS[method.__name__]
 
     async def guarded(self: Operations, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        who = self._payer(args)
+        self._at_hand[id(args)] = (method.__name__, args, who, time.monotonic())
+        self._fs.requests += 1
         try:
-            return await method(self, *args, **kwargs)
+            if self._pace.is_over(who) and who is not None:
+                where = self._manner(manner, args)
+                if where is Manner.REFUSED:
+                    self._pace.refuse(who)
+                if where is Manner.LATE:
+                    await self._pace.late(who)
+            return await self._pace.timed(who, method(self, *args, **kwargs))
         except FUSEError:
             raise
         except Exception as error:
             self.note(error, method.__name__, args)
             raise FUSEError(errno_of(error)) from None
+        finally:
+            del self._at_hand[id(args)]
 
     guarded.__doc__ = method.__doc__
     return guarded
@@ -72,16 +94,73 @@ class Operations(pyfuse3.Operations):
         self._fs = fs
         self._handles: dict[int, Handle] = {}
         self._listings: dict[int, Listing] = {}
-        self._open: Counter[str] = Counter()
+        #: what open files and directories hold of their openers' accounts
+        self._holds: dict[int, list[Hold]] = {}
         self._next = 1
+        self._pace = Pace(fs)
+        #: requests that are not answered yet: operation, arguments, payer, since when
+        self._at_hand: dict[int, tuple[str, Sequence[Any], Payer | None, float]] = {}
 
     # plumbing
+
+    def at_hand(self) -> list[str]:
+        """What is being done, oldest first, for the log; called by any thread."""
+        now = time.monotonic()
+        lines = []
+        for operation, args, who, begun in sorted(
+            list(self._at_hand.values()), key=lambda request: request[3]
+        )[:_TOLD_MAX]:
+            ctx = next((a for a in args if isinstance(a, RequestContext)), None)
+            by = f"pid {ctx.pid} uid {ctx.uid}" if ctx is not None else f"file {args[0]}"
+            on = who.name if who is not None else "unknown"
+            lines.append(f"{operation} {args[0]} of {by} ({on}), {now - begun:.1f} s old")
+        return lines
+
+    def _payer(self, args: Sequence[Any]) -> Payer | None:
+        """Whose account a request is on."""
+        for argument in args:
+            if isinstance(argument, RequestContext):
+                return self._pace.payer_of(argument.uid, argument.gid, argument.pid)
+        opened = self._opened(args[0])
+        return self._pace.payer(opened[0]) if opened is not None else None
+
+    def _opened(self, fh: int) -> tuple[Caller, Node] | None:
+        """Who opened a file or directory, and what."""
+        handle, listing = self._handles.get(fh), self._listings.get(fh)
+        if handle is not None:
+            return handle.caller, handle.node
+        return (listing.call.caller, listing.directory) if listing is not None else None
+
+    def _manner(self, manner: Manner, args: Sequence[Any]) -> Manner:
+        """How a request of an owner over its account is met.
+
+        The verbs of ``ctl`` always act. What is asked with a lock that others wait for is
+        not late: attributes of directories, and reads into pages that the kernel keeps.
+        """
+        if isinstance(args[0], RequestContext):
+            return manner  # statfs
+        by_inode = isinstance(args[-1], RequestContext)
+        try:
+            opened = None if by_inode else self._opened(args[0])
+            node = opened[1] if opened is not None else self._fs.node(args[0])
+        except CtxError:
+            return Manner.SERVED
+        row = node.row if isinstance(node, RowNode) else None
+        if (row is not None and row.name == "ctl") or b"ctl" in args[1:2]:
+            return Manner.SERVED
+        if manner is not Manner.LATE:
+            return manner
+        handle = None if by_inode else self._handles.get(args[0])
+        locked = handle.keep if handle is not None else row is None or row.kind is not Kind.FILE
+        return Manner.SERVED if locked else manner
 
     def _call(self, ctx: RequestContext) -> Call:
         return Call(self._fs, ctx.uid, ctx.gid, ctx.pid)
 
     def note(self, error: Exception, operation: str, args: Sequence[Any]) -> None:
         """Keeps the reason for whoever was refused. Missing names are no rejections."""
+        if isinstance(error, GoneError):
+            return  # the kernel comes again, or is told of the name
         number = errno_of(error)
         if number in _SILENT and operation in ("lookup", "getattr", "getxattr", "listxattr"):
             return
@@ -100,7 +179,10 @@ class Operations(pyfuse3.Operations):
         if ctx is None:
             handle = self._handles.get(args[0])
             return (handle.caller, handle.node) if handle is not None else (None, None)
-        caller = self._call(ctx).caller
+        try:
+            caller = self._call(ctx).caller
+        except OSError:
+            return None, None
         # of a link, the directory that it is made in
         inode = args[1] if operation == "link" else args[0]
         try:
@@ -120,28 +202,23 @@ class Operations(pyfuse3.Operations):
         node.remembered()
         self._fs.cache.note_known(node.inode)
 
-    def _number(self, caller: Caller) -> int:
-        """For one more open file or directory; ``QuotaError`` if the caller has too many."""
-        limit = self._fs.runtime.config.open_files
-        full = self._open[caller.key] >= limit
-        # limits are against the others
-        if full and not self._fs.runtime.agents.identity.is_master(caller):
-            raise QuotaError(f"{limit} files are open already, the configured maximum (open_files)")
-        self._open[caller.key] += 1
+    def _hold(self, caller: Caller, resource: Resource, amount: int) -> Hold:
+        """So much on the account of whoever asks; ``QuotaError``."""
+        runtime = self._fs.runtime
+        return runtime.accounts.hold(payer(runtime.agents, caller), resource, amount)
+
+    def _number(self, *holds: Hold) -> int:
+        """For one more open file or directory, with what it holds."""
         self._next += 1
+        self._holds[self._next] = list(holds)
         return self._next
 
-    def _closed(self, caller: Caller) -> None:
-        self._open[caller.key] -= 1
-        if not self._open[caller.key]:
-            del self._open[caller.key]
+    def _closed(self, number: int) -> None:
+        for hold in self._holds.pop(number, ()):
+            hold.release()
 
-    def _file_info(self, handle: Handle) -> FileInfo:
-        try:
-            number = self._number(handle.caller)
-        except QuotaError:
-            handle.release()
-            raise
+    def _file_info(self, handle: Handle, hold: Hold) -> FileInfo:
+        number = self._number(hold)
         self._handles[number] = handle
         return FileInfo(fh=FileHandleT(number), direct_io=handle.direct, keep_cache=handle.keep)
 
@@ -191,8 +268,9 @@ class Operations(pyfuse3.Operations):
             times=times,
         )
         if changes != Changes():
+            mark = self._fs.cache.mark()
             node.set_attributes(self._call(ctx), changes)
-            await self._fs.cache.settled()
+            await self._fs.cache.settled(mark)
         return self._attributes(node)
 
     @_boundary
@@ -236,9 +314,7 @@ class Operations(pyfuse3.Operations):
 
     @_boundary
     async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
-        parent, call = self._fs.node(parent_inode), self._call(ctx)
-        await parent.prepare_rmdir(call, _name(name))
-        parent.rmdir(call, _name(name))
+        self._fs.node(parent_inode).rmdir(self._call(ctx), _name(name))
 
     @_boundary
     async def rename(
@@ -265,7 +341,14 @@ class Operations(pyfuse3.Operations):
 
     @_boundary
     async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:
-        return self._file_info(self._fs.node(inode).open(self._call(ctx), flags))
+        call = self._call(ctx)
+        hold = self._hold(call.caller, Resource.DESCRIPTORS, 1)
+        try:
+            handle = self._fs.node(inode).open(call, flags)
+        except BaseException:
+            hold.release()
+            raise
+        return self._file_info(handle, hold)
 
     @_boundary
     async def create(
@@ -276,9 +359,14 @@ class Operations(pyfuse3.Operations):
         flags: int,
         ctx: RequestContext,
     ) -> tuple[FileInfo, EntryAttributes]:
-        parent = self._fs.node(parent_inode)
-        node, handle = parent.create(self._call(ctx), _name(name), mode, flags)
-        return self._file_info(handle), self._remembered(node)
+        parent, call = self._fs.node(parent_inode), self._call(ctx)
+        hold = self._hold(call.caller, Resource.DESCRIPTORS, 1)
+        try:
+            node, handle = parent.create(call, _name(name), mode, flags)
+        except BaseException:
+            hold.release()
+            raise
+        return self._file_info(handle, hold), self._remembered(node)
 
     @_boundary
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
@@ -289,36 +377,36 @@ class Operations(pyfuse3.Operations):
         handle = self._handles[fh]
         data = bytes(buf)
         await handle.prepare(data)
+        mark = self._fs.cache.mark()
         try:
             written = handle.write(off, data)
         finally:
             # The kernel takes the offset for the new size, which only a commit makes true.
             self._fs.cache.forget_attributes(handle.node.inode)
-        await self._fs.cache.settled()
-        await self._fs.cache.names_settled()
+        await self._fs.cache.settled(mark)
         return written
 
     @_boundary
     async def flush(self, fh: FileHandleT) -> None:
         handle = self._handles[fh]
         await handle.prepare(b"\n")
+        mark = self._fs.cache.mark()
         try:
             handle.flush()
         finally:
             if handle.direct:
                 self._fs.cache.forget_attributes(handle.node.inode)
-        await self._fs.cache.settled()
-        await self._fs.cache.names_settled()
+        await self._fs.cache.settled(mark)
 
     @_boundary
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
-        self._handles[fh].sync()
-        await self._fs.cache.settled()
+        handle = self._handles[fh]
+        await self._pace.synced(handle.caller, handle.syncing())
 
     async def release(self, fh: FileHandleT) -> None:
         handle = self._handles.pop(fh, None)
         if handle is not None:
-            self._closed(handle.caller)
+            self._closed(fh)
             handle.release()
 
     @_boundary
@@ -338,19 +426,16 @@ class Operations(pyfuse3.Operations):
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
         call = self._call(ctx)
         node = self._fs.node(inode)
-        listing = Listing(node, call, list(node.list(call)))
-        number = self._number(call.caller)
+        hold = self._hold(call.caller, Resource.DESCRIPTORS, 1)
         try:
-            self._charge(listing, listing.size)
-        except QuotaError:
-            self._closed(call.caller)
+            listing = Listing(node, call, list(node.list(call)))
+            memory = self._hold(call.caller, Resource.MEMORY, listing.size)
+        except BaseException:
+            hold.release()
             raise
+        number = self._number(hold, memory)
         self._listings[number] = listing
         return FileHandleT(number)
-
-    def _charge(self, listing: Listing, change: int) -> None:
-        limit = self._fs.runtime.config.staged_max
-        self._fs.runtime.budget.charge(listing.call.caller.key, 0, change, limit)
 
     @_boundary
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
@@ -369,14 +454,12 @@ class Operations(pyfuse3.Operations):
             self._note_known(node)
 
     async def releasedir(self, fh: FileHandleT) -> None:
-        listing = self._listings.pop(fh, None)
-        if listing is not None:
-            self._closed(listing.call.caller)
-            self._charge(listing, -listing.size)
+        self._listings.pop(fh, None)
+        self._closed(fh)
 
     @_boundary
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        self._fs.runtime.agents.sync()
+        await self._pace.synced(self._listings[fh].call.caller, None)
 
     @_boundary
     async def statfs(self, ctx: RequestContext) -> StatvfsData:

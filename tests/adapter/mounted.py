@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +17,11 @@ import trio
 from ctxfs.filesystem import ROOT_INODE, Filesystem
 from ctxfs.operations import Operations
 from runtime.authority.identity import Caller, Identity
-from runtime.budget import Budget
+from runtime.authority.mounts import Source
 from runtime.cell import Places
 from runtime.errors import WrongStateError
 from runtime.lifecycle import Event, Status, move
+from runtime.loop import LoopMeter
 from runtime.model import Agent
 from runtime.planes import Task, TaskStatus
 from runtime.runtime import Runtime
@@ -45,11 +46,11 @@ class FakeSupervisor:
         self.world: World
         self.said: list[tuple[str, str]] = []
 
-    async def prepare_start(self, agent: Agent) -> None:
-        self.said.append(("prepare", agent.name))
+    async def look(self, agent: Agent, paths: Iterable[str]) -> dict[str, Source]:
+        return {path: Source(path, "1:1") for path in paths}
 
-    async def prepare_removal(self, agent: Agent, task: Task) -> None:
-        self.said.append(("prepare", task.name))
+    def fetch(self, task: Task) -> None:
+        self.said.append(("fetch", task.name))
 
     def start(self, agent: Agent) -> None:
         to = move(agent.status, Event.START)
@@ -130,11 +131,12 @@ class Mounted:
         runtime = SimpleNamespace(
             agents=world.agents,
             config=world.config,
-            budget=Budget(),
+            accounts=world.agents.accounts,
             binder=SimpleNamespace(pid=-1),
             places=places,
             supervisor=self.supervisor,
             hierarchy=SimpleNamespace(root=SimpleNamespace(path=Path("/cg")), mount=Path("/cg")),
+            loop=LoopMeter(),
             status=lambda: {"version": "0", "state": "ready", "uptime": "1"},
         )
         self.fs = Filesystem(cast(Runtime, runtime))

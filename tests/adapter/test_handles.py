@@ -13,6 +13,8 @@ from typing import Any
 import pyfuse3
 import pytest
 
+from ctxfs.files import agent as agent_files
+from ctxfs.handles import RowHandle
 from runtime.authority.identity import Caller
 from runtime.change import Watching
 from runtime.lifecycle import Status
@@ -348,9 +350,12 @@ def test_a_read_that_does_not_begin_at_the_beginning_renders_too(mounted: Mounte
 
 def test_the_size_is_exact(mounted: Mounted) -> None:
     mounted.put(f"{D}/env", "A=ä\n")
+    generated = {row.name for row in agent_files.ROWS if row.generated}
     for name in mounted.list(D):
         entry = mounted.stat(f"{D}/{name}")
-        if entry.st_mode & 0o170000 == 0o100000 and entry.st_mode & 0o444:
+        if name in generated:
+            assert entry.st_size == 0, name
+        elif entry.st_mode & 0o170000 == 0o100000 and entry.st_mode & 0o444:
             assert entry.st_size == len(mounted.get(f"{D}/{name}").encode()), name
 
 
@@ -864,3 +869,57 @@ def test_a_line_that_root_adds_is_roots_and_no_other(mounted: Mounted) -> None:
     assert set(agent.policy_of_root) == {"allow agent:other read", "allow shared:s read"}
     mounted.put(f"{D}/policy", before)
     assert set(agent.policy_of_root) == set()
+
+
+def test_what_is_generated_is_made_by_a_read_at_the_beginning_only(
+    mounted: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Agent] = []
+
+    def usage(agent: Agent) -> dict[str, int]:
+        made.append(agent)
+        return {"processes": len(made)}
+
+    monkeypatch.setattr(mounted.supervisor, "usage", usage)
+    assert mounted.stat(f"{D}/usage").st_size == 0
+    assert made == [], "stat(2) makes nothing"
+    fh = mounted.open(f"{D}/usage")
+    assert mounted.read(fh, 0, 4) == b"proc"
+    assert mounted.read(fh, 4, 100) == b"esses=1\n"
+    assert mounted.read(fh, 12, 100) == b""
+    assert mounted.read(fh, 0, 100) == b"processes=2\n"
+    mounted.close(fh)
+
+
+def test_a_rendering_that_goes_on_is_charged_to_whoever_reads(
+    mounted: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    charged: list[int] = []
+    hold = RowHandle._hold
+
+    def noting(handle: RowHandle, size: int) -> None:
+        charged.append(size)
+        hold(handle, size)
+
+    monkeypatch.setattr(RowHandle, "_hold", noting)
+    fh = mounted.open("status")
+    assert len(mounted.read(fh, 0, 10)) == 10
+    mounted.close(fh)
+    assert charged == [len(mounted.get("status")), 0, *charged[2:]]
+
+
+def test_a_line_of_a_document_is_checked_once(mounted: Mounted) -> None:
+    agent = the_agent(mounted)
+    mounted.world.live(agent)
+    with mounted.as_(inside(agent)):
+        fh = mounted.open(f"{D}/refs.jsonl", os.O_WRONLY | os.O_TRUNC)
+        one = b'{"path":"/a"}\n'
+        mounted.write(fh, one)
+        with refused("EINVAL"):
+            mounted.write(fh, b"nonsense\n", len(one))
+        mounted.close(fh)
+        mounted.put(f"{D}/refs.jsonl", one[:-1])
+        with refused("EINVAL"):  # the line that it goes on with is none any more
+            mounted.put(f"{D}/refs.jsonl", one, os.O_APPEND)
+        with refused("EMSGSIZE"):
+            mounted.put(f"{D}/refs.jsonl", b'{"path":"/' + b"x" * 70_000)

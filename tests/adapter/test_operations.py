@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,9 +20,10 @@ from ctxfs.nodes import Attributes, Call, Changes, Handle, Node
 from ctxfs.operations import Operations
 from ctxfs.reasons import Reasons
 from runtime import errors
+from runtime.accounts import accounts_of
 from runtime.authority.identity import Caller
-from runtime.budget import Budget
 from runtime.config import Config
+from runtime.privilege import ROOT
 from tests.adapter.mounted import CONTEXT, complete, refused
 
 ME = Caller(1000, 1000, 1)
@@ -49,8 +50,8 @@ class FakeHandle(Handle):
         cast(FakeNode, self.node).fail()
         self.log.append(("flush",))
 
-    def sync(self) -> None:
-        self.log.append(("sync",))
+    def syncing(self) -> Callable[[], None]:
+        return lambda: self.log.append(("sync",))
 
     def release(self) -> None:
         self.log.append(("release",))
@@ -122,15 +123,18 @@ class FakeFilesystem:
             resolve=lambda uid, gid, pid: ME, is_master=lambda caller: caller.uid == 0
         )
         self.synced = 0
-        agents = SimpleNamespace(identity=identity, sync=self.sync)
+        self.requests = 0
+        agents = SimpleNamespace(
+            identity=identity, synced=self.sync, privilege=ROOT, get=lambda index: None
+        )
         self.runtime = SimpleNamespace(
             agents=agents,
             places=SimpleNamespace(state="/"),
-            config=Config(open_files=OPEN_FILES),
-            budget=Budget(),
+            config=Config(),
+            accounts=accounts_of(Config(owner_descriptors=OPEN_FILES)),
         )
 
-    def sync(self) -> None:
+    async def sync(self) -> None:
         self.synced += 1
 
     def node(self, inode: int) -> FakeNode:
@@ -185,7 +189,10 @@ def test_each_error_is_the_kernels_errno_and_its_reason_is_kept(
     with pytest.raises(pyfuse3.FUSEError) as caught:
         complete(small.ops.open, 2, os.O_RDONLY, CONTEXT)
     assert caught.value.errno == ERRNOS[cls]
-    assert small.reason.endswith(f" {name} place: why not\n")
+    # of what is gone nobody is told: the kernel asks again, by the name
+    told = cls is not errors.GoneError
+    assert small.reason.endswith(f" {name} place: why not\n" if told else "")
+    assert bool(small.reason) is told
 
 
 def test_a_bug_is_eio_and_does_not_end_the_daemon(
@@ -360,7 +367,8 @@ def test_a_file_without_poll_is_always_ready(small: Small) -> None:
 
 
 def test_syncing_a_directory_syncs_what_was_acknowledged(small: Small) -> None:
-    complete(small.ops.fsyncdir, 1, False)
+    fh = complete(small.ops.opendir, 1, CONTEXT)
+    complete(small.ops.fsyncdir, fh, False)
     assert small.fs.synced == 1
 
 
@@ -453,9 +461,8 @@ def test_what_a_node_does_not_know_nobody_may(small: Small) -> None:
 def test_reasons_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctxfs.reasons._KEPT", 3)
     reasons = Reasons()
-    error = errors.DeniedError("x" * 5000)
     for uid in range(10):
-        reasons.note(error, Caller(uid, 0, 1), "p", None)
+        reasons.note(errors.DeniedError("x" * 5000), Caller(uid, 0, 1), "p", None)
     assert reasons.of_caller(Caller(6, 0, 1)) == ""
     assert len(reasons.of_caller(Caller(9, 0, 1))) == 1001
 
@@ -479,7 +486,7 @@ def test_a_caller_has_so_many_files_open_and_no_more(small: Small) -> None:
     with pytest.raises(pyfuse3.FUSEError) as caught:
         small.open()
     assert caught.value.errno == errno.EDQUOT
-    assert "open_files" in small.reason
+    assert "owner_descriptors" in small.reason
     complete(small.ops.release, opened[0])
     assert small.open() not in opened
 
@@ -491,3 +498,41 @@ def test_open_directories_count_too_and_are_given_back(small: Small) -> None:
             complete(small.ops.opendir, 1, CONTEXT)
         for number in opened:
             complete(small.ops.releasedir, number)
+
+
+# what was refused lately
+
+
+def test_a_caller_that_is_refused_often_is_counted_and_takes_no_place_of_others() -> None:
+    reasons = Reasons()
+    loud, quiet = Caller(5, 5, 1, 1, "aa"), Caller(5, 5, 2, 2, "bb")
+    reasons.note(errors.DeniedError("quiet"), quiet, "q", None)
+    for number in range(1000):
+        reasons.note(errors.DeniedError(f"no {number}"), loud, "p", None)
+    found = reasons.recent(Caller(5, 5, 3), None)
+    assert [r["reason"] for r in found] == ["quiet", *(f"no {n}" for n in range(10))]
+    assert [r["more"] for r in found] == [0] * 10 + [990]
+
+
+def test_refusals_are_told_to_the_owner_and_to_who_was_refused() -> None:
+    reasons = Reasons()
+    one, two = Caller(5, 5, 1, 1, "aa"), Caller(6, 6, 2, 2, "bb")
+    reasons.note(errors.DeniedError("one"), one, "p", None)
+    reasons.note(errors.DeniedError("two"), two, "p", None)
+    assert [r["reason"] for r in reasons.recent(Caller(5, 5, 3), None)] == ["one"]
+    assert [r["reason"] for r in reasons.recent(two, None)] == ["two"]
+    assert reasons.recent(Caller(7, 7, 3), None) == []
+    assert reasons.recent(Caller(5, 5, 3, known=False), None) == []
+
+
+def test_refusals_that_are_kept_are_bounded() -> None:
+    reasons = Reasons()
+    for number in range(200):
+        for _ in range(20):
+            error = errors.DeniedError("\x1b" + "x" * 5000)
+            reasons.note(error, Caller(number % 50, 5, 1, number, f"i{number}"), "p" * 5000, None)
+    kept = list(reasons._all())
+    assert len(kept) <= 32 * 32 * 16
+    assert len(reasons._refusals) == 32
+    assert all(len(r.path) <= 300 and len(r.reason) <= 300 for r in kept)
+    assert kept[0].reason.startswith("\\x1b")

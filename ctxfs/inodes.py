@@ -1,0 +1,72 @@
+"""What the kernel does with an inode without asking: one table by kind of file.
+
+Leases are given to an inode's owner, pages to whoever has it open, locks to
+everybody. So it is decided here, for each kind, whose it is and what is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+
+class Owner(Enum):
+    """Whose uid stat(2) shows."""
+
+    DAEMON = "the daemon"
+    AGENT = "the agent"
+    MAKER = "who made it; the agent in artifact/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Treatment:
+    """One kind of file. ``pages`` is used by the code, the texts tell what follows."""
+
+    name: str
+    owner: Owner
+    pages: bool
+    lease: str
+    lock: str
+    mmap: str
+
+
+_ADVISORY: Final = "taken, delays nobody"
+
+CONTROL: Final = Treatment(
+    name="controls and documents",
+    owner=Owner.DAEMON,
+    pages=False,
+    lease="EACCES",
+    lock=_ADVISORY,
+    mmap="private only",
+)
+#: Everybody may read them, so nobody can lose the right to.
+PUBLIC: Final = Treatment(
+    name="public values of an agent that is not new or private, files of the root",
+    owner=Owner.DAEMON,
+    pages=True,
+    lease="EACCES",
+    lock=_ADVISORY,
+    mmap="private, shared for reading",
+)
+#: The kernel lets only its owner remove a directory from the sticky ``agent/``.
+NAMED: Final = Treatment(
+    name="directories, sockets, links",
+    owner=Owner.AGENT,
+    pages=False,
+    lease="none there",
+    lock=_ADVISORY,
+    mmap="none",
+)
+#: What an agent owns it could lease: the system call filter of its cell closes that.
+REAL: Final = Treatment(
+    name="files of artifact/, home/, shared/, episode/",
+    owner=Owner.MAKER,
+    pages=False,
+    lease="EPERM in a cell",
+    lock=_ADVISORY,
+    mmap="private only",
+)
+
+TABLE: Final = (CONTROL, PUBLIC, NAMED, REAL)

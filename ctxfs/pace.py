@@ -1,0 +1,155 @@
+"""How requests are paced: what they may wait for, and on whose account their time goes.
+
+A request that waits for another can hold up everybody: the kernel sends many of
+them under the lock of a directory or a file. So a handler waits for nothing but
+what ``WAITS`` lists, and a test reads the handlers and compares.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import trio
+
+from runtime.accounts import Payer, payer
+from runtime.errors import CtxError, OverTimeError
+from runtime.loop import Late, Timed, Turns
+
+if TYPE_CHECKING:
+    from ctxfs.filesystem import Filesystem
+    from runtime.authority.identity import Caller
+
+_R = TypeVar("_R")
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Something that a handler may await: ``call`` is how the code says it."""
+
+    call: str
+    #: seconds; None where it is bounded in another way
+    bound: float | None
+    reason: str
+
+
+WAITS: Final = (
+    Wait("self._pace.timed", None, "the handler itself, in the boundary, its time measured"),
+    Wait("self._pace.late", 1.0, "an owner over its account of the loop's time is answered late"),
+    Wait("self._fs.cache.settled", 0.25, "one notification to the kernel: pages of a public value"),
+    Wait("handle.prepare", 1.0, "one helper that looks at paths"),
+    Wait("self._fs.runtime.supervisor.look", 1.0, "the same: where a handler begins it"),
+    Wait(
+        "self._pace.synced",
+        None,
+        "fsync(2) is a request to wait for the disk: in a thread, one at a time for each owner, "
+        "a bounded number of them",
+    ),
+)
+
+#: what one owner may have waiting; more is not made to wait
+_SYNCS_MAX: Final = 16
+#: who called is looked up again after this time, in seconds; for the account only
+_KNOWN_SECONDS: Final = 1.0
+_KNOWN_MAX: Final = 4096
+
+
+class Manner(Enum):
+    """What an owner over its account of the loop's time meets."""
+
+    SERVED = "served"
+    #: the kernel holds no lock for it: answered late
+    LATE = "late"
+    #: the kernel holds a lock, for which others wait: EAGAIN
+    REFUSED = "refused"
+
+
+MANNERS: Final = {
+    **dict.fromkeys(("getattr", "readlink", "open", "read", "opendir", "statfs"), Manner.LATE),
+    **dict.fromkeys(("lookup", "setattr", "write", "readdir"), Manner.REFUSED),
+    **dict.fromkeys(("create", "mkdir", "mknod", "symlink", "link"), Manner.REFUSED),
+    **dict.fromkeys(("unlink", "rmdir", "rename"), Manner.REFUSED),
+    # what was written is committed or refused for what it is; the rest costs nothing
+    **dict.fromkeys(("flush", "fsync", "fsyncdir", "poll"), Manner.SERVED),
+}
+
+
+class Pace:
+    """Accounts of time, and the waits that need more than a line."""
+
+    def __init__(self, fs: Filesystem) -> None:
+        self._fs = fs
+        self._late = Late(fs.runtime.accounts.time, Turns())
+        self._syncs: Counter[int] = Counter()
+        self._disks = trio.CapacityLimiter(4)
+        self._syncing: dict[int, trio.Lock] = {}
+        self._known: OrderedDict[tuple[int, int, int], tuple[float, Payer]] = OrderedDict()
+
+    # who pays
+
+    def payer(self, caller: Caller) -> Payer:
+        return payer(self._fs.runtime.agents, caller)
+
+    def payer_of(self, uid: int, gid: int, pid: int) -> Payer | None:
+        """Of a request, as it was a moment ago; None if that cannot be told now."""
+        key, now = (uid, gid, pid), time.monotonic()
+        known = self._known.get(key)
+        if known is not None and now - known[0] < _KNOWN_SECONDS:
+            return known[1]
+        try:
+            caller = self._fs.runtime.agents.identity.resolve(uid, gid, pid)
+        except (CtxError, OSError):
+            return None
+        found = self.payer(caller)
+        self._known[key] = (now, found)
+        self._known.move_to_end(key)
+        if len(self._known) > _KNOWN_MAX:
+            self._known.popitem(last=False)
+        return found
+
+    def is_over(self, who: Payer | None) -> bool:
+        """Whether an agent's owner has used more of the loop's time than it has."""
+        return who is not None and self._fs.runtime.accounts.time.makes_wait(who)
+
+    def timed(self, who: Payer | None, coroutine: Coroutine[Any, Any, _R]) -> Timed[_R]:
+        """Awaits it; its steps go on an agent's owner's account."""
+        return Timed(coroutine, partial(self._charge, who))
+
+    def _charge(self, who: Payer | None, seconds: float) -> None:
+        if who is not None:
+            self._fs.runtime.accounts.time.pay(who, seconds)
+
+    # waiting
+
+    def refuse(self, who: Payer) -> None:
+        """``OverTimeError``."""
+        raise OverTimeError(
+            f"the agents of uid {who.owner} have used their time of the daemon (owner_time): "
+            "try again"
+        )
+
+    async def late(self, who: Payer) -> None:
+        """Until its owner has time again, at most 1 s, and then until it is its turn."""
+        await self._late.wait(who)
+
+    async def synced(self, caller: Caller, work: Callable[[], None] | None) -> None:
+        """Does ``work`` and syncs the store, beside the loop; ``OverTimeError``, ``OSError``."""
+        owner = self.payer(caller).owner
+        if self._syncs[owner] >= _SYNCS_MAX:
+            raise OverTimeError(f"{_SYNCS_MAX} fsync(2) of uid {owner} wait already: try again")
+        self._syncs[owner] += 1
+        try:
+            async with self._syncing.setdefault(owner, trio.Lock()):
+                if work is not None:
+                    await trio.to_thread.run_sync(work, limiter=self._disks)
+                await self._fs.runtime.agents.synced()
+        finally:
+            self._syncs[owner] -= 1
+            if not self._syncs[owner]:
+                del self._syncs[owner]
+                del self._syncing[owner]

@@ -1,0 +1,213 @@
+"""Agents that want others to wait: requests that hold each other up, leases, stale pages."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pyfuse3
+import pytest
+
+from ctxfs.files import agent as agent_files
+from ctxfs.inodes import PUBLIC
+from ctxfs.operations import Operations
+from ctxfs.rows import Kind
+from runtime.accounts import Payer
+from tests.harness import (
+    AGENT_UID,
+    TIMEOUT,
+    Daemon,
+    alive,
+    daemon_of,
+    read,
+    wait_dead,
+    wait_status,
+    wait_until,
+    write,
+)
+
+HERE = Path(__file__).parent / "requests"
+#: whatever others do, an answer comes in this time on a busy machine
+PATIENCE = 5.0
+
+
+def compiled(daemon: Daemon, name: str) -> Path:
+    """A program of ``requests/``, where agents can be shown it."""
+    directory = daemon.base / "programs"
+    directory.mkdir(exist_ok=True)
+    program = directory / name
+    flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-static", "-pthread"]
+    subprocess.run(["cc", *flags, "-o", str(program), str(HERE / f"{name}.c")],
+                   check=True, timeout=60)
+    return program
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with daemon_of(config="grace: 1s\n") as made:
+        yield made
+
+
+def run(daemon: Daemon, name: str, command: str, **files: str) -> Path:
+    """An agent that finds the compiled programs in ``/programs``."""
+    return daemon.run(name, command, mount=f"{daemon.base}/programs /programs ro", **files)
+
+
+def took(command: list[str]) -> float:
+    """Seconds until a process of its own has done it; it may have to be given up."""
+    begun = time.monotonic()
+    subprocess.run(command, timeout=PATIENCE, check=True, stdout=subprocess.DEVNULL)
+    return time.monotonic() - begun
+
+
+def test_writers_makers_and_lookups_never_wait_for_each_other(daemon: Daemon) -> None:
+    compiled(daemon, "jam")
+    agents = []
+    for number in range(2):
+        own = daemon.agent_dir(f"jam{number}")
+        agents.append(run(
+            daemon, f"jam{number}",
+            f"/programs/jam 0 80 6 1 '{own}/work/w#/plan.md' x {own}/work x",
+        ))
+    for agent in agents:
+        wait_until(lambda agent=agent: "jammed" in read(agent, "out"), f"{agent} jams")  # type: ignore[misc]
+    deadline = time.monotonic() + 4.0
+    while time.monotonic() < deadline:
+        took(["cat", str(daemon.root / "status")])
+        took(["mkdir", str(daemon.agent_dir("passer-by"))])
+        took(["rmdir", str(daemon.agent_dir("passer-by"))])
+    for agent in agents:
+        took(["sh", "-c", f"echo kill > {agent}/ctl"])
+        wait_dead(agent, PATIENCE)
+
+
+def readable() -> Iterator[str]:
+    """The regular files of an agent that everybody in it may read."""
+    for row in agent_files.ROWS:
+        if row.kind is Kind.FILE and not row.within and row.mode & 0o400:
+            yield row.name
+
+
+def test_controls_are_nobodys_to_lease(daemon: Daemon) -> None:
+    program = compiled(daemon, "grants")
+    # its user, outside of every cell: no filter of system calls is in the way
+    directory = daemon.agent_dir("leased")
+    subprocess.run(["mkdir", str(directory)], check=True, user=AGENT_UID, group=AGENT_UID,
+                   extra_groups=[])
+    write(directory / "exec", "sleep 1000")
+    write(directory / "ctl", "start")
+    wait_status(directory, "busy")
+    files = [str(directory / name) for name in readable()]
+    with subprocess.Popen([str(program), "hold", *files], stdout=subprocess.PIPE, text=True,
+                          user=AGENT_UID, group=AGENT_UID, extra_groups=[]) as holder:
+        try:
+            assert holder.stdout is not None
+            for file in files:
+                said = holder.stdout.readline().split()
+                row = agent_files.TABLE.rows[agent_files.TABLE.number(Path(file).name) - 1]
+                shared = "ok" if row.treatment is PUBLIC else "ENODEV"
+                assert said == [file, "EACCES", "EACCES", shared, "ok", "ok"]
+            for name in readable():
+                assert took(["cat", str(directory / name)]) < PATIENCE
+            took(["sh", "-c", f"echo kill > {directory}/ctl"])
+            wait_dead(directory, PATIENCE)
+        finally:
+            holder.kill()
+
+
+def test_what_an_agent_owns_it_cannot_lease_either(daemon: Daemon) -> None:
+    compiled(daemon, "grants")
+    own = daemon.agent_dir("leaser")
+    agent = run(daemon, "leaser",
+                f"sh -c 'echo x > {own}/artifact/a; exec /programs/grants hold {own}/artifact/a'")
+    wait_until(lambda: "\n" in read(agent, "out"), "it has tried")
+    assert read(agent, "out").split()[1:3] == ["EPERM", "EPERM"]
+    took(["cat", str(own / "artifact" / "a")])
+
+
+def test_whose_right_was_taken_away_reads_nothing_new(daemon: Daemon) -> None:
+    compiled(daemon, "reread")
+    told = daemon.run("told", "sleep 1000", **{"meta.json": '{"n": 1}'})
+    reader = run(daemon, "reader", f"/programs/reread {told}/meta.json",
+                 policy="allow reader_t agent:told read")
+    wait_until(lambda: '{"n": 1}' in read(reader, "out"), "it reads what it may")
+    write(reader / "policy", "")
+    write(told / "meta.json", '{"n": 2}')
+    assert read(told, "meta.json") == '{"n": 2}\n'  # by another, who may
+    wait_until(lambda: "EACCES" in read(reader, "out"), "it is refused")
+    assert '"n": 2' not in read(reader, "out")
+
+
+def test_a_name_is_at_once_what_has_it_now(daemon: Daemon) -> None:
+    paths = ["", "/status", "/label", "/work", "/task"]
+    for number in range(20):
+        agent = daemon.make("again", label=f"l{number}")
+        for path in paths:
+            os.stat(f"{agent}{path}")
+        assert read(agent, "label") == f"l{number}\n"
+        agent.rmdir()
+        for path in paths:
+            with pytest.raises(FileNotFoundError):
+                os.stat(f"{agent}{path}")
+
+
+# the watchdog
+
+
+@pytest.fixture
+def watched() -> Iterator[Daemon]:
+    with daemon_of(config="grace: 1s\nwatchdog: 2s\n") as made:
+        yield made
+
+
+def answers(daemon: Daemon) -> bool:
+    try:
+        return (daemon.root / "status").read_text().find("ready") >= 0
+    except OSError:
+        return False
+
+
+def test_a_connection_that_was_aborted_is_made_anew(watched: Daemon) -> None:
+    agent = watched.run("survivor", "sleep 1000")
+    wait_status(agent, "busy")
+    pid = int(read(agent, "pid"))
+    # MNT_FORCE aborts the connection, and fails because it is mounted elsewhere too
+    subprocess.run(["umount", "-f", str(watched.runtime / "root" / "ctx")], check=False,
+                   stderr=subprocess.DEVNULL)
+    wait_until(lambda: answers(watched), "it is mounted anew")
+    assert (read(agent, "status"), int(read(agent, "pid"))) == ("busy\n", pid)
+    assert alive(pid)
+    assert not watched.has_ended()  # the same process
+    write(agent / "ctl", "kill")
+    wait_dead(agent)
+
+
+def test_a_daemon_that_answers_nobody_holds_nobody_up(watched: Daemon) -> None:
+    agent = watched.run("survivor", "sleep 1000")
+    wait_status(agent, "busy")
+    pid = int(read(agent, "pid"))
+    os.kill(watched.pid, signal.SIGSTOP)
+    # whoever asks is set free when the connection is aborted
+    asked = subprocess.run(["stat", str(watched.root / "agent" / "none")], timeout=TIMEOUT,
+                           check=False, stderr=subprocess.PIPE)
+    assert asked.returncode != 0
+    watched.wait_killed()
+    watched.start()
+    assert (read(agent, "status"), int(read(agent, "pid"))) == ("busy\n", pid)
+    assert alive(pid)
+
+
+def test_what_was_at_hand_is_logged() -> None:
+    # nothing of it is asked for what is told here
+    operations = Operations(MagicMock())
+    ctx = pyfuse3.RequestContext()
+    operations._at_hand[1] = ("write", (7, 0, b"x"), Payer(1000, "coder"), time.monotonic() - 2)
+    operations._at_hand[2] = ("getattr", (5, ctx), None, time.monotonic())
+    first, second = operations.at_hand()
+    assert first == "write 7 of file 7 (coder), 2.0 s old"
+    assert second.startswith("getattr 5 of pid ")

@@ -1,0 +1,193 @@
+"""What handlers of requests may wait for, read from their source; and how they are paced."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyfuse3
+import pytest
+import trio
+import trio.testing
+
+import ctxfs
+from ctxfs import pace
+from ctxfs.operations import Operations
+from ctxfs.pace import MANNERS, WAITS, Manner, Pace
+from runtime import loop
+from runtime.accounts import Payer, Reserve, TimeAccounts
+from runtime.authority.identity import Caller
+from runtime.errors import OverTimeError
+
+PACKAGE = Path(inspect.getfile(ctxfs)).parent
+#: what requests reach; sockets and tools are answered in tasks of their own
+HANDLERS = ("operations.py", "nodes.py", "handles.py", "rows.py", "durable.py", "filesystem.py")
+AGENT = Payer(1000, "a")
+
+
+def awaited() -> Iterator[tuple[str, str]]:
+    """Every ``await`` of the handlers: where, and what is called."""
+    for path in [PACKAGE / name for name in HANDLERS]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            assert not isinstance(node, ast.AsyncWith | ast.AsyncFor), f"{path}:{node.lineno}"
+            if isinstance(node, ast.Await):
+                assert isinstance(node.value, ast.Call)
+                yield f"{path.name}:{node.lineno}", ast.unparse(node.value.func)
+
+
+def test_handlers_wait_for_nothing_but_what_the_table_lists() -> None:
+    allowed = {wait.call for wait in WAITS}
+    found = dict(awaited())
+    assert {where: call for where, call in found.items() if call not in allowed} == {}
+    assert set(found.values()) == allowed
+
+
+def test_every_wait_is_bounded_or_says_why() -> None:
+    for wait in WAITS:
+        assert wait.reason
+        assert wait.bound is None or wait.bound <= 1.0
+
+
+def test_the_architecture_lists_the_same_waits() -> None:
+    text = (PACKAGE.parent / "ARCHITECTURE.md").read_text()
+    for wait in WAITS:
+        if wait.call != "self._pace.timed":
+            assert f"`{wait.call.removeprefix('self.').removeprefix('_')}`" in text, wait
+
+
+def test_every_operation_has_a_manner() -> None:
+    handlers = {
+        name
+        for name, value in vars(Operations).items()
+        if inspect.iscoroutinefunction(value) and hasattr(pyfuse3.Operations, name)
+    }
+    assert handlers - set(MANNERS) == {"forget", "release", "releasedir"}
+    assert MANNERS["write"] is MANNERS["lookup"] is Manner.REFUSED
+    assert MANNERS["open"] is MANNERS["read"] is MANNERS["getattr"] is Manner.LATE
+
+
+def paced(share: float = 0.5) -> Pace:
+    accounts = SimpleNamespace(time=TimeAccounts(share))
+    return Pace(cast(Any, SimpleNamespace(runtime=SimpleNamespace(accounts=accounts, agents=None))))
+
+
+def used_up(made: Pace) -> None:
+    made._fs.runtime.accounts.time.charge(AGENT.owner, 10.0)
+
+
+def test_operators_always_have_time() -> None:
+    made = paced()
+    used_up(made)
+    assert made.is_over(AGENT)
+    for reserve in (Reserve.OWNER, Reserve.MASTER):
+        assert not made.is_over(Payer(AGENT.owner, reserve=reserve))
+    assert not made.is_over(Payer(1001, "b"))
+
+
+def test_what_is_refused_says_why() -> None:
+    with pytest.raises(OverTimeError, match="uid 1000 have used their time"):
+        paced().refuse(AGENT)
+
+
+def test_late_is_a_second_at_most() -> None:
+    async def main() -> None:
+        made = paced()
+        used_up(made)
+        begun = trio.current_time()
+        await made.late(AGENT)
+        assert 0.0 < trio.current_time() - begun <= 1.0
+        assert not made._late._turns._turns, "nothing is kept of who has waited"
+        assert not made._late._sleeping
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_those_who_were_late_go_on_one_in_a_pass() -> None:
+    """However many of one owner have waited, others are answered between two of them."""
+    many = 3 * loop._LATE_MAX
+    passes: Counter[int] = Counter()
+    now = 0
+
+    async def ask(made: Pace) -> None:
+        await made.late(AGENT)
+        passes[now] += 1
+        used_up(made)
+
+    async def count(done: trio.Event) -> None:
+        nonlocal now
+        while not done.is_set():
+            await trio.lowlevel.checkpoint()
+            now += 1
+
+    async def main() -> None:
+        made, done = paced(), trio.Event()
+        used_up(made)
+        async with trio.open_nursery() as others:
+            others.start_soon(count, done)
+            async with trio.open_nursery() as nursery:
+                for _ in range(many):
+                    nursery.start_soon(ask, made)
+            done.set()
+        assert not made._late._turns._turns
+
+    trio.run(main)
+    assert passes.total() == many
+    assert max(passes.values()) <= 2
+
+
+def test_time_is_that_of_the_steps() -> None:
+    spent: list[float] = []
+
+    def work() -> None:
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+
+    async def handler() -> str:
+        work()
+        await trio.sleep(0.05)
+        work()
+        return "done"
+
+    async def main() -> str:
+        return await loop.Timed(handler(), spent.append)
+
+    assert trio.run(main) == "done"
+    assert 0.04 <= sum(spent) < 0.05
+    assert len(spent) == 2
+
+
+def test_what_a_step_raises_is_raised_and_charged() -> None:
+    spent: list[float] = []
+
+    async def handler() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise ValueError("why")
+
+    async def main() -> None:
+        with trio.move_on_after(0):
+            await loop.Timed(handler(), spent.append)
+
+    with pytest.raises(ValueError, match="why"):
+        trio.run(main)
+    assert len(spent) == 2
+
+
+def test_only_so_many_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = paced()
+    monkeypatch.setattr(pace, "payer", lambda agents, caller: AGENT)
+    made._syncs[AGENT.owner] = pace._SYNCS_MAX
+
+    async def main() -> None:
+        await made.synced(Caller(1000, 1000, 1), None)
+
+    with pytest.raises(OverTimeError, match=r"fsync\(2\) of uid 1000 wait already"):
+        trio.run(main)
