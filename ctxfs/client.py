@@ -394,14 +394,21 @@ class Tail:
 
     def start_of_last(self, lines: int) -> int:
         """Return the offset at which the last `lines` lines begin."""
-        data, position = b"", self.size
-        while position > 0 and data.count(b"\n") <= lines:
-            step = min(BLOCK, position)
-            position -= step
-            data = self.read(step, position) + data
-        parts = data.removesuffix(b"\n").split(b"\n")
-        skipped = sum(len(part) + 1 for part in parts[: max(0, len(parts) - lines)])
-        return min(self.size, position + skipped)
+        end = self.size
+        if lines == 0 or end == 0:
+            return end
+        if self.read(1, end - 1) == b"\n":
+            end -= 1  # it ends the last line, and begins none
+        while end > 0:  # backwards, and nothing is kept: a line may be as long as the file
+            step = min(BLOCK, end)
+            data = self.read(step, end - step)
+            at = len(data)
+            while (at := data.rfind(b"\n", 0, at)) >= 0:
+                lines -= 1
+                if lines == 0:
+                    return end - step + at + 1
+            end -= step
+        return 0
 
     def read(self, size: int, offset: int) -> bytes:
         """Return some bytes of the file."""
@@ -1172,12 +1179,15 @@ def do_log(root: Root, args: Arguments) -> int:
 
 
 def describe_event(line: bytes) -> str:
+    """Return a line of a history as one that is readable."""
+    event = parse_event(line)
+    return decode(line) if event is None else show_event(event)
+
+
+def show_event(event: dict[str, Any]) -> str:
     """Return an event as one readable line."""
     import json
 
-    event = parse_event(line)
-    if event is None:
-        return decode(line)
     rest = (
         f"{key}={value if isinstance(value, str) else json.dumps(value)}"
         for key, value in event.items()
@@ -1691,8 +1701,6 @@ NEW_KERNEL = "install Linux 5.14 or newer"
 V2_ONLY = "boot with cgroup v2 only: systemd.unified_cgroup_hierarchy=1 cgroup_no_v1=all"
 CONTROLLERS = ("memory", "cpu", "pids")
 PROGRAMS = (
-    ("bwrap", "FAIL", "bubblewrap", "makes the sandboxes"),
-    ("setpriv", "FAIL", "util-linux", "drops privileges"),
     ("fusermount3", "FAIL", "fuse3", "mounts for users other than root"),
     ("git", "warn", "git", "only for workspace=worktree"),
 )
@@ -1874,15 +1882,22 @@ def is_rootless(root: Root, uid: int) -> bool:
 LANDLOCK = 444, 1  # landlock_create_ruleset(2), LANDLOCK_CREATE_RULESET_VERSION
 
 
-def check_landlock() -> Finding:
-    """Judge whether the kernel can keep agents from the host's abstract sockets."""
+def landlock_abi() -> int:
+    """Return the version of Landlock that the kernel has, -1 for none."""
     import ctypes
 
     number, version = LANDLOCK
-    abi = ctypes.CDLL(None).syscall(number, None, ctypes.c_size_t(0), version)
-    problem = "Landlock cannot scope abstract sockets: with network:default agents reach the host's"
+    return int(ctypes.CDLL(None).syscall(number, None, ctypes.c_size_t(0), version))
+
+
+def check_landlock(abi: int) -> Finding:
+    """Judge whether the kernel keeps agents from the host's abstract sockets, and apart."""
+    problem = (
+        "Landlock has no scopes: an agent can trace its children's programs and read their "
+        "memory, and with network:default it reaches the host's abstract sockets"
+    )
     remedy = "Linux 6.12 or newer, with landlock in the lsm= boot parameter"
-    fact = f"Landlock ABI {abi}: abstract sockets are scoped"
+    fact = f"Landlock ABI {abi}: cells of parent and child, and abstract sockets, are apart"
     return judge(abi >= 6, fact, "warn", problem, remedy)
 
 
@@ -1899,12 +1914,13 @@ def findings(root: Root) -> Iterator[Finding]:
     yield check_fuse()
     yield from check_cgroups(mountinfo, own)
     yield check_namespaces()
-    yield check_landlock()
+    yield check_landlock(landlock_abi())
     yield from check_programs(uid if rootless else 0)
     yield from check_identity(uid)
     if rootless:
         yield from check_mounts(mountinfo, user_directory(uid))
     yield check_daemon(root)
+    yield from check_policies(root)
     if rootless:
         for sentence in WEAKER:
             yield "weak", sentence, ""
@@ -1925,6 +1941,109 @@ def do_why(root: Root, args: Arguments) -> int:
             for line in frame.get("lines", ()):
                 STDOUT.text(f"{line}\n")
             return OK if frame.get("allowed") else DENIED
+    raise Failure("the daemon did not answer", NOT_RUNNING)
+
+
+def audited_events(root: Root, name: str) -> Iterator[dict[str, Any]]:
+    """Yield what somebody caused in an agent's session, as far as the caller may read that."""
+    try:
+        tail = Tail(root, agent(name, "session/events.jsonl"), STDOUT)
+    except Failure:
+        return
+    partial = b""
+    try:
+        for chunk in tail.chunks():
+            *lines, partial = (partial + chunk).split(b"\n")
+            for event in map(parse_event, lines):
+                if event and event.get("by", "runtime") != "runtime":
+                    yield event
+    finally:
+        os.close(tail.fd)
+
+
+def audited_refusals(root: Root, name: str) -> list[dict[str, Any]]:
+    """Return what the daemon refused lately."""
+    inside = own_agent(root)
+    connection = connect(root, inside) if inside else connect_daemon(root)
+    with connection:
+        ask(connection, op="audit", **({"agent": name} if name and not inside else {}))
+        for frame in frames(connection):
+            if frame.get("type") == "error":
+                detail = str(frame.get("message"))
+                raise Failure(detail, MESSAGE_CODES.get(str(frame.get("code")), FAILED))
+            return [item for item in frame.get("refusals", ()) if isinstance(item, dict)]
+    raise Failure("the daemon did not answer", NOT_RUNNING)
+
+
+def describe_refusal(item: dict[str, Any]) -> str:
+    """Return a refusal as one readable line."""
+    more = f" (and {item['more']} more in that second)" if item.get("more") else ""
+    where = f"{item.get('path')}: " if item.get("path") else ""
+    what = f"{item.get('code')} {where}{item.get('reason')}{more}"
+    return f"{item.get('ts', '-')} {'refused':<18} by={item.get('by')} {what}"
+
+
+def do_audit(root: Root, args: Arguments) -> int:
+    """Show who did what, and what was refused to whom."""
+    import json
+
+    found = []
+    for item in audited_refusals(root, args.name or ""):
+        line = json.dumps({"type": "refused", **item}) if args.json else describe_refusal(item)
+        found.append((str(item.get("ts")), line))
+    for name in [args.name] if args.name else root.names("agent"):
+        for event in audited_events(root, name):
+            line = json.dumps(event) if args.json else show_event(event)
+            found.append((str(event.get("ts")), line))
+    STDOUT.lines(line for _, line in sorted(found, key=lambda entry: entry[0]))
+    return OK
+
+
+#: what root agents were given before version 0.2 if nothing was configured
+OLD_DEFAULTS = ("agent:* create,start,stop,read,write", "tool:* execute", "model:* use")
+
+
+def check_policies(root: Root) -> Iterator[Finding]:
+    """Judge root agents that have rights to all others because nobody took them away."""
+    try:
+        names = root.names("agent")
+    except Failure:
+        return
+    for name in names:
+        try:
+            lines = decode(root.read(agent(name, "policy"))).splitlines()
+            subject = root.value(agent(name, "label"))
+            made_by = root.value(agent(name, "parent"))
+            over = root.value(agent(name, "status")) == "dead"
+        except Failure:
+            continue  # not the caller's, or gone
+        if over or not made_by.startswith("operator"):
+            continue
+        if lines == [f"allow {subject} {line}" for line in OLD_DEFAULTS]:
+            what = f"{name} has the default policy of version 0.1: it reads, writes to and stops "
+            what += "every agent of its owner"
+            wanted = [f"allow {subject} {line}" for line in ("agent:* create", *OLD_DEFAULTS[1:])]
+            words = " ".join(f"'{line}'" for line in wanted)
+            yield "warn", what, f"printf '%s\\n' {words} > {root.join(agent(name, 'policy'))}"
+
+
+def do_quota(root: Root, args: Arguments) -> int:
+    """Show the accounts of the caller's owner; root's shows those of all."""
+    name = own_agent(root)
+    connection = connect(root, name) if name else connect_daemon(root)
+    with connection:
+        ask(connection, op="quota")
+        for frame in frames(connection):
+            if frame.get("type") == "error":
+                return refusal(frame, MESSAGE_CODES)
+            rows = frame.get("accounts", [])
+            if args.json:
+                STDOUT.text(as_json(rows))
+                return OK
+            keys = ("owner", "account", "use", "limit", "reserve", "most", "held")
+            cells = [[str(row.get(key, "")) for key in keys] for row in rows]
+            show_table([key.upper() for key in keys], cells)
+            return OK
     raise Failure("the daemon did not answer", NOT_RUNNING)
 
 
@@ -2050,6 +2169,7 @@ WHY_OPTIONS = (
     arg("object", metavar="CLASS:NAME", help="such as agent:coder or network:default"),
 )
 OWN = arg("name", metavar="NAME", nargs="?", help="default: the agent you are in")
+AUDIT = [JSON, arg("name", metavar="NAME", nargs="?", help="default: all that you may read")]
 TOPIC = arg("topic", metavar="COMMAND", nargs="*", help="about this command")
 RUN = arg("--run", dest="word", metavar="RUN", help="only if this is the current one")
 SESSION = arg("word", metavar="SESSION", help="one of its name, or a new one")
@@ -2133,6 +2253,14 @@ TOOL_CALL_NOTES = (
     " no such tool."
 )
 
+AUDIT_NOTES = (
+    "Events that somebody caused, from the sessions that you may read, and what the daemon refused"
+    " lately, by time. An agent is told what was refused to itself."
+)
+QUOTA_NOTES = (
+    "Shows the accounts of the user, in an agent those of its owner, and root's those of all. Sizes"
+    " are bytes, time is milliseconds."
+)
 WHY_NOTES = "For example: ctx why coder create agent:rev-1. Exits 0 if it may, 13 if it may not."
 
 COMMANDS = (
@@ -2187,6 +2315,8 @@ COMMANDS = (
     Command("tool show", "show what a tool does, takes and returns", [TOOL], do_tool_show),
     Command("tool call", "call a tool", [TOOL, INPUT], do_tool_call, TOOL_CALL_NOTES),
     Command("why", "say why an agent may do something, or not", WHY_OPTIONS, do_why, WHY_NOTES),
+    Command("audit", "show who did what, and what was refused", AUDIT, do_audit, AUDIT_NOTES),
+    Command("quota", "show what an owner holds, and may hold", [JSON], do_quota, QUOTA_NOTES),
     Command("doctor", "say what this machine lacks, and how to get it", [JSON], do_doctor),
     Command("help", "show help", [TOPIC], do_help),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import logging
 import os
 import resource
@@ -10,6 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,18 +22,24 @@ import trio
 from ctxfs.errnos import name_of
 from ctxfs.filesystem import Filesystem
 from ctxfs.mount import check_device, check_point, check_user, clear_stale, mounted
-from ctxfs.operations import Operations
+from ctxfs.operations import WORKERS, Operations
 from ctxfs.tools import registry as tools
 from runtime import crashpoints
 from runtime.cell import Places
 from runtime.config import Config, load_config
 from runtime.errors import StartupError
+from runtime.journal import Journal
 from runtime.privilege import Privilege
 from runtime.runtime import VERSION, Runtime, open_runtime
 
 log = logging.getLogger("ctxd")
 
+#: as that of the machine's own services that others wait for (setpriority(2))
+_NICE: Final = -10
 _LEVELS: Final = ("debug", "info", "warning", "error")
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: their default action would end the daemon (signal(7)), which nobody who sends one means
+_REFUSED: Final = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,19 +151,29 @@ def _raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def _wait_answering(places: Places) -> None:
-    """Until the mount answers: asked by another process, for this one has to answer,
-    and could not be killed while a thread of its own waits for it."""
-    await trio.run_process(["stat", str(places.mount / "status")], capture_stdout=True)
+def _take_precedence() -> None:
+    """However many processes agents have, the one that answers all of them gets its turn.
+
+    Only its main thread: what it starts, agents above all, is of the ordinary kind again
+    (sched(7)). An ordinary user may not, and root not in every container.
+    """
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, min(_NICE, os.getpriority(os.PRIO_PROCESS, 0)))
+        ordinary = os.SCHED_OTHER | os.SCHED_RESET_ON_FORK
+        os.sched_setscheduler(0, ordinary, os.sched_param(0))
 
 
 async def _handle_signals(
     runtime: Runtime, stop: Callable[[], None], reload: Callable[[], None]
 ) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
+    with trio.open_signal_receiver(*_SIGNALS, *_REFUSED) as received:
         async for number in received:
             if number == signal.SIGHUP:
                 reload()
+                continue
+            if number in _REFUSED:
+                name = signal.Signals(number).name
+                log.warning("%s is refused: ctxd does nothing when it gets it", name)
                 continue
             if runtime.state == "stopping":
                 continue
@@ -172,6 +190,7 @@ async def serve(
     places: Places,
     cgroup: Path | None,
     privilege: Privilege,
+    journal: Journal,
     debug: bool,
 ) -> None:
     """Runs the daemon until SIGTERM or SIGINT. Raises ``StartupError``."""
@@ -182,26 +201,38 @@ async def serve(
         privilege=privilege,
         code=name_of,
         call_tool=lambda caller, name, given: tools.call(fs, caller, name, given),
+        refused=lambda error, caller, path: fs.reasons.note(error, caller, path, None),
+        refusals=lambda caller, agent: fs.reasons.recent(caller, agent),
     ) as runtime:
         fs = Filesystem(runtime)
         # the filesystem: unmounted before the runtime below it goes
-        with mounted(Operations(fs), places, privilege, debug=debug):
+        operations = Operations(fs)
+        with mounted(
+            operations,
+            places,
+            privilege,
+            watchdog=config.watchdog,
+            spawner=runtime.spawner,
+            cgroup=runtime.hierarchy.daemon,
+            debug=debug,
+        ) as end_guard:
             async with trio.open_nursery() as nursery:
                 fs.cache.mounted = True
                 nursery.start_soon(fs.cache.run)
-                nursery.start_soon(pyfuse3.main)
                 stopping = trio.Event()
+                nursery.start_soon(_answer_requests, runtime, stopping, end_guard)
                 nursery.start_soon(
                     _handle_signals,
                     runtime,
                     stopping.set,
-                    lambda: _reload(runtime, config_file),
+                    lambda: _reload(runtime, config_file, journal),
                 )
-                await _wait_answering(places)
+                await runtime.binder.wait_answering(places.mount)
                 await runtime.sockets.open_daemon()
                 await runtime.supervisor.recover()
+                runtime.loop.reset()
                 runtime.state = "ready"
-                print("ready", file=sys.stderr, flush=True)
+                journal.say("ready")
                 notify_systemd("READY=1")
                 await stopping.wait()
                 await runtime.supervisor.shut_down()
@@ -211,9 +242,30 @@ async def serve(
     log.info("every agent is gone, unmounted")
 
 
-def _reload(runtime: Runtime, config_file: Path) -> None:
+async def _answer_requests(
+    runtime: Runtime, stopping: trio.Event, end_guard: Callable[[], None]
+) -> None:
+    """Until the connection to the kernel is gone; if nobody ended it, it is made anew.
+
+    What was open is lost with it, as after a crash: so the daemon begins anew as well, in
+    the same process, and takes over what lives.
+    """
+    await pyfuse3.main(1, WORKERS)
+    if stopping.is_set():
+        return
+    log.error("the connection to the kernel is gone: ctxd begins anew")
+    end_guard()
+    runtime.binder.close()
+    runtime.spawner.close()
+    logging.shutdown()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _reload(runtime: Runtime, config_file: Path, journal: Journal) -> None:
     try:
-        runtime.reconfigure(load_config(config_file, required=False))
+        config = load_config(config_file, required=False)
+        runtime.reconfigure(config)
+        journal.owner_rate = config.owner_log_lines
     except StartupError as error:
         log.error("%s; the settings stay as they were", error)
     else:
@@ -224,9 +276,19 @@ def main(argv: list[str] | None = None) -> int:
     privilege = Privilege.of_this_process()
     defaults = Defaults.of(privilege, os.environ)
     arguments = parse_arguments(argv, defaults)
-    logging.basicConfig(
-        level=arguments.log_level.upper(), format="%(levelname).1s %(name)s: %(message)s"
-    )
+    # without standard error the next file that is opened would get its number
+    fd = os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else sys.stderr.fileno()
+    journal = Journal(fd, owner_rate=Config().owner_log_lines)
+    logging.basicConfig(level=arguments.log_level.upper(), handlers=[journal])
+    try:
+        return _run(arguments, defaults, privilege, journal)
+    finally:
+        journal.close()
+
+
+def _run(
+    arguments: argparse.Namespace, defaults: Defaults, privilege: Privilege, journal: Journal
+) -> int:
     places = Places(mount=arguments.mount, state=arguments.state, runtime=arguments.runtime)
     config_file = arguments.config or defaults.config
     failure: BaseException | None = None
@@ -236,11 +298,17 @@ def main(argv: list[str] | None = None) -> int:
                 raise StartupError(f"--{name}: {getattr(places, name)} is not an absolute path")
         crashpoints.arm()
         config = load_config(config_file, required=arguments.config is not None)
+        journal.owner_rate = config.owner_log_lines
         check_device()
         check_user(privilege)
         check_point(places, privilege)
         clear_stale(places.fuse, privilege)
         _raise_file_limit()
+        _take_precedence()
+        # what the guard asks for when the mount does not answer, whatever the loop does
+        faulthandler.register(signal.SIGRTMIN, file=sys.stderr, all_threads=True)
+        for number in _REFUSED:  # until they are handled; not SIG_IGN, which agents would inherit
+            signal.signal(number, lambda *_: None)
         os.umask(0o022)
         trio.run(
             lambda: serve(
@@ -249,13 +317,14 @@ def main(argv: list[str] | None = None) -> int:
                 places=places,
                 cgroup=arguments.cgroup,
                 privilege=privilege,
+                journal=journal,
                 debug=False,
             )
         )
     except* StartupError as errors:
         failure = _first(errors)
     if failure is not None:
-        print(f"ctxd: {failure}", file=sys.stderr)
+        journal.say(f"ctxd: {failure}")
         return 1
     return 0
 

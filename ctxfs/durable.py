@@ -19,11 +19,14 @@ from typing import Any, Final
 
 from ctxfs.caching import Cache
 from ctxfs.handles import FileHandle
+from ctxfs.inodes import REAL
 from ctxfs.nodes import Attributes, Call, Changes, Handle, Node
 from runtime.authority.identity import Caller
+from runtime.disk import ENTRY_SIZE, Share
 from runtime.errors import (
     CtxError,
     ForbiddenError,
+    GoneError,
     IsADirectoryNodeError,
     MissingError,
     NotADirectoryNodeError,
@@ -69,7 +72,8 @@ class Space:
     incarnation: str | None
     may_read: Callable[[Caller], None]
     may_write: Callable[[Caller], None]
-    sync_more: Callable[[], None]
+    #: of its owner's disk account
+    share: Share | None = None
     #: what there is; None until it is counted
     _entries: int | None = field(default=None, init=False)
     _bytes: int = field(default=0, init=False)
@@ -87,6 +91,16 @@ class Space:
                 f"{self.path} has {self._entries} files and directories, "
                 "the configured maximum (files)"
             )
+
+    def check_disk(self, caller: Caller, size: int) -> None:
+        """``QuotaError`` if so many more bytes are too much for the owner's disk account."""
+        if self.share is not None:
+            self.share.check(caller, size)
+
+    def note_disk(self, change: int) -> None:
+        """There are more or fewer bytes on the disk now."""
+        if self.share is not None:
+            self.share.note(change)
 
     def note(self, change: int) -> None:
         """There are more or fewer entries now."""
@@ -206,6 +220,8 @@ class DurableNode(Node):
         self.name = name
         self.aliases: tuple[tuple[DurableNode | None, str], ...] = ()
         self.gone = False
+        #: the daemon has made it another file
+        self.taken = False
         self.lookups = 0
         self.handles = 0
         self.charged = True
@@ -294,10 +310,10 @@ class DurableNode(Node):
             fd,
             limit=self.space.limit,
             append=bool(flags & os.O_APPEND),
+            share=self.space.share,
             may_read=lambda: self.space.may_read(caller),
             may_write=lambda: self.space.may_write(caller),
             changed=self.changed,
-            sync_more=self.space.sync_more,
         )
 
     def create(self, call: Call, name: str, mode: int, flags: int) -> tuple[Node, Handle]:
@@ -338,11 +354,13 @@ class DurableNode(Node):
     ) -> DurableNode:
         self.space.may_write(call.caller)
         self.space.check_room()
+        self.space.check_disk(call.caller, ENTRY_SIZE)
         try:
             action()
         except OSError as error:
             raise _translate(error, name) from None
         self.space.note(1)
+        self.space.note_disk(ENTRY_SIZE)
         if self.space.owner() is None:
             os.chown(name, call.uid, call.gid, dir_fd=self.fd, follow_symlinks=False)
         self.changed()
@@ -378,6 +396,7 @@ class DurableNode(Node):
         self.changed()
         st = os.fstat(target.fd)
         if stat.S_ISDIR(st.st_mode) or st.st_nlink == 0:
+            self.space.note_disk(-(st.st_blocks * 512 + ENTRY_SIZE))
             self.table.remove(target)
         self.table.forget(target.inode, 0)
 
@@ -446,6 +465,8 @@ class DurableNode(Node):
 class _DurableHandle(FileHandle):
     """An open durable file."""
 
+    direct = not REAL.pages
+
     node: DurableNode
 
     def __init__(self, node: DurableNode, caller: Caller, fd: int, **rules: Any) -> None:
@@ -507,10 +528,15 @@ class Durable:
         return inode >= _FIRST
 
     def get(self, inode: int) -> DurableNode:
+        """The node of an inode number that the kernel has been given; ``GoneError``."""
+        node = self._nodes.get(inode)
+        if node is None or node.taken:
+            raise GoneError("the file is gone")
         try:
-            return self._nodes[inode]
-        except KeyError:
-            raise MissingError("the file is gone") from None
+            self.descriptor(node)
+        except MissingError as error:
+            raise GoneError(error.sentence) from None
+        return node
 
     def root(self, space: Space) -> DurableNode:
         """The root directory of a space."""
@@ -637,6 +663,7 @@ class Durable:
         node.space.note(-1)
         node.space.give_back(size)
         node.charged = False
+        node.taken = True
         self.remove(node)
         self.forget(node.inode, 0)
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from ctxfs import inodes
 from ctxfs.files import agent, root, session, task, tool, waiting, work
 from ctxfs.files.verbs import VERBS, Verb
 from ctxfs.rows import ANY_STATUS, ITEM, Kind, Row, Table, statuses, writers
@@ -83,7 +84,7 @@ def _roles(roles: Role) -> str:
 
 def _facts(row: Row) -> Iterator[str]:
     """Default, readers and writers, as far as they say something."""
-    staged = row.commit is not None and row.opener is None
+    staged = (row.commit or row.commit_found) is not None and row.opener is None
     if row.default:
         yield f"Default: {row.default}."
     elif row.write and row.kind is Kind.FILE and (row.document or staged):
@@ -182,6 +183,22 @@ def _permissions() -> Iterator[str]:
     return _list(items())
 
 
+def _inodes() -> Iterator[str]:
+    yield ".Bl -tag -width Ds"
+    for treatment in inodes.TABLE:
+        yield ".It " + escape(_capital(treatment.name))
+        yield f"Belong to {treatment.owner.value}."
+        yield f"Pages are {'' if treatment.pages else 'not '}kept."
+        yield f"Lease: {treatment.lease}."
+        yield f"Lock: {treatment.lock}."
+        yield f"Mapping: {treatment.mmap}."
+    yield ".El"
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
 SECTIONS: Final[dict[str, Callable[[], Iterator[str]]]] = {
     "root files": _plain_files(root.TABLE),
     "home files": _plain_files(root.HOME_TABLE),
@@ -195,6 +212,7 @@ SECTIONS: Final[dict[str, Callable[[], Iterator[str]]]] = {
     "tools": _tools,
     "verbs": _verbs,
     "permissions": _permissions,
+    "inodes": _inodes,
 }
 
 

@@ -7,17 +7,22 @@ come from the row.
 from __future__ import annotations
 
 import os
+import pwd
 import stat
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from ctxfs.caching import FOREVER
 from ctxfs.handles import ControlHandle, RowHandle
+from ctxfs.inodes import CONTROL, NAMED, PUBLIC, Owner, Treatment
 from ctxfs.nodes import Attributes, Call, Changes, Handle, Node
 from runtime import planes
 from runtime.authority.identity import INSIDERS, PARTIES, Caller, Role
+from runtime.authority.mounts import Source
 from runtime.errors import (
     CtxError,
     DeniedError,
@@ -66,8 +71,9 @@ NOT_BUSY: Final = ANY_STATUS - {Status.STARTING, Status.BUSY, Status.STOPPING}
 NOT_TERMINAL: Final = ANY_STATUS - {Status.DEAD}
 
 #: functions of a row get the filesystem and the row's object first
-Render = Callable[["Filesystem", Any, Caller], "str | bytes"]
+Render = Callable[["Filesystem", Any, Caller], "str | bytes | Iterator[str]"]
 Check = Callable[["Filesystem", Any, Caller, str], None]
+CheckFound = Callable[["Filesystem", Any, Caller, str, Mapping[str, Source]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +83,12 @@ class Row:
     ``public`` rows of a public agent are open to all. ``write`` says who may
     write, ``when`` in which statuses of the agent; ``writable`` raises while the
     row's object takes nothing. ``check`` sees each complete line at
-    write(2), ``first`` makes that the first line only, ``commit`` the whole value
-    at flush; ``single`` rows hold one value on one line. ``volatile`` values
-    change by themselves and are never cached; ``polled`` ones work with poll(2).
+    write(2), ``first`` makes that the first line only, ``whole`` all of them together,
+    ``commit`` gets the whole value at flush; ``single`` rows hold one value on one line.
+    ``volatile`` values change by themselves and are never cached; ``polled`` ones work
+    with poll(2). ``generated`` ones are made anew for each reader and cost what they
+    cost: as in procfs their size is 0, so that stat(2) makes nothing. ``store`` takes a
+    document as bytes whose lines were checked as they were written, in place of ``commit``.
     ``within`` names the directory row that a row is listed in. The names in a
     ``secret`` directory are told to nobody, in no reason either.
     """
@@ -99,12 +108,15 @@ class Row:
     render: Render | None = None
     check: Check | None = None
     commit: Check | None = None
+    store: Callable[[Filesystem, Any, Caller, bytes], None] | None = None
     single: bool = False
     first: bool = False
+    whole: bool = False
     document: bool = False
     delegated: bool = False
     merges: bool = False
     volatile: bool = False
+    generated: bool = False
     polled: bool = False
     depends: tuple[str, ...] = ()
     opener: Callable[[Filesystem, RowNode, Call, int], Handle] | None = None
@@ -116,14 +128,35 @@ class Row:
     make: Callable[[Filesystem, Any, Call, str, int], Node] | None = None
     remove: Callable[[Filesystem, Any, Call, str], None] | None = None
     receive: Callable[[Filesystem, Any, Call, Node, str, str], None] | None = None
-    #: before a line is acted upon, and before a removal: what takes a while
-    prepare: Callable[[Filesystem, Any, Caller, bytes], Awaitable[None]] | None = None
-    prepare_remove: Callable[[Filesystem, Any, Call, str], Awaitable[None]] | None = None
+    #: paths in complete lines that a helper looks at before they are taken; what is checked of
+    #: them then; and the commit of the whole, in place of ``commit``
+    paths: Callable[[Filesystem, Any, Caller, str], list[str]] | None = None
+    check_found: CheckFound | None = None
+    commit_found: CheckFound | None = None
+
+    @property
+    def treatment(self) -> Treatment:
+        """What the kernel may do with it without asking."""
+        if self.kind is not Kind.FILE:
+            return NAMED
+        changes = (
+            self.volatile or self.generated or self.polled or self.opener is not None
+        )
+        return PUBLIC if self.public and not changes else CONTROL
 
     def too_long(self, limit: int) -> CtxError:
         if self.document:
             return TooLargeError(f"a document is at most {limit} bytes (document_max)")
         return TooLongError(f"a control takes at most {limit} bytes")
+
+
+@lru_cache(maxsize=1024)
+def group_of(uid: int) -> int | None:
+    """The primary group of a user, looked up once; None if it has no name."""
+    try:
+        return pwd.getpwuid(uid).pw_gid
+    except KeyError:
+        return None
 
 
 class Table:
@@ -183,25 +216,25 @@ class RowNode(Node):
 
     @property
     def cached(self) -> bool:
-        row = self.row
-        return not (row.volatile or row.polled or row.opener is not None)
+        """Whether the kernel keeps pages of it: everybody with an open descriptor reads them.
+
+        So only of what nobody can lose the right to read: public values of an agent
+        that cannot turn private any more, and of the filesystem itself.
+        """
+        agent = self.agent
+        fixed = agent is None or not (agent.private or agent.status is Status.NEW)
+        return self.row.treatment.pages and fixed
 
     # attributes
 
     def attributes(self) -> Attributes:
         row = self.row
-        agent = self.agent
-        mode = row.mode
-        privilege = self.fs.runtime.agents.privilege
-        owner = (privilege.uid, privilege.gid) if agent is None else (agent.uid, agent.gid)
-        if agent is not None and row.write and agent.owner not in (0, agent.uid):
-            # Both the owner and the agent's uid may write: the daemon decides who.
-            mode |= 0o022 | (mode & 0o400) >> 3 | (mode & 0o400) >> 6
+        uid, gid, mode = self._ownership()
         return Attributes(
             inode=self.inode,
             mode=row.kind.value | mode,
-            uid=owner[0],
-            gid=owner[1],
+            uid=uid,
+            gid=gid,
             size=self._size(),
             links=2 if row.kind is Kind.DIRECTORY else 1,
             mtime=self._mtime(),
@@ -209,8 +242,28 @@ class RowNode(Node):
             attr_timeout=0.0 if row.volatile else FOREVER,
         )
 
+    def _ownership(self) -> tuple[int, int, int]:
+        """Uid, gid and mode bits; the daemon decides beyond them who may."""
+        mode, agent = self.row.mode, self.agent
+        privilege = self.fs.runtime.agents.privilege
+        if agent is None:
+            return privilege.uid, privilege.gid, mode
+        own = (0, privilege.uid)
+        if self.row.treatment.owner is Owner.AGENT:
+            if self.row.write and agent.owner not in (0, agent.uid):
+                mode |= 0o022 | (mode & 0o400) >> 3 | (mode & 0o400) >> 6
+            return agent.uid, agent.gid, mode
+        needed = mode & 0o600
+        if agent.uid not in own or agent.owner not in own:
+            mode |= needed >> 3
+        if agent.owner not in own and group_of(agent.owner) != agent.gid:
+            mode |= needed >> 6
+        return privilege.uid, agent.gid, mode
+
     def _size(self) -> int:
         row = self.row
+        if row.generated:
+            return 0
         if row.size is not None:
             return row.size(self.fs, self.obj)
         if row.target is not None:
@@ -229,8 +282,19 @@ class RowNode(Node):
 
     def render(self, caller: Caller) -> bytes:
         assert self.row.render is not None
+        return b"".join(self.pieces(caller))
+
+    def pieces(self, caller: Caller) -> Iterator[bytes]:
+        """What ``render`` makes, of something long one piece after the other."""
+        assert self.row.render is not None
         text = self.row.render(self.fs, self.obj, caller)
-        return text if isinstance(text, bytes) else text.encode()
+        if isinstance(text, bytes):
+            yield text
+        elif isinstance(text, str):
+            yield text.encode()
+        else:
+            for piece in text:
+                yield piece.encode()
 
     # permission
 
@@ -304,7 +368,20 @@ class RowNode(Node):
 
     def commit(self, caller: Caller, text: str) -> None:
         assert self.row.commit is not None
-        self.row.commit(self.fs, self.obj, caller, text)
+        with self._acting(caller):
+            self.row.commit(self.fs, self.obj, caller, text)
+
+    def _acting(self, caller: Caller) -> AbstractContextManager[None]:
+        """Around the commit: what follows is the caller's doing, and a control tells of it."""
+        agents, row = self.fs.runtime.agents, self.row
+        if self.table.plane is Plane.AGENT and row.opener is None and not row.document:
+            return agents.acting(caller, self.obj, file=row.name)
+        return agents.acting(caller)
+
+    def store(self, caller: Caller, data: bytes) -> None:
+        """A document whose lines have been checked."""
+        assert self.row.store is not None
+        self.row.store(self.fs, self.obj, caller, data)
 
     # directories
 
@@ -328,16 +405,14 @@ class RowNode(Node):
     def mkdir(self, call: Call, name: str, mode: int) -> Node:
         if self.row.make is None:
             return super().mkdir(call, name, mode)
-        return self.row.make(self.fs, self.obj, call, name, mode)
-
-    async def prepare_rmdir(self, call: Call, name: str) -> None:
-        if self.row.prepare_remove is not None:
-            await self.row.prepare_remove(self.fs, self.obj, call, name)
+        with self.fs.runtime.agents.acting(call.caller):
+            return self.row.make(self.fs, self.obj, call, name, mode)
 
     def rmdir(self, call: Call, name: str) -> None:
         if self.row.remove is None:
             return super().rmdir(call, name)
-        self.row.remove(self.fs, self.obj, call, name)
+        with self.fs.runtime.agents.acting(call.caller):
+            self.row.remove(self.fs, self.obj, call, name)
 
     def mknod(self, call: Call, name: str, mode: int) -> Node:
         if call.is_binder and stat.S_ISSOCK(mode):

@@ -22,12 +22,14 @@ from typing import Any, Final
 import trio
 
 from runtime import crashpoints, linux
+from runtime.accounts import accounts_of, payer
 from runtime.authority import policy
-from runtime.authority.attenuation import POLICY_FIELDS, Authority
+from runtime.authority.attenuation import Authority
 from runtime.authority.identity import Caller, Identity, Role, supplementary_groups
 from runtime.cgroups import Hierarchy
-from runtime.change import Change, Watching
+from runtime.change import EVENTS, RUNTIME, Change, Watching
 from runtime.config import Config
+from runtime.disk import Disk, Share
 from runtime.errors import (
     CtxError,
     DeniedError,
@@ -39,6 +41,7 @@ from runtime.errors import (
 )
 from runtime.history import History
 from runtime.lifecycle import Event, Status, move
+from runtime.living import Living
 from runtime.messages import Messages
 from runtime.model import SESSION_STATES, Agent, Outcome, Profile, Session
 from runtime.names import check_name, dump_json, parse_duration, parse_size, quote, timestamp
@@ -60,16 +63,19 @@ _PROVENANCES: Final = (
     (Role.CREATOR, "supervisor"),
     (Role.WRITER, "agent"),
 )
+#: what a program may always print, in bytes
+_LOG_MIN: Final = 64 << 10
 _RETRY_SECONDS: Final = 1.0
 #: lines that are in their files, and in the outbox until these are synced
 _OUTBOX_MAX: Final = 1000
 #: what a new incarnation does not have from the one before
 _OF_ONE_LIFE: Final = (
     *("status", "outcome", "reason", "cause", "run", "pid", "boot", "cgroup", "session"),
+    *("caused_by", "run_caused_by"),
     *("cell", "run_cause", "run_started", "frozen", "other_sessions", "reply_offset"),
     *("kept_offset", "started", "ended", "usage", "paused_from", "restarts", "restart_at"),
     *("output_start", "result_from_output"),
-    *("bound_policy", "bound_mount", "focus"),
+    *("bound_policy", "bound_mount", "bound_root", "focus"),
 )
 
 
@@ -89,6 +95,7 @@ class Agents:
         privilege: Privilege = ROOT,
     ) -> None:
         self.config = config
+        self.accounts = accounts_of(config)
         self.privilege = privilege
         self.state = state
         self._base = state / "agent"
@@ -101,6 +108,9 @@ class Agents:
         self._store = store
         self._history = history
         self._undelivered: list[Pending] = store.undelivered()
+        #: who acts in the present step of the loop, and what of that is to be told
+        self._actor: Caller | None = None
+        self._order: tuple[int, str, str, dict[str, str]] | None = None
         #: files to which a write failed
         self._cut: set[str] = set()
         self._late: list[Change] = []
@@ -117,12 +127,16 @@ class Agents:
         for item in store.load_items():
             self.items.add(item)
             self._note_wait(item)
-            self.messages.note_size(item)
         for agent in self._agents.values():
             if agent.parent is not None:
                 self._children.setdefault(agent.parent, []).append(agent.index)
+        self.living = Living(self)
+        self.disk = Disk(self.accounts, state, store.incarnations)
+        self._long_log = trio.Event()
+        store.crowded = lambda: self._long_log.set()
         #: up to where the outbox is in the histories, and where it was synced last
         self._appended = self._synced = 0
+        self._syncing = trio.Lock()
         self._crowded = trio.Event()
         #: histories whose last number is known to be the session's
         self._numbered: set[str] = set()
@@ -253,6 +267,14 @@ class Agents:
             return f"{self.node_path(parent)}/child/agent-{agent.name}"
         return f"user-{agent.owner}/agent-{agent.name}"
 
+    def share(self, whose: Agent | Session) -> Share:
+        """The disk account for what belongs to an agent, or a session."""
+        return Share(self.disk, lambda: whose.owner, lambda caller: payer(self, caller))
+
+    def share_of(self, uid: int) -> Share:
+        """The disk account of a user."""
+        return Share(self.disk, lambda: uid, lambda caller: payer(self, caller))
+
     # derived values
 
     def grace(self, agent: Agent) -> float:
@@ -268,6 +290,10 @@ class Agents:
         text = agent.limits.get("log_max")
         return parse_size(text) if text else self.config.log_max
 
+    def log_room(self, agent: Agent) -> int:
+        """``log_max``, or what there is left of the owner's disk account."""
+        return min(self.log_max(agent), max(_LOG_MIN, self.disk.room(agent.owner)))
+
     def depth(self, agent: Agent) -> int:
         parent = self.parent_of(agent)
         return 1 + (self.depth(parent) if parent is not None else 0)
@@ -277,10 +303,61 @@ class Agents:
     def commit(self, change: Change) -> None:
         """Commits, appends to the histories, then tells those who watch.
 
-        ``NoSpaceError`` on a full disk, with nothing changed.
+        ``NoSpaceError`` on a full disk, ``QuotaError`` if the owner's accounts have no room
+        for its texts; with nothing changed.
         """
+        self.living.check(change)
         self._commit_late()
+        self._attribute(change)
         self._commit(change)
+
+    @contextlib.contextmanager
+    def acting(self, caller: Caller, agent: Agent | None = None, **what: str) -> Iterator[None]:
+        """Whatever is committed meanwhile was caused by ``caller``.
+
+        Not to be awaited in: others act then. ``what`` is a control of ``agent`` that is
+        written (``file``), or a verb obeyed (``verb``), which its history tells in the same
+        transaction, or after it where that changes nothing else in the store.
+        """
+        before = self._actor, self._order
+        self._actor, self._order = caller, None
+        if agent is not None:
+            self._order = (agent.session, "agent.control", agent.name, what)
+        try:
+            yield
+            if self._order is not None:  # it is obeyed, and cannot be refused any more
+                self.note(Change())
+        finally:
+            self._actor, self._order = before
+
+    @property
+    def acting_caller(self) -> Caller | None:
+        """Who acts now; None for the runtime itself."""
+        return self._actor
+
+    @property
+    def actor(self) -> str:
+        """Who acts now, as in ``by`` of events."""
+        return self.describe(self._actor) if self._actor is not None else RUNTIME
+
+    def describe(self, caller: Caller) -> str:
+        """``operator uid:N``, or ``agent:NAME run:ID`` without the run if there is none."""
+        if caller.agent is None:
+            return f"operator uid:{caller.uid}"
+        agent = self.recall(caller.agent)
+        if agent is None:
+            return RUNTIME
+        return f"agent:{agent.name}" + (f" run:{agent.run}" if agent.run else "")
+
+    def _attribute(self, change: Change) -> None:
+        by = self.actor
+        if self._order is not None:
+            session, kind, name, what = self._order
+            self._order = None
+            order = Change(by=by)
+            order.event(session, kind, name, **what)
+            change.lines[:0] = order.lines
+        change.attribute(by)
 
     def draft(self) -> Change:
         """An empty change, for who decides himself whether it is committed or noted."""
@@ -300,6 +377,7 @@ class Agents:
         there is room: nobody may keep an agent alive by filling the disk.
         ``urgent`` is done as soon as the change holds, before anybody is told.
         """
+        self._attribute(change)
         try:
             self._commit_late()
             self._commit(change, urgent)
@@ -314,7 +392,6 @@ class Agents:
                 for name, value in values.items():
                     setattr(item, name, value)
                 self._note_wait(item)
-            self.authority.forget()
             urgent()
             for agent, values in change.agents:
                 self._tell_agent(agent.index, values)
@@ -329,6 +406,7 @@ class Agents:
         """Keeps the outbox short, and tries again what could not be written."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._empty_outbox)
+            nursery.start_soon(self._checkpoint)
             nursery.start_soon(self._retry)
 
     async def _empty_outbox(self) -> None:
@@ -336,10 +414,24 @@ class Agents:
         while True:
             await self._crowded.wait()
             self._crowded = trio.Event()
-            appended = self._appended
-            self._history.forget()
-            await trio.to_thread.run_sync(linux.sync_filesystem, self.state, abandon_on_cancel=True)
-            self._note_synced(appended)
+            async with self._syncing:
+                appended = self._appended
+                self._history.forget()
+                await trio.to_thread.run_sync(
+                    linux.sync_filesystem, self.state, abandon_on_cancel=True
+                )
+                self._note_synced(appended)
+
+    async def _checkpoint(self) -> None:
+        """Keeps the store's log of writes short: beside the loop, since it waits for the disk."""
+        while True:
+            await self._long_log.wait()
+            self._long_log = trio.Event()
+            try:
+                await trio.to_thread.run_sync(self._store.checkpoint, abandon_on_cancel=True)
+            except NoSpaceError as error:
+                log.error("%s; the store is written to its log only", error)
+                await trio.sleep(_RETRY_SECONDS)
 
     def _note_synced(self, appended: int) -> None:
         self._synced = max(self._synced, appended)
@@ -385,7 +477,8 @@ class Agents:
                 for index, values in change.sessions.items():
                     for name, value in values.items():
                         setattr(sessions[index], name, value)
-                for index, file, fields in change.lines:
+                for (index, file), some in itertools.groupby(change.lines, lambda line: line[:2]):
+                    fields = [line[2] for line in some]
                     posted.append(self._post(sessions[index], file, fields, now))
                 for session in sessions.values():
                     session.updated = now
@@ -398,8 +491,6 @@ class Agents:
         for agent, values in merged.values():
             for name, value in values.items():
                 setattr(agent, name, value)
-            if not POLICY_FIELDS.isdisjoint(values):
-                self.authority.forget()
         self._apply_items(change, now)
         crashpoints.reach("write.committed")
         urgent()
@@ -428,7 +519,7 @@ class Agents:
             item.index = self._store.insert_item(item)
         for item, values in change.items.values():
             if item not in change.made_items:
-                self._store.put_item(item.index, {**item.dump(), "updated": now, **values})
+                self._store.put_item(item.index, {**item.record(), "updated": now, **values})
         for item in change.dropped_items:
             self._store.delete_item(item.index)
 
@@ -440,6 +531,10 @@ class Agents:
             for name, value in values.items():
                 setattr(item, name, value)
             self._note_wait(item)
+        dropped = set(map(id, change.dropped_items))
+        for item in (*change.made_items, *(item for item, _ in change.items.values())):
+            if id(item) not in dropped:
+                item.keep(self._store.read_text)
         for item in change.dropped_items:
             self.items.drop(item)
 
@@ -464,24 +559,30 @@ class Agents:
             raise LookupError(f"session {index} is not in the store")
         return session
 
-    def _post(self, session: Session, file: str, fields: dict[str, Any], now: float) -> Pending:
+    def _post(
+        self, session: Session, file: str, lines: list[dict[str, Any]], now: float
+    ) -> Pending:
         path = f"{self.session_path(session)}/{file}"
         if path not in self._numbered:
             # A loss of power may have kept lines whose record it took.
             self._numbered.add(path)
             last = self._history.last_number(path)
-            if file == "events.jsonl":
+            if file == EVENTS:
                 session.events = max(session.events, last)
             else:
                 session.messages = max(session.messages, last)
-        if file == "events.jsonl":
-            session.events += 1
-            identifier = f"e{session.events}"
+        if file == EVENTS:
+            letter, last = "e", session.events
+            session.events += len(lines)
         else:
-            session.messages += 1
-            identifier = f"m{session.messages}"
-        line = {"id": identifier, "ts": timestamp(now), **fields}
-        return self._store.post(path, dump_json(line))
+            letter, last = "m", session.messages
+            session.messages += len(lines)
+        when = timestamp(now)
+        texts = (
+            dump_json({"id": f"{letter}{number}", "ts": when, **fields})
+            for number, fields in enumerate(lines, last + 1)
+        )
+        return self._store.post(path, "\n".join(texts))
 
     def deliver(self) -> None:
         """Moves what the outbox holds to the histories, in order; the rest waits."""
@@ -517,12 +618,17 @@ class Agents:
         change.set(agent, **values)
         self.commit(change)
 
-    def sync(self) -> None:
-        """Makes everything that was acknowledged survive a loss of power."""
-        appended = self._appended
-        self._history.sync()
-        self._note_synced(appended)
-        self._store.sync()
+    async def synced(self) -> None:
+        """Returns when everything acknowledged so far survives a loss of power; ``OSError``.
+
+        The disk is waited for beside the loop, by one at a time: whoever comes meanwhile
+        would else miss what another has taken to sync.
+        """
+        async with self._syncing:
+            appended = self._appended
+            await self._history.synced()
+            self._note_synced(appended)
+            await trio.to_thread.run_sync(self._store.sync)
 
     # life
 
@@ -550,7 +656,6 @@ class Agents:
         holder = self._store.name_owner(name)
         if holder is not None and holder != owner and not self.identity.is_master(caller):
             raise DeniedError(f"the name {quote(name)} and its history belong to another user")
-        self._check_sessions(owner, name)
         if sum(a.owner == owner for a in self._agents.values()) >= self.config.agents:
             raise QuotaError(f"uid {owner} has {self.config.agents} agents, the configured maximum")
         agent = Agent(
@@ -585,16 +690,7 @@ class Agents:
     def _is_free(self, parent: Agent, name: str) -> bool:
         if name in self._by_name or self.items.named(parent.index, Task, name) is not None:
             return False
-        holder = self._store.name_owner(name)
-        kept = len(self._store.sessions(parent.owner, name))
-        return holder in (None, parent.owner) and kept < self.config.incarnations
-
-    def _check_sessions(self, owner: int, name: str) -> None:
-        if len(self._store.sessions(owner, name)) >= self.config.incarnations:
-            raise QuotaError(
-                f"{quote(name)} has {self.config.incarnations} sessions, the configured maximum; "
-                "remove old ones (rmdir home/UID/agent/NAME/session/SESSION)"
-            )
+        return self._store.name_owner(name) in (None, parent.owner)
 
     def _default_root(self, agent: Agent, caller: Caller) -> None:
         agent.lineage = f"operator uid:{caller.uid}"
@@ -621,12 +717,6 @@ class Agents:
         if len(self.children(parent)) >= self.config.children:
             raise QuotaError(
                 f"{quote(parent.name)} has {self.config.children} children, the configured maximum"
-            )
-        kept = self._store.count_channels(parent.session)
-        if kept >= self.config.children + self.config.incarnations:
-            raise QuotaError(
-                f"{quote(parent.name)} has had {kept} children in this session, "
-                "the configured maximum of those that are kept"
             )
         self.tasks.check_handle(parent, agent.name)
         self.messages.check_room(parent)
@@ -690,7 +780,6 @@ class Agents:
             self.tasks.make_handle(change, parent, agent)
 
     def _register(self, agent: Agent) -> None:
-        self.authority.forget()
         self._agents[agent.index] = agent
         self._by_name[agent.name] = agent
         if agent.parent is not None:
@@ -706,8 +795,8 @@ class Agents:
         with its session. Its dead descendants go, as with ``remove``.
         """
         move(agent.status, Event.RESET)
+        self.tasks.check_not_fetching(agent)
         parent = self.live_parent(agent)
-        self._check_sessions(agent.owner, agent.name)
         if parent is not None and agent.owned:
             self.tasks.check_handle(parent, agent.name)
         fresh = Agent(index=0, incarnation="", name="", owner=0, uid=0, gid=0)
@@ -793,7 +882,6 @@ class Agents:
         change = Change()
         with self._store.transaction():
             if index is None:
-                self._check_sessions(agent.owner, agent.name)
                 index = self._new_session(agent, name)
             others = {agent.session, *agent.other_sessions} - {index}
             change.set(agent, session=index, other_sessions=tuple(sorted(others)))
@@ -852,6 +940,8 @@ class Agents:
             _check_accepts(parent)
             values = self._child_values(agent, parent)
             values["exec"] = agent.exec or parent.exec
+        # its paths are another creator's now: they are looked at when it starts
+        values["sources"] = {}
         change = Change()
         change.set(agent, **values)
         former = self.parent_of(agent)
@@ -910,6 +1000,7 @@ class Agents:
                 raise WrongStateError(
                     f"{quote(member.name)} is {member.status}: stop it, wait, then remove"
                 )
+            self.tasks.check_not_fetching(member)
         for member in members:
             if member.status is Status.NEW:
                 self.cancel_new(member, "operator_stop")
@@ -967,7 +1058,7 @@ class Agents:
             log.error("%s: it is temp and could not be removed: %s", agent.name, error)
 
     def _forget(self, agent: Agent) -> None:
-        self.authority.forget()
+        self.authority.forget(agent)
         del self._agents[agent.index]
         del self._by_name[agent.name]
         for task in self.items.of(agent.index, Task):
@@ -981,6 +1072,7 @@ class Agents:
         self.waits.remove(agent.wait_token)
         crashpoints.reach("remove.forgotten")
         self.clear_directory(agent)
+        self.disk.look()
         self._tell_listed(agent)
         self._tell_parent(agent)
 
@@ -1021,6 +1113,7 @@ class Agents:
     def record_end(self, change: Change, agent: Agent, outcome: Outcome, reason: str) -> None:
         """Adds to ``change`` what the end of an agent means for it, its session and its parent."""
         self.waiting.cancel_all(change, agent)
+        self.tasks.keep_worktree(change, agent, f"it ended without that being seen ({reason})")
         change.set(
             agent,
             status=Status.DEAD,
@@ -1082,7 +1175,7 @@ class Agents:
         sender = f"operator uid:{caller.uid}"
         if caller.agent is not None and (actor := self.get(caller.agent)) is not None:
             sender = f"agent:{actor.name}"
-        with self.changing() as change:
+        with self.acting(caller), self.changing() as change:
             message = self.messages.queue(
                 change,
                 agent,
@@ -1108,6 +1201,7 @@ class Agents:
         with self._store.transaction():
             self._erase_session(session)
         self.trash.discard(self.session_directory(session))
+        self.disk.look()
         agent = self.recall(session.incarnation)
         if agent is not None and agent.archived and agent.parent_session is None:
             self.trash.discard(self.directory(agent))

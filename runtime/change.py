@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from runtime.model import Agent
 from runtime.planes import Item
 
 _I = TypeVar("_I", bound=Item)
+
+EVENTS: Final = "events.jsonl"
+#: who caused what nobody did
+RUNTIME: Final = "runtime"
 
 
 class Watching:
@@ -34,10 +38,14 @@ class Change:
     """What one transaction changes; collected first, applied all or not at all.
 
     A part of a larger change sees, by ``peek`` and ``items_of``, what that holds already.
+
+    ``by`` is who caused what follows, as in ``events.jsonl``. Left empty it is whoever is
+    acting when the change is committed (``Agents.acting``), or the runtime.
     """
 
-    def __init__(self, whole: Change | None = None) -> None:
+    def __init__(self, whole: Change | None = None, *, by: str = "") -> None:
         self._whole = whole
+        self.by: str = by or (whole.by if whole is not None else "")
         self.items: dict[int, tuple[Item, dict[str, Any]]] = {}
         self.made_items: list[Item] = []
         self.dropped_items: list[Item] = []
@@ -110,8 +118,18 @@ class Change:
         self.touched += other.touched
 
     def event(self, session: int, kind: str, agent: str, **fields: Any) -> None:
-        """One line of ``events.jsonl``; id and time are set at the commit."""
-        self.lines.append((session, "events.jsonl", {"type": kind, "agent": agent, **fields}))
+        """One line of ``events.jsonl``; id and time are set at the commit, and who caused it
+        if the change does not say."""
+        if self.by:
+            fields["by"] = self.by
+        self.lines.append((session, EVENTS, {"type": kind, "agent": agent, **fields}))
+
+    def attribute(self, by: str) -> None:
+        """Says of whatever does not say it yet who caused it."""
+        self.by = self.by or by
+        for _, file, fields in self.lines:
+            if file == EVENTS:
+                fields.setdefault("by", self.by)
 
     def message(self, session: int, **fields: Any) -> None:
         """One line of ``messages.jsonl``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pwd
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Any, Final
 
 import yaml
 
+from runtime.accounts import Resource
 from runtime.authority import policy
 from runtime.context import LIMIT_MIN
 from runtime.errors import MalformedError, StartupError
 from runtime.names import parse_duration, parse_size
+
+log = logging.getLogger("ctxd.config")
 
 FALLBACK_AGENT_ID: Final = 61000
 
@@ -24,7 +28,6 @@ class Config:
     depth: int = 8
     children: int = 1024
     messages: int = 1024
-    messages_max: int = 256 << 20
     tasks: int = 1024
     work_items: int = 1024
     waits: int = 1024
@@ -34,23 +37,38 @@ class Config:
     frame_max: int = 1 << 20
     document_max: int = 16 << 20
     artifact_max: int = 1 << 30
-    staged_max: int = 64 << 20
     files: int = 10_000
-    connections: int = 256
-    open_files: int = 4096
-    incarnations: int = 1000
+    spaces: int = 64
     restart_max: int = 10
     log_max: int = 64 << 20
+    owner_descriptors: int | None = None
+    owner_connections: int = 1024
+    owner_memory_max: int = 128 << 20
+    owner_tasks: int = 1024
+    owner_monitors: int = 4096
+    owner_disk_max: int = 16 << 30
+    owner_time: float = 0.5
+    owner_log_lines: int = 50
     grace: float = 5.0
+    watchdog: float = 20.0
     timeout: float | None = None
     agent_user: str = "ctxfs"
     allow_root_agents: bool = False
     base_view: tuple[str, ...] = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc")
-    policy: tuple[str, ...] = (
-        "agent:* create,start,stop,read,write",
-        "tool:* execute",
-        "model:* use",
-    )
+    #: of root agents; over what an agent makes it has the rights of its creator without a line
+    policy: tuple[str, ...] = ("agent:* create", "tool:* execute", "model:* use")
+
+    def owner_limits(self, descriptors: int) -> dict[Resource, int]:
+        """What one owner may have; ``descriptors`` if nothing is said of those."""
+        own = self.owner_descriptors
+        return {
+            Resource.DESCRIPTORS: descriptors if own is None else own,
+            Resource.CONNECTIONS: self.owner_connections,
+            Resource.MEMORY: self.owner_memory_max,
+            Resource.TASKS: self.owner_tasks,
+            Resource.MONITORS: self.owner_monitors,
+            Resource.DISK: self.owner_disk_max,
+        }
 
     def agent_ids(self) -> tuple[int, int]:
         """uid and gid of agents whose creator is root (passwd(5))."""
@@ -86,6 +104,16 @@ def _count(value: Any) -> int:
     return value
 
 
+def _optional_count(value: Any) -> int | None:
+    return None if value is None else _count(value)
+
+
+def _share(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise MalformedError(f"{value!r} is no part of 1, such as 0.5")
+    return float(value)
+
+
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise MalformedError(f"{value!r} is no text")
@@ -114,7 +142,6 @@ _PARSERS: Final = {
     "depth": _count,
     "children": _count,
     "messages": _count,
-    "messages_max": _size,
     "tasks": _count,
     "work_items": _count,
     "waits": _count,
@@ -124,19 +151,34 @@ _PARSERS: Final = {
     "frame_max": _size,
     "document_max": _size,
     "artifact_max": _size,
-    "staged_max": _size,
     "files": _count,
-    "connections": _count,
-    "open_files": _count,
-    "incarnations": _count,
+    "spaces": _count,
     "restart_max": _count,
     "log_max": _size,
+    "owner_descriptors": _optional_count,
+    "owner_connections": _count,
+    "owner_memory_max": _size,
+    "owner_tasks": _count,
+    "owner_monitors": _count,
+    "owner_disk_max": _size,
+    "owner_time": _share,
+    "owner_log_lines": _count,
     "grace": _duration,
+    "watchdog": _duration,
     "timeout": _optional_duration,
     "agent_user": _text,
     "allow_root_agents": _flag,
     "base_view": _texts,
     "policy": _policy,
+}
+
+#: settings of version 0.1, and the accounts that bound the same since
+_OBSOLETE: Final = {
+    "messages_max": "owner_disk_max",
+    "staged_max": "owner_memory_max",
+    "connections": "owner_connections",
+    "open_files": "owner_descriptors",
+    "incarnations": "owner_disk_max",
 }
 
 
@@ -155,7 +197,9 @@ def load_config(path: Path, *, required: bool) -> Config:
         raise StartupError(f"{path}: {error}") from None
     try:
         values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, TypeError,
+            RecursionError) as error:
+        # numbers, times and keys of YAML's own that Python has no value for
         where = " ".join(str(error).split())
         raise StartupError(f"{path}: not YAML: {where}") from None
     if values is None:
@@ -164,7 +208,10 @@ def load_config(path: Path, *, required: bool) -> Config:
         raise StartupError(f"{path}: a map of settings is wanted, one `key: value` a line")
     parsed: dict[str, Any] = {}
     for key, value in values.items():
-        if key not in _PARSERS:
+        if key in _OBSOLETE:
+            log.warning("%s: %s is no longer used; see %s", path, key, _OBSOLETE[key])
+            continue
+        if not isinstance(key, str) or key not in _PARSERS:
             known = ", ".join(field.name for field in fields(Config))
             raise StartupError(f"{path}: unknown setting {key!r}; known are {known}")
         try:

@@ -39,6 +39,7 @@ POINTS: Final = (
     "task.recorded",
     "worktree.planned",
     "worktree.made",
+    "worktree.fetched",
     "worktree.removed",
     "finish.conversation",
     "finish.recorded",

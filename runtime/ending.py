@@ -92,9 +92,9 @@ class Ender:
                     following.changes.notify()
         self.lead(agent)
 
-    @staticmethod
-    def _mark(change: Change, agent: Agent, cause: tuple[str, str]) -> None:
-        change.set(agent, status=Status.STOPPING, cause=cause)
+    def _mark(self, change: Change, agent: Agent, cause: tuple[str, str]) -> None:
+        by = self._agents.actor
+        change.set(agent, status=Status.STOPPING, cause=cause, caused_by=by)
         change.event(agent.session, "agent.status", agent.name, status="stopping", reason=cause[1])
 
     def lead(self, top: Agent) -> None:
@@ -136,6 +136,8 @@ class Ender:
             # What is being started escapes a kill that comes before it.
             with trio.move_on_after(_SETTLE_SECONDS):
                 await following.wait_settled(self._watcher)
+            if following.over.is_set():
+                return  # its cgroup's path may be that of a later life by now
             following.node.kill()
             crashpoints.reach("cancel.killed")
 
@@ -158,6 +160,8 @@ class Ender:
             self._signal(members)
         with trio.move_on_after(self._agents.grace(top)):
             await self._wait_released(members)
+        if members[0].over.is_set():
+            return  # what is at the path of its cgroup now is a later life
         if node.populated():
             with contextlib.suppress(OSError):
                 directory = self._agents.directory(top) / "log"
@@ -166,9 +170,9 @@ class Ender:
             node.kill()
             crashpoints.reach("cancel.killed")
             with trio.move_on_after(_KILL_SECONDS):
-                await self._wait_empty(node)
+                await self.wait_empty(node)
             for each in members:
-                if each.node.populated():
+                if each.node.populated() and not each.over.is_set():
                     each.unkillable = True
                     each.changes.notify()
 
@@ -186,7 +190,7 @@ class Ender:
                 fd = os.pidfd_open(monitor)
                 try:
                     # a pid may have been given to another process since
-                    if cgroups.path_of(monitor) == f"{self._hierarchy.prefix}/monitor":
+                    if self._hierarchy.holds_monitors(cgroups.path_of(monitor) or ""):
                         await trio.lowlevel.wait_readable(fd)
                 finally:
                     os.close(fd)
@@ -200,13 +204,14 @@ class Ender:
         """Until the subtree is empty; cells that are held are told again and again, since
         a signal may be lost among those that an agent sends to its PID 1."""
         held = [each for each in members if each.record().held]
-        while members[0].node.populated():
+        while members[0].node.populated() and not members[0].over.is_set():
             with trio.move_on_after(_REPEAT_SECONDS if held else math.inf):
-                await self._wait_empty(members[0].node)
+                await self.wait_empty(members[0].node)
             for each in reversed(held):
                 each.release()
 
-    async def _wait_empty(self, node: Cgroup) -> None:
+    async def wait_empty(self, node: Cgroup) -> None:
+        """Until no process is left in a cgroup, or it is gone."""
         changes = Changes()
         try:
             with self._watcher.watching(node.path / "cgroup.events", changes):

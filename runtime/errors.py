@@ -11,6 +11,9 @@ from __future__ import annotations
 class CtxError(Exception):
     """Base of every error that a caller of the runtime may be told."""
 
+    #: somebody has kept it as the caller's reason
+    kept = False
+
     @property
     def sentence(self) -> str:
         return str(self.args[0]) if self.args else type(self).__name__
@@ -57,7 +60,19 @@ class IsADirectoryNodeError(CtxError):
 
 
 class QuotaError(CtxError):
-    """A configured maximum is reached."""
+    """A configured maximum, or an owner's account, is reached."""
+
+
+class AgainError(CtxError):
+    """Nothing is wrong with the operation: it may be tried again."""
+
+
+class OverTimeError(AgainError):
+    """Its owner's account of the event loop's time is used up; it may try again."""
+
+
+class UnansweredError(AgainError):
+    """What had to be asked for did not answer in time; it may, if it is tried again."""
 
 
 class TooLongError(CtxError):
@@ -74,6 +89,10 @@ class UnsupportedError(CtxError):
 
 class StaleError(CtxError):
     """A guard given by the caller no longer holds."""
+
+
+class GoneError(StaleError):
+    """What an inode of the kernel stood for is gone: its path has to be walked again."""
 
 
 class NotRunningError(CtxError):

@@ -117,7 +117,7 @@ class Following(Execution):
         return tuple(self.node.child(name) for name in ("run", "again", "task"))
 
     def task_leaf(self, name: str) -> Cgroup:
-        return self.node.child("task", name)
+        return self.node.child("task", cgroups.leaf_name(name))
 
     def entered(self) -> Iterator[Execution]:
         """What has entered the cell."""

@@ -60,11 +60,23 @@ class Watcher:
         while True:
             await trio.lowlevel.wait_readable(self._fd)
             for watch, mask in linux.parse_inotify(os.read(self._fd, 65536)):
+                if mask & linux.IN_Q_OVERFLOW:
+                    self._notify_all()
+                    continue
                 # That the file is gone is a change too.
                 for changes in self._watched.get(watch, ()):
                     changes.notify()
                 if mask & linux.IN_IGNORED:
                     self._watched.pop(watch, None)
+
+    def _notify_all(self) -> None:
+        """The kernel's queue was full: whatever it dropped, everybody looks again.
+
+        A watch whose IN_IGNORED was dropped stays until who waits for it lets it go.
+        """
+        for waiting in self._watched.values():
+            for changes in waiting:
+                changes.notify()
 
     def close(self) -> None:
         os.close(self._fd)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final, Self
 
+from runtime.authority import policy
 from runtime.lifecycle import LIVE, Status
 
 
@@ -78,6 +79,9 @@ class Agent:
     policy_of_root: tuple[str, ...] = ()
     mount: str = ""
     root: str = ""
+    #: what the paths in ``mount``, ``root`` and ``workspace`` led to when these were written,
+    #: by file (``mounts.Sources``)
+    sources: dict[str, Any] = field(default_factory=dict)
     iso: str = "sandbox"
     workspace: str = "inherit"
     cwd: str = ""
@@ -95,11 +99,14 @@ class Agent:
     reason: str = ""
     #: why it is ending, fixed when that begins: the first cause wins
     cause: tuple[str, str] | None = None
+    #: who caused that, as in ``by`` of events
+    caused_by: str = ""
     #: names the record of its cell: that of its first run in mode once
     cell: str = ""
     run: str = ""
     #: why the current run, and only that, is being ended
     run_cause: tuple[str, str] | None = None
+    run_caused_by: str = ""
     run_started: float = 0.0
     pid: int = 0
     boot: str = ""
@@ -129,12 +136,16 @@ class Agent:
     #: of a detached child: what its parent had when it started, as texts
     bound_policy: str | None = None
     bound_mount: str | None = None
+    #: and whether the root of that one's view was the runtime's making (``runtime.cell``)
+    bound_root: bool = False
     #: the work item that it is at, which may be blocked
     focus: str = ""
     #: the worktree that was made for it (runtime.workspace), which a reset keeps
     worktree: dict[str, Any] | None = None
     #: whether that was finished
     worktree_made: bool = False
+    #: worktrees of removed handles that are still to be taken away
+    discards: tuple[dict[str, Any], ...] = ()
     #: whether its documents stay, as those of its session: it was reset
     archived: bool = False
 
@@ -179,7 +190,9 @@ class Agent:
         known = {f.name for f in fields(cls)}
         kept = {key: value for key, value in values.items() if key in known}
         kept["status"] = Status(kept["status"])
-        for name in ("groups", "creator_groups", "policy_of_root", "other_sessions"):
+        kept["policy"] = policy.as_written(kept.get("policy", ""))
+        tuples = ("groups", "creator_groups", "policy_of_root", "other_sessions", "discards")
+        for name in tuples:
             kept[name] = tuple(kept.get(name, ()))
         for name in ("cause", "run_cause"):
             if kept.get(name) is not None:

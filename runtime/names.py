@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
+from array import array
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import Any, Final
 
 from runtime.errors import MalformedError
@@ -24,11 +25,27 @@ _TIME: Final = re.compile(
 _END_OF_TIMES: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")
 _SIZE: Final = re.compile(r"([0-9]{1,15})([KMGT]?)")
+#: no component is ".", ".." or empty, none has a control character
+_PLAIN_PATH: Final = re.compile(r"/|(?:/(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f]+)+")
+#: what a command line is made of: at the end, a quotation or an escape that is none
+_COMMAND: Final = re.compile(
+    r"""(?P<blank>[ \t\r\n]+)|(?P<plain>[^ \t\r\n'"\\]+)|(?P<single>'[^']*')"""
+    r"""|(?P<double>"(?:[^"\\]|\\.)*")|(?P<escaped>\\.)|(?P<bad>['"\\])""",
+    re.S,
+)
+#: of escapes in a quotation, those that are ones
+_ESCAPED: Final = re.compile(r'\\(["\\])')
 _ENV_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 JSON_DEPTH: Final = 64
+#: values in one text, which would cost many times its size to make
+JSON_VALUES: Final = 1 << 15
+#: digits of a number: reading one takes the square of them
+JSON_DIGITS: Final = 400
+#: what separates words, for every parser: SPACE and TAB, whatever else Unicode calls blank
+BLANKS: Final = " \t"
 
 
 def quote(text: str, limit: int = 80) -> str:
@@ -42,6 +59,11 @@ def escape(text: str) -> str:
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
     )
+
+
+def words(line: str) -> list[str]:
+    """What is between the blanks of a line."""
+    return [word for word in line.replace("\t", " ").split(" ") if word]
 
 
 def check_name(name: str) -> str:
@@ -112,13 +134,7 @@ def check_choice(text: str, choices: tuple[str, ...]) -> str:
 
 def check_absolute(text: str, what: str = "path") -> str:
     """An absolute path without ``.``, ``..`` or empty components."""
-    parts = text.split("/")
-    if (
-        not text.startswith("/")
-        or any(p in (".", "..") for p in parts)
-        or ("" in parts[1:] and text != "/")
-        or any(ord(c) < 32 or ord(c) == 127 for c in text)
-    ):
+    if not _PLAIN_PATH.fullmatch(text):
         raise MalformedError(
             f"{what} {quote(text)} is not absolute and plain: "
             'it begins with "/" and has no ".", ".." or empty component'
@@ -139,14 +155,33 @@ def parse_env_line(line: str) -> tuple[str, str]:
 
 
 def split_command(line: str) -> list[str]:
-    """Words like a POSIX shell's, without any expansion (``shlex``)."""
-    try:
-        return shlex.split(line, comments=False, posix=True)
-    except ValueError as error:
-        raise MalformedError(
-            f"{quote(line)} is no command line: {str(error).lower()}; "
-            "close the quotation, or write \\ before a quote that is meant literally"
-        ) from None
+    """Words like a POSIX shell's, without any expansion."""
+    found: list[str] = []
+    word: list[str] = []
+    for match in _COMMAND.finditer(line):
+        kind = match.lastgroup
+        if kind == "blank":
+            if word:
+                found.append("".join(word))
+                word = []
+        elif kind == "plain":
+            word.append(match[0])
+        elif kind == "single":
+            word.append(match[0][1:-1])
+        elif kind == "double":
+            text = match[0][1:-1]
+            word.append(_ESCAPED.sub(r"\1", text) if "\\" in text else text)
+        elif kind == "escaped":
+            word.append(match[0][1])
+        else:
+            what = "escaped character" if match[0] == "\\" else "closing quotation"
+            raise MalformedError(
+                f"{quote(line)} is no command line: no {what}; "
+                "close the quotation, or write \\ before a quote that is meant literally"
+            )
+    if word:
+        found.append("".join(word))
+    return found
 
 
 def _refuse_constant(text: str) -> Any:
@@ -160,35 +195,55 @@ def _finite(text: str) -> float:
     return value
 
 
-def _nesting(text: str) -> tuple[int, int]:
+_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+#: brackets as steps down and up
+_STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
+_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[{]}"))
+
+
+def _outside(text: str) -> bytes:
+    """A text of JSON without its strings.
+
+    ``UnicodeEncodeError`` for a lone surrogate, ``MalformedError`` for very many strings.
+
+    Of what is no JSON so much is left that a parser fails before it is fooled.
+    """
+    data = text.encode()
+    if b'"' not in data:
+        return data
+    # a run of backslashes is pairs from its left, and perhaps one that is before a quote
+    data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if data.count(b'"') > 4 * JSON_VALUES:  # of a key and of a value
+        raise MalformedError(f"the JSON has more than {JSON_VALUES} values")
+    return b"".join(data.split(b'"')[::2])
+
+
+def _nesting(outside: bytes) -> tuple[int, int]:
     """(how deep brackets nest, how many are open at the end)."""
-    depth = deepest = 0
-    in_string = escaped = False
-    for c in text:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif c == "\\":
-                escaped = True
-            elif c == '"':
-                in_string = False
-        elif c == '"':
-            in_string = True
-        elif c in "[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif c in "]}":
-            depth -= 1
-    return deepest, depth
+    steps = array("b", outside.translate(_STEPS, _NO_BRACKETS))
+    return max(accumulate(steps), default=0), sum(steps)
 
 
 def parse_json(text: str) -> Any:
-    """JSON as RFC 8259 has it: bounded depth, no NaN, no lone surrogates."""
-    if _nesting(text)[0] > JSON_DEPTH:
-        raise MalformedError(f"the JSON is nested deeper than {JSON_DEPTH} levels")
+    """JSON as RFC 8259 has it: bounded depth and number of values, no NaN, no lone surrogates.
+
+    What it costs is bounded before any of it is parsed.
+    """
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
-        json.dumps(value, ensure_ascii=False).encode()
+        if text.count("[") + text.count("{") > JSON_DEPTH or len(text) > JSON_VALUES:
+            outside = _outside(text)
+            if _nesting(outside[: 2 * JSON_VALUES])[0] > JSON_DEPTH:
+                raise MalformedError(f"the JSON is nested deeper than {JSON_DEPTH} levels")
+            if sum(map(outside.count, (b"[", b"{", b","))) > JSON_VALUES:
+                raise MalformedError(f"the JSON has more than {JSON_VALUES} values")
+            if outside.translate(_DIGITS).find(b"0" * JSON_DIGITS) >= 0:
+                raise MalformedError(f"the JSON has a number of {JSON_DIGITS} digits")
+        value = _DECODER.decode(text)
+        if not text.isascii():
+            text.encode()
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise MalformedError("the JSON has a lone surrogate, which is no character") from None
     except (ValueError, RecursionError) as error:
@@ -206,7 +261,7 @@ def parse_json_object(text: str) -> dict[str, Any]:
 
 def is_unfinished_json(text: str) -> bool:
     """Whether brackets are still open: the first of several lines, say."""
-    return _nesting(text)[1] > 0
+    return _nesting(_outside(text))[1] > 0
 
 
 def dump_json(value: Any) -> str:

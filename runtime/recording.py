@@ -17,7 +17,7 @@ from runtime import cell, crashpoints, output
 from runtime.agents import Agents
 from runtime.cell import Places
 from runtime.cgroups import Hierarchy
-from runtime.change import Change
+from runtime.change import RUNTIME, Change
 from runtime.conclusions import (
     add_delegation,
     add_result,
@@ -28,6 +28,7 @@ from runtime.conclusions import (
 )
 from runtime.ending import guarded
 from runtime.following import Followed, Following
+from runtime.journal import because_of
 from runtime.lifecycle import Event, move
 from runtime.limits import spent
 from runtime.model import Agent, Outcome
@@ -84,12 +85,12 @@ class Recorder:
         for agent, following in due:
             with guarded(agent):
                 self._hear_rest(agent, following)
-            part = Change(change)
+            part = Change(change, by=agent.caused_by or RUNTIME)
             try:
                 self._conclude(part, agent, following)
             except Exception:
                 log.exception("%s: a bug in ctxfs", agent.name)
-                part = Change(change)
+                part = Change(change, by=RUNTIME)
                 self._agents.record_end(part, agent, Outcome.INTERRUPTED, "runtime_lost")
             recorded.append((agent, following))
             change.add(part)
@@ -134,7 +135,8 @@ class Recorder:
             move(agent.status, Event.ENDED)
             self._agents.record_end(change, agent, outcome, reason)
         change.set(agent, usage=usage)
-        log.info("%s: %s (%s)", agent.name, outcome, reason)
+        why = because_of(agent.owner)
+        log.info("%s: %s (%s)", agent.name, outcome, reason, extra=why)
 
     def _restarts(self, agent: Agent, outcome: Outcome, following: Following) -> bool:
         """Whether it is started again: not what somebody ended."""

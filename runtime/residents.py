@@ -67,11 +67,16 @@ class Listener:
         data = self._tail.read(_BLOCK)
         if not data:
             return False
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        left = len(self._rest) + sum(len(line) + 1 for line in lines)
-        for line in lines:
-            left -= len(line) + 1
-            self._take(line, self._tail.position - left)
+        whole, newline, self._rest = (self._rest + data).rpartition(b"\n")
+        left = len(self._rest) + len(whole) + len(newline)
+        if b'"type"' not in whole:
+            # lines may be very short, and very many: there is no reply among these
+            left -= len(whole) + len(newline)
+            self._keep(whole + newline, self._tail.position - left)
+        else:
+            for line in whole.split(b"\n"):
+                left -= len(line) + 1
+                self._take(line, self._tail.position - left)
         if len(self._rest) > _LINE_MAX:
             self._keep(self._rest, self._tail.position)
             self._rest = b""
@@ -85,8 +90,8 @@ class Listener:
 
     def _take(self, line: bytes, position: int) -> None:
         """One line, which ends at ``position`` of what it said."""
-        message = self._agents.messages.current(self._agent)
         spoken = _parse(line)
+        message = self._agents.messages.current(self._agent) if spoken else None
         if spoken is None or message is None or spoken["id"] not in (None, message.name):
             self._keep(line + b"\n", position)
             return

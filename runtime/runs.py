@@ -13,7 +13,7 @@ import trio
 from runtime import cell, crashpoints, linux, output
 from runtime.agents import Agents
 from runtime.cell import Command, Places
-from runtime.change import Change
+from runtime.change import RUNTIME, Change
 from runtime.conclusions import (
     LOST,
     add_result,
@@ -29,6 +29,7 @@ from runtime.ending import Ender, guarded, left_of, terminate
 from runtime.errors import CtxError, NoSpaceError
 from runtime.following import Execution, Following
 from runtime.inotify import Changes, Watcher
+from runtime.journal import because_of
 from runtime.lifecycle import Event, Status, move
 from runtime.limits import spent
 from runtime.model import Agent, Outcome
@@ -266,7 +267,8 @@ class Runs:
         """The current run is to end, and why; the first cause wins."""
         if agent.run_cause is None:
             change = Change()
-            change.set(agent, run_cause=(outcome.value, reason))
+            by = self._agents.actor
+            change.set(agent, run_cause=(outcome.value, reason), run_caused_by=by)
             self._agents.note(change)
 
     async def _terminate(self, agent: Agent, following: Following, execution: Execution) -> None:
@@ -308,10 +310,11 @@ class Runs:
         directory = self._agents.directory(agent) / "out"
         tail = Tail(directory, agent.output_start)
         stream = self._streams.of(message.index)
-        async for text in tail.follow(self._watcher):
-            stream.add(text)
-            if stream.full:
-                return
+        async with contextlib.aclosing(tail.follow(self._watcher)) as pieces:
+            async for text in pieces:
+                stream.add(text)
+                if stream.full:
+                    return
 
     # concluding
 
@@ -328,7 +331,7 @@ class Runs:
             outcome, reason = Outcome.ERROR.value, f"start_failed: {failure}"
         else:
             outcome, reason = judge_run(self._agents, agent, execution)
-        change = Change()
+        change = Change(by=agent.run_caused_by if agent.run_cause is not None else RUNTIME)
         if outcome == Outcome.DONE:
             with contextlib.suppress(OSError):
                 add_result(change, self._agents, agent)
@@ -363,7 +366,8 @@ class Runs:
             execution.leaf.remove()
             execution.record_path.unlink(missing_ok=True)
             cell.remove_input(self._places, execution.record_path)
-        log.info("%s: %s: %s (%s)", agent.name, record_run(execution), outcome, reason)
+        run, why = record_run(execution), because_of(agent.owner)
+        log.info("%s: %s: %s (%s)", agent.name, run, outcome, reason, extra=why)
 
 
 def record_run(execution: Execution) -> str:

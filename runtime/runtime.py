@@ -7,7 +7,6 @@ import logging
 import os
 import shutil
 import stat
-import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
@@ -15,23 +14,29 @@ from pathlib import Path
 
 import trio
 
-from runtime import cell, cgroups, linux
+from runtime import cell, cgroups, linux, spare
 from runtime.agents import Agents
 from runtime.binder import Binder
-from runtime.budget import Budget
 from runtime.cell import Places
 from runtime.config import Config
 from runtime.errors import CtxError, StartupError
 from runtime.history import History
 from runtime.inotify import Watcher
+from runtime.loop import LoopMeter
 from runtime.privilege import Privilege
-from runtime.sockets import Sockets, ToolCall
+from runtime.sockets import Refusals, Refused, Sockets, ToolCall
+from runtime.spawn import Spawner
 from runtime.store import Store
 from runtime.supervisor import Supervisor
 from runtime.trash import Trash
 from runtime.waits import Waits
 
 log = logging.getLogger("ctxd.runtime")
+
+_PROGRAMS = (
+    *("binder", "enter", "gather", "guard", "keeper"),
+    *("launcher", "look", "monitor", "stage", "view"),
+)
 
 VERSION = "0.1.0"
 
@@ -48,6 +53,7 @@ class Runtime:
         supervisor: Supervisor,
         sockets: Sockets,
         hierarchy: cgroups.Hierarchy,
+        spawner: Spawner,
     ) -> None:
         self.config = config
         self.places = places
@@ -55,8 +61,10 @@ class Runtime:
         self.supervisor = supervisor
         self.sockets = sockets
         self.hierarchy = hierarchy
+        self.spawner = spawner
         self.binder = sockets.binder
-        self.budget = sockets.budget
+        self.accounts = agents.accounts
+        self.loop = LoopMeter()
         self.state = "starting"
         self.started = time.monotonic()
 
@@ -64,6 +72,7 @@ class Runtime:
         """New settings for what is decided from now on."""
         self.config = config
         self.agents.config = config
+        self.accounts.configure(config)
 
     def status(self) -> dict[str, str]:
         """The facts of ``/ctx/status``."""
@@ -95,23 +104,38 @@ def _private_directory(path: Path, mode: int) -> None:
         raise StartupError(f"{path}: {error.strerror}") from None
 
 
-def _check_programs(privilege: Privilege) -> None:
-    packages = {"bwrap": "bubblewrap", "setpriv": "util-linux"}
-    if privilege.rootless:
-        packages["fusermount3"] = "fuse3"
-    for program, package in packages.items():
-        if shutil.which(program) is None:
-            raise StartupError(f"{program} is missing: apt-get install {package}")
+def _check_machine(privilege: Privilege) -> None:
+    if privilege.rootless and shutil.which("fusermount3") is None:
+        raise StartupError("fusermount3 is missing: apt-get install fuse3")
+    if linux.mount_at(Path("/")) is None:
+        raise StartupError(
+            "/ is no mount point here, as below chroot(8): the kernel makes no sandboxes there; "
+            "mount the directory upon itself and start ctxd by unshare --mount with pivot_root(8), "
+            "or in a container"
+        )
 
 
-def _check_namespaces() -> None:
-    """Without root every step into a cell needs them; kernels and their security
-    modules have several ways to refuse, so it is tried."""
-    command = ["bwrap", "--unshare-user", "--ro-bind", "/", "/", "true"]
-    tried = subprocess.run(command, capture_output=True, text=True, check=False)
-    if tried.returncode != 0:
-        said = " ".join(tried.stderr.split())
-        raise StartupError(f"unprivileged user namespaces are refused ({said}): see ctx doctor")
+def _check_namespaces(privilege: Privilege, spawner: Spawner) -> None:
+    """``StartupError`` unless an ordinary user can make a cell, as every agent's is made;
+    kernels and their security modules have several ways to refuse, so it is tried."""
+    uid, gid = (privilege.uid, privilege.gid) if privilege.rootless else (65534, 65534)
+    view = [*cell.bind("/", "/"), "proc", "/proc", "dev", "/dev"]
+    true = shutil.which("true", path="/usr/bin:/bin") or "/bin/true"
+    with ExitStack() as stack:
+        plan = cell.memory_file("view", cell.strings(view))
+        stack.callback(os.close, plan)
+        program = os.open(true, os.O_PATH | os.O_CLOEXEC)
+        stack.callback(os.close, program)
+        said = os.memfd_create("said", os.MFD_CLOEXEC)
+        stack.callback(os.close, said)
+        command = [str(cell.native("view")), "3", "4", str(uid), str(gid)]
+        command.append(privilege.groups_of(()))
+        tried = spawner.start_now(
+            spawner.home, [*command, "--", "true"], fds=[None, None, said, plan, program]
+        )
+        if tried.wait_now() != 0:
+            complaint = " ".join(os.pread(said, 1000, 0).decode(errors="replace").split())
+            raise StartupError(f"no sandbox can be made here ({complaint}): see ctx doctor")
 
 
 def _check_reachable(path: Path) -> None:
@@ -158,12 +182,12 @@ def _prepare_shared(places: Places, privilege: Privilege) -> None:
         flags = linux.MS_NOSUID | linux.MS_NODEV
         linux.mount("ctxfs", places.shared, "tmpfs", flags, "mode=0755,size=64m")
         linux.mount("none", places.shared, "none", linux.MS_SHARED)
-    for path, mode in ((places.waits, 0o711), (places.keeper.parent, 0o755), (places.fuse, 0o755)):
+    for path, mode in ((places.waits, 0o711), (places.programs, 0o755), (places.fuse, 0o755)):
         if path != places.fuse or linux.mount_at(path) is None:
             _private_directory(path, mode)
     _private_directory(places.records, 0o700)
     _private_directory(places.inputs, 0o700)
-    for name in ("binder", "enter", "guard", "keeper", "monitor", "stage"):
+    for name in _PROGRAMS:
         _install(cell.native(name), places.program(name))
 
 
@@ -174,7 +198,8 @@ def _install(source: Path, target: Path) -> None:
         shutil.copyfile(source, temporary)
     except FileNotFoundError:
         raise StartupError(f"{source} is missing: run make setup") from None
-    os.chmod(temporary, 0o755)
+    # not readable: an agent could trace what a readable one becomes (PR_SET_DUMPABLE)
+    os.chmod(temporary, 0o711)
     os.replace(temporary, target)
 
 
@@ -196,17 +221,18 @@ async def open_runtime(
     privilege: Privilege,
     code: Callable[[CtxError], str],
     call_tool: ToolCall,
+    refused: Refused,
+    refusals: Refusals,
 ) -> AsyncIterator[Runtime]:
     """Everything below the filesystem, opened in order and closed in reverse.
 
-    ``code`` names errors and ``call_tool`` calls tools for those who ask at a socket.
+    For those who ask at a socket ``code`` names errors, ``call_tool`` calls tools,
+    ``refused`` keeps why something was refused, and ``refusals`` tells of it.
 
     Raises ``StartupError``, having changed nothing that it does not undo.
     """
-    _check_programs(privilege)
-    if privilege.rootless:
-        _check_namespaces()
-    else:
+    _check_machine(privilege)
+    if not privilege.rootless:
         _check_reachable(places.runtime)
     with ExitStack() as stack:
         # the cgroups, removed last: everything above ends processes in them
@@ -223,11 +249,16 @@ async def open_runtime(
             raise StartupError(
                 f"{hierarchy.root.path}: no cgroups can be made there ({error.strerror})"
             ) from None
+        spare.keep()
+        stack.callback(spare.release)
         # what sandboxes see of the daemon
         _private_directory(places.runtime, 0o711)
         _private_directory(places.stage, 0o755)
         stack.callback(_remove_runtime, places)
         _prepare_shared(places, privilege)
+        spawner = Spawner(places.program("launcher"), hierarchy.helpers)
+        stack.callback(spawner.close)
+        _check_namespaces(privilege, spawner)
         stack.callback(os.close, _open_lifeline(places.lifeline))
         # the records
         store = Store(places.state / "ctxfs.db")
@@ -254,19 +285,21 @@ async def open_runtime(
             nursery.start_soon(trash.run)
             nursery.start_soon(agents.run)
             nursery.start_soon(agents.waiting.run)
-            binder = Binder(places.program("binder"))
+            nursery.start_soon(agents.disk.run)
+            binder = Binder(places.program("binder"), spawner, hierarchy.daemon)
             stack.callback(binder.close)
             status: list[Callable[[], dict[str, str]]] = []
             sockets = Sockets(
                 agents=agents,
                 places=places,
                 binder=binder,
-                budget=Budget(),
                 nursery=nursery,
                 code=code,
                 status=lambda: status[0](),
                 cancel_message=lambda agent, message: supervisor.cancel_message(agent, message),
                 call_tool=call_tool,
+                refused=refused,
+                refusals=refusals,
             )
             supervisor = Supervisor(
                 agents=agents,
@@ -274,6 +307,7 @@ async def open_runtime(
                 watcher=watcher,
                 sockets=sockets,
                 places=places,
+                spawner=spawner,
                 nursery=nursery,
             )
             runtime = Runtime(
@@ -283,8 +317,12 @@ async def open_runtime(
                 supervisor=supervisor,
                 sockets=sockets,
                 hierarchy=hierarchy,
+                spawner=spawner,
             )
+            nursery.start_soon(sockets.run)
             status.append(runtime.status)
+            trio.lowlevel.add_instrument(runtime.loop)
+            stack.callback(trio.lowlevel.remove_instrument, runtime.loop)
             try:
                 yield runtime
             finally:
@@ -298,7 +336,7 @@ def _remove_runtime(places: Places) -> None:
     if linux.mount_at(places.shared) is not None:
         linux.unmount(places.shared, linux.MNT_DETACH)
     places.lifeline.unlink(missing_ok=True)
-    for directory in (places.keeper.parent, places.records, places.inputs, places.waits):
+    for directory in (places.programs, places.records, places.inputs, places.waits):
         shutil.rmtree(directory, ignore_errors=True)
     for path in (places.fuse, places.shared, places.stage, places.runtime):
         try:

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import select
 import socket
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import trio
 
+from runtime.accounts import Accounts, Hold, Payer, Resource, payer
 from runtime.agents import Agents
 from runtime.authority import policy
 from runtime.authority.identity import CONTROLLERS, INSIDERS, OPERATORS, PARTIES, Caller, Role
 from runtime.binder import Binder
-from runtime.budget import Budget
 from runtime.cell import Places
 from runtime.change import Watching
 from runtime.config import Config
@@ -37,6 +38,7 @@ from runtime.errors import (
     TooLongError,
     WrongStateError,
 )
+from runtime.loop import Late, Timed, Turns
 from runtime.messages import check_id
 from runtime.model import Agent
 from runtime.names import dump_json, parse_json_object, quote
@@ -51,6 +53,16 @@ _FAREWELL_SECONDS: Final = 5.0
 _STAYING_MAX: Final = 16
 #: characters of a reply in one frame
 _DELTA_MAX: Final = 16 << 10
+#: of a connection: its own, and the one by which its end is seen
+_DESCRIPTORS: Final = 2
+#: about what one costs in memory before anything is said, in bytes
+_OWN_SIZE: Final = 16 << 10
+#: frames up to this size are part of that
+_SMALL: Final = 4 << 10
+#: of a history that is sent in one piece, in bytes
+_REPLAY: Final = 128 << 10
+#: who follows a session, of those that are told of more at once
+_WOKEN_AT_ONCE: Final = 8
 _EVENT_ID: Final = re.compile(r"e[0-9]{1,15}")
 
 #: names under which sockets are bound; MKNOD knows them (ctxfs.tree)
@@ -65,33 +77,61 @@ class Connection:
     """One accepted connection. Frames are sent whole, one at a time."""
 
     def __init__(
-        self, stream: trio.SocketStream, caller: Caller, config: Config, budget: Budget
+        self,
+        stream: trio.SocketStream,
+        caller: Caller,
+        config: Config,
+        accounts: Accounts,
+        turns: Turns,
+        who: Payer,
     ) -> None:
         self.stream = stream
         self.caller = caller
+        self._time = accounts.time
+        self._turns = turns
+        self.who = who
+        #: of the socket, as in reasons
+        self.path = ""
         self._lock = trio.Lock()
         self._buffer = bytearray()
         self._frame_max = config.frame_max
-        self._staged_max = config.staged_max
-        self._budget = budget
-        self._held = 0
+        self._holds = tuple(
+            Hold(accounts, who, resource)
+            for resource in (Resource.CONNECTIONS, Resource.DESCRIPTORS, Resource.MEMORY)
+        )
+        self._memory = self._holds[-1]
         self._answering = 0
+
+    def admit(self) -> None:
+        """Charges the peer for the connection itself; ``QuotaError``."""
+        for hold, amount in zip(self._holds, (1, _DESCRIPTORS, _OWN_SIZE), strict=True):
+            hold.resize(amount)
 
     def hold(self, more: int) -> None:
         """Charges the peer for bytes that are kept for it; fewer than 0 are given back."""
-        after = self._held + more
-        self._budget.charge(self.caller.key, self._held, after, self._staged_max)
-        self._held = after
+        self._memory.resize(self._memory.amount + more)
 
     def release(self) -> None:
         """Gives back all that is charged, at the end of the connection."""
-        self.hold(-self._held)
+        for hold in self._holds:
+            hold.release()
+
+    def timed(self, coroutine: Coroutine[Any, Any, None]) -> Timed[None]:
+        """Awaits it; what its steps take of the loop is charged to the peer's owner."""
+        return Timed(coroutine, partial(self._time.pay, self.who))
 
     async def send(self, frame: dict[str, Any] | bytes) -> None:
-        """Waits until the peer has room: a slow reader slows only itself."""
+        """Waits until the peer has room: a slow reader slows only itself, and what waits
+        for it is charged to it. ``QuotaError``."""
         data = frame if isinstance(frame, bytes) else (dump_json(frame) + "\n").encode()
-        async with self._lock:
-            await self.stream.send_all(data)
+        held = len(data) if len(data) > _SMALL else 0
+        self.hold(held)
+        try:
+            await self._turns.take(self.who)
+            async with self._lock:
+                await self.stream.send_all(data)
+        finally:
+            self.hold(-held)
 
     async def receive(self) -> str | None:
         """The next line, None at the end.
@@ -109,6 +149,7 @@ class Connection:
             data = await self.stream.receive_some(65536)
             if not data:
                 return None
+            await self._turns.take(self.who)
             self.hold(len(data))
             self._buffer += data
         if end > self._frame_max:
@@ -131,9 +172,15 @@ class Server:
         self.ended = trio.Event()
 
 
-Handler = Callable[["Sockets", Server, Agent, Connection, dict[str, Any]], Awaitable[None]]
+Handler = Callable[
+    ["Sockets", Server, Agent, Connection, dict[str, Any]], Coroutine[Any, Any, None]
+]
 #: what a tool of this name answers to a caller's input
 ToolCall = Callable[[Caller, str, Any], Awaitable[dict[str, Any]]]
+#: keeps why something was refused to a caller, and where
+Refused = Callable[[CtxError, Caller, str], None]
+#: what was refused lately to a caller's agents, or about them; with an agent, to it and about it
+Refusals = Callable[[Caller, Agent | None], list[dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,28 +202,34 @@ class Sockets(Watching):
         agents: Agents,
         places: Places,
         binder: Binder,
-        budget: Budget,
         nursery: trio.Nursery,
         code: Callable[[CtxError], str],
         status: Callable[[], dict[str, str]],
         cancel_message: Callable[[Agent, Message], None],
         call_tool: ToolCall,
+        refused: Refused,
+        refusals: Refusals,
     ) -> None:
         self._agents = agents
         self._places = places
         self.binder = binder
-        self.budget = budget
         self._nursery = nursery
         self._code = code
         self._status = status
         self._cancel_message = cancel_message
         self._call_tool = call_tool
+        self._refused = refused
+        self._refusals = refusals
         self._servers: dict[int, Server] = {}
-        self._appended: dict[int, trio.Event] = {}
+        #: who follows a session, and who is told that there is more
+        self._appended: dict[int, set[trio.Event]] = {}
+        self._following: list[trio.Event] = []
+        self._woken = trio.Event()
         self.streams = Streams()
+        #: what agents want of their sockets costs others little at a time
+        self._turns = Turns()
+        self._late = Late(agents.accounts.time, self._turns)
         agents.watching.append(self.streams)
-        #: open connections by ``Caller.key``, to all sockets
-        self._connections: Counter[str] = Counter()
         agents.watching.append(self)
 
     # Watching
@@ -185,7 +238,19 @@ class Sockets(Watching):
     def session_changed(self, index: int, names: Iterable[str]) -> None:
         waiting = self._appended.pop(index, None)
         if waiting is not None:
-            waiting.set()
+            self._following += waiting
+            self._woken.set()
+
+    async def run(self) -> None:
+        """Tells those who follow sessions, a few at a time: others are served in between."""
+        while True:
+            await self._woken.wait()
+            self._woken = trio.Event()
+            waiting, self._following = self._following, []
+            for begin in range(0, len(waiting), _WOKEN_AT_ONCE):
+                for event in waiting[begin : begin + _WOKEN_AT_ONCE]:
+                    event.set()
+                await trio.lowlevel.checkpoint()
 
     # opening and closing
 
@@ -235,7 +300,10 @@ class Sockets(Watching):
             async with trio_listener:
                 while True:
                     try:
-                        await self._admit(agent, server, await trio_listener.accept())
+                        stream = await trio_listener.accept()
+                        if agent is not None:
+                            await self._turns.take(Payer(agent.owner))
+                        await self._admit(agent, server, stream)
                     except OSError as error:
                         log.warning("accept: %s", error)
                         await trio.sleep(0.1)
@@ -246,6 +314,7 @@ class Sockets(Watching):
 
     async def _admit(self, agent: Agent | None, server: Server, stream: trio.SocketStream) -> None:
         """Serves one more connection, or refuses it without a task of its own."""
+        begun = time.thread_time()
         raw = stream.socket
         if server.refusing:
             raw.close()
@@ -255,18 +324,20 @@ class Sockets(Watching):
         except BaseException:
             raw.close()
             raise
-        config = self._agents.config
-        connection = Connection(stream, caller, config, self.budget)
-        # An operator with uid 0 gets in however many there are: somebody has to look.
-        unlimited = self._agents.identity.is_master(caller)
-        if unlimited or self._connections[caller.key] < config.connections:
-            self._connections[caller.key] += 1
-            self._nursery.start_soon(self._serve, agent, server, connection)
+        agents = self._agents
+        who = payer(agents, caller)
+        agents.accounts.time.pay(who, time.thread_time() - begun)
+        connection = Connection(stream, caller, agents.config, agents.accounts, self._turns, who)
+        connection.path = f"agent/{agent.name}.sock" if agent is not None else "ctxd.sock"
+        try:
+            connection.admit()
+        except QuotaError as error:
+            connection.release()
+            async with stream:
+                with trio.move_on_after(1), contextlib.suppress(trio.BrokenResourceError):
+                    await self._send_error(connection, error)
             return
-        async with stream:
-            with trio.move_on_after(1), contextlib.suppress(trio.BrokenResourceError):
-                why = f"you have {config.connections} connections, the configured maximum"
-                await self._send_error(connection, QuotaError(why))
+        self._nursery.start_soon(self._serve, agent, server, connection)
 
     # serving
 
@@ -275,7 +346,7 @@ class Sockets(Watching):
         try:
             async with connection.stream, trio.open_nursery() as nursery:
                 nursery.start_soon(self._farewell, server, nursery.cancel_scope)
-                await self._converse(agent, server, connection, nursery)
+                await connection.timed(self._converse(agent, server, connection, nursery))
                 nursery.cancel_scope.cancel()
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the peer went away
@@ -284,9 +355,6 @@ class Sockets(Watching):
             log.exception("a connection of %s", key)
         finally:
             connection.release()
-            self._connections[key] -= 1
-            if not self._connections[key]:
-                del self._connections[key]
 
     @staticmethod
     async def _farewell(server: Server, scope: trio.CancelScope) -> None:
@@ -302,6 +370,7 @@ class Sockets(Watching):
             try:
                 self._check_peer(agent, connection.caller)
                 while (line := await self._next_line(server, connection)) is not None:
+                    await self._late.wait(connection.who)
                     if line.strip():
                         await self._answer(agent, server, connection, line, staying)
             except CtxError as error:
@@ -374,7 +443,7 @@ class Sockets(Watching):
         self,
         staying: trio.Nursery,
         connection: Connection,
-        answer: Callable[[], Awaitable[None]],
+        answer: Callable[[], Coroutine[Any, Any, None]],
         request: dict[str, Any],
         size: int,
     ) -> None:
@@ -387,18 +456,19 @@ class Sockets(Watching):
     async def _stay(
         self,
         connection: Connection,
-        answer: Callable[[], Awaitable[None]],
+        answer: Callable[[], Coroutine[Any, Any, None]],
         request: dict[str, Any],
         size: int,
     ) -> None:
         try:
-            await answer()
+            await connection.timed(answer())
         except CtxError as error:
             await self._send_error(connection, error, request.get("id"))
         finally:
             connection.hold(-size)
 
     async def _send_error(self, connection: Connection, error: CtxError, about: Any = None) -> None:
+        self._refused(error, connection.caller, connection.path)
         frame = {"type": "error", "code": self._code(error), "message": error.sentence}
         if isinstance(about, str):
             frame["id"] = about
@@ -420,15 +490,29 @@ class Sockets(Watching):
             answer = partial(self._answer_tool, connection, request)
             self._begin_staying(staying, connection, answer, request, size)
         elif name == "why":
-            subject = self._agents.named(str(request.get("agent")))
-            if subject is None or not (
-                self._agents.identity.roles(connection.caller, subject) & OPERATORS
-            ):
-                name = quote(str(request.get("agent")))
-                raise MissingError(f"{name} is no agent that you are an operator of")
-            await connection.send(self._explain(subject, request))
+            await connection.send(self._explain(self._operated(connection, request), request))
+        elif name == "audit":
+            subject = self._operated(connection, request) if "agent" in request else None
+            await connection.send(self._audit(connection.caller, subject))
+        elif name == "quota":
+            caller = connection.caller
+            master = self._agents.identity.is_master(caller)
+            owners = self._agents.accounts.owners() if master else [caller.uid]
+            await connection.send(self._quota(owners))
         else:
-            raise MalformedError(f"{quote(str(name))} is none of: ping, status, tool, why")
+            known = "ping, status, tool, why, audit, quota"
+            raise MalformedError(f"{quote(str(name))} is none of: {known}")
+
+    def _operated(self, connection: Connection, request: dict[str, Any]) -> Agent:
+        """The agent that an operator names; ``MissingError`` if it is not this one's."""
+        name = str(request.get("agent"))
+        agent = self._agents.named(name)
+        if agent is None or not self._agents.identity.roles(connection.caller, agent) & OPERATORS:
+            raise MissingError(f"{quote(name)} is no agent that you are an operator of")
+        return agent
+
+    def _audit(self, caller: Caller, agent: Agent | None) -> dict[str, Any]:
+        return {"type": "audit", "refusals": self._refusals(caller, agent)}
 
     # operations
 
@@ -463,27 +547,39 @@ class Sockets(Watching):
             raise MissingError("the session was removed")
         last = int(after[1:]) if after else 0
         path = self._agents.session_directory(session) / "events.jsonl"
-        offset = 0
+        offset: int | None = None
         while True:
-            appended = self._appended.setdefault(session.index, trio.Event())
+            # very many may follow, and each looks at the file
+            await self._turns.take(connection.who)
+            appended = trio.Event()
+            followers = self._appended.setdefault(session.index, set())
+            followers.add(appended)
             ended = server.ended.is_set()
             try:
                 file = open(path, "rb")  # noqa: SIM115 (closed below)
             except FileNotFoundError:
                 raise MissingError("the session was removed") from None
             with file:
-                file.seek(offset)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break
-                    offset += len(line)
-                    if _event_number(line) > last:
-                        await connection.send(line)
+                if offset is None:
+                    offset = find_event(file.fileno(), last)
+                while lines := _read_lines(file.fileno(), offset):
+                    offset += len(lines)
+                    if _event_number(lines) <= last:
+                        lines = b"".join(
+                            line
+                            for line in lines.splitlines(keepends=True)
+                            if _event_number(line) > last
+                        )
+                    if lines:
+                        await connection.send(lines)
             if ended:
                 return
-            async with trio.open_nursery() as nursery:
-                for event in (appended, server.ended):
-                    nursery.start_soon(_cancel_after, event, nursery.cancel_scope)
+            try:
+                async with trio.open_nursery() as nursery:
+                    for event in (appended, server.ended):
+                        nursery.start_soon(_cancel_after, event, nursery.cancel_scope)
+            finally:
+                followers.discard(appended)
 
     async def _send(
         self, server: Server, agent: Agent, connection: Connection, request: dict[str, Any]
@@ -549,7 +645,8 @@ class Sockets(Watching):
             raise MissingError(f"{quote(name)}: no such message is known here")
         if self._is_over(message):
             raise NotRunningError(f"the message {quote(name)} is {message.status} already")
-        self._cancel_message(agent, message)
+        with self._agents.acting(connection.caller):
+            self._cancel_message(agent, message)
 
     async def _tool(
         self, server: Server, agent: Agent, connection: Connection, request: dict[str, Any]
@@ -575,11 +672,70 @@ class Sockets(Watching):
         """Which line of whose policy allows something, or what is missing."""
         await connection.send(self._explain(agent, request))
 
+    async def _tell_refusals(
+        self, server: Server, agent: Agent, connection: Connection, request: dict[str, Any]
+    ) -> None:
+        """What was refused to the agent, and, for operators, about it."""
+        await connection.send(self._audit(connection.caller, agent))
+
+    async def _own_quota(
+        self, server: Server, agent: Agent, connection: Connection, request: dict[str, Any]
+    ) -> None:
+        """What the agent's owner has and may have."""
+        await connection.send(self._quota([agent.owner]))
+
+    def _quota(self, owners: Iterable[int]) -> dict[str, Any]:
+        rows = [
+            {
+                "owner": row.owner,
+                "account": row.resource,
+                "use": row.use,
+                "limit": row.limit,
+                "reserve": row.reserve,
+                "most": row.most,
+                "held": row.held,
+            }
+            for owner in owners
+            for row in self._agents.accounts.standings(owner)
+        ]
+        return {"type": "quota", "accounts": rows}
+
     def _explain(self, agent: Agent, request: dict[str, Any]) -> dict[str, Any]:
         perm, target = str(request.get("verb")), str(request.get("object"))
         cls, name = policy.parse_question(perm, target)
         allowed, lines = self._agents.authority.explain(agent, cls, name, perm)
         return {"type": "why", "agent": agent.name, "allowed": allowed, "lines": lines}
+
+
+def _read_lines(fd: int, offset: int) -> bytes:
+    """Complete lines of a history from an offset on, one at least if there is one."""
+    size = _REPLAY
+    while True:
+        data = os.pread(fd, size, offset)
+        lines = data[: data.rfind(b"\n") + 1]
+        if lines or len(data) < size:
+            return lines
+        size *= 2
+
+
+def find_event(fd: int, last: int) -> int:
+    """An offset in a history, of a line's beginning, before which all ids are at most ``last``.
+
+    Ids grow, so that few places of a long one are looked at.
+    """
+    low, high = 0, os.fstat(fd).st_size
+    while high - low > _REPLAY:
+        middle = (low + high) // 2
+        block = os.pread(fd, _REPLAY, middle)
+        begin = block.find(b"\n") + 1
+        number = _event_number(block[begin:]) if begin else 0
+        if not number:
+            break  # a line longer than that: from here on all is looked at
+        if number > last:
+            high = middle
+        else:
+            low = middle + begin
+    return low
 
 
 def _event_number(line: bytes) -> int:
@@ -615,5 +771,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
         Operation("cancel", Role.ANYONE, Sockets._cancel),
         Operation("tool", Role.SELF, Sockets._tool, stays=True),
         Operation("why", PARTIES, Sockets._why),
+        Operation("audit", OPERATORS | Role.SELF, Sockets._tell_refusals),
+        Operation("quota", PARTIES, Sockets._own_quota),
     )
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import subprocess
 from pathlib import Path
 from typing import Final
 
@@ -22,11 +21,14 @@ from runtime.lifecycle import Status
 from runtime.limits import apply_limits
 from runtime.model import Agent
 from runtime.names import quote
+from runtime.sources import Looker
+from runtime.spawn import Spawner
 
 log = logging.getLogger("ctxd.starting")
 
 _SETTLE_SECONDS: Final = 10.0
-_HELPER_SECONDS: Final = 10.0
+#: after standard input, output and error
+_FIRST_PASSED: Final = 3
 
 
 class Starter:
@@ -39,13 +41,17 @@ class Starter:
         hierarchy: Hierarchy,
         watcher: Watcher,
         places: Places,
+        spawner: Spawner,
         followed: Followed,
+        looker: Looker,
     ) -> None:
         self._agents = agents
         self._hierarchy = hierarchy
         self._watcher = watcher
         self._places = places
+        self._spawner = spawner
         self._followed = followed
+        self._looker = looker
 
     async def launch(self, agent: Agent, following: Following) -> None:
         """Starts an agent's cell, in mode ``once`` with its program.
@@ -60,8 +66,9 @@ class Starter:
             if above is not None:  # itself just starting, perhaps
                 with trio.move_on_after(_SETTLE_SECONDS):
                     await above.wait_settled(self._watcher)
-        hidden = await self._inspect_hidden(agent, parent)
-        plan = cell.plan(self._agents, agent, places, hidden=hidden)
+        await self._looker.complete(agent)
+        self._agents.authority.check_own_mounts(agent)
+        plan = cell.plan(self._agents, agent, places)
         following.leaf.create(self._hierarchy.controllers)
         apply_limits(self._hierarchy, following.node, agent.limits)
         log.debug("%s %s: %s", agent.name, agent.cell, plan.describe())
@@ -71,7 +78,7 @@ class Starter:
             if parent is not None:
                 keeper = self._open_keeper(parent)
                 stack.callback(os.close, keeper)
-            fds = stack.enter_context(cell.passed_files(plan, keeper))
+            fds = stack.enter_context(self._passed_files(plan, keeper))
             stdin = self.open_handoff(agent) if not agent.holds_cell else _null()
             stack.callback(os.close, stdin)
             if agent.status is not Status.STARTING:
@@ -114,7 +121,7 @@ class Starter:
         with contextlib.ExitStack() as stack:
             keeper = self._open_keeper(agent)
             stack.callback(os.close, keeper)
-            fds = stack.enter_context(cell.passed_files(plan, keeper))
+            fds = stack.enter_context(self._passed_files(plan, keeper))
             stdin = command.open_input() if command.open_input is not None else _null()
             stack.callback(os.close, stdin)
             command.out.parent.mkdir(mode=0o700, exist_ok=True)
@@ -127,7 +134,7 @@ class Starter:
                 out=command.out,
                 log_directory=command.log,
                 reply=command.reply,
-                lead=str(keeper) if command.leads else "-",
+                lead=keeper if command.leads else "-",
             )
 
     async def _monitor(
@@ -141,43 +148,41 @@ class Starter:
         out: Path,
         log_directory: Path | None,
         reply: Path | None = None,
-        lead: str,
+        lead: str | int,
     ) -> None:
         """Has a monitor (monitor.c) run a plan; it outlives the daemon.
 
-        Without a log directory standard error goes where standard output goes.
+        Without a log directory standard error goes where standard output goes. ``lead``
+        is LEAD of monitor.c, or which of ``fds``.
         """
         places = self._places
         # not a pipe: the monitor proper has it for a while, and nobody need wait for that
         complaint = os.memfd_create("complaint", os.MFD_CLOEXEC)
         try:
+            monitors = self._hierarchy.monitors(agent.owner, self._agents.config.owner_monitors)
+            numbers = {fd: _FIRST_PASSED + i for i, fd in enumerate(fds)}
             # it exits as soon as the monitor proper is born and recorded
-            await trio.to_thread.run_sync(
-                lambda: subprocess.run(
-                    [
-                        str(places.program("monitor")),
-                        str(execution.record_path),
-                        str(out),
-                        str(log_directory or "-"),
-                        str(reply or "-"),
-                        str(self._agents.log_max(agent)),
-                        str(places.lifeline),
-                        str(self._hierarchy.monitors.path),
-                        str(execution.leaf.path),
-                        str(agent.uid),
-                        lead,
-                        ",".join(str(fd) for fd in fds),
-                        "--",
-                        *plan.steps,
-                    ],
-                    stdin=stdin,
-                    stdout=subprocess.DEVNULL,
-                    stderr=complaint,
-                    pass_fds=fds,
-                    env={"LANG": "C.UTF-8"},
-                    check=False,
-                )
+            starter = await self._spawner.start(
+                monitors,
+                [
+                    places.program("monitor"),
+                    execution.record_path,
+                    out,
+                    log_directory or "-",
+                    reply or "-",
+                    str(self._agents.log_room(agent)),
+                    places.lifeline,
+                    monitors.path,
+                    execution.leaf.path,
+                    str(agent.uid),
+                    lead if isinstance(lead, str) else str(numbers[lead]),
+                    ",".join(str(number) for number in numbers.values()),
+                    "--",
+                    *plan.steps,
+                ],
+                fds=[stdin, None, complaint, *fds],
             )
+            await starter.wait()
             if not execution.record_path.exists():
                 said = os.pread(complaint, 1000, 0).decode(errors="replace").strip()
                 raise UnsupportedError(f"its monitor could not be started: {said}")
@@ -213,50 +218,12 @@ class Starter:
         with open(opened, "rb") as file:
             return cell.sealed_file("handoff", file.read())
 
-    async def _inspect_hidden(self, agent: Agent, parent: Agent | None) -> dict[str, str]:
-        """What is at the targets of the agent's ``hide`` lines: directory, file or none.
-
-        Asked by a process with the agent's rights, in the view that its own is
-        made from; it may hang there (a dead network filesystem), and is left behind then.
-        """
-        found: dict[str, str] = {}
-        hidden = cell.hidden_paths(self._agents, agent)
-        if not hidden:
-            return found
-        with contextlib.ExitStack() as stack:
-            fds = []
-            if parent is not None:
-                fds.append(self._open_keeper(parent))
-                stack.callback(os.close, fds[0])
-            for target, path, given in hidden:
-                if parent is not None:
-                    groups = self._agents.privilege.entering_groups(agent.groups)
-                    step = [str(self._places.program("enter")), str(fds[0])]
-                    step += [str(agent.uid), str(agent.gid), groups, "cell", "--"]
-                else:
-                    # what a mount line gives is reached as its creator reaches it
-                    uid, gid = agent.uid, agent.gid
-                    if given:
-                        uid, gid = agent.creator_uid, agent.creator_gid
-                    step = [*self._agents.privilege.take_ids(uid, gid)]
-                found[target] = "none"
-                for option, kind in (("-e", "file"), ("-d", "directory")):
-                    if await _succeeds([*step, "test", option, path], fds):
-                        found[target] = kind
-        return found
+    def _passed_files(
+        self, plan: cell.Plan, parent_cell: int | None
+    ) -> contextlib.AbstractContextManager[list[int]]:
+        rootless = self._agents.privilege.rootless
+        return cell.passed_files(plan, self._places, parent_cell, rootless=rootless)
 
 
 def _null() -> int:
     return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-
-
-async def _succeeds(command: list[str], fds: list[int]) -> bool:
-    """Whether a command exits 0 in time. One that hangs is not waited for."""
-    process = await trio.lowlevel.open_process(
-        command, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    with trio.move_on_after(_HELPER_SECONDS):
-        return await process.wait() == 0
-    process.kill()
-    raise UnsupportedError(f"{command[-1]}: whatever is there did not answer in time")

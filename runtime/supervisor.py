@@ -39,6 +39,8 @@ from runtime.record import Record
 from runtime.recording import Recorder
 from runtime.runs import Runs
 from runtime.sockets import Sockets
+from runtime.sources import Looker
+from runtime.spawn import Spawner
 from runtime.starting import Starter
 from runtime.taskruns import TaskRuns, execution_of
 from runtime.worktrees import Worktrees
@@ -68,6 +70,7 @@ class Supervisor(Watching):
         watcher: Watcher,
         sockets: Sockets,
         places: Places,
+        spawner: Spawner,
         nursery: trio.Nursery,
     ) -> None:
         self._agents = agents
@@ -77,8 +80,22 @@ class Supervisor(Watching):
         self._places = places
         self._nursery = nursery
         self._followed = followed = Followed()
+        self._looker = Looker(
+            agents=agents,
+            hierarchy=hierarchy,
+            places=places,
+            followed=followed,
+            spawner=spawner,
+            nursery=nursery,
+        )
         self._starter = Starter(
-            agents=agents, hierarchy=hierarchy, watcher=watcher, places=places, followed=followed
+            agents=agents,
+            hierarchy=hierarchy,
+            watcher=watcher,
+            places=places,
+            spawner=spawner,
+            followed=followed,
+            looker=self._looker,
         )
         self._ender = Ender(
             agents=agents,
@@ -104,7 +121,7 @@ class Supervisor(Watching):
             ender=self._ender,
         )
         self._led_tasks: set[int] = set()
-        inside = Inside(
+        self._inside = Inside(
             agents=agents,
             watcher=watcher,
             places=places,
@@ -112,7 +129,12 @@ class Supervisor(Watching):
             ender=self._ender,
             followed=followed,
         )
-        self._worktrees = Worktrees(agents=agents, run=inside.run, nursery=nursery)
+        self._worktrees = Worktrees(
+            agents=agents,
+            run=self._inside.run,
+            gather=str(places.program("gather")),
+            nursery=nursery,
+        )
         self._recorder = Recorder(
             agents=agents, hierarchy=hierarchy, sockets=sockets, places=places, followed=followed
         )
@@ -148,13 +170,13 @@ class Supervisor(Watching):
 
     # verbs
 
-    async def prepare_start(self, agent: Agent) -> None:
-        """What takes a while of a start, and can be refused: to be awaited before it."""
-        await self._worktrees.make(agent)
+    async def look(self, agent: Agent, paths: Iterable[str]) -> dict[str, mounts.Source]:
+        """What is at paths that the creator of an agent wrote (``Looker.look``)."""
+        return await self._looker.look(agent, paths)
 
-    async def prepare_removal(self, agent: Agent, task: Task) -> None:
-        """The same for the removal of a task, which may be a handle."""
-        await self._worktrees.remove(agent, task)
+    def fetch(self, task: Task) -> None:
+        """``fetch`` said to a handle: ``CtxError`` if it cannot begin."""
+        self._worktrees.fetch(task)
 
     def start(self, agent: Agent) -> None:
         """Begins a start; what goes wrong later is in ``outcome`` and ``reason``."""
@@ -170,10 +192,10 @@ class Supervisor(Watching):
                     raise WrongStateError(
                         f"{quote(owner.name)}, which it would run in, is paused: resume it first"
                     )
+        self._agents.living.check_agent(agent)
         self._agents.authority.check_start(agent)
         cell.program(agent)
-        if agent.workspace == "worktree" and not agent.worktree_made:
-            raise WrongStateError(f"the worktree of {quote(agent.name)} is not made yet")
+        self._worktrees.check_start(agent)
         assert to.status is not None
         change = Change()
         change.set(agent, status=to.status)
@@ -185,6 +207,7 @@ class Supervisor(Watching):
                 agent,
                 bound_policy=policy.render(policy.as_bound(bound), agent.label),
                 bound_mount=mounts.render(table),
+                bound_root=cell.has_own_root(self._agents, parent),
             )
         if agent.context == "fork" and parent is not None:
             inherited = inherit(self._agents, parent, agent)
@@ -338,7 +361,8 @@ class Supervisor(Watching):
             raise NotRunningError(f"the run {agent.run} has just ended")
         following.impatient = trio.Event()
         change = Change()
-        change.set(agent, run_cause=(Outcome.CANCELLED.value, reason))
+        cause, by = (Outcome.CANCELLED.value, reason), self._agents.actor
+        change.set(agent, run_cause=cause, run_caused_by=by)
         if status is not None and agent.status is not status:
             between = Status.IDLE if agent.mode == "turn" else Status.STARTING
             change.set(agent, status=status, paused_from=between.value)
@@ -370,8 +394,8 @@ class Supervisor(Watching):
                 await next(iter(self._followed.values())).over.wait()
                 await trio.lowlevel.checkpoint()
         if patience.cancelled_caught:
-            for user in self._hierarchy.root.path.glob("user-*"):
-                Cgroup(user).kill()
+            for node in self._hierarchy.root.path.glob("user-*/agent-*"):
+                Cgroup(node).kill()
 
     def usage(self, agent: Agent) -> dict[str, int]:
         """cpu_usec, memory_current, memory_peak, processes, wall_msec; bytes and counts."""
@@ -417,6 +441,8 @@ class Supervisor(Watching):
         for agent in sorted(lost, key=self._agents.depth, reverse=True):
             self._record_lost(agent, "reboot")
             crashpoints.reach("adopt.lost")
+        for _, following in adopted:
+            await self._inside.end_left(following)
         gone = []
         for agent, following in adopted:
             if agent.status is not Status.STOPPING:
@@ -485,6 +511,8 @@ class Supervisor(Watching):
 
     def _remove_stray_nodes(self, base: Cgroup, path: str, living: set[str]) -> None:
         for node in base.children():
+            if node.path.name == "monitor":
+                continue
             below = f"{path}/{node.path.name}"
             if below in living:
                 self._remove_stray_nodes(node.child("child"), f"{below}/child", living)
@@ -571,6 +599,7 @@ class Supervisor(Watching):
         failure = ""
         if launch:
             try:
+                await self._worktrees.make(agent)
                 await self._starter.launch(agent, following)
             except (CtxError, OSError) as error:
                 failure = escape(str(error))
@@ -599,6 +628,8 @@ class Supervisor(Watching):
                 if scope.cancelled_caught:
                     self._ender.end(agent, Outcome.CANCELLED, "timeout")
         if agent.status is Status.STOPPING:
+            with guarded(agent):
+                await self._worktrees.take_over(agent)
             self._recorder.add(agent, following)
             await following.over.wait()
 

@@ -11,11 +11,12 @@ import trio
 from runtime import cell, crashpoints, output
 from runtime.agents import Agents
 from runtime.cell import Command, Places
-from runtime.change import Change
+from runtime.change import RUNTIME, Change
 from runtime.ending import Ender, guarded, terminate
 from runtime.errors import CtxError, WrongStateError
 from runtime.following import Execution, Following
 from runtime.inotify import Watcher
+from runtime.journal import because_of
 from runtime.model import Agent
 from runtime.names import escape, parse_env_line, quote
 from runtime.planes import TASK_MOVES, Task, TaskEvent, TaskStatus
@@ -136,7 +137,7 @@ class TaskRuns:
     def _note_start(self, agent: Agent, task: Task, record: Record) -> None:
         if task.pid:
             return  # an earlier daemon did
-        change = Change()
+        change = Change(by=task.by)
         change.put(task, pid=record.program, started=record.started / 1e9)
         if task.status is TaskStatus.QUEUED:
             change.put(task, status=TASK_MOVES.move(task.status, TaskEvent.RUN))
@@ -161,7 +162,7 @@ class TaskRuns:
             with contextlib.suppress(OSError):
                 directory = self._agents.tasks.directory(agent, task)
                 output.append_line(directory, reason, self._agents.log_max(agent))
-        change = Change()
+        change = Change(by=task.by if event is TaskEvent.CANCEL else RUNTIME)
         self._agents.tasks.end(change, agent, task, event, exit_text=exit_text)
         self._agents.note(change)
         crashpoints.reach("task.recorded")
@@ -170,7 +171,8 @@ class TaskRuns:
         execution.leaf.remove()
         execution.record_path.unlink(missing_ok=True)
         cell.remove_input(self._places, execution.record_path)
-        log.info("%s: task %s: %s %s", agent.name, task.name, task.status, exit_text)
+        why = because_of(agent.owner)
+        log.info("%s: task %s: %s %s", agent.name, task.name, task.status, exit_text, extra=why)
 
     def write_input(self, agent: Agent, task: Task, data: bytes) -> int:
         """Bytes for the standard input of a command; how many there was room for.

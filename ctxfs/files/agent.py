@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from ctxfs import rows
@@ -14,10 +14,10 @@ from ctxfs.files.documents import (
     document_size,
     document_time,
     open_document,
-    set_document,
     staged,
+    store_document,
 )
-from ctxfs.files.verbs import act, describe_verbs, prepare
+from ctxfs.files.verbs import act, describe_verbs
 from ctxfs.handles import InboxHandle, OutputHandle, VerbHandle
 from ctxfs.nodes import Call, Handle, Node
 from ctxfs.rows import NEW, NOT_BUSY, NOT_TERMINAL, Check, Kind, Plane, Render, Row, RowNode, Table
@@ -25,13 +25,17 @@ from ctxfs.rows import one_line as _one
 from runtime import names
 from runtime.authority import mounts, policy
 from runtime.authority.identity import CONTROLLERS, OPERATORS, PARTIES, Caller, Role
+from runtime.authority.mounts import Source, ancestry
 from runtime.errors import (
     DeniedError,
     MalformedError,
+    QuotaError,
+    UnansweredError,
     UnsupportedError,
     WrongStateError,
 )
 from runtime.lifecycle import Status
+from runtime.linux import boot_id
 from runtime.model import FAMILIES, LIVES, MODES, PROFILES, Agent, Profile
 from runtime.names import quote
 from runtime.workspace import check_possible as check_worktree_possible
@@ -42,6 +46,8 @@ if TYPE_CHECKING:
 _LABEL: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._+-]{0,63}")
 _LIMIT_KEYS: Final = ("memory.max", "pids.max", "cpu.max", "timeout", "grace", "log_max")
 _CPU: Final = re.compile(r"(max|[0-9]{1,12})( [0-9]{1,12})?")
+
+Parse = Callable[["Filesystem", Agent, Caller, str], Any]
 
 _CREATOR: Final = CONTROLLERS
 _ANYONE: Final = Role.ANYONE
@@ -212,7 +218,7 @@ def _parse_gid(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> int:
 
 
 def _parse_groups(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> tuple[int, ...]:
-    groups = tuple(_parse_id(word) for word in line.split())
+    groups = tuple(_parse_id(word) for word in names.words(line))
     if len(groups) > 1024:
         raise MalformedError(f"{len(groups)} groups: at most 1024")
     others = sorted(set(groups) - set(agent.groups))
@@ -256,12 +262,19 @@ def _set_label(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
 
 
 def _check_policy(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+    authority = fs.runtime.agents.authority
     wanted = policy.parse(text, agent.label, may_delegate=caller.agent is None)
-    fs.runtime.agents.authority.check_policy(agent, wanted)
+    present = authority.own_policy(agent)
+    most = max(policy.LINES_MAX, present.lines)
+    if wanted.lines > most:
+        raise QuotaError(
+            f"the policy would have {wanted.lines} lines, doubles not counted; at most {most}: "
+            "say several objects by a prefix, as in agent:rev-*"
+        )
+    authority.check_policy(agent, wanted)
     if agent.status is not Status.NEW:
-        present = policy.parse(agent.policy, agent.label)
         for rule in wanted:
-            if not any(have.kind == rule.kind and have.covers(rule) for have in present):
+            if not present.covers_as(rule):
                 raise WrongStateError(
                     f"{rule.cls}:{rule.object} {rule.perm} would widen the policy: "
                     "that is done while the agent is new"
@@ -271,13 +284,14 @@ def _check_policy(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> No
 def _set_policy(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
     _check_policy(fs, agent, caller, text)
     rules = policy.parse(text, agent.label)
-    fs.runtime.agents.authority.check_network(agent, rules)
+    authority = fs.runtime.agents.authority
+    authority.check_network(agent, rules)
     keys = {rule.key for rule in rules}
     # Whoever writes the text anew leaves what is there as it was: only the rules that
     # root adds are root's, those of root that another leaves in stay root's.
     kept = keys & set(agent.policy_of_root)
     if caller.agent is None and caller.uid == 0:
-        kept |= keys - {rule.key for rule in policy.parse(agent.policy, agent.label)}
+        kept |= keys - {rule.key for rule in authority.own_policy(agent)}
     if text and not text.endswith("\n"):
         text += "\n"
     fs.runtime.agents.update(agent, policy=text, policy_of_root=tuple(sorted(kept)))
@@ -287,39 +301,28 @@ def _policy_effective(fs: Filesystem, agent: Agent, caller: Caller) -> str:
     return policy.render(fs.runtime.agents.authority.effective_policy(agent), agent.label)
 
 
-def _check_mount_line(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
-    mount = mounts.parse_line(line)
-    if mount is not None:
-        _check_mounts(fs, agent, caller, (mount,))
+# what the creator's paths lead to
 
 
-def _check_mounts(
-    fs: Filesystem, agent: Agent, caller: Caller, table: tuple[mounts.Mount, ...]
-) -> None:
-    for mount in table:
-        if mount.mode == "hide":
-            continue
-        _check_source(fs, mount.source)
-        _check_expansion(fs, caller, f"mount source {quote(mount.source)}", mount.source)
-    fs.runtime.agents.authority.check_mounts(agent, table)
-
-
-def _check_expansion(fs: Filesystem, caller: Caller, what: str, path: str) -> None:
-    """A private child hands on its own workspace, and nothing beside it."""
+def _limiting(fs: Filesystem, caller: Caller) -> tuple[Agent, str] | None:
+    """(agent, its workspace), if the caller may give nothing beside that; "" for none."""
     agents = fs.runtime.agents
     maker = agents.get(caller.agent) if caller.agent is not None else None
     if maker is None or "authority_expansion" in agents.authority.families(maker):
-        return
-    root = fs.workspace(maker)
-    if root is None or not (path == root or path.startswith(root.rstrip("/") + "/")):
-        raise DeniedError(
-            f"{what} is outside of the workspace of {quote(maker.name)}, whose profile "
-            f"{maker.profile} lacks authority_expansion"
-        )
+        return None
+    return maker, fs.workspace(maker) or ""
+
+
+def _look_at(fs: Filesystem, caller: Caller, paths: list[str]) -> list[str]:
+    """What has to be looked at to take some paths of a caller's."""
+    for path in paths:
+        _check_source(fs, path)
+    limited = _limiting(fs, caller)
+    return [*paths, limited[1]] if paths and limited is not None and limited[1] else paths
 
 
 def _check_source(fs: Filesystem, source: str) -> None:
-    """What is forbidden by its name alone; links are seen through at the start (stage.c)."""
+    """What is forbidden by its name alone, whoever sees it; the rest is found by looking."""
     places = fs.runtime.places
     forbidden = ("/proc", str(fs.runtime.hierarchy.mount), str(places.state), str(places.runtime))
     for path in forbidden:
@@ -330,12 +333,85 @@ def _check_source(fs: Filesystem, source: str) -> None:
             )
 
 
-def _set_mount(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+def _check_expansion(
+    fs: Filesystem, caller: Caller, what: str, path: str, found: Mapping[str, Source]
+) -> None:
+    """A private child hands on its own workspace, and nothing beside it."""
+    limited = _limiting(fs, caller)
+    if limited is None:
+        return
+    maker, root = limited
+    inside = found.get(root)
+    source = found.get(path)
+    if source is not None and inside is not None and inside.path in ancestry(source.path):
+        return
+    raise DeniedError(
+        f"{what} is outside of the workspace of {quote(maker.name)}, whose profile "
+        f"{maker.profile} lacks authority_expansion"
+    )
+
+
+def _found_sources(
+    agent: Agent, caller: Caller, name: str, paths: list[str], found: Mapping[str, Source]
+) -> dict[str, Any]:
+    """The agent's ``sources`` with what is known of one file's paths.
+
+    An operator may write them before the parent has a cell: then they are looked at when the
+    agent starts.
+    """
+    boot = boot_id()
+    known = mounts.Sources.load(agent.sources.get(name)).joined(boot, found, paths)
+    missing = known.missing(paths)
+    if missing and caller.agent is not None:
+        raise UnansweredError(f"{quote(missing[0])}: nobody could look at it: write it anew")
+    others = {key: value for key, value in agent.sources.items() if key != name}
+    return {**others, name: known.dump()} if paths else others
+
+
+def _sources(table: Iterable[mounts.Mount]) -> list[str]:
+    return [mount.source for mount in table if mount.mode != "hide"]
+
+
+def _mount_lines(text: str) -> list[mounts.Mount]:
+    mounts.check_count(text.count("\n") + 1)
+    return [mount for line in text.split("\n") if (mount := mounts.parse_line(line))]
+
+
+def _mount_paths(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> list[str]:
+    return _look_at(fs, caller, _sources(_mount_lines(text)))
+
+
+def _check_mounts(
+    fs: Filesystem, agent: Agent, caller: Caller, text: str, found: Mapping[str, Source]
+) -> None:
+    _check_table(fs, agent, caller, _mount_lines(text), mounts.Sources(boot_id(), found))
+
+
+def _check_table(
+    fs: Filesystem,
+    agent: Agent,
+    caller: Caller,
+    table: Collection[mounts.Mount],
+    known: mounts.Sources,
+) -> None:
+    for source in _sources(table):
+        _check_expansion(fs, caller, f"mount source {quote(source)}", source, known.found)
+    resolved = [known.resolve(mount, known.boot) for mount in table]
+    fs.runtime.agents.authority.check_mounts(agent, resolved)
+
+
+def _set_mount(
+    fs: Filesystem, agent: Agent, caller: Caller, text: str, found: Mapping[str, Source]
+) -> None:
+    mounts.check_count(text.removesuffix("\n").count("\n") + bool(text))
     table = mounts.parse(text)
-    _check_mounts(fs, agent, caller, table)
+    sources = _found_sources(agent, caller, "mount", _sources(table), found)
+    known = mounts.Sources.load(sources.get("mount"))
+    limit = {**found, **known.found}
+    _check_table(fs, agent, caller, table, mounts.Sources(known.boot, limit))
     if text and not text.endswith("\n"):
         text += "\n"
-    fs.runtime.agents.update(agent, mount=text)
+    fs.runtime.agents.update(agent, mount=text, sources=sources)
 
 
 def _mount_effective(fs: Filesystem, agent: Agent, caller: Caller) -> str:
@@ -368,13 +444,45 @@ def _parse_workspace(fs: Filesystem, agent: Agent, caller: Caller, line: str) ->
     if line == "worktree":
         check_worktree_possible(agent)
         return line
-    if line.startswith("explicit_root:"):
-        path = names.check_absolute(line.removeprefix("explicit_root:"))
+    if line.startswith(mounts.EXPLICIT_ROOT):
+        path = names.check_absolute(line.removeprefix(mounts.EXPLICIT_ROOT))
         if path == "/":
             raise MalformedError("explicit_root:/ would be the whole view; name a directory in it")
-        _check_expansion(fs, caller, f"explicit_root:{path}", path)
         return line
     raise MalformedError(f"{quote(line)} is none of: inherit, worktree, explicit_root:/PATH")
+
+
+def _path_row(name: str, doc: str, parse: Parse, *, expands: bool, **more: Any) -> Row:
+    """A control with one value that may name a path in the creator's view."""
+
+    def paths(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> list[str]:
+        value = str(parse(fs, agent, caller, _one(text)))
+        return _look_at(fs, caller, _named(value))
+
+    def check_found(
+        fs: Filesystem, agent: Agent, caller: Caller, text: str, found: Mapping[str, Source]
+    ) -> None:
+        value = str(parse(fs, agent, caller, _one(text)))
+        for path in _named(value) if expands else ():
+            _check_expansion(fs, caller, value, path, found)
+
+    def commit_found(
+        fs: Filesystem, agent: Agent, caller: Caller, text: str, found: Mapping[str, Source]
+    ) -> None:
+        value = str(parse(fs, agent, caller, _one(text)))
+        sources = _found_sources(agent, caller, name, _named(value), found)
+        check_found(fs, agent, caller, text, found)
+        fs.runtime.agents.update(agent, **{name: value, "sources": sources})
+
+    return _single(
+        name, doc, parse, paths=paths, check_found=check_found, commit_found=commit_found, **more
+    )
+
+
+def _named(value: str) -> list[str]:
+    """The path in a value of ``root`` or ``workspace``."""
+    path = value.removeprefix(mounts.EXPLICIT_ROOT)
+    return [path] if path.startswith("/") else []
 
 
 # the program
@@ -556,8 +664,8 @@ def _open_inbox(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle
     return InboxHandle(fs, node, call.caller, writing=True)
 
 
-def _queue(fs: Filesystem, agent: Agent, caller: Caller) -> str:
-    return fs.runtime.agents.messages.render(agent)
+def _queue(fs: Filesystem, agent: Agent, caller: Caller) -> Iterator[str]:
+    return fs.runtime.agents.messages.lines(agent)
 
 
 # directories and links
@@ -641,7 +749,7 @@ ROWS: Final = (
         depends=("profile",), doc="private or public"),
     Row(name="ownership", default="from profile", render=_ownership, depends=("profile",),
         doc="parent_supervised or self_owned"),
-    Row(name="families", default="from profile", render=_families, depends=("profile", "policy"),
+    Row(name="families", default="from profile", render=_families, generated=True,
         doc="tool families that are on, one a line"),
     Row(name="ingress", default="from profile", render=_ingress, depends=("profile",),
         doc="supervisor_only or operators_and_policy"),
@@ -660,24 +768,24 @@ ROWS: Final = (
         doc="the subject of its policy lines"),
     Row(name="policy", default="configured; a child's from its parent", mode=0o644,
         write=_CREATOR, when=NOT_TERMINAL, render=_text("policy"), check=_check_policy,
-        commit=_set_policy, doc="what it may: allow LABEL CLASS:OBJECT PERM[,PERM...]; "
-        "wider only while new"),
-    Row(name="policy.effective", render=_policy_effective, volatile=True,
+        whole=True, commit=_set_policy, doc="what it may: allow LABEL CLASS:OBJECT "
+        "PERM[,PERM...], at most 256 lines; wider only while new"),
+    Row(name="policy.effective", render=_policy_effective, generated=True,
         doc="the policy within its parent's effective one"),
     Row(name="mount", mode=0o644, write=_CREATOR, when=NEW, render=_text("mount"),
-        check=_check_mount_line, commit=_set_mount,
+        paths=_mount_paths, check_found=_check_mounts, commit_found=_set_mount,
         doc="mount table: SOURCE TARGET ro|rw|hide [OPTIONS]"),
-    Row(name="mount.effective", render=_mount_effective, volatile=True,
+    Row(name="mount.effective", render=_mount_effective, generated=True,
         doc="its ancestors' tables, then its own"),
-    _single("root", "directory to use as the root of its view instead of the base view",
-            _parse_path),
+    _path_row("root", "directory to use as the root of its view instead of the base view",
+              _parse_path, expands=False),
     _single("iso", "sandbox, or shared (the host's tree; set by operators)", _parse_iso,
             default="sandbox"),
-    _single("workspace", "inherit, worktree or explicit_root:/PATH", _parse_workspace,
-            default="inherit"),
+    _path_row("workspace", "inherit, worktree or explicit_root:/PATH", _parse_workspace,
+              expands=True, default="inherit"),
     _single("cwd", "working directory of its program", _parse_path,
             default="workspace or home"),
-    Row(name="env", mode=0o600, write=_CREATOR, when=NEW, render=_text("env"),
+    Row(name="env", mode=0o600, read=PARTIES, write=_CREATOR, when=NEW, render=_text("env"),
         check=_check_env_line, commit=_set_env, doc="environment: KEY=VALUE, one a line"),
     Row(name="path", default="/ctx/tool", mode=0o644, write=_CREATOR, when=NEW, render=_tool_path,
         check=_check_tool_path, commit=_set_tool_path, doc="tool directories, one a line"),
@@ -705,22 +813,22 @@ ROWS: Final = (
         doc="main process, as the host sees it"),
     Row(name="run", render=_value("run"), volatile=True, doc="current run"),
     Row(name="cgroup", render=_cgroup, volatile=True, doc="path of its cgroup"),
-    Row(name="usage", render=_usage, volatile=True,
+    Row(name="usage", render=_usage, generated=True,
         doc="cpu_usec memory_current memory_peak processes wall_msec"),
     Row(name="out", volatile=True, opener=_open_output("out"), size=_output_size("out"),
         doc="standard output"),
     Row(name="log", volatile=True, opener=_open_output("log"), size=_output_size("log"),
         doc="standard error, and lines of the runtime"),
-    Row(name="error", render=_error, volatile=True, doc="the last rejection, with its time"),
+    Row(name="error", render=_error, generated=True, doc="the last rejection, with its time"),
     Row(name="ctl", mode=0o666, write=PARTIES | Role.STARTER | Role.STOPPER,
-        opener=_open_verbs, commit=act, prepare=prepare,
+        opener=_open_verbs, commit=act,
         render=describe_verbs, doc="takes verbs, one a line; reading lists them"),
     Row(name="wait", public=True, kind=Kind.LINK, mode=0o777, depends=("wait_token",),
         target=lambda fs, agent: str(fs.runtime.agents.waits.path(agent.wait_token)),
         doc="reading it blocks until the agent is dead"),
     Row(name="inbox", mode=0o222, read=Role.NONE, write=CONTROLLERS | Role.WRITER,
         delegated=True, opener=_open_inbox, doc="one message per flush; not of a once agent"),
-    Row(name="queue", polled=True, render=_queue,
+    Row(name="queue", polled=True, generated=True, render=_queue,
         doc="pending messages, a JSON line each"),
     Row(name="handoff.md", mode=0o644, read=PARTIES, write=CONTROLLERS, when=NEW,
         document=True, delegated=True,
@@ -729,26 +837,29 @@ ROWS: Final = (
     Row(name="input.jsonl", mode=0o644, read=PARTIES, write=CONTROLLERS, when=NEW,
         document=True, delegated=True,
         render=staged("input.jsonl"), check=check_input,
-        commit=set_document("input.jsonl", check_input), mtime=document_time("input.jsonl"),
+        store=store_document("input.jsonl"), size=document_size("input.jsonl"),
+        mtime=document_time("input.jsonl"),
         doc="references to its inputs, a JSON object a line"),
     Row(name="inherited.md", read=PARTIES, render=staged("inherited.md"),
+        size=document_size("inherited.md"),
         mtime=document_time("inherited.md"),
         doc="with context=fork, what it inherits of its parent; precedes the handoff"),
     Row(name="inherited.json", read=PARTIES, render=staged("inherited.json"),
+        size=document_size("inherited.json"),
         mtime=document_time("inherited.json"), doc="the same as a JSON object"),
     Row(name="result.md", mode=0o644, write=Role.SELF, when=NOT_TERMINAL, document=True,
         opener=open_document("result.md"), size=document_size("result.md"),
         mtime=document_time("result.md"), doc="what it gives back"),
     Row(name="refs.jsonl", mode=0o644, write=Role.SELF, when=NOT_TERMINAL, document=True,
         render=staged("refs.jsonl"), check=check_ref,
-        commit=set_document("refs.jsonl", check_ref), mtime=document_time("refs.jsonl"),
+        store=store_document("refs.jsonl"), size=document_size("refs.jsonl"),
+        mtime=document_time("refs.jsonl"),
         doc='references: {"path", "hash"?, "kind"?, "summary"?} a line'),
     Row(name="artifact", kind=Kind.DIRECTORY, mode=0o755, write=Role.SELF, when=NOT_TERMINAL,
         doc="files and directories that it gives back"),
     Row(name="child", kind=Kind.DIRECTORY, mode=0o755, entries=_children, find=_find_child,
         doc="links to the directories of its children"),
-    task.PLANE.row("what it runs beside its program: mkdir makes a task",
-                   prepare_remove=task.prepare_remove),
+    task.PLANE.row("what it runs beside its program: mkdir makes a task"),
     work.PLANE.row("what it works on: mkdir makes a work item"),
     work.CURRENT,
     waiting.PLANE.row("what it waits for: mkdir makes a wait"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctxfs.handles import FileHandle
 from ctxfs.nodes import Call, Handle
-from ctxfs.rows import Check, Render, RowNode
+from ctxfs.rows import Render, RowNode
 from runtime import names
 from runtime.authority.identity import Caller
 from runtime.errors import DeniedError, MalformedError
@@ -55,10 +55,10 @@ def open_real(
         fd,
         limit=fs.runtime.config.document_max,
         append=bool(flags & os.O_APPEND),
+        share=fs.runtime.agents.share(node.obj),
         may_read=may_read,
         may_write=may_write,
         changed=changed,
-        sync_more=fs.runtime.agents.sync,
     )
 
 
@@ -98,16 +98,14 @@ def staged(name: str) -> Render:
     return render
 
 
-def set_document(name: str, check: Check) -> Check:
-    def commit(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
-        for number, line in enumerate(text.split("\n"), 1):
-            try:
-                check(fs, agent, caller, line)
-            except MalformedError as error:
-                raise MalformedError(f"line {number}: {error.sentence}") from None
-        fs.runtime.agents.write_document(agent, name, text.encode())
+def store_document(name: str) -> Callable[[Filesystem, Any, Caller, bytes], None]:
+    def store(fs: Filesystem, agent: Agent, caller: Caller, data: bytes) -> None:
+        share = fs.runtime.agents.share(agent)
+        share.check(caller, len(data))
+        fs.runtime.agents.write_document(agent, name, data)
+        share.note(len(data))
 
-    return commit
+    return store
 
 
 def check_input(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:

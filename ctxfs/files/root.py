@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ctxfs.files import tool, waiting
 from ctxfs.nodes import Call, Node
 from ctxfs.rows import Kind, Plane, Row, Table
+from runtime.accounts import Resource
 from runtime.authority.identity import Caller, Role
 from runtime.errors import DeniedError, MissingError
 from runtime.names import quote
@@ -28,7 +29,7 @@ def _error(fs: Filesystem, _: Any, caller: Caller) -> str:
 
 
 def _metrics(fs: Filesystem, _: Any, caller: Caller) -> str:
-    """The facts of ``status`` in the Prometheus text format."""
+    """The facts of ``status``, and the daemon's own, in the Prometheus text format."""
     status = fs.runtime.status()
     lines = [
         "# HELP ctxfs_info Version and state of the daemon.",
@@ -43,6 +44,35 @@ def _metrics(fs: Filesystem, _: Any, caller: Caller) -> str:
     for key, value in status.items():
         if key.startswith("agents."):
             lines.append(f'ctxfs_agents{{status="{key.removeprefix("agents.")}"}} {value}')
+    lines += [
+        "# HELP ctxfs_account_used What all owners hold of a resource.",
+        "# TYPE ctxfs_account_used gauge",
+    ]
+    accounts = fs.runtime.accounts
+    lines += [f'ctxfs_account_used{{account="{r}"}} {accounts.used(r)}' for r in Resource]
+    lines += [
+        "# HELP ctxfs_account_total What they may hold together.",
+        "# TYPE ctxfs_account_total gauge",
+    ]
+    for resource in Resource:
+        if (total := accounts.total(resource)) is not None:
+            lines.append(f'ctxfs_account_total{{account="{resource}"}} {total}')
+    loop = fs.runtime.loop
+    step, whole = loop.recent
+    for name, kind, figure, doc in (
+        ("requests_total", "counter", fs.requests, "Requests of the kernel that were answered."),
+        ("loop_steps_total", "counter", loop.steps, "Steps of the event loop."),
+        ("loop_cpu_seconds_total", "counter", loop.total, "Processor time of these steps."),
+        ("loop_step_longest_seconds", "gauge", loop.longest,
+         "Processor time of the longest step since the start."),
+        ("loop_step_recent_seconds", "gauge", step,
+         "Processor time of the longest step of the last minute."),
+        ("loop_lag_seconds", "gauge", whole,
+         "The longest that the event loop did not look for requests in the last minute."),
+    ):  # fmt: skip
+        shown = f"{figure:.6f}" if isinstance(figure, float) else str(figure)
+        lines += [f"# HELP ctxfs_{name} {doc}", f"# TYPE ctxfs_{name} {kind}"]
+        lines.append(f"ctxfs_{name} {shown}")
     return "\n".join(lines) + "\n"
 
 
@@ -101,6 +131,9 @@ def _remove_space(fs: Filesystem, _: Any, call: Call, name: str) -> None:
         raise DeniedError("spaces are removed by operators")
     if name not in fs.spaces():
         raise MissingError(f"there is no space {quote(name)}")
+    master = fs.runtime.agents.identity.is_master(call.caller)
+    if not master and fs.space_owner(name) != call.caller.uid:
+        raise DeniedError(f"the space {quote(name)} is not yours to remove")
     fs.remove_space(name)
 
 
@@ -115,12 +148,12 @@ def _nothing(fs: Filesystem, _: Any, call: Call) -> Iterator[str]:
 
 ROWS: Final = (
     Row(name="/", within="/", kind=Kind.DIRECTORY, mode=0o755, public=True),
-    Row(name="status", public=True, volatile=True, render=_status,
+    Row(name="status", public=True, generated=True, render=_status,
         doc="key=value: version state uptime agents.STATUS cgroup controllers mount limits"),
-    Row(name="error", public=True, volatile=True, render=_error,
+    Row(name="error", public=True, generated=True, render=_error,
         doc="the caller's own last rejection: TIME ERRNO PATH: SENTENCE"),
-    Row(name="metrics", public=True, volatile=True, render=_metrics,
-        doc="the same facts as Prometheus text"),
+    Row(name="metrics", public=True, generated=True, render=_metrics,
+        doc="the same facts and those of the event loop as Prometheus text"),
     Row(name="ctxd.sock", kind=Kind.SOCKET, mode=0o666, public=True,
         doc="the daemon's socket, for operators"),
     Row(name="bin", kind=Kind.DIRECTORY, mode=0o755, public=True, doc="programs for sandboxes"),
@@ -134,9 +167,9 @@ ROWS: Final = (
         doc="every tool that the caller has, as NAME and NAME.d"),
     Row(name="home", kind=Kind.DIRECTORY, mode=0o755, public=True, entries=_list_homes,
         find=_find_home, doc="per-user durable files: sessions, data"),
-    Row(name="shared", kind=Kind.DIRECTORY, mode=0o755, public=True, entries=_list_spaces,
+    Row(name="shared", kind=Kind.DIRECTORY, mode=0o1777, public=True, entries=_list_spaces,
         find=_find_space, make=_make_space, remove=_remove_space,
-        doc="durable spaces, made and removed by operators"),
+        doc="durable spaces, each its maker's; made and removed outside of agents"),
     Row(name="trigger", kind=Kind.DIRECTORY, mode=0o311, public=True, read=Role.NONE,
         entries=_nothing, find=_find_token, secret=True,
         doc="the tokens of waits, which whoever knows one writes to; cannot be listed"),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ctxfs.files.documents import open_real
+from ctxfs.files.pack import pack
 from ctxfs.handles import HistoryHandle
 from ctxfs.nodes import Call, Handle, Node
 from ctxfs.rows import Kind, Plane, Render, Row, RowNode, Table
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem
 
 _READERS: Final = OPERATORS | Role.SELF | Role.SESSION_READER
+#: of a message, whatever its writer says
+_GIVEN: Final = ("id", "ts", "from")
 _ROLES: Final = ("user", "assistant", "system")
 #: documents that a child's directory and its parent's channel show as one
 DOCUMENTS: Final = ("handoff.md", "input.jsonl", "result.md", "refs.jsonl", "artifact")
 #: what an agent gave back, shown in its session once the agent is reset
 ARCHIVED: Final = ("result.md", "refs.jsonl", "artifact")
-_SUMMARY_MAX: Final = 64 << 10
 
 
 def _path(name: str) -> Callable[[Filesystem, Session], Path]:
@@ -72,21 +73,22 @@ def _open_events(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handl
 def _open_messages(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
     session: Session = node.obj
 
-    def append(line: str) -> None:
+    def append(lines: list[str]) -> None:
         agent = fs.runtime.agents.get(session.incarnation)
         if agent is None or agent.index != call.caller.agent:
             raise DeniedError("messages are appended by the agent of this session")
-        message = parse_json_object(line)
-        role = message.get("role")
-        if role not in _ROLES:
-            raise MalformedError(f"role: {quote(str(role))} is none of: {', '.join(_ROLES)}")
-        if "content" not in message:
-            raise MalformedError(f"{quote(line)} has no content")
-        kept = {key: value for key, value in message.items() if key not in ("id", "ts", "from")}
         change = Change()
-        change.message(
-            session.index, **{"from": f"agent:{agent.name}", "run": agent.run, **kept}
-        )
+        for line in lines:
+            message = parse_json_object(line)
+            role = message.get("role")
+            if role not in _ROLES:
+                raise MalformedError(f"role: {quote(str(role))} is none of: {', '.join(_ROLES)}")
+            if "content" not in message:
+                raise MalformedError(f"{quote(line)} has no content")
+            kept = {key: value for key, value in message.items() if key not in _GIVEN}
+            change.message(
+                session.index, **{"from": f"agent:{agent.name}", "run": agent.run, **kept}
+            )
         fs.runtime.agents.commit(change)
 
     path = _path("messages.jsonl")(fs, session)
@@ -125,31 +127,7 @@ def _meta(fs: Filesystem, session: Session, caller: Caller) -> str:
 
 def _pack(fs: Filesystem, session: Session, caller: Caller) -> str:
     """Results, reference summaries and artifact paths of the children, never their messages."""
-    parts = []
-    for name, index in fs.runtime.agents.channels(session.index):
-        child = fs.runtime.agents.recall(index)
-        if child is None:
-            continue
-        parts.append(f"# {name}: {channel_status(child)}\n\n")
-        result = fs.runtime.agents.read_document(child, "result.md")[:_SUMMARY_MAX]
-        parts.append(result.decode(errors="replace").rstrip("\n") + "\n\n" if result else "")
-        refs = fs.runtime.agents.read_document(child, "refs.jsonl").decode(errors="replace")
-        lines = []
-        for line in refs.splitlines():
-            if line.strip():
-                ref = parse_json_object(line)
-                summary = f": {ref['summary']}" if ref.get("summary") else ""
-                lines.append(f"- {ref['path']}{summary}\n")
-        listed = {line.split(":")[0].removeprefix("- ").strip() for line in lines}
-        root = fs.runtime.agents.document(child, "artifact")
-        for directory, _, files in os.walk(root):
-            for file in sorted(files):
-                path = f"artifact/{os.path.relpath(os.path.join(directory, file), root)}"
-                if path not in listed:
-                    lines.append(f"- {path}\n")
-        if lines:
-            parts.append("".join(lines) + "\n")
-    return "".join(parts)
+    return pack(fs.runtime.agents, session, channel_status)
 
 
 def _channels(fs: Filesystem, session: Session, call: Call) -> Iterator[str]:
@@ -187,7 +165,7 @@ ROWS: Final = (
         mtime=_file_time("context/memory.md"), doc="the agent's own notes"),
     Row(name="episode", within="context", kind=Kind.DIRECTORY, mode=0o755, read=_READERS,
         write=Role.SELF, doc="the agent's episodes, one file a work item"),
-    Row(name="pack.md", within="context", read=_READERS, render=_pack, volatile=True,
+    Row(name="pack.md", within="context", read=_READERS, render=_pack, generated=True,
         doc="results, references and artifact paths of its children"),
     Row(name="child", within="context", kind=Kind.DIRECTORY, mode=0o755, read=_READERS,
         entries=_channels, find=_find_channel, doc="its side of each delegation"),

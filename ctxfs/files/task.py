@@ -13,7 +13,6 @@ from ctxfs.rows import one_line as _one
 from runtime import names
 from runtime.authority.identity import PARTIES, Caller, Role
 from runtime.errors import DeniedError, MalformedError, MissingError, WrongStateError
-from runtime.model import Agent
 from runtime.names import quote, timestamp
 from runtime.planes import Task, Work
 
@@ -141,7 +140,11 @@ def _open_verbs(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle
     return VerbHandle(fs, node, call.caller, fs.runtime.config.control_max)
 
 
-_VERBS: Final = ("start", "stop", "kill")
+_VERBS: Final = ("start", "stop", "kill", "fetch")
+
+
+def _verbs(fs: Filesystem, task: Task, caller: Caller) -> str:
+    return "".join(f"{verb}\n" for verb in _VERBS if task.child or verb != "fetch")
 
 
 def act(fs: Filesystem, task: Task, caller: Caller, line: str) -> None:
@@ -153,7 +156,10 @@ def act(fs: Filesystem, task: Task, caller: Caller, line: str) -> None:
     agent = fs.runtime.agents.get(task.agent)
     if agent is None:
         raise WrongStateError("the agent of this task is gone")
-    if task.child:
+    if verb == "fetch":
+        tasks.check_fetch(caller, agent, task)
+        fs.runtime.supervisor.fetch(task)
+    elif task.child:
         child = tasks.child_of(task)
         if child is None:
             raise WrongStateError("the agent of this handle is gone")
@@ -162,13 +168,6 @@ def act(fs: Filesystem, task: Task, caller: Caller, line: str) -> None:
         tasks.start(caller, agent, task)
     else:
         tasks.stop(caller, agent, task, kill=verb == "kill")
-
-
-async def prepare_remove(fs: Filesystem, agent: Agent, call: Call, name: str) -> None:
-    """With a handle goes the worktree of its child, unless something would be lost."""
-    task = fs.runtime.agents.items.named(agent.index, Task, name)
-    if task is not None and fs.runtime.agents.identity.roles(call.caller, agent) & PARTIES:
-        await fs.runtime.supervisor.prepare_removal(agent, task)
 
 
 def _worktree(fs: Filesystem, task: Task, caller: Caller) -> str:
@@ -183,7 +182,7 @@ ROWS: Final = (
     Row(name="cmd", mode=0o644, write=PARTIES, writable=_settable, render=_cmd, commit=_set_cmd,
         doc="the command, run by sh -c"),
     _single("cwd", "its working directory", _parse_cwd, default="the agent's"),
-    Row(name="env", mode=0o600, write=PARTIES, writable=_settable,
+    Row(name="env", mode=0o600, read=PARTIES, write=PARTIES, writable=_settable,
         render=lambda fs, task, caller: str(task.env), check=_check_env,
         commit=_set_env, doc="more environment: KEY=VALUE, one a line"),
     _single("accepts_input", "0, or 1: input is its standard input", _parse_flag,
@@ -201,15 +200,15 @@ ROWS: Final = (
     Row(name="input", mode=0o222, read=Role.NONE, write=PARTIES, opener=_open_input,
         doc="its standard input; of a child's handle a message at each flush"),
     Row(name="ctl", mode=0o666, write=PARTIES, opener=_open_verbs, commit=act,
-        render=lambda fs, task, caller: "".join(f"{verb}\n" for verb in _VERBS),
-        doc="takes start, stop or kill, one a line"),
+        render=_verbs,
+        doc="takes start, stop, kill, or of a child with a worktree fetch, one a line"),
     Row(name="wait", kind=Kind.LINK, mode=0o777,
         target=lambda fs, task: str(fs.runtime.agents.tasks.wait_path(task)),
         doc="reading it blocks until the task has ended"),
     Row(name="work", mode=0o644, write=PARTIES, render=_value("work"), check=_check_work,
         commit=_set_work, single=True, doc="the work item that it is for"),
-    Row(name="worktree", render=_worktree,
-        doc="of a child's handle: where its worktree is, and why it is kept"),
+    Row(name="worktree", render=_worktree, polled=True,
+        doc="of a child's handle: state= path= branch= base= commit= reason= of its worktree"),
     Row(name="started_at", render=_time("started"), depends=("started",), doc="RFC 3339 time"),
     Row(name="ended_at", render=_time("ended"), depends=("ended",), doc="RFC 3339 time"),
 )

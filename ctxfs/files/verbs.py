@@ -96,15 +96,8 @@ def act(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
         raise MalformedError(f"{quote(line)}: the verb is written {verb.usage}")
     if not fs.runtime.agents.identity.roles(caller, agent) & verb.who:
         raise DeniedError(f"{name} is not yours to say to {quote(agent.name)}")
-    verb.handler(fs, agent, caller, words)
-
-
-async def prepare(fs: Filesystem, agent: Agent, caller: Caller, line: bytes) -> None:
-    """A start may need a worktree, which git makes meanwhile."""
-    if line.strip(b" \t") != b"start" or agent.workspace != "worktree":
-        return
-    if fs.runtime.agents.identity.roles(caller, agent) & VERBS["start"].who:
-        await fs.runtime.supervisor.prepare_start(agent)
+    with fs.runtime.agents.acting(caller, agent, verb=name):
+        verb.handler(fs, agent, caller, words)
 
 
 def describe_verbs(fs: Filesystem, agent: Agent, caller: Caller) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Final
 
+import trio
+
 from ctxfs.tools.tasks import HANDLE, handle_of
 from ctxfs.tools.tool import (
     Concerns,
@@ -30,6 +32,8 @@ from runtime.model import MODES, PROFILES, Agent, Outcome, Profile
 from runtime.names import quote
 from runtime.planes import PRIORITIES, MessageStatus, TaskStatus, Wait, WaitStatus
 
+#: agents of a list before others have their turn
+_LISTED_AT_ONCE: Final = 256
 #: field of the input of SpawnAgent: the file that it is written to, in this order
 _FILES: Final = {
     "mode": "mode",
@@ -120,19 +124,21 @@ def _asked(request: Request) -> Agent:
 
 async def _list(request: Request) -> dict[str, Any]:
     call = request.call
-    return {
-        "agents": [
-            {
-                "agent_id": agent.name,
-                "visibility": "private" if agent.private else "public",
-                "parent": agent.lineage,
-                "status": agent.status.value,
-                "outcome": agent.outcome,
-            }
-            for agent in request.agents
-            if request.fs.listed(agent, call)
-        ]
-    }
+    found = []
+    for number, agent in enumerate(request.agents):
+        if number % _LISTED_AT_ONCE == 0:
+            await trio.lowlevel.checkpoint()
+        if request.fs.listed(agent, call):
+            found.append(
+                {
+                    "agent_id": agent.name,
+                    "visibility": "private" if agent.private else "public",
+                    "parent": agent.lineage,
+                    "status": agent.status.value,
+                    "outcome": agent.outcome,
+                }
+            )
+    return {"agents": found}
 
 
 async def _send(request: Request) -> dict[str, Any]:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ctxd.tools")
 
+#: of a list in the input of a tool
+_ENTRIES_MAX: Final = 1024
 #: a tool's place makes its inode numbers
 TOOLS: Final = (*agents.TOOLS, *work.TOOLS, *tasks.TOOLS, *waiting.TOOLS)
 BY_NAME: Final = {tool.name: tool for tool in TOOLS}
@@ -71,6 +73,7 @@ async def call(fs: Filesystem, caller: Caller, name: str, given: Any) -> dict[st
     got, ``MalformedError`` for what its schema does not take.
     """
     request: Request | None = None
+    mark = fs.cache.mark()
     try:
         tool = BY_NAME.get(name)
         if tool is None:
@@ -90,11 +93,13 @@ async def call(fs: Filesystem, caller: Caller, name: str, given: Any) -> dict[st
         if isinstance(error, CtxError):
             raise
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise NoSpaceError("the disk under the daemon's state is full") from None
-        raise CtxError("an error inside ctxfs, see the daemon's log") from error
+            told: CtxError = NoSpaceError("the disk under the daemon's state is full")
+        else:
+            told = CtxError("an error inside ctxfs, see the daemon's log")
+        told.kept = True
+        raise told from error
     # who is answered finds in the files what the answer says
-    await fs.cache.settled()
-    await fs.cache.names_settled()
+    await fs.cache.settled(mark)
     return output
 
 
@@ -131,10 +136,24 @@ def _subject(fs: Filesystem, caller: Caller, tool: Tool, given: dict[str, Any]) 
 
 def check(tool: Tool, given: Any) -> None:
     """``MalformedError`` with the field and what it would have been."""
+    _check_sizes(tool, given)
     error = next(_validator(tool.name).iter_errors(given), None)
     if error is not None:
         raise MalformedError(_sentence(error))
     _check_texts(given, "")
+
+
+def _check_sizes(tool: Tool, given: Any) -> None:
+    """What the validator would look at one by one is not very much."""
+    if not isinstance(given, dict):
+        return
+    known = tool.schema.get("properties", {})
+    if len(given) > len(known):
+        extra = next(key for key in given if key not in known)
+        raise MalformedError(f"{escape(extra[:200])}: is none of: {', '.join(known)}")
+    for field, value in given.items():
+        if isinstance(value, list | dict) and len(value) > _ENTRIES_MAX:
+            raise MalformedError(f"{escape(field[:200])}: at most {_ENTRIES_MAX} entries")
 
 
 def _check_texts(value: Any, field: str) -> None:

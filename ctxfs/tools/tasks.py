@@ -81,7 +81,7 @@ async def _exec(request: Request) -> dict[str, Any]:
                     await request.tree.write(_path(request, name, field), value)
         await request.tree.write(_path(request, name, "ctl"), "start\n")
     except BaseException:
-        await request.tree.rmdir(f"agent/{agent.name}.d/task", name)
+        request.tree.rmdir(f"agent/{agent.name}.d/task", name)
         raise
     task = request.agents.tasks.find(agent, name)
     return {"task_handle": handle_of(request, task)}

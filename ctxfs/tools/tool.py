@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ctxfs.nodes import Call
 from ctxfs.tools.tree import Tree
 from runtime.authority.identity import Caller
+from runtime.change import Change
 from runtime.errors import CtxError, MalformedError, QuotaError, WrongStateError
 from runtime.model import Agent
 from runtime.names import quote
@@ -59,6 +60,12 @@ class Request:
         if not agent.live:
             raise WrongStateError(f"the agent {quote(agent.name)} is {agent.status}")
         return agent
+
+    @contextmanager
+    def changing(self) -> Iterator[Change]:
+        """A change of the caller's, committed once all of it is said."""
+        with self.agents.acting(self.caller), self.agents.changing() as change:
+            yield change
 
     @property
     def call(self) -> Call:

@@ -29,10 +29,8 @@ class Tree:
     def mkdir(self, where: str, name: str) -> None:
         self.find(where).mkdir(self._call, name, 0o755)
 
-    async def rmdir(self, where: str, name: str) -> None:
-        directory = self.find(where)
-        await directory.prepare_rmdir(self._call, name)
-        directory.rmdir(self._call, name)
+    def rmdir(self, where: str, name: str) -> None:
+        self.find(where).rmdir(self._call, name)
 
     async def write(self, path: str, text: str) -> None:
         """``printf TEXT > PATH``."""

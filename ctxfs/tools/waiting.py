@@ -56,7 +56,7 @@ async def _wait_for(request: Request) -> dict[str, Any]:
     line = _line(given)
     known = {wait.name for wait in request.agents.items.of(agent.index, Wait)}
     name = given.get("id") or first_free("wait", known.__contains__)
-    with request.agents.changing() as change:
+    with request.changing() as change:
         with about("id"):
             wait = waiting.add(change, agent, name)
         for field in ("work", "deadline"):
@@ -75,7 +75,7 @@ async def _cancel(request: Request) -> dict[str, Any]:
     agent, waiting = request.agent, request.agents.waiting
     with about("wait_id"):
         wait = waiting.find(agent, request.input["wait_id"])
-        await request.tree.rmdir(f"agent/{agent.name}.d/waiting", wait.name)
+        request.tree.rmdir(f"agent/{agent.name}.d/waiting", wait.name)
     return {"wait_id": wait.name, "status": wait.status.value}
 
 

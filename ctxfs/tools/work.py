@@ -63,7 +63,7 @@ async def _create(request: Request) -> dict[str, Any]:
     agent, work = request.live_agent, request.agents.work
     known = {item.name for item in request.agents.items.of(agent.index, Work)}
     name = request.input.get("id") or first_free("work", known.__contains__)
-    with request.agents.changing() as change:
+    with request.changing() as change:
         with about("id"):
             item = work.add(change, agent, name)
         _set(request, change, agent, item)
@@ -80,7 +80,7 @@ def _find(request: Request) -> Work:
 
 async def _update(request: Request) -> dict[str, Any]:
     agent, item = request.live_agent, _find(request)
-    with request.agents.changing() as change:
+    with request.changing() as change:
         with about("id"):
             request.agents.work.check_open(item)
         _set(request, change, agent, item)
