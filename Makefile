@@ -4,19 +4,23 @@ VENV    := .venv
 PYTHON  := $(VENV)/bin/python
 STAMP   := $(VENV)/.complete
 NATIVE  := runtime/native
-PROGRAMS := $(addprefix $(NATIVE)/,binder enter guard keeper monitor stage)
+PROGRAMS := $(addprefix $(NATIVE)/,binder enter gather guard keeper launcher look monitor stage view)
 CFLAGS  := -std=gnu11 -O2 -Wall -Wextra -Werror
 MANPAGES := $(wildcard man/*.[1-8])
 
-.PHONY: help setup programs demo test test-unit test-faults test-systemd test-vm lint bench man clean
+.PHONY: help setup programs demo test test-unit test-faults test-hostile test-systemd test-vm test-load soak fuzz lint bench man clean
 
 help:
 	@echo "make setup   make .venv with ctxd and ctx, installing what is missing"
 	@echo "make demo    run a parent agent and its children on this checkout"
 	@echo "make test    lint, types and all tests"
 	@echo "make test-faults   more instants in which the daemon dies"
+	@echo "make test-hostile  the whole adversarial suite, with the bounds of an idle machine"
 	@echo "make test-systemd  the units in a container that boots systemd"
 	@echo "make test-vm       limits and a power cut in an emulated machine"
+	@echo "make test-load     many at work without malice (SECONDS=300)"
+	@echo "make soak          random lives and deaths by a seed (SECONDS=3600, SEED=1)"
+	@echo "make fuzz          every parser on made-up input (SECONDS=3600)"
 	@echo "make bench   ratios of speed to named references"
 	@echo "make man     write the generated tables of the man pages anew"
 	@echo "make clean   remove what the others made"
@@ -24,7 +28,7 @@ help:
 setup: $(STAMP)
 
 # Debian packages: named if missing, installed if this is root.
-$(STAMP): pyproject.toml setup.py contrib/packages.sh $(wildcard $(NATIVE)/*.c)
+$(STAMP): pyproject.toml setup.py contrib/packages.sh $(wildcard $(NATIVE)/*.[ch])
 	sh contrib/packages.sh
 	test -x $(PYTHON) || python3 -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
@@ -32,7 +36,7 @@ $(STAMP): pyproject.toml setup.py contrib/packages.sh $(wildcard $(NATIVE)/*.c)
 
 programs: $(PROGRAMS)
 
-$(NATIVE)/%: $(NATIVE)/%.c
+$(NATIVE)/%: $(NATIVE)/%.c $(wildcard $(NATIVE)/*.h)
 	$(CC) $(CFLAGS) -static -o $@ $<
 
 demo: $(STAMP) $(PROGRAMS)
@@ -47,6 +51,9 @@ test-unit: $(STAMP)
 test-faults: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m pytest -m long tests/system
 
+test-hostile: $(STAMP) $(PROGRAMS)
+	CTXFS_STRICT=1 $(PYTHON) -m pytest -m "long or not long" tests/system/test_hostile*.py
+
 test-systemd: $(STAMP) $(PROGRAMS)
 	sh tests/systemd/packages.sh systemd-nspawn:systemd-container \
 		/lib/systemd/system/dbus.socket:dbus
@@ -56,6 +63,17 @@ test-vm: $(STAMP) $(PROGRAMS)
 	sh tests/systemd/packages.sh qemu-system-x86_64:qemu-system-x86 debootstrap:debootstrap \
 		mke2fs:e2fsprogs
 	$(PYTHON) -m tests.vm
+
+test-load: $(STAMP) $(PROGRAMS)
+	$(PYTHON) -m tests.soak.load $(or $(SECONDS),300)
+
+soak: $(STAMP) $(PROGRAMS)
+	$(PYTHON) -m tests.soak $(or $(SECONDS),3600) $(or $(SEED),1)
+
+# atheris if it can be had: guided by what of the code was reached
+fuzz: $(STAMP)
+	-$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
+	$(PYTHON) -m tests.fuzz $(or $(SECONDS),3600)
 
 lint: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m ruff check .

@@ -104,6 +104,11 @@ daemon=
 left=0
 if [ -d "$cgroup" ]; then echo "a cgroup is left: $cgroup" >&2; left=1; fi
 if grep -q "$base" /proc/self/mountinfo; then echo "a mount is left below $base" >&2; left=1; fi
-if pgrep -f "$base/" >/dev/null; then echo "a process is left" >&2; left=1; fi
+for process in /proc/[0-9]*; do # not with pgrep(1), which a small system may not have
+	if tr '\0' ' ' <"$process/cmdline" 2>/dev/null | grep -qF "$base/"; then
+		echo "a process is left: ${process#/proc/}" >&2
+		left=1
+	fi
+done
 [ "$left" = 1 ] || echo "no process, mount or cgroup is left"
 exit "$left"
