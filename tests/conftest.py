@@ -7,10 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from runtime import linux
 from runtime.cgroups import unified_mount
 from tests.harness import MARK, Daemon, daemon_of
+
+# A machine that does other things is no fault of what is tested.
+settings.register_profile("ctxfs", deadline=None)
+settings.load_profile("ctxfs")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

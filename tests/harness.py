@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import json
@@ -51,7 +52,10 @@ class Daemon:
         self.runtime = self.base / "run"
         mount = unified_mount()
         assert mount is not None
-        self.cgroup = Cgroup(mount / f"{MARK}-{next(_numbers)}")
+        name = f"{MARK}-{next(_numbers)}"
+        self.cgroup = Cgroup(mount / name)
+        #: the daemon's own, with nothing else of the machine in it
+        self.own = Cgroup(mount / f"{name}-own")
         self.log = self.base / "log"
         self.arguments = [
             *("--mount", str(self.root), "--state", str(self.state)),
@@ -82,45 +86,76 @@ class Daemon:
         self.wait_killed()
         return False
 
+    def _placed(self, command: list[str]) -> list[str]:
+        """What becomes this command in the daemon's own cgroup."""
+        self.own.path.mkdir(exist_ok=True)
+        return ["sh", "-c", 'echo 0 > "$0/cgroup.procs" && exec "$@"', str(self.own.path), *command]
+
+    def _leave(self) -> None:
+        wait_until(self.own.remove, "nothing is left in the daemon's own cgroup")
+
+    def strangers(self) -> list[str]:
+        """What is in the daemon's own cgroup besides ctxd, binder and guard."""
+        found = []
+        ours = [str(self.runtime / "root" / "bin" / name) for name in ("binder", "guard")]
+        for pid in self.own.processes():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                program = os.readlink(f"/proc/{pid}/exe")
+                if pid != self.pid and program not in ours and alive(pid):
+                    found.append(f"{pid} {program}")
+        return found
+
+    def check_own_cgroup(self) -> None:
+        """Fails if anything else stays in there; what is on its way has a moment to go."""
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: not self.strangers(), "only ctxd is in its cgroup")
+        assert not (found := self.strangers()), f"in the daemon's own cgroup: {found}"
+
     def _begin(self) -> bytes:
         """What the daemon says until it is ready, or dead."""
-        read_end, write_end = os.pipe()
-        with open(self.log, "ab") as log:
-            tee = subprocess.Popen(["tee", "-a", str(self.log)], stdin=subprocess.PIPE,
-                                   stdout=write_end, stderr=log)
-            os.close(write_end)
+        said = b""
+        with open(self.log, "ab") as written, open(self.log, "rb") as log:
+            log.seek(0, os.SEEK_END)
+            # a reader that never waits: who does not read a pipe holds up who writes into it
+            tee = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=written)
             self.process = subprocess.Popen(
-                self.command(), stderr=tee.stdin, env={**os.environ, **self.env}
+                self._placed(self.command()), stderr=tee.stdin, env={**os.environ, **self.env}
             )
             assert tee.stdin is not None
             tee.stdin.close()
-        self._tee = tee
-        self._stderr = read_end
-        said = b""
-        deadline = time.monotonic() + TIMEOUT
-        while b"ready\n" not in said:
-            left = max(0.0, deadline - time.monotonic())
-            readable, _, _ = select.select([read_end], [], [], left)
-            part = os.read(read_end, 4096) if readable else b""
-            if not part:
-                break
-            said += part
+            self._tee = tee
+
+            def is_over() -> bool:
+                nonlocal said
+                ended = self.has_ended()
+                said += log.read()
+                return b"ready\n" in said or ended
+
+            with contextlib.suppress(AssertionError):  # told by who asked
+                wait_until(is_over, "it is ready")
         return said
 
     def _reap(self) -> int:
         assert self.process is not None
         status = self.process.wait(TIMEOUT)
         self.process = None
-        os.close(self._stderr)
-        self._tee.terminate()
-        self._tee.wait()
+        try:
+            self._tee.wait(0.2)  # the last words, too
+        except subprocess.TimeoutExpired:  # what outlives it has its standard error
+            self._tee.kill()
+            self._tee.wait()
         return status
 
     def stop(self) -> int:
         """SIGTERM; the exit status."""
         assert self.process is not None
-        self.process.terminate()
-        return self._reap()
+        try:
+            self.check_own_cgroup()
+        finally:
+            self.process.terminate()
+            status = self._reap()
+        self._leave()
+        return status
 
     def kill(self) -> None:
         """SIGKILL: whatever it was doing."""
@@ -162,6 +197,11 @@ class Daemon:
         said = self.log.read_text(errors="replace")
         shutil.rmtree(self.base)
         assert status == 0, f"SIGTERM ended the daemon with {status}:\n{said}"
+
+    def monitors(self) -> list[int]:
+        """Pids of the monitors, of whosever agents."""
+        leaves = self.cgroup.path.glob("user-*/monitor")
+        return [pid for leaf in leaves for pid in Cgroup(leaf).processes()]
 
     # using it
 

@@ -559,7 +559,9 @@ class Invariants:
             key = (directory.parts[-2], directory.parts[-1])
             if not self._shown(directory).exists():
                 continue  # made for a session that was then not committed
-            told[key] = _lines(directory / "events.jsonl")
+            # a control may also be written to one that is dead, which is no part of its life
+            told[key] = [event for event in _lines(directory / "events.jsonl")
+                         if event["type"] != "agent.control"]
             yield from self._session(directory, told[key])
             if key in self._cancelled:
                 wanted[self._cancelled[key]] += 1
@@ -644,9 +646,9 @@ class Invariants:
         daemon = self._daemon
         for directory, names, _ in os.walk(daemon.cgroup.path):
             for name in names:
-                if not name.startswith("user-") and name not in ("monitor", "daemon"):
+                if not name.startswith("user-") and name not in ("monitor", "daemon", "helper"):
                     yield f"cgroup {directory}/{name}"
-        for pid in daemon.cgroup.child("monitor").processes():
+        for pid in daemon.monitors():
             yield f"monitor {_describe(pid)}"
         for path in (daemon.runtime / "root" / "wait").iterdir():
             yield f"wait file {path.name}"

@@ -116,6 +116,7 @@ class OrdinaryDaemon(Daemon):
         self.runtime = self.run_dir / "ctxfs"
         self.root = self.run_dir / "ctx"
         self.state = self.home / ".local" / "state" / "ctxfs"
+        self.own = self.cgroup.child("daemon")
         self.arguments = []
         self.env = {
             "HOME": str(self.home),
@@ -158,6 +159,12 @@ class OrdinaryDaemon(Daemon):
         assert machine.stdout is not None
         assert machine.stdout.readline() == b"made\n"
         return machine
+
+    def _placed(self, command: list[str]) -> list[str]:
+        return command
+
+    def _leave(self) -> None:
+        """It is delegated, and stays."""
 
     def command(self, *more: str) -> list[str]:
         return self.run_as_user(*super().command(*more), cgroup=self.cgroup.path / "daemon")

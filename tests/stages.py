@@ -399,15 +399,16 @@ def worktree(scene: Scene) -> None:
         assert (read(kid, "outcome"), read(kid, "out")) == ("done\n", "/workspace\n")
         if handle.exists():
             handle.rmdir()
-        said = _git(repository, "worktree", "list") + _git(repository, "branch", "--list", "ctx/*")
-        assert "kid" not in said
+        # beside the removal
+        wait_until(lambda: not _git(repository, "branch", "--list", "ctx/*"), "no branch is left")
+        assert not (repository / ".git/ctx/kid").exists()
 
     scene.run("boss", SLEEP, workspace=f"explicit_root:{repository}")
     scene.wait("boss", "busy")
     scene.after.append(settle)
     files = {"parent": "agent:boss", "workspace": "worktree"}
     scene.run("kid", "sh -c 'test -e file && pwd'", **files)
-    scene.do(lambda: wait_dead(kid))
+    scene.wait("kid", "dead")
     scene.do(handle.rmdir)
 
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pyfuse3
 import pytest
 
+from ctxfs import rows
 from ctxfs.files import agent as agent_files
 from ctxfs.rows import Plane, inode_number
 from runtime.lifecycle import Status
@@ -136,14 +137,18 @@ def test_nothing_else_is_made_there(mounted: Mounted, plane: str) -> None:
 
 @pytest.mark.parametrize("plane", PLANES)
 def test_where_the_owner_is_not_the_agents_uid_both_may_make_and_write(
-    mounted: Mounted, plane: str
+    mounted: Mounted, plane: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mounted.agents.update(the_agent(mounted), uid=61000)
     mkdir(mounted, f"{D}/{plane}/a")
     written = "objective" if plane == "work" else "on"
     assert stat.S_IMODE(mounted.stat(f"{D}/{plane}").st_mode) == 0o777
-    assert stat.S_IMODE(mounted.stat(f"{D}/{plane}/a/{written}").st_mode) == 0o666
-    assert mounted.stat(f"{D}/{plane}/a/{written}").st_uid == 61000
+    agent = the_agent(mounted)
+    for group, mode in ((agent.gid, 0o664), (agent.gid + 1, 0o666), (None, 0o666)):
+        monkeypatch.setattr(rows, "group_of", lambda uid, group=group: group)
+        found = mounted.stat(f"{D}/{plane}/a/{written}")
+        assert stat.S_IMODE(found.st_mode) == mode
+        assert (found.st_uid, found.st_gid) == (mounted.agents.privilege.uid, agent.gid)
 
 
 @pytest.mark.parametrize("plane", PLANES)
@@ -151,13 +156,13 @@ def test_the_inodes_of_what_is_gone_are_not_there(mounted: Mounted, plane: str) 
     mkdir(mounted, f"{D}/{plane}/a")
     inode = mounted.inode(f"{D}/{plane}/a/status")
     number, other = inode & 0xFF, Plane.WAITING if plane == "work" else Plane.WORK
-    with refused("ENOENT"):  # the same record, looked for in the other plane
+    with refused("ESTALE"):  # the same record, looked for in the other plane
         complete(mounted.ops.getattr, inode_number(other, inode >> 16, number), CONTEXT)
     rmdir(mounted, f"{D}/{plane}/a")
-    with refused("ENOENT"):
+    with refused("ESTALE"):
         complete(mounted.ops.getattr, inode, CONTEXT)
     mkdir(mounted, f"{D}/{plane}/a")
-    with refused("ENOENT"):
+    with refused("ESTALE"):
         complete(mounted.ops.getattr, inode, CONTEXT)
 
 
@@ -344,7 +349,7 @@ class Kernel:
         return self._inode_of(path) in self.inodes
 
     def names(self) -> set[tuple[int, str]]:
-        return set(self._cache._names)
+        return set(self._cache._names._waiting)
 
 
 def test_a_change_is_told_to_the_kernel_file_by_file(
@@ -374,7 +379,7 @@ def test_names_are_cached_until_they_go(mounted: Mounted, monkeypatch: pytest.Mo
         found = complete(mounted.ops.lookup, mounted.inode(f"{D}/{plane}"), b"a", CONTEXT)
         assert found.entry_timeout > 0
         directory = mounted.inode(f"{D}/{plane}")
-        mounted.fs.cache._names.clear()
+        mounted.fs.cache._names._waiting.clear()
         rmdir(mounted, f"{D}/{plane}/a")
         assert kernel.names() == {(directory, "a")}
 

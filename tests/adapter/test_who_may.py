@@ -95,6 +95,11 @@ AGENT: dict[str, dict[str, Cells]] = {
         "public": ("Oosarpk", "Oosarpk", "Oosarpk", "Oos"),
         "private": (KNOWS, KNOWS, KNOWS, "Oos"),
     },
+    # what keys are in there is for nobody by policy
+    "environment": {
+        "public": ("Oosa", "Oosa", "Oosa", "Oos"),
+        "private": (KNOWS, KNOWS, "Oosa", "Oos"),
+    },
     "facts": {
         "public": ("Oosarpk", "Oosarpk", "Oosarpk", ""),
         "private": (KNOWS, KNOWS, KNOWS, ""),
@@ -135,9 +140,10 @@ MEMBERS = {
     "kind": {"life", "profile", "model"},
     "ids": {"owner", "uid", "gid"},
     "configuration": {
-        "groups", "label", "policy", "mount", "root", "iso", "workspace", "cwd", "env", "path",
+        "groups", "label", "policy", "mount", "root", "iso", "workspace", "cwd", "path",
         "context", "exec", "mode", "limits", "restart", "meta.json",
     },
+    "environment": {"env"},
     "facts": {
         "supervisor", "ownership", "families", "ingress", "policy.effective", "mount.effective",
         "reason", "incarnation", "pid", "run", "cgroup", "usage", "queue", "error", "out", "log",
@@ -202,6 +208,10 @@ RECORD: dict[str, dict[str, Cells]] = {
         "public": ("Oosarpk", "Oosarpk", "Oosa", ""),
         "private": (KNOWS, KNOWS, "Oosa", ""),
     },
+    "environment": {
+        "public": ("Oosarpk", "Oosarpk", "Oosa", "Oosa"),
+        "private": (KNOWS, KNOWS, "Oosa", "Oosa"),
+    },
     # what goes in there does not come out
     "given": {
         "public": ("Oosarpk", "Oosarpk", "", "Oosa"),
@@ -217,13 +227,14 @@ RECORD_MEMBERS = {
         "waiting/item", "waiting/item/status", "waiting/item/payload",
     },
     "said": {
-        "task/item/title", "task/item/cmd", "task/item/cwd", "task/item/env",
-        "task/item/accepts_input", "task/item/ctl", "task/item/work",
+        "task/item/title", "task/item/cmd", "task/item/cwd", "task/item/accepts_input",
+        "task/item/ctl", "task/item/work",
         "work/item/objective", "work/item/plan.md", "work/item/acceptance.md",
         "work/item/status", "work/item/blocked_by", "work/item/parent",
         "waiting/item/on", "waiting/item/work", "waiting/item/deadline",
     },
     "secret": {"waiting/item/token"},
+    "environment": {"task/item/env"},
     "given": {"task/item/input"},
 }  # fmt: skip
 

@@ -31,7 +31,9 @@ def test_an_acknowledged_write_survives(daemon: Daemon) -> None:
         assert f"grace={number + 1}s\n" in read(agent, "limits")
     assert read(agent, "handoff.md") == "the task\n"
     assert read(agent, "env") == "A=1\n"
-    assert len(daemon.events("coder")) == 1
+    kinds = [event["type"] for event in daemon.events("coder")]
+    # exec, env and what was written in the loop: each is told once
+    assert kinds == ["agent.create", *["agent.control"] * (2 + 2 * 20)]
 
 
 def test_fsync_is_accepted_on_every_kind_of_file(daemon: Daemon) -> None:

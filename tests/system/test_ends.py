@@ -174,7 +174,7 @@ def test_what_somebody_froze_is_thawed_and_ended(daemon: Daemon, depth: int) -> 
 
 
 def test_a_parent_that_cannot_start_has_no_children_to_end(daemon: Daemon) -> None:
-    agent = daemon.run("boss", "true", mount="/none/such /m ro")
+    agent = daemon.run("boss", "true", cwd="/none/such")
     wait_dead(agent)
     assert read(agent, "reason").startswith("start_failed: ")
     assert not daemon.cgroup.child("user-0", "agent-boss").exists()

@@ -125,16 +125,3 @@ def test_a_daemon_that_starts_again_counts_what_is_there() -> None:
         sizes = [(agent / "artifact" / name).stat().st_size for name in ("a", "b")]
         assert sizes[0] == 600 << 10
         assert (800 << 10) < sum(sizes) <= 1 << 20
-
-
-def test_former_children_are_limited() -> None:
-    with daemon_of(config="incarnations: 5\n") as daemon:
-        script = (
-            "cd $CTX_ROOT/agent; i=0; while mkdir kid.d; do rmdir kid.d; i=$((i+1)); done; "
-            "echo $i; cat $CTX_ROOT/error"
-        )
-        agent = daemon.finish("boss", f"sh -c '{script}'")
-        assert read(agent, "out").startswith("5\n")
-        assert "EDQUOT agent/kid.d" in read(agent, "out")
-        channels = agent / "session" / "context" / "child"
-        assert sorted(os.listdir(channels)) == ["kid", "kid~1", "kid~2", "kid~3", "kid~4"]

@@ -40,7 +40,7 @@ def test_a_parent_hands_over_waits_and_merges(daemon: Daemon) -> None:
     lines.append("ls $CTX_SELF/child; cat $CTX_SELF/session/context/pack.md")
     agent = daemon.finish("boss", _script(*lines))
     assert read(agent, "result.md") == "TASK OF A\nTASK OF B\nTASK OF C\n"
-    assert read(agent, "out").startswith("a\nb\nc\n# a: done\n\nTASK OF A\n")
+    assert read(agent, "out").startswith("a\nb\nc\n# c: done\n\nTASK OF C\n")
     for name in ("a", "b", "c"):
         channel = agent / "session" / "context" / "child" / name
         assert read(channel, "status") == "done\n"

@@ -224,6 +224,7 @@ SCENARIOS: Final[dict[str, tuple[Stage, ...]]] = {
     "task.recorded": (stages.tasked,),
     "worktree.planned": (stages.worktree,),
     "worktree.made": (stages.worktree,),
+    "worktree.fetched": (stages.worktree,),
     "worktree.removed": (stages.worktree,),
     "finish.conversation": (_family, _finished, _cancelled),
     "finish.recorded": (_family, _finished, _cancelled),
@@ -520,7 +521,7 @@ def test_a_death_of_every_monitor_and_the_daemon() -> None:
         scene.daemon.start()
         _family(scene)
         scene.daemon.kill()
-        for pid in scene.daemon.cgroup.child("monitor").processes():
+        for pid in scene.daemon.monitors():
             end_process(pid, signal.SIGKILL)
         node = scene.daemon.cgroup.child("user-0", "agent-boss")
         wait_until(lambda: not node.populated(), "all of it ends")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -159,7 +160,8 @@ def test_a_reset_agent_has_no_records_of_its_former_life(daemon: Daemon) -> None
         write(agent / "ctl", "reset")
         assert sorted(os.listdir(agent / "work")) == ["current"]
         assert os.listdir(agent / "waiting") == []
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(OSError) as refused:
             os.stat("status", dir_fd=held)
+        assert refused.value.errno == errno.ESTALE
     finally:
         os.close(held)

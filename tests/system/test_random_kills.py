@@ -241,16 +241,18 @@ class Worker:
         self._mine.remove(name)
 
 
-def _disturb(chance: random.Random, daemon: Daemon) -> None:
-    """Some programs and monitors end while there is no daemon."""
+def _disturb(chance: random.Random, daemon: Daemon) -> int:
+    """Some programs and monitors end while there is no daemon; how many were chosen."""
     victims = []
     for leaf in ("run", "again", "cell", "task/*"):
         for path in daemon.cgroup.path.glob(f"**/{leaf}/cgroup.procs"):
             victims += [int(word) for word in path.read_text().split()]
-    victims += daemon.cgroup.child("monitor").processes()
-    for pid in chance.sample(victims, min(len(victims), chance.choice((0, 0, 1, 3)))):
+    victims += daemon.monitors()
+    chosen = chance.sample(victims, min(len(victims), chance.choice((0, 0, 1, 3))))
+    for pid in chosen:
         if alive(pid):
             end_process(pid)
+    return len(chosen)
 
 
 @pytest.mark.parametrize("seed", _SEEDS)

@@ -99,11 +99,13 @@ def test_runs_and_tasks_enter_a_cell_that_is_held(user: OrdinaryDaemon, network:
         for number in ("1", "2"):
             write(agent / "inbox", f"message {number}")
             wait_until(partial(replied, number), "it replied")
+        # the end of the task is a message, too
+        found = [read(agent, "session/latest.md")]
         (agent / "task" / "T").mkdir()
         write(agent / "task/T/cmd", "id -u; exit 3")
         write(agent / "task/T/ctl", "start")
         wait_until(lambda: read(agent, "task/T/exit"), "the task has ended")
-        found = [read(agent, file) for file in ("session/latest.md", "task/T/output")]
+        found.append(read(agent, "task/T/output"))
         write(agent / "inbox", "last")
         wait_until(lambda: "last" in read(agent, "session/latest.md"), "it replied")
         write(agent / "ctl", "stop")
@@ -372,10 +374,10 @@ def test_options_of_mounts(shared_user: OrdinaryDaemon) -> None:
 )
 def test_sources_that_no_agent_gets(shared_user: OrdinaryDaemon, source: str) -> None:
     link = shared_user.home / "link"
+    if not link.is_symlink():
+        link.symlink_to(shared_user.state)  # root's, which is followed
 
     def run() -> str:
-        if not link.is_symlink():
-            link.symlink_to(shared_user.state)
         agent = shared_user.agent_dir("grabber")
         if agent.exists():
             agent.rmdir()
@@ -388,6 +390,18 @@ def test_sources_that_no_agent_gets(shared_user: OrdinaryDaemon, source: str) ->
         return read(agent, "reason")
 
     assert "cannot be given to an agent" in shared_user.do(run)
+
+
+def test_a_childs_sources_are_looked_up_in_its_parents_view(shared_user: OrdinaryDaemon) -> None:
+    script = "; ".join((
+        "cd $CTX_ROOT/agent; mkdir looked.d; ln -s /etc /tmp/link; mkdir /tmp/own",
+        "echo /tmp/own /x ro > looked.d/mount && cat looked.d/mount.effective",
+        "echo /tmp/link /x ro > looked.d/mount && echo taken", "cat ../error",
+    ))
+    said = _said(shared_user, "onlooker", script, policy="allow onlooker_t agent:* create")
+    assert "/tmp/own\t/x\tro\t-\n" in said
+    assert '"/tmp/link" is a link to "/etc" and not root' in said
+    assert "taken" not in said
 
 
 def test_the_hosts_root_without_what_no_agent_may_have(shared_user: OrdinaryDaemon) -> None:

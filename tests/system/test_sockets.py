@@ -285,7 +285,7 @@ def go_on(process: subprocess.Popen[str]) -> None:
 
 @pytest.fixture
 def small() -> Iterator[Daemon]:
-    with daemon_of(config="connections: 8\nstaged_max: 64K\n") as daemon:
+    with daemon_of(config="owner_connections: 8\nowner_memory_max: 192K\n") as daemon:
         wait_status(daemon.run("sleeper", "sleep 1000"), "busy")
         wait_status(daemon.run("other", "sleep 1000"), "busy")
         yield daemon
@@ -375,12 +375,12 @@ def test_unfinished_frames_are_bounded_over_all_connections(small: Daemon) -> No
     program = """
 peers = [connect() for _ in range(4)]
 for peer in peers[:3]:
-    ask(peer, PING + b"x" * 20000)
-frame = ask(peers[3], b"x" * 20000)
+    ask(peer, PING + b"x" * 35000)
+frame = ask(peers[3], b"x" * 35000)
 print(json.dumps([frame["code"], receive(peers[3])]), flush=True)
 input()
 peers.pop(0).close()
-while ask(connect(), b"x" * 20000 + b"\\n")["code"] != "EINVAL":
+while ask(connect(), b"x" * 35000 + b"\\n")["code"] != "EINVAL":
     pass
 print(json.dumps("again"), flush=True)
 """
@@ -394,11 +394,15 @@ print(json.dumps("again"), flush=True)
 
 
 def test_operations_that_wait_are_bounded_by_what_they_hold(small: Daemon) -> None:
-    frame = {"op": "wait", "id": "i" * 15000}
-    with peer(small, "sleeper") as connection:
-        for _ in range(10):
-            connection.send(frame)
-            if connection.ask({"op": "ping"})["type"] == "error":
-                break
-        else:
-            raise AssertionError("no bound")
+    program = """
+connection = connect()
+frame = json.dumps({"op": "wait", "id": "i" * 20000}).encode()
+for _ in range(14):
+    connection.sendall(frame + b"\\n")
+    answer = ask(connection, PING)
+    if answer is None or answer["type"] == "error":
+        break
+print(json.dumps(answer and answer["code"]), flush=True)
+"""
+    with stranger(small.root / "agent" / "sleeper.sock", program) as process:
+        assert told(process) == "EDQUOT"

@@ -40,6 +40,9 @@ class FakeHierarchy:
     def agent_path(self, path: str) -> str | None:
         return self.below
 
+    def is_own(self, path: str) -> bool:
+        return self.below is not None
+
 
 class Recorder(Watching):
     """Remembers what it is told."""

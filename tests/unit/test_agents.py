@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from runtime.change import Change, Watching
 from runtime.errors import (
@@ -53,7 +54,7 @@ def test_an_operators_agent_is_a_root_agent_with_the_operators_ids(world: World)
     assert (agent.label, agent.lineage) == ("coder_t", "operator uid:1000")
     assert (agent.status, agent.exec, agent.mode, agent.iso) == (Status.NEW, "", "once", "sandbox")
     assert agent.policy == (
-        "allow coder_t agent:* create,start,stop,read,write\n"
+        "allow coder_t agent:* create\n"
         "allow coder_t tool:* execute\n"
         "allow coder_t model:* use\n"
     )
@@ -394,14 +395,6 @@ def test_a_reset_that_cannot_be_kept_changes_nothing(
     assert world.agents.renew(agent).status is Status.NEW
 
 
-def test_resets_are_counted_as_sessions(tmp_path: Path) -> None:
-    with world_in(tmp_path, incarnations=2) as world:
-        agent = world.agents.create(operator(1), "x")
-        agent = world.agents.renew(dead(world, agent))
-        with pytest.raises(QuotaError, match="2 sessions"):
-            world.agents.renew(dead(world, agent))
-
-
 def test_a_removed_session_takes_what_was_archived_with_it(world: World) -> None:
     agent = dead(world, world.agents.create(operator(1), "x"))
     world.agents.renew(agent)
@@ -460,6 +453,7 @@ def test_a_child_that_died_with_its_parent_is_told_in_the_parents_session(world:
     event = next(e for e in events if e["type"] == "agent.child.cancel")
     del event["id"], event["ts"]
     assert event == {
+        "by": "runtime",
         "type": "agent.child.cancel",
         "agent": "p",
         "parent": "p",
@@ -628,7 +622,7 @@ def test_events_that_an_earlier_daemon_left_in_the_outbox_are_delivered_once(wor
 def test_events_for_a_removed_history_hold_nothing_up(world: World) -> None:
     with world.store.transaction():
         world.store.post("home/1/agent/gone/default/events.jsonl", "{}")
-    world.reopen().sync()
+    trio.run(world.reopen().synced)
     with world.store.transaction():
         pass
     assert world.store.undelivered() == []
@@ -644,7 +638,7 @@ def test_events_stay_in_the_outbox_until_their_file_is_synced(world: World) -> N
         path.write_bytes(kept)
         world.reopen()
         assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == ["e1"]
-    world.agents.sync()
+    trio.run(world.agents.synced)
     world.agents.update(agent, label="l")
     assert world.store.undelivered() == []
 
@@ -866,3 +860,80 @@ def test_everything_is_found_again_after_a_crash(world: World) -> None:
     assert above is not None
     assert above.dump() == parent.dump()
     assert [a.index for a in agents.children(above)] == [child.index]
+
+
+# who caused it
+
+
+def causes(world: World, agent: Agent) -> list[tuple[str, str]]:
+    return [(e["type"], e["by"]) for e in map(json.loads, world.lines(agent))]
+
+
+def test_what_is_committed_while_somebody_acts_was_caused_by_it(world: World) -> None:
+    agent = world.agents.create(operator(1000), "x")
+    with world.agents.acting(operator(1000)):
+        world.agents.cancel_new(agent, "operator_stop")
+    assert causes(world, agent)[1:] == [
+        ("agent.status", "operator uid:1000"), ("agent.stop", "operator uid:1000"),
+    ]  # fmt: skip
+
+
+def test_an_agent_that_acts_is_named_with_its_run(world: World) -> None:
+    parent = live_parent(world)
+    world.agents.update(parent, run="r7")
+    with world.agents.acting(inside(parent)):
+        child = world.agents.create(inside(parent), "c")
+    assert causes(world, child) == [("agent.create", "agent:p run:r7")]
+
+
+def test_nobody_acts_after_it_and_inside_another_both_are_right(world: World) -> None:
+    agents = world.agents
+    assert agents.actor == "runtime"
+    with agents.acting(operator(1)):
+        with pytest.raises(KeyError), agents.acting(operator(2)):
+            assert agents.actor == "operator uid:2"
+            raise KeyError
+        assert agents.actor == "operator uid:1"
+    assert agents.actor == "runtime"
+
+
+def test_a_control_is_told_once_in_the_transaction_that_it_changes(world: World) -> None:
+    agent = world.agents.create(operator(1000), "x")
+    with world.agents.acting(operator(1000), agent, file="model"):
+        world.agents.update(agent, model="m")
+        world.agents.update(agent, model="n")
+    events = [json.loads(line) for line in world.lines(agent)][1:]
+    assert [{k: e[k] for k in e if k not in ("id", "ts")} for e in events] == [
+        {"type": "agent.control", "agent": "x", "file": "model", "by": "operator uid:1000"}
+    ]
+
+
+def test_a_verb_that_changes_nothing_is_told_all_the_same(world: World) -> None:
+    agent = world.agents.create(operator(1000), "x")
+    with world.agents.acting(operator(0), agent, verb="kill"):
+        pass
+    assert causes(world, agent)[1:] == [("agent.control", "operator uid:0")]
+
+
+def test_what_was_refused_is_no_event(world: World) -> None:
+    agent = world.agents.create(operator(1000), "x")
+    with pytest.raises(DeniedError), world.agents.acting(operator(0), agent, file="model"):
+        raise DeniedError("no")
+    assert len(world.lines(agent)) == 1
+
+
+def test_what_waits_for_room_was_caused_by_who_caused_it_then(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = world.agents.create(operator(1000), "x")
+
+    def full(*_: object) -> None:
+        raise NoSpaceError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.agents, "_commit", full)
+        with world.agents.acting(operator(7)):
+            world.agents.cancel_new(agent, "operator_stop")
+    with world.agents.acting(operator(8)):
+        world.agents.update(agent, meta="{}")
+    assert causes(world, agent)[-1] == ("agent.stop", "operator uid:7")

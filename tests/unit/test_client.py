@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -1729,6 +1730,13 @@ def test_kernels(release: str, level: str) -> None:
     assert client.check_kernel(release)[0] == level
 
 
+@pytest.mark.parametrize(("abi", "level"), [(-1, "warn"), (5, "warn"), (6, "ok"), (7, "ok")])
+def test_an_older_kernel_is_said_to_keep_cells_less_apart(abi: int, level: str) -> None:
+    found, text, remedy = client.check_landlock(abi)
+    assert found == level
+    assert ("trace its children" in text) == ("6.12" in remedy) == (level == "warn")
+
+
 def test_fuse_device(tmp_path: Path) -> None:
     level, what, remedy = client.check_fuse(str(tmp_path / "fuse"))
     assert level == "FAIL" and "No such file" in what and "modprobe" in remedy
@@ -1820,8 +1828,6 @@ def test_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "find_program", lambda name: "/usr/bin/git" * (name == "git"))
     levels = {what.split()[0]: level for level, what, _ in client.check_programs(1000)}
     assert levels == {
-        "bwrap": "FAIL",
-        "setpriv": "FAIL",
         "fusermount3": "FAIL",
         "git:": "ok",
     }
@@ -1840,3 +1846,45 @@ def test_doctor(root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(rows) == len(levels) - levels.count("weak") and rows[-1]["level"] == "warn"
     monkeypatch.setattr(client, "findings", lambda root: iter([("FAIL", "all", "")]))
     assert run("doctor") == (1, "FAIL  all\n", "")
+
+
+# --- the end of a long file -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "lines", "shown"),
+    [
+        (b"", 3, b""),
+        (b"a\nb\nc\n", 2, b"b\nc\n"),
+        (b"a\nb\nc", 2, b"b\nc"),
+        (b"a\nb\nc\n", 0, b""),
+        (b"a\nb\nc\n", 9, b"a\nb\nc\n"),
+        (b"\n\n\n", 1, b"\n"),
+        (b"no newline", 1, b"no newline"),
+        (b"x" * 200_000 + b"\n" + b"y" * 200_000 + b"\n", 1, b"y" * 200_000 + b"\n"),
+        (b"x" * 65535 + b"\n" + b"y" * 65536, 1, b"y" * 65536),
+    ],
+)
+def test_the_last_lines_are_found_from_the_end(
+    tmp_path: Path, content: bytes, lines: int, shown: bytes
+) -> None:
+    (tmp_path / "log").write_bytes(content)
+    tail = client.Tail(client.Root(str(tmp_path)), "log", client.STDOUT, lines)
+    assert b"".join(tail.chunks()) == shown
+    os.close(tail.fd)
+
+
+def test_a_long_line_costs_no_memory_to_skip(tmp_path: Path) -> None:
+    with open(tmp_path / "log", "wb") as log:
+        for _ in range(64):
+            log.write(b"x" * (1 << 20))
+    root = client.Root(str(tmp_path))
+    tracemalloc.start()
+    try:
+        tail = client.Tail(root, "log", client.STDOUT, 10)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    os.close(tail.fd)
+    assert tail.offset == 0
+    assert most < 1 << 20

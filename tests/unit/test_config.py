@@ -53,6 +53,9 @@ def test_an_empty_file_says_nothing(tmp_path: Path, text: str) -> None:
         ("base_view: [/usr, /etc]", "base_view", ("/usr", "/etc")),
         ("policy: ['tool:* execute']", "policy", ("tool:* execute",)),
         ("policy: []", "policy", ()),
+        ("owner_descriptors: 100", "owner_descriptors", 100),
+        ("owner_memory_max: 1M", "owner_memory_max", 1 << 20),
+        ("owner_time: 0.25", "owner_time", 0.25),
     ],
 )
 def test_each_setting_is_read(tmp_path: Path, text: str, key: str, value: Any) -> None:
@@ -77,6 +80,7 @@ def test_each_setting_is_read(tmp_path: Path, text: str, key: str, value: Any) -
         ("allow_root_agents: 1", "allow_root_agents: 1 is neither true nor false"),
         ("base_view: /usr", "base_view: '/usr' is no list"),
         ("base_view: [1]", "base_view: 1 is no text"),
+        ("owner_time: 2", "owner_time: 2 is no part of 1"),
         ("- depth", "a map of settings is wanted"),
         ("just text", "a map of settings is wanted"),
         ("depth: [", "not YAML"),
@@ -115,3 +119,20 @@ def test_agents_of_root_run_as_the_configured_user() -> None:
 def test_without_that_user_they_run_as_the_fallback() -> None:
     ids = Config(agent_user="no such user").agent_ids()
     assert ids == (FALLBACK_AGENT_ID, FALLBACK_AGENT_ID) == (61000, 61000)
+
+
+@pytest.mark.parametrize(
+    ("text", "instead"),
+    [
+        ("staged_max: 1M", "owner_memory_max"),
+        ("open_files: 10", "owner_descriptors"),
+        ("connections: 10", "owner_connections"),
+        ("messages_max: 1M", "owner_disk_max"),
+        ("incarnations: 3", "owner_disk_max"),
+    ],
+)
+def test_settings_of_an_earlier_version_are_told_of_and_not_used(
+    tmp_path: Path, text: str, instead: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert load(tmp_path, text) == Config()
+    assert f"{text.split(':')[0]} is no longer used; see {instead}" in caplog.text

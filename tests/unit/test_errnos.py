@@ -20,6 +20,7 @@ ABI = {
     "TakenError": "EEXIST",
     "NotEmptyError": "ENOTEMPTY",
     "QuotaError": "EDQUOT",
+    "OverTimeError": "EAGAIN",
     "TooLongError": "EMSGSIZE",
     "TooLargeError": "EFBIG",
     "UnsupportedError": "EOPNOTSUPP",

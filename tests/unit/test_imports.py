@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,3 +99,23 @@ def test_init_files_hold_no_logic(path: Path) -> None:
     body = ast.parse(path.read_text(encoding="utf-8")).body
     docstring = [n for n in body if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)]
     assert body == docstring
+
+
+#: what starts processes, and may be named by the module that does; the client is no daemon
+STARTING = {"subprocess", "multiprocessing", "pty"}
+CALLS = (
+    r"os\.(fork|forkpty|system|popen|posix_spawnp?|spawn[lv]p?e?)\b"
+    r"|\b(run_process|open_process|create_subprocess_exec|create_subprocess_shell)\b"
+)
+
+
+@pytest.mark.parametrize("path", RUNTIME + CTXFS, ids=name_of)
+def test_one_module_starts_processes(path: Path) -> None:
+    if name_of(path) in ("runtime/spawn.py", "ctxfs/client.py"):
+        return
+    assert not packages(path) & STARTING
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute | ast.Name):
+            assert re.search(CALLS, ast.unparse(node)) is None, ast.unparse(node)
+        elif isinstance(node, ast.ImportFrom):
+            assert not {alias.name for alias in node.names} & {"run_process", "open_process"}

@@ -225,3 +225,30 @@ def test_events_with_names_are_parsed() -> None:
     one = b"\x01\0\0\0\x02\0\0\0\0\0\0\0\x10\0\0\0" + b"name".ljust(16, b"\0")
     two = b"\x02\0\0\0\x00\x80\0\0\0\0\0\0\0\0\0\0"
     assert linux.parse_inotify(one + two + b"\x03\0") == [(1, 2), (2, linux.IN_IGNORED)]
+
+
+def test_everybody_looks_again_when_the_kernel_dropped_changes(
+    file: Path, tmp_path: Path
+) -> None:
+    """The queue of inotify(7) is as long as fs.inotify.max_queued_events."""
+    longest = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    other = tmp_path / "other"
+    other.touch()
+
+    async def test(watcher: Watcher) -> None:
+        changes, others = Changes(), Changes()
+        with watcher.watching(file, changes), watcher.watching(other, others):
+            await wait_all_tasks_blocked()
+            with open(file, "ab", buffering=0) as one, open(other, "ab", buffering=0) as two:
+                # each in turn: equal events that follow each other are one
+                for _ in range(longest // 2 + 1):
+                    one.write(b"x")
+                    two.write(b"x")
+            third = Changes()
+            dropped = tmp_path / "dropped"
+            dropped.touch()
+            with watcher.watching(dropped, third):
+                append(dropped)  # of this the kernel says nothing
+                await third.wait_changed()
+
+    run(test)

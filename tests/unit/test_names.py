@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime import names
 from runtime.errors import MalformedError
 from runtime.names import (
     JSON_DEPTH,
+    JSON_VALUES,
     check_absolute,
     check_choice,
     check_name,
@@ -265,6 +267,41 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[" + "1," * JSON_VALUES + "1]", "more than 32768 values"),
+        ("[]" * (JSON_VALUES + 1), "more than 32768 values"),
+        ('"' * (5 * JSON_VALUES), "more than 32768 values"),
+        ("[" + "1" * 40_000 + "]", "a number of 400 digits|digits"),
+    ],
+)
+def test_what_would_cost_much_more_than_its_size_is_refused(text: str, why: str) -> None:
+    with pytest.raises(MalformedError, match=why):
+        parse_json(text)
+
+
+def test_a_control_full_of_values_is_no_such_text() -> None:
+    assert len(parse_json("[" + "1," * 32_000 + "1]")) == 32_001
+
+
+@given(st.text('\\"[]{},a', max_size=40))
+def test_nesting_is_counted_outside_of_strings(text: str) -> None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return
+    deepest = 0
+    left = [(value, 1)]
+    while left:
+        at, depth = left.pop()
+        if isinstance(at, list | dict):
+            deepest = max(deepest, depth)
+            inner = at.values() if isinstance(at, dict) else at
+            left += [(each, depth + 1) for each in inner]
+    assert names._nesting(names._outside(text))[0] == deepest
 
 
 @given(VALUES)

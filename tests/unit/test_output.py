@@ -43,7 +43,7 @@ def test_a_read_goes_across_segments(tmp_path: Path) -> None:
 def test_what_was_dropped_is_said_first(tmp_path: Path) -> None:
     segments(tmp_path, b"late\n", start=4096)
     output = Output(tmp_path)
-    assert output.header == b"ctxfs: 4096 bytes of older output dropped (log_max)\n"
+    assert output.header == b"ctxfs: 4096 bytes of older output dropped (log_max)\n\xe2\x80\xa6"
     assert output.read(0, 1000) == output.header + b"late\n"
     assert output.size == len(output.header) + 5
 

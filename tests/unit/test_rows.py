@@ -322,10 +322,27 @@ def test_every_file_can_be_read_and_written_as_it_says(table: Table, row: Row) -
     if row.mode & 0o444:
         assert row.render is not None or row.opener is not None
     if row.write and row.opener is None:
-        assert row.commit is not None
+        assert ((row.commit or row.commit_found) is not None) is (row.store is None)
         assert row.render is not None
+        assert row.document or row.store is None
     if row.render is None and row.opener is not None and row.mode & 0o444:
         assert row.size is not None
+
+
+GENERATED = {
+    *("status", "error", "metrics", "agents"),
+    *("policy.effective", "mount.effective", "families", "usage", "processes", "queue", "message"),
+    *("pack.md", "now.md"),
+}
+
+
+@pytest.mark.parametrize(("table", "row"), FILES, ids=identify)
+def test_what_is_generated_has_no_size_and_what_has_one_is_cheap(table: Table, row: Row) -> None:
+    of_another = row.name in ("status", "error") and table.plane not in (Plane.ROOT, Plane.AGENT)
+    public_state = row.name == "status" and table.plane is Plane.AGENT
+    assert row.generated is (row.name in GENERATED and not of_another and not public_state)
+    if row.document:
+        assert row.size is not None, "a document is not read to be measured"
 
 
 @pytest.mark.parametrize(("table", "row"), ROWS, ids=identify)
@@ -339,13 +356,15 @@ def test_each_kind_has_what_it_needs(table: Table, row: Row) -> None:
 
 @pytest.mark.parametrize("directory", ["agent", "tool", "home", "shared", "trigger"])
 def test_the_modes_of_the_roots_directories(directory: str) -> None:
-    modes = {"agent": 0o1777, "trigger": 0o311}
+    modes = {"agent": 0o1777, "shared": 0o1777, "trigger": 0o311}
     row = root_files.TABLE.rows[root_files.TABLE.number(directory) - 1]
     assert row.mode == modes.get(directory, 0o755)
 
 
 def test_what_can_be_polled_is_what_the_abi_says() -> None:
-    assert {row.name for _, row in ROWS if row.polled} == {"status", "events.jsonl", "queue"}
+    assert {row.name for _, row in ROWS if row.polled} == {
+        "status", "events.jsonl", "queue", "worktree",
+    }  # fmt: skip
 
 
 def test_secrets_are_readable_by_the_owner_only() -> None:
@@ -363,8 +382,8 @@ def test_an_inode_number_is_computed_and_taken_apart(plane: Plane, index: int) -
 def test_a_change_of_a_field_reaches_every_file_that_shows_it() -> None:
     table = agent_files.TABLE
     for field, shown in (
-        ("profile", {"profile", "visibility", "ownership", "families", "ingress"}),
-        ("policy", {"policy", "families"}),
+        ("profile", {"profile", "visibility", "ownership", "ingress"}),
+        ("policy", {"policy"}),
         ("lineage", {"parent"}),
         ("meta", {"meta.json"}),
         ("status", {"status"}),

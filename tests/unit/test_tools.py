@@ -27,7 +27,6 @@ from runtime.errors import (
     TakenError,
     TooLargeError,
     TooLongError,
-    UnsupportedError,
     WrongStateError,
 )
 from runtime.lifecycle import Status
@@ -728,13 +727,12 @@ def test_nothing_is_made_below_an_agent_that_is_ending(desk: Desk) -> None:
 def test_a_worktree_is_refused_where_there_is_none(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def prepare_start(agent: Agent) -> None:
-        await trio.lowlevel.checkpoint()
-        raise UnsupportedError("git is missing")
+    def start(agent: Agent) -> None:
+        raise MalformedError("there is no workspace to make it of")
 
-    monkeypatch.setattr(desk.mounted.supervisor, "prepare_start", prepare_start)
+    monkeypatch.setattr(desk.mounted.supervisor, "start", start)
     before = _everything(desk)
-    with refused(UnsupportedError):
+    with refused(MalformedError):
         desk.call("SpawnAgent", {"initial_message": "x", "workspace_mode": "worktree"})
     assert _everything(desk) == before
 

@@ -92,8 +92,13 @@ static void do_children(int argc, char **argv)
 			char *value = strchr(argv[k], '=');
 
 			*value = 0;
-			if (!set(name, argv[k], value + 1))
-				return;
+			file_of(path, sizeof path, name, argv[k]);
+			/* what a path leads to may be another thing the next time */
+			for (int tries = 0; put(path, O_TRUNC, value + 1) < 0; tries++)
+				if (value[1] != '/' || tries == 200) {
+					tell_step(argv[k], -1);
+					return;
+				}
 			*value = '=';
 		}
 		if (!set(name, "ctl", "start"))

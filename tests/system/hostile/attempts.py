@@ -60,6 +60,9 @@ REQUIREMENTS: Final = {
     "23.limits": "everything that can be piled up has a limit",
     "23.disk": "a full disk keeps nobody alive",
     "24.narrowed": "what is taken away is taken at the next check, all the way down",
+    "22.limits": "nor are its limits, its priority, its processors",
+    "29.leases": "no program delays others by a lease on a file of its own",
+    "32.calls": "what the kernel has under other numbers, or by other ways, is closed as well",
     "24.refused": "what cannot be taken from something that runs is refused",
     "history.read": "a parent's history is not its child's",
     "history.forged": "ids, times and senders are the runtime's",
@@ -166,9 +169,25 @@ TABLE: Final[tuple[Attempt, ...]] = (
     *rows("7.threads result.foreign", "kid",
           ("thread write @sib/result.md forged", "ENOENT"),
           ("thread write @boss/result.md forged", "EACCES"),
-          ("uring @sib/result.md forged", "open=ENOENT"),
-          ("uring @boss/result.md forged", "open=EACCES"),
-          ("uring @history/events.jsonl forged", "open=EACCES")),
+          ("uring @sib/result.md forged", "open=ENOSYS"),
+          ("uring @history/events.jsonl forged", "open=ENOSYS")),
+    # what the kernel does for every program, but for these
+    *(row for actor in ("kid", "sharer") for row in (
+        *rows("32.calls", actor,
+              ("call32", "getpid=ENOSYS vsock=ENOSYS pair=ENOSYS lease=ENOSYS uring=ENOSYS "
+                         "keys=ENOSYS limits=ENOSYS"),
+              ("callx32", "getpid=ENOSYS vsock=ENOSYS lease=ENOSYS uring=ENOSYS"),
+              ("rings", "setup=ENOSYS enter=ENOSYS register=ENOSYS"),
+              ("vsocks", "socket=EAFNOSUPPORT wide=EAFNOSUPPORT pair=EAFNOSUPPORT unix=ok"),
+              ("keyrings", "session=ENOSYS add=ENOSYS request=ENOSYS")),
+        *rows("29.leases", actor,
+              ("lease /tmp/leased", "read=EPERM wide=EPERM directory=EPERM lock=ok")),
+        *rows("22.limits 22.init", actor,
+              ("first", "limits=EPERM wide=EPERM affinity=EPERM scheduler=EPERM parameter=EPERM "
+                        "attributes=EPERM nice=EPERM group=EPERM join=EPERM user=EPERM "
+                        "users=EPERM io=EPERM iogroup=EPERM iouser=EPERM"),
+              ("untouched", "own=+3 nice=+0 scheduler=0 affinity=same oom=EACCES "
+                            "autogroup=EACCES")))),
     # the parent, public
     *rows("history.read 13.public", "kid",
           *each("stat chdir inotify list read", "@home/agent/boss/session/default", "EACCES"),
@@ -263,7 +282,7 @@ TABLE: Final[tuple[Attempt, ...]] = (
           ("read /dev/shm/hostile", "ENOENT")),
     *rows("15.terminals", "kid",
           ("terminal", "tty=ENXIO stdin=ENOTTY stdout=ENOTTY"),
-          ("cores", "limit=0 setrlimit=EPERM")),
+          ("cores", "limit=1 setrlimit=ok after=1")),
     *rows("15.keys", "kid", ("keys", "none")),
     *rows("15.abstract network", "kid",
           ("abstract @host.abstract", "ECONNREFUSED"),
@@ -365,7 +384,7 @@ TABLE: Final[tuple[Attempt, ...]] = (
               ("copy", "open=ok copy=EXDEV"),
               ("splice", "open=ok splice=EPERM"),
               ("clone", "open=ok clone=EXDEV"),
-              ("flags", "open=ok get=ENOTTY set=ENOTTY"),
+              ("flags", "open=ok get=ENOTTY set=EPERM"),
               ("reopen", "open=ok reopen=EPERM"))),
           ("truncate @history/messages.jsonl", "EPERM"),
           ("open wronly,trunc @history/messages.jsonl", "EPERM"),
@@ -520,6 +539,8 @@ TABLE: Final[tuple[Attempt, ...]] = (
     *rows("planes.foreign trigger.guessed", "boss",
           ("read @other/task/errand/cmd", "ok:true|"),
           ("read @other/waiting/bell/token", "EACCES"),
+          ("read @other/env", "EACCES"),
+          ("read @other/task/errand/env", "EACCES"),
           ("write @other/task/errand/ctl start", "EACCES"),
           ("write @other/task/errand/cmd x", "EACCES"),
           ("write @other/work/plan/objective x", "EACCES"),
@@ -563,14 +584,10 @@ TABLE: Final[tuple[Attempt, ...]] = (
     *rows("mount.unseen 3.view", "parter",
           *((f"child {name} life=detached 'mount={source} /x ro{options}' 'exec={what}'", expect)
             for name, source, options, what, expect in (
-                ("d1", "@base/secret", "", "cat /x/file",
-                 "start_failed: ctxfs: mount source @base/secret: No such file or directory "),
-                ("d2", "/desk/to-secret", "", "cat /x/file",
-                 "start_failed: ctxfs: mount source /desk/to-secret: No such file or directory "),
-                ("d3", "/desk/to-init", "", "cat /x/etc/shadow",
-                 "start_failed: ctxfs: mount source /desk/to-init: links of procfs, and loops of "
-                 "links, cannot be given to an agent "),
-                ("d4", "/desk/to-hidden", "", "cat /x/secret", "exit:1 "),
+                ("d1", "@base/secret", "", "cat /x/file", "mount=ENOENT"),
+                ("d2", "/desk/to-secret", "", "cat /x/file", "mount=EACCES"),
+                ("d3", "/desk/to-init", "", "cat /x/etc/shadow", "mount=EACCES"),
+                ("d4", "/desk/to-hidden", "", "cat /x/secret", "mount=EACCES"),
                 ("d5", "/desk", "", "cat /x/hidden/secret", "exit:1 "),
                 ("d6", "/desk", " bind", "cat /x/hidden/secret", "exit:1 "),
                 ("d7", "/desk", "", "cat /x/to-hidden/secret", "exit:1 "),
@@ -578,7 +595,7 @@ TABLE: Final[tuple[Attempt, ...]] = (
                 ("d9", "/", " bind", "cat /x/desk/hidden/secret", "exit:1 "),
             )),
           ("child d10 life=detached 'root=/desk/hidden' 'exec=/secret'",
-           "start_failed: bwrap: Can't mkdir /proc: Read-only file system ")),
+           "start_failed: ctxfs: mount target /proc: Read-only file system ")),
     # an agent with the network, and one that sees the host's tree
     *rows("15.abstract network", "netter",
           ("network 127.0.0.1 @host.port", "ok"),
@@ -705,19 +722,16 @@ TABLE: Final[tuple[Attempt, ...]] = (
               "@state", "@runtime/root", "/desk/hidden", "/desk/hidden/secret")),
           *((f"child unseen{number} 'mount={source} /x ro' 'exec=cat /x /x/file'", expect)
             for number, (source, expect) in enumerate((
-                ("@base/secret", "start_failed: bwrap: Can't find source path @base/secret: "
-                                 "No such file or directory "),
-                ("/desk/to-secret", "start_failed: bwrap: Can't find source path /desk/to-secret: "
-                                    "No such file or directory "),
-                ("/desk/to-init", "start_failed: bwrap: Can't find source path /desk/to-init: "
-                                  "Permission denied "),
-                ("/desk/to-hidden", "exit:1 "),
+                ("@base/secret", "mount=ENOENT"),
+                ("/desk/to-secret", "mount=EACCES"),
+                ("/desk/to-init", "mount=EACCES"),
+                ("/desk/to-hidden", "mount=EACCES"),
             ))),
           ("child uncovered 'mount=/desk /x ro' 'exec=cat /x/hidden/secret'", "exit:1 "),
           ("child unbound 'mount=/desk /x ro bind' 'exec=cat /x/hidden/secret'", "exit:1 "),
-          ("child rootless 'root=/desk/to-secret' 'exec=true'",
-           "start_failed: bwrap: Can't find source path /desk/to-secret: "
-           "No such file or directory ")),
+          ("child rootless 'root=/desk/to-secret' 'exec=true'", "root=EACCES"),
+          ("child placeless 'workspace=explicit_root:/desk/to-hidden' 'exec=true'",
+           "workspace=EACCES")),
 )
 
 #: by agents of their own on a daemon with small limits; each goes on until it is cancelled
@@ -740,7 +754,9 @@ FLOODS: Final[tuple[Attempt, ...]] = tuple(
     )
 )
 LIMITS: Final = (
-    "connections: 50\nopen_files: 500\nchildren: 50\nfiles: 200\nstaged_max: 1M\n"
+    # of which agents have nine tenths, and being alive costs something, too
+    "owner_connections: 55\nowner_descriptors: 560\nowner_memory_max: 1200000\n"
+    "children: 50\nfiles: 200\n"
     "document_max: 1M\nlog_max: 1M\ngrace: 500ms\n"
 )
 

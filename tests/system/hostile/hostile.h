@@ -23,7 +23,7 @@ struct way {
 };
 
 extern const struct way FILE_WAYS[], PROCESS_WAYS[], NAMESPACE_WAYS[], SOCKET_WAYS[],
-	AGENT_WAYS[], FLOOD_WAYS[];
+	AGENT_WAYS[], FLOOD_WAYS[], CALL_WAYS[];
 
 /* Adds to the one line of the result, without blanks in between. */
 void tell(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -179,6 +179,8 @@ static void do_cores(int argc, char **argv)
 	getrlimit(RLIMIT_CORE, &none);
 	tell("limit=%lu", (unsigned long)none.rlim_max);
 	tell_step("setrlimit", setrlimit(RLIMIT_CORE, &some));
+	getrlimit(RLIMIT_CORE, &none);
+	tell(" after=%lu", (unsigned long)none.rlim_max);
 }
 
 static void do_terminal(int argc, char **argv)

@@ -297,15 +297,16 @@ static void do_take(int argc, char **argv)
 static void do_orphan(int argc, char **argv)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
-	int fd = socket(AF_UNIX, SOCK_STREAM, 0), status;
+	int fd = socket(AF_UNIX, SOCK_STREAM, 0), held, status;
 	struct stat st;
 	pid_t maker;
 
 	(void)argc;
-	snprintf(address.sun_path, sizeof address.sun_path, "%s", argv[0]);
-	/* the kernel knows the name from here on and need not ask whoever is stopped */
-	if (stat(argv[0], &st) < 0)
-		tell_step("stat", -1);
+	/* found here: by a descriptor the kernel need not ask whoever is stopped for the name */
+	held = open(argv[0], O_PATH | O_CLOEXEC);
+	if (held < 0)
+		tell_step("open", -1);
+	snprintf(address.sun_path, sizeof address.sun_path, "/proc/self/fd/%d", held);
 	maker = fork();
 	if (maker == 0) {
 		prctl(PR_SET_NAME, "gone-peer");

@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tests.harness import Daemon, alive, read, wait_status, wait_until, write
+from tests.harness import alive, read, wait_status, wait_until, write
 from tests.system.hostile.attempts import TABLE, Attempt
+from tests.system.hostile.guarded import Guard
 
 HERE: Final = Path(__file__).parent
 OWNER: Final = 4242
@@ -23,6 +24,14 @@ OWNER: Final = 4242
 ABSTRACT: Final = f"hostile-{os.getpid()}"
 #: who tries, and on whom it is tried
 ACTORS: Final = ("kid", "mid", "rogue", "parter", "alien", "netter", "sharer", "boss")
+#: root agents have rights over all agents of their owner: lines of uid 0 would reach others' too
+CONFIG: Final = """\
+grace: 1s
+policy:
+  - agent:* create,start,stop,read,write
+  - tool:* execute
+  - model:* use
+"""
 VICTIMS: Final = ("boss", "sib", "kid", "other", "alien")
 #: ways that make what they name last
 MAKING: Final = frozenset(("mkdir", "mknod", "bind", "symlink", "link", "rename", "mount"))
@@ -37,7 +46,7 @@ def compile_programs(directory: Path) -> None:
     """hostile, statically linked, and a library for loaders; both readable by all."""
     directory.mkdir(mode=0o755)
     flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"]
-    sources = [str(s) for s in HERE.glob("*.c") if s.name not in ("preload.c", "host.c")]
+    sources = [str(s) for s in HERE.glob("*.c") if s.name not in ("preload.c", "host.c", "probe.c")]
     program = directory / "hostile"
     for command in (
         ["cc", *flags, "-static", "-pthread", "-o", str(program), *sources],
@@ -68,8 +77,9 @@ def heard(text: str) -> dict[str, str | None]:
 class Stage:
     """One daemon with a family, its neighbours and another user's agents."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self.daemon = daemon
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+        self.daemon = daemon = guard.daemon
         self.work = daemon.base / "work"
         self.listener = socket.socket(socket.AF_INET)
         self.services = [socket.socket(socket.AF_UNIX) for _ in range(2)]

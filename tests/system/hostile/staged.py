@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from typing import Final
 
 from runtime.cgroups import Cgroup
 from tests.harness import (
+    Daemon,
     alive,
     read,
     refusal,
@@ -101,6 +104,9 @@ def processes_named(name: str) -> list[int]:
 
 # privileges
 
+#: what made cells at some time, or does
+HELPERS = ("bwrap", "setpriv", "test", "enter", "view", "keeper")
+
 
 def _noted(path: Path) -> list[tuple[str, str]]:
     """(who, with what rights) of everything that noted itself."""
@@ -117,7 +123,7 @@ def what_an_environment_names_runs_as_the_agent(stage: Stage) -> str:
     ran = stage.work / "ran"
     ran.touch()
     ran.chmod(0o666)
-    for name in ("bwrap", "setpriv"):
+    for name in HELPERS:
         shutil.copy(stage.daemon.base / "hostile" / "hostile", stage.work / name)
     environment = (
         "PATH=/desk:/usr/bin:/bin\nLD_PRELOAD=/hostile/preload.so\nLD_AUDIT=/hostile/preload.so\n"
@@ -135,7 +141,7 @@ def what_an_environment_names_runs_as_the_agent(stage: Stage) -> str:
     noted = _noted(ran)
     assert {"sh", "cat"} <= {name for name, _ in noted}, "the library was taken at all"
     assert {rights for _, rights in noted} == {RIGHTS}
-    assert not {"bwrap", "setpriv"} & {name for name, _ in noted}
+    assert not set(HELPERS) & {name for name, _ in noted}
     assert read(agent, "reason") == "exit:0\n"
     return told(stage, "envious", "envious")
 
@@ -149,7 +155,7 @@ def hostile_root(stage: Stage, name: str) -> Path:
                       "home"):
         (root / directory).mkdir(parents=True)
     hostile = stage.daemon.base / "hostile"
-    for helper in ("bwrap", "setpriv"):
+    for helper in HELPERS:
         shutil.copy(hostile / "hostile", programs / helper)
     for program in ("sh", "grep", "true"):
         (programs / program).symlink_to(f"/host/bin/{program}")
@@ -165,19 +171,17 @@ def hostile_root(stage: Stage, name: str) -> Path:
 
 
 @staged("1.programs 1.loader", "exit:0 2")
-def helpers_of_a_root_run_as_the_agent(stage: Stage) -> str:
+def helpers_of_a_root_are_never_run(stage: Stage) -> str:
+    """A child's cell is made in its parent's view, by nothing that is found there."""
     root = hostile_root(stage, "rootfs")
     command = "exec=sh -c \"grep -c 61000 /proc/self/status\""
-    lines = tries(stage, "rooted", f"child rootkid '{command}'")
+    lines = tries(stage, "rooted", f"child rootkid '{command}' 'mount=- /log/ran hide'")
     agent = stage.daemon.finish("rooted", stage.script("rooted", lines), root=str(root),
                                 mount=f"{stage.mounts}/usr /host ro")
     assert read(agent, "reason") == "exit:0\n"
     noted = _noted(root / "log" / "ran")
     assert {rights for _, rights in noted} == {RIGHTS}
-    names = [name for name, _ in noted]
-    assert "setpriv" not in names
-    # once by the helper, and once by the real one that it becomes
-    assert names.count("bwrap") == 2, "a child's cell is made in its parent's view, as the agent"
+    assert not set(HELPERS) & {name for name, _ in noted}
     return told(stage, "rooted", "rooted")
 
 
@@ -192,7 +196,7 @@ def root_itself_gives_no_uid_0_by_default(stage: Stage) -> str:
 # paths
 
 
-@staged("3.rights", "Permission denied")
+@staged("3.rights", "refused exit:1")
 def a_users_mount_is_reached_with_the_users_rights(stage: Stage) -> str:
     """What is open lies in a directory that is root's alone."""
     private = stage.daemon.base / "private"
@@ -201,11 +205,12 @@ def a_users_mount_is_reached_with_the_users_rights(stage: Stage) -> str:
     private.chmod(0o700)
     agents = stage.daemon.root / "agent"
     stage.as_user("mkdir", f"{agents}/prying.d")
-    stage.as_user("sh", "-c", f"cd {agents}/prying.d; echo '{private}/open /x ro' > mount; "
-                              "echo cat /x/file > exec; echo start > ctl")
+    stage.as_user("sh", "-c", f"cd {agents}/prying.d; "
+                              f"echo '{private}/open /x ro' > mount || echo refused > handoff.md; "
+                              "echo cat - /x/file > exec; echo start > ctl")
     wait_dead(agents / "prying.d")
-    assert read(agents / "prying.d", "out") == ""
-    return read(agents / "prying.d", "reason").strip().rpartition(": ")[2]
+    reason = read(agents / "prying.d", "reason").strip()
+    return f"{read(agents / 'prying.d', 'out').strip()} {reason}"
 
 
 @staged("3.swap 3.view", "ended=8 found=0 ended=8 found=0")
@@ -231,9 +236,17 @@ def a_source_changes_between_check_and_use(stage: Stage) -> str:
     return f"{told(stage, 'swapper', 'nested')} {told(stage, 'swapper', 'beside')}"
 
 
-@staged("4.hangs", "start_failed: ctxfs: mount source @base/silent/below: "
-        "Transport endpoint is not connected")
-def a_source_that_never_answers_holds_up_its_own_start_only(stage: Stage) -> str:
+def helpers(daemon: Daemon) -> list[int]:
+    """Those who look at operators' paths, where nothing else is."""
+    return daemon.cgroup.child("helper").processes()
+
+
+def _refused(said: list[str], path: Path, text: str) -> None:
+    said.append(refusal(path, text))
+
+
+@staged("4.hangs", "EAGAIN EAGAIN EAGAIN")
+def a_source_that_never_answers_holds_up_its_own_line_only(stage: Stage) -> str:
     daemon = stage.daemon
     silent = daemon.base / "silent"
     silent.mkdir()
@@ -242,24 +255,34 @@ def a_source_that_never_answers_holds_up_its_own_start_only(stage: Stage) -> str
     assert host.stdout is not None
     try:
         assert host.stdout.readline() == "mounted\n"
-        stuck = daemon.run("stuck", "true", mount=f"{silent}/below /x ro")
-        hidden = daemon.run("unseen", "true", mount=f"{silent} /x rw\n- /x/below hide")
+        stuck = daemon.make("stuck")
+        said: list[str] = []
+        lines = (("mount", f"{silent}/below /x ro"), ("root", f"{silent}/below"),
+                 ("workspace", f"explicit_root:{silent}/below"))
+        waiters = [threading.Thread(target=_refused, args=(said, stuck / file, text))
+                   for file, text in lines]
         begun = time.monotonic()
-        assert read(daemon.finish("free", "echo free"), "out") == "free\n"
-        assert time.monotonic() - begun < 3
-        assert read(stuck, "status") == read(hidden, "status") == "starting\n"
+        for waiter in waiters:
+            waiter.start()
+        wait_until(lambda: helpers(daemon), "somebody looks")
+        for pid in helpers(daemon):
+            assert (Path("/proc") / str(pid) / "environ").read_bytes() == b""
+        assert read(daemon.finish("free", "echo free", mount=stage.mounts), "out") == "free\n"
+        assert time.monotonic() - begun < 5
+        for waiter in waiters:
+            waiter.join()
+        assert time.monotonic() - begun < 8
     finally:
         host.kill()
         host.wait()
         host.stdout.close()
-    for agent in (stuck, hidden):
-        wait_dead(agent)
-    subprocess.run(["umount", "-l", str(silent)], check=True)
-    return read(stuck, "reason").strip()
+        subprocess.run(["umount", "-l", str(silent)], check=True)
+    wait_until(lambda: refusal(stuck / "mount", f"{silent} /x ro") == "accepted",
+               "those who were stuck there are gone")
+    return " ".join(said)
 
 
-@staged("4.hangs", "start_failed: bwrap: Can't find source path @agent/looper.d/artifact: "
-        "Permission denied ")
+@staged("4.hangs", "mount=EACCES")
 def a_source_on_the_mount_itself_is_no_trap(stage: Stage) -> str:
     program = "child looped 'mount=@ctx/agent/looper.d/artifact /x rw' 'exec=true'"
     return lone(stage, "looper", program)
@@ -280,20 +303,21 @@ def the_pid_of_a_gone_peer_is_given_to_another_agent(stage: Stage) -> str:
     wait_until(ready.exists, "it waits to connect")
     leaf = node(agent).child("run")
     (pid,) = (p for p in leaf.processes() if p in processes_named("gone-peer"))
-    os.kill(daemon.pid, signal.SIGSTOP)
-    host = None
-    try:
-        (stage.work / "orphan.go").touch()
-        wait_until(lambda: ready.read_text() == "connected\n", "it has connected")
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the maker is gone")
-        host = subprocess.Popen([str(daemon.base / "host"), "reuse", str(pid), str(boss.path)],
-                                stdout=subprocess.PIPE, text=True)
-        assert host.stdout is not None
-        assert host.stdout.readline() == "reused\n"
-        assert pid in boss.processes()
-    finally:
-        os.kill(daemon.pid, signal.SIGCONT)
+    with stage.guard.excused():
+        os.kill(daemon.pid, signal.SIGSTOP)
+        host = None
+        try:
+            (stage.work / "orphan.go").touch()
+            wait_until(lambda: ready.read_text() == "connected\n", "it has connected")
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the maker is gone")
+            host = subprocess.Popen([str(daemon.base / "host"), "reuse", str(pid), str(boss.path)],
+                                    stdout=subprocess.PIPE, text=True)
+            assert host.stdout is not None
+            assert host.stdout.readline() == "reused\n"
+            assert pid in boss.processes()
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
     wait_dead(agent)
     os.kill(pid, signal.SIGKILL)
     host.wait()
@@ -370,7 +394,8 @@ def below_its_own_cgroup_an_agent_is_itself(stage: Stage) -> str:
     below = whole.child("run").child("deeper").child("agent-sib")
     below.path.mkdir(parents=True)
     for pid in whole.child("run").processes():
-        below.write("cgroup.procs", str(pid))
+        with contextlib.suppress(ProcessLookupError):  # a sleep of its loop
+            below.write("cgroup.procs", str(pid))
     (stage.work / "nested.go").touch()
     wait_dead(agent)
     wait_until(lambda: not whole.exists(), "what is empty is removed")
@@ -405,12 +430,12 @@ def who_stopped_itself_is_ended(stage: Stage) -> str:
 
 @staged("20.monitor 20.survivors", "kill=ok")
 def a_killed_helper_is_no_end(stage: Stage) -> str:
-    """A parent kills the bubblewrap of its child: the child goes on, or it is all gone."""
+    """A parent kills what waits for its child's PID 1: the child goes on, or it is all gone."""
     lines = "\n".join((
         "cd $CTX_ROOT/agent; mkdir wrapped.d; echo sleep 1000 > wrapped.d/exec",
         "echo start > wrapped.d/ctl",
         "while [ $(cat wrapped.d/status) != busy ]; do sleep 0.02; done",
-        tries(stage, "unwrapper", "kill-all bwrap 9"), "sleep 1000",
+        tries(stage, "unwrapper", "kill-all view 9"), "sleep 1000",
     ))
     agent = stage.daemon.run("unwrapper", stage.script("unwrapper", lines), mount=stage.mounts)
     has_told(stage, "unwrapper", "unwrapper")
@@ -426,10 +451,10 @@ def a_killed_helper_is_no_end(stage: Stage) -> str:
     return told(stage, "unwrapper", "unwrapper")
 
 
-@staged("20.claims 20.survivors", "exit:1 ")
-def an_exit_that_is_only_claimed_ends_what_claims_it(stage: Stage) -> str:
-    """The helper of a child's start is the parent's own, and tells of an end, with a line
-    of its own making in it."""
+@staged("20.claims 20.survivors", "exit:0 ")
+def an_end_is_claimed_by_no_helper_of_a_parents(stage: Stage) -> str:
+    """What is called as a helper of its child's start is would tell of an end, with a
+    line of its own making in it."""
     root = hostile_root(stage, "forgefs")
     (root / "log" / "forge").write_text("claims\n")
     agent = stage.daemon.finish(
@@ -437,6 +462,7 @@ def an_exit_that_is_only_claimed_ends_what_claims_it(stage: Stage) -> str:
         root=str(root), mount=f"{stage.mounts}/usr /host ro",
     )
     assert processes_named("claimed-dead") == []
+    assert not set(HELPERS) & {name for name, _ in _noted(root / "log" / "ran")}
     events = [event["type"] for event in stage.daemon.events("claimed")]
     assert events.count("run.end") == events.count("agent.stop") == 1
     assert read(agent, "reason") == "exit:0\n"
@@ -585,24 +611,21 @@ def _is_plain(text: str) -> bool:
     return all(char.isprintable() or char == "\n" for char in text)
 
 
-@staged("18.escapes", "plain plain")
+@staged("18.escapes", "plain")
 def a_failed_start_is_told_without_control_characters(stage: Stage) -> str:
-    """What a terminal would obey is in a path, and in what a parent's helper complains."""
-    root = hostile_root(stage, "escapefs")
-    (root / "log" / "forge").write_text("escapes\n")
-    stage.daemon.finish("screamer", tries(stage, "screamer", "child screamed exec=true"),
-                        root=str(root), mount=f"{stage.mounts}/usr /host ro")
-    assert told(stage, "screamer", "screamer").startswith("start_failed: ")
-    lone(stage, "painter", "child painted 'mount=/desk/\u009b2J\u202ex /x ro' exec=true")
+    """What a terminal would obey is in a path, which was there when it was written."""
+    source = stage.work / "\u009b2J\u202ex"
+    source.mkdir()
+    painted = stage.daemon.make("painted", "true", mount=f"{source} /x ro")
+    source.rmdir()
+    write(painted / "ctl", "start")
+    wait_dead(painted)
     assert _is_plain(stage.daemon.log.read_text())
-    said = []
-    for name in ("screamed", "painted"):
-        directory = stage.daemon.agent_dir(name)
-        ours = [line for line in read(directory, "log").split("\n") if line.startswith("ctxfs: ")]
-        assert ours
-        plain = _is_plain(read(directory, "reason") + "\n".join(ours) + read(directory, "error"))
-        said.append("plain" if plain else "raw")
-    return " ".join(said)
+    directory = stage.daemon.agent_dir("painted")
+    ours = [line for line in read(directory, "log").split("\n") if line.startswith("ctxfs: ")]
+    assert ours
+    plain = _is_plain(read(directory, "reason") + "\n".join(ours) + read(directory, "error"))
+    return "plain" if plain else "raw"
 
 
 @staged("18.escapes", "EINVAL")

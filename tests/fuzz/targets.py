@@ -1,0 +1,189 @@
+"""What takes bytes that somebody else chose, one function for each.
+
+A target returns, or raises an error of the project's own that says what is wrong with them.
+Anything else is a bug: it would be a traceback in the log, and ``EIO`` or a lost connection.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, cast
+
+import trio
+
+from ctxfs.handles import decode
+from ctxfs.tools import registry
+from runtime import names, residents, waiting
+from runtime.accounts import Payer, accounts_of
+from runtime.authority import mounts, policy
+from runtime.config import Config, load_config
+from runtime.errors import CtxError, StartupError
+from runtime.history import History
+from runtime.loop import Turns
+from runtime.messages import check_id
+from runtime.record import judge, read_record
+from runtime.sockets import Connection
+from tests.unit.fakes import ROOT
+
+Target = Callable[[bytes], None]
+TARGETS: Final[dict[str, Target]] = {}
+#: errors that say what is wrong: CtxError to a caller, StartupError to who starts the daemon
+EXPECTED: Final = (CtxError, StartupError)
+
+
+def target(function: Target) -> Target:
+    TARGETS[function.__name__] = function
+    return function
+
+
+def _texts(name: str, parse: Callable[[str], Any]) -> None:
+    """A target for a parser of one text, which a file has decoded."""
+    def call(data: bytes) -> None:
+        parse(decode(data))
+
+    TARGETS[name] = call
+
+
+for _name, _parse in (
+    ("name", names.check_name),
+    ("duration", names.parse_duration),
+    ("moment", lambda text: names.parse_moment(text, 1e9)),
+    ("number", names.parse_number),
+    ("size", names.parse_size),
+    ("path", names.check_absolute),
+    ("env", names.parse_env_line),
+    ("command", names.split_command),
+    ("json", names.parse_json),
+    ("json_object", names.parse_json_object),
+    ("unfinished_json", names.is_unfinished_json),
+    ("message_id", check_id),
+    ("wait_on", waiting._parse),
+    ("mount_line", mounts.parse_line),
+    ("relabel", lambda text: policy.relabel(text, "x_t", "y_t")),
+):
+    _texts(_name, _parse)
+
+
+@target
+def policies(data: bytes) -> None:
+    """Two policies: what is parsed is rendered and parsed to the same, and never widened."""
+    own, _, above = decode(data).partition("\f")
+    rules, parent = policy.parse(own, "x_t"), policy.parse(above, "x_t")
+    again = policy.parse(policy.render(rules, "x_t"), "x_t")
+    assert policy.render(again, "x_t") == policy.render(rules, "x_t")
+    narrowed = policy.effective(rules, parent)
+    assert policy.uncovered(narrowed, policy.as_bound(parent)) is None
+
+
+@target
+def mount_tables(data: bytes) -> None:
+    own, _, above = decode(data).partition("\f")
+    table, parent = mounts.parse(own), mounts.parse(above)
+    assert mounts.parse(mounts.render(table)) == table
+    mounts.render(mounts.effective(parent, table))
+
+
+@target
+def quoted(data: bytes) -> None:
+    """What is shown of others' texts is printable, and on one line."""
+    for text in (names.quote(data.decode(errors="replace")),
+                 names.escape(data.decode("latin-1"))):
+        assert all(char.isprintable() for char in text), text
+
+
+@cache
+def _scratch() -> Path:
+    directory = tempfile.TemporaryDirectory(prefix="ctxfs-fuzz-")
+    _KEPT.append(directory)
+    return Path(directory.name)
+
+
+_KEPT: Final[list[tempfile.TemporaryDirectory[str]]] = []
+
+
+@target
+def configuration(data: bytes) -> None:
+    path = _scratch() / "config.yaml"
+    path.write_bytes(data)
+    load_config(path, required=True)
+
+
+@target
+def run_record(data: bytes) -> None:
+    """What a monitor wrote, torn anywhere."""
+    path = _scratch() / "record"
+    path.write_bytes(data)
+    record = read_record(path)
+    if record.over:
+        judge(record, oom=False, complaint="")
+
+
+@target
+def history(data: bytes) -> None:
+    """What a loss of power left of a history: the lines that are due are in it afterwards,
+    once each, and what is before them is whole."""
+    state = _scratch()
+    path = state / "events.jsonl"
+    path.write_bytes(data)
+    due = ['{"id":"e7"}', '{"id":"e8"}']
+    History(state).complete("events.jsonl", due)
+    History(state).last_number("events.jsonl")
+    text = path.read_bytes()
+    assert text.endswith(b"\n")
+    for line in due:
+        assert line.encode() in text
+
+
+@target
+def resident_line(data: bytes) -> None:
+    """A line that a resident program said."""
+    residents._parse(data)
+
+
+@target
+def tool_input(data: bytes) -> None:
+    """The input of a tool, against its schema: the first word names it."""
+    word, _, text = decode(data).partition(" ")
+    tool = registry.BY_NAME.get(word) or registry.TOOLS[len(word) % len(registry.TOOLS)]
+    registry.check(tool, names.parse_json(text))
+
+
+class _Parts:
+    """A stream whose peer sends these bytes, in parts of a size of its own choice."""
+
+    def __init__(self, data: bytes) -> None:
+        size = data[0] + 1 if data else 1
+        self._parts = [data[i : i + size] for i in range(1, len(data), size)]
+
+    async def receive_some(self, limit: int) -> bytes:
+        return self._parts.pop(0) if self._parts else b""
+
+
+@target
+def frames(data: bytes) -> None:
+    """What comes in by a socket: frames, and the requests in them."""
+    async def converse() -> None:
+        config = Config(frame_max=256)
+        stream, accounts = cast(trio.SocketStream, _Parts(data)), accounts_of(config)
+        connection = Connection(stream, ROOT, config, accounts, Turns(), Payer(0))
+        while (line := await connection.receive()) is not None:
+            if line.strip():
+                names.parse_json_object(line)
+
+    trio.run(converse)
+
+
+def run(name: str, data: bytes) -> None:
+    """One target on these bytes: what is expected is swallowed."""
+    try:
+        TARGETS[name](data)
+    except EXPECTED as error:
+        str(error).encode()  # it is shown: no lone surrogate
+
+
+def corpus(name: str) -> Path:
+    return Path(__file__).parent / "corpus" / name
+

@@ -1,0 +1,341 @@
+"""What must be true whatever is attacked: asserted around every attack of the suite.
+
+    with guarded(daemon) as guard:
+        ...                     # the attack, by agents that it makes
+
+While the attack runs, bystanders of another user work and note how long each of their requests
+took (probe.c): an operator, and an agent. In the end, with the attackers still there, root kills
+first an agent that has nothing to do with it, then theirs, and removes them. It fails if
+
+- a process other than ctxd, binder and guard stays in ctxd's own cgroup,
+- a request of a bystander was refused, or the 99th percentile of its reads, writes or stops is
+  above the bound: 250 ms in ``make test-hostile``, for a machine with nothing else to do, and
+  five seconds in ``make test``, which may share its processors with anything,
+- root's ``echo kill > ctl`` is not obeyed within a second (``make test``: ten),
+- ctxd holds more descriptors or memory in the end than before, beyond some slack,
+- ctxd's log tells of a bug.
+
+A machine that is busy with other things answers late without any attack. So the bystanders
+begin before it, and a bound is the larger of the one above and a multiple of what the same
+requests took then.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tests.harness import Daemon, read, wait_dead, wait_status, wait_until, write
+
+HERE: Final = Path(__file__).parent
+#: owns the bystanders; nobody else of the suite has this uid
+BYSTANDER: Final = 4343
+#: bounds for a machine that has nothing else to do (``make test-hostile``)
+STRICT: Final = os.environ.get("CTXFS_STRICT") == "1"
+#: seconds of the 99th percentile, and of root's kill
+LATENCY: Final = 0.25 if STRICT else 5.0
+OBEDIENCE: Final = 1.0 if STRICT else 10.0
+#: how much later than without an attack an answer may come, on a busy machine
+TIMES_BASELINE: Final = 10.0
+#: a percentile of fewer is the slowest of them, which is held to the bound below instead
+ENOUGH: Final = 100
+SLOWEST: Final = 1.0 if STRICT else 10.0
+#: an attack that is over before is held to nothing but answers
+SHORT: Final = 1.0
+#: seconds of quiet that are compared with
+QUIET: Final = 0.6
+#: what may stay: caches that were filled, the allocator's arenas
+DESCRIPTORS: Final = 16
+MEMORY: Final = 48 << 20
+#: requests that are judged; the others are only not refused
+JUDGED: Final = ("read", "write", "stop")
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest of these that a share of them does not exceed; 0 of none."""
+    ordered = sorted(values)
+    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)] if ordered else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request of a bystander; times are seconds of CLOCK_MONOTONIC."""
+
+    kind: str
+    began: float
+    took: float
+    error: str
+
+
+@dataclass(slots=True)
+class Figures:
+    """Of one kind of request of one bystander, in seconds."""
+
+    count: int
+    median: float
+    high: float
+    slowest: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Figures:
+        return cls(len(values), percentile(values, 0.5), percentile(values, 0.99),
+                   max(values, default=0.0))
+
+    def __str__(self) -> str:
+        return (f"{self.count} requests, median {self.median * 1e3:.1f} ms, "
+                f"p99 {self.high * 1e3:.1f} ms, slowest {self.slowest * 1e3:.1f} ms")
+
+
+class Bystander:
+    """Somebody of another user who works beside the attack, and writes down how it goes."""
+
+    def __init__(self, daemon: Daemon, name: str, program: Path, log: Path) -> None:
+        self.name = name
+        self._daemon = daemon
+        self._log = log
+        self._program = program
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def begin(self, *, as_agent: bool) -> None:
+        """From now on; returns once each kind of request was answered."""
+        if as_agent:
+            directory = self._daemon.agent_dir(self.name)
+            lines = {"mount": f"{self._program.parent} /by rw",
+                     "exec": f"/by/{self._program.name} {self._daemon.root} {self.name} "
+                             f"/by/{self._log.name}"}
+            _as_user("mkdir", str(directory))
+            for file, text in lines.items():
+                write(directory / file, text)
+            write(directory / "ctl", "start")
+        else:
+            self._process = subprocess.Popen(
+                [*_IDS, str(self._program), str(self._daemon.root), self.name, str(self._log)],
+                process_group=0,
+            )
+        self.wait_answered(0.0)
+
+    def asked(self) -> list[Asked]:
+        """All that has been answered."""
+        found = []
+        with suppress(FileNotFoundError):
+            for line in self._log.read_text().split("\n")[:-1]:
+                kind, began, took, error = line.split()
+                found.append(Asked(kind, int(began) / 1e9, int(took) / 1e9, error))
+        return found
+
+    def wait_answered(self, since: float) -> None:
+        """Until a request of each kind that began after this moment was answered."""
+        def answered() -> bool:
+            kinds = {each.kind for each in self.asked() if each.began >= since}
+            return kinds >= set(JUDGED)
+
+        wait_until(answered, f"{self.name} is answered: {self.asked()[-5:]}", timeout=60,
+                   interval=0.02)
+
+    def end(self) -> None:
+        if self._process is not None:
+            group = self._process.pid
+            os.killpg(group, signal.SIGKILL)
+            self._process.wait()
+            wait_until(lambda: not _group_lives(group), f"{self.name} is gone")
+
+
+def _group_lives(group: int) -> bool:
+    with suppress(ProcessLookupError):
+        os.killpg(group, 0)
+        return True
+    return False
+
+
+_IDS: Final = ("setpriv", f"--reuid={BYSTANDER}", f"--regid={BYSTANDER}", "--clear-groups")
+
+
+def _as_user(*command: str) -> None:
+    subprocess.run([*_IDS, *command], check=True, timeout=30)
+
+
+@dataclass(slots=True)
+class Guard:
+    """What is known of one attack; ``figures`` once it is over."""
+
+    daemon: Daemon
+    bystanders: list[Bystander] = field(default_factory=list)
+    figures: dict[str, Figures] = field(default_factory=dict)
+    #: seconds from root's kill to the end of an agent, before the attack
+    kill_before: float = 0.0
+    began: float = 0.0
+    #: spans in which nobody can be answered, by the attack's own doing
+    _excused: list[tuple[float, float]] = field(default_factory=list)
+
+    @contextmanager
+    def excused(self) -> Iterator[None]:
+        """For who stops the daemon itself: what was asked meanwhile is not judged."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self._excused.append((begun, time.monotonic()))
+
+    def _is_excused(self, asked: Asked) -> bool:
+        end = asked.began + asked.took
+        return any(asked.began <= to and end >= since for since, to in self._excused)
+
+    def kill(self, name: str) -> float:
+        """Root's ``echo kill > ctl``: fails unless the agent is dead within a second."""
+        took = self._killed(name)
+        bound = max(OBEDIENCE, TIMES_BASELINE * self.kill_before)
+        assert took < bound, f"{name} was dead {took:.2f} s after root's kill, not {bound:.2f}"
+        return took
+
+    def _killed(self, name: str) -> float:
+        directory = self.daemon.agent_dir(name)
+        begun = time.monotonic()
+        write(directory / "ctl", "kill")
+        wait_dead(directory)
+        return time.monotonic() - begun
+
+    # before
+
+    def prepare(self, bystanders: bool) -> None:
+        for name in ("by-nobody-1", "by-nobody-2"):
+            wait_status(self.daemon.run(name, "sleep 100000"), "busy")
+        self.kill_before = self._killed("by-nobody-1")
+        if bystanders:
+            self._let_others_work()
+        self.began = time.monotonic()
+
+    def _let_others_work(self) -> None:
+        directory = self.daemon.base / "by"
+        directory.mkdir()
+        program = directory / "probe"
+        subprocess.run(["cc", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-static", "-o",
+                        str(program), str(HERE / "probe.c")], check=True, timeout=60)
+        os.chown(directory, BYSTANDER, BYSTANDER)
+        for name in ("by-user", "by-agent"):
+            bystander = Bystander(self.daemon, name, program, directory / f"{name}.log")
+            self.bystanders.append(bystander)
+            bystander.begin(as_agent=name == "by-agent")
+        time.sleep(QUIET)  # what it measures is time
+
+    # after
+
+    def judge(self) -> None:
+        """Everything that must be true with the attackers still there."""
+        ended = time.monotonic()
+        self.kill("by-nobody-2")
+        for bystander in self.bystanders:
+            bystander.wait_answered(ended)
+        wrong = [what for each in self.bystanders for what in self._late(each, ended)]
+        assert not wrong, "\n".join(["bystanders during the attack:", *wrong])
+
+    def _late(self, bystander: Bystander, ended: float) -> Iterator[str]:
+        asked = [each for each in bystander.asked() if each.began < ended]
+        for each in asked:
+            if each.error != "ok" and not self._is_excused(each):
+                yield f"{bystander.name} was refused: {each}"
+        for kind in JUDGED:
+            mine = [each for each in asked if each.kind == kind and not self._is_excused(each)]
+            quiet = [each.took for each in mine if each.began + each.took < self.began]
+            during = [each.took for each in mine if each.began + each.took >= self.began]
+            before, figures = Figures.of(quiet), Figures.of(during)
+            self.figures[f"{bystander.name} {kind}"] = figures
+            if ended - self.began < SHORT:
+                continue
+            noise = TIMES_BASELINE * before.high
+            late = (figures.high if figures.count >= ENOUGH else
+                    percentile(sorted(during)[:-1], 0.99))
+            if late >= max(LATENCY, noise) or (
+                figures.count < ENOUGH and figures.slowest >= max(SLOWEST, 2 * noise)
+            ):
+                yield f"{bystander.name}, {kind}: {figures}; before it {before}"
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def agents_of(daemon: Daemon) -> set[str]:
+    return {path.name.removesuffix(".d") for path in (daemon.root / "agent").glob("*.d")}
+
+
+def end_and_remove(daemon: Daemon, names: set[str]) -> None:
+    """Root kills these and removes them; a parent's removal may be its children's."""
+    directories = [daemon.agent_dir(name) for name in sorted(names)]
+    for directory in directories:
+        with suppress(FileNotFoundError, PermissionError):
+            if read(directory, "status").strip() not in ("new", "dead", "stopping"):
+                with suppress(OSError):  # it may have ended by itself
+                    write(directory / "ctl", "kill")
+    for directory in directories:
+        with suppress(FileNotFoundError):
+            if read(directory, "status").strip() != "new":
+                wait_dead(directory)
+    for directory in directories:
+        with suppress(FileNotFoundError):
+            directory.rmdir()
+
+
+@contextmanager
+def guarded(
+    daemon: Daemon, *, bystanders: bool = True, kept: frozenset[str] = frozenset()
+) -> Iterator[Guard]:
+    """Asserts around an attack on a running daemon what this module says.
+
+    Without ``bystanders`` nobody works beside it: for attacks that fill what everybody
+    shares, and those that take a moment. What is in ``kept`` is neither killed nor removed
+    in the end, nor is what was there before.
+    """
+    log = daemon.log.stat().st_size
+    before = agents_of(daemon)
+    guard = Guard(daemon)
+    try:
+        guard.prepare(bystanders)
+        pid, opened, used = daemon.pid, descriptors(daemon.pid), resident(daemon.pid)
+        there = agents_of(daemon)
+        yield guard
+        guard.judge()
+        attackers = agents_of(daemon) - there - kept
+        for name in sorted(attackers):
+            with suppress(FileNotFoundError):
+                if read(daemon.agent_dir(name), "status").strip() in ("busy", "idle", "ready"):
+                    guard.kill(name)
+        end_and_remove(daemon, attackers)
+        daemon.check_own_cgroup()
+        if daemon.pid == pid:
+            _is_as_before(pid, opened, used)
+        with open(daemon.log, errors="replace") as text:
+            text.seek(log)
+            said = text.read()
+        for word in ("a bug in ctxfs", "Traceback"):
+            assert word not in said, said[max(0, said.index(word) - 500):]
+    finally:
+        for bystander in guard.bystanders:
+            bystander.end()
+        if daemon.process is not None:
+            mine = {name for name in agents_of(daemon) - before if name.startswith("by-")}
+            end_and_remove(daemon, mine)
+
+
+def _is_as_before(pid: int, opened: int, used: int) -> None:
+    """Descriptors and memory go when those who had them have gone."""
+    with suppress(AssertionError):
+        wait_until(lambda: descriptors(pid) <= opened + DESCRIPTORS
+                   and resident(pid) <= used + MEMORY, "it is as before", timeout=10)
+    assert (now := descriptors(pid)) <= opened + DESCRIPTORS, (
+        f"ctxd had {opened} descriptors before the attack, and has {now} after it"
+    )
+    assert (now := resident(pid)) <= used + MEMORY, (
+        f"ctxd used {used >> 20} MiB before the attack, and uses {now >> 20} after it"
+    )
