@@ -161,6 +161,11 @@ def _take_precedence() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, min(_NICE, os.getpriority(os.PRIO_PROCESS, 0)))
         ordinary = os.SCHED_OTHER | os.SCHED_RESET_ON_FORK
         os.sched_setscheduler(0, ordinary, os.sched_param(0))
+    # Where the kernel groups processes by session, each cell competes with the daemon's
+    # session as a whole; one that the daemon shares with a shell is left as it is.
+    if os.getsid(0) == os.getpid():
+        with suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(_NICE), encoding="ascii")
 
 
 async def _handle_signals(

@@ -17,6 +17,8 @@ _R = TypeVar("_R")
 #: the last minute, in parts that are forgotten one by one
 _PART_SECONDS: Final = 10.0
 _PARTS: Final = 6
+#: of what a piece of work took
+_PAUSE: Final = 4
 #: of one owner that sleep; more only take turns
 _LATE_MAX: Final = 256
 
@@ -99,6 +101,33 @@ class Turns:
             # who gets it goes on in the next pass, and who comes after in the one after that
             async with turn:
                 pass
+        finally:
+            if not turn.locked():
+                self._turns.pop(who.owner, None)
+
+
+class Gentle:
+    """Does a long work of an owner's agents piece by piece, at most a part of the time.
+
+    After each piece it pauses, so that all such works of one owner together take no more
+    than a fifth of the loop, however much there is to do.
+    """
+
+    def __init__(self, time: TimeAccounts) -> None:
+        self._time = time
+        self._turns: dict[int, trio.Lock] = {}
+
+    async def do(self, who: Payer, piece: Callable[[], _R]) -> _R:
+        """One piece, in its turn; its result after the pause. Raises what it raises."""
+        turn = self._turns.setdefault(who.owner, trio.Lock())
+        try:
+            async with turn:
+                begun = time.thread_time()
+                result = piece()
+                took = time.thread_time() - begun
+                self._time.pay(who, took)
+                await trio.sleep(_PAUSE * took)
+                return result
         finally:
             if not turn.locked():
                 self._turns.pop(who.owner, None)

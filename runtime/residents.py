@@ -12,6 +12,7 @@ from typing import Any, Final
 import trio
 
 from runtime import cell, crashpoints, output
+from runtime.accounts import Payer
 from runtime.agents import Agents, replace_file
 from runtime.cell import Places
 from runtime.change import Change
@@ -243,14 +244,18 @@ class Resident:
         directory = self._listener.directory
         directory.mkdir(mode=0o700, exist_ok=True)
         changes = Changes()
+        who = Payer(self._agent.owner, self._agent.name)
         with self._watcher.watching(directory, changes):
             while True:
-                if not self._listener.hear():
-                    await changes.wait_changed()
-                    continue
-                self._following.speak.notify()
                 # whoever talks without pause has our ear, not alone
-                await trio.lowlevel.checkpoint()
+                if not await self._streams.gentle.do(who, self._hear):
+                    await changes.wait_changed()
+
+    def _hear(self) -> bool:
+        heard = self._listener.hear()
+        if heard:
+            self._following.speak.notify()
+        return heard
 
 
 def _line(message: Message) -> bytes:

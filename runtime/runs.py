@@ -11,6 +11,7 @@ from typing import Final
 import trio
 
 from runtime import cell, crashpoints, linux, output
+from runtime.accounts import Payer
 from runtime.agents import Agents
 from runtime.cell import Command, Places
 from runtime.change import RUNTIME, Change
@@ -310,7 +311,9 @@ class Runs:
         directory = self._agents.directory(agent) / "out"
         tail = Tail(directory, agent.output_start)
         stream = self._streams.of(message.index)
-        async with contextlib.aclosing(tail.follow(self._watcher)) as pieces:
+        who = Payer(agent.owner, agent.name)
+        following = tail.follow(self._watcher, self._streams.gentle, who)
+        async with contextlib.aclosing(following) as pieces:
             async for text in pieces:
                 stream.add(text)
                 if stream.full:

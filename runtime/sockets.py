@@ -38,7 +38,7 @@ from runtime.errors import (
     TooLongError,
     WrongStateError,
 )
-from runtime.loop import Late, Timed, Turns
+from runtime.loop import Gentle, Late, Timed, Turns
 from runtime.messages import check_id
 from runtime.model import Agent
 from runtime.names import dump_json, parse_json_object, quote
@@ -225,7 +225,7 @@ class Sockets(Watching):
         self._appended: dict[int, set[trio.Event]] = {}
         self._following: list[trio.Event] = []
         self._woken = trio.Event()
-        self.streams = Streams()
+        self.streams = Streams(Gentle(agents.accounts.time))
         #: what agents want of their sockets costs others little at a time
         self._turns = Turns()
         self._late = Late(agents.accounts.time, self._turns)

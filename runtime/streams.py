@@ -8,6 +8,7 @@ from typing import Final
 import trio
 
 from runtime.change import Watching
+from runtime.loop import Gentle
 from runtime.planes import MESSAGE_MOVES, Item, Message
 
 #: what a reply may hold of the daemon's memory; more is told at its end only
@@ -50,7 +51,9 @@ class Stream:
 class Streams(Watching):
     """The streams of messages that somebody may listen to, by the message's index."""
 
-    def __init__(self) -> None:
+    def __init__(self, gentle: Gentle) -> None:
+        #: by which programs are heard that may talk without pause
+        self.gentle = gentle
         self._streams: dict[int, Stream] = {}
 
     def of(self, message: int) -> Stream:

@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Final
 
-import trio
-
+from runtime.accounts import Payer
 from runtime.inotify import Changes, Watcher
+from runtime.loop import Gentle
 from runtime.output import Output
 
 _BLOCK: Final = 64 << 10
@@ -32,14 +32,15 @@ class Tail:
         """The same as text; a character that is not complete yet comes later."""
         return self._decoder.decode(self.read())
 
-    async def follow(self, watcher: Watcher) -> AsyncGenerator[str, None]:
+    async def follow(
+        self, watcher: Watcher, gentle: Gentle, who: Payer
+    ) -> AsyncGenerator[str, None]:
         """Pieces of text, as they come, until cancelled."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
         changes = Changes()
         with watcher.watching(self._directory, changes):
             while True:
-                while text := self.text():
+                # whoever writes faster than this is read must not have the loop alone
+                while text := await gentle.do(who, self.text):
                     yield text
-                    # whoever writes faster than this is read must not have the loop alone
-                    await trio.lowlevel.checkpoint()
                 await changes.wait_changed()

@@ -119,7 +119,10 @@ class Daemon:
             # a reader that never waits: who does not read a pipe holds up who writes into it
             tee = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=written)
             self.process = subprocess.Popen(
-                self._placed(self.command()), stderr=tee.stdin, env={**os.environ, **self.env}
+                self._placed(self.command()),
+                stderr=tee.stdin,
+                env={**os.environ, **self.env},
+                start_new_session=True,  # as a service
             )
             assert tee.stdin is not None
             tee.stdin.close()

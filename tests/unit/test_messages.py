@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime import messages as messages_module
+from runtime.accounts import Payer, TimeAccounts
 from runtime.change import Change
 from runtime.errors import (
     DeniedError,
@@ -26,6 +27,7 @@ from runtime.errors import (
 )
 from runtime.inotify import Watcher
 from runtime.lifecycle import Status
+from runtime.loop import Gentle
 from runtime.messages import check_id
 from runtime.model import Agent, Outcome
 from runtime.planes import PRIORITIES, Message, MessageStatus
@@ -103,9 +105,9 @@ def test_all_that_waits_for_one_owners_agents_is_bounded(tmp_path: Path) -> None
         assert found is not None
         deliver(world, one, found)
         with pytest.raises(QuotaError, match="owner_disk_max"):
-            send(world, two, "x" * 60_000)
+            send(world, two, "x" * 75_000)
         end(world, one, found)
-        send(world, two, "x" * 60_000)
+        send(world, two, "x" * 75_000)
 
 
 def test_a_message_is_queued_told_and_shown(world: World, agent: Agent) -> None:
@@ -465,6 +467,11 @@ def test_what_waits_is_there_after_a_crash(world: World, agent: Agent) -> None:
 # streams
 
 
+def gentle() -> Gentle:
+    """Of owners that have all the time."""
+    return Gentle(TimeAccounts(1.0))
+
+
 async def changes_of(stream: Any, act: Any) -> bool:
     """Whether a waiter hears of it."""
     heard = trio.Event()
@@ -488,12 +495,12 @@ async def changes_of(stream: Any, act: Any) -> bool:
     ids=["begin", "add", "end"],
 )
 def test_whoever_listens_hears_of_everything(act: Any) -> None:
-    stream = Streams().of(1)
+    stream = Streams(gentle()).of(1)
     assert trio.run(changes_of, stream, lambda: act(stream))
 
 
 def test_a_stream_holds_the_reply_so_far_up_to_a_maximum() -> None:
-    stream = Streams().of(1)
+    stream = Streams(gentle()).of(1)
     stream.begin()
     for piece in ("one ", "two"):
         stream.add(piece)
@@ -505,7 +512,7 @@ def test_a_stream_holds_the_reply_so_far_up_to_a_maximum() -> None:
 
 
 def test_a_message_has_one_stream_until_its_end(world: World, agent: Agent) -> None:
-    streams = Streams()
+    streams = Streams(gentle())
     world.agents.watching.append(streams)
     message, other = send(world, agent, asked="x"), send(world, agent)
     stream = streams.of(message.index)
@@ -583,7 +590,7 @@ def test_a_tail_is_followed_from_before_there_is_anything(tmp_path: Path) -> Non
             heard = trio.Event()
 
             async def follow() -> None:
-                async for text in Tail(directory, 0).follow(watcher):
+                async for text in Tail(directory, 0).follow(watcher, gentle(), Payer(1)):
                     found.append(text)
                     heard.set()
 

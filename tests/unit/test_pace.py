@@ -24,6 +24,7 @@ from runtime import loop
 from runtime.accounts import Payer, Reserve, TimeAccounts
 from runtime.authority.identity import Caller
 from runtime.errors import OverTimeError
+from runtime.loop import Gentle
 
 PACKAGE = Path(inspect.getfile(ctxfs)).parent
 #: what requests reach; sockets and tools are answered in tasks of their own
@@ -139,6 +140,39 @@ def test_those_who_were_late_go_on_one_in_a_pass() -> None:
     trio.run(main)
     assert passes.total() == many
     assert max(passes.values()) <= 2
+
+
+def test_long_works_of_one_owner_take_a_part_of_the_time_together() -> None:
+    accounts = TimeAccounts(1e-6, burst=100.0)
+    gentle, other, pieces = Gentle(accounts), Gentle(accounts), Counter[str]()
+
+    def piece(name: str) -> bool:
+        until = time.thread_time() + 0.002
+        while time.thread_time() < until:
+            pass
+        pieces[name] += 1
+        return True
+
+    async def work(name: str) -> None:
+        while await gentle.do(Payer(1000, name), lambda: piece(name)):
+            pass
+
+    async def run() -> None:
+        begun = time.monotonic(), time.thread_time()
+        async with trio.open_nursery() as nursery:
+            for name in ("a", "b", "c"):
+                nursery.start_soon(work, name)
+            while sum(pieces.values()) < 30:
+                await trio.sleep(0.001)
+            nursery.cancel_scope.cancel()
+        passed, used = (time.monotonic() - begun[0], time.thread_time() - begun[1])
+        assert passed > 30 * 0.002 * 4
+        assert used < passed / 2
+        assert max(pieces.values()) - min(pieces.values()) <= 1, "one after the other"
+        assert 29 * 0.002 < accounts.used(1000) < used
+        assert await other.do(Payer(1000), lambda: 7) == 7
+
+    trio.run(run)
 
 
 def test_time_is_that_of_the_steps() -> None:
