@@ -98,7 +98,8 @@ def conversed(scene: Scene, name: str, mode: str, *, told: int = 1) -> None:
     directory = scene.daemon.agent_dir(name)
 
     def done() -> bool:
-        status, queue = read(directory, "status").strip(), read(directory, "queue")
+        # in this order: what left the queue in between would show in the status
+        queue, status = read(directory, "queue"), read(directory, "status").strip()
         return status == BETWEEN[mode] and not queue
 
     wait_until(done, f"{name} has nothing to do")

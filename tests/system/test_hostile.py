@@ -181,7 +181,6 @@ def is_answered(daemon: Daemon, bystander: Path, number: int) -> None:
     assert time.monotonic() - begun < PATIENCE
 
 
-@pytest.mark.long
 def test_floods_end_at_limits_and_with_their_agents() -> None:
     daemon = Daemon(config=LIMITS)
     with closing(daemon), started(daemon), guarded(daemon):
@@ -225,7 +224,6 @@ SPEECH = (
 )
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("program", SPEECH, ids=lambda program: program[0])
 def test_who_is_spoken_to_says_what_it_likes_and_holds_up_nobody(
     program: tuple[str, str, str]

@@ -9,9 +9,8 @@ first an agent that has nothing to do with it, then theirs, and removes them. It
 
 - a process other than ctxd, binder and guard stays in ctxd's own cgroup,
 - a request of a bystander was refused, or the 99th percentile of its reads, writes or stops is
-  above the bound: 250 ms in ``make test-hostile``, for a machine with nothing else to do, and
-  five seconds in ``make test``, which may share its processors with anything,
-- root's ``echo kill > ctl`` is not obeyed within a second (``make test``: ten),
+  above 250 ms,
+- root's ``echo kill > ctl`` is not obeyed within a second,
 - ctxd holds more descriptors or memory in the end than before, beyond some slack,
 - ctxd's log tells of a bug.
 
@@ -37,16 +36,14 @@ from tests.harness import Daemon, read, wait_dead, wait_status, wait_until, writ
 HERE: Final = Path(__file__).parent
 #: owns the bystanders; nobody else of the suite has this uid
 BYSTANDER: Final = 4343
-#: bounds for a machine that has nothing else to do (``make test-hostile``)
-STRICT: Final = os.environ.get("CTXFS_STRICT") == "1"
 #: seconds of the 99th percentile, and of root's kill
-LATENCY: Final = 0.25 if STRICT else 5.0
-OBEDIENCE: Final = 1.0 if STRICT else 10.0
-#: how much later than without an attack an answer may come, on a busy machine
-TIMES_BASELINE: Final = 10.0
+LATENCY: Final = 0.25
+OBEDIENCE: Final = 1.0
+#: how much later than without an attack an answer may come, on a machine busy with other things
+TIMES_BASELINE: Final = 3.0
 #: a percentile of fewer is the slowest of them, which is held to the bound below instead
 ENOUGH: Final = 100
-SLOWEST: Final = 1.0 if STRICT else 10.0
+SLOWEST: Final = 1.0
 #: an attack that is over before is held to nothing but answers
 SHORT: Final = 1.0
 #: seconds of quiet that are compared with
