@@ -205,6 +205,9 @@ static void become_program(const struct spec *spec, const sigset_t *mask)
 		       "this kernel has no seccomp filters" : strerror(errno));
 		_exit(126);
 	}
+	/* what a shell ignored for the daemon (nohup(1)) is not ignored for the agent */
+	for (int number = 1; number < NSIG; number++)
+		signal(number, SIG_DFL);
 	sigprocmask(SIG_SETMASK, mask, NULL);
 	environ = spec->env;
 	execvp(spec->argv[0], spec->argv);

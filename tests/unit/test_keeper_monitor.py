@@ -308,6 +308,17 @@ def test_a_signal_is_recorded(run: Run, number: signal.Signals) -> None:
     assert (record.exit_code, record.signal) == (None, number)
 
 
+def test_what_was_ignored_outside_is_not_ignored_inside(run: Run) -> None:
+    ignored = (signal.SIGHUP, signal.SIGPIPE, signal.SIGINT)
+    before = [signal.signal(number, signal.SIG_IGN) for number in ignored]
+    try:
+        run.start(script=f"kill -{signal.SIGHUP.value} $$")
+    finally:
+        for number, handler in zip(ignored, before, strict=True):
+            signal.signal(number, handler)
+    assert run.wait_end().signal == signal.SIGHUP
+
+
 def test_a_record_has_all_its_lines_in_order(run: Run) -> None:
     before = time.time_ns()
     run.start(script="exit 0")
