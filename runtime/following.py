@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import trio
@@ -95,7 +95,7 @@ class Following(Execution):
         self.run: Execution | None = None
         self.tasks: dict[str, Execution] = {}
         #: takes what a resident program has said and nobody has heard yet
-        self.hear_rest: Callable[[], None] | None = None
+        self.hear_rest: Callable[[], Awaitable[None]] | None = None
 
     def goes_on(self, agent: Agent) -> bool:
         """Whether what is inside begins and ends by itself: not once the agent is ending,

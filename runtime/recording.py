@@ -72,6 +72,13 @@ class Recorder:
         self._due.append((agent, following))
         self._wake.set()
 
+    async def hear_rest(self, agent: Agent, following: Following) -> None:
+        """A reply that was complete before the end, and heard by nobody, ends its message."""
+        if following.hear_rest is None and agent.mode == "resident" and agent.run:
+            following.hear_rest = Listener(self._agents, self._sockets.streams, agent).hear_all
+        if following.hear_rest is not None:
+            await following.hear_rest()
+
     async def run(self) -> None:
         while True:
             await self._wake.wait()
@@ -83,8 +90,6 @@ class Recorder:
         change = Change()
         recorded = []
         for agent, following in due:
-            with guarded(agent):
-                self._hear_rest(agent, following)
             part = Change(change, by=agent.caused_by or RUNTIME)
             try:
                 self._conclude(part, agent, following)
@@ -101,13 +106,6 @@ class Recorder:
             with guarded(agent):
                 self._let_go(agent, following)
             following.over.set()
-
-    def _hear_rest(self, agent: Agent, following: Following) -> None:
-        """A reply that was complete before the end, and heard by nobody, ends its message."""
-        if following.hear_rest is None and agent.mode == "resident" and agent.run:
-            following.hear_rest = Listener(self._agents, self._sockets.streams, agent).hear_all
-        if following.hear_rest is not None:
-            following.hear_rest()
 
     def _conclude(self, change: Change, agent: Agent, following: Following) -> None:
         """Steps 7 and 8: the session, the channel, the events."""

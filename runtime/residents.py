@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import select
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,15 +54,26 @@ class Listener:
         self._rest = b""
         self._kept = agent.kept_offset
         self._others = bytearray()
+        #: the message at hand, while a block is heard, and pieces of the reply to it
+        self._message: Message | None = None
+        self._pieces: list[str] = []
 
-    def hear_all(self) -> None:
-        """Whatever was said by now, the end of it if that is very much."""
+    async def hear_all(self) -> None:
+        """Whatever was said by now, the end of it if that is very much.
+
+        It is over, so there is no need to be gentle: but each block waits for its turn.
+        """
         behind = output.Output(self.directory).end - self._tail.position
         if behind > _REST_MAX:
             self._tail.position += behind - _REST_MAX
             self._rest = b""
-        while self.hear():
-            pass
+        who = Payer(self._agent.owner, self._agent.name)
+        heard = True
+        while heard:
+            await self._streams.turns.take(who)
+            begun = time.thread_time()
+            heard = self.hear()
+            self._agents.accounts.time.pay(who, time.thread_time() - begun)
 
     def hear(self) -> bool:
         """A block of what was said; False if there is none."""
@@ -75,9 +87,12 @@ class Listener:
             left -= len(whole) + len(newline)
             self._keep(whole + newline, self._tail.position - left)
         else:
+            # asked for once: lines may be very many, and so may messages
+            self._message = self._agents.messages.current(self._agent)
             for line in whole.split(b"\n"):
                 left -= len(line) + 1
                 self._take(line, self._tail.position - left)
+            self._add_pieces()
         if len(self._rest) > _LINE_MAX:
             self._keep(self._rest, self._tail.position)
             self._rest = b""
@@ -91,15 +106,16 @@ class Listener:
 
     def _take(self, line: bytes, position: int) -> None:
         """One line, which ends at ``position`` of what it said."""
-        spoken = _parse(line)
-        message = self._agents.messages.current(self._agent) if spoken else None
+        message = self._message
+        spoken = _parse(line) if message is not None else None
         if spoken is None or message is None or spoken["id"] not in (None, message.name):
             self._keep(line + b"\n", position)
             return
-        stream = self._streams.of(message.index)
         if spoken["type"] == "delta":
-            stream.add(spoken["text"])
+            self._pieces.append(spoken["text"])
             return
+        self._add_pieces()
+        self._message = None
         self._append()
         failed = spoken["type"] == "error"
         agent = self._agent
@@ -111,7 +127,7 @@ class Listener:
             agent,
             message,
             MessageStatus.FAILED if failed else MessageStatus.PROCESSED,
-            reply=as_content((spoken["text"] or stream.text).encode()),
+            reply=as_content((spoken["text"] or self._streams.of(message.index).text).encode()),
             reason=escape(spoken["text"][:_REASON_MAX]) if failed else "",
         )
         if agent.status is Status.BUSY:
@@ -122,6 +138,12 @@ class Listener:
             change.set(agent, paused_from=Status.READY.value)
         self._agents.note(change)
         crashpoints.reach("message.ended")
+
+    def _add_pieces(self) -> None:
+        """All that were heard of the reply at once: each makes a text that is long longer."""
+        if self._message is not None and self._pieces:
+            self._streams.of(self._message.index).add("".join(self._pieces))
+        self._pieces.clear()
 
     def _keep(self, data: bytes, position: int) -> None:
         """What is no reply to the message at hand is output like any other; once."""

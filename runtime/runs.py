@@ -180,6 +180,8 @@ class Runs:
                     nursery.start_soon(resident.serve)
                 await self._until_over(agent, following, execution, nursery, failure)
                 nursery.cancel_scope.cancel()
+        if following.goes_on(agent) and following.hear_rest is not None:
+            await following.hear_rest()
         if following.goes_on(agent):
             crashpoints.reach("run.ended")
             self._conclude(agent, following, execution, failure)
@@ -325,8 +327,6 @@ class Runs:
         self, agent: Agent, following: Following, execution: Execution, failure: str
     ) -> None:
         """Records a run after which the agent goes on."""
-        if following.hear_rest is not None:
-            following.hear_rest()
         record = execution.record()
         if agent.run_cause is not None:
             outcome, reason = agent.run_cause

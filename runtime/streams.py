@@ -8,7 +8,7 @@ from typing import Final
 import trio
 
 from runtime.change import Watching
-from runtime.loop import Gentle
+from runtime.loop import Gentle, Turns
 from runtime.planes import MESSAGE_MOVES, Item, Message
 
 #: what a reply may hold of the daemon's memory; more is told at its end only
@@ -54,6 +54,8 @@ class Streams(Watching):
     def __init__(self, gentle: Gentle) -> None:
         #: by which programs are heard that may talk without pause
         self.gentle = gentle
+        #: by which they are heard to the end once they are over
+        self.turns = Turns()
         self._streams: dict[int, Stream] = {}
 
     def of(self, message: int) -> Stream:

@@ -630,6 +630,8 @@ class Supervisor(Watching):
         if agent.status is Status.STOPPING:
             with guarded(agent):
                 await self._worktrees.take_over(agent)
+            with guarded(agent):
+                await self._recorder.hear_rest(agent, following)
             self._recorder.add(agent, following)
             await following.over.wait()
 

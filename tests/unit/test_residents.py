@@ -1,0 +1,109 @@
+"""What a resident program says is heard in steps that are short, whatever it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+import trio
+
+from runtime.change import Change
+from runtime.loop import Gentle, LoopMeter
+from runtime.model import Agent
+from runtime.planes import Message, MessageStatus
+from runtime.residents import Listener
+from runtime.streams import Streams
+from tests.unit.fakes import ROOT, World, world_in
+
+#: of processor time, of one step
+SECONDS: Final = 0.050
+SAID: Final = 256 << 10
+#: what costs most to hear: very many lines, and lines that are hard to read
+LINES: Final = {
+    "pieces": '{"type":"delta","text":"a"}',
+    "empty pieces": '{"type":"delta"}',
+    "replies": '{"type":"message","text":"a"}',
+    "replies to others": '{"type":"message","id":"q"}',
+    "no replies": '"type"',
+    "brackets": '{"type":' + "[" * 60_000 + "}",
+    "lists": '{"type":[' + "[]," * 5000 + "0]}",
+    "numbers": '{"type":[' + "1e1," * 3900 + "0]}",
+    "escapes": '{"type":"delta","text":"' + r"\u00e4" * 2600 + '"}',
+    "quotes": '{"type":"delta","text":"' + r"\"" * 8000 + '"}',
+}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with world_in(tmp_path) as made:
+        yield made
+
+
+def resident(world: World, waiting: int = 0) -> tuple[Agent, Message]:
+    """One that works on a message, and has others that wait."""
+    agent = world.live(world.agents.create(ROOT, "talker"))
+    world.agents.update(agent, mode="resident", run="run-1")
+    change = Change()
+    for number in range(waiting + 1):
+        message = Message(
+            agent=agent.index, name=f"q{number}", session=agent.session, sender="operator uid:0",
+            provenance="operator", text="a question",
+        )  # fmt: skip
+        change.make(message)
+    world.agents.commit(change)
+    first = world.agents.messages.pending(agent)[0]
+    change = Change()
+    world.agents.messages.deliver(change, agent, first, agent.run)
+    world.agents.commit(change)
+    return agent, first
+
+
+def listening(world: World, agent: Agent, said: bytes) -> tuple[Listener, Streams]:
+    streams = Streams(Gentle(world.agents.accounts.time))
+    listener = Listener(world.agents, streams, agent)
+    listener.directory.mkdir(parents=True)
+    (listener.directory / f"{0:020d}").write_bytes(said)
+    return listener, streams
+
+
+@pytest.mark.parametrize("kind", LINES)
+def test_what_is_left_at_the_end_is_heard_in_short_steps(tmp_path: Path, kind: str) -> None:
+    line = LINES[kind].encode() + b"\n"
+    longest = []
+    for attempt in range(3):
+        with world_in(tmp_path / str(attempt)) as world:
+            agent, _ = resident(world, waiting=1000)
+            listener, _ = listening(world, agent, line * (SAID // len(line)))
+            meter = LoopMeter()
+            trio.run(listener.hear_all, instruments=[meter])
+            longest.append(meter.longest)
+    assert min(longest) < SECONDS
+
+
+def test_all_pieces_of_a_reply_are_heard_in_order(world: World) -> None:
+    agent, message = resident(world)
+    said = b"".join(b'{"type":"delta","text":"%d "}\n' % number for number in range(5000))
+    listener, streams = listening(world, agent, said)
+    trio.run(listener.hear_all)
+    assert streams.of(message.index).text == "".join(f"{number} " for number in range(5000))
+    assert message.status is MessageStatus.RUNNING
+
+
+def test_a_reply_ends_its_message_with_the_pieces_before_it(world: World) -> None:
+    agent, message = resident(world)
+    said = b'before\n{"type":"delta","text":"one, "}\n{"type":"delta","text":"two"}\n'
+    said += b'{"type":"message"}\n{"type":"delta","text":"to nobody"}\n'
+    listener, _ = listening(world, agent, said)
+    trio.run(listener.hear_all)
+    assert (message.status, message.reply) == (MessageStatus.PROCESSED, "one, two")
+    kept = (world.agents.directory(agent) / "out" / f"{0:020d}").read_bytes()
+    assert kept == b'before\n{"type":"delta","text":"to nobody"}\n'
+
+
+def test_no_more_than_the_end_of_very_much_is_heard(world: World) -> None:
+    agent, message = resident(world)
+    listener, _ = listening(world, agent, b'{"type":"error"}\n' + b"x" * SAID)
+    trio.run(listener.hear_all)
+    assert message.status is MessageStatus.RUNNING
