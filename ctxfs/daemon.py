@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import runtime.unaided  # noqa: F401  # before trio
+
+# isort: split
 import argparse
 import faulthandler
 import logging

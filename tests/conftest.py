@@ -11,7 +11,8 @@ from hypothesis import settings
 
 from runtime import linux
 from runtime.cgroups import unified_mount
-from tests.harness import MARK, Daemon, daemon_of
+from tests.harness import MARK, Daemon, begun, daemon_of, sampled
+from tests.membership import WATCH
 
 # A machine that does other things is no fault of what is tested.
 settings.register_profile("ctxfs", deadline=None)
@@ -28,6 +29,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
                 reason = "needs root and /dev/fuse: run the tests as root"
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Who was in daemons' cgroups is told by the kernel; what it could not tell is said aloud."""
+    say = terminalreporter.write_line
+    if WATCH.why_not:
+        say(f"cgroups of daemons were sampled, not watched: {WATCH.why_not}")
+    elif WATCH.lost:
+        say(f"events of processes were lost {WATCH.lost} times: the machine was too fast; cgroups "
+            f"of daemons were sampled in {', '.join(sorted(sampled)) or 'no test'}")
+
+
+def pytest_unconfigure() -> None:
+    WATCH.stop()
+
+
+@pytest.fixture(autouse=True)
+def own_cgroups() -> Iterator[None]:
+    """Fails the test in which anything else was where only a daemon and its house are."""
+    yield
+    for each in list(begun):
+        each.check_own_cgroup()
 
 
 @pytest.fixture

@@ -20,12 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from runtime.cgroups import Cgroup, unified_mount
+from tests.membership import WATCH, Place
 
 TIMEOUT = 30.0
 AGENT_UID = 61000
 #: in the name of everything that this run of the tests makes
 MARK = f"ctxtest-{os.getpid()}"
 _numbers = itertools.count(1)
+#: daemons that were begun and not stopped since
+begun: list[Daemon] = []
+#: the tests in which nobody could tell who was in a daemon's cgroup, and it was looked who is
+sampled: set[str] = set()
 
 
 def wait_until(
@@ -41,6 +46,8 @@ def wait_until(
 
 class Daemon:
     """One ctxd. Start, stop and kill it as often as the test needs."""
+
+    rootless = False
 
     def __init__(self, *, config: str = "", env: Mapping[str, str] | None = None) -> None:
         #: added to the environment of the daemon, at each start
@@ -65,6 +72,8 @@ class Daemon:
             (self.base / "config.yaml").write_text(config)
             self.arguments += ["--config", str(self.base / "config.yaml")]
         self.process: subprocess.Popen[bytes] | None = None
+        #: what the kernel tells of its cgroups
+        self.place: Place | None = None
 
     @property
     def pid(self) -> int:
@@ -106,7 +115,18 @@ class Daemon:
         return found
 
     def check_own_cgroup(self) -> None:
-        """Fails if anything else stays in there; what is on its way has a moment to go."""
+        """Fails if anything else was in there since the last time, or a process of an agent in
+        no agent's leaf. Where not everything was told it fails if anything stays there."""
+        assert self.place is not None
+        found = self.place.take()
+        assert not found, "; ".join(found)
+        if not self.place.is_blind():
+            return
+        self.place.look_again()
+        sampled.add(os.environ.get("PYTEST_CURRENT_TEST", "no test").partition(" ")[0])
+        if self.process is None:
+            return
+        # what is on its way has a moment to go
         with contextlib.suppress(AssertionError):
             wait_until(lambda: not self.strangers(), "only ctxd is in its cgroup")
         assert not (found := self.strangers()), f"in the daemon's own cgroup: {found}"
@@ -118,12 +138,18 @@ class Daemon:
             log.seek(0, os.SEEK_END)
             # a reader that never waits: who does not read a pipe holds up who writes into it
             tee = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=written)
-            self.process = subprocess.Popen(
-                self._placed(self.command()),
-                stderr=tee.stdin,
-                env={**os.environ, **self.env},
-                start_new_session=True,  # as a service
-            )
+            if self.place is None:
+                self.place = Place(WATCH, root=self.cgroup.path, own=self.own.path,
+                                   programs=self.runtime / "root" / "bin", rootless=self.rootless)
+                begun.append(self)
+            with WATCH.beginning(self.place):
+                self.process = subprocess.Popen(
+                    self._placed(self.command()),
+                    stderr=tee.stdin,
+                    env={**os.environ, **self.env},
+                    start_new_session=True,  # as a service
+                )
+                self.place.pid = self.process.pid
             assert tee.stdin is not None
             tee.stdin.close()
             self._tee = tee
@@ -136,6 +162,7 @@ class Daemon:
 
             with contextlib.suppress(AssertionError):  # told by who asked
                 wait_until(is_over, "it is ready")
+        self.place.ready = b"ready\n" in said
         return said
 
     def _reap(self) -> int:
@@ -147,17 +174,25 @@ class Daemon:
         except subprocess.TimeoutExpired:  # what outlives it has its standard error
             self._tee.kill()
             self._tee.wait()
+        assert self.place is not None
+        found = self.place.take()
+        assert not found, "; ".join(found)
         return status
 
     def stop(self) -> int:
         """SIGTERM; the exit status."""
-        assert self.process is not None
+        assert self.process is not None and self.place is not None
         try:
             self.check_own_cgroup()
         finally:
             self.process.terminate()
-            status = self._reap()
-        self._leave()
+            try:
+                status = self._reap()
+            finally:
+                begun.remove(self)
+                WATCH.forget(self.place)
+                self.place = None
+                self._leave()
         return status
 
     def kill(self) -> None:

@@ -1,63 +1,181 @@
 """Who is where, told by the kernel at each fork and exec: nothing is sampled.
 
-The proc connector (CONFIG_PROC_EVENTS) reports every fork(2) and exec(2) of the machine.
-For each the cgroup of the process is looked up at once. One that is gone by then is judged
-by what was last known of its parent; but a child of the daemon's own is placed by the
-launcher, and one that is gone at once is not judged.
+The proc connector (CONFIG_PROC_EVENTS) reports every fork(2) and exec(2) of the machine, to
+one ``Watch`` for all tests of a run. Each daemon of the harness has a ``Place`` in it as long
+as it runs. A violation is
+
+- a program in the daemon's own cgroup that is none of its house: ctxd, binder, guard, and the
+  launcher before it moves;
+- a process below the daemon's root with the ids of an agent or its owner, and in no agent's
+  leaf. What of the daemon's programs looks at an operator's paths there has such ids, too.
+
+For each exec the cgroup of the process is looked up at once. A fork is looked at only if its
+parent is below a daemon and in no agent's leaf: out of a leaf nobody leads but root, and whoever
+is elsewhere has to be moved, by root too, and is seen when it executes something.
+A process that is gone by then is judged by what was last known of it. A child of the daemon's
+own may be placed elsewhere by the launcher, and is not judged if it is gone at once, unless the
+daemon is long ready, and alive.
 """
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import os
 import select
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
-import pytest
+from runtime.cgroups import path_of, unified_mount
 
-from runtime.cgroups import path_of
-
-_NETLINK_CONNECTOR = 11
-_CN_IDX_PROC = 1
-_LISTEN, _IGNORE = 1, 2
-_FORK, _EXEC, _EXIT = 1, 2, 0x80000000
-#: netlink header, connector header, then the event
-_HEADERS = 16 + 20
-_BUFFER = 8 << 20
-#: what may be in the daemon's cgroup, by the name in /proc/PID/comm
-HOUSE = frozenset({"ctx-binder", "ctx-guard", "ctx-launcher"})
+_NETLINK_CONNECTOR: Final = 11
+_CN_IDX_PROC: Final = 1
+_LISTEN: Final = 1
+_IGNORE: Final = 2
+_FORK: Final = 1
+_EXEC: Final = 2
+_SO_ATTACH_FILTER: Final = 26
+_SO_RCVBUFFORCE: Final = 33
+#: netlink header, connector header; then the event: what it is, a processor, the time, pids
+_EVENT: Final = struct.Struct("=20x16xI4x8xIIII")
+#: a burst of 80,000 events fits, for a machine that is too busy to let this one look
+_BUFFER: Final = 64 << 20
+#: what the daemon starts to stay with it
+_HOUSE: Final = ("binder", "guard", "launcher")
 #: of an ordinary user's daemon: libfuse mounts by it, in the daemon's own process
-_MOUNTING = frozenset({"fusermount3", "fusermount"})
+_MOUNTING: Final = ("fusermount3", "fusermount")
+#: nobody's: who tries at the daemon's start whether a sandbox can be made
+_NOBODY: Final = 65534
+
+
+def _filter() -> bytes:
+    """Lets through what is looked at, forks of whole processes and execs: a program of
+    struct sock_filter, for which numbers are in the network's order."""
+    told, child_thread, child = 36, 60, 64
+    fork, exec_ = (socket.htonl(what) for what in (_FORK, _EXEC))
+    load, equal, equal_x, to_x, answer = 0x20, 0x15, 0x1D, 0x07, 0x06
+    steps = (
+        (load, 0, 0, told),
+        (equal, 5, 0, exec_),
+        (equal, 0, 5, fork),
+        (load, 0, 0, child_thread),
+        (to_x, 0, 0, 0),
+        (load, 0, 0, child),
+        (equal_x, 0, 1, 0),
+        (answer, 0, 0, 0xFFFFFFFF),
+        (answer, 0, 0, 0),
+    )
+    return b"".join(struct.pack("=HBBI", *step) for step in steps)
 
 
 class Unavailable(Exception):
     """The kernel does not tell."""
 
 
-class Membership:
-    """Watches the cgroups of one daemon: ``start()``, then ``violations()`` at any time,
-    then ``stop()``.
+class Place:
+    """One daemon's cgroups."""
 
-    ``root`` is the root of the daemon's cgroups, ``daemon`` its pid, ``uids`` those of its
-    agents that nobody else on the machine has. A violation is a process in the daemon's own
-    cgroup that is none of its house, or one with an agent's uid outside of every agent's
-    leaf and below the daemon.
-    """
-
-    def __init__(self, *, root: Path, daemon: int, uids: frozenset[int] = frozenset()) -> None:
-        self._root = "/" + str(root).partition("/sys/fs/cgroup/")[2].removeprefix("unified/")
-        self._daemon = daemon
-        self._uids = uids
-        self._own = path_of(daemon) or ""
+    def __init__(
+        self, watch: Watch, *, root: Path, own: Path, programs: Path, rootless: bool
+    ) -> None:
+        mount = unified_mount()
+        assert mount is not None
+        self.root, self.own = (f"/{path.relative_to(mount)}" for path in (root, own))
+        self._house = frozenset(str(programs / name) for name in _HOUSE)
+        self._programs = f"{programs}/"
+        self._rootless = rootless
+        self._watch = watch
+        self._lost = watch.lost
+        #: the daemon, once it has begun
+        self.pid: int | None = None
+        self.ready = False
         self._found: list[str] = []
-        self._seen: dict[int, str] = {}
-        self._lost = False
-        self._ready = threading.Event()
-        self._wake, self._told = os.pipe()
+
+    def violations(self) -> list[str]:
+        """What was seen until now, and was not taken. What the kernel could not tell is a
+        violation too."""
+        self._watch.look()
+        lost = ["events were lost: the machine was faster than this"] if self.is_blind() else []
+        return [*self._found, *lost]
+
+    def take(self) -> list[str]:
+        """What was seen since this was asked last."""
+        self._watch.look()
+        found, self._found = self._found, []
+        return found
+
+    def is_blind(self) -> bool:
+        """Whether not everything was told since ``look_again``."""
+        return not self._watch.is_on or self._watch.lost != self._lost
+
+    def look_again(self) -> None:
+        self._lost = self._watch.lost
+
+    # called by the watch
+
+    def was_forked(self, pid: int, parent: int, path: str) -> None:
+        program = _program(pid)
+        if path == self.own:
+            # a copy of the daemon is about to be the launcher
+            copied = parent == self.pid and program == _PYTHON
+            if program and not self._may_stay(program) and not copied:
+                self._found.append(f"{program} began in the daemon's own cgroup")
+        else:
+            self._check_ids(pid, program, path, "began")
+
+    def has_executed(self, pid: int, path: str, gone: bool) -> None:
+        if pid == self.pid:
+            return  # it begins anew
+        program = _program(pid)
+        if path != self.own:
+            self._check_ids(pid, program, path, "ran")
+        elif not program:
+            if not gone or (self.ready and not self._rootless and self._daemon_lives()):
+                self._found.append(f"{_name(pid) or pid} ran in the daemon's own cgroup")
+        elif not self._may_stay(program):
+            self._found.append(f"{program} ran in the daemon's own cgroup")
+
+    def _may_stay(self, program: str) -> bool:
+        return program in self._house or (
+            self._rootless and os.path.basename(program) in _MOUNTING
+        )
+
+    def _check_ids(self, pid: int, program: str, path: str, verb: str) -> None:
+        # an ordinary user's agents have the daemon's
+        if self._rootless or not program or program.startswith(self._programs):
+            return
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if (uid := os.stat(f"/proc/{pid}").st_uid) not in (0, _NOBODY):
+                self._found.append(f"{program} (uid {uid}) {verb} in {path}, in no agent's leaf")
+
+    def _daemon_lives(self) -> bool:
+        with suppress(OSError):
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+            return stat.rpartition(")")[2].split()[0] not in "ZX"
+        return False
+
+
+class Watch:
+    """Looks at all places, from ``start()`` to ``stop()``, by a thread that is always there
+    and, so that what happened is known, by whoever asks."""
+
+    def __init__(self, buffer: int = _BUFFER) -> None:
+        self._buffer = buffer
+        self._lock = threading.RLock()
+        #: by the first directory of the cgroups that are theirs
+        self._places: dict[str, Place] = {}
+        #: cgroups of processes below a daemon, some of them long gone
+        self._known: dict[int, str] = {}
+        self.is_on = False
+        #: how often the machine was faster than this
+        self.lost = 0
+        #: why nothing is told, if it is not
+        self.why_not = ""
 
     def start(self) -> None:
         """``Unavailable`` where the proc connector cannot be listened to."""
@@ -65,16 +183,62 @@ class Membership:
             self._socket = socket.socket(
                 socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, _NETLINK_CONNECTOR
             )
+            with suppress(PermissionError):
+                self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, self._buffer)
+            program = _filter()
+            kept = ctypes.create_string_buffer(program, len(program))
+            self._socket.setsockopt(
+                socket.SOL_SOCKET, _SO_ATTACH_FILTER,
+                struct.pack("HP", len(program) // 8, ctypes.addressof(kept)),
+            )
             self._socket.bind((0, _CN_IDX_PROC))
-            # more than the default, which bursts of a loaded machine fill
-            with contextlib.suppress(OSError):
-                self._socket.setsockopt(socket.SOL_SOCKET, 33, _BUFFER)  # SO_RCVBUFFORCE
             self._order(_LISTEN)
             self._check_told()
         except OSError as error:
             raise Unavailable(f"no proc connector: {error.strerror}") from None
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._wake, self._told = os.pipe()
+        self.is_on = True
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+
+    def stop(self) -> None:
+        if not self.is_on:
+            return
+        self.is_on = False
+        os.write(self._told, b".")
+        self._thread.join()
+        with suppress(OSError):
+            self._order(_IGNORE)
+        self._socket.close()
+        for fd in (self._wake, self._told):
+            os.close(fd)
+
+    def start_once(self) -> None:
+        """If it can be had; ``why_not`` says so."""
+        with self._lock:
+            if not self.is_on and not self.why_not:
+                try:
+                    self.start()
+                except Unavailable as error:
+                    self.why_not = str(error)
+
+    @contextmanager
+    def beginning(self, place: Place) -> Iterator[None]:
+        """Nothing is judged until the pid of the place's daemon is known."""
+        self.start_once()
+        with self._lock:
+            place.pid, place.ready = None, False
+            for path in (place.root, place.own):
+                self._places[_first(path)] = place
+            yield
+
+    def forget(self, place: Place) -> None:
+        """It is over."""
+        with self._lock:
+            names = {_first(path) for path in (place.root, place.own)}
+            for name in names:
+                self._places.pop(name, None)
+            self._known = {p: c for p, c in self._known.items() if _first(c) not in names}
 
     def _order(self, what: int) -> None:
         body = struct.pack("=IIIIHHI", _CN_IDX_PROC, 1, 0, 0, 4, 0, what)
@@ -88,107 +252,92 @@ class Membership:
         while True:
             if not select.select([self._socket], [], [], 5)[0]:
                 raise OSError(0, "it is silent")
-            event = self._parse(self._socket.recv(4096))
-            if event is not None and event[1] == pid:
+            what, *numbers = _EVENT.unpack_from(self._socket.recv(4096))
+            if what == _FORK and numbers[3] == pid:
                 return
 
-    @staticmethod
-    def _parse(data: bytes) -> tuple[int, int, int] | None:
-        """(what, pid, parent) of an event of a whole process; None for others."""
-        what, _, _, *numbers = struct.unpack_from("=IIQIIII", data.ljust(80, b"\0"), _HEADERS)
-        if what == _FORK:
-            parent, _, thread, pid = numbers
-            return (what, pid, parent) if thread == pid else None
-        if what in (_EXEC, _EXIT):
-            thread, pid = numbers[:2]
-            return (what, pid, 0) if thread == pid else None
-        return None
-
-    def _watch(self) -> None:
-        with contextlib.suppress(OSError):  # this thread: what is looked at late is gone
+    def _run(self) -> None:
+        with suppress(OSError):  # this thread: what is looked at late is gone
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-        while True:
-            waiting: list[socket.socket | int] = [self._socket, self._wake]
-            readable, _, _ = select.select(waiting, [], [])
-            if self._socket in readable:
-                try:
-                    event = self._parse(self._socket.recv(4096))
-                except OSError:  # ENOBUFS: the machine was faster
-                    self._lost = True
-                    continue
-                if event is not None:
-                    self._look(*event)
-            elif self._wake in readable:
-                return
+        waiting: list[socket.socket | int] = [self._socket, self._wake]
+        while self._wake not in select.select(waiting, [], [])[0]:
+            self.look()
 
-    def _look(self, what: int, pid: int, parent: int) -> None:
-        if what == _EXIT:
-            self._seen.pop(pid, None)
+    def look(self) -> None:
+        """At all that has happened."""
+        with self._lock:
+            while self.is_on:
+                try:
+                    what, *numbers = _EVENT.unpack_from(
+                        self._socket.recv(4096, socket.MSG_DONTWAIT).ljust(_EVENT.size, b"\0")
+                    )
+                except BlockingIOError:
+                    return
+                except OSError:  # ENOBUFS: what was known of who may be wrong now
+                    self.lost += 1
+                    self._known.clear()
+                    continue
+                if what == _FORK:
+                    self._forked(numbers[3], numbers[1])
+                else:
+                    self._executed(numbers[1])
+
+    def _forked(self, pid: int, parent: int) -> None:
+        above = self._known.get(parent)
+        if above is None:
+            self._known.pop(pid, None)  # of another one that had this pid
+            return
+        if "/agent-" in above:
+            self._known[pid] = above
             return
         path = path_of(pid)
         if path is None:
-            path = "" if parent == self._daemon else self._seen.get(parent or pid, "")
-        self._seen[pid] = path
-        if pid == self._daemon:
+            place = self._places.get(_first(above))
+            if place is None or place.pid == parent:
+                self._known.pop(pid, None)
+            else:
+                self._known[pid] = above
             return
-        name, uid = _describe(pid)
-        verb = "ran" if what == _EXEC else "began"
-        if self._own and path == self._own and self._own != "/":
-            # a copy of the daemon is about to be the launcher, and only that
-            started = what == _FORK and name in ("ctxd", "python", "python3", "")
-            if name not in HOUSE | _MOUNTING and not started and name not in _house_files():
-                self._found.append(f"{name or pid} {verb} in the daemon's own cgroup")
-        elif uid in self._uids and self._is_ours(parent or pid) and not self._in_leaf(path):
-            self._found.append(f"{name or pid} (uid {uid}) {verb} in {path}, in no agent's leaf")
+        if (place := self._note(pid, path)) is not None:
+            place.was_forked(pid, parent, path)
 
-    def _is_ours(self, pid: int) -> bool:
-        """Whether the cgroup of a process is below the daemon's root."""
-        return (path_of(pid) or self._seen.get(pid, "")).startswith(f"{self._root}/")
+    def _executed(self, pid: int) -> None:
+        found = path_of(pid)
+        path = self._known.get(pid, "") if found is None else found
+        if (place := self._note(pid, path)) is not None:
+            place.has_executed(pid, path, found is None)
 
-    def _in_leaf(self, path: str) -> bool:
-        below = path.removeprefix(f"{self._root}/")
-        return below != path and "/agent-" in below
-
-    def violations(self) -> list[str]:
-        """What was seen until now. What the kernel could not tell is a violation too."""
-        lost = ["events were lost: the machine was faster than this"] if self._lost else []
-        return [*self._found, *lost]
-
-    def stop(self) -> None:
-        os.write(self._told, b".")
-        self._thread.join()
-        with contextlib.suppress(OSError):
-            self._order(_IGNORE)
-        self._socket.close()
-        for fd in (self._wake, self._told):
-            os.close(fd)
+    def _note(self, pid: int, path: str) -> Place | None:
+        """The place that is to judge; None for what is somewhere else, or in an agent's leaf."""
+        place = self._places.get(_first(path))
+        if place is None:
+            self._known.pop(pid, None)
+            return None
+        self._known[pid] = path
+        return None if "/agent-" in path else place
 
 
-def _house_files() -> frozenset[str]:
-    """Names that these have between exec and their first instructions."""
-    return frozenset({"binder", "guard", "launcher"})
+def _first(path: str) -> str:
+    return path[1:].partition("/")[0]
 
 
-def _describe(pid: int) -> tuple[str, int]:
-    """(name, uid) of a process; empty and -1 if it is gone."""
-    try:
-        name = Path(f"/proc/{pid}/comm").read_text().strip()
-        return name, os.stat(f"/proc/{pid}").st_uid
-    except OSError:
-        return "", -1
+#: what a daemon is
+_PYTHON: Final = os.path.realpath(sys.executable)
 
 
-@contextlib.contextmanager
-def watched(
-    root: Path, daemon: int, uids: frozenset[int] = frozenset()
-) -> Iterator[Membership]:
-    """A watch that is stopped in the end; the test is skipped aloud where there is none."""
-    watch = Membership(root=root, daemon=daemon, uids=uids)
-    try:
-        watch.start()
-    except Unavailable as error:
-        pytest.skip(f"membership is not watched: {error}")
-    try:
-        yield watch
-    finally:
-        watch.stop()
+def _program(pid: int) -> str:
+    """The file that a process executes; empty if it is gone."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return os.readlink(f"/proc/{pid}/exe").removesuffix(" (deleted)")
+    return ""
+
+
+def _name(pid: int) -> str:
+    """Also of one that has ended, and was not waited for."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
+#: of this run of the tests; begins with the first daemon
+WATCH: Final = Watch()

@@ -106,6 +106,8 @@ def _become_user(function: Callable[[], Any], machine: int | None, write_end: in
 class OrdinaryDaemon(Daemon):
     """One ctxd of an ordinary user, with the places and the cgroup that it finds itself."""
 
+    rootless = True
+
     def __init__(self, *, config: str = "", propagation: str = "shared", fusectl: str = "yes"):
         super().__init__()
         self.home = self.base / "home"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from runtime.cgroups import Cgroup, path_of
 from tests.harness import (
     AGENT_UID,
     Daemon,
+    alive,
+    daemon_of,
     end_process,
     read,
     wait_dead,
@@ -22,7 +25,7 @@ from tests.harness import (
     wait_until,
     write,
 )
-from tests.membership import Membership, watched
+from tests.membership import WATCH, Place, Watch
 
 #: what made cells at some time, or does; and what a start may want to look with
 FORGED = ("test", "bwrap", "setpriv", "enter", "view", "keeper", "stage", "find", "stat", "env")
@@ -40,9 +43,11 @@ def daemon() -> Iterator[Daemon]:
 
 
 @pytest.fixture
-def watch(daemon: Daemon) -> Iterator[Membership]:
-    with watched(daemon.cgroup.path, daemon.pid, frozenset({AGENT_UID})) as made:
-        yield made
+def watch(daemon: Daemon) -> Place:
+    if WATCH.why_not:
+        pytest.skip(f"membership is not watched: {WATCH.why_not}")
+    assert daemon.place is not None
+    return daemon.place
 
 
 @pytest.fixture
@@ -67,7 +72,7 @@ def forged(daemon: Daemon) -> Path:
 
 
 def test_a_forged_test_in_a_parents_view_runs_nowhere(
-    daemon: Daemon, watch: Membership, forged: Path
+    daemon: Daemon, watch: Place, forged: Path
 ) -> None:
     """It ran in the daemon's cgroup once, as an operator: one process for each hidden path."""
     work = daemon.base / "work"
@@ -99,7 +104,7 @@ def test_a_forged_test_in_a_parents_view_runs_nowhere(
 
 
 def test_a_forged_keeper_is_not_what_a_later_run_enters_by(
-    daemon: Daemon, watch: Membership, forged: Path
+    daemon: Daemon, watch: Place, forged: Path
 ) -> None:
     """The programs are on a mount that an agent can cover for its children, not for us."""
     programs = daemon.runtime / "root" / "bin"
@@ -124,7 +129,7 @@ def test_a_forged_keeper_is_not_what_a_later_run_enters_by(
 
 
 def test_the_daemons_cgroup_holds_the_daemon_binder_and_guard(
-    daemon: Daemon, watch: Membership
+    daemon: Daemon, watch: Place
 ) -> None:
     agent = daemon.run("one", "sleep 1000", uid=str(AGENT_UID), gid=str(AGENT_UID))
     wait_status(agent, "busy")
@@ -177,7 +182,7 @@ def test_whoever_is_in_a_leaf_of_the_daemons_has_no_rights(daemon: Daemon, leaf:
 
 
 def test_hundreds_of_hidden_paths_are_a_start_like_any_other(
-    daemon: Daemon, watch: Membership
+    daemon: Daemon, watch: Place
 ) -> None:
     work = daemon.base / "work"
     work.mkdir()
@@ -193,12 +198,116 @@ def test_hundreds_of_hidden_paths_are_a_start_like_any_other(
     assert watch.violations() == []
 
 
+# what the other tests rely on
+
+
+def moved(daemon: Daemon, path: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """A command that root starts in a cgroup."""
+    script = 'echo $$ > "$0/cgroup.procs"; exec "$@"'
+    return subprocess.run(["sh", "-c", script, str(path), *command], check=True, text=True,
+                          stdout=subprocess.PIPE)
+
+
 def test_a_stranger_in_the_daemons_cgroup_is_seen_however_short(
-    daemon: Daemon, watch: Membership
+    daemon: Daemon, watch: Place
 ) -> None:
-    """What the other tests rely on."""
-    own = daemon.cgroup.path.parent / (path_of(daemon.pid) or "").removeprefix("/")
-    script = 'echo $$ > "$0/cgroup.procs"; exec true'
-    subprocess.run(["sh", "-c", script, str(own)], check=True)
-    wait_until(watch.violations, "the kernel has told")
-    assert watch.violations() == ["true ran in the daemon's own cgroup"]
+    moved(daemon, daemon.own.path, "/usr/bin/true")
+    with pytest.raises(AssertionError, match=r"true ran in the daemon's own cgroup"):
+        daemon.check_own_cgroup()
+    daemon.check_own_cgroup()  # it is told once
+
+
+def test_a_stranger_with_a_name_of_the_house_is_seen(
+    daemon: Daemon, watch: Place, forged: Path
+) -> None:
+    for name in ("launcher", "binder", "ctx-guard"):
+        shutil.copy("/usr/bin/true", forged / name)
+        moved(daemon, daemon.own.path, str(forged / name))
+        assert watch.take() == [f"{forged / name} ran in the daemon's own cgroup"]
+
+
+def test_what_a_stranger_forks_is_seen(daemon: Daemon, watch: Place) -> None:
+    moved(daemon, daemon.own.path, "sh", "-c", "(exec true); (:); true")
+    found = watch.take()
+    assert {what.partition(" ")[2] for what in found} == {
+        "ran in the daemon's own cgroup", "began in the daemon's own cgroup"
+    }
+    assert len(found) >= 3
+
+
+def test_whoever_has_an_agents_ids_and_is_in_no_leaf_is_seen(
+    daemon: Daemon, watch: Place
+) -> None:
+    leaf = daemon.cgroup.path / "helper"
+    ids = ("setpriv", f"--reuid={AGENT_UID}", f"--regid={AGENT_UID}", "--clear-groups")
+    moved(daemon, leaf, "true")
+    assert watch.take() == [], "root may be there"
+    moved(daemon, leaf, *ids, "/usr/bin/true")
+    (found,) = watch.take()
+    assert found.endswith(f"(uid {AGENT_UID}) ran in /{daemon.cgroup.path.name}/helper, "
+                          "in no agent's leaf")
+
+
+def test_who_looks_for_an_operator_is_no_agent(daemon: Daemon, watch: Place) -> None:
+    """With the ids of one that has the uid of agents."""
+    directory = daemon.agent_dir("made")
+    script = f"mkdir {directory}; echo /usr /u ro > {directory}/mount"
+    subprocess.run(["sh", "-c", script], check=True, user=AGENT_UID, group=AGENT_UID,
+                   extra_groups=[])
+    assert read(directory, "mount") == "/usr /u ro\n"
+    assert watch.violations() == []
+
+
+def test_a_violation_fails_what_ends_the_daemon_and_ends_it(daemon: Daemon, watch: Place) -> None:
+    for end in (daemon.kill, daemon.stop):
+        moved(daemon, daemon.own.path, "true")
+        with pytest.raises(AssertionError, match="own cgroup"):
+            end()
+        assert daemon.process is None
+        daemon.start()
+    daemon.check_own_cgroup()
+
+
+def test_a_daemon_that_begins_anew_in_its_process_is_watched() -> None:
+    with daemon_of(config="watchdog: 2s\n") as daemon:
+        if WATCH.why_not:
+            pytest.skip(f"membership is not watched: {WATCH.why_not}")
+        pid = daemon.pid
+        house = living_in(daemon) - {pid}
+        subprocess.run(["umount", "-f", str(daemon.runtime / "root" / "ctx")], check=False,
+                       stderr=subprocess.DEVNULL)
+        wait_until(lambda: is_ready(daemon), "it is mounted anew")
+        assert len(living_in(daemon)) == len(house) + 1
+        assert not house & living_in(daemon), "it has begun anew"
+        assert daemon.pid == pid and not daemon.has_ended()
+        daemon.check_own_cgroup()
+        moved(daemon, daemon.own.path, "true")
+        with pytest.raises(AssertionError, match="own cgroup"):
+            daemon.check_own_cgroup()
+
+
+def living_in(daemon: Daemon) -> set[int]:
+    return {pid for pid in daemon.own.processes() if alive(pid)}
+
+
+def is_ready(daemon: Daemon) -> bool:
+    try:
+        return "ready" in (daemon.root / "status").read_text()
+    except OSError:
+        return False
+
+
+def test_when_events_are_lost_it_is_known(daemon: Daemon, watch: Place) -> None:
+    few = Watch(buffer=1)  # as little as the kernel gives
+    few.start()
+    place = Place(few, root=daemon.cgroup.path, own=daemon.own.path, programs=daemon.runtime,
+                  rootless=False)
+    try:
+        assert not place.is_blind()
+        with few.beginning(place):  # and looks at nothing
+            subprocess.run(["sh", "-c", "for i in $(seq 200); do (:); done"], check=True)
+        assert place.violations() == ["events were lost: the machine was faster than this"]
+        place.look_again()
+        assert place.violations() == []
+    finally:
+        few.stop()

@@ -7,7 +7,7 @@ While the attack runs, bystanders of another user work and note how long each of
 took (probe.c): an operator, and an agent. In the end, with the attackers still there, root kills
 first an agent that has nothing to do with it, then theirs, and removes them. It fails if
 
-- a process other than ctxd, binder and guard stays in ctxd's own cgroup,
+- a process other than ctxd, binder and guard was in ctxd's own cgroup, however short,
 - a request of a bystander was refused, or the 99th percentile of its reads, writes or stops is
   above 250 ms,
 - root's ``echo kill > ctl`` is not obeyed within a second,
