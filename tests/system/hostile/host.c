@@ -56,8 +56,9 @@ static int careless(char **command)
 
 	if (terminal < 0 || grantpt(terminal) < 0 || unlockpt(terminal) < 0)
 		die("a terminal");
-	/* the first that is opened is the controlling terminal */
-	if (setsid() < 0 || open(ptsname(terminal), O_RDWR) < 0)
+	/* of a session of its own, it may be so already; the first that is opened is the
+	 * controlling terminal */
+	if ((setsid() < 0 && getsid(0) != getpid()) || open(ptsname(terminal), O_RDWR) < 0)
 		die("the terminal");
 	if (syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, "careless") < 0 ||
 	    syscall(SYS_add_key, "user", "hostile:secret", "the daemon's key", 16,

@@ -336,6 +336,8 @@ def _hand_over(stage: Stage, name: str, give: str, take: str) -> str:
                        mount=stage.mounts)
     agent = daemon.run(giver, stage.script(giver, lines), mount=stage.mounts)
     wait_until((stage.work / f"{name}.go.used").exists, "it is used")
+    # its monitor may be a moment behind
+    wait_until(lambda: heard(read(agent, "out")).get(giver), "what was handed over is told")
     assert told(stage, giver, giver).endswith("give=ok")
     write(agent / "ctl", "kill")
     wait_dead(agent)
