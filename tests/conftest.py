@@ -19,9 +19,15 @@ settings.register_profile("ctxfs", deadline=None)
 settings.load_profile("ctxfs")
 
 
+#: modules whose tests measure how long others are held up
+_ALONE = ("test_hostile", "test_exhaustion", "test_many_waits", "test_cost")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The mount and system layers need root; without it they are skipped, aloud."""
     for item in items:
+        if item.path.name.startswith(_ALONE):
+            item.add_marker(pytest.mark.alone)
         for layer in ("mount", "system"):
             if f"tests/{layer}/" not in str(item.path):
                 continue

@@ -5,13 +5,17 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pyfuse3
 import pytest
+import trio
+import trio.testing
 
 from ctxfs.caching import Cache
 from ctxfs.errnos import ERRNOS
@@ -536,3 +540,29 @@ def test_refusals_that_are_kept_are_bounded() -> None:
     assert len(reasons._refusals) == 32
     assert all(len(r.path) <= 300 and len(r.reason) <= 300 for r in kept)
     assert kept[0].reason.startswith("\\x1b")
+
+
+# what is told when nobody is answered
+
+
+def test_what_is_at_hand_is_told_with_who_asked_and_for_how_long(small: Small) -> None:
+    number, may_end = small.open(), threading.Event()
+    told: list[str] = []
+
+    def wait() -> None:
+        may_end.wait(10)
+
+    small.ops._handles[number].syncing = lambda: wait  # type: ignore[method-assign]
+
+    async def ask() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(small.ops.fsync, number, False)
+            await trio.testing.wait_all_tasks_blocked()
+            # by a thread, as when the event loop is stuck
+            told.extend(await trio.to_thread.run_sync(small.ops.at_hand))
+            may_end.set()
+
+    trio.run(ask)
+    (line,) = told
+    assert re.fullmatch(rf"fsync {number} of file {number} \(its operators\), 0\.\d s old", line)
+    assert small.ops.at_hand() == []

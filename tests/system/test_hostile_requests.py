@@ -8,16 +8,12 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import MagicMock
 
-import pyfuse3
 import pytest
 
 from ctxfs.files import agent as agent_files
 from ctxfs.inodes import PUBLIC
-from ctxfs.operations import Operations
 from ctxfs.rows import Kind
-from runtime.accounts import Payer
 from tests.harness import (
     AGENT_UID,
     TIMEOUT,
@@ -200,14 +196,3 @@ def test_a_daemon_that_answers_nobody_holds_nobody_up(watched: Daemon) -> None:
     watched.start()
     assert (read(agent, "status"), int(read(agent, "pid"))) == ("busy\n", pid)
     assert alive(pid)
-
-
-def test_what_was_at_hand_is_logged() -> None:
-    # nothing of it is asked for what is told here
-    operations = Operations(MagicMock())
-    ctx = pyfuse3.RequestContext()
-    operations._at_hand[1] = ("write", (7, 0, b"x"), Payer(1000, "coder"), time.monotonic() - 2)
-    operations._at_hand[2] = ("getattr", (5, ctx), None, time.monotonic())
-    first, second = operations.at_hand()
-    assert first == "write 7 of file 7 (coder), 2.0 s old"
-    assert second.startswith("getattr 5 of pid ")

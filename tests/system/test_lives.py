@@ -430,6 +430,7 @@ def test_an_agent_may_not_detach_without_policy(daemon: Daemon) -> None:
 # a thousand idle agents
 
 
+@pytest.mark.alone
 def test_idle_agents_cost_nothing() -> None:
     """Nothing is woken for agents that do nothing: a second without a context switch.
 

@@ -443,9 +443,7 @@ def a_killed_helper_is_no_end(stage: Stage) -> str:
     has_told(stage, "unwrapper", "unwrapper")
     child = stage.daemon.agent_dir("wrapped")
     pid = int(read(child, "pid") or 0)
-    time.sleep(0.3)
-    status = read(child, "status")
-    assert (status == "busy\n") == alive(pid), "it is told as it is"
+    wait_until(lambda: (read(child, "status") == "busy\n") == alive(pid), "it is told as it is")
     write(agent / "ctl", "kill")
     for directory in (agent, child):
         wait_dead(directory)
