@@ -210,6 +210,25 @@ class Ender:
             for each in reversed(held):
                 each.release()
 
+    def clear(self, ended: Following) -> None:
+        """Ends what is left in the cgroup of an agent that is dead, and removes it: who looks
+        at paths in its view, or runs git there, may have come late."""
+        self._nursery.start_soon(self._clear, ended)
+
+    async def _clear(self, ended: Following) -> None:
+        node = ended.node
+        while not self._is_next(ended) and not node.remove():
+            node.kill()
+            with trio.move_on_after(_KILL_SECONDS) as scope:
+                await self.wait_empty(node)
+            if scope.cancelled_caught:
+                log.warning("%s is not empty: %s", node.path, node.processes())
+
+    def _is_next(self, ended: Following) -> bool:
+        """Whether another life has the same cgroup by now."""
+        path = ended.node.path
+        return any(f is not ended and f.node.path == path for f in self._followed.values())
+
     async def wait_empty(self, node: Cgroup) -> None:
         """Until no process is left in a cgroup, or it is gone."""
         changes = Changes()

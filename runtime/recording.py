@@ -26,7 +26,7 @@ from runtime.conclusions import (
     message_status,
     reply_of_run,
 )
-from runtime.ending import guarded
+from runtime.ending import Ender, guarded
 from runtime.following import Followed, Following
 from runtime.journal import because_of
 from runtime.lifecycle import Event, move
@@ -56,8 +56,10 @@ class Recorder:
         sockets: Sockets,
         places: Places,
         followed: Followed,
+        ender: Ender,
     ) -> None:
         self._agents = agents
+        self._ender = ender
         self._hierarchy = hierarchy
         self._sockets = sockets
         self._places = places
@@ -194,7 +196,7 @@ class Recorder:
             cell.remove_input(self._places, execution.record_path)
             execution.over.set()
         if not following.unkillable and not following.node.remove():
-            log.warning("%s: the cgroup %s could not be removed", agent.name, following.node.path)
+            self._ender.clear(following)
         crashpoints.reach("finish.removed")
         following.record_path.unlink(missing_ok=True)
         if agent.live:  # it will be started again

@@ -136,7 +136,12 @@ class Supervisor(Watching):
             nursery=nursery,
         )
         self._recorder = Recorder(
-            agents=agents, hierarchy=hierarchy, sockets=sockets, places=places, followed=followed
+            agents=agents,
+            hierarchy=hierarchy,
+            sockets=sockets,
+            places=places,
+            followed=followed,
+            ender=self._ender,
         )
         nursery.start_soon(self._recorder.run)
         agents.watching.append(self)

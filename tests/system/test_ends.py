@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -321,3 +322,34 @@ def test_a_hundred_at_once(daemon: Daemon) -> None:
     assert sorted(cancelled) == sorted(kid.name.removesuffix(".d") for kid in kids)
     assert {read(kid, "reason") for kid in kids} == {"parent_dead\n"}
     boss.rmdir()
+
+
+
+def test_who_looks_in_a_view_that_ends_leaves_no_cgroup(daemon: Daemon) -> None:
+    """Paths of children are looked up in their parent's view, by a process in its cgroup."""
+    (daemon.base / "there").mkdir()
+    over = threading.Event()
+
+    def look(child: Path, number: int) -> None:
+        while not over.is_set():
+            with contextlib.suppress(OSError):
+                write(child / "mount", f"/there /there{number} ro")
+
+    for number in range(6):
+        over.clear()
+        agent = daemon.run(f"viewed{number}", sh("sleep 0.3"),
+                           mount=f"{daemon.base}/there /there ro")
+        wait_status(agent, "busy")
+        cgroup = node(agent)
+        children = [daemon.make(f"viewer{number}-{n}", parent=f"agent:viewed{number}")
+                    for n in range(4)]
+        threads = [threading.Thread(target=look, args=(child, n))
+                   for n, child in enumerate(children)]
+        for thread in threads:
+            thread.start()
+        wait_dead(agent)
+        assert read(agent, "reason") == "exit:0\n"
+        over.set()
+        for thread in threads:
+            thread.join()
+        wait_until(lambda c=cgroup: not c.exists(), "its cgroup is gone")  # type: ignore[misc]

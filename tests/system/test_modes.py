@@ -148,9 +148,12 @@ def test_each_message_is_a_run(daemon: Daemon, name: str, talk_to: TalkTo) -> No
     for number, text in enumerate(("one", "two"), 1):
         frames = talk.send(text, f"m{number}")
         reply = f"r{number}: {text}\n"
-        assert [frame["type"] for frame in frames] == ["start", "delta", "message", "done"]
+        # a run may end before anybody has listened
+        told = [frame["type"] for frame in frames if frame["type"] != "delta"]
+        assert told == ["start", "message", "done"]
         assert frames[0]["run"] == f"r{number}"
-        assert (text_of(frames, "delta"), text_of(frames, "message")) == (reply, reply)
+        assert text_of(frames, "message") == reply
+        assert reply.startswith(text_of(frames, "delta"))
         assert frames[-1] == {"type": "done", "id": f"m{number}", "status": "processed"}
         assert read(agent, "session/latest.md") == reply
     messages = [json.loads(line) for line in read(agent, "session/messages.jsonl").splitlines()]
