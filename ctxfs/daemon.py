@@ -228,7 +228,7 @@ async def serve(
                 fs.cache.mounted = True
                 nursery.start_soon(fs.cache.run)
                 stopping = trio.Event()
-                nursery.start_soon(_answer_requests, runtime, stopping, end_guard)
+                nursery.start_soon(_answer_requests, operations, runtime, stopping, end_guard)
                 nursery.start_soon(
                     _handle_signals,
                     runtime,
@@ -251,14 +251,21 @@ async def serve(
 
 
 async def _answer_requests(
-    runtime: Runtime, stopping: trio.Event, end_guard: Callable[[], None]
+    operations: Operations,
+    runtime: Runtime,
+    stopping: trio.Event,
+    end_guard: Callable[[], None],
 ) -> None:
     """Until the connection to the kernel is gone; if nobody ended it, it is made anew.
 
     What was open is lost with it, as after a crash: so the daemon begins anew as well, in
     the same process, and takes over what lives.
     """
-    await pyfuse3.main(1, WORKERS)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(operations.order.run)
+        operations.order.connect()
+        await pyfuse3.main(1, WORKERS)
+        nursery.cancel_scope.cancel()
     if stopping.is_set():
         return
     log.error("the connection to the kernel is gone: ctxd begins anew")

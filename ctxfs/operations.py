@@ -30,6 +30,7 @@ from pyfuse3 import (
 from ctxfs.errnos import errno_of
 from ctxfs.filesystem import Filesystem
 from ctxfs.nodes import Attributes, Call, Changes, Handle, Listing, Node
+from ctxfs.order import Order
 from ctxfs.pace import MANNERS, Manner, Pace
 from ctxfs.rows import Kind, RowNode
 from runtime.accounts import Hold, Payer, Resource, payer
@@ -60,6 +61,7 @@ def _boundary(
         self._at_hand[id(args)] = (method.__name__, args, who, time.monotonic())
         self._fs.requests += 1
         try:
+            await self.order.turn(who, method.__name__)
             if self._pace.is_over(who) and who is not None:
                 where = self._manner(manner, args)
                 if where is Manner.REFUSED:
@@ -98,6 +100,7 @@ class Operations(pyfuse3.Operations):
         self._holds: dict[int, list[Hold]] = {}
         self._next = 1
         self._pace = Pace(fs)
+        self.order = Order()
         #: requests that are not answered yet: operation, arguments, payer, since when
         self._at_hand: dict[int, tuple[str, Sequence[Any], Payer | None, float]] = {}
 

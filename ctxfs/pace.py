@@ -40,6 +40,7 @@ class Wait:
 
 WAITS: Final = (
     Wait("self._pace.timed", None, "the handler itself, in the boundary, its time measured"),
+    Wait("self.order.turn", None, "those who asked before, the owners in turn (ctxfs.order)"),
     Wait("self._pace.late", 1.0, "an owner over its account of the loop's time is answered late"),
     Wait("self._fs.cache.settled", 0.25, "one notification to the kernel: pages of a public value"),
     Wait("handle.prepare", 1.0, "one helper that looks at paths"),

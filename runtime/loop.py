@@ -29,6 +29,10 @@ class LoopMeter(trio.abc.Instrument):
     A step is what is done at once; its time is that of the processor, so that a busy machine
     makes none longer. A pass is all that the loop does before it looks for what has come
     next: nobody is answered sooner than the longest, in real time.
+
+    To ask for the processor's time costs as much as a short step. So it is asked for once in
+    a pass, and again for a step that seems to be the longest: that cannot have used more
+    than the pass so far.
     """
 
     def __init__(self) -> None:
@@ -36,8 +40,8 @@ class LoopMeter(trio.abc.Instrument):
         self.longest = 0.0
         self.total = 0.0
         self.steps = 0
-        self._begun = time.thread_time()
-        self._awake = time.monotonic()
+        self._begun = self._awake = time.monotonic()
+        self._used = time.thread_time()
         self._step = self._pass = 0.0
         self._part_ends = self._awake + _PART_SECONDS
         #: longest step and pass of each part before this one
@@ -48,23 +52,24 @@ class LoopMeter(trio.abc.Instrument):
         self.__init__()  # type: ignore[misc]
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        self._begun = time.thread_time()
+        self._begun = time.monotonic()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        took = time.thread_time() - self._begun
-        self.total += took
+        took = time.monotonic() - self._begun
         self.steps += 1
         if took > self._step:
-            self._step = took
-            if took > self.longest:
-                self.longest = took
+            took = min(took, time.thread_time() - self._used)
+            self._step = max(took, self._step)
+            self.longest = max(took, self.longest)
 
     def before_io_wait(self, timeout: float) -> None:
+        self.total += time.thread_time() - self._used
         took = time.monotonic() - self._awake
         if took > self._pass:
             self._pass = took
 
     def after_io_wait(self, timeout: float) -> None:
+        self._used = time.thread_time()
         self._awake = time.monotonic()
         if self._awake > self._part_ends:
             self._turn()

@@ -12,7 +12,7 @@ import pytest
 
 HOUSE = Path(__file__).resolve().parents[2]
 #: the side of the filesystem that speaks FUSE; the rest knows neither requests nor inodes' caches
-ADAPTER = {"operations", "nodes", "handles", "caching", "mount", "daemon"}
+ADAPTER = {"operations", "order", "nodes", "handles", "caching", "mount", "daemon"}
 
 
 def modules(package: str) -> list[Path]:

@@ -1,0 +1,143 @@
+"""Which of the requests that were read from the kernel is served next.
+
+The kernel queues requests in one line: whoever asks beside a hundred threads of somebody
+else would wait for each of them. So all that has been asked is read first, and then the
+owners are served in turn, and of each owner its agents in turn.
+
+Those that concern names come first: the kernel sends them with the lock of a directory, for
+which others wait that it sends nothing for yet. One in eight is one of the others.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from typing import Any, Final
+
+import pyfuse3
+import trio
+
+from runtime.accounts import Payer, Reserve
+
+#: requests that concern names
+_NAMES: Final = frozenset(
+    (
+        *("lookup", "readdir", "create", "mkdir", "mknod", "symlink", "link"),
+        *("unlink", "rmdir", "rename"),
+    )
+)
+#: of so many served, one does not concern names
+_OTHERS: Final = 8
+#: what is read at most before more is served
+_READ_MAX: Final = 16
+#: served in one pass of the event loop
+_AT_ONCE: Final = 4
+#: whose payer cannot be told
+_UNKNOWN: Final = Payer(-1, "unknown callers")
+_Owner = tuple[int, bool]
+
+
+class _Line:
+    """Those who wait, by owner and agent."""
+
+    def __init__(self) -> None:
+        # the first of each is the next one
+        self._owners: dict[_Owner, dict[str, deque[trio.Event]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._owners)
+
+    def add(self, who: Payer, event: trio.Event) -> None:
+        owner = who.owner, who.reserve is not Reserve.NONE
+        self._owners.setdefault(owner, {}).setdefault(who.name, deque()).append(event)
+
+    def take(self) -> trio.Event:
+        owner = next(iter(self._owners))
+        agents = self._owners.pop(owner)
+        name = next(iter(agents))
+        events = agents.pop(name)
+        event = events.popleft()
+        if events:
+            agents[name] = events
+        if agents:
+            self._owners[owner] = agents
+        return event
+
+
+class Order:
+    """Reads requests and lets them go on. Until ``run`` runs nobody waits."""
+
+    def __init__(self) -> None:
+        self._names = _Line()
+        self._others = _Line()
+        self._served = 0
+        self._read = 0
+        #: what requests are read from, once it is known
+        self._device: select.poll | None = None
+        self._wake = trio.Event()
+
+    # reading
+
+    def connect(self) -> None:
+        """Makes pyfuse3 ask here when it may read, in the way of ``pyfuse3.asyncio``: by
+        itself it reads one request in two passes of the event loop."""
+        lowlevel = _Instead(trio.lowlevel, wait_readable=self._wait_readable)
+        pyfuse3.trio = _Instead(trio, lowlevel=lowlevel)  # type: ignore[attr-defined]
+
+    async def _wait_readable(self, fd: int) -> None:
+        if self._device is None:
+            self._device = select.poll()
+            self._device.register(fd, select.POLLIN)
+        self._read += 1
+        if self._read % _READ_MAX == 0 or not self._is_more():
+            await trio.lowlevel.wait_readable(fd)
+
+    def _is_more(self) -> bool:
+        """Whether the kernel has more requests."""
+        return self._device is not None and bool(self._device.poll(0))
+
+    # serving
+
+    async def turn(self, who: Payer | None, operation: str) -> None:
+        """Until it is this request's turn; at once if nothing else was asked."""
+        if not (self._names or self._others or self._is_more()):
+            return
+        event = trio.Event()
+        line = self._names if operation in _NAMES else self._others
+        line.add(who or _UNKNOWN, event)
+        self._wake.set()
+        await event.wait()
+
+    async def run(self) -> None:
+        """Serves for ever those who wait."""
+        while True:
+            if not (self._names or self._others):
+                self._wake = trio.Event()
+                await self._wake.wait()
+            for _ in range(_READ_MAX):
+                if not self._is_more():
+                    break
+                await trio.lowlevel.checkpoint()
+            for _ in range(_AT_ONCE):
+                self._next().set()
+                if not (self._names or self._others):
+                    break
+            await trio.lowlevel.checkpoint()
+
+    def _next(self) -> trio.Event:
+        self._served += 1
+        first, second = self._names, self._others
+        if self._served % _OTHERS == 0:
+            first, second = second, first
+        return (first or second).take()
+
+
+class _Instead:
+    """A module, but for some of its names."""
+
+    def __init__(self, module: Any, **names: Any) -> None:
+        self._module = module
+        self.__dict__.update(names)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)

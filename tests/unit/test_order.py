@@ -1,0 +1,124 @@
+"""Which of many requests is served next."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from ctxfs.order import Order
+from runtime.accounts import Payer, Reserve
+
+ROOT = Payer(0, reserve=Reserve.MASTER)
+
+
+class Line:
+    """Requests that all wait because the kernel has one more."""
+
+    def __init__(self) -> None:
+        self.order = Order()
+        self.served: list[str] = []
+        self._read, self._write = os.pipe()
+        os.write(self._write, b".")
+
+    async def ask(self, name: str, who: Payer | None, operation: str) -> None:
+        await self.order.turn(who, operation)
+        self.served.append(name)
+
+    async def run(self, asked: list[tuple[str, Payer | None, str]]) -> list[str]:
+        """What is served, in this order, once all of these were asked."""
+        async with trio.open_nursery() as nursery:
+            await self.order._wait_readable(self._read)
+            for name, who, operation in asked:
+                nursery.start_soon(self.ask, name, who, operation)
+                await trio.testing.wait_all_tasks_blocked()
+            assert self.served == []
+            os.read(self._read, 1)
+            nursery.start_soon(self.order.run)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        return self.served
+
+    def close(self) -> None:
+        os.close(self._read)
+        os.close(self._write)
+
+
+@contextmanager
+def line() -> Iterator[Line]:
+    made = Line()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
+    # those that are served together go on in any order
+    monkeypatch.setattr("ctxfs.order._AT_ONCE", 1)
+    with line() as made:
+        yield made
+
+
+def test_owners_are_served_in_turn_and_their_agents_too(served: Line) -> None:
+    asked: list[tuple[str, Payer | None, str]] = [
+        (f"flood {n}", Payer(1000, "flood"), "read") for n in range(4)
+    ]
+    asked += [("sibling", Payer(1000, "sibling"), "read"), ("other", Payer(2000, "a"), "read"),
+              ("root", ROOT, "open"), ("nobody", None, "read")]
+    assert trio.run(served.run, asked) == [
+        "flood 0", "other", "root", "nobody", "sibling", "flood 1", "flood 2", "flood 3"
+    ]
+
+
+def test_operators_of_an_owner_do_not_wait_for_its_agents(served: Line) -> None:
+    asked: list[tuple[str, Payer | None, str]] = [
+        (f"flood {n}", Payer(1000, "flood"), "read") for n in range(3)
+    ]
+    asked.append(("operator", Payer(1000, reserve=Reserve.OWNER), "read"))
+    assert trio.run(served.run, asked)[1] == "operator"
+
+
+def test_names_come_first_and_the_others_are_not_forgotten(served: Line) -> None:
+    asked: list[tuple[str, Payer | None, str]] = [
+        (f"read {n}", Payer(1000, "a"), "read") for n in range(3)
+    ]
+    asked += [(f"name {n}", Payer(1000, "a"), "lookup") for n in range(10)]
+    found = trio.run(served.run, asked)
+    assert found[:7] == [f"name {n}" for n in range(7)]
+    assert found[7] == "read 0"
+    assert found[8:] == ["name 7", "name 8", "name 9", "read 1", "read 2"]
+
+
+def test_who_asks_alone_does_not_wait() -> None:
+    async def run() -> None:
+        with trio.testing.assert_no_checkpoints():
+            await Order().turn(ROOT, "read")
+
+    trio.run(run)
+
+
+def test_what_is_there_is_read_at_once_but_not_without_end() -> None:
+    with line() as made:
+        passes = 0
+
+        async def count() -> None:
+            nonlocal passes
+            while True:
+                passes += 1
+                await trio.lowlevel.checkpoint()
+
+        async def run() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(count)
+                for _ in range(160):
+                    await made.order._wait_readable(made._read)
+                nursery.cancel_scope.cancel()
+
+        trio.run(run)
+        assert 5 <= passes <= 40
