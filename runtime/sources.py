@@ -172,7 +172,7 @@ class Looker:
             fds.append(os.memfd_create("complaint", os.MFD_CLOEXEC))
             words = [str(self._places.program("look")), "3", "4", "-" if keeper is None else "5"]
             passed = [None, None, fds[2], fds[0], fds[1], *([] if keeper is None else [keeper])]
-            process = await self._spawner.start(asker.leaf, words, fds=passed)
+            process = await self._spawner.start(asker.leaf, words, owner=asker.owner, fds=passed)
             status: int | None = None
             with trio.move_on_after(_SECONDS):
                 status = await process.wait()

@@ -79,6 +79,8 @@ class Spawner:
         self._program = program
         self.home = home
         self._one_at_a_time = trio.Lock()
+        #: of one owner no more than one waits for that: others come in between any two
+        self._turns: dict[int, trio.Lock] = {}
         self._begin()
 
     def _begin(self) -> None:
@@ -99,17 +101,23 @@ class Spawner:
         leaf: Cgroup,
         words: Sequence[str | Path],
         *,
+        owner: int,
         env: Mapping[str, str] | None = None,
         fds: Sequence[int | None] = (None, None, None),
     ) -> Process:
-        """Starts a program in ``leaf``. It finds ``fds`` from 0 on, in this order, where
-        None stands for /dev/null. ``OSError`` if it cannot be started."""
-        async with self._one_at_a_time:
-            # not cancelled between question and answer: the next one would get it
-            with trio.CancelScope(shield=True):
-                self._ask(leaf, words, env or {}, fds)
-                await trio.lowlevel.wait_readable(self._channel)
-                answer = self._channel.recv(_ANSWER_MAX)
+        """Starts a program in ``leaf`` for an owner, in its turn. It finds ``fds`` from 0 on, in
+        this order, where None stands for /dev/null. ``OSError`` if it cannot be started."""
+        turn = self._turns.setdefault(owner, trio.Lock())
+        try:
+            async with turn, self._one_at_a_time:
+                # not cancelled between question and answer: the next one would get it
+                with trio.CancelScope(shield=True):
+                    self._ask(leaf, words, env or {}, fds)
+                    await trio.lowlevel.wait_readable(self._channel)
+                    answer = self._channel.recv(_ANSWER_MAX)
+        finally:
+            if not turn.locked():
+                self._turns.pop(owner, None)
         return Process(_parse(answer))
 
     def start_now(

@@ -180,6 +180,7 @@ class Starter:
                     "--",
                     *plan.steps,
                 ],
+                owner=agent.owner,
                 fds=[stdin, None, complaint, *fds],
             )
             await starter.wait()
