@@ -20,7 +20,7 @@ then, as it does in JSON.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -29,8 +29,10 @@ from runtime import names
 #: the least ``limit``: what is not content fits into it, and a little more
 LIMIT_MIN: Final = 4096
 
+#: items related to the current one that are shown
+RELATED_MAX: Final = 256
 #: "the last few messages": more would be a transcript
-_TAIL_MESSAGES: Final = 10
+TAIL_MESSAGES: Final = 10
 
 _INTRODUCTION: Final = """\
 # Inherited context
@@ -43,14 +45,25 @@ that begin with a TAB, are texts as they were written there: they make no sectio
 _WORD: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._+-]*")
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The beginning of a text that has so many bytes: the rest has no room in any case."""
+
+    text: str
+    size: int
+
+
+Text = str | Part
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
     """A work item; ``updated`` in seconds since the epoch."""
 
     id: str
-    objective: str = ""
-    plan: str = ""
-    acceptance: str = ""
+    objective: Text = ""
+    plan: Text = ""
+    acceptance: Text = ""
     status: str = "open"
     blocked_by: tuple[str, ...] = ()
     parent: str = ""
@@ -75,7 +88,7 @@ class Child:
 
     name: str
     status: str
-    result: str = ""
+    result: Text = ""
     work: str = ""
 
 
@@ -103,8 +116,8 @@ class Snapshot:
     items: tuple[Item, ...] = ()
     focus: str = ""
     waits: tuple[Wait, ...] = ()
-    memory: str = ""
-    episodes: Mapping[str, str]
+    memory: Text = ""
+    episodes: Mapping[str, Text]
     children: tuple[Child, ...] = ()
     tail: tuple[Message, ...] = ()
 
@@ -147,32 +160,32 @@ def named_in(text: str) -> frozenset[str]:
     return frozenset(words) | {word.rstrip(".") for word in words}
 
 
-#: why an item is related to the current one, the strongest reason first
-_RELATIONS: Final[tuple[tuple[str, Callable[[Item, Item, frozenset[str]], bool]], ...]] = (
-    ("blocks", lambda item, focus, named: item.id in focus.blocked_by),
-    ("named", lambda item, focus, named: item.id in named),
-    ("same_parent", lambda item, focus, named: item.parent == focus.parent != ""),
-)
-
-
-def _related(focus: Item, items: Iterable[Item], handoff: str) -> list[tuple[str, Item]]:
-    """(why, item) for each item related to the current one, by reason and then by id."""
-    named = named_in(handoff)
-    left = sorted((item for item in items if item.id != focus.id), key=lambda item: item.id)
-    found = []
-    for why, holds in _RELATIONS:
-        found += [(why, item) for item in left if holds(item, focus, named)]
-        left = [item for item in left if not holds(item, focus, named)]
-    return found
+def related(focus: Item, items: Iterable[Item], handoff: str) -> list[tuple[str, Item]]:
+    """(why, item) for each item related to the current one, by reason, the strongest first,
+    and then by id."""
+    named, blockers = named_in(handoff), frozenset(focus.blocked_by)
+    found: dict[str, list[Item]] = {"blocks": [], "named": [], "same_parent": []}
+    for item in sorted(items, key=lambda item: item.id):
+        if item.id == focus.id:
+            continue
+        if item.id in blockers:
+            found["blocks"].append(item)
+        elif item.id in named:
+            found["named"].append(item)
+        elif item.parent == focus.parent != "":
+            found["same_parent"].append(item)
+    return [(why, item) for why, group in found.items() for item in group]
 
 
 def _sections(snapshot: Snapshot, handoff: str) -> list[_Section]:
     focus = next((item for item in snapshot.items if item.id == snapshot.focus), None)
-    related = _related(focus, snapshot.items, handoff) if focus else []
-    ids = [item.id for item in (focus, *(item for _, item in related)) if item]
+    others = related(focus, snapshot.items, handoff) if focus else []
+    others, more = others[:RELATED_MAX], others[RELATED_MAX:]
+    ids = [item.id for item in (focus, *(item for _, item in others)) if item]
     waits = [w for w in snapshot.waits if focus and (w.work, w.status) == (focus.id, "armed")]
     # a child that is for no item in particular may well be for this one
-    children = [c for c in snapshot.children if focus and c.result and c.work in ("", *ids)]
+    wanted = {"", *ids}
+    children = [c for c in snapshot.children if focus and c.result and c.work in wanted]
     episodes = [(id, snapshot.episodes[id]) for id in ids if snapshot.episodes.get(id)]
     return [
         _Section(
@@ -189,7 +202,12 @@ def _sections(snapshot: Snapshot, handoff: str) -> list[_Section]:
         _Section(
             "related",
             "Related work items",
-            tuple(_item(item, ("relation", why)) for why, item in related),
+            tuple(_item(item, ("relation", why)) for why, item in others),
+            left_out=sum(
+                _text("", text).size
+                for _, item in more
+                for text in (item.objective, item.acceptance, item.plan)
+            ),
         ),
         _Section(
             "memory",
@@ -220,7 +238,7 @@ def _sections(snapshot: Snapshot, handoff: str) -> list[_Section]:
                     ("from", message.sender),
                     content=message.content,
                 )
-                for message in reversed(snapshot.tail[-_TAIL_MESSAGES:])
+                for message in reversed(snapshot.tail[-TAIL_MESSAGES:])
             ),
             newest_first=True,
         ),
@@ -248,11 +266,17 @@ def _wait(wait: Wait) -> _Entry:
     )
 
 
-def _entry(*labels: tuple[str, str], **texts: str) -> _Entry:
+def _entry(*labels: tuple[str, str], **texts: Text) -> _Entry:
     return _Entry(
-        tuple(_Text(key, text, _size(text)) for key, text in labels),
-        tuple(_Text(key, text, _size(text)) for key, text in texts.items()),
+        tuple(_text(key, text) for key, text in labels),
+        tuple(_text(key, text) for key, text in texts.items()),
     )
+
+
+def _text(key: str, text: Text) -> _Text:
+    if isinstance(text, Part):
+        return _Text(key, text.text, text.size)
+    return _Text(key, text, _size(text))
 
 
 # How much of it has room
@@ -330,30 +354,32 @@ def _fit(sections: list[_Section], room: int) -> list[_Section]:
     for section in sections:
         kept: list[_Entry] = []
         for entry in section.entries:
-            part = _largest(entry, room)
-            if part:
-                kept.append(part)
-                room -= part.cost
-            if part != entry:
+            largest = _largest(entry, room) if room > 0 else None
+            if largest is not None:
+                kept.append(largest[0])
+                room -= largest[1]
+            if largest is None or largest[0] is not entry:
                 room = 0
-        left_out = sum(entry.size for entry in section.entries[len(kept) :])
+        left_out = section.left_out + sum(entry.size for entry in section.entries[len(kept) :])
         fitted.append(replace(section, entries=tuple(kept), left_out=left_out))
     return fitted
 
 
-def _largest(entry: _Entry, room: int) -> _Entry | None:
-    """The entry, cut if it must be; None if its labels alone have no room."""
+def _largest(entry: _Entry, room: int) -> tuple[_Entry, int] | None:
+    """The entry, cut if it must be, and what it costs; None if its labels alone have no room."""
     # a character takes a byte at least, so only this much needs to be looked at
     fits, too_many = -1, min(entry.characters, max(room, 0)) + 1
-    if entry.characters < too_many and entry.cost <= room:
-        return entry
+    if entry.characters < too_many and (cost := entry.cost) <= room:
+        return entry, cost
+    cut: tuple[_Entry, int] | None = None
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
-        if entry.cut(middle).cost <= room:
-            fits = middle
+        part = entry.cut(middle)
+        if (cost := part.cost) <= room:
+            fits, cut = middle, (part, cost)
         else:
             too_many = middle
-    return entry.cut(fits) if fits >= 0 else None
+    return cut
 
 
 # The two renderings

@@ -564,7 +564,7 @@ def test_another_tail_or_run_changes_nothing_before_the_tail(
 def test_another_memory_changes_nothing_before_the_memory(
     snapshot: Snapshot, memory: str, handoff: str, limit: int
 ) -> None:
-    filled = replace(snapshot, memory="m" + snapshot.memory)
+    filled = replace(snapshot, memory=f"m{snapshot.memory}")
     one = derive(filled, handoff, limit).markdown
     other = derive(replace(snapshot, memory="m" + memory), handoff, limit).markdown
     assert before_the(SECTIONS["memory"], one) == before_the(SECTIONS["memory"], other)

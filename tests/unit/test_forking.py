@@ -1,0 +1,115 @@
+"""What is gathered for a forked child: no more is read than has room."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import context, forking
+from runtime.change import Change
+from runtime.model import Agent
+from runtime.planes import Task, Work
+from tests.unit.fakes import World, inside, operator, world_in
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with world_in(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def parent(world: World) -> Agent:
+    agent = world.live(world.agents.create(operator(1000), "parent"))
+    return world.may_create(agent)
+
+
+def inherited(world: World, parent: Agent, handoff: str = "") -> dict[str, Any]:
+    child = world.agents.create(inside(parent), "heir")
+    world.agents.document(child, "handoff.md").write_text(handoff)
+    found: dict[str, Any] = json.loads(forking.inherit(world.agents, parent, child).json)
+    return found
+
+
+def working(world: World, parent: Agent, **items: dict[str, Any]) -> None:
+    """Work items, of which the first is the current one."""
+    change = Change()
+    for name, fields in items.items():
+        change.make(Work(agent=parent.index, name=name, **{"objective": "o", **fields}))
+    change.set(parent, focus=next(iter(items)))
+    world.agents.commit(change)
+
+
+def session_file(world: World, parent: Agent, name: str) -> Path:
+    session = world.agents.session(parent.session)
+    assert session is not None
+    path = world.agents.session_directory(session) / "context" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def test_what_is_cut_says_how_many_bytes_of_the_whole_are_missing(
+    world: World, parent: Agent
+) -> None:
+    session_file(world, parent, "memory.md").write_bytes(b"note\n" * (1 << 20))
+    memory = inherited(world, parent)["memory"]
+    assert memory["left_out"]["text"] == (5 << 20) - len(memory["text"])
+
+
+def test_what_comes_after_that_is_counted_without_being_read(world: World, parent: Agent) -> None:
+    working(world, parent, now={"blocked_by": ("first", "second")}, first={}, second={})
+    session_file(world, parent, "memory.md").write_bytes(b"note\n" * (1 << 20))
+    session_file(world, parent, "episode/first.md").write_bytes(b"x" * 1000)
+    session_file(world, parent, "episode/second.md").write_bytes(b"")
+    found = inherited(world, parent)
+    assert found["episodes"] == []
+    assert found["left_out"]["episodes"] == len("first") + 1000
+
+
+def test_no_link_of_the_agents_is_followed(world: World, parent: Agent, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    session_file(world, parent, "episode/now.md").symlink_to(tmp_path / "secret")
+    working(world, parent, now={})
+    assert inherited(world, parent)["episodes"] == []
+
+
+def test_long_names_of_parents_tell_who_belongs_together(world: World, parent: Agent) -> None:
+    one, other = "a" * 5000, "b" * 5000
+    working(world, parent, now={"parent": one}, same={"parent": one}, other={"parent": other})
+    assert [item["id"] for item in inherited(world, parent)["related"]] == ["same"]
+
+
+def test_of_very_many_related_items_the_first_are_shown(world: World, parent: Agent) -> None:
+    names = [f"w{n:03}" for n in range(context.RELATED_MAX + 10)]
+    items: dict[str, dict[str, Any]] = {name: {"objective": "an aim"} for name in names}
+    working(world, parent, **{"now": {"blocked_by": tuple(names)}, **items})
+    found = inherited(world, parent)
+    assert [item["id"] for item in found["related"]] == names[: context.RELATED_MAX]
+    assert found["left_out"] == {"related": 10 * len("an aim")}
+
+
+def test_results_of_children_for_other_work_take_no_room(world: World, parent: Agent) -> None:
+    working(world, parent, now={}, other={})
+    for name, work in (("a-child", "other"), ("b-child", "now")):
+        child = world.agents.create(inside(parent), name)
+        world.agents.document(child, "result.md").write_text(f"{name}\n" * 10_000)
+        [handle] = [t for t in world.agents.items.of(parent.index, Task) if t.name == name]
+        change = Change()
+        change.put(handle, work=work)
+        world.agents.commit(change)
+    [result] = inherited(world, parent)["results"]
+    assert result["child"] == "b-child"
+    assert result["result"].startswith("b-child\n")
+
+
+def test_the_last_messages_of_the_run_come_in_order(world: World, parent: Agent) -> None:
+    world.agents.update(parent, run="run-1")
+    path = session_file(world, parent, "memory.md").parent.parent / "messages.jsonl"
+    lines = [{"role": "user", "content": f"{n}", "run": f"run-{n % 2}"} for n in range(40)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tail = inherited(world, parent)["tail"]
+    assert [message["content"] for message in tail] == [f"{n}" for n in range(21, 40, 2)]
