@@ -817,9 +817,10 @@ class Agents:
         change.set(agent, worktree=None)  # it is the new one's
         self._prepare(new)
         try:
-            for name in ("handoff.md", "input.jsonl"):
+            # the second is replaced by whoever writes it (``write_document``): no copy is needed
+            for name, put in (("handoff.md", shutil.copyfile), ("input.jsonl", os.link)):
                 with contextlib.suppress(FileNotFoundError):
-                    shutil.copyfile(self.document(agent, name), self.document(new, name))
+                    put(self.document(agent, name), self.document(new, name))
         except BaseException:
             self._discard(new)
             raise
