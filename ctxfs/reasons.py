@@ -25,6 +25,8 @@ _LINE_MAX: Final = 1000
 _OF_CALLER: Final = 16
 _CALLERS: Final = 32
 _OWNERS: Final = 32
+#: told at once
+_TOLD: Final = 1024
 #: characters of a refusal that is kept
 _SENTENCE_MAX: Final = 300
 
@@ -140,12 +142,12 @@ class Reasons:
             self._refusals.popitem(last=False)
 
     def recent(self, caller: Caller, agent: Agent | None) -> list[dict[str, Any]]:
-        """What was refused lately, oldest first: to whoever an operator is an operator of, and
+        """The last that was refused, oldest first: to whoever an operator is an operator of, and
         about its agents; to an agent, what was refused to it."""
         found = [refusal for refusal in self._all() if self._may_see(caller, refusal)]
         if agent is not None and caller.agent is None:
             found = [r for r in found if r.key == agent.incarnation or r.agent == agent.name]
-        return [refusal.shown() for refusal in sorted(found, key=lambda r: r.ts)]
+        return [refusal.shown() for refusal in sorted(found, key=lambda r: r.ts)[-_TOLD:]]
 
     def _all(self) -> Iterator[_Refusal]:
         for callers in self._refusals.values():

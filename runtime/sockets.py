@@ -13,10 +13,10 @@ import re
 import select
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import trio
 
@@ -46,6 +46,8 @@ from runtime.planes import MESSAGE_MOVES, Message, MessageStatus
 from runtime.streams import Stream, Streams
 
 log = logging.getLogger("ctxd.sockets")
+
+_O = TypeVar("_O")
 
 #: a peer that does not read its last frames is not waited for longer
 _FAREWELL_SECONDS: Final = 5.0
@@ -142,6 +144,7 @@ class Connection:
         self.hold(-self._answering)
         self._answering = 0
         searched = 0
+        self._drop_blanks()
         while (end := self._buffer.find(b"\n", searched)) < 0:
             searched = len(self._buffer)
             if searched > self._frame_max:
@@ -152,6 +155,8 @@ class Connection:
             await self._turns.take(self.who)
             self.hold(len(data))
             self._buffer += data
+            if not searched:
+                self._drop_blanks()
         if end > self._frame_max:
             raise TooLongError(f"a frame is at most {self._frame_max} bytes")
         line = bytes(self._buffer[:end])
@@ -161,6 +166,14 @@ class Connection:
             return line.decode()
         except UnicodeDecodeError:
             raise MalformedError("a frame is UTF-8") from None
+
+
+    def _drop_blanks(self) -> None:
+        """Empty lines before a frame are nothing: very many must not be looked at one by one."""
+        frames = self._buffer.lstrip()
+        if len(frames) < len(self._buffer):
+            self.hold(len(frames) - len(self._buffer))
+            self._buffer = frames
 
 
 class Server:
@@ -191,6 +204,23 @@ class Operation:
     who: Role
     handler: Handler
     stays: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonOperation:
+    """The same of ``ctxd.sock``, where whoever may connect may ask for all."""
+
+    name: str
+    handler: Callable[[Sockets, Connection, dict[str, Any]], Coroutine[Any, Any, None]]
+    stays: bool = False
+
+
+def _named(operations: Mapping[str, _O], name: Any) -> _O:
+    """``MalformedError`` for an unknown one."""
+    found = operations.get(name) if isinstance(name, str) else None
+    if found is None:
+        raise MalformedError(f"{quote(str(name))} is none of: {', '.join(operations)}")
+    return found
 
 
 class Sockets(Watching):
@@ -421,11 +451,14 @@ class Sockets(Watching):
             request = parse_json_object(line)
             name = request.get("op")
             if agent is None:
-                await self._answer_operator(connection, name, request, staying, len(line))
+                asked = _named(DAEMON_OPERATIONS, name)
+                if not asked.stays:
+                    await asked.handler(self, connection, request)
+                    return
+                answer = partial(asked.handler, self, connection, request)
+                self._begin_staying(staying, connection, answer, request, len(line))
                 return
-            operation = OPERATIONS.get(name) if isinstance(name, str) else None
-            if operation is None:
-                raise MalformedError(f"{quote(str(name))} is none of: {', '.join(OPERATIONS)}")
+            operation = _named(OPERATIONS, name)
             self._check_peer(agent, connection.caller)
             if not self._agents.identity.roles(connection.caller, agent) & operation.who:
                 raise DeniedError(f"{operation.name} is not yours to ask of {quote(agent.name)}")
@@ -474,35 +507,6 @@ class Sockets(Watching):
             frame["id"] = about
         await connection.send(frame)
 
-    async def _answer_operator(
-        self,
-        connection: Connection,
-        name: Any,
-        request: dict[str, Any],
-        staying: trio.Nursery,
-        size: int,
-    ) -> None:
-        if name == "ping":
-            await connection.send({"type": "pong"})
-        elif name == "status":
-            await connection.send({"type": "status", **self._status()})
-        elif name == "tool":
-            answer = partial(self._answer_tool, connection, request)
-            self._begin_staying(staying, connection, answer, request, size)
-        elif name == "why":
-            await connection.send(self._explain(self._operated(connection, request), request))
-        elif name == "audit":
-            subject = self._operated(connection, request) if "agent" in request else None
-            await connection.send(self._audit(connection.caller, subject))
-        elif name == "quota":
-            caller = connection.caller
-            master = self._agents.identity.is_master(caller)
-            owners = self._agents.accounts.owners() if master else [caller.uid]
-            await connection.send(self._quota(owners))
-        else:
-            known = "ping, status, tool, why, audit, quota"
-            raise MalformedError(f"{quote(str(name))} is none of: {known}")
-
     def _operated(self, connection: Connection, request: dict[str, Any]) -> Agent:
         """The agent that an operator names; ``MissingError`` if it is not this one's."""
         name = str(request.get("agent"))
@@ -514,7 +518,28 @@ class Sockets(Watching):
     def _audit(self, caller: Caller, agent: Agent | None) -> dict[str, Any]:
         return {"type": "audit", "refusals": self._refusals(caller, agent)}
 
-    # operations
+    # operations of the daemon
+
+    async def _ping_daemon(self, connection: Connection, request: dict[str, Any]) -> None:
+        await connection.send({"type": "pong"})
+
+    async def _tell_status(self, connection: Connection, request: dict[str, Any]) -> None:
+        await connection.send({"type": "status", **self._status()})
+
+    async def _why_of(self, connection: Connection, request: dict[str, Any]) -> None:
+        await connection.send(self._explain(self._operated(connection, request), request))
+
+    async def _tell_all_refusals(self, connection: Connection, request: dict[str, Any]) -> None:
+        subject = self._operated(connection, request) if "agent" in request else None
+        await connection.send(self._audit(connection.caller, subject))
+
+    async def _all_quotas(self, connection: Connection, request: dict[str, Any]) -> None:
+        caller = connection.caller
+        master = self._agents.identity.is_master(caller)
+        owners = self._agents.accounts.owners() if master else [caller.uid]
+        await connection.send(self._quota(owners))
+
+    # operations of agents
 
     async def _ping(
         self, server: Server, agent: Agent, connection: Connection, request: dict[str, Any]
@@ -773,5 +798,17 @@ OPERATIONS: Final[dict[str, Operation]] = {
         Operation("why", PARTIES, Sockets._why),
         Operation("audit", OPERATORS | Role.SELF, Sockets._tell_refusals),
         Operation("quota", PARTIES, Sockets._own_quota),
+    )
+}
+
+DAEMON_OPERATIONS: Final[dict[str, DaemonOperation]] = {
+    operation.name: operation
+    for operation in (
+        DaemonOperation("ping", Sockets._ping_daemon),
+        DaemonOperation("status", Sockets._tell_status),
+        DaemonOperation("tool", Sockets._answer_tool, stays=True),
+        DaemonOperation("why", Sockets._why_of),
+        DaemonOperation("audit", Sockets._tell_all_refusals),
+        DaemonOperation("quota", Sockets._all_quotas),
     )
 }

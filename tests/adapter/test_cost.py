@@ -2,7 +2,8 @@
 
 Made from the rows: every row is looked up, measured by stat, listed, read, written and
 truncated, made and removed in, with the largest contents that it could take or refuse, in a
-scene whose quotas are used up. Every tool is called, too. A new row or tool without a case fails.
+scene whose quotas are used up. Every tool is called, and every operation of the sockets asked for,
+too. A new row, tool or operation without a case fails.
 Processor time, not real time, and the best of a few tries: a busy machine changes little.
 """
 
@@ -12,14 +13,19 @@ import contextlib
 import gc
 import itertools
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pyfuse3
 import pytest
 import trio
+import trio.testing
 
+from ctxfs import reasons
+from ctxfs.errnos import name_of
 from ctxfs.files import agent as agent_files
 from ctxfs.files import root as root_files
 from ctxfs.files import session as session_files
@@ -30,19 +36,25 @@ from ctxfs.files import work as work_files
 from ctxfs.rows import NEW, Kind, Row, Table
 from ctxfs.tools import registry
 from ctxfs.tools.tool import Tool
+from runtime import forking
+from runtime.accounts import Resource
 from runtime.authority.identity import Caller, Role
 from runtime.change import Change
 from runtime.errors import CtxError
 from runtime.lifecycle import Status
 from runtime.loop import LoopMeter
 from runtime.model import Agent
-from runtime.planes import Message, Task, Wait, WaitStatus, Work
+from runtime.names import dump_json
+from runtime.planes import Message, Task, TaskStatus, Wait, WaitStatus, Work
+from runtime.sockets import DAEMON_OPERATIONS, OPERATIONS, Server, Sockets
 from tests.adapter.mounted import CONTEXT, USER, Mounted, mounted_in
 from tests.unit.fakes import ROOT, inside
 
 SECONDS: Final = 0.050
 TRIES: Final = 6
 CHUNK: Final = 1 << 20
+#: of a text in a frame, which takes a mebibyte
+LONG: Final = 1_000_000
 TABLES: Final = (
     root_files.TABLE,
     root_files.HOME_TABLE,
@@ -71,10 +83,12 @@ class Scene:
         world = mounted.world
         world.agents.update(self.x, mode="turn")
         self._chain()
-        self._items(min(1024, scale))
+        self._items(min(1020, scale))  # with room for what is tried
         self.children = [
             agents.create(inside(self.x), f"k{n}") for n in range(min(1023, scale // 2))
         ]
+        for child in self.children[1:3]:
+            world.agents.update(world.live(child), mode="turn")
         for child in self.children[-200:]:
             document = agents.document(child, "result.md")
             document.write_bytes(b"result\n")
@@ -97,6 +111,31 @@ class Scene:
                 file.truncate(300 << 20)
                 file.seek(0, os.SEEK_END)
                 file.write(b'\n{"id":"%s70000"}\n' % letter.encode())
+
+        self.events = directory / "events.jsonl"
+
+    def fill_sockets(self) -> None:
+        """What is told at sockets is as much as it can be."""
+        event = '{"id":"e%d","event":"agent.status"}\n'
+        told = "".join(event % number for number in range(1, 70_000))
+        self.events.write_text(told + event.replace("agent.status", "x" * (64 << 10)) % 70_000)
+        kept = self.mounted.fs.reasons._refusals
+        for owner in range(1000, 1000 + reasons._OWNERS):
+            kept[owner] = OrderedDict()
+            for key in (self.x.incarnation, *map(str, range(1, reasons._CALLERS))):
+                refusal = reasons._Refusal(
+                    ts="2026-01-01T00:00:00.000Z", by="agent:x", key=key, owner=owner,
+                    agent="x", about=1000, code="EACCES", path="a" * 300, reason="r" * 300,
+                )  # fmt: skip
+                kept[owner][key] = deque([refusal] * reasons._OF_CALLER)
+        accounts = self.mounted.agents.accounts
+        for owner in range(100):
+            for resource in Resource:
+                accounts.charge(2000 + owner, resource, 1)
+        for child in self.children:
+            accounts.charge(1000, Resource.DISK, 1, name=child.name)
+        # nobody is late here, nor sleeps
+        accounts.time.burst = 1e9
 
     def _chain(self) -> None:
         """A child in a child, eight deep, each with 256 lines of which few are the others'."""
@@ -127,7 +166,11 @@ class Scene:
                 Message(agent=index, name=f"m{n}", session=self.x.session, sender="operator uid:1",
                         provenance="operator", text="a text of a message " * 200)
             )
-            change.make(Task(agent=index, name=f"T{n}", wait_token=f"{n:032x}"))
+            status = TaskStatus.RUNNING if n == 2 else TaskStatus.MADE
+            change.make(
+                Task(agent=index, name=f"T{n}", wait_token=f"{n:032x}", status=status,
+                     accepts_input=True)
+            )  # fmt: skip
             blocked = tuple(f"W{m}" for m in range(1, count)) if n == 0 else ()
             change.make(
                 Work(agent=index, name=f"W{n}", objective="o", plan="- a step\n" * 400,
@@ -361,7 +404,7 @@ async def act(costs: Costs, scene: Scene, table: Table, row: Row) -> None:
 STATUSES: Final = (Status.BUSY, Status.NEW)
 
 
-async def measure_rows(scene: Scene, status: Status, meter: LoopMeter) -> dict[str, float]:
+async def measure_rows(status: Status, scene: Scene, meter: LoopMeter) -> dict[str, float]:
     """The longest step of each call, in seconds."""
     costs = Costs(scene, meter)
     for table in TABLES:
@@ -392,6 +435,30 @@ def inputs(tool: Tool) -> Iterator[Any]:
     yield [[]] * 30_000
 
 
+_PLAN: Final = "- a step\n" * 7000
+#: of each tool: the largest that an agent may say, and is not refused
+CALLS: Final[dict[str, dict[str, Any]]] = {
+    "SpawnAgent": {"name": "k-spawned", "initial_message": "x" * LONG},
+    "AgentGet": {},
+    "AgentList": {},
+    "SendMessage": {"agent_id": "k1", "text": "x" * LONG, "priority": "interject"},
+    "AgentStop": {"agent_id": "k2", "kill": True},
+    "WorkCreate": {"objective": "x" * 60_000, "plan": _PLAN, "acceptance": _PLAN, "focus": True},
+    "WorkUpdate": {"id": "W2", "plan": _PLAN, "acceptance": _PLAN,
+                   "blocked_by": [f"W{n}" for n in range(3, 100)]},
+    "WorkList": {"all": True},
+    "WorkFocus": {"id": "W2"},
+    "ExecCommand": {"cmd": "x" * 60_000, "env": {f"A{n}": "x" * 50 for n in range(1000)}},
+    "TaskList": {},
+    "TaskStatus": {"task_id": "T2"},
+    "TaskOutput": {"task_id": "T2"},
+    "TaskInput": {"task_id": "T2", "text": "x" * LONG},
+    "TaskStop": {"task_id": "T2"},
+    "WaitFor": {"wake": "external", "work": "W2", "deadline": "1h"},
+    "WaitCancel": {"wait_id": "A2"},
+}  # fmt: skip
+
+
 async def measure_tools(scene: Scene, meter: LoopMeter) -> dict[str, float]:
     costs = Costs(scene, meter)
     fs = scene.mounted.fs
@@ -404,34 +471,211 @@ async def measure_tools(scene: Scene, meter: LoopMeter) -> dict[str, float]:
                     await costs.call(
                         f"tool {tool.name}", registry.call, fs, caller, tool.name, given
                     )
+        what, caller = f"tool {tool.name}", inside(scene.x)
+        taken = await costs.call(what, registry.call, fs, caller, tool.name, CALLS[tool.name])
+        assert taken is not None, scene.mounted.fs.reasons.of_caller(caller)
     return costs.worst
 
 
-def measure(path: Path, scale: int) -> dict[str, float]:
-    """The same of all rows, in each status in a scene of its own."""
-    worst: dict[str, float] = {}
-    for status in STATUSES:
-        with mounted_in(path / status.value, agents=20_000) as mounted:
-            scene = Scene(mounted, scale=scale)
-            mounted.agents.update(scene.x, status=status)
-            meter = LoopMeter()
-            gc.collect()
-            gc.disable()  # what it takes is the whole heap's, of all tests before this one
-            try:
-                worst |= trio.run(measure_rows, scene, status, meter, instruments=[meter])
-                if status is Status.BUSY:
-                    worst |= trio.run(measure_tools, scene, meter, instruments=[meter])
-            finally:
-                gc.enable()
-    return worst
+#: of an operation of the agents' sockets and of ctxd.sock: what is asked for, the
+#: least of it first
+REQUESTS: Final[dict[str, tuple[dict[str, Any], ...]]] = {
+    "ping": ({},),
+    "wait": ({},),
+    "status": ({},),
+    "quota": ({},),
+    "resume": ({}, *({"after": f"e{after}"} for after in (0, 35_000, 69_999, 10**15 - 1)),
+               {"after": "e" + "0" * LONG}),
+    "send": ({"id": "a", "input": ""}, {"id": "b", "input": "x" * LONG},
+             {"id": "b", "input": "\xe4\n" * (LONG // 8)}, {"id": "x" * LONG, "input": ""},
+             {"id": "c", "input": "", "priority": "x" * LONG}),
+    "cancel": ({"id": "m0"}, {"id": "m1"}, {"id": "x" * LONG}, {"id": [[]] * 10_000}),
+    "tool": ({"name": "AgentGet", "input": {"agent_id": "x"}}, {"name": "x" * LONG},
+             {"name": "SpawnAgent", "input": {"name": "x" * LONG}},
+             {"name": "AgentGet", "input": [[]] * 10_000}),
+    "why": ({"verb": "create", "object": f"agent:p7{'x' * 90}1"},
+            {"verb": "create", "object": "agent:" + "q" * LONG},
+            {"verb": "x" * LONG, "object": "agent:x"}, {"verb": "", "object": [[]] * 10_000}),
+    "audit": ({}, {"agent": "x"}),
+}  # fmt: skip
 
 
-def find_expensive(path: Path, scale: int) -> dict[str, float]:
+#: what makes a request large that is not looked at
+MORE: Final[tuple[Any, ...]] = (
+    "x" * LONG,
+    [[]] * 10_000,
+    ["\xe4"] * 10_000,
+    {f"{n}": 1.5 for n in range(10_000)},
+)
+
+
+def frames(name: str) -> Iterator[bytes]:
+    """All requests for one operation."""
+    for fields in REQUESTS[name]:
+        yield _frame({"op": name, "agent": "x", **fields})
+
+
+def large_frames(name: str) -> Iterator[bytes]:
+    """The first of them larger than it need be, and many at once."""
+    first = {"op": name, "agent": "x", **REQUESTS[name][0]}
+    for more in MORE:
+        yield _frame({**first, "more": more})
+    yield _frame(first) * 20
+
+
+def _frame(request: dict[str, Any]) -> bytes:
+    return dump_json(request).encode() + b"\n"
+
+
+PING: Final = b'{"op":"ping"}\n'
+#: what nobody asks for
+STRANGE: Final = (
+    *(
+        b'{"op":"ping","x":[' + body * (LONG // len(body)) + b"0]}\n"
+        for body in (b"[", b"[[]],", b'"",', b"1e1,", b'"\\u00e4",', b"\xc3\xa4", b"\xff", b"{}")
+    ),
+    b"\n" * LONG,
+    b"x" * LONG + b"\n",
+    b"9" * LONG + b"\n",
+    b'{"op":' + b"[" * 30 + b"]" * 30 + b"}\n",
+)
+
+
+class Peer:
+    """Asks at sockets, and measures what that costs."""
+
+    def __init__(self, costs: Costs, sockets: Sockets) -> None:
+        self.costs = costs
+        self.sockets = sockets
+
+    async def ask(self, what: str, agent: Agent | None, data: bytes) -> bytes:
+        """Sends frames; what is answered, until nothing more comes."""
+        meter, answer = self.costs.meter, bytearray()
+        await trio.lowlevel.checkpoint()
+        meter.longest = meter._step = 0.0
+
+        async def listen(peer: trio.SocketStream) -> None:
+            with contextlib.suppress(trio.BrokenResourceError):
+                while some := await peer.receive_some(1 << 16):
+                    answer.extend(some)
+
+        ours, theirs = trio.socket.socketpair()
+        async with trio.SocketStream(ours) as peer, trio.open_nursery() as nursery:
+            await self.sockets._admit(agent, Server(), trio.SocketStream(theirs))
+            nursery.start_soon(listen, peer)
+            with contextlib.suppress(trio.BrokenResourceError):
+                await peer.send_all(data)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        worst = self.costs.worst
+        worst[what] = max(worst.get(what, 0.0), meter.longest)
+        return bytes(answer)
+
+
+async def measure_sockets(scene: Scene, meter: LoopMeter) -> dict[str, float]:
+    costs, mounted = Costs(scene, meter), scene.mounted
+    scene.fill_sockets()
+    async with trio.open_nursery() as nursery:
+        sockets = Sockets(
+            agents=mounted.agents,
+            places=mounted.fs.runtime.places,
+            binder=cast(Any, None),
+            nursery=nursery,
+            code=name_of,
+            status=mounted.fs.runtime.status,
+            cancel_message=lambda agent, message: None,
+            call_tool=lambda caller, name, given: registry.call(mounted.fs, caller, name, given),
+            refused=lambda error, caller, where: mounted.fs.reasons.note(
+                error, caller, where, None
+            ),
+            refusals=mounted.fs.reasons.recent,
+        )
+        nursery.start_soon(sockets.run)
+        peer = Peer(costs, sockets)
+        for agent in (scene.x, scene.deep, None):
+            operations: Iterable[str] = DAEMON_OPERATIONS if agent is None else OPERATIONS
+            where = "ctxd.sock" if agent is None else f"{agent.name}.sock"
+            for caller in (*([] if agent is None else [inside(agent)]), USER, ROOT):
+                with mounted.as_(caller):
+                    for name in operations:
+                        # what is large is the same to read, whoever sends it
+                        large = large_frames(name) if caller is ROOT else ()
+                        for frame in (*frames(name), *large):
+                            answer = await peer.ask(f"{where} {name}", agent, frame + PING)
+                            assert b'"pong"' in answer, frame[:100]
+            for frame in STRANGE if agent is None else ():
+                await peer.ask(where, agent, frame)
+        nursery.cancel_scope.cancel()
+    return costs.worst
+
+
+async def measure_forks(scene: Scene, meter: LoopMeter) -> dict[str, float]:
+    """What a forked child inherits of an agent that has as much as it may have."""
+    costs, agents, x = Costs(scene, meter), scene.mounted.agents, scene.x
+    session = agents.session(x.session)
+    assert session is not None
+    directory = agents.session_directory(session)
+    child = scene.children[0]
+    agents.update(x, focus="W0", run="r1")
+    names = "".join(f"W{n} " for n in range(1200))
+    agents.document(child, "handoff.md").write_text(names * 200)
+    for below in scene.children[-30:]:
+        agents.document(below, "result.md").write_bytes(b"\n\t" * (1 << 19))
+
+    async def fork() -> None:
+        forking.inherit(agents, x, child)
+
+    for said in ('{"content":"","run":"r1"}\n', '{"run":"r2"}\n', '{"run":"r1","content":[%s0]}\n'):
+        line = said.replace("%s", "[]," * 20_000)
+        (directory / "messages.jsonl").write_text(line * ((512 << 10) // len(line)))
+        await costs.call("fork", fork)
+    change = Change()
+    for item in agents.items.of(x.index, Work):
+        change.put(item, plan="")
+        (directory / "context" / "episode" / f"{item.name}.md").write_bytes(b"done\n" * 1000)
+    agents.commit(change)
+    for unit in ("\n", "x", '"', "\x01", "\x0b ", "\U0001f600"):
+        (directory / "context" / "memory.md").write_text(unit * (1 << 20))
+        await costs.call("fork", fork)
+    (directory / "context" / "memory.md").unlink()
+    for item in agents.items.of(x.index, Work):
+        (directory / "context" / "episode" / f"{item.name}.md").write_bytes(b"\n")
+    await costs.call("fork", fork)
+    return costs.worst
+
+
+Measuring = Callable[[Scene, LoopMeter], Awaitable[dict[str, float]]]
+#: what is measured, each in a scene of its own and in a status
+MEASURED: Final[dict[str, tuple[Measuring, Status]]] = {
+    **{f"rows-{status}": (partial(measure_rows, status), status) for status in STATUSES},
+    "tools": (measure_tools, Status.BUSY),
+    "sockets": (measure_sockets, Status.BUSY),
+    "forks": (measure_forks, Status.BUSY),
+}
+
+
+def measure(path: Path, scale: int, what: str) -> dict[str, float]:
+    """The longest step of everything, in seconds."""
+    measuring, status = MEASURED[what]
+    with mounted_in(path, agents=20_000) as mounted:
+        scene = Scene(mounted, scale=scale)
+        mounted.agents.update(scene.x, status=status)
+        meter = LoopMeter()
+        gc.collect()
+        gc.disable()  # what it takes is the whole heap's, of all tests before this one
+        try:
+            return trio.run(measuring, scene, meter, instruments=[meter])
+        finally:
+            gc.enable()
+
+
+def find_expensive(path: Path, scale: int, what: str) -> dict[str, float]:
     """What is too much in each of a few tries."""
     too_much: dict[str, float] | None = None
     for number in range(TRIES):
-        (path / str(number)).mkdir()
-        found = {w: t for w, t in measure(path / str(number), scale).items() if t > SECONDS}
+        measured = measure(path / str(number), scale, what)
+        found = {w: t for w, t in measured.items() if t > SECONDS}
         too_much = (
             found
             if too_much is None
@@ -454,10 +698,20 @@ def test_every_row_that_takes_more_than_one_value_has_a_case() -> None:
                 assert row.name in LINES, f"{row.name}: say in LINES what is written to it"
 
 
-def test_no_call_of_any_row_costs_more_than_fifty_milliseconds(tmp_path: Path) -> None:
-    assert find_expensive(tmp_path, scale=100) == {}
+def test_every_tool_has_a_case() -> None:
+    assert {tool.name for tool in registry.TOOLS} == set(CALLS)
+
+
+def test_every_operation_of_a_socket_has_a_case() -> None:
+    assert {*OPERATIONS, *DAEMON_OPERATIONS} == set(REQUESTS)
+
+
+@pytest.mark.parametrize("what", MEASURED)
+def test_no_call_costs_more_than_fifty_milliseconds(tmp_path: Path, what: str) -> None:
+    assert find_expensive(tmp_path, 100, what) == {}
 
 
 @pytest.mark.long
-def test_at_full_quotas_no_call_of_any_row_costs_more(tmp_path: Path) -> None:
-    assert find_expensive(tmp_path, scale=1024) == {}
+@pytest.mark.parametrize("what", MEASURED)
+def test_at_full_quotas_no_call_costs_more(tmp_path: Path, what: str) -> None:
+    assert find_expensive(tmp_path, 1024, what) == {}
