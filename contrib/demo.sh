@@ -77,7 +77,14 @@ ctx rm surveyor
 start_parent surveyor yes
 children="functions churn imports"
 for child in $children; do
-	until [ -s "$CTX_ROOT/agent/$child.d/result.md" ]; do sleep 0.05; done
+	until [ -s "$CTX_ROOT/agent/$child.d/result.md" ]; do
+		if [ "$(cat "$CTX_ROOT/agent/$child.d/status")" = dead ]; then
+			echo "$child has ended without a result:" >&2
+			cat "$CTX_ROOT/agent/$child.d/log" >&2
+			exit 1
+		fi
+		sleep 0.05
+	done
 done
 ctx tree surveyor
 pids=$(for child in $children; do cat "$CTX_ROOT/agent/$child.d/pid"; done)

@@ -13,7 +13,10 @@ done
 
 survey() {
 	# The repository belongs to another user, and is only read.
-	commits=$(git -c safe.directory='*' -C "$project" rev-list --count HEAD)
+	if ! commits=$(git -c safe.directory='*' -C "$project" rev-list --count HEAD); then
+		echo "## No git history is in the checkout"
+		return
+	fi
 	echo "## Files changed most often in $commits commits"
 	echo
 	git -c safe.directory='*' -C "$project" log --name-only --format= |
