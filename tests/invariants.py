@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from runtime.record import Record, read_record
 from tests.harness import Daemon, alive, wait_dead, wait_until, write
 
 #: recorded ends, adopted agents: all that a daemon does by itself after its start
-SETTLE_SECONDS: Final = 15.0
+SETTLE_SECONDS: Final = 60.0
 #: looking at everything costs the daemon more than a moment
 _INTERVAL: Final = 0.02
 
@@ -362,15 +363,22 @@ class Invariants:
     def settle(self, journal: Journal) -> None:
         """Fails with all that is still wrong when there was time to put it right."""
         wrong: list[str] = []
+        begun = time.monotonic()
+        #: what was wrong until then, where it was something else
+        before: list[str] = []
 
         def settled() -> bool:
-            wrong[:] = [*self._contradictions(), *journal.unended(), *self._unwritten()]
+            now = [*self._contradictions(), *journal.unended(), *self._unwritten()]
+            if now != wrong:
+                before.append(f"until {time.monotonic() - begun:.1f} s: {'; '.join(wrong)}")
+            wrong[:] = now
             return not wrong
 
         try:
             wait_until(settled, "nothing contradicts", SETTLE_SECONDS, _INTERVAL)
         except AssertionError:
-            text = "\n".join(["contradictions that stay:", *wrong, *self._details(wrong)])
+            text = "\n".join(["contradictions that stay:", *wrong, *self._details(wrong),
+                              *before[-5:]])
             raise AssertionError(text) from None
         wrong = [*self._torn(), *journal.lost(), *journal.misheard(), *self._bugs()]
         assert not wrong, "\n".join(["once it is settled:", *wrong])
