@@ -149,7 +149,8 @@ def careless() -> Iterator[Daemon]:
     compile_programs(daemon.base / "hostile")
     daemon.start()
     try:
-        yield daemon
+        with guarded(daemon, bystanders=False):
+            yield daemon
     finally:
         daemon.close()
 
@@ -308,28 +309,29 @@ def test_a_full_disk_keeps_nobody_alive_and_no_history_broken() -> None:
     linux.mount("none", daemon.state, "tmpfs", 0, "size=4m")
     try:
         with started(daemon):
-            compile_programs(daemon.base / "hostile")
-            # what is said before takes the room for what is said when there is none any more
-            wait = "echo waits; while ! test -e /hostile/go; do sleep 0.02; done"
-            agents = [attempting(daemon, attempt, wait) for attempt in FULL]
-            for agent in agents:
-                wait_until(lambda a=agent: read(a, "out"), "its output has a page")  # type: ignore[misc]
-            (daemon.base / "hostile" / "go").touch()
-            for agent, attempt in zip(agents, FULL, strict=True):
-                # the account says so if the disk was measured before it was full
-                assert answer(agent, attempt) in (attempt.expect, "EDQUOT")
-            for agent in agents:
-                begun = time.monotonic()
-                write(agent / "ctl", "stop")
-                wait_dead(agent)
-                assert time.monotonic() - begun < 5
-            daemon.agent_dir("filler").rmdir()
-            wait_until(lambda: os.statvfs(daemon.state).f_bavail > 100, "there is room again")
-            history = daemon.agent_dir("writer") / "session" / "messages.jsonl"
-            lines = history.read_text().split("\n")
-            assert lines.pop() == ""
-            ids = [json.loads(line)["id"] for line in lines]
-            assert ids == [f"m{number}" for number in range(1, len(ids) + 1)]
+            with guarded(daemon, bystanders=False):
+                compile_programs(daemon.base / "hostile")
+                # what is said before takes the room for what is said when there is none any more
+                wait = "echo waits; while ! test -e /hostile/go; do sleep 0.02; done"
+                agents = [attempting(daemon, attempt, wait) for attempt in FULL]
+                for agent in agents:
+                    wait_until(lambda a=agent: read(a, "out"), "its output has a page")  # type: ignore[misc]
+                (daemon.base / "hostile" / "go").touch()
+                for agent, attempt in zip(agents, FULL, strict=True):
+                    # the account says so if the disk was measured before it was full
+                    assert answer(agent, attempt) in (attempt.expect, "EDQUOT")
+                for agent in agents:
+                    begun = time.monotonic()
+                    write(agent / "ctl", "stop")
+                    wait_dead(agent)
+                    assert time.monotonic() - begun < 5
+                daemon.agent_dir("filler").rmdir()
+                wait_until(lambda: os.statvfs(daemon.state).f_bavail > 100, "there is room again")
+                history = daemon.agent_dir("writer") / "session" / "messages.jsonl"
+                lines = history.read_text().split("\n")
+                assert lines.pop() == ""
+                ids = [json.loads(line)["id"] for line in lines]
+                assert ids == [f"m{number}" for number in range(1, len(ids) + 1)]
             assert daemon.stop() == 0
     finally:
         linux.unmount(daemon.state, linux.MNT_DETACH)

@@ -21,6 +21,7 @@ from tests.harness import (
     wait_until,
     write,
 )
+from tests.system.hostile.guarded import guarded
 
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
 OWNER = "4000"
@@ -100,7 +101,7 @@ def test_out_of_descriptors_nobody_is_unknown_and_root_is_obeyed() -> None:
     """Six children open files until they are refused: that was once the daemon's last."""
     daemon = Poor()
     daemon.start()
-    with contextlib.closing(daemon):
+    with contextlib.closing(daemon), guarded(daemon):
         before = descriptors(daemon)
         (daemon.base / "bin").mkdir()
         (daemon.base / "bin" / "opener.py").write_text(OPENER)
@@ -126,7 +127,7 @@ def test_out_of_descriptors_nobody_is_unknown_and_root_is_obeyed() -> None:
 
 def test_the_process_without_any_descriptor_knows_its_callers() -> None:
     """Whatever took the last one, the accounts or not."""
-    with daemon_of() as daemon:
+    with daemon_of() as daemon, guarded(daemon, bystanders=False):
         agent = daemon.run("sleeper", "sleep 1000")
         wait_status(agent, "busy")
         most = max(int(fd) for fd in os.listdir(f"/proc/{daemon.pid}/fd")) + 1
@@ -155,7 +156,7 @@ sleep 1000
 
 
 def test_an_owner_that_fills_its_disk_account_touches_nobody_else() -> None:
-    with daemon_of(config="owner_disk_max: 8M\ngrace: 1s\n") as daemon:
+    with daemon_of(config="owner_disk_max: 8M\ngrace: 1s\n") as daemon, guarded(daemon):
         ids = {"uid": OWNER, "gid": OWNER}
         agent = boss(daemon, FILLER.format(owner=OWNER), **ids)
         wait_until(lambda: read(agent, "out").count("refused") == 2, "it is refused")
@@ -194,7 +195,7 @@ for name in ("mine", "roots"):
     except OSError as error:
         print(name, error.errno)
 """
-    with daemon_of() as daemon:
+    with daemon_of() as daemon, guarded(daemon, bystanders=False):
         (daemon.root / "shared" / "roots").mkdir()
         assert as_stranger(program, str(daemon.root / "shared")) == (
             f"mine removed\nroots {errno.EPERM}\n"
@@ -223,7 +224,7 @@ def test_who_holds_what_is_told_to_the_owner_and_all_of_it_to_root() -> None:
 
 def test_memory_is_given_back_and_long_texts_are_not_in_it() -> None:
     """Work items once stayed in the daemon's memory, after their agent's death too."""
-    with daemon_of() as daemon:
+    with daemon_of() as daemon, guarded(daemon):
         text = "x" * 60_000
         sizes = []
         for cycle in range(4):
@@ -262,7 +263,7 @@ time.sleep(1000)
 
 
 def test_unfinished_frames_of_children_are_one_account() -> None:
-    with daemon_of(config="owner_memory_max: 8M\ngrace: 1s\n") as daemon:
+    with daemon_of(config="owner_memory_max: 8M\ngrace: 1s\n") as daemon, guarded(daemon):
         before = resident_memory(daemon)
         (daemon.base / "bin").mkdir()
         (daemon.base / "bin" / "frames.py").write_text(HALF_FRAMES)
@@ -285,7 +286,7 @@ print(peer.recv(1000))
 
 
 def test_a_hundred_tasks_are_on_the_owners_account() -> None:
-    with daemon_of(config="owner_tasks: 10\ngrace: 1s\n") as daemon:
+    with daemon_of(config="owner_tasks: 10\ngrace: 1s\n") as daemon, guarded(daemon):
         agent = daemon.run("busy", "sleep 1000", owner=OWNER)
         wait_status(agent, "busy")
         refused = 0

@@ -71,6 +71,7 @@ def forged(daemon: Daemon) -> Path:
     return made
 
 
+@pytest.mark.usefixtures("guard")
 def test_a_forged_test_in_a_parents_view_runs_nowhere(
     daemon: Daemon, watch: Place, forged: Path
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_forged_test_in_a_parents_view_runs_nowhere(
     assert watch.violations() == []
 
 
+@pytest.mark.usefixtures("guard")
 def test_a_forged_keeper_is_not_what_a_later_run_enters_by(
     daemon: Daemon, watch: Place, forged: Path
 ) -> None:
@@ -161,6 +163,7 @@ def test_monitors_are_frozen_and_killed_with_no_agent(daemon: Daemon) -> None:
     assert read(agent, "reason") == "signal:9\n"
 
 
+@pytest.mark.usefixtures("guard_alone")
 @pytest.mark.parametrize("leaf", ["helper", "monitor", "daemon", "user-0/monitor"])
 def test_whoever_is_in_a_leaf_of_the_daemons_has_no_rights(daemon: Daemon, leaf: str) -> None:
     """With uid 0 too: what was led astray there orders nobody about."""
@@ -181,6 +184,7 @@ def test_whoever_is_in_a_leaf_of_the_daemons_has_no_rights(daemon: Daemon, leaf:
     assert not daemon.agent_dir("mine").exists()
 
 
+@pytest.mark.usefixtures("guard")
 def test_hundreds_of_hidden_paths_are_a_start_like_any_other(
     daemon: Daemon, watch: Place
 ) -> None:

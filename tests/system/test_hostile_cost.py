@@ -89,6 +89,7 @@ def resumers(daemon: Daemon, number: int) -> None:
                 peer.sendall(b'{"op":"resume","after":"e999999"}\n' * 16)
 
 
+@pytest.mark.usefixtures("guard")
 @pytest.mark.parametrize("attack", [policies, references, frames, lookers, resumers])
 def test_nobody_waits_for_what_one_call_costs(
     daemon: Daemon, attack: Callable[[Daemon, int], None]
@@ -130,6 +131,7 @@ def test_nobody_waits_for_what_one_call_costs(
     assert took[len(took) // 2] < 3.0
 
 
+@pytest.mark.usefixtures("guard")
 def test_one_write_of_thousands_of_messages_is_one_change(daemon: Daemon, tmp_path: Path) -> None:
     line = '{"role":"user","content":""}'
     script = f"yes '{line}' | head -n 4681 > /tmp/m; cat /tmp/m >> $CTX_SELF/session/messages.jsonl"

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from tests.harness import Daemon, daemon_of, read, wait_dead, wait_status, wait_until, write
+from tests.system.hostile.guarded import guarded
 
 SLEEP = "sleep 1000"
 
@@ -25,6 +26,7 @@ def try_each(*commands: str) -> str:
     return sh("; ".join(f"if {c}; then echo ok; else echo no; fi" for c in commands))
 
 
+@pytest.mark.usefixtures("guard_alone")
 def test_a_root_agent_reads_writes_and_stops_no_other_by_default(daemon: Daemon) -> None:
     victim = daemon.make("victim", SLEEP, env="SECRET=hidden", mode="turn")
     write(victim / "ctl", "start")
@@ -63,6 +65,7 @@ def test_what_an_agent_made_it_controls_without_a_line(daemon: Daemon) -> None:
     assert read(boss, "out") == "SECRET=x\nsupervisor_stop\n" * 2, read(boss, "log")
 
 
+@pytest.mark.usefixtures("guard_alone")
 def test_an_environment_is_for_no_agent_by_policy(daemon: Daemon) -> None:
     daemon.run("victim", SLEEP, env="SECRET=hidden")
     reader = daemon.finish("reader", try_each(
@@ -102,6 +105,7 @@ def test_the_history_names_who_wrote_and_who_stopped(daemon: Daemon) -> None:
     assert "by=runtime" not in said
 
 
+@pytest.mark.usefixtures("guard_alone")
 def test_what_was_refused_is_told_with_who_tried(daemon: Daemon) -> None:
     daemon.run("victim", SLEEP)
     daemon.finish("thief", try_each("cat $CTX_ROOT/agent/victim.d/env"), policy="")
@@ -115,6 +119,7 @@ def test_what_was_refused_is_told_with_who_tried(daemon: Daemon) -> None:
     assert "rejected" not in read(daemon.agent_dir("victim"), "session/events.jsonl")
 
 
+@pytest.mark.usefixtures("guard_alone")
 def test_what_a_socket_refuses_is_told_too(daemon: Daemon) -> None:
     victim = daemon.run("victim", SLEEP)
     knock = (
@@ -151,7 +156,7 @@ def test_tasks_and_runs_that_somebody_ends_say_who(daemon: Daemon) -> None:
 
 
 def test_refusals_of_one_agent_fill_no_log_and_hold_up_nobody() -> None:
-    with daemon_of() as daemon:
+    with daemon_of() as daemon, guarded(daemon):
         bystander = daemon.run("bystander", SLEEP)
         flood = daemon.run("flood", sh(
             "x=$(printf %200s | tr ' ' x); cd $CTX_ROOT/agent; "
@@ -176,7 +181,7 @@ def test_refusals_of_one_agent_fill_no_log_and_hold_up_nobody() -> None:
 
 
 def test_a_log_that_nobody_reads_holds_up_nothing() -> None:
-    with daemon_of() as daemon:
+    with daemon_of() as daemon, guarded(daemon):
         with open(f"/proc/{daemon.pid}/fd/2", "wb") as log:
             fcntl.fcntl(log, fcntl.F_SETPIPE_SZ, 4096)
         reader = daemon._tee.pid

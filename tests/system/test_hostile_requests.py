@@ -61,6 +61,7 @@ def took(command: list[str]) -> float:
     return time.monotonic() - begun
 
 
+@pytest.mark.usefixtures("guard")
 def test_writers_makers_and_lookups_never_wait_for_each_other(daemon: Daemon) -> None:
     compiled(daemon, "jam")
     agents = []
@@ -89,6 +90,7 @@ def readable() -> Iterator[str]:
             yield row.name
 
 
+@pytest.mark.usefixtures("guard")
 def test_controls_are_nobodys_to_lease(daemon: Daemon) -> None:
     program = compiled(daemon, "grants")
     # its user, outside of every cell: no filter of system calls is in the way
@@ -116,6 +118,7 @@ def test_controls_are_nobodys_to_lease(daemon: Daemon) -> None:
             holder.kill()
 
 
+@pytest.mark.usefixtures("guard")
 def test_what_an_agent_owns_it_cannot_lease_either(daemon: Daemon) -> None:
     compiled(daemon, "grants")
     own = daemon.agent_dir("leaser")
@@ -126,6 +129,7 @@ def test_what_an_agent_owns_it_cannot_lease_either(daemon: Daemon) -> None:
     took(["cat", str(own / "artifact" / "a")])
 
 
+@pytest.mark.usefixtures("guard_alone")
 def test_whose_right_was_taken_away_reads_nothing_new(daemon: Daemon) -> None:
     compiled(daemon, "reread")
     told = daemon.run("told", "sleep 1000", **{"meta.json": '{"n": 1}'})

@@ -21,13 +21,14 @@ from tests.harness import (
     wait_until,
     write,
 )
+from tests.system.hostile.guarded import guarded
 
 IDS = {"uid": str(AGENT_UID), "gid": str(AGENT_UID)}
 
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with daemon_of() as made:
+    with daemon_of() as made, guarded(made):
         (made.base / "scripts").mkdir()
         yield made
 

@@ -23,6 +23,7 @@ from tests.harness import (
     wait_until,
     write,
 )
+from tests.system.hostile.guarded import guarded
 
 #: of calls that wait for nobody; the machine may be busy
 PROMPT = 5.0
@@ -99,7 +100,7 @@ class Family:
 
 @pytest.fixture
 def family() -> Iterator[Family]:
-    with daemon_of(config="grace: 300ms\n") as daemon:
+    with daemon_of(config="grace: 300ms\n") as daemon, guarded(daemon):
         yield Family(daemon)
 
 

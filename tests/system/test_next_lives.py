@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.harness import daemon_of, read, wait_dead, wait_status, write
+from tests.system.hostile.guarded import guarded
 
 LIVES = 6
 AGENTS = 24
@@ -13,7 +14,7 @@ AGENTS = 24
 
 def test_the_end_of_a_life_ends_no_later_one() -> None:
     """Whoever leads an end may come round when the name has its next life already."""
-    with daemon_of(config="grace: 300ms\n") as daemon:
+    with daemon_of(config="grace: 300ms\n") as daemon, guarded(daemon):
         agents = [
             daemon.make(f"again{number}", "sh -c 'sleep 0.5; exit 7'") for number in range(AGENTS)
         ]

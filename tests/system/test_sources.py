@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import AGENT_UID, Daemon, daemon_of, read, refusal, wait_dead, write
+from tests.system.hostile.guarded import guarded
 
 SECRET = "the operator's key\n"
 #: files of an agent that name a path in its creator's view, and how
@@ -148,7 +149,7 @@ def test_written_again_it_is_good_again(shared_daemon: Daemon, ground: Ground) -
 
 def test_what_a_line_was_is_known_across_a_crash_and_looked_up_if_it_is_not() -> None:
     """As for what an earlier version has written, which recorded nothing."""
-    with daemon_of() as daemon:
+    with daemon_of() as daemon, guarded(daemon, bystanders=False):
         grounds = [Ground(daemon, name) for name in ("swapped", "plain", "linked")]
         agents = [daemon.make(ground.base.name, "cat /x/key", mount=f"{ground.data} /x ro")
                   for ground in grounds]
