@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+import trio
+
 from ctxfs.tools.tool import (
     Concerns,
     Request,
@@ -27,6 +29,8 @@ from runtime.planes import WORK_MOVES, Work, WorkStatus
 
 #: of the objective in a view
 _OBJECTIVE_MAX: Final = 1000
+#: items of a list before others have their turn
+_LISTED_AT_ONCE: Final = 64
 #: fields of the input as their files have them; the status last, for it may need the others
 _AS_WRITTEN: Final[dict[str, Callable[[Any], str]]] = {
     **dict.fromkeys(("objective", "plan", "acceptance"), lines),
@@ -90,8 +94,15 @@ async def _update(request: Request) -> dict[str, Any]:
 async def _list(request: Request) -> dict[str, Any]:
     items = request.agents.items.of(request.agent.index, Work)
     every = request.input.get("all", False)
-    shown = [item for item in items if every or item.status not in WORK_MOVES.terminal]
-    return {"items": [_view(request, item) for item in shown], "focus": request.agent.focus}
+    shown = []
+    for number, item in enumerate(items):
+        # what is in the way of each is looked for among all waits
+        if number % _LISTED_AT_ONCE == 0:
+            await trio.lowlevel.checkpoint()
+        there = request.agents.items.get(item.index) is item
+        if there and (every or item.status not in WORK_MOVES.terminal):
+            shown.append(_view(request, item))
+    return {"items": shown, "focus": request.agent.focus}
 
 
 async def _focus(request: Request) -> dict[str, Any]:
