@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -20,7 +21,8 @@ settings.load_profile("ctxfs")
 
 
 #: modules whose tests measure how long others are held up
-_ALONE = ("test_hostile", "test_exhaustion", "test_many_waits", "test_cost")
+_ALONE = ("test_hostile", "test_exhaustion", "test_many_waits", "test_cost", "test_next_lives",
+          "test_sources")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -37,14 +39,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Who was in daemons' cgroups is told by the kernel; what it could not tell is said aloud."""
-    say = terminalreporter.write_line
+#: what the processes said that ran the tests for this one
+_said: set[str] = set()
+
+
+def _untold() -> str:
+    """What the kernel could not tell of who was in daemons' cgroups."""
     if WATCH.why_not:
-        say(f"cgroups of daemons were sampled, not watched: {WATCH.why_not}")
-    elif WATCH.lost:
-        say(f"events of processes were lost {WATCH.lost} times: the machine was too fast; cgroups "
+        return f"cgroups of daemons were sampled, not watched: {WATCH.why_not}"
+    if not WATCH.lost:
+        return ""
+    return (f"events of processes were lost {WATCH.lost} times: the machine was too fast; cgroups "
             f"of daemons were sampled in {', '.join(sorted(sampled)) or 'no test'}")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["untold"] = _untold()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    _said.add(getattr(node, "workeroutput", {}).get("untold", ""))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """It is said aloud."""
+    for line in sorted({_untold(), *_said} - {""}):
+        terminalreporter.write_line(line)
 
 
 def pytest_unconfigure() -> None:
