@@ -331,8 +331,12 @@ class Sockets(Watching):
                 while True:
                     try:
                         stream = await trio_listener.accept()
-                        if agent is not None:
-                            await self._turns.take(Payer(agent.owner))
+                        try:
+                            if agent is not None:
+                                await self._turns.take(Payer(agent.owner))
+                        except BaseException:
+                            stream.socket.close()  # nobody accepts any more
+                            raise
                         await self._admit(agent, server, stream)
                     except OSError as error:
                         log.warning("accept: %s", error)
