@@ -4,13 +4,14 @@ The kernel queues requests in one line: whoever asks beside a hundred threads of
 else would wait for each of them. So all that has been asked is read first, and then the
 owners are served in turn, and of each owner its agents in turn.
 
-Those that concern names come first: the kernel sends them with the lock of a directory, for
-which others wait that it sends nothing for yet. One in eight is one of the others.
+What concerns names does not wait: the kernel sends it with the lock of a directory, for which
+others wait that it sends nothing for yet. Of those at most one is read in a pass of the loop.
 """
 
 from __future__ import annotations
 
 import select
+import time
 from collections import deque
 from typing import Any, Final
 
@@ -26,12 +27,12 @@ _NAMES: Final = frozenset(
         *("unlink", "rmdir", "rename"),
     )
 )
-#: of so many served, one does not concern names
-_OTHERS: Final = 8
-#: what is read at most before more is served
+#: read at most in a row, and for so long before more is served
 _READ_MAX: Final = 16
-#: served in one pass of the event loop
+_READ_SECONDS: Final = 0.002
+#: served at least in one pass of the event loop, and about how long one takes
 _AT_ONCE: Final = 4
+_SERVICE_SECONDS: Final = 0.0005
 #: whose payer cannot be told
 _UNKNOWN: Final = Payer(-1, "unknown callers")
 _Owner = tuple[int, bool]
@@ -68,9 +69,7 @@ class Order:
     """Reads requests and lets them go on. Until ``run`` runs nobody waits."""
 
     def __init__(self) -> None:
-        self._names = _Line()
-        self._others = _Line()
-        self._served = 0
+        self._line = _Line()
         self._read = 0
         #: what requests are read from, once it is known
         self._device: select.poll | None = None
@@ -89,7 +88,11 @@ class Order:
             self._device = select.poll()
             self._device.register(fd, select.POLLIN)
         self._read += 1
-        if self._read % _READ_MAX == 0 or not self._is_more():
+        if self._read % _READ_MAX == 0:
+            await trio.lowlevel.checkpoint()
+        # who asked may be killed meanwhile: then there is nothing to read any more, and
+        # pyfuse3 would wait for the next request with the whole daemon
+        while not self._is_more():
             await trio.lowlevel.wait_readable(fd)
 
     def _is_more(self) -> bool:
@@ -99,37 +102,33 @@ class Order:
     # serving
 
     async def turn(self, who: Payer | None, operation: str) -> None:
-        """Until it is this request's turn; at once if nothing else was asked."""
-        if not (self._names or self._others or self._is_more()):
+        """Until it is this request's turn; at once if it concerns names, or nothing else was
+        asked."""
+        if operation in _NAMES or not (self._line or self._is_more()):
             return
         event = trio.Event()
-        line = self._names if operation in _NAMES else self._others
-        line.add(who or _UNKNOWN, event)
+        self._line.add(who or _UNKNOWN, event)
         self._wake.set()
         await event.wait()
 
     async def run(self) -> None:
         """Serves for ever those who wait."""
+        served = time.monotonic()
         while True:
-            if not (self._names or self._others):
+            if not self._line:
                 self._wake = trio.Event()
                 await self._wake.wait()
-            for _ in range(_READ_MAX):
-                if not self._is_more():
-                    break
+                served = time.monotonic()
+            until = time.monotonic() + _READ_SECONDS
+            while self._is_more() and time.monotonic() < until:
                 await trio.lowlevel.checkpoint()
-            for _ in range(_AT_ONCE):
-                self._next().set()
-                if not (self._names or self._others):
+            # where passes are long, for what others do in them, more are served in each
+            passed, served = time.monotonic() - served, time.monotonic()
+            for _ in range(max(_AT_ONCE, int(passed / _SERVICE_SECONDS))):
+                self._line.take().set()
+                if not self._line:
                     break
             await trio.lowlevel.checkpoint()
-
-    def _next(self) -> trio.Event:
-        self._served += 1
-        first, second = self._names, self._others
-        if self._served % _OTHERS == 0:
-            first, second = second, first
-        return (first or second).take()
 
 
 class _Instead:

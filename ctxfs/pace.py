@@ -41,7 +41,7 @@ class Wait:
 WAITS: Final = (
     Wait("self._pace.timed", None, "the handler itself, in the boundary, its time measured"),
     Wait("self.order.turn", None, "those who asked before, the owners in turn (ctxfs.order)"),
-    Wait("self._pace.late", 1.0, "an owner over its account of the loop's time is answered late"),
+    Wait("self._pace.late", 0.5, "an owner over its account of the loop's time is answered late"),
     Wait("self._fs.cache.settled", 0.25, "one notification to the kernel: pages of a public value"),
     Wait("handle.prepare", 1.0, "one helper that looks at paths"),
     Wait("self._fs.runtime.supervisor.look", 1.0, "the same: where a handler begins it"),
@@ -135,7 +135,7 @@ class Pace:
         )
 
     async def late(self, who: Payer) -> None:
-        """Until its owner has time again, at most 1 s, and then until it is its turn."""
+        """Until its owner has time again, at most half a second, and then until it is its turn."""
         await self._late.wait(who)
 
     async def synced(self, caller: Caller, work: Callable[[], None] | None) -> None:

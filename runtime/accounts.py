@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 _OWN_DESCRIPTORS: Final = 1500
 #: of an account for its operators, and of all accounts for those of uid 0
 _TENTH: Final = 10
-#: nobody is made to wait longer for what it used, in seconds
-_DELAY_MAX: Final = 1.0
+#: nobody is made to wait longer for what it used, in seconds: who waits cannot be killed
+#: before, and root's kill is obeyed within a second
+_DELAY_MAX: Final = 0.5
 
 
 class Resource(StrEnum):

@@ -141,7 +141,7 @@ class Gentle:
 class Late:
     """Answers late whoever is of an owner that has used too much of the loop's time.
 
-    It sleeps, a second at most, and then takes its turn.
+    It sleeps, half a second at most, and then takes its turn.
     """
 
     def __init__(self, time: TimeAccounts, turns: Turns) -> None:

@@ -61,6 +61,7 @@ def line() -> Iterator[Line]:
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
     # those that are served together go on in any order
     monkeypatch.setattr("ctxfs.order._AT_ONCE", 1)
+    monkeypatch.setattr("ctxfs.order._SERVICE_SECONDS", 1000)
     with line() as made:
         yield made
 
@@ -84,15 +85,15 @@ def test_operators_of_an_owner_do_not_wait_for_its_agents(served: Line) -> None:
     assert trio.run(served.run, asked)[1] == "operator"
 
 
-def test_names_come_first_and_the_others_are_not_forgotten(served: Line) -> None:
-    asked: list[tuple[str, Payer | None, str]] = [
-        (f"read {n}", Payer(1000, "a"), "read") for n in range(3)
-    ]
-    asked += [(f"name {n}", Payer(1000, "a"), "lookup") for n in range(10)]
-    found = trio.run(served.run, asked)
-    assert found[:7] == [f"name {n}" for n in range(7)]
-    assert found[7] == "read 0"
-    assert found[8:] == ["name 7", "name 8", "name 9", "read 1", "read 2"]
+def test_what_concerns_names_does_not_wait() -> None:
+    with line() as made:
+        async def run() -> None:
+            await made.order._wait_readable(made._read)
+            with trio.testing.assert_no_checkpoints():
+                for operation in ("lookup", "mkdir", "rmdir", "rename", "readdir"):
+                    await made.order.turn(Payer(1000, "a"), operation)
+
+        trio.run(run)
 
 
 def test_who_asks_alone_does_not_wait() -> None:
