@@ -37,8 +37,9 @@ _HOSTILE: Final = (
     "while :; do cat $CTX_SELF/* >/dev/null 2>&1; done",
     "while :; do echo fly > $CTX_ROOT/agent/self/ctl; done 2>/dev/null",
     "yes",
-    "cd $CTX_SELF; while :; do echo x > result.md; mkdir task/t && echo true > task/t/cmd "
-    "&& echo start > task/t/ctl; rmdir task/t; done 2>/dev/null",
+    # a name of its own for each: of one that is made again the history cannot tell
+    "cd $CTX_SELF; i=0; while :; do i=$((i+1)); echo x > result.md; mkdir task/t$i "
+    "&& echo true > task/t$i/cmd && echo start > task/t$i/ctl; rmdir task/t$i; done 2>/dev/null",
 )
 
 

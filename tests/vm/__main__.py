@@ -99,7 +99,7 @@ def payload(to: Path, disk: Path) -> None:
     for part in ("ctxfs", "runtime", "tests", "contrib"):
         shutil.copytree(CHECKOUT / part, to / part, ignore=ignore)
     shutil.copy2(CHECKOUT / "pyproject.toml", to)
-    for package in packages("ctxfs", "pytest"):
+    for package in packages("ctxfs", "pytest", "hypothesis"):
         for file in package.files or ():
             source, target = Path(str(file.locate())), to / "site" / file
             if ".." in file.parts or file.suffix == ".pth" or "editable" in file.name:
