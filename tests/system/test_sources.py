@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.harness import AGENT_UID, Daemon, daemon_of, read, refusal, wait_dead, write
+from runtime.cgroups import Cgroup
+from tests import harness
+from tests.harness import AGENT_UID, TIMEOUT, Daemon, daemon_of, read, wait_dead, wait_until
 from tests.system.hostile.guarded import guarded
 
 SECRET = "the operator's key\n"
@@ -52,6 +56,46 @@ def agent_name(ground: Ground) -> str:
     return ground.base.name
 
 
+@pytest.fixture(scope="module", autouse=True)
+def guarded_module(shared_daemon: Daemon) -> Iterator[None]:
+    """The whole module is an attack."""
+    with guarded(shared_daemon):
+        yield
+
+
+# Who looks has a second, after which a write is refused with EAGAIN: "try again". A busy machine
+# takes that long now and then, and whoever is told so tries again.
+
+
+def write(path: Path, text: str) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while True:
+        try:
+            return harness.write(path, text)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+
+
+def refusal(path: Path, text: str) -> str:
+    try:
+        write(path, text)
+    except OSError as error:
+        return errno.errorcode[error.errno or 0]
+    return "accepted"
+
+
+#: the same for a shell, whose echo calls whatever it is refused with an "I/O error"
+PUT = """
+put() {
+    n=0
+    until echo "$1" > $2; do
+        grep -q EAGAIN $CTX_ROOT/error && [ $((n+=1)) -lt 20 ] || { cat $CTX_ROOT/error; return 1; }
+    done
+}
+"""
+
+
 # when it is written
 
 
@@ -75,8 +119,10 @@ def test_roots_links_are_followed_and_shown_as_what_they_are(
     here.mkdir()
     (here / "way").symlink_to(f"../{here.name}/./on")
     (here / "on").symlink_to(ground.base)
-    agent = shared_daemon.finish(agent_name(ground), "cat /x/key",
-                                 mount=f"{here}/way/secret /x ro")
+    agent = shared_daemon.make(agent_name(ground), "cat /x/key")
+    write(agent / "mount", f"{here}/way/secret /x ro")
+    write(agent / "ctl", "start")
+    wait_dead(agent)
     assert read(agent, "out") == SECRET
     assert read(agent, "mount") == f"{here}/way/secret /x ro\n"
     assert read(agent, "mount.effective") == f"{ground.secret}\t/x\tro\t-\n"
@@ -139,7 +185,8 @@ def test_a_path_that_leads_elsewhere_by_then_is_not_used(
 
 
 def test_written_again_it_is_good_again(shared_daemon: Daemon, ground: Ground) -> None:
-    agent = shared_daemon.make(agent_name(ground), "cat /x/key", mount=f"{ground.data} /x ro")
+    agent = shared_daemon.make(agent_name(ground), "cat /x/key")
+    write(agent / "mount", f"{ground.data} /x ro")
     ground.another()
     write(agent / "mount", f"{ground.data} /x ro")
     write(agent / "ctl", "start")
@@ -151,8 +198,9 @@ def test_what_a_line_was_is_known_across_a_crash_and_looked_up_if_it_is_not() ->
     """As for what an earlier version has written, which recorded nothing."""
     with daemon_of() as daemon, guarded(daemon, bystanders=False):
         grounds = [Ground(daemon, name) for name in ("swapped", "plain", "linked")]
-        agents = [daemon.make(ground.base.name, "cat /x/key", mount=f"{ground.data} /x ro")
-                  for ground in grounds]
+        agents = [daemon.make(ground.base.name, "cat /x/key") for ground in grounds]
+        for agent, ground in zip(agents, grounds, strict=True):
+            write(agent / "mount", f"{ground.data} /x ro")
         daemon.kill()
         with sqlite3.connect(daemon.state / "ctxfs.db") as database:
             for ground in grounds[1:]:
@@ -178,11 +226,13 @@ def test_what_a_line_was_is_known_across_a_crash_and_looked_up_if_it_is_not() ->
 
 def inside(daemon: Daemon, ground: Ground, *lines: str) -> Path:
     script = ground.base / "script"
-    script.write_text("cd $CTX_ROOT/agent; exec 2>&1\n" + "\n".join(lines) + "\n")
-    return daemon.finish(
-        agent_name(ground), "sh /work/script", mount=f"{ground.base} /work rw",
-        policy=f"allow {agent_name(ground)}_t agent:* create,detach",
-    )
+    script.write_text(f"cd $CTX_ROOT/agent; exec 2>&1\n{PUT}" + "\n".join(lines) + "\n")
+    agent = daemon.make(agent_name(ground), "sh /work/script",
+                        policy=f"allow {agent_name(ground)}_t agent:* create,detach")
+    write(agent / "mount", f"{ground.base} /work rw")
+    write(agent / "ctl", "start")
+    wait_dead(agent)
+    return agent
 
 
 @pytest.mark.parametrize("life", ["owned", "detached"])
@@ -195,13 +245,13 @@ def test_a_childs_path_is_what_it_was_when_its_parent_wrote_it(
     agent = inside(
         shared_daemon, ground,
         f"mkdir {name}; echo {life} > {name}/life; echo cat /x/key /work/data/key /key > "
-        f"{name}/exec; echo '{FIELDS[field].format('/work/data')}' > {name}/{field} || exit",
+        f"{name}/exec; put '{FIELDS[field].format('/work/data')}' {name}/{field} || exit",
         "mv /work/data /work/x; ln -s /work/secret /work/data",
-        f"echo '{FIELDS[field].format('/work/data')}' > {name}/{field} && echo taken",
+        f"put '{FIELDS[field].format('/work/data')}' {name}/{field} && echo taken",
         f"echo start > {name}/ctl; cat {name}/wait; cat {name}/reason {name}/out",
     )
     said = read(agent, "out")
-    assert "is another object than when the line was written" in said
+    assert "is another object than when the line was written" in said, said
     assert "taken" not in said
     assert SECRET not in said
 
@@ -213,17 +263,51 @@ def test_a_private_child_gives_nothing_beside_its_workspace_by_a_link(
     (ground.data / "out").symlink_to("../secret")
     child, below = f"c{agent_name(ground)}.d", f"d{agent_name(ground)}.d"
     (ground.base / "child").write_text(
-        f"cd $CTX_ROOT/agent; mkdir {below}\n"
-        f"echo '/work/data /y ro' > {below}/mount && echo own\n"
-        f"echo '/work/data/out /y ro' > {below}/mount || echo refused\n"
+        f"cd $CTX_ROOT/agent; mkdir {below}; {PUT}"
+        f"put '/work/data /y ro' {below}/mount && echo own\n"
+        f"put '/work/data/out /y ro' {below}/mount || echo refused\n"
     )
     agent = inside(
         shared_daemon, ground,
-        f"mkdir {child}; echo explicit_root:/work/data > {child}/workspace",
+        f"mkdir {child}; put explicit_root:/work/data {child}/workspace",
         f"echo 'allow {child[:-2]}_t agent:* create' > {child}/policy",
         f"echo sh /work/child > {child}/exec; echo start > {child}/ctl; cat {child}/wait",
         f"cat {child}/out {child}/log {child}/reason",
     )
     said = read(agent, "out")
-    assert "own\n" in said
+    assert "own\n" in said, said
     assert "refused\n" in said
+    assert "EAGAIN" not in said, said
+
+
+def test_a_look_that_takes_too_long_is_refused_for_now_and_harms_nothing(
+    shared_daemon: Daemon, ground: Ground
+) -> None:
+    """Its leaf is frozen: no helper gets ahead. A shell calls this an "I/O error"."""
+    name = f"c{agent_name(ground)}.d"
+    boss = shared_daemon.make(
+        agent_name(ground), "sh /work/script",
+        policy=f"allow {agent_name(ground)}_t agent:* create",
+    )
+    write(boss / "mount", f"{ground.base} /work rw")
+    (ground.base / "script").write_text(
+        f"exec 2>&1; cd $CTX_ROOT/agent; mkdir {name}; echo made; "
+        f"until test -e /work/go; do sleep 0.02; done; echo '/work/data /x ro' > {name}/mount; "
+        "cat $CTX_ROOT/error; echo over; sleep 1000"
+    )
+    write(boss / "ctl", "start")
+    wait_until(lambda: read(boss, "out") == "made\n", "there is a child")
+    leaf = Cgroup(Path(read(boss, "cgroup").strip())).child("look")
+    leaf.path.mkdir()
+    leaf.freeze(True)
+    (ground.base / "go").touch()
+    wait_until(lambda: "over" in read(boss, "out"), "it is answered")
+    said = read(boss, "out")
+    assert "I/O error" in said
+    assert "EAGAIN" in said, said
+    assert "did not answer within a second" in said
+    leaf.freeze(False)
+    write(boss.parent / name / "mount", "/work/data /x ro")
+    assert read(boss.parent / name, "mount") == "/work/data /x ro\n"
+    write(boss / "ctl", "kill")
+    wait_dead(boss)
