@@ -27,6 +27,8 @@ log = logging.getLogger("ctxd.ending")
 _REPEAT_SECONDS: Final = 0.5
 #: SIGKILL is given this long before an agent is recorded as unkillable
 _KILL_SECONDS: Final = 10.0
+#: agents of a tree that are told to end in one step
+_AT_ONCE: Final = 16
 _SETTLE_SECONDS: Final = 10.0
 #: what waited for a program reports its end at once, if it is not frozen
 _REPORT_SECONDS: Final = 1.0
@@ -111,7 +113,7 @@ class Ender:
                 self._nursery.start_soon(self._tell_end, each, execution)
         signalled = all(execution.settled for each in members for execution in _all_of(each))
         if signalled:
-            self._signal(members)
+            self._signal(members[:_AT_ONCE])
         self._nursery.start_soon(self._terminate, top, members, signalled)
 
     @staticmethod
@@ -157,7 +159,7 @@ class Ender:
                 for each in members:
                     for execution in _all_of(each):
                         await execution.wait_settled(self._watcher)
-            self._signal(members)
+        await self._signal_rest(members[_AT_ONCE:] if signalled else members)
         with trio.move_on_after(self._agents.grace(top)):
             await self._wait_released(members)
         if members[0].over.is_set():
@@ -175,6 +177,13 @@ class Ender:
                 if each.node.populated() and not each.over.is_set():
                     each.unkillable = True
                     each.changes.notify()
+
+    async def _signal_rest(self, members: list[Following]) -> None:
+        """Step 4 for many: others are served in between."""
+        for begin in range(0, len(members), _AT_ONCE):
+            # what is at the path of one that is over may be a later life
+            self._signal([m for m in members[begin : begin + _AT_ONCE] if not m.over.is_set()])
+            await trio.lowlevel.checkpoint()
 
     async def _tell_end(self, following: Following, execution: Execution) -> None:
         """Nobody leads what entered a cell that ends; the agent waits for its last output."""

@@ -43,6 +43,8 @@ log = logging.getLogger("ctxd.recording")
 #: the last begins anew with the first
 _FIRST_BACK_OFF: Final = 1.0
 _LAST_BACK_OFF: Final = 60.0
+#: ends that are recorded in one transaction; others are served before the next ones
+_AT_ONCE: Final = 8
 
 
 class Recorder:
@@ -86,7 +88,9 @@ class Recorder:
             await self._wake.wait()
             self._wake = trio.Event()
             due, self._due = self._due, []
-            self._record(due)
+            for begin in range(0, len(due), _AT_ONCE):
+                self._record(due[begin : begin + _AT_ONCE])
+                await trio.lowlevel.checkpoint()
 
     def _record(self, due: list[tuple[Agent, Following]]) -> None:
         change = Change()
