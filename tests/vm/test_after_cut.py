@@ -57,7 +57,7 @@ def test_there_is_no_state_without_its_event(service: Service) -> None:
     found = {name: _types(service, name) for name in RAN}
     told = {name: [type for type in types if type in expected] for name, types in found.items()}
     assert told == dict.fromkeys(RAN, expected)
-    assert _types(service, "made") == ["agent.create"]
+    assert [type for type in _types(service, "made") if type in expected] == expected[:1]
 
 
 def test_histories_are_whole(service: Service) -> None:
