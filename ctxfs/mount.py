@@ -35,6 +35,10 @@ log = logging.getLogger("ctxd.mount")
 _FSNAME: Final = "ctxfs"
 _SUBTYPE: Final = "ctxfs"
 _ANSWER_SECONDS: Final = 5.0
+#: what the kernel asks for in the background at once, reads ahead mostly: as many as it allows
+_BACKGROUND_MAX: Final = (1 << 16) - 1
+#: and as many as it allows to whoever is not root
+_USER_BACKGROUND: Final = Path("/sys/module/fuse/parameters/max_user_bgreq")
 
 
 def check_device(path: Path = Path("/dev/fuse")) -> None:
@@ -193,7 +197,10 @@ def mounted(
         pyfuse3.init(operations, str(places.fuse), options)
     except RuntimeError as error:
         raise StartupError(f"{places.fuse}: cannot be mounted: {error}") from None
-    arguments = [str(places.fuse), str(os.getpid()), _abort_file(places), str(ceil(watchdog))]
+    connection = _connection(places)
+    _open_background(connection, privilege)
+    abort = str(connection / "abort")
+    arguments = [str(places.fuse), str(os.getpid()), abort, str(ceil(watchdog))]
     told, tell = os.pipe()
     try:
         guard = spawner.start_now(
@@ -233,9 +240,23 @@ def _tell_at_hand(guard: IO[bytes], operations: Operations) -> None:
         log.error("at hand: %s", line)
 
 
-def _abort_file(places: Places) -> str:
-    """Where the user who mounted the filesystem can abort its connection to the kernel."""
+def _connection(places: Places) -> Path:
+    """Where the user who mounted the filesystem has its connection to the kernel (fusectl)."""
     # not by stat(2), which the daemon would have to answer to itself
     entry = linux.mount_at(places.fuse)
     number = entry.device.partition(":")[2] if entry is not None else ""
-    return f"/sys/fs/fuse/connections/{number}/abort"
+    return Path("/sys/fs/fuse/connections", number)
+
+
+def _open_background(connection: Path, privilege: Privilege) -> None:
+    """Lets the kernel send all that it asks for in the background.
+
+    It holds back more than a dozen of them, whoever wants them: who reads ahead without pause
+    makes all others wait that read into pages. Here the owners are served in turn.
+    """
+    try:
+        allowed = int(_USER_BACKGROUND.read_text()) if privilege.rootless else _BACKGROUND_MAX
+        for name in ("max_background", "congestion_threshold"):
+            (connection / name).write_text(f"{min(allowed, _BACKGROUND_MAX)}\n")
+    except OSError as error:
+        log.warning("%s: who reads ahead makes others wait: %s", connection, error.strerror)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import pyfuse3
@@ -42,6 +43,10 @@ _R = TypeVar("_R")
 _RENAME_NOREPLACE: Final = 1
 #: Requests served at once: as good as unlimited, so that those that wait hold up no others.
 WORKERS: Final = 1_000_000
+#: what is written is there twice: as it was read from the kernel, and as the handler gets it
+_COPIES: Final = 2
+#: a request with less is not asked to pay for the time that it waits
+_FREE_BYTES: Final = 8192
 #: of the requests at hand, when the mount does not answer
 _TOLD_MAX: Final = 100
 _SILENT: Final = (errno.ENOENT, errno.ENODATA, errno.ENOSYS)
@@ -61,7 +66,9 @@ def _boundary(
         self._at_hand[id(args)] = (method.__name__, args, who, time.monotonic())
         self._fs.requests += 1
         try:
-            await self.order.turn(who, method.__name__)
+            with self._waiting(who, args):
+                name = method.__name__
+                await self.order.turn(who, name, ahead=name == "read" and self._keeps(args))
             if self._pace.is_over(who) and who is not None:
                 where = self._manner(manner, args)
                 if where is Manner.REFUSED:
@@ -156,6 +163,27 @@ class Operations(pyfuse3.Operations):
         handle = None if by_inode else self._handles.get(args[0])
         locked = handle.keep if handle is not None else row is None or row.kind is not Kind.FILE
         return Manner.SERVED if locked else manner
+
+    def _keeps(self, args: Sequence[Any]) -> bool:
+        """Whether a read is into pages that the kernel keeps."""
+        handle = self._handles.get(args[0])
+        return handle is not None and handle.keep
+
+    @contextmanager
+    def _waiting(self, who: Payer | None, args: Sequence[Any]) -> Iterator[None]:
+        """Has a request that may wait for its turn pay for what was written; ``QuotaError``.
+
+        What is small costs the daemon no more than the thread that asks costs its agent.
+        """
+        size = _COPIES * len(args[-1]) if isinstance(args[-1], bytes) else 0
+        if who is None or size <= _COPIES * _FREE_BYTES:
+            yield
+            return
+        held = self._fs.runtime.accounts.hold(who, Resource.MEMORY, size)
+        try:
+            yield
+        finally:
+            held.release()
 
     def _call(self, ctx: RequestContext) -> Call:
         return Call(self._fs, ctx.uid, ctx.gid, ctx.pid)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import select
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Any, Final
 
 import pyfuse3
@@ -101,13 +102,15 @@ class Order:
 
     # serving
 
-    async def turn(self, who: Payer | None, operation: str) -> None:
+    async def turn(self, who: Payer | None, operation: str, *, ahead: bool = False) -> None:
         """Until it is this request's turn; at once if it concerns names, or nothing else was
-        asked."""
+        asked. What may be read ahead, thousands of pages for which nobody waits, has a line
+        beside the agent's other requests, among them those that its end waits for."""
         if operation in _NAMES or not (self._line or self._is_more()):
             return
         event = trio.Event()
-        self._line.add(who or _UNKNOWN, event)
+        who = who or _UNKNOWN
+        self._line.add(replace(who, name=f"{who.name}/") if ahead else who, event)
         self._wake.set()
         await event.wait()
 

@@ -8,6 +8,8 @@
  *                       follows: what is not of this architecture has no calls
  *                       at all (ENOSYS), 32-bit programs included
  *     io_uring          does what the filter refuses, in the kernel (ENOSYS)
+ *     io_setup          many requests of one thread at once, which wait in the daemon
+ *                       without a process that would pay for them (ENOSYS)
  *     keyrings          belong to the uid, which agents share (ENOSYS)
  *     vsock             leads to whatever runs this machine (EAFNOSUPPORT)
  *     leases            whoever owns a file delays all who open it (EPERM)
@@ -119,6 +121,7 @@ static bool filter_calls(void)
 		FILTER_BELOW(FILTER_IO_URING_SETUP, 2),
 		BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, FILTER_IO_URING_REGISTER, 1, 0),
 		FILTER_REFUSE(ENOSYS),
+		FILTER_NONE(SYS_io_setup, ENOSYS),
 		FILTER_NONE(SYS_add_key, ENOSYS),
 		FILTER_NONE(SYS_request_key, ENOSYS),
 		FILTER_NONE(SYS_keyctl, ENOSYS),

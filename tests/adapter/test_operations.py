@@ -24,7 +24,7 @@ from ctxfs.nodes import Attributes, Call, Changes, Handle, Node
 from ctxfs.operations import Operations
 from ctxfs.reasons import Reasons
 from runtime import errors
-from runtime.accounts import accounts_of
+from runtime.accounts import Reserve, Resource, accounts_of
 from runtime.authority.identity import Caller
 from runtime.config import Config
 from runtime.privilege import ROOT
@@ -357,6 +357,29 @@ def test_reads_and_writes_go_to_the_handle(small: Small) -> None:
     complete(small.ops.flush, fh)
     complete(small.ops.fsync, fh, False)
     assert small.file.log == [("write", 4, b"ab"), ("flush",), ("sync",)]
+
+
+def test_what_waits_to_be_written_is_on_its_owners_account(
+    small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand threads that wrote a mebibyte each had the daemon hold all of it."""
+    accounts, held = small.fs.runtime.accounts, []
+
+    async def turn(*_: Any, **__: Any) -> None:
+        held.append(accounts.use(ME.uid, Resource.MEMORY))
+
+    monkeypatch.setattr(small.ops.order, "turn", turn)
+    fh = small.open()
+    held.clear()
+    complete(small.ops.write, fh, 0, b"x" * (1 << 20))
+    assert held == [2 << 20]
+    assert accounts.use(ME.uid, Resource.MEMORY) == 0
+    accounts.charge(ME.uid, Resource.MEMORY, accounts.limit(Resource.MEMORY) - 1,
+                    reserve=Reserve.OWNER)
+    with refused("EDQUOT"):
+        complete(small.ops.write, fh, 0, b"x" * (1 << 20))
+    # a verb is obeyed whatever is held
+    assert complete(small.ops.write, fh, 0, b"stop\n") == 5
 
 
 def test_errors_of_flush_reach_close(small: Small) -> None:

@@ -26,7 +26,8 @@ class Line:
         os.write(self._write, b".")
 
     async def ask(self, name: str, who: Payer | None, operation: str) -> None:
-        await self.order.turn(who, operation)
+        word, _, ahead = operation.partition(" ")
+        await self.order.turn(who, word, ahead=bool(ahead))
         self.served.append(name)
 
     async def run(self, asked: list[tuple[str, Payer | None, str]]) -> list[str]:
@@ -75,6 +76,14 @@ def test_owners_are_served_in_turn_and_their_agents_too(served: Line) -> None:
     assert trio.run(served.run, asked) == [
         "flood 0", "other", "root", "nobody", "sibling", "flood 1", "flood 2", "flood 3"
     ]
+
+
+def test_what_is_read_ahead_delays_nothing_else_of_its_agent(served: Line) -> None:
+    asked: list[tuple[str, Payer | None, str]] = [
+        (f"page {n}", Payer(1000, "a"), "read ahead") for n in range(3)
+    ]
+    asked.append(("flush", Payer(1000, "a"), "flush"))
+    assert trio.run(served.run, asked) == ["page 0", "flush", "page 1", "page 2"]
 
 
 def test_operators_of_an_owner_do_not_wait_for_its_agents(served: Line) -> None:

@@ -177,7 +177,7 @@ TABLE: Final[tuple[Attempt, ...]] = (
               ("call32", "getpid=ENOSYS vsock=ENOSYS pair=ENOSYS lease=ENOSYS uring=ENOSYS "
                          "keys=ENOSYS limits=ENOSYS"),
               ("callx32", "getpid=ENOSYS vsock=ENOSYS lease=ENOSYS uring=ENOSYS"),
-              ("rings", "setup=ENOSYS enter=ENOSYS register=ENOSYS"),
+              ("rings", "setup=ENOSYS enter=ENOSYS register=ENOSYS aio=ENOSYS"),
               ("vsocks", "socket=EAFNOSUPPORT wide=EAFNOSUPPORT pair=EAFNOSUPPORT unix=ok"),
               ("keyrings", "session=ENOSYS add=ENOSYS request=ENOSYS")),
         *rows("29.leases", actor,

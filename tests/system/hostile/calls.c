@@ -73,12 +73,14 @@ static void do_callx32(int argc, char **argv)
 static void do_rings(int argc, char **argv)
 {
 	char params[256] = {0};
+	unsigned long queue = 0;
 
 	(void)argc;
 	(void)argv;
 	tell_step("setup", syscall(SYS_io_uring_setup, 4, params));
 	tell_step("enter", syscall(SYS_io_uring_enter, 0, 1, 1, 0, NULL, 0));
 	tell_step("register", syscall(SYS_io_uring_register, 0, 0, NULL, 0));
+	tell_step("aio", syscall(SYS_io_setup, 1, &queue));
 }
 
 /* Half of what the kernel looks at comes from elsewhere: it takes an int. */
