@@ -35,6 +35,7 @@ log = logging.getLogger("ctxd.mount")
 _FSNAME: Final = "ctxfs"
 _SUBTYPE: Final = "ctxfs"
 _ANSWER_SECONDS: Final = 5.0
+_CONNECTIONS: Final = Path("/sys/fs/fuse/connections")
 #: what the kernel asks for in the background at once, reads ahead mostly: as many as it allows
 _BACKGROUND_MAX: Final = (1 << 16) - 1
 #: and as many as it allows to whoever is not root
@@ -197,6 +198,7 @@ def mounted(
         pyfuse3.init(operations, str(places.fuse), options)
     except RuntimeError as error:
         raise StartupError(f"{places.fuse}: cannot be mounted: {error}") from None
+    _mount_connections(privilege)
     connection = _connection(places)
     _open_background(connection, privilege)
     abort = str(connection / "abort")
@@ -245,7 +247,15 @@ def _connection(places: Places) -> Path:
     # not by stat(2), which the daemon would have to answer to itself
     entry = linux.mount_at(places.fuse)
     number = entry.device.partition(":")[2] if entry is not None else ""
-    return Path("/sys/fs/fuse/connections", number)
+    return _CONNECTIONS / number
+
+
+def _mount_connections(privilege: Privilege) -> None:
+    """Mounts fusectl where it always is, unless somebody has: systemd does it at boot."""
+    if privilege.rootless or any(entry.fstype == "fusectl" for entry in linux.read_mounts()):
+        return
+    with suppress(OSError):  # not in every container
+        linux.mount("none", _CONNECTIONS, "fusectl", 0)
 
 
 def _open_background(connection: Path, privilege: Privilege) -> None:
