@@ -30,6 +30,8 @@ _RECORD: Final = 1024
 _AGENT_TEXTS: Final = (
     *("policy", "policy_of_root", "bound_policy", "mount", "bound_mount", "env", "exec"),
     *("path", "meta", "root", "cwd"),
+    # what others say in it: where paths lead, and where a parent's git has its objects
+    *("sources", "worktree", "discards"),
 )
 _RUNNING: Final = frozenset({TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.CANCELLING})
 
@@ -240,10 +242,12 @@ _NOTED: Final = frozenset((*_AGENT_TEXTS, "owner"))
 
 
 def _length(value: Any) -> int:
-    """Of a text, or of several."""
+    """Of a text, or of all that are in a value."""
     if isinstance(value, str):
         return len(value)
-    return sum(map(len, value)) if value else 0
+    if isinstance(value, dict):
+        return sum(map(_length, value.values()))
+    return sum(map(_length, value)) if isinstance(value, list | tuple) else 0
 
 
 def _size(what: object, names: tuple[str, ...]) -> int:

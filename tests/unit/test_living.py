@@ -97,6 +97,24 @@ def test_children_do_not_multiply_what_is_in_memory(tmp_path: Path) -> None:
         assert 20 < made < 100
 
 
+def test_what_a_parents_git_says_of_a_worktree_is_memory_of_its_owner(tmp_path: Path) -> None:
+    """A git of the parent's making says what it likes: a quarter of a mebibyte for each child."""
+    said = {"name": "c", "objects": [f"/{n:02}{'x' * 4000}" for n in range(60)], "earlier": False}
+    with world_in(tmp_path, owner_memory_max=800_000) as world:
+        parent = world.live(world.agents.create(operator(OWNER), "boss"))
+        world.may_create(parent)
+        children = [world.agents.create(inside(parent), f"c{n}") for n in range(4)]
+        before = memory(world)
+        world.agents.update(children[0], worktree=said)
+        assert 240_000 < memory(world) - before < 250_000
+        world.agents.update(parent, discards=(said,))
+        world.agents.update(children[0], worktree=None)
+        assert 240_000 < memory(world) - before < 250_000
+        world.agents.update(children[1], worktree=said)
+        with pytest.raises(QuotaError, match="owner_memory_max"):
+            world.agents.update(children[2], worktree=said)
+
+
 def test_what_was_removed_holds_nothing(tmp_path: Path) -> None:
     with world_in(tmp_path) as world:
         agent = world.live(world.agents.create(operator(OWNER), "a"))
