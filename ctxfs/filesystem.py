@@ -101,6 +101,10 @@ class Filesystem(Watching):
             raise GoneError("what was here is gone")
         return node
 
+    def has(self, node: RowNode) -> bool:
+        """Whether what a row belongs to is still there."""
+        return self._resolve(node.table.plane, node.index, node.number) is not None
+
     def _resolve(self, plane: int, index: int, number: int) -> Node | None:
         agents = self.runtime.agents
         if plane == Plane.ROOT:

@@ -479,6 +479,7 @@ class HistoryHandle(RowHandle):
         """As one change: all of them, or none."""
         wanted = [decode(line) for line in lines if line.strip()]
         if wanted and self._add is not None:
+            self.node.check_there()
             self._add(wanted)
 
     def flush(self) -> None:

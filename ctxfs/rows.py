@@ -29,6 +29,7 @@ from runtime.errors import (
     ForbiddenError,
     IsADirectoryNodeError,
     MalformedError,
+    MissingError,
     TooLargeError,
     TooLongError,
     WrongStateError,
@@ -326,8 +327,16 @@ class RowNode(Node):
             return bool(roles)
         return bool(roles & self.row.read)
 
+    def check_there(self) -> None:
+        """``MissingError`` once the object is gone: who has opened a row of it keeps the row."""
+        if not self.fs.has(self):
+            raise MissingError(f"what this {self.row.name} is of is gone: open it again")
+
     def check_writer(self, caller: Caller) -> None:
-        """Identity first, then the state: ``DeniedError`` or ``WrongStateError``."""
+        """Identity first, then the state: ``DeniedError`` or ``WrongStateError``.
+
+        ``MissingError`` if it was opened before what it belongs to was removed, or reset.
+        """
         row = self.row
         if not row.write:
             raise ForbiddenError(f"{row.name} is not written by anyone")
@@ -340,6 +349,7 @@ class RowNode(Node):
             raise WrongStateError(
                 f"{row.name} is written {statuses(row)}; the agent is {agent.status}"
             )
+        self.check_there()
         if row.writable is not None:
             row.writable(self.fs, self.obj)
 

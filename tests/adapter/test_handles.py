@@ -923,3 +923,29 @@ def test_a_line_of_a_document_is_checked_once(mounted: Mounted) -> None:
             mounted.put(f"{D}/refs.jsonl", one, os.O_APPEND)
         with refused("EMSGSIZE"):
             mounted.put(f"{D}/refs.jsonl", b'{"path":"/' + b"x" * 70_000)
+
+
+def test_who_kept_ctl_open_resets_an_agent_once(mounted: Mounted) -> None:
+    mounted.agents.update(the_agent(mounted), status=Status.DEAD)
+    first, second = (mounted.open(f"{D}/ctl", os.O_WRONLY) for _ in range(2))
+    mounted.write(first, b"reset\n")
+    new = the_agent(mounted)
+    with refused("ENOENT"):
+        mounted.write(second, b"reset\n")
+    assert "open it again" in mounted.reason
+    assert the_agent(mounted) is new
+    assert [each.name for each in mounted.agents].count("x") == 1
+
+
+@pytest.mark.parametrize("verb", ["start", "kill", "reset", "session other"])
+def test_what_was_removed_takes_no_verbs_through_a_file_that_is_open(
+    mounted: Mounted, verb: str
+) -> None:
+    fh = mounted.open(f"{D}/ctl", WRITE)
+    agent = the_agent(mounted)
+    mounted.agents.remove(agent)
+    with refused("ENOENT"):
+        mounted.write(fh, verb.encode() + b"\n")
+    complete(mounted.ops.release, fh)
+    assert mounted.supervisor.said == []
+    assert mounted.agents.named("x") is None

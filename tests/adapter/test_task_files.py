@@ -242,9 +242,8 @@ def test_a_removed_task_is_not_started_through_an_open_file(mounted: Mounted) ->
         mounted.write(ctl, b"start\n")
     with refused("ENOENT"):
         mounted.write(cmd, b"false\n")
-    mounted.write(work, b"\n")
     with refused("ENOENT"):
-        mounted.flush(work)
+        mounted.write(work, b"\n")
     assert (task.status, task.cmd) == ("made", "true")
 
 
