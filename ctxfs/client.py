@@ -33,6 +33,7 @@ DEFAULT_ROOT = "/ctx"
 START_HINT = "start it as root with: systemctl start ctxd (or: ctxd)"
 DELEGATE = "systemd-run --user --scope -p Delegate=yes ctxd, or see ROOTLESS in ctxd(8)"
 BLOCK = 1 << 16
+ABREAST = 32  # files that are read at a time, where there are many
 TICK_MS = 100  # how often growing files are looked at while following them
 CLOCK_SLACK = 0.25  # seconds; rejections are stamped in whole milliseconds
 
@@ -175,6 +176,18 @@ def read_file(path: str) -> bytes:
         os.close(fd)
 
 
+def read_control(path: str) -> bytes:
+    """Return the contents of a control: it is over where less is read than was asked for."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        chunks = [os.read(fd, BLOCK)]
+        while len(chunks[-1]) == BLOCK:
+            chunks.append(os.read(fd, BLOCK))
+        return b"".join(chunks)
+    finally:
+        os.close(fd)
+
+
 def first_line(path: str) -> str:
     """Return the first line of a file, empty if it cannot be read."""
     try:
@@ -304,7 +317,7 @@ class Root:
     def value(self, relative: str) -> str:
         """Return a control, empty when it is kept from the caller or just went away."""
         try:
-            return decode(self.read(relative)).rstrip("\n")
+            return decode(self.call(relative, read_control)).rstrip("\n")
         except Failure as failure:
             if failure.number in (errno.EACCES, errno.ENOENT, errno.EPERM, errno.ESTALE):
                 return ""
@@ -975,21 +988,37 @@ def state_of(root: Root, name: str) -> dict[str, Any]:
     return {"name": name, **row}
 
 
-def describe_agent(root: Root, name: str) -> dict[str, Any]:
-    """Return what `ps` shows of an agent."""
-    row = state_of(root, name)
-    row |= {file: root.field(name, file) for file in ("parent", "run", "pid")}
-    try:
-        born = os.stat(root.join(agent(name, "incarnation"))).st_mtime
-        row["age"] = max(0, int(time.time() - born))
-    except OSError:
-        row["age"] = None
-    return row
+def describe_agents(root: Root, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return what `ps` shows of agents.
+
+    Many of their files are read at a time: where others keep the daemon busy, each is
+    answered a little late, and hundreds would else be waited for in turn.
+    """
+    from concurrent.futures import ThreadPoolExecutor  # slow to import, for others
+
+    def born(name: str) -> float | None:
+        try:
+            return os.stat(root.join(agent(name, "incarnation"))).st_mtime
+        except OSError:
+            return None
+
+    files = ("status", "outcome", "reason", "parent", "run", "pid")
+    with ThreadPoolExecutor(ABREAST) as pool:
+        texts = pool.map(lambda each: root.field(*each), [(n, f) for n in names for f in files])
+        times = pool.map(born, names)
+        rows: list[dict[str, Any]] = []
+        for name, since in zip(names, times, strict=True):
+            row: dict[str, Any] = {"name": name, **{file: next(texts) for file in files}}
+            row["age"] = None if since is None else max(0, int(time.time() - since))
+            if row["status"] == "starting" and not row["run"]:
+                row["reason"] = awaited_restart(root, name)
+            rows.append(row)
+        return rows
 
 
 def do_ps(root: Root, args: Arguments) -> int:
     """List agents."""
-    rows = [describe_agent(root, name) for name in root.names("agent")]
+    rows = describe_agents(root, root.names("agent"))
     rows = [row for row in rows if row["status"] and (args.all or row["status"] != "dead")]
     if args.json:
         STDOUT.text(as_json(rows))
