@@ -99,13 +99,18 @@ class Turns:
         self._turns: dict[int, trio.Lock] = {}
 
     async def take(self, who: Payer) -> None:
+        await self.rest(who, 0.0)
+
+    async def rest(self, who: Payer, seconds: float) -> None:
+        """Takes a turn and keeps it: whoever is next goes on only so many seconds later."""
         if who.reserve is not Reserve.NONE:
             return
         turn = self._turns.setdefault(who.owner, trio.Lock())
         try:
             # who gets it goes on in the next pass, and who comes after in the one after that
             async with turn:
-                pass
+                if seconds:
+                    await trio.sleep(seconds)
         finally:
             if not turn.locked():
                 self._turns.pop(who.owner, None)

@@ -63,6 +63,9 @@ _OWN_SIZE: Final = 16 << 10
 _SMALL: Final = 4 << 10
 #: of a history that is sent in one piece, in bytes
 _REPLAY: Final = 128 << 10
+#: between two connections of one owner's agents, whatever becomes of them, and between two of
+#: its followers that are told of more: each costs a dozen steps or two
+_REST_SECONDS: Final = 0.004
 #: who follows a session, of those that are told of more at once
 _WOKEN_AT_ONCE: Final = 8
 _EVENT_ID: Final = re.compile(r"e[0-9]{1,15}")
@@ -149,10 +152,9 @@ class Connection:
             searched = len(self._buffer)
             if searched > self._frame_max:
                 raise TooLongError(f"a frame is at most {self._frame_max} bytes")
-            data = await self.stream.receive_some(65536)
+            data = await self._received()
             if not data:
                 return None
-            await self._turns.take(self.who)
             self.hold(len(data))
             self._buffer += data
             if not searched:
@@ -167,6 +169,13 @@ class Connection:
         except UnicodeDecodeError:
             raise MalformedError("a frame is UTF-8") from None
 
+    async def _received(self) -> bytes:
+        """What came, in its turn; so are ends, which hundreds of connections may come to at
+        once, and each of which costs as much as a frame."""
+        try:
+            return bytes(await self.stream.receive_some(65536))
+        finally:
+            await self._turns.take(self.who)
 
     def _drop_blanks(self) -> None:
         """Empty lines before a frame are nothing: very many must not be looked at one by one."""
@@ -258,6 +267,9 @@ class Sockets(Watching):
         self.streams = Streams(Gentle(agents.accounts.time))
         #: what agents want of their sockets costs others little at a time
         self._turns = Turns()
+        #: of who connects, who may be anybody: they do not wait for what others say
+        self._accepts = Turns()
+        self._follows = Turns()
         self._late = Late(agents.accounts.time, self._turns)
         agents.watching.append(self.streams)
         agents.watching.append(self)
@@ -333,11 +345,13 @@ class Sockets(Watching):
                         stream = await trio_listener.accept()
                         try:
                             if agent is not None:
-                                await self._turns.take(Payer(agent.owner))
+                                await self._accepts.take(Payer(agent.owner))
                         except BaseException:
                             stream.socket.close()  # nobody accepts any more
                             raise
-                        await self._admit(agent, server, stream)
+                        who = await self._admit(agent, server, stream)
+                        if who is not None:
+                            await self._accepts.rest(who, _REST_SECONDS)
                     except OSError as error:
                         log.warning("accept: %s", error)
                         await trio.sleep(0.1)
@@ -346,13 +360,18 @@ class Sockets(Watching):
                         log.exception("accept")
                         await trio.sleep(0.1)
 
-    async def _admit(self, agent: Agent | None, server: Server, stream: trio.SocketStream) -> None:
-        """Serves one more connection, or refuses it without a task of its own."""
+    async def _admit(
+        self, agent: Agent | None, server: Server, stream: trio.SocketStream
+    ) -> Payer | None:
+        """Serves one more connection, or refuses it without a task of its own.
+
+        Returns on whose account it is, None if nobody is served any more.
+        """
         begun = time.thread_time()
         raw = stream.socket
         if server.refusing:
             raw.close()
-            return
+            return None
         try:
             caller = self._agents.identity.resolve_peer(raw._sock)  # type: ignore[attr-defined]
         except BaseException:
@@ -370,8 +389,9 @@ class Sockets(Watching):
             async with stream:
                 with trio.move_on_after(1), contextlib.suppress(trio.BrokenResourceError):
                     await self._send_error(connection, error)
-            return
+            return who
         self._nursery.start_soon(self._serve, agent, server, connection)
+        return who
 
     # serving
 
@@ -579,7 +599,7 @@ class Sockets(Watching):
         offset: int | None = None
         while True:
             # very many may follow, and each looks at the file
-            await self._turns.take(connection.who)
+            await self._follows.take(connection.who)
             appended = trio.Event()
             followers = self._appended.setdefault(session.index, set())
             followers.add(appended)
@@ -604,6 +624,7 @@ class Sockets(Watching):
             if ended:
                 return
             try:
+                await self._follows.rest(connection.who, _REST_SECONDS)
                 async with trio.open_nursery() as nursery:
                     for event in (appended, server.ended):
                         nursery.start_soon(_cancel_after, event, nursery.cancel_scope)
