@@ -1,0 +1,92 @@
+"""Agents of one owner that make very many requests: all others are answered as ever."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.harness import Daemon, daemon_of, read, wait_until
+from tests.system.hostile.guarded import (
+    OBEDIENCE,
+    TIMES_BASELINE,
+    agents_of,
+    end_and_remove,
+    guarded,
+)
+from tests.system.test_hostile_requests import compiled, run
+
+#: that an attack goes on, in seconds
+LONG_ENOUGH = 1.5
+#: the first of their owners: one for each attack, with accounts that nobody has used
+FIRST_OWNER = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """``protects`` is what must go on; the rest is what ``throng`` is told."""
+
+    protects: str
+    mode: str
+    #: of each agent
+    threads: int = 180
+    agents: int = 1
+    #: what some request came to, before it was over its account: it does reach the daemon
+    meets: str = "ok"
+
+
+ATTACKS = (
+    Attack("everybody, while a family of one owner reads", "read", threads=60, agents=4),
+    Attack("look-ups, while others ask for names that are not there", "lookup", meets="ENOENT"),
+    Attack("directories, while others list them", "list"),
+    Attack("names, while others may not change them", "names", meets="EPERM"),
+    Attack("verbs, while others obey theirs", "lead", threads=40),
+    Attack("what is made, while others make and remove", "make"),
+    Attack("a session, while another has hundreds of followers", "follow"),
+    Attack("connections, while others say nothing, or half", "connect"),
+    Attack("writes, while others append", "append"),
+    Attack("pages, while others map, splice and copy files", "map"),
+)
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Daemon]:
+    with daemon_of(config="grace: 300ms\n") as daemon:
+        compiled(daemon, "throng")
+        yield daemon
+
+
+def took(daemon: Daemon, what: str) -> float:
+    """Seconds until root's client was answered: the middle of three times."""
+    times = []
+    for _ in range(3):
+        begun = time.monotonic()
+        done = daemon.ctx(what)
+        assert done.returncode == 0, done.stderr
+        times.append(time.monotonic() - begun)
+    return statistics.median(times)
+
+
+@pytest.mark.parametrize("number", range(len(ATTACKS)),
+                         ids=[attack.protects for attack in ATTACKS])
+def test_who_asks_without_pause_holds_up_nobody(stage: Daemon, number: int) -> None:
+    attack = ATTACKS[number]
+    names = {f"{attack.mode}-{number}-{each}" for each in range(attack.agents)}
+    try:
+        with guarded(stage):
+            before = {what: took(stage, what) for what in ("ps", "quota")}
+            for name in sorted(names):
+                agent = run(stage, name, f"/programs/throng {attack.mode} {attack.threads}",
+                            owner=str(FIRST_OWNER + number))
+                wait_until(lambda agent=agent: "attacks" in read(agent, "out"), "it attacks")  # type: ignore[misc]
+                assert attack.meets in read(agent, "out").split()
+            deadline = time.monotonic() + LONG_ENOUGH
+            for what, quiet in before.items():
+                bound = max(OBEDIENCE, TIMES_BASELINE * quiet)
+                assert (late := took(stage, what)) < bound, f"ctx {what} took {late:.2f} s"
+            time.sleep(max(0.0, deadline - time.monotonic()))  # what is measured is time
+    finally:
+        end_and_remove(stage, names & agents_of(stage))  # of an attack that won
