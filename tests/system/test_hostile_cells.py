@@ -59,7 +59,8 @@ def forged(daemon: Daemon) -> Path:
         program = made / name
         program.write_text(
             "#!/bin/sh\n"
-            f'{{ echo "{name} ran"; cat /proc/self/cgroup; env; }} >> {daemon.base}/work/noted\n'
+            f'{{ echo "{name} ran"; /bin/cat /proc/self/cgroup; /usr/bin/env; }} '
+            f">> {daemon.base}/work/noted\n"
         )
         program.chmod(0o755)
     for name in LIBRARIES:
@@ -96,11 +97,11 @@ def test_a_forged_test_in_a_parents_view_runs_nowhere(
         "/etc/ld.so.preload").exists() else ""
     agent = daemon.finish("boss", f'sh -c "{child}"', mount=mount, uid=str(AGENT_UID),
                           gid=str(AGENT_UID))
+    assert not (work / "noted").exists(), (work / "noted").read_text()
     assert read(agent, "reason") == "exit:0\n", read(agent, "log")
     kid = daemon.agent_dir("kid")
     assert (read(kid, "reason"), read(kid, "out")) == ("exit:1\n", "")
     assert "ermission denied" in read(kid, "log")
-    assert not (work / "noted").exists()
     assert watch.violations() == []
 
 

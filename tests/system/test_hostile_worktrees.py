@@ -175,9 +175,11 @@ def test_the_removal_of_a_handle_waits_for_no_git(family: Family) -> None:
     kids = [family.child(f"kid{n}", "sleep 1000") for n in range(6)]
     for kid in kids:
         wait_status(kid, "busy")
-    done = family.child("done", "true")
-    wait_dead(done)
+    done, first = family.child("done", "true"), family.child("first", "true")
+    for each in (done, first):
+        wait_dead(each)
     family.hang()
+    prompt(family.handle("first").rmdir)
     for kid in kids:
         write(kid / "ctl", "kill")
     wait_until(lambda: family.state("kid0") == "fetching", "git hangs")
