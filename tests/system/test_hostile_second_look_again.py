@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -10,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import AGENT_UID, Daemon, daemon_of, wait_until
+from tests.harness import AGENT_UID, Daemon, daemon_of, read, wait_dead, wait_until, write
 from tests.system.hostile.guarded import guarded
 
 IDS = {"uid": str(AGENT_UID), "gid": str(AGENT_UID)}
+_CREATE_RULESET, _VERSION, _SCOPES = 444, 1, 6  # landlock(7)
 #: files to read ahead of; by itself the kernel sends twelve such requests at once
 AHEAD = 40
 
@@ -61,3 +63,77 @@ def test_who_reads_ahead_takes_nobodys_place(daemon: Daemon) -> None:
         thread.join()
         for fd in files:
             os.close(fd)
+
+
+#: in a cell: does something to each process that appears there, while children start
+HUNTS = r"""
+import ctypes, os, signal, sys, threading
+agents, own, done = os.environ["CTX_ROOT"] + "/agent", os.getpid(), set()
+ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+def stop(pid):
+    os.kill(pid, signal.SIGSTOP)
+    done.add("stopped")
+def trace(pid):
+    if ptrace(0x4206, pid, 0, 0) == 0:  # PTRACE_SEIZE
+        done.add("traced")
+    for name in ("mem", "environ", "maps", "exe", "root", "cwd", "fd/3", "ns/mnt"):
+        try:
+            with open(f"/proc/{pid}/{name}", "rb") as found:
+                if name != "maps" or found.read(1):  # of who has ended it is empty
+                    done.add(name)
+        except OSError:
+            pass
+def hunt():
+    while True:
+        for pid in os.listdir("/proc"):
+            if pid.isdigit() and int(pid) not in (1, own):
+                try:
+                    {"stop": stop, "trace": trace}[sys.argv[1]](int(pid))
+                except OSError:
+                    pass
+threading.Thread(target=hunt, daemon=True).start()
+children = [f"{agents}/{sys.argv[1]}-{n}.d" for n in range(8)]
+for child in children:
+    os.mkdir(child)
+    for name, text in (("exec", "true"), ("ctl", "start")):
+        with open(f"{child}/{name}", "w") as file:
+            file.write(text + "\n")
+if sys.argv[1] == "trace":
+    for child in children:
+        open(f"{child}/wait").read()
+        print(open(f"{child}/reason").read().strip())
+    print(*sorted(done) or ["nothing"])
+else:
+    while "stopped" not in done:
+        pass
+    print("stops", flush=True)
+    threading.Event().wait()
+"""
+
+
+def hunting(daemon: Daemon, kind: str) -> Path:
+    (daemon.base / "scripts" / "hunts.py").write_text(HUNTS)
+    return daemon.run(f"hunter-{kind}", f"python3 -IS /scripts/hunts.py {kind}", **IDS,
+                      mount=f"{daemon.base}/scripts /scripts ro",
+                      policy=f"allow hunter-{kind}_t agent:* create")
+
+
+@pytest.mark.skipif(
+    ctypes.CDLL(None).syscall(_CREATE_RULESET, None, 0, _VERSION) < _SCOPES,
+    reason="this kernel has no Landlock that keeps a parent from tracing (Linux 6.12 has)",
+)
+def test_a_parent_gets_into_nothing_that_becomes_its_child(daemon: Daemon) -> None:
+    """What builds the child's view is in its parent's PID namespace, and has its uid."""
+    agent = hunting(daemon, "trace")
+    wait_dead(agent)
+    assert read(agent, "out") == "exit:0\n" * 8 + "nothing\n", read(agent, "log")
+
+
+def test_starts_that_a_parent_stops_hold_up_nobody_and_end_with_it(daemon: Daemon) -> None:
+    agent = hunting(daemon, "stop")
+    wait_until(lambda: read(agent, "out") == "stops\n", "it stops what starts")
+    assert read(daemon.finish("beside", "true", **IDS), "reason") == "exit:0\n"
+    write(agent / "ctl", "kill")
+    wait_dead(agent)
+    for number in range(8):
+        wait_dead(daemon.agent_dir(f"stop-{number}"))
