@@ -24,7 +24,7 @@ import trio
 
 from ctxfs.errnos import name_of
 from ctxfs.filesystem import Filesystem
-from ctxfs.mount import check_device, check_point, check_user, clear_stale, mounted
+from ctxfs.mount import Guard, check_device, check_point, check_user, clear_stale, mounted
 from ctxfs.operations import WORKERS, Operations
 from ctxfs.tools import registry as tools
 from runtime import crashpoints
@@ -223,12 +223,13 @@ async def serve(
             spawner=runtime.spawner,
             cgroup=runtime.hierarchy.daemon,
             debug=debug,
-        ) as end_guard:
+        ) as guard:
             async with trio.open_nursery() as nursery:
                 fs.cache.mounted = True
                 nursery.start_soon(fs.cache.run)
                 stopping = trio.Event()
-                nursery.start_soon(_answer_requests, operations, runtime, stopping, end_guard)
+                nursery.start_soon(guard.watch)
+                nursery.start_soon(_answer_requests, operations, runtime, stopping, guard)
                 nursery.start_soon(
                     _handle_signals,
                     runtime,
@@ -254,7 +255,7 @@ async def _answer_requests(
     operations: Operations,
     runtime: Runtime,
     stopping: trio.Event,
-    end_guard: Callable[[], None],
+    guard: Guard,
 ) -> None:
     """Until the connection to the kernel is gone; if nobody ended it, it is made anew.
 
@@ -269,7 +270,7 @@ async def _answer_requests(
     if stopping.is_set():
         return
     log.error("the connection to the kernel is gone: ctxd begins anew")
-    end_guard()
+    guard.end()
     runtime.binder.close()
     runtime.spawner.close()
     logging.shutdown()

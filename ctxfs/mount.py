@@ -14,13 +14,14 @@ import os
 import pwd
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from math import ceil
 from pathlib import Path
 from typing import IO, Final
 
 import pyfuse3
+import trio
 
 from ctxfs.operations import Operations
 from runtime import linux
@@ -28,13 +29,15 @@ from runtime.cell import Places
 from runtime.cgroups import Cgroup
 from runtime.errors import StartupError
 from runtime.privilege import Privilege
-from runtime.spawn import Process, Spawner, run_alone
+from runtime.spawn import Spawner, run_alone
 
 log = logging.getLogger("ctxd.mount")
 
 _FSNAME: Final = "ctxfs"
 _SUBTYPE: Final = "ctxfs"
 _ANSWER_SECONDS: Final = 5.0
+#: between guards that end at once
+_AGAIN_SECONDS: Final = 1.0
 _CONNECTIONS: Final = Path("/sys/fs/fuse/connections")
 #: what the kernel asks for in the background at once, reads ahead mostly: as many as it allows
 _BACKGROUND_MAX: Final = (1 << 16) - 1
@@ -165,6 +168,56 @@ def _linked(places: Places) -> Iterator[None]:
             places.mount.unlink()
 
 
+class Guard:
+    """A process that ends the connection to the kernel when the daemon cannot (guard.c)."""
+
+    def __init__(
+        self,
+        spawner: Spawner,
+        cgroup: Cgroup,
+        words: Sequence[str | Path],
+        operations: Operations,
+    ) -> None:
+        self._spawner = spawner
+        self._cgroup = cgroup
+        self._words = words
+        self._operations = operations
+        self._ended = False
+        with self._pipe() as tell:
+            self._process = spawner.start_now(cgroup, words, fds=[None, tell, 2])
+
+    @contextmanager
+    def _pipe(self) -> Iterator[int]:
+        """Where a guard says that it asked in vain; it is listened to."""
+        told, tell = os.pipe()
+        said = os.fdopen(told, "rb")
+        threading.Thread(target=_tell_at_hand, args=(said, self._operations), daemon=True).start()
+        try:
+            yield tell
+        finally:
+            os.close(tell)
+
+    async def watch(self) -> None:
+        """Starts another one when it is gone: a daemon that is killed without a guard may
+        never end, held by whoever waits for it in the kernel."""
+        while True:
+            await self._process.wait()
+            if self._ended:
+                return
+            log.warning("the guard is gone: another one is started")
+            with self._pipe() as tell:
+                self._process = await self._spawner.start(
+                    self._cgroup, self._words, owner=os.getuid(), fds=[None, tell, 2]
+                )
+            await trio.sleep(_AGAIN_SECONDS)
+
+    def end(self) -> None:
+        """Before the daemon ends, or begins anew in the same process."""
+        self._ended = True
+        self._process.kill()
+        self._process.wait_now()
+
+
 @contextmanager
 def mounted(
     operations: Operations,
@@ -175,12 +228,12 @@ def mounted(
     spawner: Spawner,
     cgroup: Cgroup,
     debug: bool,
-) -> Iterator[Callable[[], None]]:
+) -> Iterator[Guard]:
     """The filesystem, mounted in both places as long as the context lasts.
 
-    Yields what ends the guard, which is in ``cgroup``, before the daemon begins anew in the
-    same process. When it has not answered for ``watchdog`` seconds, it is said what it was
-    doing, and the connection to the kernel is aborted: then ``pyfuse3.main`` returns.
+    Yields its guard, which is in ``cgroup``. When the daemon has not answered for ``watchdog``
+    seconds, it is said what it was doing, and the connection to the kernel is aborted: then
+    ``pyfuse3.main`` returns.
     """
     clear_stale(places.fuse, privilege)
     made = not privilege.rootless and not places.mount.exists()
@@ -203,32 +256,19 @@ def mounted(
     _open_background(connection, privilege)
     abort = str(connection / "abort")
     arguments = [str(places.fuse), str(os.getpid()), abort, str(ceil(watchdog))]
-    told, tell = os.pipe()
-    try:
-        guard = spawner.start_now(
-            cgroup, [places.program("guard"), *arguments], fds=[None, tell, 2]
-        )
-    finally:
-        os.close(tell)
-    said = os.fdopen(told, "rb")
-    threading.Thread(target=_tell_at_hand, args=(said, operations), daemon=True).start()
+    guard = Guard(spawner, cgroup, [places.program("guard"), *arguments], operations)
     try:
         with _linked(places) if privilege.rootless else _bound(places):
-            yield lambda: _end(guard)
+            yield guard
     finally:
         pyfuse3.close(unmount=True)
-        _end(guard)
+        guard.end()
         with suppress(OSError):
             if linux.mount_at(places.fuse) is not None:
                 _detach(places.fuse, privilege)
         if made:
             with suppress(OSError):
                 places.mount.rmdir()
-
-
-def _end(guard: Process) -> None:
-    guard.kill()
-    guard.wait_now()
 
 
 def _tell_at_hand(guard: IO[bytes], operations: Operations) -> None:

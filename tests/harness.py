@@ -116,6 +116,18 @@ class Daemon:
                     found.append(f"{pid} {program}")
         return found
 
+    def guards(self) -> list[int]:
+        """Those that end its connection to the kernel if it cannot; one, but for a moment."""
+        found = []
+        for pid in self.own.processes():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                stat = Path(f"/proc/{pid}/stat").read_text()
+                parent = int(stat.rpartition(")")[2].split()[1])
+                program = os.readlink(f"/proc/{pid}/exe")
+                if program.endswith("/bin/guard") and parent == self.pid and alive(pid):
+                    found.append(pid)
+        return found
+
     def check_own_cgroup(self) -> None:
         """Fails if anything else was in there since the last time, or a process of an agent in
         no agent's leaf. Where not everything was told it fails if anything stays there."""

@@ -67,13 +67,15 @@ class Figures:
 
 
 def _kill_helpers(chance: random.Random, daemon: Daemon) -> int:
-    """Sometimes binder or guard, while the daemon lives."""
+    """Sometimes binder or guard, while the daemon lives; it starts another guard."""
     if chance.random() > 0.2:
         return 0
     helpers = [pid for pid in daemon.own.processes() if pid != daemon.pid and alive(pid)]
     victims = chance.sample(helpers, min(1, len(helpers)))
     for pid in victims:
         end_process(pid)
+    # a daemon that is killed without one may be held by whoever waits for it
+    wait_until(daemon.guards, "there is a guard")
     return len(victims)
 
 

@@ -197,3 +197,15 @@ def test_a_hundred_random_moments(daemon: Daemon) -> None:
             stops = [e for e in daemon.events(name) if e["type"] == "agent.stop"]
             assert len(stops) == 1
     assert list(daemon.cgroup.path.glob("user-0/agent-*")) == []
+
+
+def test_a_guard_that_is_killed_is_replaced(daemon: Daemon) -> None:
+    """Without one a daemon that is killed may never end."""
+    wait_until(daemon.guards, "it has a guard")
+    for _ in range(3):
+        (guard,) = daemon.guards()
+        end_process(guard)
+        wait_until(lambda g=guard: daemon.guards() not in ([], [g]), "another one")  # type: ignore[misc]
+    assert daemon.stop() == 0
+    assert "a bug in ctxfs" not in daemon.log.read_text()
+    daemon.start()
