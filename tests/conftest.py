@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from tests.membership import WATCH
 # A machine that does other things is no fault of what is tested.
 settings.register_profile("ctxfs", deadline=None)
 settings.load_profile("ctxfs")
+
+# A shell ignores it for what it runs in the background, and so would the programs under test.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 #: modules whose tests measure how long others are held up
