@@ -192,7 +192,7 @@ def test_floods_end_at_limits_and_with_their_agents() -> None:
         # one after the other: those before go on, on accounts of their own
         for number, attempt in enumerate(FLOODS):
             agents.append(attempting(daemon, attempt, owner=str(20_000 + number)))
-            assert answer(agents[-1], attempt) == attempt.expect, attempt.name
+            assert answer(agents[-1], attempt) in attempt.expect.split(" or "), attempt.name
         for number in range(3):
             is_answered(daemon, bystander, number)
         nodes = [Cgroup(Path(read(agent, "cgroup").strip())) for agent in agents]
