@@ -15,7 +15,8 @@
  * with inotify(7). RECORD must not exist: a run is started once, even if a
  * daemon died while it did so and the next one tries again. The monitor stays
  * until the leaf is empty, so that what the main process leaves behind is heard
- * to its end, and until a keeper that it has to tell about that end is gone.
+ * to its end, and until a daemon has acted on that end, or a keeper that has to be
+ * told about it is gone.
  *
  * OUT and LOG are directories, made if missing, for standard output and error;
  * with "-" for LOG both go to OUT, in the order in which they were written.
@@ -542,6 +543,24 @@ static bool tell_end(int lead, int report)
 	return syscall(SYS_pidfd_send_signal, lead, SIGTERM, NULL, 0) == 0;
 }
 
+/*
+ * What the program was of is held by the keeper that LEAD is of, and the program has
+ * ended: stays until a daemon has removed the record, and so has acted on that end, or
+ * that keeper is gone. A daemon that dies before has left it to this program.
+ */
+static void stay_for_end(int lead, int lifeline, int report)
+{
+	struct pollfd keeper = {.fd = lead, .events = POLLIN};
+	struct stat recorded;
+
+	while (!fstat(record_fd, &recorded) && recorded.st_nlink) {
+		if (!daemon_alive(lifeline) && !tell_end(lead, report))
+			return;
+		if (poll(&keeper, 1, LOOK_AGAIN_MS) > 0)
+			return;
+	}
+}
+
 int main(int argc, char **argv)
 {
 	struct stream out, log, reply;
@@ -640,7 +659,7 @@ int main(int argc, char **argv)
 		if (silent) {
 			if (events < 0)
 				events = open_events(argv[8]);
-			if (!populated(events) && !telling)
+			if (!populated(events))
 				break;
 		}
 		if (telling) {
@@ -682,5 +701,7 @@ int main(int argc, char **argv)
 	drain_rest(&from_out);
 	drain_rest(&from_log);
 	record("end %llu", now_ns());
+	if (lead >= 0 && state.ended)
+		stay_for_end(lead, lifeline, sockets[0]);
 	return 0;
 }
