@@ -9,7 +9,7 @@ from typing import Any, Final
 from runtime import linux, output
 from runtime.agents import Agents, replace_file
 from runtime.change import Change
-from runtime.following import Execution
+from runtime.following import Execution, Following
 from runtime.model import Agent, Outcome
 from runtime.names import escape, timestamp
 from runtime.planes import Message, MessageStatus
@@ -32,6 +32,15 @@ def judge_run(agents: Agents, agent: Agent, execution: Execution) -> tuple[Outco
     lines = text.decode(errors="replace").strip().splitlines()
     complaint = escape(lines[-1]) if lines else ""
     return judge(execution.record(), oom=killed_for_memory, complaint=complaint)
+
+
+def judge_agent(agents: Agents, agent: Agent, following: Following) -> tuple[Outcome, str]:
+    """The same of an agent whose cell has ended: by the program that it was, if that had
+    entered the cell and ended first."""
+    run = following.run
+    if run is not None and agent.mode != "turn" and agent.run_cause is None and run.record().over:
+        return LOST if is_lost(following) else judge_run(agents, agent, run)
+    return judge_run(agents, agent, following)
 
 
 def is_lost(execution: Execution) -> bool:

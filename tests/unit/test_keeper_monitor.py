@@ -982,12 +982,24 @@ def test_without_a_daemon_an_entered_run_may_end_the_cell(cell: Run, run: Run) -
 def test_with_a_daemon_it_does_not(cell: Run, run: Run, tmp_path: Path) -> None:
     cell.hold()
     run.enter(cell, script="exit 3", leads=True)
-    run.wait_end()
+    run.wait_record(lambda record: record.finished)
+    run.record_path.unlink()  # as a daemon does that has acted on the end
+    assert run.wait_monitor() == 0
     (tmp_path / "next").mkdir()
     with closing(Run(tmp_path / "next")) as after:
         after.enter(cell, script="exit 4")
         assert after.wait_end().exit_code == 4
     assert "term" not in cell.lines
+
+
+def test_the_cell_ends_when_the_daemon_dies_before_it_acts_on_the_end(cell: Run, run: Run) -> None:
+    cell.hold()
+    run.enter(cell, script="exit 3", leads=True)
+    run.wait_record(lambda record: record.finished)
+    assert "term" not in cell.lines
+    run.daemon_dies()
+    assert cell.wait_end().finished
+    assert run.wait_end().exit_code == 3
 
 
 def test_the_cell_ends_when_the_daemon_dies_after_the_program(
@@ -1018,8 +1030,8 @@ def test_no_signal_from_inside_keeps_the_cell_from_ending(cell: Run, run: Run) -
     run.daemon_dies()
     # the kernel has room for one SIGTERM, and this is not the one that is obeyed
     run.enter(cell, script="kill -TERM 1; exit 3", leads=True)
-    run.wait_record(lambda record: record.ended)
-    assert not run.record.finished
+    run.wait_record(lambda record: record.finished)
+    assert not cell.record.finished
     os.kill(keeper, signal.SIGCONT)
     assert cell.wait_end().finished
     assert run.wait_end().exit_code == 3
