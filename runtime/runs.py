@@ -79,8 +79,19 @@ class Runs:
                 log.error("%s: its next run does not begin yet: %s", agent.name, error)
                 await trio.sleep(_RETRY_SECONDS)
                 continue
-            if not begun:
+            if not begun and self._is_left(agent, following):
+                await self._hold(following)
+            elif not begun:
                 await following.wake.wait_changed()
+
+    @staticmethod
+    def _is_left(agent: Agent, following: Following) -> bool:
+        """Whether the cell has lost its first run and does not know yet that it goes on: its
+        PID 1 was frozen then, or its program was gone first."""
+        if agent.holds_cell or agent.run or agent.frozen or agent.status is not Status.STARTING:
+            return False
+        record = following.record()
+        return bool(record.started) and not record.held and linux.is_alive(record.keeper)
 
     # beginning
 
