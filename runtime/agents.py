@@ -15,6 +15,7 @@ import os
 import secrets
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -68,6 +69,10 @@ _LOG_MIN: Final = 64 << 10
 _RETRY_SECONDS: Final = 1.0
 #: lines that are in their files, and in the outbox until these are synced
 _OUTBOX_MAX: Final = 1000
+#: records of one agent that end in one change
+_ENDED_AT_ONCE: Final = 64
+#: agents that are removed in one step of the loop
+_REMOVED_AT_ONCE: Final = 64
 #: what a new incarnation does not have from the one before
 _OF_ONE_LIFE: Final = (
     *("status", "outcome", "reason", "cause", "run", "pid", "boot", "cgroup", "session"),
@@ -138,6 +143,9 @@ class Agents:
         self._appended = self._synced = 0
         self._syncing = trio.Lock()
         self._crowded = trio.Event()
+        #: owned by what was removed, and still to be
+        self._left: deque[Agent] = deque()
+        self._more_left = trio.Event()
         #: histories whose last number is known to be the session's
         self._numbered: set[str] = set()
         self._complete_histories()
@@ -408,6 +416,7 @@ class Agents:
             nursery.start_soon(self._empty_outbox)
             nursery.start_soon(self._checkpoint)
             nursery.start_soon(self._retry)
+            nursery.start_soon(self._remove_left)
 
     async def _empty_outbox(self) -> None:
         """Nobody may ever ask for fsync(2): now and then the disk is synced beside the loop."""
@@ -517,8 +526,9 @@ class Agents:
             item.created = item.created or now
             item.updated = now
             item.index = self._store.insert_item(item)
+        made, dropped = set(map(id, change.made_items)), set(map(id, change.dropped_items))
         for item, values in change.items.values():
-            if item not in change.made_items:
+            if id(item) not in made and id(item) not in dropped:
                 self._store.put_item(item.index, {**item.record(), "updated": now, **values})
         for item in change.dropped_items:
             self._store.delete_item(item.index)
@@ -540,6 +550,8 @@ class Agents:
 
     def _note_wait(self, item: Item) -> None:
         if isinstance(item, Wait):
+            if self.items.get(item.index) is item:
+                self.items.note_wait(item)
             self.waiting.expect(item)
 
     def _tell_items(self, change: Change) -> None:
@@ -811,7 +823,7 @@ class Agents:
         )
         change = Change()
         change.made.append(new)
-        members = [agent, *self.descendants(agent)]
+        members, left = self._going(agent)
         for member in members:
             change.set(member, removed=True, archived=member is agent)
         change.set(agent, worktree=None)  # it is the new one's
@@ -828,6 +840,7 @@ class Agents:
         crashpoints.reach("reset.committed")
         for member in reversed(members):
             self._forget(member)
+        self._leave(left)
         self._register(new)
         return new
 
@@ -995,22 +1008,30 @@ class Agents:
 
     def remove(self, agent: Agent) -> None:
         """Removes a ``new`` or ``dead`` agent and its descendants; history stays."""
-        members = [agent, *self.descendants(agent)]
-        for member in members:
+        members, left = self._going(agent)
+        for member in (*members, *left):
             if member.live:
                 raise WrongStateError(
                     f"{quote(member.name)} is {member.status}: stop it, wait, then remove"
                 )
             self.tasks.check_not_fetching(member)
-        for member in members:
-            if member.status is Status.NEW:
-                self.cancel_new(member, "operator_stop")
         change = Change()
-        for member in members:
-            change.set(member, removed=True)
         parent = self.parent_of(agent)
         if parent is not None:
             self.tasks.drop_handle(change, parent, agent)
+        self._remove(change, members)
+        self._leave(left)
+
+    def _going(self, agent: Agent) -> tuple[list[Agent], list[Agent]]:
+        """What goes with an agent: at once, itself included, and a little at a time after it."""
+        members = [agent, *self.descendants(agent)]
+        return members[:_REMOVED_AT_ONCE], members[_REMOVED_AT_ONCE:]
+
+    def _remove(self, change: Change, members: list[Agent]) -> None:
+        for member in members:
+            if member.status is Status.NEW:
+                self.cancel_new(member, "operator_stop")
+            change.set(member, removed=True)
         try:
             self.commit(change)
         except NoSpaceError:
@@ -1020,6 +1041,29 @@ class Agents:
         crashpoints.reach("remove.committed")
         for member in reversed(members):
             self._forget(member)
+
+    def _leave(self, members: list[Agent]) -> None:
+        """What these were owned by is removed: they go soon, and never start meanwhile, since
+        what has lost its owner cannot (``live_parent``)."""
+        if members:
+            self._left += members
+            self._more_left.set()
+
+    async def _remove_left(self) -> None:
+        """What an owner that was removed has left behind, also with an earlier daemon."""
+        self._leave([a for a in self if a.owned and self.parent_of(a) is None])
+        while True:
+            await self._more_left.wait()
+            self._more_left = trio.Event()
+            while self._left:
+                part = [self._left.popleft() for _ in range(min(len(self._left), _REMOVED_AT_ONCE))]
+                there = [m for m in part if self.get(m.index) is m and not m.live]
+                crashpoints.reach("remove.more")
+                try:
+                    self._remove(Change(by=RUNTIME), there)
+                except CtxError as error:
+                    log.error("what a removed agent owned could not be removed: %s", error)
+                await trio.lowlevel.checkpoint()
 
     def unmake(self, agent: Agent) -> None:
         """Takes back the making of a ``new`` agent, whose configuration failed.
@@ -1151,6 +1195,25 @@ class Agents:
             self.tasks.child_ended(change, parent, agent, outcome)
             payload = child_payload(agent.name, Status.DEAD, outcome.value, reason)
             self.waiting.resource_over(change, parent, "child", agent.name, payload)
+
+    def add_some_ends(
+        self, change: Change, agent: Agent, reason: str, *, everything: bool
+    ) -> bool:
+        """Of what ``record_end`` will end, some, if it is so much that it would hold up others.
+
+        Without ``everything`` the agent is started again: only its commands end.
+        """
+        tasks = self.tasks.unfinished(change, agent)
+        waits = self.waiting.armed(change, agent) if everything else []
+        queued = self.messages.pending(agent) if everything else []
+        if len(tasks) + len(waits) + len(queued) <= _ENDED_AT_ONCE:
+            return False
+        for wait in waits[:_ENDED_AT_ONCE]:
+            self.waiting.cancel(change, agent, wait)
+        self.messages.drop(change, agent, queued[:_ENDED_AT_ONCE], reason)
+        for task in tasks[:_ENDED_AT_ONCE]:
+            self.tasks.end(change, agent, task, TaskEvent.CANCEL)
+        return True
 
     def send(
         self,

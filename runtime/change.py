@@ -6,13 +6,15 @@ from collections.abc import Iterable
 from typing import Any, Final, TypeVar
 
 from runtime.model import Agent
-from runtime.planes import Item
+from runtime.planes import Item, Wait
 
 _I = TypeVar("_I", bound=Item)
 
 EVENTS: Final = "events.jsonl"
 #: who caused what nobody did
 RUNTIME: Final = "runtime"
+#: of a wait: what it waits for, and what it holds up
+WAIT_KEYS: Final = {"on", "work"}
 
 
 class Watching:
@@ -48,6 +50,9 @@ class Change:
         self.by: str = by or (whole.by if whole is not None else "")
         self.items: dict[int, tuple[Item, dict[str, Any]]] = {}
         self.made_items: list[Item] = []
+        #: the same by agent and kind, and the waits of each agent that get something to wait for
+        self._made_of: dict[tuple[int, type[Item]], list[Any]] = {}
+        self._rearmed: dict[int, list[Wait]] = {}
         self.dropped_items: list[Item] = []
         self.agents: list[tuple[Agent, dict[str, Any]]] = []
         self.sessions: dict[int, dict[str, Any]] = {}
@@ -67,9 +72,12 @@ class Change:
     def put(self, item: Item, **values: Any) -> None:
         """Changes a plane's record, one that is made in this change too."""
         self.items.setdefault(id(item), (item, {}))[1].update(values)
+        if isinstance(item, Wait) and not values.keys().isdisjoint(WAIT_KEYS):
+            self._rearmed.setdefault(item.agent, []).append(item)
 
     def make(self, item: Item) -> None:
         self.made_items.append(item)
+        self._made_of.setdefault((item.agent, type(item)), []).append(item)
 
     def drop(self, item: Item) -> None:
         self.dropped_items.append(item)
@@ -97,7 +105,12 @@ class Change:
     def newly_made(self, agent: int, cls: type[_I]) -> list[_I]:
         """The records of one kind and agent that are made in this change."""
         above = self._whole.newly_made(agent, cls) if self._whole is not None else []
-        return above + [i for i in self.made_items if isinstance(i, cls) and i.agent == agent]
+        return above + self._made_of.get((agent, cls), [])
+
+    def rearmed(self, agent: int) -> list[Wait]:
+        """Waits of one agent that this change makes, or says anew what they are for."""
+        above = self._whole.rearmed(agent) if self._whole is not None else []
+        return above + self._made_of.get((agent, Wait), []) + self._rearmed.get(agent, [])
 
     def set_session(self, index: int, **values: Any) -> None:
         self.sessions.setdefault(index, {}).update(values)
@@ -106,7 +119,8 @@ class Change:
         """All that another one changes, after what is here."""
         for item, values in other.items.values():
             self.put(item, **values)
-        self.made_items += other.made_items
+        for item in other.made_items:
+            self.make(item)
         self.dropped_items += other.dropped_items
         self.agents += other.agents
         for index, values in other.sessions.items():

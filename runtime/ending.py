@@ -7,7 +7,8 @@ import logging
 import math
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Final
 
 import trio
@@ -20,6 +21,7 @@ from runtime.following import Execution, Followed, Following
 from runtime.inotify import Changes, Watcher
 from runtime.lifecycle import Event, Status, move
 from runtime.model import Agent, Outcome
+from runtime.planes import Message
 from runtime.sockets import Sockets
 
 log = logging.getLogger("ctxd.ending")
@@ -29,6 +31,8 @@ _REPEAT_SECONDS: Final = 0.5
 _KILL_SECONDS: Final = 10.0
 #: agents of a tree that are told to end in one step
 _AT_ONCE: Final = 16
+#: agents that are marked as ending in one step
+_MARKED_AT_ONCE: Final = 64
 _SETTLE_SECONDS: Final = 10.0
 #: what waited for a program reports its end at once, if it is not frozen
 _REPORT_SECONDS: Final = 1.0
@@ -55,6 +59,8 @@ class Ender:
         self._sockets = sockets
         self._followed = followed
         self._nursery = nursery
+        #: of large trees that are being marked: set when all that lives in them is
+        self._marking: dict[int, trio.Event] = {}
 
     def end(self, agent: Agent, outcome: Outcome, reason: str) -> None:
         """Begins the end of a live agent and of everything it owns.
@@ -65,37 +71,67 @@ class Ender:
             return
         move(agent.status, Event.ENDING)
         change = Change()
-        self._mark(change, agent, (outcome.value, reason))
+        by = self._agents.actor
+        self._mark(change, agent, (outcome.value, reason), by)
+        members = next(self._parts(self._unmarked(agent)), [])
+        self._mark_members(change, members, by, lambda: self._begin(agent, members))
+        self._sockets.stop_accepting(agent)
+
+    def _unmarked(self, top: Agent) -> list[Agent]:
+        """What it owns and what has still to end, or be cancelled, with it; what lives, first."""
+        below = self._agents.descendants(top)
+        live = [m for m in below if m.accepts_children]
+        return live + [m for m in below if m.status is Status.NEW]
+
+    def _parts(self, members: list[Agent]) -> Iterator[list[Agent]]:
+        """So many at a time as one step of the loop may take."""
+        part: list[Agent] = []
+        size = 0
+        for member in members:
+            queued = len(self._agents.items.of(member.index, Message))
+            size += 1 + (queued // 4 if member.status is Status.NEW else 0)
+            if part and size > _MARKED_AT_ONCE:
+                yield part
+                part, size = [], 1
+            part.append(member)
+        if part:
+            yield part
+
+    def _mark_members(
+        self, change: Change, members: list[Agent], by: str, marked: Callable[[], None]
+    ) -> None:
+        """Adds to a change that these end with their owner, and notes it."""
         cancelled = []
-        members = self._agents.descendants(agent)
         for member in members:
             if member.status is Status.NEW:
                 self._agents.record_end(change, member, Outcome.CANCELLED, "parent_dead")
                 cancelled.append(member)
-            elif member.status is not Status.STOPPING and member.live:
-                self._mark(change, member, (Outcome.CANCELLED.value, "parent_dead"))
-        self._agents.note(change, urgent=lambda: self._begin(agent, members))
+            else:
+                self._mark(change, member, (Outcome.CANCELLED.value, "parent_dead"), by)
+        self._agents.note(change, urgent=marked)
         for member in reversed(cancelled):
             self._agents.waits.release(member.wait_token)
             if member.life == "temp":
                 self._agents.remove_temporary(member)
-        for member in (agent, *members):
+        for member in members:
             self._sockets.stop_accepting(member)
 
     def _begin(self, agent: Agent, members: list[Agent]) -> None:
         """Marked as stopping: from here on nothing may wait for anybody."""
         crashpoints.reach("cancel.marked")
-        for member in (agent, *members):
+        self._refuse([agent, *members])
+        self.lead(agent)
+
+    def _refuse(self, members: list[Agent]) -> None:
+        for member in members:
             self._sockets.refuse(member)
             following = self._followed.get(member.index)
             if following is not None:
                 following.wake.notify()  # it may wait for its next run
                 if not following.settled:
                     following.changes.notify()
-        self.lead(agent)
 
-    def _mark(self, change: Change, agent: Agent, cause: tuple[str, str]) -> None:
-        by = self._agents.actor
+    def _mark(self, change: Change, agent: Agent, cause: tuple[str, str], by: str) -> None:
         change.set(agent, status=Status.STOPPING, cause=cause, caused_by=by)
         change.event(agent.session, "agent.status", agent.name, status="stopping", reason=cause[1])
 
@@ -104,6 +140,48 @@ class Ender:
         following = self._followed.get(top.index)
         if following is None:
             return
+        below = self._unmarked(top)
+        lives = any(member.live for member in below)
+        if below:
+            if lives:
+                self._marking[top.index] = trio.Event()
+            self._nursery.start_soon(self._mark_rest, top)
+        if not lives:
+            self._lead_marked(top, following)
+
+    async def _mark_rest(self, top: Agent) -> None:
+        """A large tree, a little at a time; what lives ends as soon as all of that is marked."""
+        with guarded(top):
+            while below := self._unmarked(top):
+                live = [member for member in below if member.live]
+                if not live:
+                    self._end_marking(top)
+                for part in self._parts(live or below):
+                    # it may have ended by itself, or be gone, by now
+                    there = [m for m in part if self._is_unmarked(m)]
+                    change = Change(by=top.caused_by)
+                    self._mark_members(change, there, top.caused_by, partial(self._refuse, there))
+                    crashpoints.reach("cancel.more")
+                    await trio.lowlevel.checkpoint()
+        self._end_marking(top)
+        for member in (top, *self._agents.descendants(top)):
+            if (following := self._followed.get(member.index)) is not None:
+                following.changes.notify()  # what it had to wait for is cancelled
+
+    def _is_unmarked(self, member: Agent) -> bool:
+        there = self._agents.get(member.index) is member
+        return there and (member.status is Status.NEW or member.accepts_children)
+
+    def _end_marking(self, top: Agent) -> None:
+        """All that lives is marked: its end is led, if that was not begun already."""
+        marking = self._marking.pop(top.index, None)
+        if marking is None:
+            return
+        marking.set()
+        if (following := self._followed.get(top.index)) is not None:
+            self._lead_marked(top, following)
+
+    def _lead_marked(self, top: Agent, following: Following) -> None:
         members = [following]
         for member in self._agents.descendants(top):
             if (below := self._followed.get(member.index)) is not None:
@@ -137,6 +215,10 @@ class Ender:
         with guarded(agent):
             # What is being started escapes a kill that comes before it.
             with trio.move_on_after(_SETTLE_SECONDS):
+                # what is killed before it is marked would seem to have failed by itself
+                for above in (agent, *self._agents.ancestors(agent)):
+                    if (marking := self._marking.get(above.index)) is not None:
+                        await marking.wait()
                 await following.wait_settled(self._watcher)
             if following.over.is_set():
                 return  # its cgroup's path may be that of a later life by now
@@ -347,6 +429,7 @@ async def _kill_rest(execution: Execution) -> None:
                         os.close(fd)
             for pid in left:
                 await _wait_exit(pid)
+        crashpoints.reach("abort.killed")
     finally:
         execution.leaf.freeze(False)
     if isinstance(execution, Following):

@@ -217,6 +217,19 @@ class Messages:
         reason: str = "",
     ) -> None:
         """What became of it; only one with an id of its sender's is remembered."""
+        self._end(change, agent, message, status, reply, reason)
+        if message.asked:
+            self._forget_old(change, agent, len(reply))
+
+    def _end(
+        self,
+        change: Change,
+        agent: Agent,
+        message: Message,
+        status: MessageStatus,
+        reply: str,
+        reason: str,
+    ) -> None:
         to = MESSAGE_MOVES.move(change.peek(message, "status"), _ENDS[status])
         fields = {"reason": reason} if reason else {}
         change.event(
@@ -231,10 +244,11 @@ class Messages:
         change.put(message, status=to, reply=reply, reason=reason, text="")
         if not message.asked:
             change.drop(message)
-            return
+
+    def _forget_old(self, change: Change, agent: Agent, size: int, kept: int = 1) -> None:
+        """What ended before, if it is too much with so many that end now, of so much text."""
         ended = [m for m in self._of(agent) if m.status in MESSAGE_MOVES.terminal]
         ended.sort(key=lambda m: m.updated, reverse=True)  # what waited long has ended just now
-        kept, size = 1, len(reply)
         for old in ended:
             kept, size = kept + 1, size + old.length("reply")
             if kept > _REMEMBERED or size > _REMEMBERED_SIZE:
@@ -242,9 +256,16 @@ class Messages:
 
     def add_ends(self, change: Change, agent: Agent, reason: str) -> None:
         """The agent is dead: nobody will read what is left."""
-        for message in (*self._of(agent), *change.newly_made(agent.index, Message)):
-            status = change.peek(message, "status")
-            if status is MessageStatus.QUEUED:
-                self.end(change, agent, message, MessageStatus.DROPPED, reason=reason)
-            elif status is MessageStatus.RUNNING:
+        messages = (*self._of(agent), *change.newly_made(agent.index, Message))
+        for message in messages:
+            if change.peek(message, "status") is MessageStatus.RUNNING:
                 self.end(change, agent, message, MessageStatus.FAILED, reason=reason)
+        queued = [m for m in messages if change.peek(m, "status") is MessageStatus.QUEUED]
+        self.drop(change, agent, queued, reason)
+
+    def drop(self, change: Change, agent: Agent, queued: list[Message], reason: str) -> None:
+        """Nobody will read these."""
+        for message in queued:
+            self._end(change, agent, message, MessageStatus.DROPPED, "", reason)
+        if asked := sum(bool(message.asked) for message in queued):
+            self._forget_old(change, agent, 0, asked)

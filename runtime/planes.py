@@ -8,7 +8,7 @@ not in it is refused.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import partial
@@ -429,11 +429,15 @@ class Items:
         self._by_index: dict[int, Item] = {}
         self._of: dict[tuple[int, str], dict[str, Item]] = {}
         self._by_token: dict[str, Wait] = {}
+        #: armed waits by agent, field and what that holds; and the keys of each
+        self._armed: dict[tuple[int, str, str], dict[int, Wait]] = {}
+        self._armed_by: dict[int, list[tuple[int, str, str]]] = {}
 
     def add(self, item: Item) -> None:
         self._by_index[item.index] = item
         if isinstance(item, Wait):
             self._by_token[item.token] = item
+            self.note_wait(item)
         known = self._of.setdefault((item.agent, item.kind), {})
         # one that takes the name of another is younger than all
         known.pop(item.key, None)
@@ -455,6 +459,30 @@ class Items:
         self._by_index.pop(item.index, None)
         if isinstance(item, Wait):
             self._by_token.pop(item.token, None)
+            self._disarm(item)
+
+    def note_wait(self, wait: Wait) -> None:
+        """One was made or has changed."""
+        self._disarm(wait)
+        if wait.status is not WaitStatus.ARMED:
+            return
+        keys = [(wait.agent, "on", wait.on)]
+        if wait.work:
+            keys.append((wait.agent, "work", wait.work))
+        self._armed_by[wait.index] = keys
+        for key in keys:
+            self._armed.setdefault(key, {})[wait.index] = wait
+
+    def _disarm(self, wait: Wait) -> None:
+        for key in self._armed_by.pop(wait.index, ()):
+            waits = self._armed[key]
+            del waits[wait.index]
+            if not waits:
+                del self._armed[key]
+
+    def armed(self, agent: int, field: str, value: str) -> Iterator[Wait]:
+        """The armed waits of an agent for a thing (``on``), or a work item, the newest first."""
+        return reversed(self._armed.get((agent, field, value), {}).values())
 
     def with_token(self, token: str) -> Wait | None:
         return self._by_token.get(token)

@@ -83,6 +83,26 @@ class Recorder:
         if following.hear_rest is not None:
             await following.hear_rest()
 
+    async def shed(self, agent: Agent, following: Following) -> None:
+        """Ends most of what the records of one that is over hold, a little at a time, if it is
+        much: the rest ends with the agent, in one change."""
+        assert agent.cause is not None
+        outcome, reason = self._end_of(agent, following)
+        everything = not self._restarts(agent, outcome, following)
+        while True:
+            change = Change(by=agent.caused_by or RUNTIME)
+            if not self._agents.add_some_ends(change, agent, reason, everything=everything):
+                return
+            self._agents.note(change)
+            crashpoints.reach("finish.shed")
+            await trio.lowlevel.checkpoint()
+
+    @staticmethod
+    def _end_of(agent: Agent, following: Following) -> tuple[Outcome, str]:
+        assert agent.cause is not None
+        outcome, reason = agent.cause
+        return Outcome(outcome), reason + (",unkillable" if following.unkillable else "")
+
     async def run(self) -> None:
         while True:
             await self._wake.wait()
@@ -115,10 +135,7 @@ class Recorder:
 
     def _conclude(self, change: Change, agent: Agent, following: Following) -> None:
         """Steps 7 and 8: the session, the channel, the events."""
-        assert agent.cause is not None
-        outcome, reason = Outcome(agent.cause[0]), agent.cause[1]
-        if following.unkillable:
-            reason += ",unkillable"
+        outcome, reason = self._end_of(agent, following)
         usage = {**spent(following.node), "processes": 0}
         record = self._record_of_run(agent, following)
         if record.started:

@@ -23,7 +23,7 @@ from runtime.authority import mounts, policy
 from runtime.cell import Places
 from runtime.cgroups import Cgroup, Hierarchy
 from runtime.change import Change, Watching
-from runtime.conclusions import add_run_start, end_message, judge_run
+from runtime.conclusions import add_run_start, end_message, judge_agent
 from runtime.ending import Ender, guarded
 from runtime.errors import CtxError, NoSpaceError, NotRunningError, StaleError, WrongStateError
 from runtime.following import Execution, Followed, Following
@@ -452,6 +452,9 @@ class Supervisor(Watching):
         for agent, following in adopted:
             if agent.status is not Status.STOPPING:
                 self._node(agent).freeze(agent.frozen)
+            # a daemon that died while it ended a program may have left that frozen
+            for execution in (following, *following.entered()):
+                execution.leaf.freeze(False)
             # Nothing was launched if no monitor has begun a record: it is done now.
             launch = agent.status is Status.STARTING and not following.record_path.exists()
             if not launch and not following.node.populated():
@@ -637,6 +640,8 @@ class Supervisor(Watching):
                 await self._worktrees.take_over(agent)
             with guarded(agent):
                 await self._recorder.hear_rest(agent, following)
+            with guarded(agent):
+                await self._recorder.shed(agent, following)
             self._recorder.add(agent, following)
             await following.over.wait()
 
@@ -704,8 +709,8 @@ class Supervisor(Watching):
             for ancestor in self._agents.ancestors(agent):
                 above = self._followed.get(ancestor.index)
                 if above is not None and _ended_before(above, record):
-                    self._ender.end(ancestor, *judge_run(self._agents, ancestor, above))
-            self._ender.end(agent, *judge_run(self._agents, agent, following))
+                    self._ender.end(ancestor, *judge_agent(self._agents, ancestor, above))
+            self._ender.end(agent, *judge_agent(self._agents, agent, following))
         elif following.monitor_gone:
             self._ender.end(agent, Outcome.INTERRUPTED, "runtime_lost")
 
@@ -717,7 +722,8 @@ class Supervisor(Watching):
             return True
         if following.node.populated():
             return False
-        if any(child.live for child in self._agents.descendants(agent)):
+        # one that is new is still to be cancelled
+        if any(c.live or c.status is Status.NEW for c in self._agents.descendants(agent)):
             return False
         return all(
             each.monitor_gone or each.record().finished

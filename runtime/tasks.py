@@ -324,9 +324,16 @@ class TaskPlane(Plane[Task], Watching):
 
     def add_ends(self, change: Change, agent: Agent, event: TaskEvent) -> None:
         """The cell is gone, and with it every command."""
-        for task in self.known(agent):
-            if not task.child and change.peek(task, "status") not in TASK_MOVES.terminal:
-                self.end(change, agent, task, event)
+        for task in self.unfinished(change, agent):
+            self.end(change, agent, task, event)
+
+    def unfinished(self, change: Change, agent: Agent) -> list[Task]:
+        """Its commands that are not over, oldest first."""
+        return [
+            task
+            for task in self.known(agent)
+            if not task.child and change.peek(task, "status") not in TASK_MOVES.terminal
+        ]
 
     # handles
 

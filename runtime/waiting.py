@@ -7,11 +7,13 @@ all. Causes in one change see each other (``Change.peek``).
 
 from __future__ import annotations
 
+import contextlib
 import heapq
+import itertools
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +21,7 @@ import trio
 
 from runtime import crashpoints
 from runtime.authority.identity import Caller
-from runtime.errors import DeniedError, MalformedError, MissingError, WrongStateError
+from runtime.errors import DeniedError, MalformedError, MissingError, QuotaError, WrongStateError
 from runtime.lifecycle import Status
 from runtime.model import Agent
 from runtime.names import dump_json, parse_moment, quote, timestamp, words
@@ -51,6 +53,8 @@ Payload = str | dict[str, Any]
 
 #: seconds after which the clock is looked at again: it may have been set
 _LOOK_AGAIN: Final = 60.0
+#: armed waits of one agent for the same task, child, or for a message
+_FOR_THE_SAME: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,8 @@ class _Kind:
     usage: str
     family: str
     over: Callable[[WaitingPlane, Change, Agent, str], Payload | None]
+    #: whether many can wait for the same
+    shared: bool = False
 
 
 def child_payload(name: str, status: str, outcome: str, reason: str) -> dict[str, Any]:
@@ -100,6 +106,28 @@ class WaitingPlane(Plane[Wait]):
         """Those that are, once a change is applied."""
         waits = self.of(change, agent)
         return [w for w in waits if change.peek(w, "status") is WaitStatus.ARMED]
+
+    def armed_for(self, change: Change, agent: Agent, field: str, value: str) -> Iterator[Wait]:
+        """Those of them for a thing (``on``), or that hold up a work item (``work``).
+
+        The newest first: the change may have ended the others, from the oldest on.
+        """
+        seen = set()
+        for wait in itertools.chain(
+            reversed(change.rearmed(agent.index)),
+            self._agents.items.armed(agent.index, field, value),
+        ):
+            if id(wait) in seen or change.peek(wait, "status") is not WaitStatus.ARMED:
+                continue
+            if change.peek(wait, field) == value:
+                seen.add(id(wait))
+                yield wait
+
+    def _oldest_first(
+        self, change: Change, agent: Agent, field: str, value: str
+    ) -> list[Wait]:
+        waits = self.armed_for(change, agent, field, value)
+        return sorted(waits, key=lambda wait: wait.index or math.inf)
 
     def with_token(self, token: str) -> Wait | None:
         """The wait that whoever writes to this token fires; None for used ones."""
@@ -152,6 +180,7 @@ class WaitingPlane(Plane[Wait]):
         now = time.time()
         on = f"{kind.usage.split()[0]} {argument}".rstrip()
         deadline = change.peek(wait, "deadline")
+        self._check_few(change, agent, kind, on)
         change.put(
             wait,
             on=on,
@@ -165,6 +194,17 @@ class WaitingPlane(Plane[Wait]):
             self.fire(change, agent, wait, answer)
         elif work is not None:
             self._agents.work.hold(change, agent, work)
+
+    def _check_few(self, change: Change, agent: Agent, kind: _Kind, on: str) -> None:
+        """All that wait for the same are answered at once, in the change of their cause."""
+        if not kind.shared:
+            return
+        there = sum(1 for _ in self.armed_for(change, agent, "on", on))
+        if there >= _FOR_THE_SAME:
+            raise QuotaError(
+                f"{there} waits of {quote(agent.name)} are for {on!r} already, and no more can "
+                "be: cancel one first"
+            )
 
     def _check_family(self, caller: Caller, family: str) -> None:
         if caller.agent is None:
@@ -238,25 +278,22 @@ class WaitingPlane(Plane[Wait]):
 
     def cancel_on(self, change: Change, agent: Agent, item: Work) -> None:
         """The work item is over."""
-        for wait in self.armed(change, agent):
-            if change.peek(wait, "work") == item.name:
-                self.cancel(change, agent, wait)
+        for wait in self._oldest_first(change, agent, "work", item.name):
+            self.cancel(change, agent, wait)
 
     def resource_over(
         self, change: Change, agent: Agent, kind: str, name: str, payload: Payload
     ) -> None:
         """A ``task`` or ``child`` of the agent's has ended."""
-        for wait in self.armed(change, agent):
-            if change.peek(wait, "on") == f"{kind} {name}":
-                self.fire(change, agent, wait, payload)
+        for wait in self._oldest_first(change, agent, "on", f"{kind} {name}"):
+            self.fire(change, agent, wait, payload)
 
     def message_queued(self, change: Change, agent: Agent, message: Message) -> None:
         """Somebody sent the agent a message."""
         if message.provenance in NOTICES:
             return
-        for wait in self.armed(change, agent):
-            if change.peek(wait, "on") == "message":
-                self.fire(change, agent, wait, _message_payload(message))
+        for wait in self._oldest_first(change, agent, "on", "message"):
+            self.fire(change, agent, wait, _message_payload(message))
 
     def trigger(self, wait: Wait, text: str) -> None:
         """Somebody wrote to its token; ``MissingError`` if that is not good any more."""
@@ -289,9 +326,10 @@ class WaitingPlane(Plane[Wait]):
         self._release(change, agent, work)
 
     def _release(self, change: Change, agent: Agent, work: str) -> None:
-        for item in self._agents.work.of(change, agent) if work else ():
-            if item.name == work:
-                self._agents.work.release(change, agent, item)
+        if not work:
+            return
+        with contextlib.suppress(MissingError):
+            self._agents.work.release(change, agent, self._agents.work.named(change, agent, work))
 
     @staticmethod
     def _tell(change: Change, agent: Agent, wait: Wait, status: WaitStatus) -> None:
@@ -445,9 +483,9 @@ _KINDS: Final[dict[str, _Kind]] = {
     kind.usage.split()[0]: kind
     for kind in (
         _TIMER,
-        _Kind("task NAME", "core", _task_over),
-        _Kind("child NAME", "core", _child_over),
-        _Kind("message", "core", _message_over),
+        _Kind("task NAME", "core", _task_over, shared=True),
+        _Kind("child NAME", "core", _child_over, shared=True),
+        _Kind("message", "core", _message_over, shared=True),
         _Kind("trigger", "external_trigger", _never_over),
     )
 }

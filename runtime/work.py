@@ -41,9 +41,13 @@ class WorkPlane(Plane[Work]):
             for name in wanted
             if name in there and change.peek(there[name], "status") not in WORK_MOVES.terminal
         ]
-        armed = self._agents.waiting.armed(change, agent)
-        waits = [f"{_WAIT}{w.name}" for w in armed if change.peek(w, "work") == item.name]
-        return items + waits
+        armed = self._agents.waiting.armed_for(change, agent, "work", item.name)
+        return items + [f"{_WAIT}{wait.name}" for wait in armed][::-1]
+
+    def _is_obstructed(self, change: Change, agent: Agent, item: Work) -> bool:
+        """Whether something is in its way: of a thousand waits one is looked for, not all."""
+        armed = self._agents.waiting.armed_for(change, agent, "work", item.name)
+        return any(True for _ in armed) or bool(self.obstacles(change, agent, item))
 
     def blocked_by(self, agent: Agent, item: Work) -> str:
         """The lines of ``blocked_by``: ids as they were written, then the armed waits."""
@@ -124,7 +128,7 @@ class WorkPlane(Plane[Work]):
     def release(self, change: Change, agent: Agent, item: Work) -> None:
         """Something is not in its way any more; perhaps something else is."""
         blocked = change.peek(item, "status") is WorkStatus.BLOCKED
-        if not blocked or self.obstacles(change, agent, item):
+        if not blocked or self._is_obstructed(change, agent, item):
             return
         focused = change.peek_agent(agent, "focus") == item.name
         events = (WorkEvent.UNBLOCK, WorkEvent.FOCUS) if focused else (WorkEvent.UNBLOCK,)

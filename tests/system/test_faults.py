@@ -31,6 +31,7 @@ from tests.invariants import Crashed, told_write
 from tests.scene import CRASH_AT, SLEEP, Scene, child, inside, reboot, scene_of
 
 _STUBBORN: Final = "sh -c 'trap \"\" TERM; sleep 1000'"
+_CROWD: Final = 100
 _WRITER: Final = f"sh -c '{told_write('mine')}; sleep 1000'"
 
 
@@ -194,6 +195,25 @@ def _removed(scene: Scene) -> None:
     scene.journal.remove("boss")
 
 
+def _crowded(scene: Scene) -> None:
+    """More below one agent than is done at once: children, messages and commands."""
+    scene.run("crowd", SLEEP, mode="resident")
+    scene.wait("crowd", "ready", "busy")
+    for number in range(_CROWD):
+        scene.new(f"crowd{number}", "true", parent="agent:crowd")
+        scene.journal.say("crowd", f"message {number}")
+    scene.invariants.observe()
+
+
+def _dispersed(scene: Scene) -> None:
+    scene.journal.verb("crowd", "stop")
+    scene.promise("crowd", "cancelled", "operator_stop")
+    scene.wait("crowd", "dead")
+    scene.journal.remove("crowd")
+    left = [scene.daemon.agent_dir(f"crowd{number}") for number in range(_CROWD)]
+    scene.wait_until(lambda: not any(map(Path.exists, left)), "what it owned is gone")
+
+
 Stage = Callable[[Scene], None]
 
 #: What leads to each place. Stages before the last are there to have others around.
@@ -218,6 +238,7 @@ SCENARIOS: Final[dict[str, tuple[Stage, ...]]] = {
     "message.ended": (stages.residing,),
     "session.switched": (stages.switched,),
     "abort.committed": (stages.aborted,),
+    "abort.killed": (stages.once_aborted,),
     "task.queued": (stages.tasked,),
     "task.launched": (stages.tasked,),
     "task.running": (stages.tasked,),
@@ -226,11 +247,13 @@ SCENARIOS: Final[dict[str, tuple[Stage, ...]]] = {
     "worktree.made": (stages.worktree,),
     "worktree.fetched": (stages.worktree,),
     "worktree.removed": (stages.worktree,),
+    "finish.shed": (_crowded, _dispersed),
     "finish.conversation": (_family, _finished, _cancelled),
     "finish.recorded": (_family, _finished, _cancelled),
     "finish.removed": (_family, _finished, _cancelled),
     "finish.released": (_family, _finished, _cancelled),
     "cancel.marked": (_family, _detached, _cancelled),
+    "cancel.more": (_crowded, _dispersed),
     "cancel.thawed": (_family, _paused, _cancelled),
     "cancel.signalled": (_family, _cancelled),
     "cancel.killed": (_family, _cancelled),
@@ -242,6 +265,7 @@ SCENARIOS: Final[dict[str, tuple[Stage, ...]]] = {
     "reset.committed": (_finished, _reset),
     "remove.committed": (_family, _finished, _cancelled, _removed),
     "remove.forgotten": (_family, _finished, _cancelled, _removed),
+    "remove.more": (_crowded, _dispersed),
     "wait.armed": (stages.waited,),
     "wait.due": (stages.waited,),
     "wait.fired": (stages.waited,),
