@@ -40,10 +40,12 @@ from runtime import forking
 from runtime.accounts import Resource
 from runtime.authority.identity import Caller, Role
 from runtime.change import Change
+from runtime.ending import Ender
 from runtime.errors import CtxError
+from runtime.following import Followed
 from runtime.lifecycle import Status
 from runtime.loop import LoopMeter
-from runtime.model import Agent
+from runtime.model import Agent, Outcome
 from runtime.names import dump_json
 from runtime.planes import Message, Task, TaskStatus, Wait, WaitStatus, Work
 from runtime.sockets import DAEMON_OPERATIONS, OPERATIONS, Server, Sockets
@@ -645,6 +647,79 @@ async def measure_forks(scene: Scene, meter: LoopMeter) -> dict[str, float]:
     return costs.worst
 
 
+async def measure_fans(scene: Scene, meter: LoopMeter) -> dict[str, float]:
+    """What has to be said to many: all waits for a thing, all records of one that ends, all
+    that it owns."""
+    costs, agents, x = Costs(scene, meter), scene.mounted.agents, scene.x
+
+    async def call(what: str, operation: Callable[..., object], *args: object) -> None:
+        async def done() -> None:
+            operation(*args)
+
+        await costs.call(what, done)
+
+    def add_waits(on: str) -> None:
+        waits = agents.items.of(x.index, Wait)
+        change = Change()
+        for number, wait in enumerate(waits[:64]):
+            change.put(wait, on=on, status=WaitStatus.ARMED, work=f"W{number}")
+        agents.commit(change)
+
+    def end_resource(kind: str, name: str) -> None:
+        with agents.changing() as change:
+            agents.waiting.resource_over(change, x, kind, name, {})
+
+    def end_agent(agent: Agent) -> None:
+        with agents.changing() as change:
+            agents.record_end(change, agent, Outcome.CANCELLED, "operator_stop")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(agents.run)
+        add_waits("message")
+        await call("message", agents.send, USER, x, "hello")
+        for kind, name in (("task", "T2"), ("child", "k5")):
+            add_waits(f"{kind} {name}")
+            await call(kind, end_resource, kind, name)
+        item = agents.items.named(x.index, Work, "W0")
+        assert item is not None
+        await call("work", agents.work.set, x, item, "status", "done")
+        ender = Ender(
+            agents=agents,
+            hierarchy=cast(Any, None),
+            watcher=cast(Any, None),
+            sockets=cast(Any, Ignoring()),
+            followed=Followed(),
+            nursery=nursery,
+        )
+        await call("end", ender.end, x, Outcome.CANCELLED, "operator_stop")
+        await costs.call("end of the rest", ender._mark_rest, x)
+        for child in scene.children:
+            if child.live:
+                end_agent(child)
+        assert not any(child.live or child.status is Status.NEW for child in scene.children)
+        while True:
+            change = Change()
+            if not agents.add_some_ends(change, x, "operator_stop", everything=True):
+                break
+            await call("records", agents.note, change)
+        await call("end of all", end_agent, x)
+        await call("remove", agents.remove, x)
+        while any(agents.get(child.index) for child in scene.children):
+            await costs.call("removal of the rest", trio.lowlevel.checkpoint)
+        nursery.cancel_scope.cancel()
+    return costs.worst
+
+
+class Ignoring:
+    """Sockets that nobody is at."""
+
+    def refuse(self, agent: Agent) -> None:
+        pass
+
+    def stop_accepting(self, agent: Agent) -> None:
+        pass
+
+
 Measuring = Callable[[Scene, LoopMeter], Awaitable[dict[str, float]]]
 #: what is measured, each in a scene of its own and in a status
 MEASURED: Final[dict[str, tuple[Measuring, Status]]] = {
@@ -652,6 +727,7 @@ MEASURED: Final[dict[str, tuple[Measuring, Status]]] = {
     "tools": (measure_tools, Status.BUSY),
     "sockets": (measure_sockets, Status.BUSY),
     "forks": (measure_forks, Status.BUSY),
+    "fans": (measure_fans, Status.BUSY),
 }
 
 

@@ -140,6 +140,54 @@ def settle(world: World) -> None:
     trio.run(run)
 
 
+# finding them
+
+
+def test_armed_ones_are_found_by_what_they_are_for(world: World, agent: Agent) -> None:
+    for name in ("w", "v"):
+        work_item(world, agent, name)
+    plane = world.agents.waiting
+    waits = {n: make(world, agent, f"x{n}", work="wv"[n % 2]) for n in range(8)}
+    for n, wait in waits.items():
+        if n != 7:
+            plane.arm(USER, agent, wait, ("message", "trigger", "timer 1h")[n % 3])
+    plane.set(agent, waits[0], "work", "v")
+    plane.set(agent, waits[1], "work", "")
+    with world.agents.changing() as change:
+        plane.cancel(change, agent, waits[3])
+    plane.remove(USER, agent, "x4")
+    for again in (False, True):
+        agents = world.reopen() if again else world.agents
+        there = agents.named("coder")
+        assert there is not None
+        change = Change()
+        with_status = agents.waiting.armed(change, there)
+        assert [wait.name for wait in with_status] == ["x0", "x1", "x2", "x5", "x6"]
+        for field, value in (("on", "message"), ("on", "trigger"), ("work", "w"), ("work", "v")):
+            found = {w.name for w in agents.waiting.armed_for(change, there, field, value)}
+            assert found == {w.name for w in with_status if getattr(w, field) == value}
+        change.put(with_status[0], status=WaitStatus.CANCELLED)
+        change.put(with_status[1], work="w")
+        assert {w.name for w in agents.waiting.armed_for(change, there, "work", "v")} == {"x5"}
+        found = {w.name for w in agents.waiting.armed_for(change, there, "work", "w")}
+        assert found == {"x1", "x2", "x6"}
+
+
+@pytest.mark.parametrize("on", ["message", "task slow"])
+def test_more_than_sixty_four_for_the_same_are_refused(tmp_path: Path, on: str) -> None:
+    with world_in(tmp_path) as world:
+        agent = made_live(world, "coder")
+        world.agents.tasks.make(USER, agent, "slow")
+        waits = [armed(world, agent, f"x{n}", on) for n in range(64)]
+        one_more = make(world, agent, "more")
+        with pytest.raises(QuotaError, match="cancel one first"):
+            world.agents.waiting.arm(USER, agent, one_more, on)
+        assert one_more.status is WaitStatus.NEW
+        world.agents.waiting.arm(USER, agent, one_more, "trigger")
+        world.agents.waiting.remove(USER, agent, waits[0].name)
+        armed(world, agent, "last", on)
+
+
 # the table
 
 
