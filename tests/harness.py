@@ -128,6 +128,15 @@ class Daemon:
                     found.append(pid)
         return found
 
+    def descriptors(self) -> int:
+        """Those of the daemon, but for the real files that were used last: it keeps up to 512."""
+        found = []
+        for fd in Path(f"/proc/{self.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found.append(os.readlink(fd))
+        kept = tuple(f"{self.state}/{name}/" for name in ("agent", "home", "shared"))
+        return sum(not path.startswith(kept) for path in found)
+
     def check_own_cgroup(self) -> None:
         """Fails if anything else was in there since the last time, or a process of an agent in
         no agent's leaf. Where not everything was told it fails if anything stays there."""

@@ -12,15 +12,12 @@ not grow. Prints a line for each chapter and a summary; stops by itself.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
 import select
 import shlex
 import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from tests.harness import Daemon, alive, end_process, wait_until
@@ -131,17 +128,7 @@ def _chapter(
 def _measure(daemon: Daemon, begun: float) -> tuple[float, int, int, int]:
     """Of a daemon that has nothing to do; anew, so that each has the same age."""
     kept = sum(p.stat().st_size for p in daemon.state.rglob("*") if p.is_file())
-    return time.monotonic() - begun, resident(daemon.pid), _descriptors(daemon), kept
-
-
-def _descriptors(daemon: Daemon) -> int:
-    """Without those of the real files that were used last: it keeps up to 512 of them."""
-    fds = Path(f"/proc/{daemon.pid}/fd")
-    found = []
-    for fd in fds.iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            found.append(os.readlink(fd))
-    return sum(not path.startswith(f"{daemon.state}/agent/") for path in found)
+    return time.monotonic() - begun, resident(daemon.pid), daemon.descriptors(), kept
 
 
 def _grew(series: list[tuple[float, int, int, int]]) -> list[str]:

@@ -264,10 +264,6 @@ def resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def descriptors(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
-
-
 def agents_of(daemon: Daemon) -> set[str]:
     return {path.name.removesuffix(".d") for path in (daemon.root / "agent").glob("*.d")}
 
@@ -304,7 +300,7 @@ def guarded(
     guard = Guard(daemon)
     try:
         guard.prepare(bystanders)
-        pid, opened, used = daemon.pid, descriptors(daemon.pid), resident(daemon.pid)
+        pid, opened, used = daemon.pid, daemon.descriptors(), resident(daemon.pid)
         there = agents_of(daemon)
         yield guard
         guard.judge()
@@ -316,7 +312,7 @@ def guarded(
         end_and_remove(daemon, attackers)
         daemon.check_own_cgroup()
         if daemon.pid == pid:
-            _is_as_before(pid, opened, used)
+            _is_as_before(daemon, opened, used)
         with open(daemon.log, errors="replace") as text:
             text.seek(log)
             said = text.read()
@@ -330,12 +326,13 @@ def guarded(
             end_and_remove(daemon, mine)
 
 
-def _is_as_before(pid: int, opened: int, used: int) -> None:
+def _is_as_before(daemon: Daemon, opened: int, used: int) -> None:
     """Descriptors and memory go when those who had them have gone."""
+    pid = daemon.pid
     with suppress(AssertionError):
-        wait_until(lambda: descriptors(pid) <= opened + DESCRIPTORS
-                   and resident(pid) <= used + MEMORY, "it is as before", timeout=10)
-    assert (now := descriptors(pid)) <= opened + DESCRIPTORS, (
+        wait_until(lambda: daemon.descriptors() <= opened + DESCRIPTORS
+                   and resident(pid) <= used + MEMORY, "it is as before", timeout=30)
+    assert (now := daemon.descriptors()) <= opened + DESCRIPTORS, (
         f"ctxd had {opened} descriptors before the attack, and has {now} after it"
     )
     assert (now := resident(pid)) <= used + MEMORY, (
