@@ -222,6 +222,25 @@ def once_aborted(scene: Scene) -> None:
     _abort(scene, "once")
 
 
+def paused_aborted(scene: Scene) -> None:
+    """What is frozen ends, and its PID 1 has not heard yet that the cell stays."""
+    directory = agent(scene, "aborted", "once")
+    scene.wait_until(lambda: "got r1" in output(scene, "aborted"), "its run is there")
+    scene.wait("aborted", "busy")
+    scene.journal.verb("aborted", "pause")
+    scene.wait("aborted", "paused")
+
+    def goes_on() -> None:
+        wait_until(lambda: read(directory, "run") == "", "its run has ended")
+        scene.journal.verb("aborted", "resume")
+        wait_until(lambda: output(scene, "aborted") == ["got r1", "got r2"], "the next run")
+        wait_status(directory, "busy")
+
+    scene.after.append(goes_on)
+    scene.journal.verb("aborted", "abort")
+    scene.wait_until(lambda: read(directory, "run") == "", "its run has ended")
+
+
 #: commands, what is then said to them, and how they end
 _TASKS: Final = {
     "good": ("echo up", "", "completed", "exit:0"),

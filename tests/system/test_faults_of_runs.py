@@ -483,3 +483,23 @@ def test_a_reboot(mode: str) -> None:
         (end,) = events(scene, "one", "run.end")
         assert (end["outcome"], end["reason"]) == ("interrupted", "reboot")
         finish(scene)
+
+
+def test_what_is_aborted_while_it_is_paused_goes_on() -> None:
+    """What is frozen is killed, and says nothing of it; its cell learns later that it stays."""
+    with scene_of() as scene:
+        scene.daemon.start()
+        agent = stages.agent(scene, "one", "once")
+        for run in ("r1", "r2"):
+            wait_until(lambda r=run: f"got {r}" in stages.output(scene, "one"), f"{run} is there")  # type: ignore[misc]
+            wait_status(agent, "busy")
+            scene.journal.verb("one", "pause")
+            wait_status(agent, "paused")
+            scene.journal.verb("one", "abort")
+            wait_until(lambda: read(agent, "run") == "", "its run has ended")
+            scene.daemon.restart()
+            assert read(agent, "status") == "paused\n"
+            scene.journal.verb("one", "resume")
+        wait_until(lambda: "got r3" in stages.output(scene, "one"), "r3 is there")
+        wait_status(agent, "busy")
+        finish(scene)
