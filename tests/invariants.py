@@ -296,8 +296,9 @@ class Invariants:
         self._processes: dict[str, set[Process]] = {}
         self._histories: dict[Path, bytes] = {}
         self._waiters: list[tuple[str, str, subprocess.Popen[bytes]]] = []
-        #: results by agent and session, as programs said that they gave them back
-        self._results: dict[tuple[str, str], list[str]] = {}
+        #: results by agent and session, as programs said that they gave them back, and whether
+        #: that was after their end
+        self._results: dict[tuple[str, str], tuple[list[str], bool]] = {}
         #: of ended children: parent, its session, child
         self._cancelled: dict[tuple[str, str], tuple[str, str, str]] = {}
         #: what has ended and was found good, with its size: looked at again in the end
@@ -525,6 +526,7 @@ class Invariants:
         their standard output, and ``made NAME`` after a mkdir.
         """
         wanted: dict[str, list[str]] = {}
+        final = _status(directory) == "dead"
         with contextlib.suppress(FileNotFoundError):
             # a line that is not ended may still grow
             for line in (directory / "out").read_text().split("\n")[:-1]:
@@ -540,7 +542,7 @@ class Invariants:
                             yield f"{name} made {child}, which is not there"
             if "result.md" in wanted:
                 session = os.path.basename(os.readlink(directory / "session"))
-                self._results[name, session] = wanted["result.md"]
+                self._results[name, session] = (wanted["result.md"], final)
             for file, texts in wanted.items():
                 if (text := _read(directory / file)) not in texts:
                     yield f"{name} wrote one of {texts} to {file}, there is {text!r}"
@@ -590,6 +592,12 @@ class Invariants:
                     continue  # its life is told in several sessions
                 for what in _agrees(facts, told.get(key, [])):
                     yield f"{key[0]}: {what} ({facts})"
+
+    def _is_current(self, agent: str, session: str) -> bool:
+        with contextlib.suppress(OSError):
+            link = os.readlink(self._daemon.agent_dir(agent) / "session")
+            return os.path.basename(link) == session
+        return False
 
     def _session(self, directory: Path, events: list[dict[str, Any]]) -> Iterator[str]:
         size = sum(self._size(directory / name) for name in ("events.jsonl", "messages.jsonl"))
@@ -643,7 +651,9 @@ class Invariants:
                     )
                 if status != wanted:
                     yield f"{channel}: its status is {status}, not {wanted}"
-                results = self._results.get(key)
+                results, final = self._results.get(key, ([], False))
+                if not final and not self._is_current(*key):
+                    results = []  # it may have written more before it was removed
                 if results and (result := _read(channel / "result.md")) not in results:
                     yield f"{channel}: {key[0]} wrote one of {results}, there is {result!r}"
                 elif status == wanted and status not in ("pending", "active"):
