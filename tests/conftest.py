@@ -25,8 +25,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 #: modules whose tests measure how long others are held up
-_ALONE = ("test_hostile", "test_exhaustion", "test_many_waits", "test_cost", "test_next_lives",
-          "test_sources")
+_ALONE = ("test_hostile", "test_next_lives", "test_sources")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import time
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,11 +85,18 @@ class Journal:
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self.entries: dict[str, Entry] = {}
+        #: what was said to each name, and what came of it
+        self.said: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=40))
 
-    def _attempt(self, operation: Callable[[], object], unknown: Callable[[], object]) -> None:
+    def _attempt(
+        self, name: str, what: str, operation: Callable[[], object],
+        unknown: Callable[[], object],
+    ) -> None:
         try:
             operation()
+            self.said[name].append(what)
         except OSError as error:
+            self.said[name].append(f"{what}: {error.strerror}")
             if error.errno in GONE and self._daemon.has_ended(5.0):
                 unknown()
                 raise Crashed from error
@@ -104,7 +111,7 @@ class Journal:
             self.entries[name] = entry
 
         try:
-            self._attempt(directory.mkdir, unknown)
+            self._attempt(name, "mkdir", directory.mkdir, unknown)
         except OSError:
             if earlier is not None:
                 self.entries[name] = earlier
@@ -125,7 +132,8 @@ class Journal:
                 entry.adopted = False
                 entry.life = "temp" if text == "temp" else entry.life
 
-        self._attempt(lambda: write(self._daemon.agent_dir(name) / file, text), unknown)
+        path = self._daemon.agent_dir(name) / file
+        self._attempt(name, f"{file} {text[:40]}", lambda: write(path, text), unknown)
         entry.files[file] = [text]
         if file == "parent":
             self._adopt(entry, text, acknowledged=True)
@@ -152,7 +160,8 @@ class Journal:
                 entry.end, entry.must_end = None, False
                 self._forget(name, acknowledged=False)
 
-        self._attempt(lambda: write(self._daemon.agent_dir(name) / "ctl", verb), unknown)
+        path = self._daemon.agent_dir(name) / "ctl"
+        self._attempt(name, verb, lambda: write(path, verb), unknown)
         entry.statuses = after | ({"dead"} if entry.parent else set())
         if "restart" in entry.files and verb in ("pause", "resume", "abort"):
             # it may end, by whatever, and be started again
@@ -170,7 +179,8 @@ class Journal:
         def unknown() -> None:
             said[text] = False
 
-        self._attempt(lambda: write(self._daemon.agent_dir(name) / "inbox", text), unknown)
+        path = self._daemon.agent_dir(name) / "inbox"
+        self._attempt(name, f"inbox {text}", lambda: write(path, text), unknown)
         said[text] = True
 
     def remove(self, name: str) -> None:
@@ -181,7 +191,7 @@ class Journal:
             entry.statuses |= {"dead"}  # a new one is cancelled first
             self._forget(name, acknowledged=False)
 
-        self._attempt(self._daemon.agent_dir(name).rmdir, unknown)
+        self._attempt(name, "rmdir", self._daemon.agent_dir(name).rmdir, unknown)
         entry.present = {False}
         self._forget(name, acknowledged=True)
 
@@ -357,8 +367,9 @@ class Invariants:
 
     def check(self, journal: Journal) -> None:
         """After a start: at once what may not wait, then what the daemon has to do."""
-        wrong = [*self._torn(), *journal.lost(), *self._strays()]
-        assert not wrong, "\n".join(["once it is ready:", *wrong])
+        lost = list(journal.lost())
+        wrong = [*self._torn(), *lost, *self._strays()]
+        assert not wrong, "\n".join(["once it is ready:", *wrong, *self._lives(lost, journal)])
         self.settle(journal)
 
     def settle(self, journal: Journal) -> None:
@@ -428,6 +439,17 @@ class Invariants:
                     yield f"    {_describe(pid)} in state {_stat(pid, 3)}"
         for path in (self._daemon.runtime / "record").iterdir():
             yield f"{path.name}: {path.read_text().splitlines()}"
+
+    def _lives(self, lost: list[str], journal: Journal) -> Iterator[str]:
+        """What was said to those that a line is about, and to their parents, and what they are."""
+        for name in [line.partition(":")[0] for line in lost]:
+            for each in filter(None, (name, journal.entries[name].parent)):
+                directory = self._daemon.agent_dir(each)
+                yield f"{each}: {journal.entries.get(each)}, said {list(journal.said[each])}"
+                with contextlib.suppress(OSError):
+                    for file in ("status", "parent", "life", "reason", "incarnation"):
+                        yield f"    {file} {_read(directory / file)}"
+                    yield (directory / "session" / "events.jsonl").read_text()[-1500:]
 
     def _torn(self) -> Iterator[str]:
         """4: a history begins with all that was ever read of it."""
