@@ -112,7 +112,7 @@ left=0
 if [ -d "$cgroup" ]; then echo "a cgroup is left: $cgroup" >&2; left=1; fi
 if grep -q "$base" /proc/self/mountinfo; then echo "a mount is left below $base" >&2; left=1; fi
 for process in /proc/[0-9]*; do # not with pgrep(1), which a small system may not have
-	if tr '\0' ' ' <"$process/cmdline" 2>/dev/null | grep -qF "$base/"; then
+	if { tr '\0' ' ' <"$process/cmdline"; } 2>/dev/null | grep -qF "$base/"; then
 		echo "a process is left: ${process#/proc/}" >&2
 		left=1
 	fi

@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -201,3 +202,59 @@ def test_programs_are_run_from_a_noexec_runtime_directory(stopped: Daemon) -> No
         assert stopped.stop() == 0
     finally:
         linux.unmount(stopped.runtime, linux.MNT_DETACH)
+
+
+_BELOW: Final = """
+set -e
+new=$1; shift
+mkdir "$new/root"
+for path in /*; do
+    if [ -L "$path" ]; then cp -P "$path" "$new/root/"
+    elif [ -d "$path" ]; then mkdir "$new/root$path"; mount --rbind "$path" "$new/root$path"
+    fi
+done
+exec chroot "$new/root" "$@"
+"""
+
+
+def test_below_a_chroot_it_says_why_it_does_not_start(stopped: Daemon, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    done = subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", "sh", "-c", _BELOW, "sh",
+         str(tmp_path), *stopped.command()],
+        capture_output=True, text=True, timeout=TIMEOUT, check=False,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith("ctxd: / is no mount point here, as below chroot(8): ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_the_demo_finds_what_is_left_without_pgrep(left: bool, tmp_path: Path) -> None:
+    whole = Path("contrib/demo.sh").read_text()
+    check = whole[whole.index("\nleft=0\n"):]
+    (tmp_path / "bin").mkdir()
+    for name in ("grep", "tr"):
+        found = shutil.which(name)
+        assert found is not None
+        (tmp_path / "bin" / name).symlink_to(found)
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "sleep").symlink_to("/bin/sleep")
+    survivor = subprocess.Popen([str(base / "sleep"), "1000"]) if left else None
+    try:
+        done = subprocess.run(
+            ["/bin/sh", "-c", check], capture_output=True, text=True, timeout=TIMEOUT, check=False,
+            env={"PATH": str(tmp_path / "bin"), "base": str(base), "cgroup": str(base / "none")},
+        )
+    finally:
+        if survivor is not None:
+            survivor.kill()
+            survivor.wait()
+    if survivor is not None:
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == f"a process is left: {survivor.pid}\n"
+    else:
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == "no process, mount or cgroup is left\n"
