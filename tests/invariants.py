@@ -197,17 +197,19 @@ class Journal:
 
     def _forget(self, name: str, *, acknowledged: bool) -> None:
         """What it owned goes with it, or with the life that a reset ends."""
-        for entry in self._owned(name):
-            if acknowledged and entry.adopted:
+        for entry, known in self._owned(name):
+            if acknowledged and known:
                 entry.present = {False}
             else:
                 entry.present.add(False)
 
-    def _owned(self, name: str) -> Iterator[Entry]:
+    def _owned(self, name: str, known: bool = True) -> Iterator[tuple[Entry, bool]]:
+        """And whether all between are known to be owned, too."""
         for other, entry in list(self.entries.items()):
             if entry.parent == name and entry.life != "detached":
-                yield entry
-                yield from self._owned(other)
+                sure = known and entry.adopted
+                yield entry, sure
+                yield from self._owned(other, sure)
 
     def lost(self) -> list[str]:
         """What was acknowledged and is not so any more."""
