@@ -289,7 +289,10 @@ class Runs:
         """SIGTERM, grace, SIGKILL to what is left of the run."""
         with guarded(agent):
             grace = 0.0 if agent.frozen else self._agents.grace(agent)
-            if execution is following and not agent.frozen:
+            if execution is not following:
+                with contextlib.suppress(FileNotFoundError):
+                    execution.record_path.chmod(0o400)  # its monitor is not to end the cell
+            elif not agent.frozen:
                 await self._hold(following)
             await terminate(execution, grace, following.impatient)
         following.wake.notify()

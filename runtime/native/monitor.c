@@ -34,7 +34,8 @@
  * LEAD says what the end of the program means when no daemon is alive: "cell",
  * the end of the cell, which its keeper is told on the report socket; one of
  * FDS, the same of the cell whose keeper that pidfd is of, by SIGTERM; "-", or
- * once the keeper says that the cell is held, nothing.
+ * once the keeper says that the cell is held, nothing. A daemon that ends the program
+ * and not the cell says so by making the record read-only.
  *
  * Lines of the record:
  *     monitor PID | chain PID | keeper PID | start PID NS | failed TEXT |
@@ -523,6 +524,15 @@ static bool daemon_alive(int lifeline)
 	return lifeline >= 0 && read(lifeline, &byte, 1) != 0;
 }
 
+/* Whether a daemon has seen to what the end means: the record is gone, or read-only. */
+static bool is_seen_to(void)
+{
+	struct stat recorded;
+
+	return fstat(record_fd, &recorded) || !recorded.st_nlink ||
+	       !(recorded.st_mode & S_IWUSR);
+}
+
 /* LEAD, as a descriptor of our own if it is one; before FDS are closed. */
 static int open_lead(const char *text)
 {
@@ -545,15 +555,14 @@ static bool tell_end(int lead, int report)
 
 /*
  * What the program was of is held by the keeper that LEAD is of, and the program has
- * ended: stays until a daemon has removed the record, and so has acted on that end, or
- * that keeper is gone. A daemon that dies before has left it to this program.
+ * ended: stays until a daemon has seen to that end, or that keeper is gone. A daemon that
+ * dies before has left it to this program.
  */
 static void stay_for_end(int lead, int lifeline, int report)
 {
 	struct pollfd keeper = {.fd = lead, .events = POLLIN};
-	struct stat recorded;
 
-	while (!fstat(record_fd, &recorded) && recorded.st_nlink) {
+	while (!is_seen_to()) {
 		if (!daemon_alive(lifeline) && !tell_end(lead, report))
 			return;
 		if (poll(&keeper, 1, LOOK_AGAIN_MS) > 0)
@@ -649,7 +658,10 @@ int main(int argc, char **argv)
 		}
 		if (leading && now_ms() >= next_word) {
 			next_word = 0;
-			if (!daemon_alive(lifeline)) {
+			if (is_seen_to()) {
+				lead = LEAD_NOBODY;
+				leading = false;
+			} else if (!daemon_alive(lifeline)) {
 				next_word = now_ms() + LEAD_AGAIN_MS;
 				leading = tell_end(lead, sockets[0]);
 				lead = leading ? lead : LEAD_NOBODY;

@@ -1002,6 +1002,27 @@ def test_the_cell_ends_when_the_daemon_dies_before_it_acts_on_the_end(cell: Run,
     assert run.wait_end().exit_code == 3
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_cell_goes_on_when_the_daemon_ended_its_program_and_died(
+    cell: Run, run: Run, tmp_path: Path, late: bool
+) -> None:
+    """The record is read-only: only the run was to end."""
+    cell.hold()
+    run.enter(cell, script="exec sleep 600", leads=True)
+    record = run.wait_record(lambda record: record.program)
+    run.record_path.chmod(0o400)
+    if not late:
+        run.daemon_dies()
+    os.kill(record.program, signal.SIGKILL)
+    assert run.wait_end().signal == signal.SIGKILL
+    run.daemon_dies()
+    (tmp_path / "next").mkdir()
+    with closing(Run(tmp_path / "next")) as after:
+        after.enter(cell, script="exit 4")
+        assert after.wait_end().exit_code == 4
+    assert "term" not in cell.lines
+
+
 def test_the_cell_ends_when_the_daemon_dies_after_the_program(
     cell: Run, run: Run, post: Signpost
 ) -> None:
