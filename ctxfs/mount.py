@@ -309,4 +309,6 @@ def _open_background(connection: Path, privilege: Privilege) -> None:
         for name in ("max_background", "congestion_threshold"):
             (connection / name).write_text(f"{min(allowed, _BACKGROUND_MAX)}\n")
     except OSError as error:
-        log.warning("%s: who reads ahead makes others wait: %s", connection, error.strerror)
+        # a user cannot mount what is missing
+        level = logging.DEBUG if privilege.rootless else logging.WARNING
+        log.log(level, "%s: who reads ahead makes others wait: %s", connection, error.strerror)
