@@ -560,11 +560,11 @@ class Filesystem(Watching):
             raise DeniedError("the caller is gone: so are its rights")
 
     def history_of(self, uid: int, name: str) -> Node | None:
-        found = self.runtime.agents.sessions(uid, name)
-        if not found:
+        found = self.runtime.agents.first_session(uid, name)
+        if found is None:
             return None
         number = root_files.HISTORY_TABLE.number("", "history")
-        return RowNode(self, root_files.HISTORY_TABLE, found[0][1], (uid, name), number)
+        return RowNode(self, root_files.HISTORY_TABLE, found, (uid, name), number)
 
     def history_visible(self, uid: int, name: str, call: Call) -> bool:
         agent = self.runtime.agents.named(name)
@@ -582,17 +582,14 @@ class Filesystem(Watching):
         )
 
     def remove_session(self, key: tuple[int, str], call: Call, name: str) -> None:
-        for found, index in self.runtime.agents.sessions(*key):
-            if found != name:
-                continue
-            session = self.runtime.agents.session(index)
-            assert session is not None
-            caller = call.caller
-            if caller.agent is not None or not caller.known or caller.uid not in (0, key[0]):
-                raise DeniedError("sessions are removed by operators")
-            self.runtime.agents.remove_session(session)
-            return
-        raise MissingError(f"there is no session {quote(name)}")
+        index = self.runtime.agents.session_named(*key, name)
+        session = self.runtime.agents.session(index) if index is not None else None
+        if session is None:
+            raise MissingError(f"there is no session {quote(name)}")
+        caller = call.caller
+        if caller.agent is not None or not caller.known or caller.uid not in (0, key[0]):
+            raise DeniedError("sessions are removed by operators")
+        self.runtime.agents.remove_session(session)
 
     def spaces(self) -> list[str]:
         return sorted(os.listdir(self.runtime.places.state / "shared"))

@@ -240,6 +240,12 @@ class Agents:
     def sessions(self, owner: int, name: str) -> list[tuple[str, int]]:
         return self._store.sessions(owner, name)
 
+    def session_named(self, owner: int, agent: str, name: str) -> int | None:
+        return self._store.session_named(owner, agent, name)
+
+    def first_session(self, owner: int, agent: str) -> int | None:
+        return self._store.first_session(owner, agent)
+
     def session_agents(self, owner: int) -> list[str]:
         return self._store.session_agents(owner)
 
@@ -887,8 +893,7 @@ class Agents:
             raise WrongStateError(f"session does not fit: the agent is {agent.status}")
         if agent.status is Status.PAUSED and agent.run:
             raise WrongStateError(f"session does not fit: the run {agent.run} is paused")
-        known = dict(self._store.sessions(agent.owner, agent.name))
-        index = known.get(name)
+        index = self._store.session_named(agent.owner, agent.name, name)
         if index == agent.session:
             return
         if index is not None and self._load_session(index).incarnation != agent.index:
@@ -903,11 +908,9 @@ class Agents:
         crashpoints.reach("session.switched")
 
     def _new_session(self, agent: Agent, wanted: str = "") -> int:
-        taken = {name for name, _ in self._store.sessions(agent.owner, agent.name)}
-        name, number = wanted or "default", 1
-        while name in taken:
-            number += 1
-            name = f"default.{number}"
+        name = wanted or "default"
+        if self._store.session_named(agent.owner, agent.name, name) is not None:
+            name = self._free_session(agent)
         now = time.time()
         session = Session(
             index=0,
@@ -925,6 +928,26 @@ class Agents:
         session.index = self._store.insert_session(session)
         self._sessions[session.index] = session
         return session.index
+
+    def _free_session(self, agent: Agent) -> str:
+        """A name ``default.NUMBER`` after which, or before which, one is taken: with thousands
+        of lives of one name, as cheap to find as with two."""
+
+        def is_taken(number: int) -> bool:
+            name = f"default.{number}"
+            return self._store.session_named(agent.owner, agent.name, name) is not None
+
+        free = 2
+        while is_taken(free):
+            free *= 2
+        taken = free // 2  # 1 stands for the first, which has no number
+        while free - taken > 1:
+            middle = (taken + free) // 2
+            if is_taken(middle):
+                taken = middle
+            else:
+                free = middle
+        return f"default.{free}"
 
     def adopt(self, agent: Agent, parent: Agent | None) -> None:
         """Makes a ``new`` agent the child of ``parent``, or a root agent again."""
@@ -992,7 +1015,7 @@ class Agents:
         session = self._load_session(agent.session)
         old = self.session_directory(session)
         new = self.state / f"home/{owner}/agent/{agent.name}/{session.name}"
-        if any(name == session.name for name, _ in self._store.sessions(owner, agent.name)):
+        if self._store.session_named(owner, agent.name, session.name) is not None:
             raise TakenError(f"uid {owner} has a session {session.name} of {quote(agent.name)}")
         new.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.rename(old, new)
@@ -1276,7 +1299,7 @@ class Agents:
         self._store.delete_session(session.index)
         if (
             self._store.name_owner(session.agent) == session.owner
-            and not self._store.sessions(session.owner, session.agent)
+            and self._store.first_session(session.owner, session.agent) is None
         ):
             self._store.release_name(session.agent)
 

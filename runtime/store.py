@@ -398,6 +398,20 @@ class Store:
             )
         )
 
+    def session_named(self, owner: int, agent: str, name: str) -> int | None:
+        """The index of one of them: there may be a great many."""
+        row = self._db.execute(
+            "SELECT idx FROM sessions WHERE owner=? AND agent=? AND name=?", (owner, agent, name)
+        ).fetchone()
+        return int(row[0]) if row else None
+
+    def first_session(self, owner: int, agent: str) -> int | None:
+        """The index of the oldest."""
+        (index,) = self._db.execute(
+            "SELECT MIN(idx) FROM sessions WHERE owner=? AND agent=?", (owner, agent)
+        ).fetchone()
+        return index if index is None else int(index)
+
     def session_agents(self, owner: int) -> list[str]:
         """The names that have sessions under this owner."""
         rows = self._db.execute(

@@ -209,10 +209,8 @@ def _sessions(fs: Filesystem, key: tuple[int, str], call: Call) -> Iterator[str]
 def _find_session(
     fs: Filesystem, key: tuple[int, str], call: Call, name: str
 ) -> Node | None:
-    for found, index in fs.runtime.agents.sessions(*key):
-        if found == name:
-            return fs.session_node(index)
-    return None
+    index = fs.runtime.agents.session_named(*key, name)
+    return fs.session_node(index) if index is not None else None
 
 
 def _remove_session(fs: Filesystem, key: tuple[int, str], call: Call, name: str) -> None:

@@ -10,6 +10,7 @@ Processor time, not real time, and the best of a few tries: a busy machine chang
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import itertools
 import os
@@ -647,6 +648,37 @@ async def measure_forks(scene: Scene, meter: LoopMeter) -> dict[str, float]:
     return costs.worst
 
 
+async def measure_lives(scene: Scene, meter: LoopMeter) -> dict[str, float]:
+    """Of a name that had many lives, each with a session that stays."""
+    costs, agents, store = Costs(scene, meter), scene.mounted.agents, scene.mounted.world.store
+    first = agents.session(scene.x.session)
+    assert first is not None
+    with store.transaction():
+        for number in range(2, 10 * len(scene.children)):
+            other = dataclasses.replace(first, index=0, name=f"default.{number}", incarnation=0)
+            store.insert_session(other)
+    with scene.mounted.as_(USER):
+        for path in ("home/1000/agent", "home/1000/agent/x/session"):
+            inode = await costs.inode(path)
+            assert inode is not None
+            await costs.list(path, inode)
+        assert await costs.inode("home/1000/agent/x/session/default.99") is not None
+        removed = agents.create(USER, "removed")
+        agents.remove(removed)
+        parent = await costs.inode("agent")
+        assert parent is not None
+        for name in (b"x.d", b"removed.d"):
+            ops = scene.mounted.ops
+            await costs.call(f"mkdir {name!r}", ops.mkdir, parent, name, 0o755, CONTEXT)
+
+    async def switch() -> None:
+        agents.switch_session(scene.x, "another")
+
+    agents.update(scene.x, status=Status.IDLE)
+    await costs.call("session", switch)
+    return costs.worst
+
+
 async def measure_fans(scene: Scene, meter: LoopMeter) -> dict[str, float]:
     """What has to be said to many: all waits for a thing, all records of one that ends, all
     that it owns."""
@@ -728,6 +760,7 @@ MEASURED: Final[dict[str, tuple[Measuring, Status]]] = {
     "sockets": (measure_sockets, Status.BUSY),
     "forks": (measure_forks, Status.BUSY),
     "fans": (measure_fans, Status.BUSY),
+    "lives": (measure_lives, Status.BUSY),
 }
 
 
