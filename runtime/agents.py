@@ -1038,6 +1038,7 @@ class Agents:
                     f"{quote(member.name)} is {member.status}: stop it, wait, then remove"
                 )
             self.tasks.check_not_fetching(member)
+        self._cancel_new_of(members)
         change = Change()
         parent = self.parent_of(agent)
         if parent is not None:
@@ -1050,10 +1051,14 @@ class Agents:
         members = [agent, *self.descendants(agent)]
         return members[:_REMOVED_AT_ONCE], members[_REMOVED_AT_ONCE:]
 
-    def _remove(self, change: Change, members: list[Agent]) -> None:
+    def _cancel_new_of(self, members: list[Agent]) -> None:
+        """In changes of their own, before anything is said of handles: those end with them."""
         for member in members:
             if member.status is Status.NEW:
                 self.cancel_new(member, "operator_stop")
+
+    def _remove(self, change: Change, members: list[Agent]) -> None:
+        for member in members:
             change.set(member, removed=True)
         try:
             self.commit(change)
@@ -1083,6 +1088,7 @@ class Agents:
                 there = [m for m in part if self.get(m.index) is m and not m.live]
                 crashpoints.reach("remove.more")
                 try:
+                    self._cancel_new_of(there)
                     self._remove(Change(by=RUNTIME), there)
                 except CtxError as error:
                     log.error("what a removed agent owned could not be removed: %s", error)

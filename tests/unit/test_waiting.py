@@ -188,6 +188,18 @@ def test_more_than_sixty_four_for_the_same_are_refused(tmp_path: Path, on: str) 
         armed(world, agent, "last", on)
 
 
+def test_the_removal_of_a_new_child_fires_the_waits_on_it_once(
+    world: World, agent: Agent
+) -> None:
+    child = world.agents.create(inside(world.may_create(agent)), "kid")
+    waits = [armed(world, agent, on.split()[0], on) for on in ("child kid", "task kid")]
+    world.agents.remove(child)
+    assert [wait.status for wait in waits] == [WaitStatus.FIRED] * 2
+    fired = [event["wait"] for event in told(world, agent) if event["type"] == "wait.fired"]
+    assert sorted(fired) == ["child", "task"]
+    assert sorted(notice["wait"] for notice in notices(world, agent)) == ["child", "task"]
+
+
 # the table
 
 
