@@ -6,6 +6,8 @@ owners are served in turn, and of each owner its agents in turn.
 
 What concerns names does not wait: the kernel sends it with the lock of a directory, for which
 others wait that it sends nothing for yet. Of those at most one is read in a pass of the loop.
+Nor do attributes: before the kernel changes a directory it asks, with that lock, whether the
+caller may.
 """
 
 from __future__ import annotations
@@ -21,18 +23,19 @@ import trio
 
 from runtime.accounts import Payer, Reserve
 
-#: requests that concern names
-_NAMES: Final = frozenset(
+#: requests that the kernel sends with the lock of a directory
+_LOCKED: Final = frozenset(
     (
-        *("lookup", "readdir", "create", "mkdir", "mknod", "symlink", "link"),
+        *("lookup", "getattr", "readdir", "create", "mkdir", "mknod", "symlink", "link"),
         *("unlink", "rmdir", "rename"),
     )
 )
 #: read at most in a row, and for so long before more is served
 _READ_MAX: Final = 16
 _READ_SECONDS: Final = 0.002
-#: served at least in one pass of the event loop, and about how long one takes
-_AT_ONCE: Final = 4
+#: served at least and at most in one pass of the event loop, and about how long one takes
+_AT_ONCE: Final = 5
+_AT_MOST: Final = 10
 _SERVICE_SECONDS: Final = 0.0005
 #: whose payer cannot be told
 _UNKNOWN: Final = Payer(-1, "unknown callers")
@@ -103,10 +106,10 @@ class Order:
     # serving
 
     async def turn(self, who: Payer | None, operation: str, *, ahead: bool = False) -> None:
-        """Until it is this request's turn; at once if it concerns names, or nothing else was
-        asked. What may be read ahead, thousands of pages for which nobody waits, has a line
+        """Until it is this request's turn; at once if it may hold up a directory, or nothing else
+        was asked. What may be read ahead, thousands of pages for which nobody waits, has a line
         beside the agent's other requests, among them those that its end waits for."""
-        if operation in _NAMES or not (self._line or self._is_more()):
+        if operation in _LOCKED or not (self._line or self._is_more()):
             return
         event = trio.Event()
         who = who or _UNKNOWN
@@ -125,9 +128,10 @@ class Order:
             until = time.monotonic() + _READ_SECONDS
             while self._is_more() and time.monotonic() < until:
                 await trio.lowlevel.checkpoint()
-            # where passes are long, for what others do in them, more are served in each
+            # where passes are long, for what others do in them, more are served in each; not
+            # so many that what they make the next one longer by brings more again
             passed, served = time.monotonic() - served, time.monotonic()
-            for _ in range(max(_AT_ONCE, int(passed / _SERVICE_SECONDS))):
+            for _ in range(min(max(_AT_ONCE, int(passed / _SERVICE_SECONDS)), _AT_MOST)):
                 self._line.take().set()
                 if not self._line:
                     break

@@ -94,12 +94,13 @@ def test_operators_of_an_owner_do_not_wait_for_its_agents(served: Line) -> None:
     assert trio.run(served.run, asked)[1] == "operator"
 
 
-def test_what_concerns_names_does_not_wait() -> None:
+def test_what_may_hold_up_a_directory_does_not_wait() -> None:
+    """Attributes too: the kernel asks for a directory's with its lock, before it changes it."""
     with line() as made:
         async def run() -> None:
             await made.order._wait_readable(made._read)
             with trio.testing.assert_no_checkpoints():
-                for operation in ("lookup", "mkdir", "rmdir", "rename", "readdir"):
+                for operation in ("lookup", "getattr", "mkdir", "rmdir", "rename", "readdir"):
                     await made.order.turn(Payer(1000, "a"), operation)
 
         trio.run(run)
