@@ -137,6 +137,17 @@ class Daemon:
         kept = tuple(f"{self.state}/{name}/" for name in ("agent", "home", "shared"))
         return sum(not path.startswith(kept) for path in found)
 
+    def kept(self, kind: str = "") -> int:
+        """Bytes in the files of the state, or of its directories of that name; files and
+        directories may be removed meanwhile."""
+        size = 0
+        for directory, _, names in os.walk(self.state):
+            if kind in ("", os.path.basename(directory)):
+                for name in names:
+                    with contextlib.suppress(FileNotFoundError):
+                        size += os.lstat(os.path.join(directory, name)).st_size
+        return size
+
     def check_own_cgroup(self) -> None:
         """Fails if anything else was in there since the last time, or a process of an agent in
         no agent's leaf. Where not everything was told it fails if anything stays there."""

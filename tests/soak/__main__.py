@@ -127,8 +127,8 @@ def _chapter(
 
 def _measure(daemon: Daemon, begun: float) -> tuple[float, int, int, int]:
     """Of a daemon that has nothing to do; anew, so that each has the same age."""
-    kept = sum(p.stat().st_size for p in daemon.state.rglob("*") if p.is_file())
-    return time.monotonic() - begun, resident(daemon.pid), daemon.descriptors(), kept
+    figures = resident(daemon.pid), daemon.descriptors(), daemon.kept()
+    return time.monotonic() - begun, *figures
 
 
 def _grew(series: list[tuple[float, int, int, int]]) -> list[str]:

@@ -205,8 +205,7 @@ def test_floods_end_at_limits_and_with_their_agents() -> None:
             assert read(agent, "reason") == "operator_stop\n"
         assert time.monotonic() - begun < 10
         assert not any(cgroup.exists() for cgroup in nodes)
-        kept = sum(path.stat().st_size for path in daemon.state.rglob("out/*"))
-        assert kept < 2 << 20, "what was printed is limited too"
+        assert daemon.kept("out") < 2 << 20, "what was printed is limited too"
         assert read(bystander, "status") == "busy\n"
 
 
@@ -247,8 +246,7 @@ def test_who_is_spoken_to_says_what_it_likes_and_holds_up_nobody(
             wait_dead(agent)
             assert time.monotonic() - begun < 5
         for kept in ("out", "log", "reply"):
-            size = sum(path.stat().st_size for path in daemon.state.rglob(f"{kept}/*"))
-            assert size < 3 << 20, f"{kept} is limited"
+            assert daemon.kept(kept) < 3 << 20, f"{kept} is limited"
         events = (agent / "session" / "events.jsonl").read_text().split("\n")
         assert max(map(len, events)) < 10_000, "what goes wrong is told in short"
         assert not list((daemon.runtime / "input").iterdir()), "its FIFO goes with it"
