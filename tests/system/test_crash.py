@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +25,7 @@ from tests.harness import (
 
 def test_an_acknowledged_write_survives(daemon: Daemon) -> None:
     agent = daemon.make("coder", "true", "the task\n", env="A=1")
-    for number in range(20):
+    for number in range(5):
         write(agent / "label", f"label{number}")
         write(agent / "limits", f"grace={number + 1}s")
         daemon.restart()
@@ -33,7 +35,7 @@ def test_an_acknowledged_write_survives(daemon: Daemon) -> None:
     assert read(agent, "env") == "A=1\n"
     kinds = [event["type"] for event in daemon.events("coder")]
     # exec, env and what was written in the loop: each is told once
-    assert kinds == ["agent.create", *["agent.control"] * (2 + 2 * 20)]
+    assert kinds == ["agent.create", *["agent.control"] * (2 + 2 * 5)]
 
 
 def test_fsync_is_accepted_on_every_kind_of_file(daemon: Daemon) -> None:
@@ -208,4 +210,23 @@ def test_a_guard_that_is_killed_is_replaced(daemon: Daemon) -> None:
         wait_until(lambda g=guard: daemon.guards() not in ([], [g]), "another one")  # type: ignore[misc]
     assert daemon.stop() == 0
     assert "a bug in ctxfs" not in daemon.log.read_text()
+    daemon.start()
+
+
+def test_a_binder_that_is_killed_is_replaced(daemon: Daemon) -> None:
+    """Without one no agent can be reached."""
+    seen = set()
+    for number in range(3):
+        agent = daemon.run(f"reached-{number}", "sleep 1000")
+        wait_status(agent, "busy")
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(daemon.root / "agent" / f"reached-{number}.sock"))
+        (binder,) = (pid for pid in daemon.own.processes()
+                     if Path(f"/proc/{pid}/comm").read_text() == "ctx-binder\n")
+        seen.add(binder)
+        end_process(binder)
+    assert len(seen) == 3
+    assert daemon.stop() == 0
+    log = daemon.log.read_text()
+    assert "a bug in ctxfs" not in log and log.count("the binder is gone") == 2
     daemon.start()
