@@ -128,14 +128,15 @@ class Daemon:
                     found.append(pid)
         return found
 
-    def descriptors(self) -> int:
-        """Those of the daemon, but for the real files that were used last: it keeps up to 512."""
+    def descriptors(self) -> list[str]:
+        """What those of the daemon are, but for the real files that were used last, of which it
+        keeps up to 512."""
         found = []
         for fd in Path(f"/proc/{self.pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):
                 found.append(os.readlink(fd))
         kept = tuple(f"{self.state}/{name}/" for name in ("agent", "home", "shared"))
-        return sum(not path.startswith(kept) for path in found)
+        return [path for path in found if not path.startswith(kept)]
 
     def kept(self, kind: str = "") -> int:
         """Bytes in the files of the state, or of its directories of that name; files and

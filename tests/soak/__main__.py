@@ -127,7 +127,7 @@ def _chapter(
 
 def _measure(daemon: Daemon, begun: float) -> tuple[float, int, int, int]:
     """Of a daemon that has nothing to do; anew, so that each has the same age."""
-    figures = resident(daemon.pid), daemon.descriptors(), daemon.kept()
+    figures = resident(daemon.pid), len(daemon.descriptors()), daemon.kept()
     return time.monotonic() - begun, *figures
 
 

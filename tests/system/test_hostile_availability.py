@@ -41,6 +41,7 @@ class Attack:
 ATTACKS = (
     Attack("everybody, while a family of one owner reads", "read", threads=60, agents=4),
     Attack("look-ups, while others ask for names that are not there", "lookup", meets="ENOENT"),
+    Attack("attributes, while others ask for them", "attributes", threads=16),
     Attack("directories, while others list them", "list"),
     Attack("names, while others may not change them", "names", meets="EPERM"),
     Attack("verbs, while others obey theirs", "lead", threads=40),
