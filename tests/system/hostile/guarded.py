@@ -303,8 +303,9 @@ def guarded(
     before = agents_of(daemon)
     guard = Guard(daemon)
     try:
+        opened = len(daemon.descriptors())
         guard.prepare(bystanders)
-        pid, opened, used = daemon.pid, len(daemon.descriptors()), resident(daemon.pid)
+        pid, used = daemon.pid, resident(daemon.pid)
         there = agents_of(daemon)
         yield guard
         guard.judge()
@@ -315,6 +316,7 @@ def guarded(
                     guard.kill(name)
         end_and_remove(daemon, attackers)
         daemon.check_own_cgroup()
+        _end_bystanders(guard, before)  # for each end among them something is open for a moment
         if daemon.pid == pid:
             _is_as_before(daemon, opened, used)
         with open(daemon.log, errors="replace") as text:
@@ -323,11 +325,15 @@ def guarded(
         for word in ("a bug in ctxfs", "Traceback"):
             assert word not in said, said[max(0, said.index(word) - 500):]
     finally:
-        for bystander in guard.bystanders:
-            bystander.end()
-        if daemon.process is not None:
-            mine = {name for name in agents_of(daemon) - before if name.startswith("by-")}
-            end_and_remove(daemon, mine)
+        _end_bystanders(guard, before)
+
+
+def _end_bystanders(guard: Guard, before: set[str]) -> None:
+    while guard.bystanders:
+        guard.bystanders.pop().end()
+    if guard.daemon.process is not None:
+        mine = {name for name in agents_of(guard.daemon) - before if name.startswith("by-")}
+        end_and_remove(guard.daemon, mine)
 
 
 def _is_as_before(daemon: Daemon, opened: int, used: int) -> None:
