@@ -78,7 +78,8 @@ start_parent surveyor yes
 children="functions churn imports"
 for child in $children; do
 	until [ -s "$CTX_ROOT/agent/$child.d/result.md" ]; do
-		if [ "$(cat "$CTX_ROOT/agent/$child.d/status")" = dead ]; then
+		# its parent may not have made it yet
+		if [ "$(cat "$CTX_ROOT/agent/$child.d/status" 2>/dev/null)" = dead ]; then
 			echo "$child has ended without a result:" >&2
 			cat "$CTX_ROOT/agent/$child.d/log" >&2
 			exit 1
