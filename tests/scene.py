@@ -29,6 +29,8 @@ class Scene:
         #: what a stage wants to hold in the end, however far it got
         self.after: list[Callable[[], None]] = []
         self.crash_at = crash_at
+        #: of the daemon, at or near the place
+        self.deaths = 1
         self.arm(crash_at)
 
     def arm(self, crash_at: str) -> None:

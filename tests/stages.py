@@ -139,9 +139,9 @@ def _check_told(scene: Scene, name: str, told: int) -> None:
 
 
 def _talk(scene: Scene, mode: str, name: str) -> None:
-    told = 2 if scene.crash_at.startswith("message.written") else 1
+    again = scene.crash_at.startswith("message.written")
     agent(scene, name, mode, **{"handoff.md": "the task"})
-    scene.after.append(lambda: conversed(scene, name, mode, told=told))
+    scene.after.append(lambda: conversed(scene, name, mode, told=1 + again * scene.deaths))
     for number in range(4):
         scene.journal.say(name, f"word {number}")
     scene.wait_until(lambda: len(ends(scene, name)) == 5, "all is answered")

@@ -432,6 +432,7 @@ def _check_death(point: str, count: int, more: str, stages: tuple[Stage, ...]) -
             _kill_programs(scene)
         if more == "again":
             # whatever of it the recovery does, it may die there too
+            scene.deaths += 1
             scene.arm(point)
             if scene.daemon.start_or_die():
                 scene.daemon.kill()
