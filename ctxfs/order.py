@@ -6,8 +6,8 @@ owners are served in turn, and of each owner its agents in turn.
 
 What concerns names does not wait: the kernel sends it with the lock of a directory, for which
 others wait that it sends nothing for yet. Of those at most one is read in a pass of the loop.
-Nor do attributes: before the kernel changes a directory it asks, with that lock, whether the
-caller may.
+A request for attributes does not wait either: the kernel sends one, with that lock, before it
+changes a directory, to see whether the caller may.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import trio
 
 from runtime.accounts import Payer, Reserve
 
-#: requests that the kernel sends with the lock of a directory
+#: requests that the kernel may send with the lock of a directory
 _LOCKED: Final = frozenset(
     (
         *("lookup", "getattr", "readdir", "create", "mkdir", "mknod", "symlink", "link"),
@@ -128,8 +128,8 @@ class Order:
             until = time.monotonic() + _READ_SECONDS
             while self._is_more() and time.monotonic() < until:
                 await trio.lowlevel.checkpoint()
-            # where passes are long, for what others do in them, more are served in each; not
-            # so many that what they make the next one longer by brings more again
+            # Where passes are long, for what others do in them, more are served in each. There
+            # is a limit, because each that is served makes the next pass longer.
             passed, served = time.monotonic() - served, time.monotonic()
             for _ in range(min(max(_AT_ONCE, int(passed / _SERVICE_SECONDS)), _AT_MOST)):
                 self._line.take().set()

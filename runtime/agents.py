@@ -930,8 +930,8 @@ class Agents:
         return session.index
 
     def _free_session(self, agent: Agent) -> str:
-        """A name ``default.NUMBER`` after which, or before which, one is taken: with thousands
-        of lives of one name, as cheap to find as with two."""
+        """A free name ``default.NUMBER``, found by doubling and halving: thousands of sessions
+        of one agent are not all looked at. Gaps that removed sessions left may stay."""
 
         def is_taken(number: int) -> bool:
             name = f"default.{number}"
