@@ -136,7 +136,7 @@ class Agents:
             if agent.parent is not None:
                 self._children.setdefault(agent.parent, []).append(agent.index)
         self.living = Living(self)
-        self.disk = Disk(self.accounts, state, store.incarnations)
+        self.disk = Disk(self.accounts, state, store.holders)
         self._long_log = trio.Event()
         store.crowded = lambda: self._long_log.set()
         #: up to where the outbox is in the histories, and where it was synced last

@@ -13,7 +13,7 @@ import os
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -30,6 +30,8 @@ log = logging.getLogger("ctxd.disk")
 _SECONDS: Final = 30.0
 #: measuring may take this part of the time
 _PART: Final = 10
+#: about how long it takes at a time
+_PORTION_SECONDS: Final = 0.005
 #: of an account, written since it was measured: then it is measured again soon
 _MUCH: Final = 32
 _SOON_SECONDS: Final = 1.0
@@ -51,33 +53,55 @@ class _MovedError(Exception):
     """A directory was moved while it was looked at."""
 
 
-def measure(root: Path) -> int | None:
+class Gait:
+    """Has a thread pause, so that it works a part of the time only, and little at a time.
+
+    A thread takes the interpreter from the event loop whenever the loop calls the kernel. One
+    that works for a second makes everybody late who waits for the lock of a directory: each of
+    their requests takes twice as long, and they are served one after the other.
+    """
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+
+    def step(self) -> None:
+        """Goes before each small piece of work."""
+        took = time.monotonic() - self._begun
+        if took > _PORTION_SECONDS:
+            time.sleep(_PART * took)
+            self._begun = time.monotonic()
+
+
+def measure(root: Path, step: Callable[[], None] = lambda: None) -> int | None:
     """Bytes that a tree takes on the disk; None if it could not be walked to its end.
 
-    A tree may be as deep as an agent liked to make it, and change meanwhile.
+    A tree may be as deep as an agent liked to make it, and change meanwhile. ``step`` is
+    called before each look at one of its entries.
     """
     try:
         fd = os.open(root, _DIRECTORY)
     except OSError:
         return 0
     try:
-        return _measure(fd)
+        return _measure(fd, step)
     except (OSError, _MovedError):
         return None
 
 
-def _measure(fd: int) -> int:
+def _measure(fd: int, step: Callable[[], None]) -> int:
     """Of an open directory, which is closed."""
     size = 0
     #: descriptors of the directories above, and what is left to be looked at in each
     above: list[tuple[int | None, tuple[int, int], list[str]]] = []
     try:
         while True:
+            step()
             st = os.fstat(fd)
             here, names = (st.st_dev, st.st_ino), []
             size += st.st_blocks * 512 + ENTRY_SIZE
             with os.scandir(fd) as entries:
                 for entry in entries:
+                    step()
                     if entry.is_dir(follow_symlinks=False):
                         names.append(entry.name)
                         continue
@@ -131,7 +155,7 @@ def _leave(fd: int, kept: int | None, here: tuple[int, int]) -> int:
 class Disk:
     """The disk accounts of all owners.
 
-    ``incarnations`` tells, in any thread, owner and agent of each directory below
+    ``incarnations`` tells, in any thread, owner and agent of each of these directories below
     ``agent``.
     """
 
@@ -139,7 +163,7 @@ class Disk:
         self,
         accounts: Accounts,
         state: Path,
-        incarnations: Callable[[], dict[str, Holder]],
+        incarnations: Callable[[Collection[str]], dict[str, Holder]],
     ) -> None:
         self._accounts = accounts
         self._state = state
@@ -181,21 +205,22 @@ class Disk:
     async def run(self) -> None:
         """Measures for ever."""
         while True:
-            begun = time.monotonic()
             await self.measure()
-            pause = max(_SOON_SECONDS, _PART * (time.monotonic() - begun))
-            await trio.sleep(pause)
-            with trio.move_on_after(max(0.0, _SECONDS - pause)):
+            await trio.sleep(_SOON_SECONDS)
+            with trio.move_on_after(_SECONDS - _SOON_SECONDS):
                 await self._wake.wait()
             self._wake = trio.Event()
 
     async def measure(self) -> None:
-        """Looks at everything, one tree after the other."""
+        """Looks at everything, one tree after the other, with pauses."""
         before = {owner: hold.amount for owner, hold in self._written.items()}
+        gait = Gait()
         trees = await trio.to_thread.run_sync(self._trees, abandon_on_cancel=True)
         found: dict[Path, tuple[Holder, int]] = {}
         for path, holder in trees.items():
-            size = await trio.to_thread.run_sync(measure, path, abandon_on_cancel=True)
+            size = await trio.to_thread.run_sync(
+                measure, path, gait.step, abandon_on_cancel=True
+            )
             if size is None:
                 # who moves things about while they are looked at gains nothing by it
                 _, size = self._sizes.get(path, (holder, 0))
@@ -220,10 +245,9 @@ class Disk:
 
     def _find_trees(self) -> Iterator[tuple[Path, Holder]]:
         """Every tree that is measured by itself, and whose it is."""
-        incarnations = self._incarnations()
-        for path in _entries(self._state / "agent"):
-            if (holder := incarnations.get(path.name)) is not None:
-                yield path, holder
+        found = {path.name: path for path in _entries(self._state / "agent")}
+        for name, holder in self._incarnations(found).items():
+            yield found[name], holder
         for home in _entries(self._state / "home"):
             if not home.name.isdigit():
                 continue

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -253,15 +253,17 @@ class Store:
         )
         return {incarnation for (incarnation,) in rows}
 
-    def incarnations(self) -> dict[str, tuple[int, str]]:
-        """Owner and name of every agent, removed ones included, by incarnation.
+    def holders(self, incarnations: Collection[str]) -> dict[str, tuple[int, str]]:
+        """Owner and name of these agents, removed ones included, by incarnation.
 
         For other threads: by a connection of its own.
         """
         with closing(sqlite3.connect(self._path)) as db:
             rows = db.execute(
-                "SELECT json_extract(data, '$.incarnation'), json_extract(data, '$.owner'), name "
-                "FROM agents"
+                "SELECT json_extract(data, '$.incarnation') AS incarnation, "
+                "json_extract(data, '$.owner'), name FROM agents "
+                "WHERE incarnation IN (SELECT value FROM json_each(?))",
+                (json.dumps(list(incarnations)),),
             )
             return {incarnation: (owner, name) for incarnation, owner, name in rows}
 

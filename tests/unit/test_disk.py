@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from runtime.accounts import Accounts, Reserve, Resource
-from runtime.disk import ENTRY_SIZE, Disk, Share, measure
+from runtime.disk import ENTRY_SIZE, Disk, Gait, Share, measure
 from runtime.errors import QuotaError
 from tests.unit.fakes import World, inside, operator, world_in
 
@@ -24,7 +24,7 @@ def write(path: Path, size: int = SIZE) -> None:
 
 def disk_in(path: Path, limit: int = 100 * SIZE) -> Disk:
     accounts = Accounts(dict.fromkeys(Resource, limit))
-    return Disk(accounts, path, lambda: {"abc": (OWNER, "coder")})
+    return Disk(accounts, path, lambda names: {"abc": (OWNER, "coder")} if "abc" in names else {})
 
 
 def use(disk: Disk, owner: int = OWNER) -> int:
@@ -64,6 +64,28 @@ def test_nothing_is_too_deep_to_be_measured(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     assert (measure(tmp_path) or 0) >= SIZE + 300 * ENTRY_SIZE
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_who_measures_works_little_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry takes a millisecond here, and time goes on by that only."""
+    now = 0.0
+    slept: list[float] = []
+
+    def step() -> None:
+        nonlocal now
+        now += 0.001
+        gait.step()
+
+    monkeypatch.setattr("runtime.disk.time.monotonic", lambda: now)
+    monkeypatch.setattr("runtime.disk.time.sleep", slept.append)
+    gait = Gait()
+    for number in range(100):
+        write(tmp_path / str(number % 7) / str(number), 1)
+    assert measure(tmp_path, step) == measure(tmp_path)
+    assert len(slept) >= 15, "a directory and each of its entries are a step"
+    assert all(0.05 <= pause < 0.08 for pause in slept)
 
 
 def test_what_is_below_the_state_is_its_owners(tmp_path: Path) -> None:

@@ -141,6 +141,17 @@ def test_channels_are_found_by_session_and_name(store: Store) -> None:
     assert store.find_channel(4, "c") is None
 
 
+def test_holders_of_directories_are_found_also_of_removed_agents(store: Store) -> None:
+    with store.transaction():
+        store.insert_agent(an_agent("a"))
+        index = store.insert_agent(an_agent("b"))
+        store.put_agent(index, {**an_agent("b").dump(), "removed": True})
+        store.insert_agent(an_agent("c"))
+    asked = ["a-1", "b-1", "none-1", "b", 'quote"']
+    assert store.holders(asked) == {"a-1": (1, "a"), "b-1": (1, "b")}
+    assert store.holders([]) == {}
+
+
 def test_run_numbers_go_on(tmp_path: Path) -> None:
     with closing(Store(tmp_path / "db")) as store, store.transaction():
         store.claim_name("a", 1)
