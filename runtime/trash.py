@@ -17,6 +17,8 @@ import trio
 
 #: entries that a thread removes before it can be left
 _BATCH: Final = 2000
+#: what is discarded meanwhile is removed at one go: a thread for each costs the event loop more
+_COLLECT_SECONDS: Final = 0.1
 
 
 class Trash:
@@ -41,6 +43,7 @@ class Trash:
             stuck: set[str] = set()
             while await trio.to_thread.run_sync(self._remove_some, stuck):
                 pass
+            await trio.sleep(_COLLECT_SECONDS)
 
     def _remove_some(self, stuck: set[str]) -> bool:
         """False if nothing is left but what is stuck."""
