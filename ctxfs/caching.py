@@ -20,14 +20,14 @@ writer waits for that thread, but not for long.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 import pyfuse3
 import trio
 
-_T = TypeVar("_T")
+from runtime.loop import Batches
 
 #: seconds; as good as forever, because every change is told
 FOREVER: Final = 3600.0
@@ -73,8 +73,8 @@ class Cache:
         #: how often each inode was told to the kernel, which knows no others
         self._known: Counter[int] = Counter()
         self._paged: set[int] = set()
-        self._pages = _Batches[int](_forget_pages)
-        self._names = _Batches[tuple[int, str]](_forget_names)
+        self._pages = Batches[int](_forget_pages)
+        self._names = Batches[tuple[int, str]](_forget_names)
 
     def note_known(self, inode: int) -> None:
         """The kernel is told of this inode once more (FUSE_LOOKUP and its like)."""
@@ -127,46 +127,6 @@ class Cache:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._names.run)
             nursery.start_soon(self._pages.run)
-
-
-class _Batches(Generic[_T]):
-    """What a thread does for the event loop: whatever came together while it was at work."""
-
-    def __init__(self, work: Callable[[set[_T]], None]) -> None:
-        self._work = work
-        self._waiting: set[_T] = set()
-        #: how many were ever added
-        self.added = 0
-        #: set when the batch that is being collected is done
-        self._done = trio.Event()
-        #: the same of the batch at work
-        self._working: trio.Event | None = None
-        self._wake = trio.Event()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def add(self, item: _T) -> None:
-        self.added += 1
-        self._waiting.add(item)
-        self._wake.set()
-
-    async def wait(self, since: int) -> None:
-        """Returns when everything is done that was added after so many."""
-        done = self._done if self._waiting else self._working
-        if self.added != since and done is not None:
-            await done.wait()
-
-    async def run(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake = trio.Event()
-            batch, self._waiting = self._waiting, set()
-            self._working, self._done = self._done, trio.Event()
-            # It may hang on a directory when the filesystem goes: then it is left behind.
-            await trio.to_thread.run_sync(self._work, batch, abandon_on_cancel=True)
-            self._working.set()
-            self._working = None
 
 
 def _forget_pages(inodes: set[int]) -> None:

@@ -227,6 +227,7 @@ async def serve(
             async with trio.open_nursery() as nursery:
                 fs.cache.mounted = True
                 nursery.start_soon(fs.cache.run)
+                nursery.start_soon(fs.disks.run)
                 stopping = trio.Event()
                 nursery.start_soon(guard.watch)
                 nursery.start_soon(_answer_requests, operations, runtime, stopping, guard)

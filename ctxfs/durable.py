@@ -33,7 +33,6 @@ from runtime.errors import (
     NotEmptyError,
     QuotaError,
     TakenError,
-    TooLargeError,
 )
 from runtime.names import quote
 
@@ -111,18 +110,21 @@ class Space:
     def resizing(self, fd: int, size: int) -> Iterator[None]:
         """While a file becomes longer or shorter; ``QuotaError`` if that were too much.
 
-        Nothing else may happen in between.
+        Nothing else may change this file in between.
         """
         self.count()
         before = os.fstat(fd).st_size
-        if self.total is not None and size > before and self._bytes + size - before > self.total:
+        more = max(0, size - before)
+        if self.total is not None and more and self._bytes + more > self.total:
             raise QuotaError(
                 f"{self.path} has {self._bytes} of at most {self.total} bytes (artifact_max)"
             )
+        # other files may grow meanwhile
+        self._bytes += more
         try:
             yield
         finally:
-            self._bytes += os.fstat(fd).st_size - before
+            self._bytes += os.fstat(fd).st_size - before - more
 
     def give_back(self, size: int) -> None:
         """A file of this size is not there any more."""
@@ -291,18 +293,14 @@ class DurableNode(Node):
             self.space.may_write(call.caller)
         return self._handle(call, flags)
 
-    def _handle(self, call: Call, flags: int) -> Handle:
+    def _handle(self, call: Call, flags: int) -> FileHandle:
         mode = stat.S_IFMT(os.fstat(self.fd).st_mode)
         if mode == stat.S_IFDIR:
             raise IsADirectoryNodeError(f"{self.path} is a directory")
         wanted = os.O_RDONLY if flags & os.O_ACCMODE == os.O_RDONLY else os.O_RDWR
-        wanted |= (flags & os.O_TRUNC) | os.O_CLOEXEC
         if flags & os.O_TRUNC:
-            with self.resizing(self.fd, 0):
-                fd = _reopen(self.fd, wanted)
-            self.changed()
-        else:
-            fd = _reopen(self.fd, wanted)
+            wanted = os.O_RDWR
+        fd = _reopen(self.fd, wanted | os.O_CLOEXEC)
         caller = call.caller
         return _DurableHandle(
             self,
@@ -318,7 +316,7 @@ class DurableNode(Node):
 
     def create(self, call: Call, name: str, mode: int, flags: int) -> tuple[Node, Handle]:
         node = self._make(call, name, lambda: self._touch(name), mode)
-        return node, node._handle(call, flags & ~os.O_TRUNC)
+        return node, node._handle(call, flags)
 
     def _touch(self, name: str) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -432,6 +430,16 @@ class DurableNode(Node):
     def readlink(self) -> str:
         return os.readlink("", dir_fd=self.fd)
 
+    @contextmanager
+    def truncating(self, call: Call, size: int) -> Iterator[Callable[[], None]]:
+        self.space.may_write(call.caller)
+        handle = self._handle(call, os.O_WRONLY)
+        try:
+            with handle.truncating(size) as act:
+                yield act
+        finally:
+            handle.release()
+
     def set_attributes(self, call: Call, changes: Changes) -> None:
         self.space.may_write(call.caller)
         present = self.attributes()
@@ -442,21 +450,12 @@ class DurableNode(Node):
             changes.uid not in (None, present.uid) or changes.gid not in (None, present.gid)
         ):
             raise ForbiddenError(f"the owner of {self.path} is given, not set")
-        if changes.size is not None and changes.size > self.space.limit:
-            raise TooLargeError(f"a document is at most {self.space.limit} bytes (document_max)")
         if not owned and (changes.uid is not None or changes.gid is not None):
             ids = (-1 if v is None else v for v in (changes.uid, changes.gid))
             os.chown(path, *ids)
         if changes.mode is not None and not is_link:
             # no set-user-ID files: the mount would ignore them, the backing must not
             os.chmod(path, changes.mode & 0o1777)
-        if changes.size is not None:
-            opened = _reopen(self.fd, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                with self.resizing(self.fd, changes.size):
-                    os.ftruncate(opened, changes.size)
-            finally:
-                os.close(opened)
         if changes.times is not None and not is_link:
             os.utime(path, ns=changes.times)
         self.changed()
@@ -476,21 +475,20 @@ class _DurableHandle(FileHandle):
     def resizing(self, size: int) -> AbstractContextManager[None]:
         return self.node.resizing(self.fd, size)
 
-    def release(self) -> None:
+    def _close(self) -> None:
         self.node.handles -= 1
-        self.node.table.closing(self.node, self.fd)
-        super().release()
+        self.node.table.close(self.node, self.fd)
 
 
 class _Descriptors:
     """Open descriptors of nodes: the ones used last, no more than a number.
 
-    ``closing`` is told which are closed for that reason.
+    ``close`` closes those that are too many.
     """
 
-    def __init__(self, limit: int, closing: Callable[[DurableNode, int], None]) -> None:
+    def __init__(self, limit: int, close: Callable[[DurableNode, int], None]) -> None:
         self._limit = limit
-        self._closing = closing
+        self._close = close
         self._fds: OrderedDict[DurableNode, int] = OrderedDict()
 
     def get(self, node: DurableNode) -> int | None:
@@ -502,9 +500,7 @@ class _Descriptors:
     def put(self, node: DurableNode, fd: int) -> None:
         self._fds[node] = fd
         if len(self._fds) > self._limit:
-            evicted, old = self._fds.popitem(last=False)
-            self._closing(evicted, old)
-            os.close(old)
+            self._close(*self._fds.popitem(last=False))
 
     def take(self, node: DurableNode) -> int | None:
         """No longer kept here; the caller has to close it."""
@@ -514,14 +510,15 @@ class _Descriptors:
 class Durable:
     """The real nodes that the kernel knows, by device and inode number of the backing."""
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: Cache, close: Callable[[int], None]) -> None:
         self.cache = cache
+        self._close = close
         self._next = _FIRST
         self._nodes: dict[int, DurableNode] = {}
         self._numbers: dict[tuple[int, int], int] = {}
-        self._open = _Descriptors(_DESCRIPTORS, self.closing)
+        self._open = _Descriptors(_DESCRIPTORS, self.close)
         #: of nodes without a name: they cannot be opened again
-        self._removed = _Descriptors(_DESCRIPTORS, self.closing)
+        self._removed = _Descriptors(_DESCRIPTORS, self.close)
 
     @staticmethod
     def owns(inode: int) -> bool:
@@ -667,14 +664,15 @@ class Durable:
         self.remove(node)
         self.forget(node.inode, 0)
 
-    def closing(self, node: DurableNode, fd: int) -> None:
-        """A descriptor is about to be closed: that of a removed file, if it is the last, is
-        what holds the file's bytes."""
+    def close(self, node: DurableNode, fd: int) -> None:
+        """Closes a descriptor: that of a removed file, if it is the last, is what holds the
+        file's bytes."""
         if node.gone and node.charged and not node.handles and self._removed.get(node) is None:
             node.charged = False
             st = os.fstat(fd)
             if stat.S_ISREG(st.st_mode):
                 node.space.give_back(st.st_size)
+        self._close(fd)
 
     def _unnumber(self, node: DurableNode) -> None:
         if self._numbers.get(node.key) == node.inode:
@@ -698,8 +696,7 @@ class Durable:
             for descriptors in (self._open, self._removed):
                 fd = descriptors.take(node)
                 if fd is not None:
-                    self.closing(node, fd)
-                    os.close(fd)
+                    self.close(node, fd)
 
 
 def _replaced_or_removed(node: DurableNode) -> MissingError:

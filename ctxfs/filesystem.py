@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from ctxfs import client
 from ctxfs.caching import FOREVER, Cache
+from ctxfs.disks import Disks
 from ctxfs.durable import Durable, DurableNode, Space
 from ctxfs.files import agent as agent_files
 from ctxfs.files import root as root_files
@@ -74,7 +75,8 @@ class Filesystem(Watching):
         self.runtime: Runtime = runtime
         self.reasons = Reasons(runtime.agents)
         self.cache = Cache()
-        self.durable = Durable(self.cache)
+        self.disks = Disks(runtime)
+        self.durable = Durable(self.cache, self.disks.close)
         self.nobody = NOBODY
         self.started = time.time()
         #: how many of the kernel's were answered

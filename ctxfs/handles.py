@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyfuse3
 
+from ctxfs.disks import Work, read_cached
 from ctxfs.nodes import Handle
 from runtime.accounts import Hold, Resource, payer
 from runtime.authority.mounts import Source
@@ -29,6 +31,8 @@ from runtime.output import Output
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem
     from ctxfs.rows import RowNode
+
+_R = TypeVar("_R")
 
 #: bytes that an open file may hold in memory as part of being open
 _FREE: Final = 1024
@@ -98,7 +102,7 @@ class RowHandle(Handle):
         if not self.node.may_read(self.caller):
             raise DeniedError(f"{self.node.row.name} is not yours to read any more")
 
-    def read(self, offset: int, size: int) -> bytes:
+    def read(self, offset: int, size: int) -> bytes | None:
         self._check_reader()
         if offset == 0 or self._text is None:
             self._seen = self._fs.cache.poller.version(self.node.inode)
@@ -368,10 +372,18 @@ class FileHandle(Handle):
         self._may_read = may_read
         self._may_write = may_write
         self._changed = changed
+        #: how many threads work on it, and whether it is to be closed when none does
+        self._at_work = 0
+        self._released = False
 
-    def read(self, offset: int, size: int) -> bytes:
+    def read(self, offset: int, size: int) -> bytes | None:
         self._may_read()
-        return os.pread(self.fd, size, offset)
+        return read_cached(self.fd, size, offset)
+
+    @contextmanager
+    def reading(self, offset: int, size: int) -> Iterator[Callable[[], bytes]]:
+        with self._in_use():
+            yield partial(os.pread, self.fd, size, offset)
 
     def resizing(self, size: int) -> AbstractContextManager[None]:
         """Around what makes the file at least, or by truncation exactly, so many bytes long."""
@@ -383,30 +395,47 @@ class FileHandle(Handle):
             return nullcontext()
         return self._share.writing(self.caller, self.fd, size)
 
-    def write(self, offset: int, data: bytes) -> int:
+    @contextmanager
+    def writing(self, offset: int, data: bytes) -> Iterator[Callable[[], int]]:
         self._may_write()
         if self._append:
             offset = os.fstat(self.fd).st_size
         end = offset + len(data)
         if end > self._limit:
             raise TooLargeError(f"a document is at most {self._limit} bytes (document_max)")
-        with self._on_disk(len(data)), self.resizing(end):
-            written = os.pwrite(self.fd, data, offset)
+        with self._in_use(), self._on_disk(len(data)), self.resizing(end):
+            yield partial(os.pwrite, self.fd, data, offset)
         self._changed()
-        return written
 
-    def truncate(self, size: int) -> None:
+    @contextmanager
+    def truncating(self, size: int) -> Iterator[Callable[[], None]]:
         self._may_write()
         if size > self._limit:
             raise TooLargeError(f"a document is at most {self._limit} bytes (document_max)")
-        with self._on_disk(0), self.resizing(size):
-            os.ftruncate(self.fd, size)
+        with self._in_use(), self._on_disk(0), self.resizing(size):
+            yield partial(os.ftruncate, self.fd, size)
         self._changed()
 
     def syncing(self) -> Callable[[], None]:
         return lambda: os.fsync(self.fd)
 
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """While a thread works on it its descriptor must not become that of another file."""
+        self._at_work += 1
+        try:
+            yield
+        finally:
+            self._at_work -= 1
+            if self._released and not self._at_work:
+                self._close()
+
     def release(self) -> None:
+        self._released = True
+        if not self._at_work:
+            self._close()
+
+    def _close(self) -> None:
         os.close(self.fd)
 
 
@@ -434,13 +463,19 @@ class HistoryHandle(RowHandle):
         if flags & os.O_TRUNC:
             self.truncate(0)
 
-    def read(self, offset: int, size: int) -> bytes:
+    def read(self, offset: int, size: int) -> bytes | None:
         self._check_reader()
         if offset == 0:
             self._seen = self._fs.cache.poller.version(self.node.inode)
+        return self._read(read_cached, size, offset)
+
+    def reading(self, offset: int, size: int) -> Work[bytes]:
+        return nullcontext(partial(self._read, os.pread, size, offset))
+
+    def _read(self, pread: Callable[[int, int, int], _R], size: int, offset: int) -> _R | bytes:
         try:
             with open(self._path, "rb") as file:
-                return os.pread(file.fileno(), size, offset)
+                return pread(file.fileno(), size, offset)
         except FileNotFoundError:
             return b""
 

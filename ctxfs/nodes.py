@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pyfuse3
 
 from ctxfs.caching import FOREVER
+from ctxfs.disks import Work
 from runtime.authority.identity import Caller
 from runtime.errors import (
     ForbiddenError,
@@ -96,17 +97,29 @@ class Handle:
         self.node = node
         self.caller = caller
 
-    def read(self, offset: int, size: int) -> bytes:
+    def read(self, offset: int, size: int) -> bytes | None:
+        """None if that would wait for the disk: then ``reading`` does it."""
         raise ForbiddenError("this file is not open for reading")
+
+    def reading(self, offset: int, size: int) -> Work[bytes]:
+        raise NotImplementedError(type(self).__name__)
 
     def write(self, offset: int, data: bytes) -> int:
         raise ForbiddenError("this file is not open for writing")
+
+    def writing(self, offset: int, data: bytes) -> Work[int] | None:
+        """Of a real file, which is written by this and not by ``write``."""
+        return None
 
     async def prepare(self, data: bytes) -> None:
         """What a write of this needs that takes a while, but not long; raises as it would."""
 
     def truncate(self, size: int) -> None:
         """Of a control: alone it changes nothing."""
+
+    def truncating(self, size: int) -> Work[None] | None:
+        """Of a real file, which is cut off by this and not by ``truncate`` or ``open``."""
+        return None
 
     def flush(self) -> None:
         """close(2) of one of its descriptors."""
@@ -203,6 +216,10 @@ class Node:
 
     def rename(self, call: Call, name: str, target: Node, new_name: str, *, replace: bool) -> None:
         raise ForbiddenError(f"{self.shown(name)} cannot be renamed")
+
+    def truncating(self, call: Call, size: int) -> Work[None] | None:
+        """truncate(2) of a real file, which ``set_attributes`` does not do."""
+        return None
 
     def set_attributes(self, call: Call, changes: Changes) -> None:
         """chmod(2), chown(2), truncate(2), utimensat(2) without an open file.

@@ -11,7 +11,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import pyfuse3
@@ -69,13 +69,13 @@ def _boundary(
             with self._waiting(who, args):
                 name = method.__name__
                 await self.order.turn(who, name, ahead=name == "read" and self._keeps(args))
-            if self._pace.is_over(who) and who is not None:
-                where = self._manner(manner, args)
-                if where is Manner.REFUSED:
-                    self._pace.refuse(who)
-                if where is Manner.LATE:
-                    await self._pace.late(who)
-            return await self._pace.timed(who, method(self, *args, **kwargs))
+                if self._pace.is_over(who) and who is not None:
+                    where = self._manner(manner, args)
+                    if where is Manner.REFUSED:
+                        self._pace.refuse(who)
+                    if where is Manner.LATE:
+                        await self._pace.late(who)
+                return await self._pace.timed(who, method(self, *args, **kwargs))
         except FUSEError:
             raise
         except Exception as error:
@@ -285,9 +285,19 @@ class Operations(pyfuse3.Operations):
     ) -> EntryAttributes:
         node = self._fs.node(inode)
         size = attr.st_size if fields.update_size else None
-        if size is not None and fh is not None and fh in self._handles:
-            self._handles[fh].truncate(size)
-            size = None
+        if size is not None:
+            handle = self._handles.get(fh) if fh is not None else None
+            if handle is None:
+                cutting = node.truncating(self._call(ctx), size)
+            else:
+                cutting = handle.truncating(size)
+            if cutting is not None:
+                caller, present = self._call(ctx).caller, node.attributes().size
+                await self._fs.disks.change(caller, cutting, inode, present)
+            elif handle is not None:
+                handle.truncate(size)
+            if cutting is not None or handle is not None:
+                size = None
         times = None
         if fields.update_atime or fields.update_mtime:
             times = (attr.st_atime_ns, attr.st_mtime_ns)
@@ -373,12 +383,16 @@ class Operations(pyfuse3.Operations):
     @_boundary
     async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:
         call = self._call(ctx)
-        hold = self._hold(call.caller, Resource.DESCRIPTORS, 1)
-        try:
-            handle = self._fs.node(inode).open(call, flags)
-        except BaseException:
-            hold.release()
-            raise
+        with ExitStack() as undo:
+            hold = self._hold(call.caller, Resource.DESCRIPTORS, 1)
+            undo.callback(hold.release)
+            node = self._fs.node(inode)
+            handle = node.open(call, flags)
+            undo.callback(handle.release)
+            cutting = handle.truncating(0) if flags & os.O_TRUNC else None
+            if cutting is not None:
+                await self._fs.disks.change(call.caller, cutting, inode, node.attributes().size)
+            undo.pop_all()
         return self._file_info(handle, hold)
 
     @_boundary
@@ -401,7 +415,11 @@ class Operations(pyfuse3.Operations):
 
     @_boundary
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
-        return self._handles[fh].read(off, size)
+        handle = self._handles[fh]
+        data = handle.read(off, size)
+        if data is None:
+            data = await self._fs.disks.do(handle.caller, handle.reading(off, size))
+        return data
 
     @_boundary
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
@@ -409,8 +427,13 @@ class Operations(pyfuse3.Operations):
         data = bytes(buf)
         await handle.prepare(data)
         mark = self._fs.cache.mark()
+        writing = handle.writing(off, data)
         try:
-            written = handle.write(off, data)
+            if writing is not None:
+                inode = handle.node.inode
+                written = await self._fs.disks.change(handle.caller, writing, inode, len(data))
+            else:
+                written = handle.write(off, data)
         finally:
             # The kernel takes the offset for the new size, which only a commit makes true.
             self._fs.cache.forget_attributes(handle.node.inode)

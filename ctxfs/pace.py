@@ -51,6 +51,10 @@ WAITS: Final = (
         "fsync(2) is a request to wait for the disk: in a thread, one at a time for each owner, "
         "a bounded number of them",
     ),
+    *(
+        Wait(call, None, "the bytes of a real file: in a thread, one for each file and agent")
+        for call in ("self._fs.disks.do", "self._fs.disks.change")
+    ),
 )
 
 #: what one owner may have waiting; more is not made to wait

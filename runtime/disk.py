@@ -319,7 +319,9 @@ class Share:
         if size:
             self.check(caller, size)
         before = os.fstat(fd).st_blocks
+        # others may write meanwhile
+        self.note(size)
         try:
             yield
         finally:
-            self.note((os.fstat(fd).st_blocks - before) * 512)
+            self.note((os.fstat(fd).st_blocks - before) * 512 - size)

@@ -13,6 +13,7 @@ import trio
 from runtime.accounts import Payer, Reserve, TimeAccounts
 
 _R = TypeVar("_R")
+_T = TypeVar("_T")
 
 #: the last minute, in parts that are forgotten one by one
 _PART_SECONDS: Final = 10.0
@@ -191,3 +192,43 @@ class Timed(Generic[_R]):
                 step = partial(self._coroutine.throw, error)
             else:
                 step = partial(self._coroutine.send, answer)
+
+
+class Batches(Generic[_T]):
+    """What a thread does for the event loop: whatever came together while it was at work."""
+
+    def __init__(self, work: Callable[[set[_T]], None]) -> None:
+        self._work = work
+        self._waiting: set[_T] = set()
+        #: how many were ever added
+        self.added = 0
+        #: set when the batch that is being collected is done
+        self._done = trio.Event()
+        #: the same of the batch at work
+        self._working: trio.Event | None = None
+        self._wake = trio.Event()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, item: _T) -> None:
+        self.added += 1
+        self._waiting.add(item)
+        self._wake.set()
+
+    async def wait(self, since: int) -> None:
+        """Returns when everything is done that was added after so many."""
+        done = self._done if self._waiting else self._working
+        if self.added != since and done is not None:
+            await done.wait()
+
+    async def run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            batch, self._waiting = self._waiting, set()
+            self._working, self._done = self._done, trio.Event()
+            # It may hang on a directory when the filesystem goes: then it is left behind.
+            await trio.to_thread.run_sync(self._work, batch, abandon_on_cancel=True)
+            self._working.set()
+            self._working = None

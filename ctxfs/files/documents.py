@@ -31,7 +31,9 @@ def open_real(
     """The file behind a row, opened in place; made if it is not there yet."""
     caller = call.caller
     wanted = os.O_RDONLY if flags & os.O_ACCMODE == os.O_RDONLY else os.O_RDWR
-    wanted |= (flags & os.O_TRUNC) | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    if flags & os.O_TRUNC:
+        wanted = os.O_RDWR
+    wanted |= os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(path, wanted, 0o644)
 
     def check_alive() -> None:
@@ -47,8 +49,6 @@ def open_real(
         check_alive()
         node.check_writer(caller)
 
-    if flags & os.O_TRUNC:
-        changed()
     return FileHandle(
         node,
         caller,

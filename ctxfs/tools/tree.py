@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from ctxfs.nodes import Call, Handle, Node
@@ -34,7 +34,7 @@ class Tree:
 
     async def write(self, path: str, text: str) -> None:
         """``printf TEXT > PATH``."""
-        with self._opened(path) as handle:
+        async with self._opened(path) as handle:
             data, offset = text.encode(), 0
             while offset < len(data):
                 offset += await self._write(handle, offset, data[offset:])
@@ -42,23 +42,30 @@ class Tree:
 
     async def write_some(self, path: str, text: str) -> int:
         """One write(2): how many bytes of the text were taken."""
-        with self._opened(path) as handle:
+        async with self._opened(path) as handle:
             written = await self._write(handle, 0, text.encode())
             await self._flush(handle)
         return written
 
     async def _write(self, handle: Handle, offset: int, data: bytes) -> int:
         await handle.prepare(data)
-        return handle.write(offset, data)
+        writing = handle.writing(offset, data)
+        if writing is None:
+            return handle.write(offset, data)
+        inode = handle.node.inode
+        return await self._fs.disks.change(handle.caller, writing, inode, len(data))
 
     async def _flush(self, handle: Handle) -> None:
         await handle.prepare(b"\n")
         handle.flush()
 
-    @contextmanager
-    def _opened(self, path: str) -> Iterator[Handle]:
+    @asynccontextmanager
+    async def _opened(self, path: str) -> AsyncIterator[Handle]:
         handle = self.find(path).open(self._call, os.O_WRONLY | os.O_TRUNC)
         try:
+            cutting = handle.truncating(0)
+            if cutting is not None:
+                await self._fs.disks.do(handle.caller, cutting, handle.node.inode)
             yield handle
         finally:
             handle.release()

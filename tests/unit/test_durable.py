@@ -13,7 +13,7 @@ import pytest
 from ctxfs import durable
 from ctxfs.caching import Cache
 from ctxfs.durable import Durable, DurableNode, Space
-from ctxfs.nodes import Call, Changes, Node
+from ctxfs.nodes import Call, Changes, Handle, Node
 from runtime.authority.identity import Caller
 from runtime.errors import (
     DeniedError,
@@ -90,7 +90,7 @@ def evict(table: Durable) -> None:
 
 @pytest.fixture
 def table() -> Iterator[Durable]:
-    made = Durable(Cache())
+    made = Durable(Cache(), os.close)
     yield made
     evict(made)
 
@@ -330,10 +330,29 @@ def test_a_refused_removal_keeps_the_number(table: Durable, tmp_path: Path) -> N
 # how much
 
 
+def write(handle: Handle, offset: int, data: bytes) -> int:
+    work = handle.writing(offset, data)
+    assert work is not None
+    with work as act:
+        return act()
+
+
+def cut(cutting: Handle | DurableNode, size: int) -> None:
+    """ftruncate(2) or truncate(2)."""
+    work = (
+        cutting.truncating(size)
+        if isinstance(cutting, Handle)
+        else cutting.truncating(CALL, size)
+    )
+    assert work is not None
+    with work as act:
+        act()
+
+
 def put(node: DurableNode, data: bytes, offset: int = 0, flags: int = 0) -> None:
     handle = node.open(CALL, os.O_WRONLY | flags)
     try:
-        handle.write(offset, data)
+        write(handle, offset, data)
     finally:
         handle.release()
 
@@ -360,8 +379,8 @@ def test_all_files_together_have_a_limit(small: DurableNode) -> None:
         lambda: put(b, bytes(11)),
         lambda: put(b, b"x", offset=10),
         lambda: put(a, bytes(11), flags=os.O_APPEND),
-        lambda: b.set_attributes(CALL, Changes(size=11)),
-        lambda: a.set_attributes(CALL, Changes(size=71)),
+        lambda: cut(b, 11),
+        lambda: cut(a, 71),
     )
     for action in actions:
         with pytest.raises(QuotaError, match=r"has 90 of at most 100 bytes \(artifact_max\)"):
@@ -369,15 +388,16 @@ def test_all_files_together_have_a_limit(small: DurableNode) -> None:
     put(b, b"x", offset=9)
     in_space(a, 100)
     put(a, bytes(60))
-    a.set_attributes(CALL, Changes(size=50))
+    cut(a, 50)
     in_space(a, 90)
-    handle = b.open(CALL, os.O_WRONLY | os.O_TRUNC)
+    handle = b.open(CALL, os.O_WRONLY)
+    cut(handle, 0)
     in_space(a, 80)
-    handle.truncate(20)
+    cut(handle, 20)
     in_space(a, 100)
     with pytest.raises(QuotaError):
-        handle.truncate(21)
-    handle.truncate(3)
+        cut(handle, 21)
+    cut(handle, 3)
     in_space(a, 83)
     handle.release()
 
@@ -388,10 +408,10 @@ def test_what_is_there_may_be_too_much(table: Durable, tmp_path: Path) -> None:
     top = known(table.root(space_of(tmp_path, total=50)))
     old = known(table.find(top, "old"))
     put(old, bytes(90))
-    old.set_attributes(CALL, Changes(size=60))
+    cut(old, 60)
     with pytest.raises(QuotaError):
         put(old, b"x", offset=60)
-    old.set_attributes(CALL, Changes(size=40))
+    cut(old, 40)
     put(old, bytes(10), offset=40)
     in_space(top, 50)
 
@@ -401,7 +421,7 @@ def test_a_failed_write_costs_nothing(small: DurableNode) -> None:
     handle = cast(durable._DurableHandle, file.open(CALL, os.O_RDONLY))
     handle._may_write = lambda: None
     with pytest.raises(OSError):
-        handle.write(0, b"x")
+        write(handle, 0, b"x")
     in_space(small, 30)
     handle.release()
 
@@ -430,12 +450,12 @@ def test_the_first_thing_may_be_a_removal(table: Durable, small: DurableNode) ->
 def test_a_removed_file_counts_while_it_is_open(table: Durable, small: DurableNode) -> None:
     file = touch(small, "a")
     first, second = (file.open(CALL, os.O_WRONLY) for _ in range(2))
-    first.write(0, bytes(40))
+    write(first, 0, bytes(40))
     small.unlink(CALL, "a")
     table.forget(file.inode, 1)
-    first.write(40, bytes(30))
+    write(first, 40, bytes(30))
     with pytest.raises(QuotaError):
-        second.write(70, b"x")
+        write(second, 70, b"x")
     first.release()
     assert small.space._bytes == 100
     second.release()
@@ -493,9 +513,9 @@ def test_the_owner_that_is_there_may_be_set(top: DurableNode) -> None:
 
 def test_truncating_keeps_to_the_limit(top: DurableNode) -> None:
     file = touch(top, "file")
-    file.set_attributes(CALL, Changes(size=100))
+    cut(file, 100)
     with pytest.raises(TooLargeError, match="document_max"):
-        file.set_attributes(CALL, Changes(size=101))
+        cut(file, 101)
     assert file.attributes().size == 100
 
 

@@ -1,0 +1,200 @@
+"""What waits for the disk, or takes long, is done by a thread and not by the event loop."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyfuse3
+import pytest
+import trio
+import trio.testing
+
+from runtime.accounts import Resource
+from tests.adapter.mounted import CONTEXT, Mounted, complete, mounted_in, refused
+
+LARGE = 3 << 20
+HOME = "home/0/data"
+
+
+class Watched:
+    """Calls of some functions of ``os``: whether the event loop's thread made them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[str, bool]] = []
+        for name in ("ftruncate", "pwrite", "pread"):
+            monkeypatch.setattr(os, name, self._watched(name, getattr(os, name), lambda fd: True))
+        monkeypatch.setattr(os, "close", self._watched("close", os.close, _is_costly))
+
+    def _watched(
+        self, name: str, function: Callable[..., Any], wanted: Callable[[int], bool]
+    ) -> Callable[..., Any]:
+        loop = threading.get_ident()
+
+        def call(fd: int, *args: Any) -> Any:
+            if wanted(fd):
+                self.calls.append((name, threading.get_ident() == loop))
+            return function(fd, *args)
+
+        return call
+
+    def taken(self) -> list[tuple[str, bool]]:
+        calls, self.calls = self.calls, []
+        return calls
+
+
+def _is_costly(fd: int) -> bool:
+    """To close: O_PATH descriptors are, if no name is left."""
+    st = os.fstat(fd)
+    is_path = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_PATH
+    return st.st_blocks * 512 >= LARGE and not (is_path and st.st_nlink)
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Mounted]:
+    with mounted_in(tmp_path) as made:
+        yield made
+        close_all(made)
+
+
+def close_all(mounted: Mounted) -> None:
+    """What was left to threads to be closed."""
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(mounted.fs.disks.run)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+@pytest.fixture
+def real(mounted: Mounted) -> Path:
+    """A large file of an operator's home, as it is on the disk."""
+    inode = mounted.inode(HOME)
+    info, _ = complete(mounted.ops.create, inode, b"file", 0o644, os.O_WRONLY, CONTEXT)
+    complete(mounted.ops.release, info.fh)
+    path = mounted.world.state / HOME / "file"
+    fill(path)
+    return path
+
+
+def fill(path: Path) -> None:
+    with open(path, "r+b") as file:
+        file.write(b"x" * LARGE)
+
+
+def set_size(mounted: Mounted, size: int, fh: int | None = None) -> None:
+    entry = pyfuse3.EntryAttributes()
+    entry.st_size = size
+    names = ("atime", "mtime", "mode", "uid", "gid")
+    fields = SimpleNamespace(update_size=True, **{f"update_{name}": False for name in names})
+    complete(mounted.ops.setattr, mounted.inode(f"{HOME}/file"), entry, cast(Any, fields), fh,
+             CONTEXT)
+
+
+def test_a_large_file_is_cut_off_by_a_thread(
+    mounted: Mounted, real: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(monkeypatch)
+    fh = mounted.open(f"{HOME}/file", os.O_WRONLY | os.O_TRUNC)
+    assert (watched.taken(), real.stat().st_size) == ([("ftruncate", False)], 0)
+    fill(real)
+    set_size(mounted, 7, fh)
+    assert (watched.taken(), real.stat().st_size) == ([("ftruncate", False)], 7)
+    fill(real)
+    set_size(mounted, 5)
+    assert (watched.taken(), real.stat().st_size) == ([("ftruncate", False)], 5)
+    set_size(mounted, 3, fh)
+    assert (watched.taken(), real.stat().st_size) == ([("ftruncate", True)], 3), "it is small"
+    mounted.close(fh)
+
+
+def test_a_large_file_is_closed_by_a_thread(
+    mounted: Mounted, real: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it still has a name or not, and whoever is the last to have it open."""
+    watched = Watched(monkeypatch)
+    open_before, home = mounted.open(f"{HOME}/file"), mounted.inode(HOME)
+    mounted.close(mounted.open(f"{HOME}/file", os.O_WRONLY))
+    assert watched.taken() == []
+    inode = mounted.inode(f"{HOME}/file")
+    complete(mounted.ops.unlink, home, b"file", CONTEXT)
+    mounted.close(open_before)
+    complete(mounted.ops.forget, [(inode, 100)])
+    assert watched.taken() == []
+    close_all(mounted)
+    assert set(watched.taken()) == {("close", False)}
+
+
+def test_a_document_that_is_replaced_is_closed_by_a_thread(
+    mounted: Mounted, real: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched, home = Watched(monkeypatch), mounted.inode(HOME)
+    inode = mounted.inode(f"{HOME}/file")
+    complete(mounted.ops.mknod, home, b"new", 0o100644, 0, CONTEXT)
+    complete(mounted.ops.rename, home, b"new", home, b"file", 0, CONTEXT)
+    complete(mounted.ops.forget, [(inode, 100)])
+    assert watched.taken() == []
+    assert real.stat().st_size == 0
+    close_all(mounted)
+    assert watched.taken() == [("close", False)]
+
+
+def test_what_is_not_in_memory_is_read_by_a_thread(
+    mounted: Mounted, real: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(monkeypatch)
+    fh = mounted.open(f"{HOME}/file")
+    assert mounted.read(fh, 0, 100) == b"x" * 100
+    assert watched.taken() == []
+
+    def cold(*args: Any) -> int:
+        raise BlockingIOError(11, "not in memory")
+
+    monkeypatch.setattr(os, "preadv", cold)
+    assert mounted.read(fh, LARGE - 3, 100) == b"xxx"
+    assert watched.taken() == [("pread", False)]
+    mounted.make("x")
+    events = mounted.open("home/0/agent/x/session/default/events.jsonl")
+    assert b"agent.create" in mounted.read(events)
+    assert watched.taken() == [("pread", False)]
+    mounted.close(events)
+    mounted.close(fh)
+
+
+def test_who_writes_much_is_left_to_threads(
+    mounted: Mounted, real: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctxfs.disks.time.monotonic", lambda: 1000.0)
+    monkeypatch.setattr("ctxfs.disks._MUCH", 100)
+    watched = Watched(monkeypatch)
+    fh = mounted.open(f"{HOME}/file", os.O_WRONLY)
+    for offset in (0, 60):
+        assert mounted.write(fh, b"y" * 60, offset) == 60
+    assert watched.taken() == [("pwrite", True), ("pwrite", False)]
+    assert real.read_bytes()[:121] == b"y" * 120 + b"x"
+    mounted.close(fh)
+
+
+def test_a_refused_cut_opens_nothing(
+    mounted: Mounted, real: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, size: int) -> None:
+        raise OSError(errno.EIO, "the disk is broken")
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "ftruncate", full)
+    with refused("EIO"):
+        mounted.open(f"{HOME}/file", os.O_WRONLY | os.O_TRUNC)
+    close_all(mounted)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not mounted.ops._handles
+    assert mounted.fs.runtime.accounts.used(Resource.DESCRIPTORS) == 0

@@ -1,0 +1,245 @@
+"""Bytes of real files: who waits for whom, and what needs no waiting."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.testing
+
+from ctxfs import disks
+from ctxfs.disks import Disks, read_cached
+from ctxfs.handles import FileHandle
+from runtime.accounts import Payer, Reserve
+from runtime.authority.identity import Caller
+
+
+def who(name: str, owner: int = 1000, reserve: Reserve = Reserve.NONE) -> Caller:
+    return cast(Caller, Payer(owner, name, reserve))
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> Disks:
+    monkeypatch.setattr(disks, "payer", lambda agents, caller: caller)
+    return Disks(cast(Any, SimpleNamespace(agents=None)))
+
+
+class Held:
+    """Works that go on when they are let, by name."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.ended: list[str] = []
+        self._may: dict[str, threading.Event] = {}
+
+    @contextmanager
+    def work(self, name: str) -> Iterator[Callable[[], str]]:
+        self.begun.append(name)
+        may = self._may.setdefault(name, threading.Event())
+        yield lambda: name if may.wait(10) else "late"
+        self.ended.append(name)
+
+    def let(self, name: str) -> None:
+        self._may[name].set()
+
+
+def under_way(
+    beside: Disks, asked: Sequence[tuple[str, Caller, int | None]], let: str = ""
+) -> list[set[str]]:
+    """Which works are begun and not ended: when all were asked for, and after each of ``let``."""
+    held, seen = Held(), []
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for name, caller, file in asked:
+                nursery.start_soon(beside.do, caller, held.work(name), file)
+                await trio.testing.wait_all_tasks_blocked()
+            seen.append(set(held.begun))
+            with trio.fail_after(10):
+                for name in let:
+                    held.let(name)
+                    while name not in held.ended:
+                        await trio.sleep(0)
+                    await trio.testing.wait_all_tasks_blocked()
+                    seen.append(set(held.begun) - set(held.ended))
+                while len(held.ended) < len(asked):
+                    for name in held.begun:
+                        held.let(name)
+                    await trio.sleep(0)
+
+    trio.run(main)
+    return seen
+
+
+def test_an_agent_waits_for_itself_alone(beside: Disks) -> None:
+    asked = [("a", who("one"), None), ("b", who("one"), None), ("c", who("two"), None)]
+    assert under_way(beside, asked, "a") == [{"a", "c"}, {"b", "c"}]
+
+
+def test_agents_of_an_owner_have_two_threads(beside: Disks) -> None:
+    asked = [(name, who(name), None) for name in "abc"]
+    asked += [("d", who("d", owner=1001), None), ("e", who("e", reserve=Reserve.OWNER), None)]
+    assert under_way(beside, asked, "b") == [{"a", "b", "d", "e"}, {"a", "c", "d", "e"}]
+
+
+def test_a_file_is_changed_by_one_at_a_time(beside: Disks) -> None:
+    asked = [("a", who("one"), 5), ("b", who("two"), 5), ("c", who("three"), 6)]
+    assert under_way(beside, asked, "a") == [{"a", "c"}, {"b", "c"}]
+
+
+def test_what_a_work_raises_is_raised_and_its_turn_goes_on(beside: Disks) -> None:
+    @contextmanager
+    def refused() -> Iterator[Callable[[], None]]:
+        raise PermissionError
+        yield
+
+    @contextmanager
+    def failing() -> Iterator[Callable[[], bytes]]:
+        yield lambda: os.pread(-1, 1, 0)
+
+    async def main() -> None:
+        with pytest.raises(PermissionError):
+            await beside.do(who("one"), refused(), 5)
+        with pytest.raises(OSError, match="descriptor"):
+            await beside.do(who("one"), failing(), 5)
+        with trio.fail_after(10):
+            await beside.do(who("one"), nullcontext(lambda: None), 5)
+
+    trio.run(main)
+
+
+def test_what_is_in_memory_is_read_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)) * 100)
+    with path.open("rb") as file:
+        fd = file.fileno()
+        for offset, size in ((0, 10), (300, 5000), (25_590, 100), (25_600, 10), (99_999, 10)):
+            assert read_cached(fd, size, offset) == os.pread(fd, size, offset)
+
+
+def test_what_is_not_in_memory_is_not_waited_for(tmp_path: Path) -> None:
+    """A page of a file that the kernel has dropped."""
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * (8 << 20))
+    with path.open("rb") as file:
+        fd = file.fileno()
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.pread(fd, 1, 0)
+        if read_cached(fd, 4096, 7 << 20) is not None:
+            pytest.skip(f"{tmp_path}: its filesystem keeps all of a file in memory")
+        assert read_cached(fd, 8 << 20, 0) is None, "a part of it is not enough"
+        os.pread(fd, 8 << 20, 0)
+        assert read_cached(fd, 8 << 20, 0) == b"x" * (8 << 20)
+
+
+def handle_on(path: Path) -> FileHandle:
+    return FileHandle(
+        None,
+        None,
+        os.open(path, os.O_RDWR | os.O_CREAT),
+        limit=1 << 20,
+        append=False,
+        share=None,
+        may_read=lambda: None,
+        may_write=lambda: None,
+        changed=lambda: None,
+    )
+
+
+def test_a_file_stays_open_while_a_thread_works_on_it(tmp_path: Path) -> None:
+    """Its descriptor would be another file's."""
+    handle = handle_on(tmp_path / "file")
+    with handle.writing(0, b"text") as act:
+        handle.release()
+        other = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
+        assert other != handle.fd
+        assert act() == 4
+    assert (tmp_path / "file").read_bytes() == b"text"
+    assert (tmp_path / "other").read_bytes() == b""
+    with pytest.raises(OSError, match="descriptor"):
+        os.fstat(handle.fd)
+    os.close(other)
+
+
+def test_what_is_large_is_closed_beside_the_loop(beside: Disks, tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(b"x" * (2 << 20))
+    (tmp_path / "small").write_bytes(b"x")
+    large, small = (os.open(tmp_path / name, os.O_RDONLY) for name in ("large", "small"))
+    beside.close(small)
+    beside.close(large)
+    with pytest.raises(OSError, match="descriptor"):
+        os.fstat(small)
+    assert os.fstat(large).st_size == 2 << 20
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(beside.run)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    with pytest.raises(OSError, match="descriptor"):
+        os.fstat(large)
+
+
+def asked_at_once(beside: Disks, times: list[float], size: int, took: float = 0.0) -> list[bool]:
+    """Whether a change that takes so long is made at once, at each of these times."""
+    now = 0.0
+    at_once = []
+
+    @contextmanager
+    def work() -> Iterator[Callable[[], int]]:
+        nonlocal now
+        yield threading.get_ident
+        now += took
+
+    async def main() -> None:
+        nonlocal now
+        for now in times:  # noqa: B007  # read by the clock
+            by = await beside.change(who("one"), work(), 5, size)
+            at_once.append(by == threading.get_ident())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ctxfs.disks.time.monotonic", lambda: now)
+        trio.run(main)
+    return at_once
+
+
+def test_what_is_small_is_written_at_once_but_not_much_of_it(beside: Disks) -> None:
+    mebibyte = 1 << 20
+    assert asked_at_once(beside, [0.0] * 65, mebibyte) == [True] * 64 + [False]
+    assert asked_at_once(beside, [0.25] * 17, mebibyte) == [True] * 16 + [False]
+    assert asked_at_once(beside, [2.0, 3.0], mebibyte + 1) == [False] * 2
+
+
+def test_a_slow_disk_is_left_to_threads_for_a_while(beside: Disks) -> None:
+    assert asked_at_once(beside, [0.0, 0.1], 10, took=0.004) == [True, True]
+    times = [1.0, 1.1, 9.0, 11.1, 11.2]
+    assert asked_at_once(beside, times, 10, took=0.02) == [True, False, False, True, False]
+
+
+def test_who_changes_a_file_waits_for_the_thread_that_does(beside: Disks) -> None:
+    held = Held()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(beside.do, who("one"), held.work("a"), 5)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(beside.change, who("two"), held.work("b"), 5, 1)
+            await trio.testing.wait_all_tasks_blocked()
+            assert held.begun == ["a"]
+            held.let("a")
+            with trio.fail_after(10):
+                while held.begun != ["a", "b"]:
+                    await trio.sleep(0)
+            held.let("b")
+
+    trio.run(main)
