@@ -12,21 +12,26 @@ ago.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 from weakref import WeakValueDictionary
 
 import trio
 
 from runtime.accounts import Payer, Reserve, payer
+from runtime.errors import OverTimeError
 from runtime.loop import Batches
 
 if TYPE_CHECKING:
     from runtime.authority.identity import Caller
     from runtime.runtime import Runtime
+
+log = logging.getLogger("ctxd.disks")
 
 _R = TypeVar("_R")
 
@@ -36,6 +41,13 @@ Work = AbstractContextManager[Callable[[], _R]]
 
 _THREADS: Final = 8
 _THREADS_OF_OWNER: Final = 2
+#: bytes that an owner may have in line to be cut off: the kernel holds the locks of those files,
+#: and who waits cannot be killed
+_CUT_MAX: Final = 4 << 30
+#: an operation on a file waits no longer than this for the thread that changes it
+_SETTLED_SECONDS: Final = 1.0
+#: descriptors in line to be closed: they are on no account any more
+_CLOSING_MAX: Final = 256
 #: bytes of a file that may go at once
 _SMALL: Final = 1 << 20
 #: bytes that may be written at once, and again in a second: below what a kernel keeps unwritten
@@ -61,6 +73,7 @@ class Disks:
         self._owners: WeakValueDictionary[tuple[int, bool], trio.CapacityLimiter] = (
             WeakValueDictionary()
         )
+        self._cutting: Counter[tuple[int, bool]] = Counter()
         self._closing = Batches[int](_close_all)
         #: until when the disk is taken for slow
         self._slow = 0.0
@@ -72,7 +85,7 @@ class Disks:
         once if they are few, no thread changes it, and the disk is not slow; else as ``do``."""
         begun = time.monotonic()
         if begun < self._slow or file in self._files or not self._is_little(size, begun):
-            return await self.do(caller, work, file)
+            return await self.do(caller, work, file, size)
         with work as act:
             result = act()
         now = time.monotonic()
@@ -80,17 +93,58 @@ class Disks:
             self._slow = now + _SLOW_SECONDS
         return result
 
-    async def do(self, caller: Caller, work: Work[_R], file: int | None = None) -> _R:
+    async def do(
+        self, caller: Caller, work: Work[_R], file: int | None = None, size: int = 0
+    ) -> _R:
         """The result of a thread's ``work``, after it was this caller's turn; raises what it
-        raises. ``file`` is the inode number of a file that it changes."""
+        raises, and ``OverTimeError``. ``file`` is the inode number of a file that it changes,
+        ``size`` how many of its bytes."""
         who = payer(self._runtime.agents, caller)
         owner = who.owner, who.reserve is not Reserve.NONE
-        changing = self._files.setdefault(file, trio.Lock()) if file is not None else trio.Lock()
         turn = self._payers.setdefault(who, trio.Lock())
         share = self._owners.setdefault(owner, trio.CapacityLimiter(_THREADS_OF_OWNER))
-        async with changing, turn, share:
-            with work as act:
-                return await trio.to_thread.run_sync(act, limiter=self._threads)
+        with self._in_line(owner, size):
+            async with turn:
+                # not before, so that nobody keeps others from a file who waits for its own turn
+                lock = trio.Lock()
+                changing = lock if file is None else self._files.setdefault(file, lock)
+                async with changing, share:
+                    with work as act:
+                        return await trio.to_thread.run_sync(act, limiter=self._threads)
+
+    @contextmanager
+    def _in_line(self, owner: tuple[int, bool], size: int) -> Iterator[None]:
+        """While so many bytes of an owner's file are to go."""
+        if size <= _SMALL:
+            yield
+            return
+        if self._cutting[owner] and self._cutting[owner] + size > _CUT_MAX:
+            raise OverTimeError(
+                f"uid {owner[0]} cuts off {self._cutting[owner]} bytes already: try again"
+            )
+        self._cutting[owner] += size
+        try:
+            yield
+        finally:
+            self._cutting[owner] -= size
+            if not self._cutting[owner]:
+                del self._cutting[owner]
+
+    @property
+    def busy(self) -> bool:
+        """Whether any file is being changed by a thread."""
+        return bool(self._files)
+
+    async def settled(self, file: int) -> None:
+        """Returns when no thread changes this file: whoever asks the kernel for its lock
+        meanwhile waits for the thread. ``OverTimeError`` if that takes long."""
+        changing = self._files.get(file)
+        if changing is None:
+            return
+        with trio.move_on_after(_SETTLED_SECONDS):
+            async with changing:
+                return
+        raise OverTimeError("a large part of the file is being cut off: try again")
 
     def _is_little(self, size: int, now: float) -> bool:
         self._room = min(_MUCH, self._room + (now - self._then) * _MUCH)
@@ -103,7 +157,9 @@ class Disks:
     def close(self, fd: int) -> None:
         """Closes a descriptor. It may be the last of a file without a name; and what replaced
         the text of a file is sent to the disk by some filesystems (ext4, auto_da_alloc)."""
-        if os.fstat(fd).st_blocks * 512 > _SMALL:
+        st = os.fstat(fd)
+        # pages of a hole are in memory, too
+        if max(st.st_size, st.st_blocks * 512) > _SMALL and len(self._closing) < _CLOSING_MAX:
             self._closing.add(fd)
         else:
             os.close(fd)
@@ -115,7 +171,10 @@ class Disks:
 
 def _close_all(fds: set[int]) -> None:
     for fd in fds:
-        os.close(fd)
+        try:
+            os.close(fd)
+        except OSError as error:
+            log.warning("a file of an agent could not be closed: %s", error.strerror)
 
 
 def read_cached(fd: int, size: int, offset: int) -> bytes | None:

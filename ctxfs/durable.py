@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ctxfs.caching import Cache
+from ctxfs.disks import Work
 from ctxfs.handles import FileHandle
 from ctxfs.inodes import REAL
 from ctxfs.nodes import Attributes, Call, Changes, Handle, Node
@@ -430,8 +431,12 @@ class DurableNode(Node):
     def readlink(self) -> str:
         return os.readlink("", dir_fd=self.fd)
 
+    def truncating(self, call: Call, size: int) -> Work[None]:
+        self.space.may_write(call.caller)
+        return self._truncating(call, size)
+
     @contextmanager
-    def truncating(self, call: Call, size: int) -> Iterator[Callable[[], None]]:
+    def _truncating(self, call: Call, size: int) -> Iterator[Callable[[], None]]:
         self.space.may_write(call.caller)
         handle = self._handle(call, os.O_WRONLY)
         try:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from ctxfs import client
 from ctxfs.caching import FOREVER, Cache
-from ctxfs.disks import Disks
+from ctxfs.disks import Disks, Work
 from ctxfs.durable import Durable, DurableNode, Space
 from ctxfs.files import agent as agent_files
 from ctxfs.files import root as root_files
@@ -34,6 +35,7 @@ from runtime.authority.identity import (
 from runtime.cell import working_directory, workspace
 from runtime.change import Watching
 from runtime.errors import (
+    CtxError,
     DeniedError,
     ForbiddenError,
     GoneError,
@@ -388,7 +390,7 @@ class Filesystem(Watching):
         return RowNode(self, agent_files.TABLE, agent.index, agent, number)
 
     def truncate_row(self, node: RowNode, call: Call, size: int) -> None:
-        """truncate(2) by path: of a control it changes nothing, documents are cut."""
+        """truncate(2) by path: of a control it changes nothing, of a history it is refused."""
         node.check_writer(call.caller)
         if node.row.opener is None or node.row.commit is not None:
             return
@@ -397,6 +399,29 @@ class Filesystem(Watching):
             handle.truncate(size)
         finally:
             handle.release()
+
+    def cutting(self, node: RowNode, call: Call, size: int) -> Work[None] | None:
+        """truncate(2) by path of a document; None for all other rows."""
+        node.check_writer(call.caller)
+        if node.row.opener is None or node.row.commit is not None:
+            return None
+        handle = node.open(call, os.O_WRONLY)
+        try:
+            is_real = handle.truncating(size) is not None
+        finally:
+            handle.release()
+        return _cutting(node, call, size) if is_real else None
+
+    async def settled(self, directory: Node, name: str) -> None:
+        """Returns when no thread changes the real file of this name; ``OverTimeError``."""
+        if not self.disks.busy or not isinstance(directory, DurableNode):
+            return
+        try:
+            inode = self.durable.find(directory, name).inode
+        except (CtxError, OSError):
+            return  # whoever asked for more is told so by what it does
+        self.durable.forget(inode, 0)
+        await self.disks.settled(inode)
 
     def output_directory(self, agent: Agent, name: str) -> Path:
         return self.runtime.agents.directory(agent) / name
@@ -737,6 +762,18 @@ class Filesystem(Watching):
                 pages.append(inode)
         if pages:
             self.cache.forget_pages(pages)
+
+
+@contextmanager
+def _cutting(node: RowNode, call: Call, size: int) -> Iterator[Callable[[], None]]:
+    handle = node.open(call, os.O_WRONLY)
+    try:
+        cutting = handle.truncating(size)
+        assert cutting is not None
+        with cutting as act:
+            yield act
+    finally:
+        handle.release()
 
 
 def _space_keys(agent: Agent) -> tuple[str, str]:

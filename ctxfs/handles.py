@@ -382,6 +382,7 @@ class FileHandle(Handle):
 
     @contextmanager
     def reading(self, offset: int, size: int) -> Iterator[Callable[[], bytes]]:
+        self._may_read()
         with self._in_use():
             yield partial(os.pread, self.fd, size, offset)
 
@@ -395,8 +396,13 @@ class FileHandle(Handle):
             return nullcontext()
         return self._share.writing(self.caller, self.fd, size)
 
+    def writing(self, offset: int, data: bytes) -> Work[int]:
+        # who may not does not wait to be told, and who waited has to be allowed still
+        self._may_write()
+        return self._writing(offset, data)
+
     @contextmanager
-    def writing(self, offset: int, data: bytes) -> Iterator[Callable[[], int]]:
+    def _writing(self, offset: int, data: bytes) -> Iterator[Callable[[], int]]:
         self._may_write()
         if self._append:
             offset = os.fstat(self.fd).st_size
@@ -407,8 +413,12 @@ class FileHandle(Handle):
             yield partial(os.pwrite, self.fd, data, offset)
         self._changed()
 
+    def truncating(self, size: int) -> Work[None]:
+        self._may_write()
+        return self._truncating(size)
+
     @contextmanager
-    def truncating(self, size: int) -> Iterator[Callable[[], None]]:
+    def _truncating(self, size: int) -> Iterator[Callable[[], None]]:
         self._may_write()
         if size > self._limit:
             raise TooLargeError(f"a document is at most {self._limit} bytes (document_max)")
@@ -470,7 +480,15 @@ class HistoryHandle(RowHandle):
         return self._read(read_cached, size, offset)
 
     def reading(self, offset: int, size: int) -> Work[bytes]:
-        return nullcontext(partial(self._read, os.pread, size, offset))
+        def read() -> bytes:
+            return self._read(os.pread, size, offset)
+
+        return self._as_reader(read)
+
+    @contextmanager
+    def _as_reader(self, read: Callable[[], bytes]) -> Iterator[Callable[[], bytes]]:
+        self._check_reader()
+        yield read
 
     def _read(self, pread: Callable[[int, int, int], _R], size: int, offset: int) -> _R | bytes:
         try:

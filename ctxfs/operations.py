@@ -69,13 +69,13 @@ def _boundary(
             with self._waiting(who, args):
                 name = method.__name__
                 await self.order.turn(who, name, ahead=name == "read" and self._keeps(args))
-                if self._pace.is_over(who) and who is not None:
-                    where = self._manner(manner, args)
-                    if where is Manner.REFUSED:
-                        self._pace.refuse(who)
-                    if where is Manner.LATE:
-                        await self._pace.late(who)
-                return await self._pace.timed(who, method(self, *args, **kwargs))
+            if self._pace.is_over(who) and who is not None:
+                where = self._manner(manner, args)
+                if where is Manner.REFUSED:
+                    self._pace.refuse(who)
+                if where is Manner.LATE:
+                    await self._pace.late(who)
+            return await self._pace.timed(who, method(self, *args, **kwargs))
         except FUSEError:
             raise
         except Exception as error:
@@ -171,7 +171,7 @@ class Operations(pyfuse3.Operations):
 
     @contextmanager
     def _waiting(self, who: Payer | None, args: Sequence[Any]) -> Iterator[None]:
-        """Has a request that may wait for its turn pay for what was written; ``QuotaError``.
+        """Has a request that may wait pay for what it wants to write; ``QuotaError``.
 
         What is small costs the daemon no more than the thread that asks costs its agent.
         """
@@ -309,6 +309,7 @@ class Operations(pyfuse3.Operations):
             times=times,
         )
         if changes != Changes():
+            await self._fs.disks.settled(inode)
             mark = self._fs.cache.mark()
             node.set_attributes(self._call(ctx), changes)
             await self._fs.cache.settled(mark)
@@ -347,11 +348,14 @@ class Operations(pyfuse3.Operations):
     ) -> EntryAttributes:
         parent = self._fs.node(new_parent_inode)
         target = self._fs.node(inode)
+        await self._fs.disks.settled(inode)
         return self._remembered(parent.link(self._call(ctx), _name(new_name), target))
 
     @_boundary
     async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
-        self._fs.node(parent_inode).unlink(self._call(ctx), _name(name))
+        parent = self._fs.node(parent_inode)
+        await self._fs.settled(parent, _name(name))
+        parent.unlink(self._call(ctx), _name(name))
 
     @_boundary
     async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
@@ -369,11 +373,13 @@ class Operations(pyfuse3.Operations):
     ) -> None:
         if flags & ~_RENAME_NOREPLACE:
             raise MalformedError("only RENAME_NOREPLACE is known here (rename(2))")
-        source = self._fs.node(parent_inode_old)
+        source, target = self._fs.node(parent_inode_old), self._fs.node(parent_inode_new)
+        await self._fs.settled(source, _name(name_old))
+        await self._fs.settled(target, _name(name_new))
         source.rename(
             self._call(ctx),
             _name(name_old),
-            self._fs.node(parent_inode_new),
+            target,
             _name(name_new),
             replace=not flags & _RENAME_NOREPLACE,
         )
@@ -431,7 +437,10 @@ class Operations(pyfuse3.Operations):
         try:
             if writing is not None:
                 inode = handle.node.inode
-                written = await self._fs.disks.change(handle.caller, writing, inode, len(data))
+                with self._waiting(self._pace.payer(handle.caller), (data,)):
+                    written = await self._fs.disks.change(
+                        handle.caller, writing, inode, len(data)
+                    )
             else:
                 written = handle.write(off, data)
         finally:

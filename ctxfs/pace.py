@@ -55,6 +55,10 @@ WAITS: Final = (
         Wait(call, None, "the bytes of a real file: in a thread, one for each file and agent")
         for call in ("self._fs.disks.do", "self._fs.disks.change")
     ),
+    *(
+        Wait(call, 1.0, "the thread that changes a real file, which has its lock")
+        for call in ("self._fs.settled", "self.disks.settled", "self._fs.disks.settled")
+    ),
 )
 
 #: what one owner may have waiting; more is not made to wait

@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from ctxfs.caching import FOREVER
+from ctxfs.disks import Work
 from ctxfs.handles import ControlHandle, RowHandle
 from ctxfs.inodes import CONTROL, NAMED, PUBLIC, Owner, Treatment
 from ctxfs.nodes import Attributes, Call, Changes, Handle, Node
@@ -437,6 +438,9 @@ class RowNode(Node):
         if self.row.receive is None:
             raise ForbiddenError(f"nothing can be renamed into {self.path or '/'}")
         self.row.receive(self.fs, self.obj, call, source, name, new_name)
+
+    def truncating(self, call: Call, size: int) -> Work[None] | None:
+        return self.fs.cutting(self, call, size)
 
     def set_attributes(self, call: Call, changes: Changes) -> None:
         super().set_attributes(call, changes)

@@ -102,11 +102,15 @@ def conversed(scene: Scene, name: str, mode: str, *, told: int = 1) -> None:
         queue, status = read(directory, "queue"), read(directory, "status").strip()
         return status == BETWEEN[mode] and not queue
 
-    wait_until(done, f"{name} has nothing to do")
-    events = history(scene, name)
-    queued = Counter(e["message"] for e in events if e["type"] == "message.queued")
-    ended = Counter(e["message"] for e in events if e["type"] == "message.end")
-    assert queued == ended
+    def told_of(kind: str) -> Counter[str]:
+        return Counter(e["message"] for e in history(scene, name) if e["type"] == kind)
+
+    # what it waited for may end, and be told it, after it was seen to have nothing to do
+    wait_until(
+        lambda: done() and told_of("message.queued") == told_of("message.end"),
+        f"{name} has nothing to do, and all that was queued has ended",
+    )
+    ended = told_of("message.end")
     assert set(ended.values()) <= {1}
     contents = Counter(
         line["content"].strip()

@@ -91,13 +91,16 @@ def fill(path: Path) -> None:
         file.write(b"x" * LARGE)
 
 
-def set_size(mounted: Mounted, size: int, fh: int | None = None) -> None:
+def set_size(
+    mounted: Mounted, size: int, fh: int | None = None, inode: int | None = None
+) -> None:
     entry = pyfuse3.EntryAttributes()
     entry.st_size = size
     names = ("atime", "mtime", "mode", "uid", "gid")
     fields = SimpleNamespace(update_size=True, **{f"update_{name}": False for name in names})
-    complete(mounted.ops.setattr, mounted.inode(f"{HOME}/file"), entry, cast(Any, fields), fh,
-             CONTEXT)
+    if inode is None:
+        inode = mounted.inode(f"{HOME}/file")
+    complete(mounted.ops.setattr, inode, entry, cast(Any, fields), fh, CONTEXT)
 
 
 def test_a_large_file_is_cut_off_by_a_thread(
@@ -115,6 +118,65 @@ def test_a_large_file_is_cut_off_by_a_thread(
     set_size(mounted, 3, fh)
     assert (watched.taken(), real.stat().st_size) == ([("ftruncate", True)], 3), "it is small"
     mounted.close(fh)
+
+
+def test_documents_are_cut_off_by_path_too(mounted: Mounted) -> None:
+    mounted.make("x")
+    mounted.put("agent/x.d/handoff.md", "hello world")
+    inode = mounted.inode("agent/x.d/handoff.md")
+    for size, text in ((5, "hello"), (0, "")):
+        set_size(mounted, size, inode=inode)
+        assert mounted.get("agent/x.d/handoff.md") == text
+    with refused("EFBIG"):
+        set_size(mounted, 1 << 40, inode=inode)
+
+
+def test_other_changes_of_a_file_wait_for_the_thread_that_cuts_it_off(
+    mounted: Mounted, real: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They ask the kernel for the same lock. What is counted of the file is right, too."""
+    may, begun, real_cut = threading.Event(), threading.Event(), os.ftruncate
+    home, inode = mounted.inode(HOME), mounted.inode(f"{HOME}/file")
+
+    def slow(fd: int, size: int) -> None:
+        begun.set()
+        may.wait(10)
+        real_cut(fd, size)
+
+    complete(mounted.ops.link, inode, home, b"second", CONTEXT)
+    monkeypatch.setattr(os, "ftruncate", slow)
+    ended: list[str] = []
+    entry = pyfuse3.EntryAttributes()
+    entry.st_mode = 0o600
+    mode = SimpleNamespace(
+        update_mode=True,
+        **{f"update_{name}": False for name in ("atime", "mtime", "size", "uid", "gid")},
+    )
+
+    async def do(name: str, operation: Callable[..., Any], *args: Any) -> None:
+        await operation(*args, CONTEXT)
+        ended.append(name)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(do, "cut", mounted.ops.open, inode, os.O_WRONLY | os.O_TRUNC)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(do, "chmod", mounted.ops.setattr, inode, entry, mode, None)
+            nursery.start_soon(do, "link", mounted.ops.link, inode, home, b"other")
+            await trio.testing.wait_all_tasks_blocked()
+            args = (home, b"file", home, b"renamed", 0)
+            nursery.start_soon(do, "rename", mounted.ops.rename, *args)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(do, "unlink", mounted.ops.unlink, home, b"second")
+            nursery.start_soon(do, "look-up", mounted.ops.lookup, home, b"file")
+            await trio.testing.wait_all_tasks_blocked()
+            assert begun.wait(10)
+            assert ended == ["look-up"]
+            may.set()
+
+    trio.run(main)
+    assert set(ended) == {"look-up", "cut", "chmod", "link", "rename", "unlink"}
+    assert sorted(os.listdir(real.parent)) == ["other", "renamed"]
 
 
 def test_a_large_file_is_closed_by_a_thread(

@@ -18,6 +18,7 @@ import trio
 import trio.testing
 
 from ctxfs.caching import Cache
+from ctxfs.disks import Disks
 from ctxfs.errnos import ERRNOS
 from ctxfs.filesystem import Filesystem
 from ctxfs.nodes import Attributes, Call, Changes, Handle, Node
@@ -28,6 +29,7 @@ from runtime.accounts import Reserve, Resource, accounts_of
 from runtime.authority.identity import Caller
 from runtime.config import Config
 from runtime.privilege import ROOT
+from runtime.runtime import Runtime
 from tests.adapter.mounted import CONTEXT, complete, refused
 
 ME = Caller(1000, 1000, 1)
@@ -137,6 +139,11 @@ class FakeFilesystem:
             config=Config(),
             accounts=accounts_of(Config(owner_descriptors=OPEN_FILES)),
         )
+
+        self.disks = Disks(cast(Runtime, self.runtime))
+
+    async def settled(self, directory: Node, name: str) -> None:
+        assert not self.disks.busy
 
     async def sync(self) -> None:
         self.synced += 1

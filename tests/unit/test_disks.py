@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +16,11 @@ import trio
 import trio.testing
 
 from ctxfs import disks
-from ctxfs.disks import Disks, read_cached
+from ctxfs.disks import Disks, _close_all, read_cached
 from ctxfs.handles import FileHandle
 from runtime.accounts import Payer, Reserve
 from runtime.authority.identity import Caller
+from runtime.errors import OverTimeError
 
 
 def who(name: str, owner: int = 1000, reserve: Reserve = Reserve.NONE) -> Caller:
@@ -92,6 +94,57 @@ def test_agents_of_an_owner_have_two_threads(beside: Disks) -> None:
 def test_a_file_is_changed_by_one_at_a_time(beside: Disks) -> None:
     asked = [("a", who("one"), 5), ("b", who("two"), 5), ("c", who("three"), 6)]
     assert under_way(beside, asked, "a") == [{"a", "c"}, {"b", "c"}]
+
+
+def test_who_waits_for_its_turn_keeps_nobody_from_a_file(beside: Disks) -> None:
+    asked = [("a", who("one"), 5), ("b", who("one"), 6), ("c", who("two", owner=1001), 6)]
+    assert under_way(beside, asked, "ac") == [{"a", "c"}, {"c"}, {"b"}]
+
+
+def test_an_owner_cuts_off_so_much_at_a_time(beside: Disks) -> None:
+    """The kernel holds the locks of those files, and who waits cannot be killed."""
+    gibibyte, held = 1 << 30, Held()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for name, size in (("a", 3 * gibibyte), ("b", gibibyte)):
+                nursery.start_soon(beside.do, who(name), held.work(name), None, size)
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(OverTimeError, match="uid 1000 cuts off 4294967296 bytes already"):
+                await beside.do(who("c"), held.work("c"), None, 2 << 20)
+            nursery.start_soon(beside.do, who("d"), held.work("d"), None, 1 << 20)
+            nursery.start_soon(beside.do, who("e", 1001), held.work("e"), None, 9 * gibibyte)
+            await trio.testing.wait_all_tasks_blocked()
+            assert set(held.begun) == {"a", "b", "e"}
+            for name in "abe":
+                held.let(name)
+            with trio.fail_after(10):
+                while "d" not in held.begun:
+                    await trio.sleep(0)
+            held.let("d")
+        assert not beside._cutting
+
+    trio.run(main)
+
+
+def test_whoever_needs_the_lock_of_a_file_waits_for_its_thread_but_not_long(beside: Disks) -> None:
+    held = Held()
+
+    async def main() -> None:
+        assert not beside.busy
+        await beside.settled(5)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(beside.do, who("one"), held.work("a"), 5)
+            await trio.testing.wait_all_tasks_blocked()
+            assert beside.busy
+            await beside.settled(6)
+            with pytest.raises(OverTimeError, match="try again"):
+                await beside.settled(5)
+            nursery.start_soon(beside.settled, 5)
+            held.let("a")
+        assert held.ended == ["a"]
+
+    trio.run(main)
 
 
 def test_what_a_work_raises_is_raised_and_its_turn_goes_on(beside: Disks) -> None:
@@ -179,15 +232,42 @@ def test_what_is_large_is_closed_beside_the_loop(beside: Disks, tmp_path: Path) 
         os.fstat(small)
     assert os.fstat(large).st_size == 2 << 20
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(beside.run)
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            nursery.cancel_scope.cancel()
+    trio.run(close_beside, beside)
+    assert not is_open(large)
 
-    trio.run(main)
-    with pytest.raises(OSError, match="descriptor"):
-        os.fstat(large)
+
+def test_what_waits_to_be_closed_is_bounded(
+    beside: Disks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hole takes nothing of the disk, but its pages may be in memory."""
+    monkeypatch.setattr("ctxfs.disks._CLOSING_MAX", 2)
+    (tmp_path / "hole").touch()
+    os.truncate(tmp_path / "hole", 2 << 20)
+    opened = [os.open(tmp_path / "hole", os.O_RDONLY) for _ in range(3)]
+    for fd in opened:
+        beside.close(fd)
+    assert [fd for fd in opened if is_open(fd)] == opened[:2]
+    real_close = os.close
+
+    def close(fd: int) -> None:
+        real_close(fd)
+        raise OSError(errno.EIO, "the disk is broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ctxfs.disks.os.close", close)
+        _close_all({opened[0], opened[1]})
+    assert not any(map(is_open, opened)), "an error of one keeps no other open"
+
+
+def is_open(fd: int) -> bool:
+    return os.path.exists(f"/proc/self/fd/{fd}")
+
+
+async def close_beside(beside: Disks) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(beside.run)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        nursery.cancel_scope.cancel()
 
 
 def asked_at_once(beside: Disks, times: list[float], size: int, took: float = 0.0) -> list[bool]:
