@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from ctxfs.caching import Cache
 from ctxfs.disks import Work
-from ctxfs.handles import FileHandle
+from ctxfs.handles import FileHandle, truncating_by_path
 from ctxfs.inodes import REAL
 from ctxfs.nodes import Attributes, Call, Changes, Handle, Node
 from runtime.authority.identity import Caller
@@ -433,17 +433,7 @@ class DurableNode(Node):
 
     def truncating(self, call: Call, size: int) -> Work[None]:
         self.space.may_write(call.caller)
-        return self._truncating(call, size)
-
-    @contextmanager
-    def _truncating(self, call: Call, size: int) -> Iterator[Callable[[], None]]:
-        self.space.may_write(call.caller)
-        handle = self._handle(call, os.O_WRONLY)
-        try:
-            with handle.truncating(size) as act:
-                yield act
-        finally:
-            handle.release()
+        return truncating_by_path(lambda: self._handle(call, os.O_WRONLY), size)
 
     def set_attributes(self, call: Call, changes: Changes) -> None:
         self.space.may_write(call.caller)

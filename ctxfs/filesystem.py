@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from ctxfs.files import task as task_files
 from ctxfs.files import tool as tool_files
 from ctxfs.files import waiting as waiting_files
 from ctxfs.files import work as work_files
+from ctxfs.handles import FileHandle, truncating_by_path
 from ctxfs.nodes import Call, Node
 from ctxfs.reasons import Reasons
 from ctxfs.rows import ITEM, ItemPlane, Kind, Plane, Row, RowNode, Table, inode_number, split_inode
@@ -405,12 +405,17 @@ class Filesystem(Watching):
         node.check_writer(call.caller)
         if node.row.opener is None or node.row.commit is not None:
             return None
-        handle = node.open(call, os.O_WRONLY)
-        try:
-            is_real = handle.truncating(size) is not None
-        finally:
-            handle.release()
-        return _cutting(node, call, size) if is_real else None
+        first = node.open(call, os.O_WRONLY)
+        first.release()
+        if not isinstance(first, FileHandle):
+            return None
+
+        def opening() -> FileHandle:
+            handle = node.open(call, os.O_WRONLY)
+            assert isinstance(handle, FileHandle)
+            return handle
+
+        return truncating_by_path(opening, size)
 
     async def settled(self, directory: Node, name: str) -> None:
         """Returns when no thread changes the real file of this name; ``OverTimeError``."""
@@ -762,18 +767,6 @@ class Filesystem(Watching):
                 pages.append(inode)
         if pages:
             self.cache.forget_pages(pages)
-
-
-@contextmanager
-def _cutting(node: RowNode, call: Call, size: int) -> Iterator[Callable[[], None]]:
-    handle = node.open(call, os.O_WRONLY)
-    try:
-        cutting = handle.truncating(size)
-        assert cutting is not None
-        with cutting as act:
-            yield act
-    finally:
-        handle.release()
 
 
 def _space_keys(agent: Agent) -> tuple[str, str]:

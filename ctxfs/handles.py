@@ -449,6 +449,19 @@ class FileHandle(Handle):
         os.close(self.fd)
 
 
+@contextmanager
+def truncating_by_path(
+    opening: Callable[[], FileHandle], size: int
+) -> Iterator[Callable[[], None]]:
+    """truncate(2): the file is open, by ``opening``, for as long as that takes."""
+    handle = opening()
+    try:
+        with handle.truncating(size) as act:
+            yield act
+    finally:
+        handle.release()
+
+
 class HistoryHandle(RowHandle):
     """An append-only file. Whoever may append does so in whole JSON lines."""
 

@@ -65,7 +65,9 @@ class Tree:
         try:
             cutting = handle.truncating(0)
             if cutting is not None:
-                await self._fs.disks.do(handle.caller, cutting, handle.node.inode)
+                node = handle.node
+                size = node.attributes().size
+                await self._fs.disks.change(handle.caller, cutting, node.inode, size)
             yield handle
         finally:
             handle.release()
