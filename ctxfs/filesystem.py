@@ -46,11 +46,11 @@ from runtime.errors import (
     TakenError,
     WrongStateError,
 )
+from runtime.items import Item, Message, Task
 from runtime.lifecycle import Status
 from runtime.model import Agent
 from runtime.names import check_name, quote
 from runtime.output import Output
-from runtime.planes import Item, Message, Task
 from runtime.runtime import Runtime
 from runtime.sockets import DAEMON_BIND_NAME
 

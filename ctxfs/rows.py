@@ -35,9 +35,9 @@ from runtime.errors import (
     TooLongError,
     WrongStateError,
 )
+from runtime.items import Item
 from runtime.lifecycle import LIVE, Status
 from runtime.model import Agent
-from runtime.planes import Item
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem

@@ -16,7 +16,7 @@ import secrets
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,12 +41,12 @@ from runtime.errors import (
     WrongStateError,
 )
 from runtime.history import History
-from runtime.lifecycle import Event, Status, move
+from runtime.items import Item, Items, Message, Task, TaskEvent, Wait
+from runtime.lifecycle import AFTERWARDS, AGENT_MOVES, Effect, Event, Status
 from runtime.living import Living
 from runtime.messages import Messages
 from runtime.model import SESSION_STATES, Agent, Outcome, Profile, Session
 from runtime.names import check_name, dump_json, parse_duration, parse_size, quote, timestamp
-from runtime.planes import Item, Items, Message, Task, TaskEvent, Wait
 from runtime.privilege import ROOT, Privilege
 from runtime.store import Pending, Store
 from runtime.tasks import TaskPlane
@@ -315,7 +315,7 @@ class Agents:
     # changing
 
     def commit(self, change: Change) -> None:
-        """Commits, appends to the histories, then tells those who watch.
+        """Commits, appends to the histories, tells those who watch, and has done what it calls for.
 
         ``NoSpaceError`` on a full disk, ``QuotaError`` if the owner's accounts have no room
         for its texts; with nothing changed.
@@ -324,6 +324,7 @@ class Agents:
         self._commit_late()
         self._attribute(change)
         self._commit(change)
+        self._have_done(change, afterwards=True)
 
     @contextlib.contextmanager
     def acting(self, caller: Caller, agent: Agent | None = None, **what: str) -> Iterator[None]:
@@ -384,17 +385,16 @@ class Agents:
         yield change
         self.commit(change)
 
-    def note(self, change: Change, *, urgent: Callable[[], None] = lambda: None) -> None:
+    def note(self, change: Change) -> None:
         """Like ``commit``, for what has happened and cannot be refused.
 
         On a full disk it holds in memory at once and is committed as soon as
         there is room: nobody may keep an agent alive by filling the disk.
-        ``urgent`` is done as soon as the change holds, before anybody is told.
         """
         self._attribute(change)
         try:
             self._commit_late()
-            self._commit(change, urgent)
+            self._commit(change)
         except NoSpaceError as error:
             log.error("%s; %d changes wait for room", error, len(self._late) + 1)
             self._late.append(change)
@@ -406,10 +406,21 @@ class Agents:
                 for name, value in values.items():
                     setattr(item, name, value)
                 self._note_wait(item)
-            urgent()
+            self._have_done(change)
             for agent, values in change.agents:
                 self._tell_agent(agent.index, values)
             self._tell_changed(change)
+        self._have_done(change, afterwards=True)
+
+    def _have_done(self, change: Change, *, afterwards: bool = False) -> None:
+        """What a change calls for, once: it may be committed a second time (``_late``)."""
+        effects, change.effects = change.effects, []
+        due: list[tuple[Agent, Effect]] = []
+        for each in effects:
+            (due if (each[1] in AFTERWARDS) is afterwards else change.effects).append(each)
+        for agent, effect in due:
+            for watching in self.watching:
+                watching.due(agent, effect)
 
     def _commit_late(self) -> None:
         while self._late:
@@ -463,7 +474,7 @@ class Agents:
             if not self._late and not self._undelivered:
                 self._room = trio.Event()
 
-    def _commit(self, change: Change, urgent: Callable[[], None] = lambda: None) -> None:
+    def _commit(self, change: Change) -> None:
         posted: list[Pending] = []
         merged: dict[int, tuple[Agent, dict[str, Any]]] = {}
         for agent, values in change.agents:
@@ -508,7 +519,7 @@ class Agents:
                 setattr(agent, name, value)
         self._apply_items(change, now)
         crashpoints.reach("write.committed")
-        urgent()
+        self._have_done(change)
         self._undelivered += posted
         self.deliver()
         for agent, values in merged.values():
@@ -812,7 +823,7 @@ class Agents:
         The configuration and the delegated task are kept; what it gave back stays
         with its session. Its dead descendants go, as with ``remove``.
         """
-        move(agent.status, Event.RESET)
+        AGENT_MOVES.check(agent.status, Event.RESET)
         self.tasks.check_not_fetching(agent)
         parent = self.live_parent(agent)
         if parent is not None and agent.owned:
@@ -1055,7 +1066,11 @@ class Agents:
         """In changes of their own, before anything is said of handles: those end with them."""
         for member in members:
             if member.status is Status.NEW:
-                self.cancel_new(member, "operator_stop")
+                change = Change()
+                self.record_end(
+                    change, member, Event.REMOVING, Outcome.CANCELLED, "operator_stop"
+                )
+                self.note(change)
 
     def _remove(self, change: Change, members: list[Agent]) -> None:
         for member in members:
@@ -1176,21 +1191,15 @@ class Agents:
         tokens = {task.wait_token for task in self.items.all(Task) if not task.child}
         self.waits.keep(tokens | {agent.wait_token for agent in self})
 
-    def cancel_new(self, agent: Agent, reason: str) -> None:
-        """A ``new`` agent ends without ever having run."""
-        move(agent.status, Event.STOP)
-        change = Change()
-        self.record_end(change, agent, Outcome.CANCELLED, reason)
-        self.note(change)
-        self.waits.release(agent.wait_token)
-
-    def record_end(self, change: Change, agent: Agent, outcome: Outcome, reason: str) -> None:
-        """Adds to ``change`` what the end of an agent means for it, its session and its parent."""
+    def record_end(
+        self, change: Change, agent: Agent, event: Event, outcome: Outcome, reason: str
+    ) -> None:
+        """Adds to ``change`` that an event makes an agent dead, and what this means for it, its
+        session and its parent."""
         self.waiting.cancel_all(change, agent)
         self.tasks.keep_worktree(change, agent, f"it ended without that being seen ({reason})")
         change.set(
             agent,
-            status=Status.DEAD,
             outcome=outcome.value,
             reason=reason,
             ended=time.time(),
@@ -1203,9 +1212,7 @@ class Agents:
         )
         for session in (agent.session, *agent.other_sessions):
             change.set_session(session, state=SESSION_STATES[outcome])
-        change.event(
-            agent.session, "agent.status", agent.name, status="dead", outcome=outcome, reason=reason
-        )
+        change.move(agent, event, outcome=outcome, reason=reason)
         parent = self.parent_of(agent)
         if parent is not None and "parent_dead" in reason and agent.parent_session is not None:
             change.event(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import StrEnum
 from typing import Any, Final, TypeVar
 
+from runtime.items import Item, Wait
+from runtime.lifecycle import AGENT_MOVES, Effect, Event, Status
 from runtime.model import Agent
-from runtime.planes import Item, Wait
 
 _I = TypeVar("_I", bound=Item)
 
@@ -34,6 +36,9 @@ class Watching:
 
     def item_listed(self, item: Item) -> None:
         """A plane's record appeared or went."""
+
+    def due(self, agent: Agent, effect: Effect) -> None:
+        """A move of an agent holds, and this is to be done for it."""
 
 
 class Change:
@@ -65,6 +70,37 @@ class Change:
         self.made: list[Agent] = []
         #: files of sessions that were written beside the store
         self.touched: list[tuple[int, str]] = []
+        #: what its moves call for, in their order
+        self.effects: list[tuple[Agent, Effect]] = []
+
+    def move(self, agent: Agent, event: Event, **why: Any) -> None:
+        """An agent's next status, as ``lifecycle`` has it, with what that calls for.
+
+        ``why`` goes into the event that tells of it, if it is another status than before.
+        ``WrongStateError`` or ``NotRunningError`` if the event does not fit.
+        """
+        status = self.peek_agent(agent, "status")
+        move = AGENT_MOVES.move(status, event)
+        self.effects += [(agent, Effect(effect)) for effect in move.effects]
+        to = move.status
+        if to is None:
+            to = Status(self.peek_agent(agent, "paused_from"))
+            self.set(agent, paused_from="", frozen=False)
+        elif to is Status.PAUSED and status is not to:
+            self.set(agent, paused_from=status.value, frozen=Effect.FREEZE in move.effects)
+        if to is not status:
+            self.set(agent, status=to)
+            self.event(agent.session, "agent.status", agent.name, status=to.value, **why)
+
+    def step(self, item: Item, event: StrEnum) -> Any:
+        """The next status of a plane's record, as its table has it; ``WrongStateError``."""
+        to = item.moves.move(self.peek(item, "status"), event).status
+        self.put(item, status=to)
+        return to
+
+    def is_over(self, item: Item) -> bool:
+        """Whether nothing follows the status that it has, or will have."""
+        return self.peek(item, "status") in item.moves.terminal
 
     def set(self, agent: Agent, **values: Any) -> None:
         self.agents.append((agent, values))
@@ -130,6 +166,7 @@ class Change:
         self.channels += other.channels
         self.made += other.made
         self.touched += other.touched
+        self.effects += other.effects
 
     def event(self, session: int, kind: str, agent: str, **fields: Any) -> None:
         """One line of ``events.jsonl``; id and time are set at the commit, and who caused it

@@ -10,9 +10,9 @@ from runtime import linux, output
 from runtime.agents import Agents, replace_file
 from runtime.change import Change
 from runtime.following import Execution, Following
+from runtime.items import Message, MessageStatus
 from runtime.model import Agent, Outcome
 from runtime.names import escape, timestamp
-from runtime.planes import Message, MessageStatus
 from runtime.record import Record, judge
 
 log = logging.getLogger("ctxd.conclusions")

@@ -7,8 +7,7 @@ import logging
 import math
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import trio
@@ -19,9 +18,9 @@ from runtime.cgroups import Cgroup, Hierarchy
 from runtime.change import Change
 from runtime.following import Execution, Followed, Following
 from runtime.inotify import Changes, Watcher
-from runtime.lifecycle import Event, Status, move
+from runtime.items import Message
+from runtime.lifecycle import Event, Status
 from runtime.model import Agent, Outcome
-from runtime.planes import Message
 from runtime.sockets import Sockets
 
 log = logging.getLogger("ctxd.ending")
@@ -62,20 +61,22 @@ class Ender:
         #: of large trees that are being marked: set when all that lives in them is
         self._marking: dict[int, trio.Event] = {}
 
-    def end(self, agent: Agent, outcome: Outcome, reason: str) -> None:
-        """Begins the end of a live agent and of everything it owns.
+    def end(
+        self, agent: Agent, outcome: Outcome, reason: str, *, event: Event = Event.ENDING
+    ) -> None:
+        """Begins the end of an agent and of everything it owns, or cancels one that is new.
 
         The cause of one that is ending already stays what it was.
+        ``WrongStateError`` for a verb that does not fit.
         """
-        if agent.status in (Status.STOPPING, Status.DEAD):
+        if event is Event.ENDING and agent.status in (Status.STOPPING, Status.DEAD):
             return
-        move(agent.status, Event.ENDING)
         change = Change()
         by = self._agents.actor
-        self._mark(change, agent, (outcome.value, reason), by)
-        members = next(self._parts(self._unmarked(agent)), [])
-        self._mark_members(change, members, by, lambda: self._begin(agent, members))
-        self._sockets.stop_accepting(agent)
+        self._mark(change, agent, event, outcome, reason, by)
+        for member in next(self._parts(self._unmarked(agent)), []):
+            self._mark_owned(change, member, by)
+        self._agents.note(change)
 
     def _unmarked(self, top: Agent) -> list[Agent]:
         """What it owns and what has still to end, or be cancelled, with it; what lives, first."""
@@ -97,43 +98,46 @@ class Ender:
         if part:
             yield part
 
-    def _mark_members(
-        self, change: Change, members: list[Agent], by: str, marked: Callable[[], None]
-    ) -> None:
-        """Adds to a change that these end with their owner, and notes it."""
-        cancelled = []
-        for member in members:
-            if member.status is Status.NEW:
-                self._agents.record_end(change, member, Outcome.CANCELLED, "parent_dead")
-                cancelled.append(member)
-            else:
-                self._mark(change, member, (Outcome.CANCELLED.value, "parent_dead"), by)
-        self._agents.note(change, urgent=marked)
-        for member in reversed(cancelled):
-            self._agents.waits.release(member.wait_token)
-            if member.life == "temp":
-                self._agents.remove_temporary(member)
-        for member in members:
-            self._sockets.stop_accepting(member)
+    def _mark_owned(self, change: Change, member: Agent, by: str) -> None:
+        """It ends with its owner."""
+        self._mark(change, member, Event.OWNER_ENDING, Outcome.CANCELLED, "parent_dead", by)
 
-    def _begin(self, agent: Agent, members: list[Agent]) -> None:
-        """Marked as stopping: from here on nothing may wait for anybody."""
+    def _mark(
+        self, change: Change, agent: Agent, event: Event, outcome: Outcome, reason: str, by: str
+    ) -> None:
+        if agent.status is Status.NEW:
+            self._agents.record_end(change, agent, event, Outcome.CANCELLED, reason)
+            return
+        change.move(agent, event, reason=reason)
+        if agent.cause is None:
+            change.set(agent, cause=(outcome.value, reason), caused_by=by)
+
+    # effects of moves
+
+    def refuse(self, agent: Agent) -> None:
+        """From here on nobody can ask it for anything, and it waits for no next run."""
+        self._sockets.refuse(agent)
+        following = self._followed.get(agent.index)
+        if following is not None:
+            following.wake.notify()
+            if not following.settled:
+                following.changes.notify()
+
+    def begin(self, agent: Agent) -> None:
+        """An end that has just been marked."""
         crashpoints.reach("cancel.marked")
-        self._refuse([agent, *members])
         self.lead(agent)
 
-    def _refuse(self, members: list[Agent]) -> None:
-        for member in members:
-            self._sockets.refuse(member)
-            following = self._followed.get(member.index)
-            if following is not None:
-                following.wake.notify()  # it may wait for its next run
-                if not following.settled:
-                    following.changes.notify()
-
-    def _mark(self, change: Change, agent: Agent, cause: tuple[str, str], by: str) -> None:
-        change.set(agent, status=Status.STOPPING, cause=cause, caused_by=by)
-        change.event(agent.session, "agent.status", agent.name, status="stopping", reason=cause[1])
+    def release(self, agent: Agent) -> None:
+        """Nobody waits for it any more; of a temporary one only the parent's channel stays."""
+        self._agents.waits.release(agent.wait_token)
+        self._sockets.close(agent)
+        crashpoints.reach("finish.released")
+        parent = self._agents.parent_of(agent)
+        if parent is not None and (above := self._followed.get(parent.index)) is not None:
+            above.changes.notify()
+        if agent.life == "temp":
+            self._agents.remove_temporary(agent)
 
     def lead(self, top: Agent) -> None:
         """Goes on with an end that is begun, down to the last process."""
@@ -158,9 +162,10 @@ class Ender:
                     self._end_marking(top)
                 for part in self._parts(live or below):
                     # it may have ended by itself, or be gone, by now
-                    there = [m for m in part if self._is_unmarked(m)]
                     change = Change(by=top.caused_by)
-                    self._mark_members(change, there, top.caused_by, partial(self._refuse, there))
+                    for member in filter(self._is_unmarked, part):
+                        self._mark_owned(change, member, top.caused_by)
+                    self._agents.note(change)
                     crashpoints.reach("cancel.more")
                     await trio.lowlevel.checkpoint()
         self._end_marking(top)
@@ -209,6 +214,7 @@ class Ender:
         """SIGKILL to the subtree of an ending agent, whatever is left of the grace."""
         following = self._followed.get(agent.index)
         if following is not None:
+            following.given_up = True
             self._nursery.start_soon(self._kill, agent, following)
 
     async def _kill(self, agent: Agent, following: Following) -> None:

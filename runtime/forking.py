@@ -12,8 +12,8 @@ from typing import Final
 
 from runtime import context
 from runtime.agents import Agents
+from runtime.items import Task, Wait, WaitStatus, Work
 from runtime.model import Agent, Session
-from runtime.planes import Task, Wait, WaitStatus, Work
 
 #: of the messages that are looked at, and of the hand-off in which names are looked for
 _TAIL: Final = 64 << 10

@@ -1,16 +1,17 @@
 """The life of an agent as one table: (status, event) -> (status, effects).
 
-Pure: it decides, the supervisor performs. Whatever is not in the table is
-refused, with the error that the ABI gives for that verb.
+Pure: ``Change.move`` looks a move up and records it, and the supervisor performs its
+effects once that is committed. A pair that is not in the table is refused, with the
+error that ctxfs(5) gives for the verb.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from runtime.errors import CtxError, NotRunningError, WrongStateError
+from runtime.errors import CtxError, NotRunningError
+from runtime.moves import Move, Moves
 
 
 class Status(StrEnum):
@@ -41,9 +42,18 @@ class Event(StrEnum):
     IDLING = "idling"
     READYING = "readying"
     RUNNING = "running"
+    #: its program has ended, its time is up, or the daemon shuts down
     ENDING = "ending"
+    #: its owner ends, and whoever leads that end leads this one
+    OWNER_ENDING = "owner_ending"
+    #: nothing of it is left
     ENDED = "ended"
     RESTARTING = "restarting"
+    #: it ran when the machine went down; its monitor is gone, and with it what became of it
+    REBOOTED = "rebooted"
+    LOST = "lost"
+    #: somebody takes its directory away before it was ever started
+    REMOVING = "removing"
 
 
 VERBS: Final = frozenset(
@@ -52,76 +62,67 @@ VERBS: Final = frozenset(
 
 
 class Effect(StrEnum):
+    """What is to be done to processes, files and those who wait, once a move is committed."""
+
+    #: somebody follows it from now on, and makes its cell
     LAUNCH = "launch"
-    CANCEL_NEW = "cancel_new"
+    #: nobody may ask it for anything any more, or wait for it to begin
+    REFUSE = "refuse"
+    #: SIGTERM to all that it owns, then the grace period
     END = "end"
-    SKIP_GRACE = "skip_grace"
+    #: SIGKILL to the same, now
+    KILL = "kill"
     FREEZE = "freeze"
     THAW = "thaw"
-    ABORT_RUN = "abort_run"
-    RENEW = "renew"
-    RECORD_END = "record_end"
-    BACK_OFF = "back_off"
+    #: the cgroup and the record of what has ended go
+    CLEAR = "clear"
+    #: those who wait for its end are let go
+    RELEASE = "release"
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """``status`` None means: what it was before it was paused."""
-
-    status: Status | None
-    effects: tuple[Effect, ...] = ()
+#: performed when everybody has been told of the change: who is let go looks at it at once
+AFTERWARDS: Final = frozenset({Effect.CLEAR, Effect.RELEASE})
 
 
 _S, _E = Status, Event
-_END = Move(_S.STOPPING, (Effect.END,))
-_RUNNING_MOVES: Final = {
-    _E.STOP: _END,
-    _E.KILL: Move(_S.STOPPING, (Effect.END, Effect.SKIP_GRACE)),
-    _E.ENDING: _END,
-}
-_PAUSE = Move(_S.PAUSED, (Effect.FREEZE,))
+_END: Final = Move(_S.STOPPING, (Effect.REFUSE, Effect.END))
+_KILL: Final = Move(_S.STOPPING, (Effect.REFUSE, Effect.END, Effect.KILL))
+_PAUSE: Final = Move(_S.PAUSED, (Effect.FREEZE,))
+#: there is no cgroup of it, or none any more
+_GONE: Final = Move(_S.DEAD, (Effect.RELEASE,))
+_NOT_ENDING: Final = (_S.STARTING, _S.READY, _S.IDLE, _S.BUSY, _S.PAUSED)
 
-TABLE: Final[dict[tuple[Status, Event], Move]] = {
+TABLE: Final[dict[tuple[Status, Event], Move[Status]]] = {
     (_S.NEW, _E.START): Move(_S.STARTING, (Effect.LAUNCH,)),
-    (_S.NEW, _E.STOP): Move(_S.DEAD, (Effect.CANCEL_NEW,)),
-    (_S.NEW, _E.KILL): Move(_S.DEAD, (Effect.CANCEL_NEW,)),
-    (_S.NEW, _E.ENDING): Move(_S.DEAD, (Effect.CANCEL_NEW,)),
-    **{
-        (status, event): move
-        for status in (_S.STARTING, _S.READY, _S.IDLE, _S.BUSY)
-        for event, move in _RUNNING_MOVES.items()
-    },
+    **{(_S.NEW, e): _GONE for e in (_E.STOP, _E.KILL, _E.ENDING, _E.OWNER_ENDING)},
+    # its wait goes with it
+    (_S.NEW, _E.REMOVING): Move(_S.DEAD),
+    # what is frozen is sent the signal first, and thawed by whoever leads the end
+    **{(s, e): _END for s in _NOT_ENDING for e in (_E.STOP, _E.ENDING)},
+    **{(s, _E.KILL): _KILL for s in _NOT_ENDING},
+    **{(s, _E.OWNER_ENDING): Move(_S.STOPPING, (Effect.REFUSE,)) for s in _NOT_ENDING},
     **{(s, _E.RUNNING): Move(_S.BUSY) for s in (_S.STARTING, _S.IDLE, _S.READY)},
     **{(s, _E.IDLING): Move(_S.IDLE) for s in (_S.STARTING, _S.BUSY)},
     **{(s, _E.READYING): Move(_S.READY) for s in (_S.STARTING, _S.BUSY)},
-    (_S.READY, _E.PAUSE): _PAUSE,
-    (_S.IDLE, _E.PAUSE): _PAUSE,
-    (_S.BUSY, _E.PAUSE): _PAUSE,
-    (_S.BUSY, _E.ABORT): Move(_S.PAUSED, (Effect.ABORT_RUN,)),
-    (_S.PAUSED, _E.STOP): Move(_S.STOPPING, (Effect.THAW, Effect.END)),
-    (_S.PAUSED, _E.KILL): Move(_S.STOPPING, (Effect.THAW, Effect.END, Effect.SKIP_GRACE)),
-    (_S.PAUSED, _E.ENDING): Move(_S.STOPPING, (Effect.THAW, Effect.END)),
+    **{(s, _E.PAUSE): _PAUSE for s in (_S.READY, _S.IDLE, _S.BUSY)},
     (_S.PAUSED, _E.RESUME): Move(None, (Effect.THAW,)),
-    (_S.PAUSED, _E.ABORT): Move(_S.PAUSED, (Effect.ABORT_RUN,)),
-    (_S.STOPPING, _E.KILL): Move(_S.STOPPING, (Effect.SKIP_GRACE,)),
-    (_S.STOPPING, _E.ENDED): Move(_S.DEAD, (Effect.RECORD_END,)),
-    (_S.STOPPING, _E.RESTARTING): Move(_S.STARTING, (Effect.BACK_OFF,)),
-    (_S.DEAD, _E.RESET): Move(_S.NEW, (Effect.RENEW,)),
+    # the run ends, not the agent: whoever leads the run sees its cause
+    (_S.BUSY, _E.ABORT): Move(_S.PAUSED),
+    (_S.PAUSED, _E.ABORT): Move(_S.PAUSED),
+    (_S.STOPPING, _E.KILL): Move(_S.STOPPING, (Effect.KILL,)),
+    (_S.STOPPING, _E.ENDED): Move(_S.DEAD, (Effect.CLEAR, Effect.RELEASE)),
+    (_S.STOPPING, _E.RESTARTING): Move(_S.STARTING, (Effect.CLEAR,)),
+    **{(s, e): _GONE for s in sorted(LIVE) for e in (_E.REBOOTED, _E.LOST)},
+    # a new life in its place, which nobody follows yet
+    (_S.DEAD, _E.RESET): Move(_S.NEW),
 }
 
 
-def refusal(status: Status, event: Event) -> CtxError:
-    """The error for a pair that the table does not have."""
-    if event is Event.ABORT and status is not Status.STOPPING:
-        return NotRunningError(f"no run to abort: the agent is {status}")
-    accepted = sorted(e for s, e in TABLE if s is status and e in VERBS)
-    what = ", ".join(accepted) if accepted else "nothing"
-    return WrongStateError(f"{event} does not fit: the agent is {status}, which takes {what}")
+class _Lifecycle(Moves[Status, Event]):
+    def refusal(self, status: Status, event: Event) -> CtxError:
+        if event is Event.ABORT and status is not Status.STOPPING:
+            return NotRunningError(f"no run to abort: the agent is {status}")
+        return super().refusal(status, event)
 
 
-def move(status: Status, event: Event) -> Move:
-    """The move for ``event`` in ``status``; ``WrongStateError`` or ``NotRunningError``."""
-    found = TABLE.get((status, event))
-    if found is None:
-        raise refusal(status, event)
-    return found
+AGENT_MOVES: Final = _Lifecycle("agent", TABLE, verbs=VERBS)

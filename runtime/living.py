@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from runtime.accounts import Hold, Payer, Reserve, Resource, payer
 from runtime.change import Change, Watching
 from runtime.disk import INCARNATION_SIZE
+from runtime.items import KEPT_ABOVE, Item, Task, TaskStatus, Work
 from runtime.model import Agent
-from runtime.planes import KEPT_ABOVE, Item, Task, TaskStatus, Work
 
 if TYPE_CHECKING:
     from runtime.agents import Agents

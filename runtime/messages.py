@@ -8,11 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from runtime.errors import MalformedError, QuotaError, TakenError, TooLongError, WrongStateError
-from runtime.lifecycle import Status
-from runtime.model import Agent
-from runtime.names import dump_json, quote, timestamp
-from runtime.planes import (
-    MESSAGE_MOVES,
+from runtime.items import (
     NOTICES,
     PRIORITIES,
     Message,
@@ -20,6 +16,9 @@ from runtime.planes import (
     MessageStatus,
     check_priority,
 )
+from runtime.lifecycle import Status
+from runtime.model import Agent
+from runtime.names import dump_json, quote, timestamp
 
 if TYPE_CHECKING:
     from runtime.agents import Agents
@@ -202,9 +201,8 @@ class Messages:
 
     def deliver(self, change: Change, agent: Agent, message: Message, run: str) -> None:
         """It is being worked on, in ``run``."""
-        change.put(
-            message, status=MESSAGE_MOVES.move(message.status, MessageEvent.DELIVER), run=run
-        )
+        change.put(message, run=run)
+        change.step(message, MessageEvent.DELIVER)
 
     def end(
         self,
@@ -230,7 +228,7 @@ class Messages:
         reply: str,
         reason: str,
     ) -> None:
-        to = MESSAGE_MOVES.move(change.peek(message, "status"), _ENDS[status])
+        to = change.step(message, _ENDS[status])
         fields = {"reason": reason} if reason else {}
         change.event(
             message.session,
@@ -241,13 +239,13 @@ class Messages:
             **({"run": message.run} if message.run else {}),
             **fields,
         )
-        change.put(message, status=to, reply=reply, reason=reason, text="")
+        change.put(message, reply=reply, reason=reason, text="")
         if not message.asked:
             change.drop(message)
 
     def _forget_old(self, change: Change, agent: Agent, size: int, kept: int = 1) -> None:
         """What ended before, if it is too much with so many that end now, of so much text."""
-        ended = [m for m in self._of(agent) if m.status in MESSAGE_MOVES.terminal]
+        ended = [m for m in self._of(agent) if m.over]
         ended.sort(key=lambda m: m.updated, reverse=True)  # what waited long has ended just now
         for old in ended:
             kept, size = kept + 1, size + old.length("reply")

@@ -26,13 +26,13 @@ from runtime.conclusions import (
     message_status,
     reply_of_run,
 )
-from runtime.ending import Ender, guarded
+from runtime.ending import Ender
 from runtime.following import Followed, Following
+from runtime.items import TaskEvent
 from runtime.journal import because_of
-from runtime.lifecycle import Event, move
+from runtime.lifecycle import Event
 from runtime.limits import spent
 from runtime.model import Agent, Outcome
-from runtime.planes import TaskEvent
 from runtime.record import Record
 from runtime.residents import Listener
 from runtime.sockets import Sockets
@@ -122,15 +122,14 @@ class Recorder:
             except Exception:
                 log.exception("%s: a bug in ctxfs", agent.name)
                 part = Change(change, by=RUNTIME)
-                self._agents.record_end(part, agent, Outcome.INTERRUPTED, "runtime_lost")
-            recorded.append((agent, following))
+                self._agents.record_end(
+                    part, agent, Event.ENDED, Outcome.INTERRUPTED, "runtime_lost"
+                )
+            recorded.append(following)
             change.add(part)
         crashpoints.reach("finish.conversation")
         self._agents.note(change)
-        crashpoints.reach("finish.recorded")
-        for agent, following in recorded:
-            with guarded(agent):
-                self._let_go(agent, following)
+        for following in recorded:
             following.over.set()
 
     def _conclude(self, change: Change, agent: Agent, following: Following) -> None:
@@ -153,8 +152,7 @@ class Recorder:
             self._agents.tasks.add_ends(change, agent, TaskEvent.CANCEL)
             self._add_restart(change, agent, reason)
         else:
-            move(agent.status, Event.ENDED)
-            self._agents.record_end(change, agent, outcome, reason)
+            self._agents.record_end(change, agent, Event.ENDED, outcome, reason)
         change.set(agent, usage=usage)
         why = because_of(agent.owner)
         log.info("%s: %s (%s)", agent.name, outcome, reason, extra=why)
@@ -179,13 +177,10 @@ class Recorder:
         return 1 if lasted >= _LAST_BACK_OFF else agent.restarts + 1
 
     def _add_restart(self, change: Change, agent: Agent, reason: str) -> None:
-        to = move(agent.status, Event.RESTARTING)
-        assert to.status is not None
         number = self._restart_number(agent)
         delay = min(_FIRST_BACK_OFF * 2 ** (number - 1), _LAST_BACK_OFF)
         change.set(
             agent,
-            status=to.status,
             cause=None,
             run="",
             cell="",
@@ -195,22 +190,17 @@ class Recorder:
             restarts=number,
             restart_at=time.time() + delay,
         )
-        change.event(
-            agent.session,
-            "agent.status",
-            agent.name,
-            status=to.status,
-            reason=f"restart:{number}",
-            after=reason,
-        )
+        change.move(agent, Event.RESTARTING, reason=f"restart:{number}", after=reason)
         with contextlib.suppress(OSError):
             directory = self._agents.directory(agent) / "log"
             maximum = self._agents.config.restart_max
             line = f"restart {number} of {maximum} in {delay:g} s"
             output.append_line(directory, line, self._agents.log_max(agent))
 
-    def _let_go(self, agent: Agent, following: Following) -> None:
-        """Of what a recorded run leaves: its cgroup, its record, who waits for it."""
+    def clear(self, agent: Agent) -> None:
+        """What an end that is recorded leaves goes: its cgroup, and its record."""
+        following = self._followed[agent.index]
+        crashpoints.reach("finish.recorded")
         following.leaf.remove()
         for execution in following.entered():
             execution.record_path.unlink(missing_ok=True)
@@ -222,15 +212,6 @@ class Recorder:
         following.record_path.unlink(missing_ok=True)
         if agent.live:  # it will be started again
             crashpoints.reach("restart.recorded")
-            return
-        self._agents.waits.release(agent.wait_token)
-        self._sockets.close(agent)
-        crashpoints.reach("finish.released")
-        parent = self._agents.parent_of(agent)
-        if parent is not None and (above := self._followed.get(parent.index)) is not None:
-            above.changes.notify()
-        if agent.life == "temp":
-            self._agents.remove_temporary(agent)
 
     @staticmethod
     def _record_of_run(agent: Agent, following: Following) -> Record:

@@ -21,10 +21,10 @@ from runtime.conclusions import as_content, end_message
 from runtime.errors import CtxError, NoSpaceError
 from runtime.following import Following
 from runtime.inotify import Changes, Watcher
-from runtime.lifecycle import Event, Status, move
+from runtime.items import Message, MessageStatus
+from runtime.lifecycle import Event, Status
 from runtime.model import Agent
 from runtime.names import dump_json, escape, parse_json_object
-from runtime.planes import Message, MessageStatus
 from runtime.streams import Streams
 from runtime.tails import Tail
 
@@ -131,9 +131,7 @@ class Listener:
             reason=escape(spoken["text"][:_REASON_MAX]) if failed else "",
         )
         if agent.status is Status.BUSY:
-            to = move(agent.status, Event.READYING)
-            change.set(agent, status=to.status)
-            change.event(agent.session, "agent.status", agent.name, status=to.status)
+            change.move(agent, Event.READYING)
         elif agent.status is Status.PAUSED:
             change.set(agent, paused_from=Status.READY.value)
         self._agents.note(change)
@@ -216,11 +214,9 @@ class Resident:
 
     def _deliver(self, message: Message) -> None:
         agent = self._agent
-        to = move(agent.status, Event.RUNNING)
         change = Change()
-        change.set(agent, status=to.status)
         self._agents.messages.deliver(change, agent, message, agent.run)
-        change.event(agent.session, "agent.status", agent.name, status=to.status)
+        change.move(agent, Event.RUNNING)
         self._agents.commit(change)
         self._streams.of(message.index).begin()
         crashpoints.reach("message.delivered")

@@ -30,12 +30,12 @@ from runtime.ending import Ender, guarded, left_of, terminate
 from runtime.errors import CtxError, NoSpaceError
 from runtime.following import Execution, Following
 from runtime.inotify import Changes, Watcher
+from runtime.items import Message
 from runtime.journal import because_of
-from runtime.lifecycle import Event, Status, move
+from runtime.lifecycle import Event, Status
 from runtime.limits import spent
 from runtime.model import Agent, Outcome
 from runtime.names import escape
-from runtime.planes import Message
 from runtime.residents import Resident
 from runtime.starting import Starter
 from runtime.streams import Streams
@@ -104,7 +104,9 @@ class Runs:
         if agent.mode == "turn":
             message = next(iter(self._agents.messages.pending(agent)), None)
             if agent.status is Status.STARTING and message is None:
-                self._settle(agent, Event.IDLING)
+                idle = Change()
+                idle.move(agent, Event.IDLING)
+                self._agents.note(idle)
                 return True
             if message is None or agent.status not in (Status.STARTING, Status.IDLE):
                 return False
@@ -128,21 +130,11 @@ class Runs:
             kept_offset=said,
         )
         if message is not None:
-            to = move(agent.status, Event.RUNNING)
-            change.set(agent, status=to.status)
             self._agents.messages.deliver(change, agent, message, run)
-            change.event(agent.session, "agent.status", agent.name, status=to.status, run=run)
+            change.move(agent, Event.RUNNING, run=run)
         self._agents.commit(change)
         crashpoints.reach("run.committed")
         return True
-
-    def _settle(self, agent: Agent, event: Event) -> None:
-        """What it is between messages."""
-        to = move(agent.status, event)
-        change = Change()
-        change.set(agent, status=to.status)
-        change.event(agent.session, "agent.status", agent.name, status=to.status)
-        self._agents.note(change)
 
     # leading
 
@@ -315,10 +307,7 @@ class Runs:
         change = Change()
         add_run_start(change, agent, execution.record())
         if agent.status is Status.STARTING:
-            event = Event.READYING if agent.mode == "resident" else Event.RUNNING
-            to = move(agent.status, event)
-            change.set(agent, status=to.status)
-            change.event(agent.session, "agent.status", agent.name, status=to.status)
+            change.move(agent, Event.READYING if agent.mode == "resident" else Event.RUNNING)
         self._agents.note(change)
         crashpoints.reach("run.running")
 
@@ -367,9 +356,7 @@ class Runs:
         if agent.status is Status.PAUSED:
             change.set(agent, paused_from=between.value)
         elif agent.status is Status.BUSY and between is Status.IDLE:
-            to = move(agent.status, Event.IDLING)
-            change.set(agent, status=to.status)
-            change.event(agent.session, "agent.status", agent.name, status=to.status)
+            change.move(agent, Event.IDLING)
         with contextlib.suppress(OSError):
             directory = self._agents.directory(agent) / "log"
             line = f"{agent.run} ended: {outcome} {reason}"

@@ -38,11 +38,11 @@ from runtime.errors import (
     TooLongError,
     WrongStateError,
 )
+from runtime.items import Message, MessageStatus
 from runtime.loop import Gentle, Late, Timed, Turns
 from runtime.messages import check_id
 from runtime.model import Agent
 from runtime.names import dump_json, parse_json_object, quote
-from runtime.planes import MESSAGE_MOVES, Message, MessageStatus
 from runtime.streams import Stream, Streams
 
 log = logging.getLogger("ctxd.sockets")
@@ -320,12 +320,7 @@ class Sockets(Watching):
         server = self._servers.get(agent.index)
         if server is not None:
             server.refusing = True
-
-    def stop_accepting(self, agent: Agent) -> None:
-        """After ``refuse``: whoever connects is told by the kernel."""
-        server = self._servers.get(agent.index)
-        if server is not None:
-            server.accepting.cancel()
+            server.accepting.cancel()  # who connects is told by the kernel
 
     def close(self, agent: Agent) -> None:
         """Answers those who wait, then ends every connection."""
@@ -679,7 +674,7 @@ class Sockets(Watching):
 
     @staticmethod
     def _is_over(message: Message) -> bool:
-        return message.status in MESSAGE_MOVES.terminal
+        return message.over
 
     async def _cancel(
         self, server: Server, agent: Agent, connection: Connection, request: dict[str, Any]

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from runtime.errors import NoSpaceError, StartupError
+from runtime.items import KEPT_ABOVE, KINDS, Item, Kept
 from runtime.model import Agent, Session
-from runtime.planes import KEPT_ABOVE, KINDS, Item, Kept
 
 _SCHEMA_VERSION: Final = 3
 _RESERVE: Final = 512 << 10

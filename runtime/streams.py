@@ -8,8 +8,8 @@ from typing import Final
 import trio
 
 from runtime.change import Watching
+from runtime.items import Item, Message
 from runtime.loop import Gentle, Turns
-from runtime.planes import MESSAGE_MOVES, Item, Message
 
 #: what a reply may hold of the daemon's memory; more is told at its end only
 _TEXT_MAX: Final = 512 << 10
@@ -65,5 +65,5 @@ class Streams(Watching):
     def item_changed(self, item: Item, names: Iterable[str]) -> None:
         if not isinstance(item, Message) or item.index not in self._streams:
             return
-        if item.status in MESSAGE_MOVES.terminal:
+        if item.over:
             self._streams.pop(item.index).end()

@@ -12,7 +12,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import trio
@@ -30,11 +30,11 @@ from runtime.following import Execution, Followed, Following
 from runtime.forking import inherit
 from runtime.inotify import Watcher
 from runtime.inside import Inside
-from runtime.lifecycle import Effect, Event, Status, move
+from runtime.items import Item, Message, MessageStatus, Task, TaskStatus
+from runtime.lifecycle import AGENT_MOVES, Effect, Event, Status
 from runtime.limits import apply_limits, check_limits, in_use
 from runtime.model import Agent, Outcome
 from runtime.names import escape, quote
-from runtime.planes import Item, Message, MessageStatus, Task, TaskStatus
 from runtime.record import Record
 from runtime.recording import Recorder
 from runtime.runs import Runs
@@ -157,6 +157,9 @@ class Supervisor(Watching):
             following.changes.notify()  # the timeout may be another
         if not _WAKING.isdisjoint(names):
             following.rouse()
+        agent = self._agents.get(index)
+        if "run_cause" in names and agent is not None and agent.run_cause is not None:
+            self._serve(agent, following)
 
     def item_changed(self, item: Item, names: Iterable[str]) -> None:
         following = self._followed.get(item.agent)
@@ -173,6 +176,10 @@ class Supervisor(Watching):
         if following is not None and isinstance(item, Message):
             following.rouse()
 
+    def due(self, agent: Agent, effect: Effect) -> None:
+        with guarded(agent):
+            PERFORMED[effect](self, agent)
+
     # verbs
 
     async def look(self, agent: Agent, paths: Iterable[str]) -> dict[str, mounts.Source]:
@@ -185,7 +192,7 @@ class Supervisor(Watching):
 
     def start(self, agent: Agent) -> None:
         """Begins a start; what goes wrong later is in ``outcome`` and ``reason``."""
-        to = move(agent.status, Event.START)
+        AGENT_MOVES.check(agent.status, Event.START)
         parent = self._agents.live_parent(agent)
         if agent.owned and parent is not None:
             if parent.waits_to_restart:
@@ -201,9 +208,7 @@ class Supervisor(Watching):
         self._agents.authority.check_start(agent)
         cell.program(agent)
         self._worktrees.check_start(agent)
-        assert to.status is not None
         change = Change()
-        change.set(agent, status=to.status)
         if parent is not None and not agent.owned:
             # from here on it has what its parent has now, whatever becomes of that
             bound = self._agents.authority.effective_policy(parent)
@@ -220,8 +225,10 @@ class Supervisor(Watching):
             self._agents.write_document(agent, "inherited.json", inherited.json.encode())
         self._add_start(change, agent)
         self._add_handoff(change, agent)
-        change.event(agent.session, "agent.status", agent.name, status=to.status)
+        change.move(agent, Event.START)
         self._agents.commit(change)
+
+    def _launch(self, agent: Agent) -> None:
         crashpoints.reach("start.committed")
         self._nursery.start_soon(self._live, agent, self._follow(agent), True)
 
@@ -269,29 +276,17 @@ class Supervisor(Watching):
 
     def stop(self, agent: Agent, reason: str, *, kill: bool) -> None:
         """``stop`` and ``kill``: cancels the agent and all that it owns."""
-        to = move(agent.status, Event.KILL if kill else Event.STOP)
-        if Effect.CANCEL_NEW in to.effects:
-            self._agents.cancel_new(agent, reason)
-            if agent.life == "temp":
-                self._agents.remove_temporary(agent)
-            return
-        if Effect.END in to.effects:
-            # what stays to be spoken to ends well when it says so itself
-            done = reason == "self_stop" and agent.holds_cell
-            self._ender.end(agent, Outcome.DONE if done else Outcome.CANCELLED, reason)
-        if Effect.SKIP_GRACE in to.effects:
-            following = self._followed.get(agent.index)
-            if following is not None:
-                following.given_up = True
-            self._ender.kill(agent)
+        # what stays to be spoken to ends well when it says so itself
+        done = reason == "self_stop" and agent.holds_cell
+        outcome = Outcome.DONE if done else Outcome.CANCELLED
+        self._ender.end(agent, outcome, reason, event=Event.KILL if kill else Event.STOP)
 
     def pause(self, agent: Agent) -> None:
         """Freezes the subtree (cgroups(7)); what is below keeps its status."""
-        to = move(agent.status, Event.PAUSE)
-        change = Change()
-        change.set(agent, status=to.status, paused_from=agent.status.value, frozen=True)
-        change.event(agent.session, "agent.status", agent.name, status=to.status)
-        self._agents.commit(change)
+        with self._agents.changing() as change:
+            change.move(agent, Event.PAUSE)
+
+    def _freeze(self, agent: Agent) -> None:
         crashpoints.reach("pause.committed")
         self._node(agent).freeze(True)
         crashpoints.reach("pause.frozen")
@@ -299,14 +294,12 @@ class Supervisor(Watching):
     def resume(self, agent: Agent) -> None:
         """Thaws the subtree, but for what below was paused by itself; after an abort the
         next message, or a next run, follows."""
-        move(agent.status, Event.RESUME)
-        if agent.run_cause is not None:
-            raise WrongStateError(f"the run {agent.run} is still ending: try again then")
-        status = Status(agent.paused_from)
-        change = Change()
-        change.set(agent, status=status, paused_from="", frozen=False)
-        change.event(agent.session, "agent.status", agent.name, status=status)
-        self._agents.commit(change)
+        with self._agents.changing() as change:
+            change.move(agent, Event.RESUME)
+            if agent.run_cause is not None:
+                raise WrongStateError(f"the run {agent.run} is still ending: try again then")
+
+    def _thaw(self, agent: Agent) -> None:
         crashpoints.reach("resume.committed")
         self._node(agent).freeze(False)
 
@@ -316,7 +309,7 @@ class Supervisor(Watching):
         ``StaleError`` if ``run`` is given and another one is current; said again while
         the run is ending, it skips the rest of the grace.
         """
-        to = move(agent.status, Event.ABORT)
+        AGENT_MOVES.check(agent.status, Event.ABORT)
         if not agent.run:
             raise NotRunningError(f"no run to abort: {quote(agent.name)} is between two runs")
         if run is not None and run != agent.run:
@@ -324,7 +317,7 @@ class Supervisor(Watching):
         if agent.run_cause is not None:
             self._followed[agent.index].impatient.set()
             return
-        self._end_run(agent, "operator_aborted", status=to.status)
+        self._end_run(agent, "operator_aborted", pause=True)
 
     def cancel_message(self, agent: Agent, message: Message) -> None:
         """Ends one message: it is dropped if it waits, its run ended if it has one.
@@ -337,9 +330,7 @@ class Supervisor(Watching):
             if message.status is MessageStatus.RUNNING:
                 status = MessageStatus.ABORTED
                 if agent.status is Status.BUSY:
-                    to = move(agent.status, Event.READYING)
-                    change.set(agent, status=to.status)
-                    change.event(agent.session, "agent.status", agent.name, status=to.status)
+                    change.move(agent, Event.READYING)
                 elif agent.status is Status.PAUSED:
                     change.set(agent, paused_from=Status.READY.value)
             self._agents.messages.end(change, agent, message, status, reason="message_cancelled")
@@ -357,8 +348,8 @@ class Supervisor(Watching):
             raise WrongStateError("the agent of this task is gone")
         return self._task_runs.write_input(agent, task, data)
 
-    def _end_run(self, agent: Agent, reason: str, *, status: Status | None = None) -> None:
-        """The current run is to end and the agent to go on, paused if a status says so."""
+    def _end_run(self, agent: Agent, reason: str, *, pause: bool = False) -> None:
+        """The current run is to end and the agent to go on, if asked for as paused."""
         following = self._followed.get(agent.index)
         if following is None:
             raise NotRunningError(f"{quote(agent.name)} is not followed yet: try again")
@@ -368,13 +359,12 @@ class Supervisor(Watching):
         change = Change()
         cause, by = (Outcome.CANCELLED.value, reason), self._agents.actor
         change.set(agent, run_cause=cause, run_caused_by=by)
-        if status is not None and agent.status is not status:
+        if pause and agent.status is not Status.PAUSED:
+            change.move(agent, Event.ABORT, reason=reason)
             between = Status.IDLE if agent.mode == "turn" else Status.STARTING
-            change.set(agent, status=status, paused_from=between.value)
-            change.event(agent.session, "agent.status", agent.name, status=status, reason=reason)
+            change.set(agent, paused_from=between.value)
         self._agents.commit(change)
         crashpoints.reach("abort.committed")
-        self._serve(agent, following)
 
     def reset(self, agent: Agent) -> None:
         """A new incarnation in place of a dead one."""
@@ -390,9 +380,7 @@ class Supervisor(Watching):
         longest = max((self._agents.grace(a) for a in self._agents if a.live), default=0.0)
         for agent in self._agents:
             with guarded(agent):
-                if agent.status is Status.NEW:
-                    self._agents.cancel_new(agent, "shutdown")
-                elif agent.live and not (agent.owned and self._agents.parent_of(agent)):
+                if not (agent.owned and self._agents.parent_of(agent)):
                     self._ender.end(agent, Outcome.CANCELLED, "shutdown")
         with trio.move_on_after(longest + _SHUTDOWN_SECONDS) as patience:
             while self._followed:
@@ -428,13 +416,11 @@ class Supervisor(Watching):
         for agent in self._agents:
             self._agents.waits.create(agent.wait_token)
             if agent.status is Status.DEAD:
-                self._agents.waits.release(agent.wait_token)
-                if agent.life == "temp":
-                    self._agents.remove_temporary(agent)
+                self._ender.release(agent)
         for task in self._agents.items.all(Task):
             if not task.child:
                 self._agents.waits.create(task.wait_token)
-                if self._agents.tasks.is_over(task):
+                if task.over:
                     self._agents.waits.release(task.wait_token)
         adopted: list[tuple[Agent, Following]] = []
         lost = []
@@ -444,7 +430,7 @@ class Supervisor(Watching):
             elif agent.live:
                 lost.append(agent)
         for agent in sorted(lost, key=self._agents.depth, reverse=True):
-            self._record_lost(agent, "reboot")
+            self._record_lost(agent, Event.REBOOTED, "reboot")
             crashpoints.reach("adopt.lost")
         for _, following in adopted:
             await self._inside.end_left(following)
@@ -476,11 +462,13 @@ class Supervisor(Watching):
         self._worktrees.resume()
         crashpoints.reach("adopt.cleaned")
 
-    def _record_lost(self, agent: Agent, reason: str) -> None:
+    def _record_lost(self, agent: Agent, event: Event, reason: str) -> None:
         change = Change()
         for member in reversed(self._agents.descendants(agent)):
             if member.status is Status.NEW:
-                self._agents.record_end(change, member, Outcome.CANCELLED, "parent_dead")
+                self._agents.record_end(
+                    change, member, Event.OWNER_ENDING, Outcome.CANCELLED, "parent_dead"
+                )
         if agent.pid:
             change.event(
                 agent.session,
@@ -494,11 +482,8 @@ class Supervisor(Watching):
         if message is not None:
             failed = MessageStatus.FAILED
             end_message(change, self._agents, agent, message, failed, reason=reason)
-        self._agents.record_end(change, agent, Outcome.INTERRUPTED, reason)
+        self._agents.record_end(change, agent, event, Outcome.INTERRUPTED, reason)
         self._agents.note(change)
-        for member in (agent, *self._agents.descendants(agent)):
-            if member.status is Status.DEAD:
-                self._agents.waits.release(member.wait_token)
 
     def _remove_strays(self) -> None:
         """Cgroups and files of no agent: left by a crash between two steps."""
@@ -569,7 +554,7 @@ class Supervisor(Watching):
             with guarded(agent):
                 following.node.kill()
                 if agent.live:
-                    self._record_lost(agent, "runtime_lost")
+                    self._record_lost(agent, Event.LOST, "runtime_lost")
         finally:
             # Also when cancelled: whoever waits for this agent must not wait forever.
             following.reachable.set()
@@ -695,11 +680,9 @@ class Supervisor(Watching):
             following.rouse()
         own = agent.run == agent.cell
         if own and agent.status is Status.STARTING and record.started:
-            to = move(agent.status, Event.RUNNING)
             change = Change()
-            change.set(agent, status=to.status)
             add_run_start(change, agent, record)
-            change.event(agent.session, "agent.status", agent.name, status=to.status)
+            change.move(agent, Event.RUNNING)
             self._agents.note(change)
             crashpoints.reach("start.running")
         if failure:
@@ -729,6 +712,19 @@ class Supervisor(Watching):
             each.monitor_gone or each.record().finished
             for each in (following, *following.entered())
         )
+
+
+#: who does what a move calls for
+PERFORMED: Final[dict[Effect, Callable[[Supervisor, Agent], None]]] = {
+    Effect.LAUNCH: Supervisor._launch,
+    Effect.REFUSE: lambda self, agent: self._ender.refuse(agent),
+    Effect.END: lambda self, agent: self._ender.begin(agent),
+    Effect.KILL: lambda self, agent: self._ender.kill(agent),
+    Effect.FREEZE: Supervisor._freeze,
+    Effect.THAW: Supervisor._thaw,
+    Effect.CLEAR: lambda self, agent: self._recorder.clear(agent),
+    Effect.RELEASE: lambda self, agent: self._ender.release(agent),
+}
 
 
 def _ended_before(above: Following, record: Record) -> bool:

@@ -16,10 +16,10 @@ from runtime.ending import Ender, guarded, terminate
 from runtime.errors import CtxError, WrongStateError
 from runtime.following import Execution, Following
 from runtime.inotify import Watcher
+from runtime.items import Task, TaskEvent, TaskStatus
 from runtime.journal import because_of
 from runtime.model import Agent
 from runtime.names import escape, parse_env_line, quote
-from runtime.planes import TASK_MOVES, Task, TaskEvent, TaskStatus
 from runtime.record import Record
 from runtime.starting import Starter
 
@@ -140,7 +140,7 @@ class TaskRuns:
         change = Change(by=task.by)
         change.put(task, pid=record.program, started=record.started / 1e9)
         if task.status is TaskStatus.QUEUED:
-            change.put(task, status=TASK_MOVES.move(task.status, TaskEvent.RUN))
+            change.step(task, TaskEvent.RUN)
         change.event(
             agent.session, "task.start", agent.name, task=task.name, pid=record.program
         )

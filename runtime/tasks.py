@@ -23,11 +23,12 @@ from runtime.errors import (
     TakenError,
     WrongStateError,
 )
+from runtime.items import TASK_MOVES, Item, Task, TaskEvent, TaskStatus
 from runtime.lifecycle import Status
 from runtime.model import Agent, Outcome
 from runtime.names import dump_json, quote
 from runtime.output import Output
-from runtime.planes import TASK_MOVES, Item, Plane, Task, TaskEvent, TaskStatus, check_takes
+from runtime.planes import Plane, check_takes
 from runtime.waiting import task_payload
 from runtime.workspace import State, Worktree
 
@@ -66,7 +67,7 @@ class TaskPlane(Plane[Task], Watching):
     # Watching
 
     def item_changed(self, item: Item, names: Iterable[str]) -> None:
-        if not isinstance(item, Task) or not self.is_over(item):
+        if not isinstance(item, Task) or not item.over:
             return
         if item.wait_token:
             self._agents.waits.release(item.wait_token)
@@ -86,7 +87,7 @@ class TaskPlane(Plane[Task], Watching):
 
     async def wait_over(self, task: Task) -> None:
         """Returns once it has ended, or was removed."""
-        while self._is_there(task) and not self.is_over(task):
+        while self._is_there(task) and not task.over:
             await self._ends.setdefault(task.index, trio.Event()).wait()
 
     # looking
@@ -105,12 +106,9 @@ class TaskPlane(Plane[Task], Watching):
     def status(self, task: Task) -> str:
         """The status as it is shown: that of a handle is its child's, until it has ended."""
         child = self.child_of(task)
-        if child is None or task.status in TASK_MOVES.terminal:
+        if child is None or task.over:
             return task.status.shown
         return _OF_STATUS.get(child.status, TaskStatus.RUNNING).shown
-
-    def is_over(self, task: Task) -> bool:
-        return task.status in TASK_MOVES.terminal
 
     def title(self, task: Task) -> str:
         """A handle's is the first line of its child's task."""
@@ -207,7 +205,7 @@ class TaskPlane(Plane[Task], Watching):
 
     def _removing(self, change: Change, agent: Agent, item: Task) -> None:
         child = self.child_of(item)
-        if child is not None and not self.is_over(item):
+        if child is not None and not item.over:
             raise WrongStateError(f"{quote(item.name)} is the handle of an agent: rmdir that")
         if child is not None and child.worktree is not None and child.worktree_made:
             found = Worktree.load(child.worktree)
@@ -215,13 +213,13 @@ class TaskPlane(Plane[Task], Watching):
                 raise NotEmptyError(f"the worktree of {quote(item.name)} is kept: {found.reason}")
             self.check_not_fetching(child)
             self._discard_worktree(change, agent, child)
-        if not self.is_over(item) and item.status is not TaskStatus.MADE:
+        if not item.over and item.status is not TaskStatus.MADE:
             raise WrongStateError(f"the task {quote(item.name)} is {self.status(item)}: stop it")
         self._gone(change, agent, item)
 
     def _gone(self, change: Change, agent: Agent, task: Task) -> None:
         """Whoever waits for it to end would wait for good."""
-        if not self.is_over(task):
+        if not task.over:
             payload = task_payload(task.name, TaskStatus.CANCELLED, "")
             self._agents.waiting.resource_over(change, agent, "task", task.name, payload)
 
@@ -241,7 +239,8 @@ class TaskPlane(Plane[Task], Watching):
     def set(self, task: Task, **values: Any) -> None:
         """Fields of a command, until it is started."""
         self.check_settable(task)
-        self._put(task, values)
+        with self._agents.changing() as change:
+            change.put(task, **values)
 
     def check_settable(self, task: Task) -> None:
         self.check_there(task)
@@ -252,15 +251,11 @@ class TaskPlane(Plane[Task], Watching):
         if task.status is not TaskStatus.MADE:
             raise WrongStateError(f"the task {quote(task.name)} was started already")
 
-    def _put(self, task: Task, values: dict[str, Any]) -> None:
-        with self._agents.changing() as change:
-            change.put(task, **values)
-
     def start(self, caller: Caller, agent: Agent, task: Task) -> None:
         """Queues a command; it runs as soon as its agent's cell is there."""
         self._check_party(caller, agent)
         self.check_there(task)
-        to = TASK_MOVES.move(task.status, TaskEvent.START)
+        TASK_MOVES.check(task.status, TaskEvent.START)
         check_takes(agent, "task")
         for owner in (*self._agents.ancestors(agent), agent):
             if owner.frozen:
@@ -268,20 +263,22 @@ class TaskPlane(Plane[Task], Watching):
         if not task.cmd.strip():
             raise MalformedError("cmd is empty: write the command there first")
         self._agents.living.check_task(agent, task)
-        self._put(task, {"status": to, "by": self._agents.actor})
+        with self._agents.changing() as change:
+            change.step(task, TaskEvent.START)
+            change.put(task, by=self._agents.actor)
         crashpoints.reach("task.queued")
 
     def stop(self, caller: Caller, agent: Agent, task: Task, *, kill: bool) -> None:
         """Asks a command to end."""
         self._check_party(caller, agent)
         self.check_there(task)
-        to = TASK_MOVES.move(task.status, TaskEvent.KILL if kill else TaskEvent.STOP)
-        if to in TASK_MOVES.terminal:
-            with self._agents.changing() as change:
-                self.end(change, agent, task, TaskEvent.CANCEL)
-            return
-        given_up = task.given_up or kill
-        self._put(task, {"status": to, "given_up": given_up, "by": self._agents.actor})
+        event = TaskEvent.KILL if kill else TaskEvent.STOP
+        with self._agents.changing() as change:
+            if task.status is TaskStatus.MADE:  # nothing of it runs
+                self.end(change, agent, task, event)
+                return
+            change.step(task, event)
+            change.put(task, given_up=task.given_up or kill, by=self._agents.actor)
 
     # ending
 
@@ -295,8 +292,8 @@ class TaskPlane(Plane[Task], Watching):
         exit_text: str = "",
     ) -> None:
         """A task is over: its status, its event, a message, and the waits on it."""
-        status = TASK_MOVES.move(change.peek(task, "status"), event)
-        change.put(task, status=status, exit=exit_text, pid=0, ended=time.time())
+        status = change.step(task, event)
+        change.put(task, exit=exit_text, pid=0, ended=time.time())
         change.event(
             agent.session,
             "task.end",
@@ -332,7 +329,7 @@ class TaskPlane(Plane[Task], Watching):
         return [
             task
             for task in self.known(agent)
-            if not task.child and change.peek(task, "status") not in TASK_MOVES.terminal
+            if not task.child and not change.is_over(task)
         ]
 
     # handles
@@ -405,10 +402,10 @@ class TaskPlane(Plane[Task], Watching):
     def child_ended(self, change: Change, parent: Agent, child: Agent, outcome: Outcome) -> None:
         """The handle ends with its child."""
         task = self._named(parent, child.name)
-        if task is None or task.child != child.index or self.is_over(task):
+        if task is None or task.child != child.index or task.over:
             return
         if change.peek(task, "status") is TaskStatus.MADE:
-            change.put(task, status=TaskStatus.RUNNING)
+            change.step(task, TaskEvent.FOLLOW)
         self.end(change, parent, task, _OF_OUTCOME[outcome.value])
 
     def _named(self, agent: Agent, name: str) -> Task | None:

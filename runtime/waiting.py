@@ -22,25 +22,22 @@ import trio
 from runtime import crashpoints
 from runtime.authority.identity import Caller
 from runtime.errors import DeniedError, MalformedError, MissingError, QuotaError, WrongStateError
-from runtime.lifecycle import Status
-from runtime.model import Agent
-from runtime.names import dump_json, parse_moment, quote, timestamp, words
-from runtime.planes import (
+from runtime.items import (
     NOTICES,
-    TASK_MOVES,
     WAIT_MOVES,
-    WORK_MOVES,
     Message,
     MessageStatus,
-    Plane,
     Task,
     TaskStatus,
     Wait,
     WaitEvent,
     WaitStatus,
     Work,
-    check_takes,
 )
+from runtime.lifecycle import Status
+from runtime.model import Agent
+from runtime.names import dump_json, parse_moment, quote, timestamp, words
+from runtime.planes import Plane, check_takes
 
 if TYPE_CHECKING:
     from runtime.agents import Agents
@@ -145,12 +142,12 @@ class WaitingPlane(Plane[Wait]):
     def check_unarmed(self, wait: Wait) -> None:
         """``WrongStateError`` for one that was armed before."""
         self.check_there(wait)
-        WAIT_MOVES.move(wait.status, WaitEvent.ARM)
+        WAIT_MOVES.check(wait.status, WaitEvent.ARM)
 
     def check_pending(self, wait: Wait) -> None:
         """``WrongStateError`` for one that is over."""
         self.check_there(wait)
-        if wait.status in WAIT_MOVES.terminal:
+        if wait.over:
             raise WrongStateError(f"the wait {quote(wait.name)} is {wait.status}: it is over")
 
     # arming
@@ -173,7 +170,7 @@ class WaitingPlane(Plane[Wait]):
         """The same in a change that the caller commits."""
         self.check_there(wait)
         check_takes(agent, "wait")
-        to = WAIT_MOVES.move(change.peek(wait, "status"), WaitEvent.ARM)
+        to = change.step(wait, WaitEvent.ARM)
         kind, argument = _parse(text)
         self._check_family(caller, kind.family)
         work = self._open_work(change, agent, change.peek(wait, "work"))
@@ -184,7 +181,6 @@ class WaitingPlane(Plane[Wait]):
         change.put(
             wait,
             on=on,
-            status=to,
             due=parse_moment(argument, now) if kind is _TIMER else 0.0,
             expires=parse_moment(deadline, now) if deadline else 0.0,
         )
@@ -218,7 +214,7 @@ class WaitingPlane(Plane[Wait]):
         if not name:
             return None
         item = self._agents.work.named(change, agent, name)
-        if change.peek(item, "status") in WORK_MOVES.terminal:
+        if change.is_over(item):
             raise WrongStateError(f"the work item {quote(name)} is {item.status}: it is over")
         return item
 
@@ -308,8 +304,7 @@ class WaitingPlane(Plane[Wait]):
         self, change: Change, agent: Agent, wait: Wait, event: WaitEvent, payload: Payload | None
     ) -> None:
         """It is over, and with it what it meant; told to the agent if there is a payload."""
-        to = WAIT_MOVES.move(change.peek(wait, "status"), event)
-        change.put(wait, status=to)
+        to = change.step(wait, event)
         self._tell(change, agent, wait, to)
         work = change.peek(wait, "work")
         if payload is not None:
@@ -447,10 +442,9 @@ def _task_over(plane: WaitingPlane, change: Change, agent: Agent, argument: str)
     task = made[0] if made else agents.items.named(agent.index, Task, argument)
     if task is None:
         raise MissingError(f"{quote(argument)} is no task of {quote(agent.name)}")
-    status = change.peek(task, "status")
-    if status not in TASK_MOVES.terminal:
+    if not change.is_over(task):
         return None
-    return task_payload(task.name, status, change.peek(task, "exit"))
+    return task_payload(task.name, change.peek(task, "status"), change.peek(task, "exit"))
 
 
 def _child_over(plane: WaitingPlane, change: Change, agent: Agent, argument: str) -> Payload | None:

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from runtime.errors import MalformedError, TooLongError, WrongStateError
+from runtime.items import Wait, WaitStatus, Work, WorkEvent, WorkStatus
 from runtime.model import Agent
 from runtime.names import check_choice, quote
-from runtime.planes import WORK_MOVES, Plane, Wait, WaitStatus, Work, WorkEvent, WorkStatus
+from runtime.planes import Plane
 
 if TYPE_CHECKING:
     from runtime.agents import Agents
@@ -39,7 +40,7 @@ class WorkPlane(Plane[Work]):
         items = [
             name
             for name in wanted
-            if name in there and change.peek(there[name], "status") not in WORK_MOVES.terminal
+            if name in there and not change.is_over(there[name])
         ]
         armed = self._agents.waiting.armed_for(change, agent, "work", item.name)
         return items + [f"{_WAIT}{wait.name}" for wait in armed][::-1]
@@ -68,7 +69,7 @@ class WorkPlane(Plane[Work]):
     def check_open(self, item: Work) -> None:
         """``WrongStateError`` for one that is over, ``MissingError`` for one that is removed."""
         self.check_there(item)
-        if item.status in WORK_MOVES.terminal:
+        if item.over:
             raise WrongStateError(f"the work item {quote(item.name)} is {item.status}: it is over")
 
     # changing
@@ -109,7 +110,7 @@ class WorkPlane(Plane[Work]):
     def turn_to(self, change: Change, agent: Agent, name: str) -> None:
         """The same in a change that the caller commits."""
         item = self.named(change, agent, name) if name else None
-        if item is not None and change.peek(item, "status") in WORK_MOVES.terminal:
+        if item is not None and change.is_over(item):
             self.check_open(item)
             raise WrongStateError(f"the work item {quote(name)} is about to be over")
         before = change.peek_agent(agent, "focus")
@@ -135,10 +136,8 @@ class WorkPlane(Plane[Work]):
         self._become(change, agent, item, *events)
 
     def _become(self, change: Change, agent: Agent, item: Work, *events: WorkEvent) -> None:
-        to = change.peek(item, "status")
         for event in events:
-            to = WORK_MOVES.move(to, event)
-        change.put(item, status=to)
+            to = change.step(item, event)
         self._tell(change, agent, item, to)
 
     @staticmethod

@@ -22,10 +22,10 @@ from runtime.errors import (
     UnsupportedError,
     WrongStateError,
 )
+from runtime.items import Task
 from runtime.lifecycle import Status
 from runtime.model import Agent
 from runtime.names import quote
-from runtime.planes import Task
 from runtime.workspace import Run, State, Worktree
 
 log = logging.getLogger("ctxd.worktrees")

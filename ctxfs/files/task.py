@@ -13,8 +13,8 @@ from ctxfs.rows import one_line as _one
 from runtime import names
 from runtime.authority.identity import PARTIES, Caller, Role
 from runtime.errors import DeniedError, MalformedError, MissingError, WrongStateError
+from runtime.items import Task, Work
 from runtime.names import quote, timestamp
-from runtime.planes import Task, Work
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem
@@ -130,7 +130,7 @@ def _open_input(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle
     task: Task = node.obj
     if not accepts_input(fs, task):
         raise DeniedError(f"the task {quote(task.name)} takes no input: accepts_input is 0")
-    if fs.runtime.agents.tasks.is_over(task):
+    if task.over:
         raise WrongStateError(f"the task {quote(task.name)} is {task.status.shown}")
     handle = ChildInputHandle if task.child else TaskInputHandle
     return handle(fs, node, call.caller, writing=True)

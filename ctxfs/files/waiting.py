@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 from ctxfs.rows import ITEM, ItemPlane, Kind, Plane, Render, Row, RowNode, Table, one_line
 from runtime.authority.identity import PARTIES, Caller, Role
 from runtime.errors import MissingError
+from runtime.items import Wait, WaitStatus
 from runtime.lifecycle import LIVE
-from runtime.planes import Wait, WaitStatus
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ctxfs.rows import ITEM, Check, ItemPlane, Kind, Plane, Render, Row, Table, one_line
 from runtime.authority.identity import PARTIES, Caller
+from runtime.items import Work
 from runtime.lifecycle import LIVE
 from runtime.model import Agent
 from runtime.names import timestamp
-from runtime.planes import Work
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem

@@ -26,11 +26,11 @@ from ctxfs.tools.tool import (
 from ctxfs.tools.waiting import WAIT, wait_of
 from runtime.authority.identity import INSIDERS
 from runtime.errors import DeniedError, MissingError
+from runtime.items import PRIORITIES, MessageStatus, TaskStatus, Wait, WaitStatus
 from runtime.lifecycle import Status
 from runtime.messages import check_id
 from runtime.model import MODES, PROFILES, Agent, Outcome, Profile
 from runtime.names import quote
-from runtime.planes import PRIORITIES, MessageStatus, TaskStatus, Wait, WaitStatus
 
 #: agents of a list before others have their turn
 _LISTED_AT_ONCE: Final = 256

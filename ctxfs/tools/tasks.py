@@ -22,8 +22,8 @@ from ctxfs.tools.tool import (
     words,
 )
 from runtime.errors import MalformedError
+from runtime.items import Task, TaskStatus
 from runtime.names import parse_env_line, quote, timestamp
-from runtime.planes import Task, TaskStatus
 from runtime.tasks import CHILD, COMMAND
 
 
@@ -97,7 +97,7 @@ def _env_line(key: str, value: str) -> str:
 
 async def _list(request: Request) -> dict[str, Any]:
     tasks = request.agents.tasks
-    live = [task for task in tasks.known(request.agent) if not tasks.is_over(task)]
+    live = [task for task in tasks.known(request.agent) if not task.over]
     return {"tasks": [_facts(request, task) for task in live]}
 
 

@@ -23,9 +23,9 @@ from ctxfs.tools.tool import (
     words,
 )
 from runtime.change import Change
+from runtime.items import Work, WorkStatus
 from runtime.model import Agent
 from runtime.names import timestamp
-from runtime.planes import WORK_MOVES, Work, WorkStatus
 
 #: of the objective in a view
 _OBJECTIVE_MAX: Final = 1000
@@ -100,7 +100,7 @@ async def _list(request: Request) -> dict[str, Any]:
         if number % _LISTED_AT_ONCE == 0:
             await trio.lowlevel.checkpoint()
         there = request.agents.items.get(item.index) is item
-        if there and (every or item.status not in WORK_MOVES.terminal):
+        if there and (every or not item.over):
             shown.append(_view(request, item))
     return {"items": shown, "focus": request.agent.focus}
 

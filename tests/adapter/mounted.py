@@ -20,10 +20,10 @@ from runtime.authority.identity import Caller, Identity
 from runtime.authority.mounts import Source
 from runtime.cell import Places
 from runtime.errors import WrongStateError
-from runtime.lifecycle import Event, Status, move
+from runtime.items import Task, TaskStatus
+from runtime.lifecycle import Event
 from runtime.loop import LoopMeter
 from runtime.model import Agent
-from runtime.planes import Task, TaskStatus
 from runtime.runtime import Runtime
 from tests.unit.fakes import ROOT, World, operator, world_in
 
@@ -53,27 +53,26 @@ class FakeSupervisor:
         self.said.append(("fetch", task.name))
 
     def start(self, agent: Agent) -> None:
-        to = move(agent.status, Event.START)
+        self._move(agent, Event.START)
         self.said.append(("start", agent.name))
-        self.world.agents.update(agent, status=to.status)
 
     def stop(self, agent: Agent, reason: str, *, kill: bool) -> None:
-        to = move(agent.status, Event.KILL if kill else Event.STOP)
+        self._move(agent, Event.KILL if kill else Event.STOP)
         self.said.append(("kill" if kill else reason, agent.name))
-        self.world.agents.update(agent, status=to.status)
 
     def pause(self, agent: Agent) -> None:
-        to = move(agent.status, Event.PAUSE)
-        self.world.agents.update(agent, status=to.status, paused_from=agent.status.value)
+        self._move(agent, Event.PAUSE)
 
     def resume(self, agent: Agent) -> None:
-        move(agent.status, Event.RESUME)
-        self.world.agents.update(agent, status=Status(agent.paused_from))
+        self._move(agent, Event.RESUME)
 
     def abort(self, agent: Agent, run: str | None) -> None:
-        to = move(agent.status, Event.ABORT)
+        self._move(agent, Event.ABORT)
         self.said.append(("abort", run or ""))
-        self.world.agents.update(agent, status=to.status)
+
+    def _move(self, agent: Agent, event: Event) -> None:
+        with self.world.agents.changing() as change:
+            change.move(agent, event)
 
     def reset(self, agent: Agent) -> None:
         self.world.agents.renew(agent)

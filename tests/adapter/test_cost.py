@@ -44,14 +44,14 @@ from runtime.change import Change
 from runtime.ending import Ender
 from runtime.errors import CtxError
 from runtime.following import Followed
+from runtime.items import Message, Task, TaskStatus, Wait, WaitStatus, Work
 from runtime.lifecycle import Status
 from runtime.loop import LoopMeter
 from runtime.model import Agent, Outcome
 from runtime.names import dump_json
-from runtime.planes import Message, Task, TaskStatus, Wait, WaitStatus, Work
 from runtime.sockets import DAEMON_OPERATIONS, OPERATIONS, Server, Sockets
 from tests.adapter.mounted import CONTEXT, USER, Mounted, mounted_in
-from tests.unit.fakes import ROOT, inside
+from tests.unit.fakes import ROOT, add_end, inside
 
 SECONDS: Final = 0.050
 TRIES: Final = 6
@@ -703,7 +703,7 @@ async def measure_fans(scene: Scene, meter: LoopMeter) -> dict[str, float]:
 
     def end_agent(agent: Agent) -> None:
         with agents.changing() as change:
-            agents.record_end(change, agent, Outcome.CANCELLED, "operator_stop")
+            add_end(agents, change, agent, Outcome.CANCELLED, "operator_stop")
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(agents.run)

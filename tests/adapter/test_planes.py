@@ -16,9 +16,9 @@ import pytest
 from ctxfs import rows
 from ctxfs.files import agent as agent_files
 from ctxfs.rows import Plane, inode_number
+from runtime.items import Message, Wait, Work
 from runtime.lifecycle import Status
 from runtime.model import Agent
-from runtime.planes import Message, Wait, Work
 from tests.adapter.mounted import (
     CONTEXT,
     STRANGER,

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from runtime.agents import replace_file
+from runtime.items import Task, TaskEvent, TaskStatus
 from runtime.lifecycle import Status
 from runtime.model import Agent
 from runtime.output import append
-from runtime.planes import Task, TaskEvent, TaskStatus
 from tests.adapter.mounted import (
     CONTEXT,
     STRANGER,

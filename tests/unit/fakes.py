@@ -10,11 +10,11 @@ from typing import Any, cast
 from runtime.agents import Agents
 from runtime.authority.identity import Caller
 from runtime.cgroups import Hierarchy
-from runtime.change import Watching
+from runtime.change import Change, Watching
 from runtime.config import Config
 from runtime.history import History
-from runtime.lifecycle import Status
-from runtime.model import Agent
+from runtime.lifecycle import Event, Status
+from runtime.model import Agent, Outcome
 from runtime.store import Store
 from runtime.trash import Trash
 from runtime.waits import Waits
@@ -60,6 +60,20 @@ class Recorder(Watching):
 
     def agent_listed(self, agent: Agent) -> None:
         self.listed.append(agent.name)
+
+
+def add_end(
+    agents: Agents, change: Change, agent: Agent, outcome: Outcome, reason: str = "why"
+) -> None:
+    """The end of an agent, whatever it is: by a verb if it is new, else as if it was lost."""
+    event = Event.STOP if agent.status is Status.NEW else Event.LOST
+    agents.record_end(change, agent, event, outcome, reason)
+
+
+def cancel_new(agents: Agents, agent: Agent, reason: str = "operator_stop") -> None:
+    change = Change()
+    agents.record_end(change, agent, Event.STOP, Outcome.CANCELLED, reason)
+    agents.note(change)
 
 
 class World:

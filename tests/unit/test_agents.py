@@ -23,7 +23,7 @@ from runtime.errors import (
 )
 from runtime.lifecycle import Status
 from runtime.model import Agent, Outcome
-from tests.unit.fakes import ROOT, World, inside, operator, world_in
+from tests.unit.fakes import ROOT, World, add_end, cancel_new, inside, operator, world_in
 from tests.unit.test_history import full_disk
 
 
@@ -433,7 +433,7 @@ def test_a_detached_child_is_bound_by_what_its_parent_had(world: World) -> None:
 def test_an_end_is_recorded_in_the_agent_and_its_session(world: World) -> None:
     agent = world.live(world.agents.create(operator(1), "x"))
     change = Change()
-    world.agents.record_end(change, agent, Outcome.INTERRUPTED, "reboot")
+    add_end(world.agents, change, agent, Outcome.INTERRUPTED, "reboot")
     world.agents.commit(change)
     assert (agent.status, agent.outcome, agent.reason) == (Status.DEAD, "interrupted", "reboot")
     assert (agent.pid, agent.run, agent.cgroup) == (0, "", "")
@@ -448,7 +448,7 @@ def test_an_end_is_recorded_in_the_agent_and_its_session(world: World) -> None:
 def test_a_child_that_died_with_its_parent_is_told_in_the_parents_session(world: World) -> None:
     parent = live_parent(world)
     child = world.agents.create(inside(parent), "c")
-    world.agents.cancel_new(child, "parent_dead")
+    cancel_new(world.agents, child, "parent_dead")
     events = [json.loads(line) for line in world.lines(parent)]
     event = next(e for e in events if e["type"] == "agent.child.cancel")
     del event["id"], event["ts"]
@@ -872,7 +872,7 @@ def causes(world: World, agent: Agent) -> list[tuple[str, str]]:
 def test_what_is_committed_while_somebody_acts_was_caused_by_it(world: World) -> None:
     agent = world.agents.create(operator(1000), "x")
     with world.agents.acting(operator(1000)):
-        world.agents.cancel_new(agent, "operator_stop")
+        cancel_new(world.agents, agent, "operator_stop")
     assert causes(world, agent)[1:] == [
         ("agent.status", "operator uid:1000"), ("agent.stop", "operator uid:1000"),
     ]  # fmt: skip
@@ -933,7 +933,7 @@ def test_what_waits_for_room_was_caused_by_who_caused_it_then(
     with monkeypatch.context() as patched:
         patched.setattr(world.agents, "_commit", full)
         with world.agents.acting(operator(7)):
-            world.agents.cancel_new(agent, "operator_stop")
+            cancel_new(world.agents, agent, "operator_stop")
     with world.agents.acting(operator(8)):
         world.agents.update(agent, meta="{}")
     assert causes(world, agent)[-1] == ("agent.stop", "operator uid:7")

@@ -11,8 +11,8 @@ import pytest
 
 from runtime import context, forking
 from runtime.change import Change
+from runtime.items import Task, Work
 from runtime.model import Agent
-from runtime.planes import Task, Work
 from tests.unit.fakes import World, inside, operator, world_in
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from runtime.accounts import Resource
 from runtime.errors import QuotaError
+from runtime.items import TaskStatus
 from runtime.lifecycle import Status
 from runtime.living import INPUT_SIZE
-from runtime.planes import TaskStatus
 from tests.unit.fakes import World, inside, operator, world_in
 
 OWNER = 1000

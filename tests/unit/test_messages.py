@@ -26,15 +26,15 @@ from runtime.errors import (
     WrongStateError,
 )
 from runtime.inotify import Watcher
+from runtime.items import PRIORITIES, Message, MessageStatus
 from runtime.lifecycle import Status
 from runtime.loop import Gentle
 from runtime.messages import check_id
 from runtime.model import Agent, Outcome
-from runtime.planes import PRIORITIES, Message, MessageStatus
 from runtime.residents import _line, _parse
 from runtime.streams import Streams
 from runtime.tails import Tail
-from tests.unit.fakes import ROOT, World, inside, operator, world_in
+from tests.unit.fakes import ROOT, World, add_end, inside, operator, world_in
 
 USER = operator(1000)
 
@@ -435,7 +435,7 @@ def test_the_end_of_an_agent_ends_all_of_its_messages(world: World, agent: Agent
         send(world, agent, name=name)
     world.agents.update(agent, status=Status.STOPPING)
     change = Change()
-    world.agents.record_end(change, agent, Outcome.ERROR, "exit:3")
+    add_end(world.agents, change, agent, Outcome.ERROR, "exit:3")
     world.agents.note(change)
     assert [(e["message"], e["outcome"], e["reason"]) for e in told(world, agent)[3:]] == [
         ("1", "failed", "exit:3"),

@@ -46,20 +46,11 @@ from runtime.errors import (
     TooLongError,
     WrongStateError,
 )
+from runtime.items import Item, Message, MessageStatus, Task, TaskEvent, Wait, Work
 from runtime.lifecycle import Status
 from runtime.model import Agent, Outcome
 from runtime.names import timestamp
-from runtime.planes import (
-    TASK_MOVES,
-    Item,
-    Message,
-    MessageStatus,
-    Task,
-    TaskEvent,
-    Wait,
-    Work,
-)
-from tests.unit.fakes import World, inside, operator
+from tests.unit.fakes import World, add_end, inside, operator
 
 _EXAMPLES = int(os.environ.get("CTXFS_MODEL_EXAMPLES", "0"))
 SALTS = range(40) if not _EXAMPLES else [secrets.randbits(48) for _ in range(_EXAMPLES // 3)]
@@ -933,7 +924,7 @@ class Planes(RuleBasedStateMachine):
                 change.set(member, status=Status.STOPPING)
         for member in agents.descendants(agent):
             if member.status is Status.NEW:
-                agents.record_end(change, member, Outcome.CANCELLED, "parent_dead")
+                add_end(agents, change, member, Outcome.CANCELLED, "parent_dead")
         self.model.begin_end(model)
         agents.note(change)
 
@@ -947,7 +938,7 @@ class Planes(RuleBasedStateMachine):
         change = Change()
         for member in members:
             part = Change(change)
-            agents.record_end(part, self.real(member.name), Outcome(outcome), "why")
+            add_end(agents, part, self.real(member.name), Outcome(outcome), "why")
             change.add(part)
             self.model.ended(member, outcome, "why")
             if not together:
@@ -1125,7 +1116,8 @@ class Planes(RuleBasedStateMachine):
         item = self.item(name, Task, task)
         found.status = "running"
         with self.world.agents.changing() as change:
-            change.put(item, pid=7, status=TASK_MOVES.move(item.status, TaskEvent.RUN))
+            change.put(item, pid=7)
+            change.step(item, TaskEvent.RUN)
 
     @aimed("idle", "busy", name=AGENTS, task=RECORDS, kill=(False, True))
     def stop_task(self, name: str, task: str, kill: bool) -> None:
@@ -1412,7 +1404,7 @@ class Planes(RuleBasedStateMachine):
             assert child is None or child.parent == agent.index
             # whoever waits for it is let go at its end, and not before
             if child is None:
-                assert tasks.wait_path(task).is_fifo() is not tasks.is_over(task)
+                assert tasks.wait_path(task).is_fifo() is not task.over
 
     def _compare_work(self, agent: Agent, model: MAgent) -> None:
         found = self.items(agent, Work)

@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from runtime.change import Change
+from runtime.items import Message, MessageStatus
 from runtime.loop import Gentle, LoopMeter
 from runtime.model import Agent
-from runtime.planes import Message, MessageStatus
 from runtime.residents import Listener
 from runtime.streams import Streams
 from tests.unit.fakes import ROOT, World, world_in

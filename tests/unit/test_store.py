@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import NoSpaceError, StartupError
+from runtime.items import Kept, Work
 from runtime.model import Agent, Session
-from runtime.planes import Kept, Work
 from runtime.store import Pending, Store
 
 

@@ -23,13 +23,13 @@ from runtime.errors import (
     TakenError,
     WrongStateError,
 )
+from runtime.items import TASK_MOVES, Task, TaskEvent, TaskStatus, Wait
 from runtime.lifecycle import LIVE, Status
 from runtime.model import Agent, Outcome
 from runtime.output import append
-from runtime.planes import TASK_MOVES, Task, TaskEvent, TaskStatus, Wait
 from runtime.record import Record
 from runtime.taskruns import _judge
-from tests.unit.fakes import ROOT, World, inside, operator, world_in
+from tests.unit.fakes import ROOT, World, add_end, inside, operator, world_in
 
 USER = operator(1000)
 
@@ -86,7 +86,7 @@ def end(
 
 def record_end(world: World, agent: Agent, outcome: Outcome = Outcome.DONE) -> None:
     change = Change()
-    world.agents.record_end(change, agent, outcome, "why")
+    add_end(world.agents, change, agent, outcome, "why")
     world.agents.note(change)
 
 
@@ -256,7 +256,7 @@ def test_what_runs_is_asked_to_end_and_killed_by_the_next_word(
     put_status(world, task, status)
     world.agents.tasks.stop(USER, agent, task, kill=False)
     assert (task.status, task.given_up) == ("cancelling", False)
-    with pytest.raises(WrongStateError, match="which takes cancel, interrupt, kill"):
+    with pytest.raises(WrongStateError, match="which takes kill"):
         world.agents.tasks.stop(USER, agent, task, kill=False)
     for _ in range(2):
         world.agents.tasks.stop(USER, agent, task, kill=True)

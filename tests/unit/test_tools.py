@@ -29,9 +29,9 @@ from runtime.errors import (
     TooLongError,
     WrongStateError,
 )
+from runtime.items import TaskEvent, TaskStatus
 from runtime.lifecycle import Status
 from runtime.model import FAMILIES, Agent
-from runtime.planes import TaskEvent, TaskStatus
 from tests.adapter.mounted import STRANGER, USER, Mounted, mounted_in
 from tests.unit.fakes import ROOT, inside
 

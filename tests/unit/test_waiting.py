@@ -25,20 +25,11 @@ from runtime.errors import (
     TakenError,
     WrongStateError,
 )
+from runtime.items import WAIT_MOVES, Message, Task, TaskStatus, Wait, WaitEvent, WaitStatus, Work
 from runtime.lifecycle import LIVE, Status
 from runtime.model import Agent, Outcome
 from runtime.names import parse_moment, timestamp
-from runtime.planes import (
-    WAIT_MOVES,
-    Message,
-    Task,
-    TaskStatus,
-    Wait,
-    WaitEvent,
-    WaitStatus,
-    Work,
-)
-from tests.unit.fakes import ROOT, World, inside, operator, world_in
+from tests.unit.fakes import ROOT, World, add_end, cancel_new, inside, operator, world_in
 
 USER = operator(1000)
 NOON = 1_800_000_000.0
@@ -123,7 +114,7 @@ def ended(world: World, *agents: Agent, batch: bool = True) -> None:
         change = Change()
         for agent in together:
             part = Change(change)
-            world.agents.record_end(part, agent, Outcome.DONE, "exit:0")
+            add_end(world.agents, part, agent, Outcome.DONE, "exit:0")
             change.add(part)
         world.agents.note(change)
 
@@ -217,7 +208,7 @@ LEGAL = {
 def test_every_move_is_in_the_table_or_refused(at: WaitStatus, event: WaitEvent) -> None:
     to = LEGAL.get((at.value, event.value))
     if to is not None:
-        assert WAIT_MOVES.move(at, event) == to
+        assert WAIT_MOVES.move(at, event).status == to
         return
     with pytest.raises(WrongStateError, match=f"the wait is {at}"):
         WAIT_MOVES.move(at, event)
@@ -609,7 +600,7 @@ def test_a_family_that_ends_together(world: World, agent: Agent, parent_first: b
 def test_a_child_that_never_ran_ends_too(world: World, agent: Agent) -> None:
     kid = world.agents.create(inside(world.may_create(agent)), "kid")
     wait = armed(world, agent, "x", "child kid")
-    world.agents.cancel_new(kid, "operator_stop")
+    cancel_new(world.agents, kid, "operator_stop")
     assert wait.status == "fired"
     assert json.loads(wait.payload)["outcome"] == "cancelled"
 

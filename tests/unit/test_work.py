@@ -19,10 +19,10 @@ from runtime.errors import (
     TooLongError,
     WrongStateError,
 )
+from runtime.items import WORK_MOVES, Wait, Work, WorkEvent, WorkStatus
 from runtime.lifecycle import LIVE, Status
 from runtime.model import Agent, Outcome
-from runtime.planes import WORK_MOVES, Wait, Work, WorkEvent, WorkStatus
-from tests.unit.fakes import ROOT, World, inside, operator, world_in
+from tests.unit.fakes import ROOT, World, add_end, cancel_new, inside, operator, world_in
 
 USER = operator(1000)
 
@@ -87,7 +87,7 @@ LEGAL = {
 def test_every_move_is_in_the_table_or_refused(at: WorkStatus, event: WorkEvent) -> None:
     to = LEGAL.get((at.value, event.value))
     if to is not None:
-        assert WORK_MOVES.move(at, event) == to
+        assert WORK_MOVES.move(at, event).status == to
         return
     with pytest.raises(WrongStateError, match=f"the work item is {at}"):
         WORK_MOVES.move(at, event)
@@ -338,7 +338,7 @@ def test_the_end_of_an_item_ends_its_focus(world: World, agent: Agent) -> None:
 def test_a_new_incarnation_has_neither_items_nor_focus(world: World, agent: Agent) -> None:
     (item,) = make(world, agent, "w")
     world.agents.work.focus(agent, "w")
-    world.agents.cancel_new(_as_new(world, agent), "operator_stop")
+    cancel_new(world.agents, _as_new(world, agent), "operator_stop")
     fresh = world.agents.renew(agent)
     assert fresh.focus == ""
     assert world.agents.items.of(fresh.index, Work) == []
@@ -495,6 +495,6 @@ def test_an_agent_that_ends_leaves_its_items_unblocked(world: World, agent: Agen
     (item,) = make(world, agent, "w")
     wait = wait_for(world, agent, "x", item)
     change = world.agents.draft()
-    world.agents.record_end(change, agent, Outcome.DONE, "exit:0")
+    add_end(world.agents, change, agent, Outcome.DONE, "exit:0")
     world.agents.note(change)
     assert (wait.status, item.status) == ("cancelled", "open")
