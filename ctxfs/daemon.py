@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -30,10 +31,11 @@ from ctxfs.tools import registry as tools
 from runtime import crashpoints
 from runtime.cell import Places
 from runtime.config import Config, load_config
+from runtime.daemonlog import DaemonLog
 from runtime.errors import StartupError
-from runtime.journal import Journal
 from runtime.privilege import Privilege
 from runtime.runtime import VERSION, Runtime, open_runtime
+from runtime.sockets import Sockets
 
 log = logging.getLogger("ctxd")
 
@@ -198,7 +200,7 @@ async def serve(
     places: Places,
     cgroup: Path | None,
     privilege: Privilege,
-    journal: Journal,
+    daemon_log: DaemonLog,
     debug: bool,
 ) -> None:
     """Runs the daemon until SIGTERM or SIGINT. Raises ``StartupError``."""
@@ -207,10 +209,6 @@ async def serve(
         places=places,
         cgroup=cgroup,
         privilege=privilege,
-        code=name_of,
-        call_tool=lambda caller, name, given: tools.call(fs, caller, name, given),
-        refused=lambda error, caller, path: fs.reasons.note(error, caller, path, None),
-        refusals=lambda caller, agent: fs.reasons.recent(caller, agent),
     ) as runtime:
         fs = Filesystem(runtime)
         # the filesystem: unmounted before the runtime below it goes
@@ -235,14 +233,29 @@ async def serve(
                     _handle_signals,
                     runtime,
                     stopping.set,
-                    lambda: _reload(runtime, config_file, journal),
+                    lambda: _reload(runtime, config_file, daemon_log),
                 )
                 await runtime.binder.wait_answering(places.mount)
-                await runtime.sockets.open_daemon()
+                # the sockets, which call the tools: last, and closed first
+                sockets = Sockets(
+                    agents=runtime.agents,
+                    places=places,
+                    binder=runtime.binder,
+                    nursery=nursery,
+                    streams=runtime.streams,
+                    code=name_of,
+                    status=runtime.status,
+                    call_tool=partial(tools.call, fs),
+                    refused=fs.reasons.note,
+                    refusals=fs.reasons.recent,
+                )
+                nursery.start_soon(sockets.run)
+                runtime.supervisor.prepare_with(sockets.open)
+                await sockets.open_daemon()
                 await runtime.supervisor.recover()
                 runtime.loop.reset()
                 runtime.state = "ready"
-                journal.say("ready")
+                daemon_log.say("ready")
                 notify_systemd("READY=1")
                 await stopping.wait()
                 await runtime.supervisor.shut_down()
@@ -278,11 +291,11 @@ async def _answer_requests(
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def _reload(runtime: Runtime, config_file: Path, journal: Journal) -> None:
+def _reload(runtime: Runtime, config_file: Path, daemon_log: DaemonLog) -> None:
     try:
         config = load_config(config_file, required=False)
         runtime.reconfigure(config)
-        journal.owner_rate = config.owner_log_lines
+        daemon_log.owner_rate = config.owner_log_lines
     except StartupError as error:
         log.error("%s; the settings stay as they were", error)
     else:
@@ -295,16 +308,16 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv, defaults)
     # without standard error the next file that is opened would get its number
     fd = os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else sys.stderr.fileno()
-    journal = Journal(fd, owner_rate=Config().owner_log_lines)
-    logging.basicConfig(level=arguments.log_level.upper(), handlers=[journal])
+    daemon_log = DaemonLog(fd, owner_rate=Config().owner_log_lines)
+    logging.basicConfig(level=arguments.log_level.upper(), handlers=[daemon_log])
     try:
-        return _run(arguments, defaults, privilege, journal)
+        return _run(arguments, defaults, privilege, daemon_log)
     finally:
-        journal.close()
+        daemon_log.close()
 
 
 def _run(
-    arguments: argparse.Namespace, defaults: Defaults, privilege: Privilege, journal: Journal
+    arguments: argparse.Namespace, defaults: Defaults, privilege: Privilege, daemon_log: DaemonLog
 ) -> int:
     places = Places(mount=arguments.mount, state=arguments.state, runtime=arguments.runtime)
     config_file = arguments.config or defaults.config
@@ -315,7 +328,7 @@ def _run(
                 raise StartupError(f"--{name}: {getattr(places, name)} is not an absolute path")
         crashpoints.arm()
         config = load_config(config_file, required=arguments.config is not None)
-        journal.owner_rate = config.owner_log_lines
+        daemon_log.owner_rate = config.owner_log_lines
         check_device()
         check_user(privilege)
         check_point(places, privilege)
@@ -334,14 +347,14 @@ def _run(
                 places=places,
                 cgroup=arguments.cgroup,
                 privilege=privilege,
-                journal=journal,
+                daemon_log=daemon_log,
                 debug=False,
             )
         )
     except* StartupError as errors:
         failure = _first(errors)
     if failure is not None:
-        journal.say(f"ctxd: {failure}")
+        daemon_log.say(f"ctxd: {failure}")
         return 1
     return 0
 

@@ -18,18 +18,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
 import trio
 
-from runtime.accounts import Payer, Reserve, payer
+from runtime.accounts import Payer, Reserve
+from runtime.caller import Caller
 from runtime.errors import OverTimeError
 from runtime.loop import Batches
-
-if TYPE_CHECKING:
-    from runtime.authority.identity import Caller
-    from runtime.runtime import Runtime
 
 log = logging.getLogger("ctxd.disks")
 
@@ -65,8 +62,8 @@ class Disks:
     So whoever cuts off what is large waits for it alone.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, payer: Callable[[Caller], Payer]) -> None:
+        self._payer = payer
         self._threads = trio.CapacityLimiter(_THREADS)
         self._files: WeakValueDictionary[int, trio.Lock] = WeakValueDictionary()
         self._payers: WeakValueDictionary[Payer, trio.Lock] = WeakValueDictionary()
@@ -99,7 +96,7 @@ class Disks:
         """The result of a thread's ``work``, after it was this caller's turn; raises what it
         raises, and ``OverTimeError``. ``file`` is the inode number of a file that it changes,
         ``size`` how many of its bytes."""
-        who = payer(self._runtime.agents, caller)
+        who = self._payer(caller)
         owner = who.owner, who.reserve is not Reserve.NONE
         turn = self._payers.setdefault(who, trio.Lock())
         share = self._owners.setdefault(owner, trio.CapacityLimiter(_THREADS_OF_OWNER))

@@ -22,7 +22,7 @@ from ctxfs.disks import Work
 from ctxfs.handles import FileHandle, truncating_by_path
 from ctxfs.inodes import REAL
 from ctxfs.nodes import Attributes, Call, Changes, Handle, Node
-from runtime.authority.identity import Caller
+from runtime.caller import Caller
 from runtime.disk import ENTRY_SIZE, Share
 from runtime.errors import (
     CtxError,

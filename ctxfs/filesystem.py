@@ -23,15 +23,7 @@ from ctxfs.handles import FileHandle, truncating_by_path
 from ctxfs.nodes import Call, Node
 from ctxfs.reasons import Reasons
 from ctxfs.rows import ITEM, ItemPlane, Kind, Plane, Row, RowNode, Table, inode_number, split_inode
-from runtime.authority.identity import (
-    CONTROLLERS,
-    INSIDERS,
-    NOBODY,
-    OPERATORS,
-    PARTIES,
-    Caller,
-    Role,
-)
+from runtime.caller import CONTROLLERS, INSIDERS, NOBODY, OPERATORS, PARTIES, Caller, Role
 from runtime.cell import working_directory, workspace
 from runtime.change import Watching
 from runtime.errors import (
@@ -77,7 +69,7 @@ class Filesystem(Watching):
         self.runtime: Runtime = runtime
         self.reasons = Reasons(runtime.agents)
         self.cache = Cache()
-        self.disks = Disks(runtime)
+        self.disks = Disks(runtime.agents.identity.payer)
         self.durable = Durable(self.cache, self.disks.close)
         self.nobody = NOBODY
         self.started = time.time()
@@ -85,7 +77,7 @@ class Filesystem(Watching):
         self.requests = 0
         self.client_program: bytes = Path(client.__file__).read_bytes()
         self._spaces: dict[str, Space] = {}
-        runtime.agents.watching.append(self)
+        runtime.agents.journal.watch(self)
 
     # inodes
 
@@ -114,25 +106,25 @@ class Filesystem(Watching):
         if plane == Plane.ROOT:
             return self._root(number)
         if plane in (Plane.AGENT, Plane.CHILD):
-            agent = agents.get(index)
+            agent = agents.registry.get(index)
             table = agent_files.TABLE if plane == Plane.AGENT else agent_files.CHILD_TABLE
             if agent is None and plane == Plane.AGENT and number in _OUTLIVING:
-                agent = agents.recall(index)
+                agent = agents.registry.recall(index)
             return RowNode(self, table, index, agent, number) if agent is not None else None
         if plane == Plane.CHANNEL:
-            agent = agents.recall(index)
+            agent = agents.registry.recall(index)
             if agent is None:
                 return None
             return RowNode(self, session_files.CHANNEL_TABLE, index, agent, number)
         if plane == Plane.SESSION:
-            session = agents.session(index)
+            session = agents.sessions.get(index)
             if session is None:
                 return None
             return RowNode(self, session_files.TABLE, index, session, number)
         if plane == Plane.HOME:
             return RowNode(self, root_files.HOME_TABLE, index, index, number)
         if plane == Plane.HISTORY:
-            session = agents.session(index)
+            session = agents.sessions.get(index)
             if session is None:
                 return None
             key = (session.owner, session.agent)
@@ -144,7 +136,7 @@ class Filesystem(Watching):
         if (
             of_items is not None
             and isinstance(item, of_items.cls)
-            and agents.get(item.agent) is not None
+            and agents.registry.get(item.agent) is not None
         ):
             return RowNode(self, of_items.table, index, item, number)
         return None
@@ -215,7 +207,7 @@ class Filesystem(Watching):
         if directory.table.plane is Plane.CHANNEL:
             return directory.obj, session_files.DOCUMENTS
         if directory.table.plane is Plane.SESSION:
-            agent = self.runtime.agents.recall(directory.obj.incarnation)
+            agent = self.runtime.agents.registry.recall(directory.obj.incarnation)
             if agent is not None and agent.archived:
                 return agent, session_files.ARCHIVED
         return None
@@ -268,7 +260,7 @@ class Filesystem(Watching):
 
     def _self_link(self, call: Call) -> Node | None:
         caller = call.caller
-        agent = self.runtime.agents.get(caller.agent) if caller.agent is not None else None
+        agent = self.runtime.agents.registry.get(caller.agent) if caller.agent is not None else None
         if agent is None:
             return None
         number = agent_files.TABLE.number("self", "self")
@@ -278,7 +270,7 @@ class Filesystem(Watching):
         """NAME, NAME.sock or NAME.d in ``/ctx/agent``."""
         for suffix in (".d", ".sock", ""):
             if name.endswith(suffix):
-                agent = self.runtime.agents.named(name.removesuffix(suffix))
+                agent = self.runtime.agents.registry.named(name.removesuffix(suffix))
                 if agent is None:
                     return None
                 number = agent_files.TABLE.number(suffix, "agent")
@@ -337,14 +329,14 @@ class Filesystem(Watching):
             agent: Agent = node.obj
             return agent
         if plane is Plane.SESSION:
-            return self.runtime.agents.recall(node.obj.incarnation)
+            return self.runtime.agents.registry.recall(node.obj.incarnation)
         if plane in _ITEM_PLANES:
             return self.agent_with(node.obj)
         return None
 
     def agent_with(self, item: Item) -> Agent:
         """The agent that a record belongs to; it may have been removed since."""
-        agent = self.runtime.agents.recall(item.agent)
+        agent = self.runtime.agents.registry.recall(item.agent)
         if agent is None:
             raise MissingError("what was here is gone, with its agent")
         return agent
@@ -362,7 +354,7 @@ class Filesystem(Watching):
     def make_agent(self, call: Call, name: str) -> Node:
         if not name.endswith(".d"):
             raise MalformedError(f"{quote(name)}: an agent is made by mkdir agent/NAME.d")
-        agent = self.runtime.agents.create(call.caller, name.removesuffix(".d"))
+        agent = self.runtime.agents.births.create(call.caller, name.removesuffix(".d"))
         node = self.agent_entry(f"{agent.name}.d")
         assert node is not None
         return node
@@ -373,7 +365,7 @@ class Filesystem(Watching):
             raise MissingError(f"there is no agent directory {quote(name)}")
         if not self.runtime.agents.identity.roles(call.caller, node.agent) & CONTROLLERS:
             raise DeniedError(f"{quote(node.agent.name)} is not yours to remove")
-        self.runtime.agents.remove(node.agent)
+        self.runtime.agents.removals.remove(node.agent)
 
     def child_link(self, child: Agent) -> Node:
         return RowNode(self, agent_files.CHILD_TABLE, child.index, child, 1)
@@ -383,7 +375,7 @@ class Filesystem(Watching):
         if directory.inode == ROOT_INODE and name == DAEMON_BIND_NAME:
             return self._root(root_files.TABLE.number("ctxd.sock"))
         word = name.removeprefix(".bind-")
-        agent = self.runtime.agents.get(int(word)) if word.isdigit() else None
+        agent = self.runtime.agents.registry.get(int(word)) if word.isdigit() else None
         if agent is None:
             raise ForbiddenError("nodes cannot be made here")
         number = agent_files.TABLE.number(".sock", "agent")
@@ -429,7 +421,7 @@ class Filesystem(Watching):
         await self.disks.settled(inode)
 
     def output_directory(self, agent: Agent, name: str) -> Path:
-        return self.runtime.agents.directory(agent) / name
+        return self.runtime.agents.documents.directory(agent) / name
 
     def output(self, agent: Agent, name: str) -> Output:
         return Output(self.output_directory(agent, name))
@@ -458,7 +450,7 @@ class Filesystem(Watching):
 
         space = Space(
             path=f"agent/{agent.name}.d/artifact",
-            root=lambda: self.runtime.agents.document(agent, "artifact"),
+            root=lambda: self.runtime.agents.documents.path(agent, "artifact"),
             owner=lambda: (agent.uid, agent.gid),
             links=False,
             limit=self.runtime.config.document_max,
@@ -467,9 +459,9 @@ class Filesystem(Watching):
             incarnation=agent.incarnation,
             may_read=may_read,
             may_write=may_write,
-            share=self.runtime.agents.share(agent),
+            share=self.runtime.agents.disk.share(agent),
         )
-        if self.runtime.agents.get(agent.index) is None:
+        if self.runtime.agents.registry.get(agent.index) is None:
             return self.durable.root(space)  # nothing is written there any more
         return self.durable.root(self._known(f"artifact:{agent.incarnation}", space))
 
@@ -486,7 +478,7 @@ class Filesystem(Watching):
         agents = self.runtime.agents
 
         def roles(caller: Caller) -> Role:
-            agent = agents.recall(session.incarnation)
+            agent = agents.registry.recall(session.incarnation)
             return agents.identity.roles(caller, agent) if agent is not None else Role.NONE
 
         def may_read(caller: Caller) -> None:
@@ -498,12 +490,12 @@ class Filesystem(Watching):
                 raise DeniedError("episodes are written by the agent itself")
 
         def owner() -> tuple[int, int]:
-            agent = agents.recall(session.incarnation)
+            agent = agents.registry.recall(session.incarnation)
             return (agent.uid, agent.gid) if agent is not None else (0, 0)
 
         space = Space(
             path=f"home/{session.owner}/agent/{session.agent}/session/{session.name}/context/episode",
-            root=lambda: agents.session_directory(session) / "context" / "episode",
+            root=lambda: agents.sessions.directory(session) / "context" / "episode",
             owner=owner,
             links=False,
             limit=self.runtime.config.document_max,
@@ -512,9 +504,9 @@ class Filesystem(Watching):
             incarnation=None,
             may_read=may_read,
             may_write=may_write,
-            share=agents.share(session),
+            share=agents.disk.share(session),
         )
-        if agents.get(session.incarnation) is None:
+        if agents.registry.get(session.incarnation) is None:
             return space
         return self._known(f"episode:{session.index}", space)
 
@@ -530,7 +522,7 @@ class Filesystem(Watching):
         node = self.durable.find(source, name)
         if node.is_directory():
             raise ForbiddenError("result.md is a file")
-        document = self.runtime.agents.document(agent, "result.md")
+        document = self.runtime.agents.documents.path(agent, "result.md")
         own.count()
         os.rename(name, document, src_dir_fd=source.fd)
         self.durable.take_out(node)
@@ -547,7 +539,7 @@ class Filesystem(Watching):
         return RowNode(self, agent_files.TABLE, agent.index, agent, agent_files.TABLE.number(name))
 
     def channel(self, index: int) -> Node:
-        child = self.runtime.agents.recall(index)
+        child = self.runtime.agents.registry.recall(index)
         return RowNode(
             self,
             session_files.CHANNEL_TABLE,
@@ -583,7 +575,7 @@ class Filesystem(Watching):
             incarnation=None,
             may_read=self._check_known,
             may_write=self._check_known,
-            share=self.runtime.agents.share_of(uid),
+            share=self.runtime.agents.disk.share_of(uid),
         )
         return self.durable.root(self._known(f"data:{uid}", space))
 
@@ -592,14 +584,14 @@ class Filesystem(Watching):
             raise DeniedError("the caller is gone: so are its rights")
 
     def history_of(self, uid: int, name: str) -> Node | None:
-        found = self.runtime.agents.first_session(uid, name)
+        found = self.runtime.agents.sessions.first(uid, name)
         if found is None:
             return None
         number = root_files.HISTORY_TABLE.number("", "history")
         return RowNode(self, root_files.HISTORY_TABLE, found, (uid, name), number)
 
     def history_visible(self, uid: int, name: str, call: Call) -> bool:
-        agent = self.runtime.agents.named(name)
+        agent = self.runtime.agents.registry.named(name)
         if agent is not None and agent.owner == uid:
             roles = self.runtime.agents.identity.roles(call.caller, agent)
             return not agent.private or bool(roles & (INSIDERS | Role.SESSION_READER))
@@ -608,20 +600,20 @@ class Filesystem(Watching):
         return caller.known and (caller.agent is not None or caller.uid in (0, uid))
 
     def session_node(self, index: int) -> Node:
-        session = self.runtime.agents.session(index)
+        session = self.runtime.agents.sessions.get(index)
         return RowNode(
             self, session_files.TABLE, index, session, session_files.TABLE.number("", "session")
         )
 
     def remove_session(self, key: tuple[int, str], call: Call, name: str) -> None:
-        index = self.runtime.agents.session_named(*key, name)
-        session = self.runtime.agents.session(index) if index is not None else None
+        index = self.runtime.agents.sessions.named(*key, name)
+        session = self.runtime.agents.sessions.get(index) if index is not None else None
         if session is None:
             raise MissingError(f"there is no session {quote(name)}")
         caller = call.caller
         if caller.agent is not None or not caller.known or caller.uid not in (0, key[0]):
             raise DeniedError("sessions are removed by operators")
-        self.runtime.agents.remove_session(session)
+        self.runtime.agents.removals.remove_session(session)
 
     def spaces(self) -> list[str]:
         return sorted(os.listdir(self.runtime.places.state / "shared"))
@@ -631,7 +623,7 @@ class Filesystem(Watching):
 
         def check(caller: Caller, perm: str) -> None:
             self._check_known(caller)
-            agent = agents.get(caller.agent) if caller.agent is not None else None
+            agent = agents.registry.get(caller.agent) if caller.agent is not None else None
             if agent is not None and not agents.authority.allows(agent, "shared", name, perm):
                 raise DeniedError(f"shared:{name} {perm} is not in the agent's effective policy")
 
@@ -646,7 +638,7 @@ class Filesystem(Watching):
             incarnation=None,
             may_read=lambda caller: check(caller, "read"),
             may_write=lambda caller: check(caller, "write"),
-            share=agents.share_of(self.space_owner(name)),
+            share=agents.disk.share_of(self.space_owner(name)),
         )
         return self.durable.root(self._known(f"shared:{name}", space))
 
@@ -691,7 +683,7 @@ class Filesystem(Watching):
         wanted = set(names)
         self._rows_changed(agent_files.TABLE, index, wanted)
         self._rows_changed(session_files.CHANNEL_TABLE, index, wanted)
-        agent = self.runtime.agents.get(index)
+        agent = self.runtime.agents.registry.get(index)
         if agent is None:
             return
         if "reason" in wanted and agent.reason.startswith("start_failed: "):
@@ -715,7 +707,7 @@ class Filesystem(Watching):
 
     def agent_listed(self, agent: Agent) -> None:
         """What the kernel knows of an agent that is gone is asked for anew."""
-        if self.runtime.agents.get(agent.index) is not None:
+        if self.runtime.agents.registry.get(agent.index) is not None:
             return
         for key in _space_keys(agent):
             self._spaces.pop(key, None)

@@ -14,7 +14,7 @@ import pyfuse3
 
 from ctxfs.disks import Work, read_cached
 from ctxfs.nodes import Handle
-from runtime.accounts import Hold, Resource, payer
+from runtime.accounts import Hold, Resource
 from runtime.authority.mounts import Source
 from runtime.disk import Share
 from runtime.errors import (
@@ -84,7 +84,7 @@ class RowHandle(Handle):
             if size <= _FREE:
                 return
             runtime = self._fs.runtime
-            who = payer(runtime.agents, self.caller)
+            who = runtime.agents.identity.payer(self.caller)
             self._memory = Hold(runtime.accounts, who, Resource.MEMORY)
         self._memory.resize(size)
 
@@ -521,7 +521,7 @@ class HistoryHandle(RowHandle):
         if not self._appends and offset != size:
             raise ForbiddenError("a history only grows: open it for appending (>>)")
         runtime = self._fs.runtime
-        share = runtime.agents.share(self.node.obj)
+        share = runtime.agents.disk.share(self.node.obj)
         share.check(self.caller, len(data))
         if self._refused or len(self._rest) + len(data) > self._limit:
             # the kernel splits a long write(2): what comes after is no line of its own
@@ -613,7 +613,7 @@ class InboxHandle(RowHandle):
             self._send(decode(data).removesuffix("\n"))
 
     def _send(self, text: str) -> None:
-        self._fs.runtime.agents.send(self.caller, self.node.obj, text)
+        self._fs.runtime.agents.messages.send(self.caller, self.node.obj, text)
 
 
 class TaskInputHandle(RowHandle):
@@ -633,7 +633,7 @@ class ChildInputHandle(InboxHandle):
         child = agents.tasks.child_of(self.node.obj)
         if child is None:
             raise WrongStateError("the agent of this handle is gone")
-        agents.send(self.caller, child, text)
+        agents.messages.send(self.caller, child, text)
 
 
 class TaskOutputHandle(RowHandle):

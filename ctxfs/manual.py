@@ -24,8 +24,8 @@ from ctxfs.files.verbs import VERBS, Verb
 from ctxfs.rows import ANY_STATUS, ITEM, Kind, Row, Table, statuses, writers
 from ctxfs.tools.registry import TOOLS
 from ctxfs.tools.tool import Concerns, Schema
-from runtime.authority.identity import INSIDERS, Role
 from runtime.authority.policy import PERMS
+from runtime.caller import INSIDERS, Role
 from runtime.lifecycle import TABLE as MOVES
 from runtime.lifecycle import Event, Status
 

@@ -14,7 +14,7 @@ import pyfuse3
 
 from ctxfs.caching import FOREVER
 from ctxfs.disks import Work
-from runtime.authority.identity import Caller
+from runtime.caller import Caller
 from runtime.errors import (
     ForbiddenError,
     IsADirectoryNodeError,

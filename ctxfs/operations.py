@@ -34,8 +34,8 @@ from ctxfs.nodes import Attributes, Call, Changes, Handle, Listing, Node
 from ctxfs.order import Order
 from ctxfs.pace import MANNERS, Manner, Pace
 from ctxfs.rows import Kind, RowNode
-from runtime.accounts import Hold, Payer, Resource, payer
-from runtime.authority.identity import Caller
+from runtime.accounts import Hold, Payer, Resource
+from runtime.caller import Caller
 from runtime.errors import CtxError, GoneError, MalformedError, MissingError
 
 _P = ParamSpec("_P")
@@ -236,7 +236,7 @@ class Operations(pyfuse3.Operations):
     def _hold(self, caller: Caller, resource: Resource, amount: int) -> Hold:
         """So much on the account of whoever asks; ``QuotaError``."""
         runtime = self._fs.runtime
-        return runtime.accounts.hold(payer(runtime.agents, caller), resource, amount)
+        return runtime.accounts.hold(runtime.agents.identity.payer(caller), resource, amount)
 
     def _number(self, *holds: Hold) -> int:
         """For one more open file or directory, with what it holds."""

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 
-from runtime.accounts import Payer, payer
+from runtime.accounts import Payer
 from runtime.errors import CtxError, OverTimeError
 from runtime.loop import Late, Timed, Turns
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem
-    from runtime.authority.identity import Caller
+    from runtime.caller import Caller
 
 _R = TypeVar("_R")
 
@@ -102,7 +102,7 @@ class Pace:
     # who pays
 
     def payer(self, caller: Caller) -> Payer:
-        return payer(self._fs.runtime.agents, caller)
+        return self._fs.runtime.agents.identity.payer(caller)
 
     def payer_of(self, uid: int, gid: int, pid: int) -> Payer | None:
         """Of a request, as it was a moment ago; None if that cannot be told now."""
@@ -156,7 +156,7 @@ class Pace:
             async with self._syncing.setdefault(owner, trio.Lock()):
                 if work is not None:
                     await trio.to_thread.run_sync(work, limiter=self._disks)
-                await self._fs.runtime.agents.synced()
+                await self._fs.runtime.agents.journal.synced()
         finally:
             self._syncs[owner] -= 1
             if not self._syncs[owner]:

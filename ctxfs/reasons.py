@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ctxfs.errnos import name_of
-from runtime.accounts import payer
 from runtime.agents import Agents
-from runtime.authority.identity import Caller
+from runtime.caller import Caller
+from runtime.daemonlog import CALLER_RATE, Rates, because_of
 from runtime.errors import CtxError, ExceedingError
-from runtime.journal import CALLER_RATE, Rates, because_of
 from runtime.model import Agent
 from runtime.names import escape, timestamp
 
@@ -68,7 +67,7 @@ class Reasons:
         return self._lines.get(f"agent:{incarnation}", "")
 
     def note(
-        self, error: BaseException, caller: Caller, path: str, incarnation: str | None
+        self, error: BaseException, caller: Caller, path: str, incarnation: str | None = None
     ) -> None:
         """Keeps ``TIME ERRNO PATH: SENTENCE`` for the caller and, unless the caller was
         refused for who it is, for the agent whose file it was; once, however far it goes."""
@@ -105,7 +104,7 @@ class Reasons:
         """Whoever is in no agent by its uid: operator or stranger, that depends on the agent."""
         if self._agents is None or caller.agent is None:
             return caller.key, caller.uid
-        return self._agents.describe(caller), payer(self._agents, caller).owner
+        return self._agents.journal.describe(caller), self._agents.identity.payer(caller).owner
 
     def _about(self, path: str) -> Agent | None:
         """The agent whose file it was, as far as that is known by the name."""
@@ -113,7 +112,7 @@ class Reasons:
         if where != "agent" or self._agents is None:
             return None
         name = rest.partition("/")[0]
-        return self._agents.named(name.removesuffix(".d").removesuffix(".sock"))
+        return self._agents.registry.named(name.removesuffix(".d").removesuffix(".sock"))
 
     def note_late(self, incarnation: str, path: str, sentence: str) -> None:
         """The same for an agent, of what failed after it had been answered."""

@@ -22,8 +22,8 @@ from ctxfs.handles import ControlHandle, RowHandle
 from ctxfs.inodes import CONTROL, NAMED, PUBLIC, Owner, Treatment
 from ctxfs.nodes import Attributes, Call, Changes, Handle, Node
 from runtime import planes
-from runtime.authority.identity import INSIDERS, PARTIES, Caller, Role
 from runtime.authority.mounts import Source
+from runtime.caller import INSIDERS, PARTIES, Caller, Role
 from runtime.errors import (
     CtxError,
     DeniedError,
@@ -314,7 +314,7 @@ class RowNode(Node):
             self.row.delegated
             and agent is not None
             and agent.private
-            and self.fs.runtime.agents.parent_of(agent) is not None
+            and self.fs.runtime.agents.registry.parent_of(agent) is not None
         )
 
     @property
@@ -386,8 +386,8 @@ class RowNode(Node):
         """Around the commit: what follows is the caller's doing, and a control tells of it."""
         agents, row = self.fs.runtime.agents, self.row
         if self.table.plane is Plane.AGENT and row.opener is None and not row.document:
-            return agents.acting(caller, self.obj, file=row.name)
-        return agents.acting(caller)
+            return agents.journal.acting(caller, self.obj, file=row.name)
+        return agents.journal.acting(caller)
 
     def store(self, caller: Caller, data: bytes) -> None:
         """A document whose lines have been checked."""
@@ -416,13 +416,13 @@ class RowNode(Node):
     def mkdir(self, call: Call, name: str, mode: int) -> Node:
         if self.row.make is None:
             return super().mkdir(call, name, mode)
-        with self.fs.runtime.agents.acting(call.caller):
+        with self.fs.runtime.agents.journal.acting(call.caller):
             return self.row.make(self.fs, self.obj, call, name, mode)
 
     def rmdir(self, call: Call, name: str) -> None:
         if self.row.remove is None:
             return super().rmdir(call, name)
-        with self.fs.runtime.agents.acting(call.caller):
+        with self.fs.runtime.agents.journal.acting(call.caller):
             self.row.remove(self.fs, self.obj, call, name)
 
     def mknod(self, call: Call, name: str, mode: int) -> Node:

@@ -14,15 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from resource import RLIMIT_NOFILE, getrlimit
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from runtime.config import Config
 from runtime.errors import QuotaError
 from runtime.names import quote
-
-if TYPE_CHECKING:
-    from runtime.agents import Agents
-    from runtime.authority.identity import Caller
-    from runtime.config import Config
 
 #: descriptors that the daemon needs for itself: its store, its helpers, the real files it
 #: knows (ctxfs.durable), and what one request opens for a moment
@@ -177,7 +173,7 @@ class Accounts:
 
     def configure(self, config: Config) -> None:
         """Other limits from now on; what is held already stays."""
-        self._limits = config.owner_limits(_descriptors() // 2)
+        self._limits = _limits_of(config, _descriptors() // 2)
         self.time.share = config.owner_time
 
     def set_total(self, resource: Resource, total: int) -> None:
@@ -339,12 +335,25 @@ def _descriptors() -> int:
     return max(soft // 4, soft - _OWN_DESCRIPTORS)
 
 
+def _limits_of(config: Config, descriptors: int) -> dict[Resource, int]:
+    """What one owner may have; ``descriptors`` if nothing is said of those."""
+    own = config.owner_descriptors
+    return {
+        Resource.DESCRIPTORS: descriptors if own is None else own,
+        Resource.CONNECTIONS: config.owner_connections,
+        Resource.MEMORY: config.owner_memory_max,
+        Resource.TASKS: config.owner_tasks,
+        Resource.MONITORS: config.owner_monitors,
+        Resource.DISK: config.owner_disk_max,
+    }
+
+
 def accounts_of(config: Config) -> Accounts:
     """Those that the settings and this process's limits make."""
     total = _descriptors()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
     return Accounts(
-        config.owner_limits(total // 2),
+        _limits_of(config, total // 2),
         {Resource.DESCRIPTORS: total, Resource.MEMORY: memory},
         share=config.owner_time,
     )
@@ -355,19 +364,6 @@ def _most(account: _Account) -> str:
     if not name:
         return ""
     return f"; {name if name == OPERATORS else quote(name)} holds most ({held})"
-
-
-def payer(agents: Agents, caller: Caller) -> Payer:
-    """On whose account a caller uses something: its agent's owner's, else its own uid's."""
-    if caller.agent is not None:
-        agent = agents.recall(caller.agent)
-        if agent is not None:
-            return Payer(agent.owner, agent.name)
-        return Payer(caller.uid, caller.incarnation)
-    if not caller.known:
-        return Payer(caller.uid, "unknown callers")
-    master = agents.privilege.is_master(caller.uid)
-    return Payer(caller.uid, OPERATORS, Reserve.MASTER if master else Reserve.OWNER)
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ def environment(agents: Agents, agent: Agent, places: Places) -> dict[str, str]:
         user = pwd.getpwuid(agent.uid).pw_name
     except KeyError:
         user = str(agent.uid)
-    session = agents.session(agent.session)
+    session = agents.sessions.get(agent.session)
     root = str(places.mount)
     values = {
         "CTX_ROOT": root,
@@ -171,7 +171,7 @@ def environment(agents: Agents, agent: Agent, places: Places) -> dict[str, str]:
 
 def workspace(agents: Agents, agent: Agent) -> str | None:
     """The workspace in force: the agent's own, or the nearest that it inherits."""
-    for node in (agent, *reversed(agents.ancestors(agent))):
+    for node in (agent, *reversed(agents.registry.ancestors(agent))):
         if node.workspace.startswith(mounts.EXPLICIT_ROOT):
             return node.workspace.removeprefix(mounts.EXPLICIT_ROOT)
         if node.workspace == "worktree":
@@ -212,7 +212,7 @@ def _base_view(agents: Agents, agent: Agent, places: Places) -> Iterator[str]:
     if agent.root:
         yield from bind(source, "/")
         return
-    for entry in agents.config.base_view:
+    for entry in agents.settings.config.base_view:
         path = Path(entry)
         if path.is_symlink():
             yield from ("symlink", os.readlink(path), entry)
@@ -229,7 +229,7 @@ def has_own_root(agents: Agents, agent: Agent) -> bool:
     Those who live in it may change it, and with it the links by which programs are started.
     So no two views share such a root: a child's is made anew, like its parent's.
     """
-    family = [*agents.ancestors(agent), agent]
+    family = [*agents.registry.ancestors(agent), agent]
     if any(each.root or each.iso == "shared" for each in family):
         return False
     return family[0].parent is None or family[0].bound_root
@@ -281,7 +281,7 @@ def _network(agents: Agents, agent: Agent) -> str:
 
 def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     """The steps into the agent's cell; ``CtxError`` if it cannot have one as it is."""
-    parent = agents.parent_of(agent)
+    parent = agents.registry.parent_of(agent)
     nested = parent is not None and agent.owned
     fresh = ["/tmp"]
     own_root = parent is not None and has_own_root(agents, agent)
@@ -347,7 +347,7 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     extra = _VIEW_FD + 1
     privilege = agents.privilege
     ids = [str(agent.uid), str(agent.gid)]
-    grace = str(int(agents.grace(agent) * 1000))
+    grace = str(int(agents.settings.grace(agent) * 1000))
     steps = [str(_VIEW_FD), str(_KEEPER_FD), *ids]
     steps += ["=" if nested else privilege.groups_of(agent.groups), "--"]
     steps += ["keeper", str(_SPEC_FD), str(_REPORT_FD), grace]
@@ -388,13 +388,13 @@ def plan_inside(agents: Agents, agent: Agent, places: Places, command: Command) 
 
 def _kept_mounts(agents: Agents, agent: Agent, fresh: list[str]) -> Iterator[mounts.Mount]:
     """Mounts and workspaces of its parent below directories that a child has afresh."""
-    parent = agents.parent_of(agent)
+    parent = agents.registry.parent_of(agent)
     if parent is None:
         return
     for mount in agents.authority.effective_mounts(parent):
         if mount.mode != "hide" and _inside(mount.target, fresh):
             yield mounts.Mount(mount.target, mount.target, mount.mode, mount.options)
-    for owner in agents.ancestors(agent):
+    for owner in agents.registry.ancestors(agent):
         for mount in _workspace_mounts(owner):
             if _inside(mount.target, fresh):
                 yield mounts.Mount(mount.target, mount.target, mount.mode)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
-from runtime.items import Item, Wait
+from runtime.items import Item, Task, Wait
 from runtime.lifecycle import AGENT_MOVES, Effect, Event, Status
 from runtime.model import Agent
 
@@ -21,6 +21,9 @@ WAIT_KEYS: Final = {"on", "work"}
 
 class Watching:
     """Somebody who wants to know of changes, of some of them."""
+
+    def admit(self, change: Change) -> None:
+        """Raises if a change is to be refused, before anything is done for it."""
 
     def agent_changed(self, index: int, names: Iterable[str]) -> None:
         """Fields or documents of an agent changed."""
@@ -66,8 +69,9 @@ class Change:
         self.claims: list[tuple[str, int]] = []
         #: channels that a new child takes over
         self.channels: list[tuple[int, str]] = []
-        #: agents that come into being
+        #: agents that come into being, and the handles of those
         self.made: list[Agent] = []
+        self.handles: list[tuple[Task, Agent]] = []
         #: files of sessions that were written beside the store
         self.touched: list[tuple[int, str]] = []
         #: what its moves call for, in their order
@@ -114,6 +118,11 @@ class Change:
     def make(self, item: Item) -> None:
         self.made_items.append(item)
         self._made_of.setdefault((item.agent, type(item)), []).append(item)
+
+    def make_handle(self, task: Task, child: Agent) -> None:
+        """A task that is the handle of a child, which may have no index yet."""
+        self.make(task)
+        self.handles.append((task, child))
 
     def drop(self, item: Item) -> None:
         self.dropped_items.append(item)
@@ -165,6 +174,7 @@ class Change:
         self.claims += other.claims
         self.channels += other.channels
         self.made += other.made
+        self.handles += other.handles
         self.touched += other.touched
         self.effects += other.effects
 

@@ -7,8 +7,9 @@ import time
 from typing import Any, Final
 
 from runtime import linux, output
-from runtime.agents import Agents, replace_file
+from runtime.agents import Agents
 from runtime.change import Change
+from runtime.documents import replace_file
 from runtime.following import Execution, Following
 from runtime.items import Message, MessageStatus
 from runtime.model import Agent, Outcome
@@ -28,7 +29,7 @@ def judge_run(agents: Agents, agent: Agent, execution: Execution) -> tuple[Outco
     if is_lost(execution):
         return LOST
     killed_for_memory = execution.leaf.keys("memory.events").get("oom_kill", 0) > 0
-    text = output.Output(agents.directory(agent) / "log").tail(4096)
+    text = output.Output(agents.documents.directory(agent) / "log").tail(4096)
     lines = text.decode(errors="replace").strip().splitlines()
     complaint = escape(lines[-1]) if lines else ""
     return judge(execution.record(), oom=killed_for_memory, complaint=complaint)
@@ -87,30 +88,30 @@ def add_run_end(
 
 def add_result(change: Change, agents: Agents, agent: Agent) -> None:
     """By default the result of a run that ended well is the end of its standard output."""
-    if agents.document_size(agent, "result.md"):
+    if agents.documents.size(agent, "result.md"):
         return
-    written = output.Output(agents.directory(agent) / "out")
+    written = output.Output(agents.documents.directory(agent) / "out")
     tail = written.tail(_RESULT_TAIL, since=agent.output_start)
     if tail:
-        agents.write_document(agent, "result.md", tail)
+        agents.documents.write(agent, "result.md", tail)
         change.set(agent, result_from_output=True)
 
 
 def add_delegation(change: Change, agents: Agents, agent: Agent, outcome: Outcome) -> None:
     """What the session shows of a ``once`` agent's run: its task, and its result."""
-    handoff = as_content(agents.read_document(agent, "handoff.md"))
+    handoff = as_content(agents.documents.read(agent, "handoff.md"))
     if handoff:
         _add_line(change, agent, "user", agent.lineage.split(" ")[0], handoff)
     if outcome is Outcome.DONE:
-        add_reply(change, agents, agent, as_content(agents.read_document(agent, "result.md")))
+        add_reply(change, agents, agent, as_content(agents.documents.read(agent, "result.md")))
 
 
 def add_reply(change: Change, agents: Agents, agent: Agent, text: str) -> None:
     """A reply is the session's latest, and a line of the conversation."""
-    session = agents.session(agent.session)
+    session = agents.sessions.get(agent.session)
     if not text or session is None:
         return
-    replace_file(agents.session_directory(session) / "latest.md", text.encode())
+    replace_file(agents.sessions.directory(session) / "latest.md", text.encode())
     change.touched.append((agent.session, "latest.md"))
     _add_line(change, agent, "assistant", f"agent:{agent.name}", text)
 
@@ -146,7 +147,7 @@ def message_status(outcome: str, reason: str) -> MessageStatus:
 
 def reply_of_run(agents: Agents, agent: Agent) -> str:
     """The standard output of the current run, its end if it is long."""
-    written = output.Output(agents.directory(agent) / "out")
+    written = output.Output(agents.documents.directory(agent) / "out")
     return written.tail(_CONTENT_MAX, since=agent.output_start).decode(errors="replace")
 
 

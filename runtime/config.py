@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import yaml
 
-from runtime.accounts import Resource
 from runtime.authority import policy
 from runtime.context import LIMIT_MIN
 from runtime.errors import MalformedError, StartupError
@@ -58,17 +57,6 @@ class Config:
     #: of root agents; over what an agent makes it has the rights of its creator without a line
     policy: tuple[str, ...] = ("agent:* create", "tool:* execute", "model:* use")
 
-    def owner_limits(self, descriptors: int) -> dict[Resource, int]:
-        """What one owner may have; ``descriptors`` if nothing is said of those."""
-        own = self.owner_descriptors
-        return {
-            Resource.DESCRIPTORS: descriptors if own is None else own,
-            Resource.CONNECTIONS: self.owner_connections,
-            Resource.MEMORY: self.owner_memory_max,
-            Resource.TASKS: self.owner_tasks,
-            Resource.MONITORS: self.owner_monitors,
-            Resource.DISK: self.owner_disk_max,
-        }
 
     def agent_ids(self) -> tuple[int, int]:
         """uid and gid of agents whose creator is root (passwd(5))."""

@@ -16,14 +16,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
 from runtime.accounts import Accounts, Hold, Payer, Reserve, Resource
-
-if TYPE_CHECKING:
-    from runtime.authority.identity import Caller
+from runtime.caller import Caller
+from runtime.model import Agent, Session
 
 log = logging.getLogger("ctxd.disk")
 
@@ -164,8 +163,10 @@ class Disk:
         accounts: Accounts,
         state: Path,
         incarnations: Callable[[Collection[str]], dict[str, Holder]],
+        payer: Callable[[Caller], Payer],
     ) -> None:
         self._accounts = accounts
+        self._payer = payer
         self._state = state
         self._incarnations = incarnations
         #: as measured, by tree and whose it was
@@ -175,6 +176,14 @@ class Disk:
         self._wake = trio.Event()
 
     # for those who write
+
+    def share(self, whose: Agent | Session) -> Share:
+        """The part of what belongs to an agent, or a session, whoever owns that."""
+        return Share(self, lambda: whose.owner, self._payer)
+
+    def share_of(self, uid: int) -> Share:
+        """The part of a user."""
+        return Share(self, lambda: uid, self._payer)
 
     def check(self, owner: int, size: int, *, reserve: Reserve = Reserve.NONE) -> None:
         """``QuotaError`` if an owner has no room for so many bytes more."""

@@ -21,7 +21,6 @@ from runtime.inotify import Changes, Watcher
 from runtime.items import Message
 from runtime.lifecycle import Event, Status
 from runtime.model import Agent, Outcome
-from runtime.sockets import Sockets
 
 log = logging.getLogger("ctxd.ending")
 
@@ -48,14 +47,12 @@ class Ender:
         agents: Agents,
         hierarchy: Hierarchy,
         watcher: Watcher,
-        sockets: Sockets,
         followed: Followed,
         nursery: trio.Nursery,
     ) -> None:
         self._agents = agents
         self._hierarchy = hierarchy
         self._watcher = watcher
-        self._sockets = sockets
         self._followed = followed
         self._nursery = nursery
         #: of large trees that are being marked: set when all that lives in them is
@@ -72,15 +69,15 @@ class Ender:
         if event is Event.ENDING and agent.status in (Status.STOPPING, Status.DEAD):
             return
         change = Change()
-        by = self._agents.actor
+        by = self._agents.journal.actor
         self._mark(change, agent, event, outcome, reason, by)
         for member in next(self._parts(self._unmarked(agent)), []):
             self._mark_owned(change, member, by)
-        self._agents.note(change)
+        self._agents.journal.note(change)
 
     def _unmarked(self, top: Agent) -> list[Agent]:
         """What it owns and what has still to end, or be cancelled, with it; what lives, first."""
-        below = self._agents.descendants(top)
+        below = self._agents.registry.descendants(top)
         live = [m for m in below if m.accepts_children]
         return live + [m for m in below if m.status is Status.NEW]
 
@@ -106,7 +103,7 @@ class Ender:
         self, change: Change, agent: Agent, event: Event, outcome: Outcome, reason: str, by: str
     ) -> None:
         if agent.status is Status.NEW:
-            self._agents.record_end(change, agent, event, Outcome.CANCELLED, reason)
+            self._agents.ends.record(change, agent, event, Outcome.CANCELLED, reason)
             return
         change.move(agent, event, reason=reason)
         if agent.cause is None:
@@ -115,8 +112,7 @@ class Ender:
     # effects of moves
 
     def refuse(self, agent: Agent) -> None:
-        """From here on nobody can ask it for anything, and it waits for no next run."""
-        self._sockets.refuse(agent)
+        """It waits for no next run any more."""
         following = self._followed.get(agent.index)
         if following is not None:
             following.wake.notify()
@@ -131,13 +127,12 @@ class Ender:
     def release(self, agent: Agent) -> None:
         """Nobody waits for it any more; of a temporary one only the parent's channel stays."""
         self._agents.waits.release(agent.wait_token)
-        self._sockets.close(agent)
         crashpoints.reach("finish.released")
-        parent = self._agents.parent_of(agent)
+        parent = self._agents.registry.parent_of(agent)
         if parent is not None and (above := self._followed.get(parent.index)) is not None:
             above.changes.notify()
         if agent.life == "temp":
-            self._agents.remove_temporary(agent)
+            self._agents.removals.remove_temporary(agent)
 
     def lead(self, top: Agent) -> None:
         """Goes on with an end that is begun, down to the last process."""
@@ -165,16 +160,16 @@ class Ender:
                     change = Change(by=top.caused_by)
                     for member in filter(self._is_unmarked, part):
                         self._mark_owned(change, member, top.caused_by)
-                    self._agents.note(change)
+                    self._agents.journal.note(change)
                     crashpoints.reach("cancel.more")
                     await trio.lowlevel.checkpoint()
         self._end_marking(top)
-        for member in (top, *self._agents.descendants(top)):
+        for member in (top, *self._agents.registry.descendants(top)):
             if (following := self._followed.get(member.index)) is not None:
                 following.changes.notify()  # what it had to wait for is cancelled
 
     def _is_unmarked(self, member: Agent) -> bool:
-        there = self._agents.get(member.index) is member
+        there = self._agents.registry.get(member.index) is member
         return there and (member.status is Status.NEW or member.accepts_children)
 
     def _end_marking(self, top: Agent) -> None:
@@ -188,7 +183,7 @@ class Ender:
 
     def _lead_marked(self, top: Agent, following: Following) -> None:
         members = [following]
-        for member in self._agents.descendants(top):
+        for member in self._agents.registry.descendants(top):
             if (below := self._followed.get(member.index)) is not None:
                 members.append(below)
         for each in members:
@@ -222,7 +217,7 @@ class Ender:
             # What is being started escapes a kill that comes before it.
             with trio.move_on_after(_SETTLE_SECONDS):
                 # what is killed before it is marked would seem to have failed by itself
-                for above in (agent, *self._agents.ancestors(agent)):
+                for above in (agent, *self._agents.registry.ancestors(agent)):
                     if (marking := self._marking.get(above.index)) is not None:
                         await marking.wait()
                 await following.wait_settled(self._watcher)
@@ -248,15 +243,15 @@ class Ender:
                     for execution in _all_of(each):
                         await execution.wait_settled(self._watcher)
         await self._signal_rest(members[_AT_ONCE:] if signalled else members)
-        with trio.move_on_after(self._agents.grace(top)):
+        with trio.move_on_after(self._agents.settings.grace(top)):
             await self._wait_released(members)
         if members[0].over.is_set():
             return  # what is at the path of its cgroup now is a later life
         if node.populated():
             with contextlib.suppress(OSError):
-                directory = self._agents.directory(top) / "log"
+                directory = self._agents.documents.directory(top) / "log"
                 line = "the grace period is over: SIGKILL"
-                output.append_line(directory, line, self._agents.log_max(top))
+                output.append_line(directory, line, self._agents.settings.log_max(top))
             node.kill()
             crashpoints.reach("cancel.killed")
             with trio.move_on_after(_KILL_SECONDS):

@@ -66,16 +66,16 @@ class _Room:
 
 def inherit(agents: Agents, parent: Agent, child: Agent) -> context.Inherited:
     """What a child inherits of its parent as that is now, within ``fork_limit``."""
-    session = agents.session(parent.session)
+    session = agents.sessions.get(parent.session)
     assert session is not None
     work = {item.name: item for item in agents.items.of(parent.index, Work)}
-    handoff = _beginning(agents.document(child, "handoff.md"), _HANDOFF)
+    handoff = _beginning(agents.documents.path(child, "handoff.md"), _HANDOFF)
     items = _items(list(work.values()), work.get(parent.focus))
     focus = items.get(parent.focus)
     shown = [focus.id] if focus is not None else []
     if focus is not None:
         shown += [item.id for _, item in context.related(focus, items.values(), handoff)]
-    room = _Room(agents.config.fork_limit)
+    room = _Room(agents.settings.config.fork_limit)
     for name in shown:
         items[name] = dataclasses.replace(
             items[name],
@@ -84,7 +84,7 @@ def inherit(agents: Agents, parent: Agent, child: Agent) -> context.Inherited:
             plan=room.field(work[name], "plan"),
         )
     del shown[context.RELATED_MAX + 1 :]
-    directory = agents.session_directory(session) / "context"
+    directory = agents.sessions.directory(session) / "context"
     memory = room.file(f"{directory}/memory.md")
     episodes = {name: room.file(f"{directory}/episode/{name}.md") for name in shown}
     snapshot = context.Snapshot(
@@ -110,7 +110,7 @@ def inherit(agents: Agents, parent: Agent, child: Agent) -> context.Inherited:
         children=tuple(_children(agents, parent, session, shown, room)),
         tail=tuple(_tail(agents, parent, session)),
     )
-    return context.derive(snapshot, handoff, agents.config.fork_limit)
+    return context.derive(snapshot, handoff, agents.settings.config.fork_limit)
 
 
 def _items(work: list[Work], focus: Work | None) -> dict[str, context.Item]:
@@ -146,8 +146,8 @@ def _children(
     """Those that were made for what is shown, or for nothing in particular."""
     if not shown:
         return
-    for name, index in sorted(agents.channels(session.index)[-_CHILDREN:]):
-        child = agents.recall(index)
+    for name, index in sorted(agents.sessions.channels(session.index)[-_CHILDREN:]):
+        child = agents.registry.recall(index)
         if child is None:
             continue
         handle = agents.items.named(parent.index, Task, name)
@@ -157,7 +157,7 @@ def _children(
         yield context.Child(
             name=name,
             status=child.outcome or child.status.value,
-            result=room.file(str(agents.document(child, "result.md"))),
+            result=room.file(str(agents.documents.path(child, "result.md"))),
             work=work,
         )
 
@@ -171,7 +171,7 @@ def _tail(agents: Agents, parent: Agent, session: Session) -> list[context.Messa
     if not parent.run:
         return found
     try:
-        with (agents.session_directory(session) / "messages.jsonl").open("rb") as file:
+        with (agents.sessions.directory(session) / "messages.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
             lines = file.read().split(b"\n")
     except OSError:

@@ -76,7 +76,7 @@ class Inside:
         execution = Execution(
             following.task_leaf(name), self._places.records / f"{agent.incarnation}-task-{name}"
         )
-        directory = self._agents.directory(agent) / "task" / name
+        directory = self._agents.documents.directory(agent) / "task" / name
         # what one of an earlier daemon said
         shutil.rmtree(directory, ignore_errors=True)
         following.tasks[name] = execution

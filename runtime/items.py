@@ -415,7 +415,7 @@ class Items:
         self._by_index[item.index] = item
         if isinstance(item, Wait):
             self._by_token[item.token] = item
-            self.note_wait(item)
+            self._note_wait(item)
         known = self._of.setdefault((item.agent, item.kind), {})
         # one that takes the name of another is younger than all
         known.pop(item.key, None)
@@ -439,8 +439,12 @@ class Items:
             self._by_token.pop(item.token, None)
             self._disarm(item)
 
-    def note_wait(self, wait: Wait) -> None:
-        """One was made or has changed."""
+    def note(self, item: Item) -> None:
+        """One has changed."""
+        if isinstance(item, Wait) and self._by_index.get(item.index) is item:
+            self._note_wait(item)
+
+    def _note_wait(self, wait: Wait) -> None:
         self._disarm(wait)
         if wait.status is not WaitStatus.ARMED:
             return

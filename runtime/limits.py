@@ -6,9 +6,14 @@ import os
 from typing import Final
 
 from runtime.cgroups import Cgroup, Hierarchy
+from runtime.disk import Disk
 from runtime.errors import UnsupportedError
+from runtime.model import Agent
+from runtime.settings import Settings
 
 _CPU_PERIOD: Final = 100_000
+#: what a program may always print, in bytes
+_LOG_MIN: Final = 64 << 10
 
 
 def check_limits(hierarchy: Hierarchy, limits: dict[str, str]) -> None:
@@ -64,3 +69,8 @@ def _resident(pid: int) -> int:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError):
         return 0
+
+
+def log_room(settings: Settings, disk: Disk, agent: Agent) -> int:
+    """``log_max``, or what there is left of the owner's disk account; in bytes."""
+    return min(settings.log_max(agent), max(_LOG_MIN, disk.room(agent.owner)))

@@ -7,17 +7,17 @@ what was started, and nothing is left of what was removed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
-from runtime.accounts import Hold, Payer, Reserve, Resource, payer
+from runtime.accounts import Accounts, Hold, Payer, Reserve, Resource
+from runtime.caller import Caller
 from runtime.change import Change, Watching
-from runtime.disk import INCARNATION_SIZE
-from runtime.items import KEPT_ABOVE, Item, Task, TaskStatus, Work
+from runtime.disk import INCARNATION_SIZE, Disk
+from runtime.items import KEPT_ABOVE, Item, Items, Task, TaskStatus, Work
+from runtime.journal import Journal
 from runtime.model import Agent
-
-if TYPE_CHECKING:
-    from runtime.agents import Agents
+from runtime.registry import Registry
 
 #: of an agent: its socket, the pidfds of its monitors, and one while something starts
 _DESCRIPTORS_OF_AGENT: Final = 4
@@ -56,22 +56,36 @@ class _Texts:
 class Living(Watching):
     """Holds for each agent and record, until it is over or removed."""
 
-    def __init__(self, agents: Agents) -> None:
-        self._agents = agents
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        items: Items,
+        journal: Journal,
+        accounts: Accounts,
+        disk: Disk,
+        payer: Callable[[Caller], Payer],
+    ) -> None:
+        self._registry = registry
+        self._items = items
+        self._journal = journal
+        self._accounts = accounts
+        self._disk = disk
+        self._payer = payer
         self._of_agents: dict[int, list[Hold]] = {}
         self._of_tasks: dict[int, list[Hold]] = {}
         self._texts: dict[int, _Texts] = {}
-        for agent in agents:
+        for agent in registry:
             self._note_agent(agent)
             self._note_texts(agent)
-        for item in agents.items.all(Item):
+        for item in items.all(Item):
             self._note_item(item)
-        agents.watching.append(self)
+        journal.watch(self)
 
     # Watching
 
     def agent_changed(self, index: int, names: Iterable[str]) -> None:
-        agent = self._agents.get(index)
+        agent = self._registry.get(index)
         if agent is None:
             return
         if "status" in names:
@@ -80,14 +94,14 @@ class Living(Watching):
             self._note_texts(agent)
 
     def agent_listed(self, agent: Agent) -> None:
-        if self._agents.get(agent.index) is not agent:
+        if self._registry.get(agent.index) is not agent:
             _release(self._of_agents.pop(agent.index, ()))
             texts = self._texts.pop(agent.index, None)
             if texts is not None:
                 texts.release()
         else:
             self._note_texts(agent)
-            self._agents.disk.note(agent.owner, INCARNATION_SIZE)
+            self._disk.note(agent.owner, INCARNATION_SIZE)
 
     def item_changed(self, item: Item, names: Iterable[str]) -> None:
         self._note_item(item)
@@ -97,7 +111,7 @@ class Living(Watching):
 
     # before something changes
 
-    def check(self, change: Change) -> None:
+    def admit(self, change: Change) -> None:
         """``QuotaError`` if a change makes more and longer texts than there is room for."""
         growth: Counter[int] = Counter()
         kept: Counter[int] = Counter()
@@ -121,19 +135,19 @@ class Living(Watching):
             kept[owner] += disk
         for owner, amount in growth.items():
             if amount > 0:
-                self._agents.accounts.check(
+                self._accounts.check(
                     owner, Resource.MEMORY, amount, reserve=self._reserve(owner)
                 )
         for owner, amount in kept.items():
             if amount > 0:
-                self._agents.disk.check(owner, amount, reserve=self._reserve(owner))
+                self._disk.check(owner, amount, reserve=self._reserve(owner))
         for agent in change.made:
-            self._agents.disk.check(
+            self._disk.check(
                 agent.owner, INCARNATION_SIZE, reserve=self._reserve(agent.owner)
             )
 
     def _owner(self, item: Item, made: Mapping[int, int]) -> int:
-        agent = self._agents.get(item.agent)
+        agent = self._registry.get(item.agent)
         return agent.owner if agent is not None else made.get(item.agent, 0)
 
     def check_agent(self, agent: Agent) -> None:
@@ -147,15 +161,15 @@ class Living(Watching):
     def _check(self, agent: Agent, wanted: dict[Resource, int]) -> None:
         # whoever starts it: what runs then is the agent's
         for resource, amount in wanted.items():
-            self._agents.accounts.check(agent.owner, resource, amount)
-        self._agents.disk.check(agent.owner, 1)
+            self._accounts.check(agent.owner, resource, amount)
+        self._disk.check(agent.owner, 1)
 
     def _reserve(self, owner: int) -> Reserve:
         """What is kept back of an owner's accounts that whoever acts now may use."""
-        caller = self._agents.acting_caller
+        caller = self._journal.acting_caller
         if caller is None:
             return Reserve.NONE
-        found = payer(self._agents, caller)
+        found = self._payer(caller)
         is_own = found.owner == owner or found.reserve is Reserve.MASTER
         return found.reserve if is_own else Reserve.NONE
 
@@ -176,11 +190,11 @@ class Living(Watching):
     def _note_item(self, item: Item) -> None:
         if isinstance(item, Task):
             self._note_task(item)
-        agent = self._agents.get(item.agent)
+        agent = self._registry.get(item.agent)
         if agent is None:
             return
         texts = self._texts_of(agent)
-        there = self._agents.items.get(item.index) is item
+        there = self._items.get(item.index) is item
         memory, disk = _sizes_of(item) if there else (0, 0)
         memory += _RECORD if there else 0
         before = texts.items.pop(item.index, (0, 0))
@@ -196,7 +210,7 @@ class Living(Watching):
             who = Payer(agent.owner, agent.name)
             amounts = (texts.memory.amount, texts.disk.amount) if texts is not None else (0, 0)
             memory, disk = (
-                self._agents.accounts.hold_anyway(who, resource, amount)
+                self._accounts.hold_anyway(who, resource, amount)
                 for resource, amount in zip((Resource.MEMORY, Resource.DISK), amounts, strict=True)
             )
             if texts is None:
@@ -207,8 +221,8 @@ class Living(Watching):
         return texts
 
     def _note_task(self, task: Task) -> None:
-        agent = self._agents.get(task.agent)
-        there = self._agents.items.get(task.index) is task
+        agent = self._registry.get(task.agent)
+        there = self._items.get(task.index) is task
         if agent is None or not there or task.child or task.status not in _RUNNING:
             _release(self._of_tasks.pop(task.index, ()))
         elif task.index not in self._of_tasks:
@@ -216,7 +230,7 @@ class Living(Watching):
 
     def _hold(self, agent: Agent, wanted: dict[Resource, int]) -> list[Hold]:
         who = Payer(agent.owner, agent.name)
-        accounts = self._agents.accounts
+        accounts = self._accounts
         return [accounts.hold_anyway(who, resource, n) for resource, n in wanted.items()]
 
 

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from typing import Final
 
-from runtime.errors import MalformedError, QuotaError, TakenError, TooLongError, WrongStateError
+from runtime import crashpoints
+from runtime.caller import Caller, Role
+from runtime.change import Change
+from runtime.errors import (
+    DeniedError,
+    MalformedError,
+    QuotaError,
+    TakenError,
+    TooLongError,
+    WrongStateError,
+)
 from runtime.items import (
     NOTICES,
     PRIORITIES,
@@ -16,18 +26,21 @@ from runtime.items import (
     MessageStatus,
     check_priority,
 )
-from runtime.lifecycle import Status
-from runtime.model import Agent
+from runtime.lifecycle import Event, Status
+from runtime.model import Agent, Outcome
 from runtime.names import dump_json, quote, timestamp
-
-if TYPE_CHECKING:
-    from runtime.agents import Agents
-    from runtime.change import Change
+from runtime.planes import Around
 
 #: ended messages that are remembered for a repeated id, and characters of their replies
 _REMEMBERED: Final = 1024
 _REMEMBERED_SIZE: Final = 8 << 20
 _ID: Final = re.compile(r"[!-~]{1,128}")
+#: what a message is, by what its sender is to the agent
+_PROVENANCES: Final = (
+    (Role.OPERATOR | Role.ROOT, "operator"),
+    (Role.CREATOR, "supervisor"),
+    (Role.WRITER, "agent"),
+)
 _ENDS: Final = {
     MessageStatus.PROCESSED: MessageEvent.PROCESS,
     MessageStatus.FAILED: MessageEvent.FAIL,
@@ -48,8 +61,17 @@ def check_id(text: str) -> str:
 class Messages:
     """The queues of all agents. Everything is added to a change that the caller commits."""
 
-    def __init__(self, agents: Agents) -> None:
-        self._agents = agents
+    def __init__(self, around: Around) -> None:
+        self._settings = around.settings
+        self._registry = around.registry
+        self._items = around.items
+        self._journal = around.journal
+        self._identity = around.identity
+        self._when_queued: list[Callable[[Change, Agent, Message], None]] = []
+
+    def when_queued(self, told: Callable[[Change, Agent, Message], None]) -> None:
+        """It is called in each change that queues a message."""
+        self._when_queued.append(told)
 
     # looking
 
@@ -64,10 +86,10 @@ class Messages:
 
     def find(self, agent: Agent, name: str) -> Message | None:
         """A message of the agent's current session."""
-        return self._agents.items.named(agent.index, Message, f"{agent.session}/{name}")
+        return self._items.named(agent.index, Message, f"{agent.session}/{name}")
 
     def _of(self, agent: Agent) -> list[Message]:
-        return self._agents.items.of(agent.index, Message)
+        return self._items.of(agent.index, Message)
 
     def render(self, agent: Agent) -> str:
         """The lines of ``queue``."""
@@ -102,6 +124,44 @@ class Messages:
                 f"{quote(agent.name)} is {agent.status}: it takes no messages any more"
             )
 
+    def send(
+        self,
+        caller: Caller,
+        agent: Agent,
+        text: str,
+        *,
+        priority: str = "normal",
+        name: str = "",
+        asked: str = "",
+    ) -> Message:
+        """A message from somebody to an agent, as its ``ingress`` allows.
+
+        ``DeniedError``, and whatever ``queue`` raises.
+        """
+        roles = self._identity.roles(caller, agent)
+        if agent.private and self._registry.parent_of(agent) is not None:
+            roles &= Role.CREATOR
+        provenance = next((word for role, word in _PROVENANCES if roles & role), None)
+        if provenance is None:
+            who = "its supervisor" if agent.private else "operators and agents with policy write"
+            raise DeniedError(f"{quote(agent.name)} takes messages of {who} only")
+        sender = f"operator uid:{caller.uid}"
+        if caller.agent is not None and (actor := self._registry.get(caller.agent)) is not None:
+            sender = f"agent:{actor.name}"
+        with self._journal.acting(caller), self._journal.changing() as change:
+            message = self.queue(
+                change,
+                agent,
+                text=text,
+                sender=sender,
+                provenance=provenance,
+                priority=priority,
+                name=name,
+                asked=asked,
+            )
+        crashpoints.reach("message.queued")
+        return message
+
     def queue(
         self,
         change: Change,
@@ -120,7 +180,7 @@ class Messages:
         """
         check_priority(priority)
         self.check_accepts(agent)
-        config = self._agents.config
+        config = self._settings.config
         if len(text.encode()) > config.frame_max:
             raise TooLongError(f"a message is at most {config.frame_max} bytes")
         waiting = len(self.pending(agent)) + len(change.newly_made(agent.index, Message))
@@ -137,7 +197,7 @@ class Messages:
         nothing more may be begun that would end in one."""
         if agent.mode == "once":
             return  # it gets none
-        config = self._agents.config
+        config = self._settings.config
         notices = [m for m in self.pending(agent) if m.provenance in NOTICES]
         if len(notices) >= config.messages:
             raise QuotaError(
@@ -190,7 +250,8 @@ class Messages:
             provenance=provenance,
             priority=priority,
         )
-        self._agents.waiting.message_queued(change, agent, message)
+        for told in self._when_queued:
+            told(change, agent, message)
         return message
 
     def queue_first(
@@ -251,6 +312,25 @@ class Messages:
             kept, size = kept + 1, size + old.length("reply")
             if kept > _REMEMBERED or size > _REMEMBERED_SIZE:
                 change.drop(old)
+
+    def cancel(self, agent: Agent, message: Message) -> None:
+        """Ends one message: it is dropped if it waits, its run ended if it has one.
+
+        A resident program is not ended: it is asked no more about it.
+        """
+        with self._journal.changing() as change:
+            why = "message_cancelled"
+            if message.status is MessageStatus.QUEUED:
+                self.end(change, agent, message, MessageStatus.DROPPED, reason=why)
+            elif agent.mode == "resident":
+                self.end(change, agent, message, MessageStatus.ABORTED, reason=why)
+                if agent.status is Status.BUSY:
+                    change.move(agent, Event.READYING)
+                elif agent.status is Status.PAUSED:
+                    change.set(agent, paused_from=Status.READY.value)
+            elif agent.run_cause is None:
+                cause = (Outcome.CANCELLED.value, why)
+                change.set(agent, run_cause=cause, run_caused_by=self._journal.actor)
 
     def add_ends(self, change: Change, agent: Agent, reason: str) -> None:
         """The agent is dead: nobody will read what is left."""

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, TypeVar
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from runtime.authority.identity import PARTIES, Caller
+from runtime.authority.identity import Identity
+from runtime.caller import PARTIES, Caller
+from runtime.change import Change
 from runtime.config import Config
 from runtime.errors import DeniedError, MissingError, QuotaError, TakenError, WrongStateError
-from runtime.items import Item
+from runtime.items import Item, Items, Wait, WaitStatus
+from runtime.journal import Journal
 from runtime.model import Agent
 from runtime.names import check_name, quote
-
-if TYPE_CHECKING:
-    from runtime.agents import Agents
-    from runtime.change import Change
+from runtime.registry import Registry
+from runtime.settings import Settings
 
 _I = TypeVar("_I", bound=Item)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """What every plane works on."""
+
+    settings: Settings
+    registry: Registry
+    items: Items
+    journal: Journal
+    identity: Identity
 
 
 class Plane(Generic[_I]):
@@ -26,9 +40,13 @@ class Plane(Generic[_I]):
     """
 
     def __init__(
-        self, agents: Agents, cls: type[_I], what: str, limit: Callable[[Config], int]
+        self, around: Around, cls: type[_I], what: str, limit: Callable[[Config], int]
     ) -> None:
-        self._agents = agents
+        self._settings = around.settings
+        self._registry = around.registry
+        self._items = around.items
+        self._journal = around.journal
+        self._identity = around.identity
         self._cls = cls
         self._what = what
         self._limit = limit
@@ -37,20 +55,20 @@ class Plane(Generic[_I]):
 
     def of(self, change: Change, agent: Agent) -> list[_I]:
         """Those of an agent, oldest first, with what a change is about to make."""
-        return self._agents.items.of(agent.index, self._cls) + change.newly_made(
+        return self._items.of(agent.index, self._cls) + change.newly_made(
             agent.index, self._cls
         )
 
     def find(self, agent: Agent, name: str) -> _I:
         """``MissingError`` if there is none of this name."""
-        item = self._agents.items.named(agent.index, self._cls, name)
+        item = self._items.named(agent.index, self._cls, name)
         if item is None:
             raise MissingError(f"{quote(name)} is no {self._what} of {quote(agent.name)}")
         return item
 
     def check_there(self, item: _I) -> None:
         """``MissingError`` for one that was removed while somebody had it open."""
-        if item.index and self._agents.items.get(item.index) is not item:
+        if item.index and self._items.get(item.index) is not item:
             raise MissingError(f"the {self._what} {quote(item.name)} was removed")
 
     # changing
@@ -58,7 +76,7 @@ class Plane(Generic[_I]):
     def make(self, caller: Caller, agent: Agent, name: str) -> _I:
         """A new one; ``DeniedError``, then whatever ``add`` raises."""
         self._check_party(caller, agent)
-        with self._agents.changing() as change:
+        with self._journal.changing() as change:
             return self.add(change, agent, name)
 
     def add(self, change: Change, agent: Agent, name: str) -> _I:
@@ -72,7 +90,7 @@ class Plane(Generic[_I]):
         if any(item.name == name for item in there):
             raise TakenError(f"{quote(agent.name)} has a {self._what} {quote(name)} already")
         check_takes(agent, self._what)
-        limit = self._limit(self._agents.config)
+        limit = self._limit(self._settings.config)
         if sum(map(self._counts, there)) >= limit:
             raise QuotaError(
                 f"{quote(agent.name)} has {limit} of them, the configured maximum: "
@@ -88,12 +106,12 @@ class Plane(Generic[_I]):
         """``DeniedError``, ``MissingError``, or ``WrongStateError`` for one that is in use."""
         self._check_party(caller, agent)
         item = self.find(agent, name)
-        with self._agents.changing() as change:
+        with self._journal.changing() as change:
             self._removing(change, agent, item)
             change.drop(item)
 
     def _check_party(self, caller: Caller, agent: Agent) -> None:
-        if not self._agents.identity.roles(caller, agent) & PARTIES:
+        if not self._identity.roles(caller, agent) & PARTIES:
             raise DeniedError(
                 f"the {self._what}s of {quote(agent.name)} are not yours to make and remove"
             )
@@ -119,3 +137,22 @@ def check_takes(agent: Agent, what: str) -> None:
             f"{quote(agent.name)} is {agent.status}: a {what} belongs to a live agent "
             "that is not stopping"
         )
+
+
+def armed_for(
+    items: Items, change: Change, agent: Agent, field: str, value: str
+) -> Iterator[Wait]:
+    """The waits of an agent that are armed, once a change is applied, for a thing (``on``), or
+    that hold up a work item (``work``).
+
+    The newest first: the change may have ended the others, from the oldest on.
+    """
+    seen = set()
+    for wait in itertools.chain(
+        reversed(change.rearmed(agent.index)), items.armed(agent.index, field, value)
+    ):
+        if id(wait) in seen or change.peek(wait, "status") is not WaitStatus.ARMED:
+            continue
+        if change.peek(wait, field) == value:
+            seen.add(id(wait))
+            yield wait

@@ -26,16 +26,16 @@ from runtime.conclusions import (
     message_status,
     reply_of_run,
 )
+from runtime.daemonlog import because_of
 from runtime.ending import Ender
 from runtime.following import Followed, Following
 from runtime.items import TaskEvent
-from runtime.journal import because_of
 from runtime.lifecycle import Event
 from runtime.limits import spent
 from runtime.model import Agent, Outcome
 from runtime.record import Record
 from runtime.residents import Listener
-from runtime.sockets import Sockets
+from runtime.streams import Streams
 
 log = logging.getLogger("ctxd.recording")
 
@@ -55,7 +55,7 @@ class Recorder:
         *,
         agents: Agents,
         hierarchy: Hierarchy,
-        sockets: Sockets,
+        streams: Streams,
         places: Places,
         followed: Followed,
         ender: Ender,
@@ -63,7 +63,7 @@ class Recorder:
         self._agents = agents
         self._ender = ender
         self._hierarchy = hierarchy
-        self._sockets = sockets
+        self._streams = streams
         self._places = places
         self._followed = followed
         self._due: list[tuple[Agent, Following]] = []
@@ -79,7 +79,7 @@ class Recorder:
     async def hear_rest(self, agent: Agent, following: Following) -> None:
         """A reply that was complete before the end, and heard by nobody, ends its message."""
         if following.hear_rest is None and agent.mode == "resident" and agent.run:
-            following.hear_rest = Listener(self._agents, self._sockets.streams, agent).hear_all
+            following.hear_rest = Listener(self._agents, self._streams, agent).hear_all
         if following.hear_rest is not None:
             await following.hear_rest()
 
@@ -91,9 +91,9 @@ class Recorder:
         everything = not self._restarts(agent, outcome, following)
         while True:
             change = Change(by=agent.caused_by or RUNTIME)
-            if not self._agents.add_some_ends(change, agent, reason, everything=everything):
+            if not self._agents.ends.record_some(change, agent, reason, everything=everything):
                 return
-            self._agents.note(change)
+            self._agents.journal.note(change)
             crashpoints.reach("finish.shed")
             await trio.lowlevel.checkpoint()
 
@@ -122,13 +122,13 @@ class Recorder:
             except Exception:
                 log.exception("%s: a bug in ctxfs", agent.name)
                 part = Change(change, by=RUNTIME)
-                self._agents.record_end(
+                self._agents.ends.record(
                     part, agent, Event.ENDED, Outcome.INTERRUPTED, "runtime_lost"
                 )
             recorded.append(following)
             change.add(part)
         crashpoints.reach("finish.conversation")
-        self._agents.note(change)
+        self._agents.journal.note(change)
         for following in recorded:
             following.over.set()
 
@@ -145,14 +145,14 @@ class Recorder:
             add_run_end(change, agent, record, outcome, reason, usage)
         self._end_message(change, agent, outcome, reason)
         with contextlib.suppress(OSError):
-            directory = self._agents.directory(agent) / "log"
+            directory = self._agents.documents.directory(agent) / "log"
             line = f"{agent.run or 'it'} ended: {outcome} {reason}"
-            output.append_line(directory, line, self._agents.log_max(agent))
+            output.append_line(directory, line, self._agents.settings.log_max(agent))
         if self._restarts(agent, outcome, following):
             self._agents.tasks.add_ends(change, agent, TaskEvent.CANCEL)
             self._add_restart(change, agent, reason)
         else:
-            self._agents.record_end(change, agent, Event.ENDED, outcome, reason)
+            self._agents.ends.record(change, agent, Event.ENDED, outcome, reason)
         change.set(agent, usage=usage)
         why = because_of(agent.owner)
         log.info("%s: %s (%s)", agent.name, outcome, reason, extra=why)
@@ -169,7 +169,7 @@ class Recorder:
             return False
         if agent.cause is not None and agent.cause[1] == "self_stop":
             return False
-        return self._restart_number(agent) <= self._agents.config.restart_max
+        return self._restart_number(agent) <= self._agents.settings.config.restart_max
 
     @staticmethod
     def _restart_number(agent: Agent) -> int:
@@ -192,10 +192,10 @@ class Recorder:
         )
         change.move(agent, Event.RESTARTING, reason=f"restart:{number}", after=reason)
         with contextlib.suppress(OSError):
-            directory = self._agents.directory(agent) / "log"
-            maximum = self._agents.config.restart_max
+            directory = self._agents.documents.directory(agent) / "log"
+            maximum = self._agents.settings.config.restart_max
             line = f"restart {number} of {maximum} in {delay:g} s"
-            output.append_line(directory, line, self._agents.log_max(agent))
+            output.append_line(directory, line, self._agents.settings.log_max(agent))
 
     def clear(self, agent: Agent) -> None:
         """What an end that is recorded leaves goes: its cgroup, and its record."""

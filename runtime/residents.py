@@ -14,10 +14,11 @@ import trio
 
 from runtime import cell, crashpoints, output
 from runtime.accounts import Payer
-from runtime.agents import Agents, replace_file
+from runtime.agents import Agents
 from runtime.cell import Places
 from runtime.change import Change
 from runtime.conclusions import as_content, end_message
+from runtime.documents import replace_file
 from runtime.errors import CtxError, NoSpaceError
 from runtime.following import Following
 from runtime.inotify import Changes, Watcher
@@ -48,7 +49,7 @@ class Listener:
         self._agents = agents
         self._streams = streams
         self._agent = agent
-        self.directory = agents.directory(agent) / "reply"
+        self.directory = agents.documents.directory(agent) / "reply"
         # not after what was kept: pieces of a reply that is not complete are read again
         self._tail = Tail(self.directory, agent.reply_offset)
         self._rest = b""
@@ -101,7 +102,7 @@ class Listener:
             # a crash before this is noted repeats a block of it, which is no reply
             change = Change()
             change.set(self._agent, kept_offset=self._kept)
-            self._agents.note(change)
+            self._agents.journal.note(change)
         return True
 
     def _take(self, line: bytes, position: int) -> None:
@@ -134,7 +135,7 @@ class Listener:
             change.move(agent, Event.READYING)
         elif agent.status is Status.PAUSED:
             change.set(agent, paused_from=Status.READY.value)
-        self._agents.note(change)
+        self._agents.journal.note(change)
         crashpoints.reach("message.ended")
 
     def _add_pieces(self) -> None:
@@ -154,9 +155,9 @@ class Listener:
         """Once a block: lines may be very short, and very many."""
         others, self._others = bytes(self._others), bytearray()
         if others:
-            directory = self._agents.directory(self._agent) / "out"
+            directory = self._agents.documents.directory(self._agent) / "out"
             with contextlib.suppress(OSError):
-                output.append(directory, others, self._agents.log_max(self._agent))
+                output.append(directory, others, self._agents.settings.log_max(self._agent))
 
 
 class Resident:
@@ -217,7 +218,7 @@ class Resident:
         change = Change()
         self._agents.messages.deliver(change, agent, message, agent.run)
         change.move(agent, Event.RUNNING)
-        self._agents.commit(change)
+        self._agents.journal.commit(change)
         self._streams.of(message.index).begin()
         crashpoints.reach("message.delivered")
 

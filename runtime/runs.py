@@ -26,12 +26,12 @@ from runtime.conclusions import (
     message_status,
     reply_of_run,
 )
+from runtime.daemonlog import because_of
 from runtime.ending import Ender, guarded, left_of, terminate
 from runtime.errors import CtxError, NoSpaceError
 from runtime.following import Execution, Following
 from runtime.inotify import Changes, Watcher
 from runtime.items import Message
-from runtime.journal import because_of
 from runtime.lifecycle import Event, Status
 from runtime.limits import spent
 from runtime.model import Agent, Outcome
@@ -106,18 +106,18 @@ class Runs:
             if agent.status is Status.STARTING and message is None:
                 idle = Change()
                 idle.move(agent, Event.IDLING)
-                self._agents.note(idle)
+                self._agents.journal.note(idle)
                 return True
             if message is None or agent.status not in (Status.STARTING, Status.IDLE):
                 return False
         elif agent.status is not Status.STARTING:
             return False
         change = Change()
-        run = self._agents.next_run(agent)
-        said = output.Output(self._agents.directory(agent) / "reply").end
+        run = self._agents.registry.next_run(agent)
+        said = output.Output(self._agents.documents.directory(agent) / "reply").end
         if agent.result_from_output:  # of the run before
-            self._agents.write_document(agent, "result.md", b"")
-        written = output.Output(self._agents.directory(agent) / "out")
+            self._agents.documents.write(agent, "result.md", b"")
+        written = output.Output(self._agents.documents.directory(agent) / "out")
         change.set(
             agent,
             run=run,
@@ -132,7 +132,7 @@ class Runs:
         if message is not None:
             self._agents.messages.deliver(change, agent, message, run)
             change.move(agent, Event.RUNNING, run=run)
-        self._agents.commit(change)
+        self._agents.journal.commit(change)
         crashpoints.reach("run.committed")
         return True
 
@@ -191,7 +191,7 @@ class Runs:
         following.wake.notify()
 
     def _command(self, agent: Agent) -> Command:
-        directory = self._agents.directory(agent)
+        directory = self._agents.documents.directory(agent)
         inputs = {
             "turn": lambda: self._open_message(agent),
             "resident": lambda: cell.open_input(self._places, agent, agent.run),
@@ -264,7 +264,7 @@ class Runs:
 
     def _deadline(self, agent: Agent) -> float:
         """When the run is too old; that of the whole agent is the supervisor's."""
-        timeout = self._agents.timeout(agent)
+        timeout = self._agents.settings.timeout(agent)
         if timeout is None or agent.mode != "turn":
             return trio.current_time() + 3600
         return trio.current_time() + agent.run_started + timeout - time.time()
@@ -273,14 +273,14 @@ class Runs:
         """The current run is to end, and why; the first cause wins."""
         if agent.run_cause is None:
             change = Change()
-            by = self._agents.actor
+            by = self._agents.journal.actor
             change.set(agent, run_cause=(outcome.value, reason), run_caused_by=by)
-            self._agents.note(change)
+            self._agents.journal.note(change)
 
     async def _terminate(self, agent: Agent, following: Following, execution: Execution) -> None:
         """SIGTERM, grace, SIGKILL to what is left of the run."""
         with guarded(agent):
-            grace = 0.0 if agent.frozen else self._agents.grace(agent)
+            grace = 0.0 if agent.frozen else self._agents.settings.grace(agent)
             if execution is not following:
                 with contextlib.suppress(FileNotFoundError):
                     execution.record_path.chmod(0o400)  # its monitor is not to end the cell
@@ -308,12 +308,12 @@ class Runs:
         add_run_start(change, agent, execution.record())
         if agent.status is Status.STARTING:
             change.move(agent, Event.READYING if agent.mode == "resident" else Event.RUNNING)
-        self._agents.note(change)
+        self._agents.journal.note(change)
         crashpoints.reach("run.running")
 
     async def _pump(self, agent: Agent, message: Message) -> None:
         """The output of a run to those who listen, as it grows."""
-        directory = self._agents.directory(agent) / "out"
+        directory = self._agents.documents.directory(agent) / "out"
         tail = Tail(directory, agent.output_start)
         stream = self._streams.of(message.index)
         who = Payer(agent.owner, agent.name)
@@ -358,10 +358,10 @@ class Runs:
         elif agent.status is Status.BUSY and between is Status.IDLE:
             change.move(agent, Event.IDLING)
         with contextlib.suppress(OSError):
-            directory = self._agents.directory(agent) / "log"
+            directory = self._agents.documents.directory(agent) / "log"
             line = f"{agent.run} ended: {outcome} {reason}"
-            output.append_line(directory, line, self._agents.log_max(agent))
-        self._agents.note(change)
+            output.append_line(directory, line, self._agents.settings.log_max(agent))
+        self._agents.journal.note(change)
         crashpoints.reach("run.recorded")
         following.hear_rest = None
         if execution is not following:  # with which the agent would be over

@@ -8,27 +8,25 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import trio
 
 from runtime import cell, cgroups, linux, spare
-from runtime.agents import Agents
+from runtime.agents import Agents, open_agents
 from runtime.binder import Binder
 from runtime.cell import Places
 from runtime.config import Config
-from runtime.errors import CtxError, StartupError
-from runtime.history import History
+from runtime.errors import StartupError
 from runtime.inotify import Watcher
-from runtime.loop import LoopMeter
+from runtime.loop import Gentle, LoopMeter
 from runtime.privilege import Privilege
-from runtime.sockets import Refusals, Refused, Sockets, ToolCall
 from runtime.spawn import Spawner
 from runtime.store import Store
+from runtime.streams import Streams
 from runtime.supervisor import Supervisor
-from runtime.trash import Trash
 from runtime.waits import Waits
 
 log = logging.getLogger("ctxd.runtime")
@@ -47,37 +45,40 @@ class Runtime:
     def __init__(
         self,
         *,
-        config: Config,
         places: Places,
         agents: Agents,
         supervisor: Supervisor,
-        sockets: Sockets,
+        streams: Streams,
         hierarchy: cgroups.Hierarchy,
         spawner: Spawner,
+        binder: Binder,
     ) -> None:
-        self.config = config
         self.places = places
         self.agents = agents
         self.supervisor = supervisor
-        self.sockets = sockets
+        self.streams = streams
         self.hierarchy = hierarchy
         self.spawner = spawner
-        self.binder = sockets.binder
+        self.binder = binder
         self.accounts = agents.accounts
         self.loop = LoopMeter()
         self.state = "starting"
         self.started = time.monotonic()
 
+    @property
+    def config(self) -> Config:
+        """The configuration in force."""
+        return self.agents.settings.config
+
     def reconfigure(self, config: Config) -> None:
         """New settings for what is decided from now on."""
-        self.config = config
-        self.agents.config = config
+        self.agents.settings.config = config
         self.accounts.configure(config)
 
     def status(self) -> dict[str, str]:
         """The facts of ``/ctx/status``."""
         counts: dict[str, int] = {}
-        for agent in self.agents:
+        for agent in self.agents.registry:
             counts[agent.status] = counts.get(agent.status, 0) + 1
         config = self.config
         limits = (
@@ -219,15 +220,8 @@ async def open_runtime(
     places: Places,
     cgroup: Path | None,
     privilege: Privilege,
-    code: Callable[[CtxError], str],
-    call_tool: ToolCall,
-    refused: Refused,
-    refusals: Refusals,
 ) -> AsyncIterator[Runtime]:
     """Everything below the filesystem, opened in order and closed in reverse.
-
-    For those who ask at a socket ``code`` names errors, ``call_tool`` calls tools,
-    ``refused`` keeps why something was refused, and ``refusals`` tells of it.
 
     Raises ``StartupError``, having changed nothing that it does not undo.
     """
@@ -265,15 +259,11 @@ async def open_runtime(
         stack.callback(store.close)
         for name in ("agent", "home", "shared", "trash"):
             (places.state / name).mkdir(exist_ok=True, mode=0o700)
-        waits = Waits(places.waits)
-        trash = Trash(places.state / "trash")
-        agents = Agents(
+        agents = open_agents(
             config=config,
             store=store,
-            history=History(places.state),
             hierarchy=hierarchy,
-            waits=waits,
-            trash=trash,
+            waits=Waits(places.waits),
             state=places.state,
             privilege=privilege,
         )
@@ -281,46 +271,28 @@ async def open_runtime(
         stack.callback(watcher.close)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watcher.run)
-            nursery.start_soon(waits.run)
-            nursery.start_soon(trash.run)
             nursery.start_soon(agents.run)
-            nursery.start_soon(agents.waiting.run)
-            nursery.start_soon(agents.disk.run)
             binder = Binder(places.program("binder"), spawner, hierarchy.daemon)
             stack.callback(binder.close)
-            status: list[Callable[[], dict[str, str]]] = []
-            sockets = Sockets(
-                agents=agents,
-                places=places,
-                binder=binder,
-                nursery=nursery,
-                code=code,
-                status=lambda: status[0](),
-                cancel_message=lambda agent, message: supervisor.cancel_message(agent, message),
-                call_tool=call_tool,
-                refused=refused,
-                refusals=refusals,
-            )
-            supervisor = Supervisor(
-                agents=agents,
-                hierarchy=hierarchy,
-                watcher=watcher,
-                sockets=sockets,
-                places=places,
-                spawner=spawner,
-                nursery=nursery,
-            )
+            streams = Streams(Gentle(agents.accounts.time))
+            agents.journal.watch(streams)
             runtime = Runtime(
-                config=config,
                 places=places,
                 agents=agents,
-                supervisor=supervisor,
-                sockets=sockets,
+                supervisor=Supervisor(
+                    agents=agents,
+                    hierarchy=hierarchy,
+                    watcher=watcher,
+                    streams=streams,
+                    places=places,
+                    spawner=spawner,
+                    nursery=nursery,
+                ),
+                streams=streams,
                 hierarchy=hierarchy,
                 spawner=spawner,
+                binder=binder,
             )
-            nursery.start_soon(sockets.run)
-            status.append(runtime.status)
             trio.lowlevel.add_instrument(runtime.loop)
             stack.callback(trio.lowlevel.remove_instrument, runtime.loop)
             try:

@@ -20,11 +20,11 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from runtime.accounts import Accounts, Hold, Payer, Resource, payer
+from runtime.accounts import Accounts, Hold, Payer, Resource
 from runtime.agents import Agents
 from runtime.authority import policy
-from runtime.authority.identity import CONTROLLERS, INSIDERS, OPERATORS, PARTIES, Caller, Role
 from runtime.binder import Binder
+from runtime.caller import CONTROLLERS, INSIDERS, OPERATORS, PARTIES, Caller, Role
 from runtime.cell import Places
 from runtime.change import Watching
 from runtime.config import Config
@@ -39,7 +39,8 @@ from runtime.errors import (
     WrongStateError,
 )
 from runtime.items import Message, MessageStatus
-from runtime.loop import Gentle, Late, Timed, Turns
+from runtime.lifecycle import Effect
+from runtime.loop import Late, Timed, Turns
 from runtime.messages import check_id
 from runtime.model import Agent
 from runtime.names import dump_json, parse_json_object, quote
@@ -242,9 +243,9 @@ class Sockets(Watching):
         places: Places,
         binder: Binder,
         nursery: trio.Nursery,
+        streams: Streams,
         code: Callable[[CtxError], str],
         status: Callable[[], dict[str, str]],
-        cancel_message: Callable[[Agent, Message], None],
         call_tool: ToolCall,
         refused: Refused,
         refusals: Refusals,
@@ -255,7 +256,6 @@ class Sockets(Watching):
         self._nursery = nursery
         self._code = code
         self._status = status
-        self._cancel_message = cancel_message
         self._call_tool = call_tool
         self._refused = refused
         self._refusals = refusals
@@ -264,18 +264,22 @@ class Sockets(Watching):
         self._appended: dict[int, set[trio.Event]] = {}
         self._following: list[trio.Event] = []
         self._woken = trio.Event()
-        self.streams = Streams(Gentle(agents.accounts.time))
+        self.streams = streams
         #: what agents want of their sockets costs others little at a time
         self._turns = Turns()
         #: of who connects, who may be anybody: they do not wait for what others say
         self._accepts = Turns()
         self._follows = Turns()
         self._late = Late(agents.accounts.time, self._turns)
-        agents.watching.append(self.streams)
-        agents.watching.append(self)
+        agents.journal.watch(self)
 
     # Watching
 
+    def due(self, agent: Agent, effect: Effect) -> None:
+        if effect is Effect.REFUSE:
+            self.refuse(agent)
+        elif effect is Effect.RELEASE:
+            self.close(agent)
 
     def session_changed(self, index: int, names: Iterable[str]) -> None:
         waiting = self._appended.pop(index, None)
@@ -373,9 +377,10 @@ class Sockets(Watching):
             raw.close()
             raise
         agents = self._agents
-        who = payer(agents, caller)
+        who = agents.identity.payer(caller)
         agents.accounts.time.pay(who, time.thread_time() - begun)
-        connection = Connection(stream, caller, agents.config, agents.accounts, self._turns, who)
+        config = agents.settings.config
+        connection = Connection(stream, caller, config, agents.accounts, self._turns, who)
         connection.path = f"agent/{agent.name}.sock" if agent is not None else "ctxd.sock"
         try:
             connection.admit()
@@ -529,7 +534,7 @@ class Sockets(Watching):
     def _operated(self, connection: Connection, request: dict[str, Any]) -> Agent:
         """The agent that an operator names; ``MissingError`` if it is not this one's."""
         name = str(request.get("agent"))
-        agent = self._agents.named(name)
+        agent = self._agents.registry.named(name)
         if agent is None or not self._agents.identity.roles(connection.caller, agent) & OPERATORS:
             raise MissingError(f"{quote(name)} is no agent that you are an operator of")
         return agent
@@ -586,11 +591,11 @@ class Sockets(Watching):
         after = request.get("after")
         if after is not None and not (isinstance(after, str) and _EVENT_ID.fullmatch(after)):
             raise MalformedError(f"after: {quote(str(after))} is no event id such as e17")
-        session = self._agents.session(agent.session)
+        session = self._agents.sessions.get(agent.session)
         if session is None:
             raise MissingError("the session was removed")
         last = int(after[1:]) if after else 0
-        path = self._agents.session_directory(session) / "events.jsonl"
+        path = self._agents.sessions.directory(session) / "events.jsonl"
         offset: int | None = None
         while True:
             # very many may follow, and each looks at the file
@@ -642,7 +647,7 @@ class Sockets(Watching):
             if server.refusing:
                 raise WrongStateError(f"the agent {quote(agent.name)} is stopping")
             priority = request.get("priority", "normal")
-            message = self._agents.send(
+            message = self._agents.messages.send(
                 caller, agent, text, priority=str(priority), name=name, asked=caller.key
             )
         await self._tell_reply(connection, message)
@@ -650,10 +655,10 @@ class Sockets(Watching):
     async def _tell_reply(self, connection: Connection, message: Message) -> None:
         """``start``, ``delta``…, ``message``, ``done``."""
         name = message.name
-        stream = self.streams.of(message.index) if not self._is_over(message) else Stream()
+        stream = self.streams.of(message.index) if not message.over else Stream()
         told, shown = False, 0
         while True:
-            over = self._is_over(message)
+            over = message.over
             if message.run and not told:
                 told = True
                 await connection.send({"type": "start", "id": name, "run": message.run})
@@ -672,10 +677,6 @@ class Sockets(Watching):
             done["reason"] = message.reason
         await connection.send(done)
 
-    @staticmethod
-    def _is_over(message: Message) -> bool:
-        return message.over
-
     async def _cancel(
         self, server: Server, agent: Agent, connection: Connection, request: dict[str, Any]
     ) -> None:
@@ -688,10 +689,10 @@ class Sockets(Watching):
             raise DeniedError(f"the message {quote(name)} is not yours to cancel")
         if message is None:
             raise MissingError(f"{quote(name)}: no such message is known here")
-        if self._is_over(message):
+        if message.over:
             raise NotRunningError(f"the message {quote(name)} is {message.status} already")
-        with self._agents.acting(connection.caller):
-            self._cancel_message(agent, message)
+        with self._agents.journal.acting(connection.caller):
+            self._agents.messages.cancel(agent, message)
 
     async def _tool(
         self, server: Server, agent: Agent, connection: Connection, request: dict[str, Any]

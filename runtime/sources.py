@@ -86,7 +86,7 @@ class Looker:
         (``DeniedError``); ``UnansweredError`` if there is no answer within a second.
         """
         wanted = list(dict.fromkeys(paths))
-        parent = self._agents.parent_of(agent)
+        parent = self._agents.registry.parent_of(agent)
         if not wanted:
             return {}
         if parent is None:
@@ -117,7 +117,7 @@ class Looker:
             found = await self.look(agent, missing) if missing else {}
             if found:
                 kept = record.joined(self._boot, found, wanted).dump()
-                self._agents.update(agent, sources={**agent.sources, name: kept})
+                self._agents.journal.update(agent, sources={**agent.sources, name: kept})
 
     def _ids(self, uid: int, gid: int, groups: tuple[int, ...]) -> list[str]:
         if self._agents.privilege.rootless:

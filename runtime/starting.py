@@ -18,7 +18,7 @@ from runtime.errors import UnsupportedError, WrongStateError
 from runtime.following import Execution, Followed, Following
 from runtime.inotify import Watcher
 from runtime.lifecycle import Status
-from runtime.limits import apply_limits
+from runtime.limits import apply_limits, log_room
 from runtime.model import Agent
 from runtime.names import quote
 from runtime.sources import Looker
@@ -60,7 +60,7 @@ class Starter:
         ``CtxError`` or ``OSError`` if it cannot be started.
         """
         places = self._places
-        parent = self._agents.parent_of(agent)
+        parent = self._agents.registry.parent_of(agent)
         if parent is not None:
             above = self._followed.get(parent.index)
             if above is not None:  # itself just starting, perhaps
@@ -83,7 +83,7 @@ class Starter:
             stack.callback(os.close, stdin)
             if agent.status is not Status.STARTING:
                 return  # stopped meanwhile: nothing may start any more
-            directory = self._agents.directory(agent)
+            directory = self._agents.documents.directory(agent)
             await self._monitor(
                 agent,
                 following,
@@ -159,7 +159,8 @@ class Starter:
         # not a pipe: the monitor proper has it for a while, and nobody need wait for that
         complaint = os.memfd_create("complaint", os.MFD_CLOEXEC)
         try:
-            monitors = self._hierarchy.monitors(agent.owner, self._agents.config.owner_monitors)
+            most = self._agents.settings.config.owner_monitors
+            monitors = self._hierarchy.monitors(agent.owner, most)
             numbers = {fd: _FIRST_PASSED + i for i, fd in enumerate(fds)}
             # it exits as soon as the monitor proper is born and recorded
             starter = await self._spawner.start(
@@ -170,7 +171,7 @@ class Starter:
                     out,
                     log_directory or "-",
                     reply or "-",
-                    str(self._agents.log_room(agent)),
+                    str(log_room(self._agents.settings, self._agents.disk, agent)),
                     places.lifeline,
                     monitors.path,
                     execution.leaf.path,
@@ -203,11 +204,11 @@ class Starter:
 
     def open_handoff(self, agent: Agent) -> int:
         """The task of a ``once`` agent, after what it inherits, as standard input."""
-        inherited = self._agents.read_document(agent, "inherited.md")
+        inherited = self._agents.documents.read(agent, "inherited.md")
         if inherited:
-            handoff = self._agents.read_document(agent, "handoff.md")
+            handoff = self._agents.documents.read(agent, "handoff.md")
             return cell.sealed_file("handoff", inherited + b"\n" + handoff)
-        path = self._agents.document(agent, "handoff.md")
+        path = self._agents.documents.path(agent, "handoff.md")
         try:
             os.chmod(path, 0o644)  # /dev/stdin opens it anew
             opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -12,7 +12,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 import trio
@@ -38,10 +38,10 @@ from runtime.names import escape, quote
 from runtime.record import Record
 from runtime.recording import Recorder
 from runtime.runs import Runs
-from runtime.sockets import Sockets
 from runtime.sources import Looker
 from runtime.spawn import Spawner
 from runtime.starting import Starter
+from runtime.streams import Streams
 from runtime.taskruns import TaskRuns, execution_of
 from runtime.worktrees import Worktrees
 
@@ -68,7 +68,7 @@ class Supervisor(Watching):
         agents: Agents,
         hierarchy: Hierarchy,
         watcher: Watcher,
-        sockets: Sockets,
+        streams: Streams,
         places: Places,
         spawner: Spawner,
         nursery: trio.Nursery,
@@ -76,7 +76,8 @@ class Supervisor(Watching):
         self._agents = agents
         self._hierarchy = hierarchy
         self._watcher = watcher
-        self._sockets = sockets
+        #: awaited for an agent before anything of it runs
+        self._before: list[Callable[[Agent], Awaitable[None]]] = []
         self._places = places
         self._nursery = nursery
         self._followed = followed = Followed()
@@ -101,7 +102,6 @@ class Supervisor(Watching):
             agents=agents,
             hierarchy=hierarchy,
             watcher=watcher,
-            sockets=sockets,
             followed=followed,
             nursery=nursery,
         )
@@ -111,7 +111,7 @@ class Supervisor(Watching):
             places=places,
             starter=self._starter,
             ender=self._ender,
-            streams=sockets.streams,
+            streams=streams,
         )
         self._task_runs = TaskRuns(
             agents=agents,
@@ -138,14 +138,18 @@ class Supervisor(Watching):
         self._recorder = Recorder(
             agents=agents,
             hierarchy=hierarchy,
-            sockets=sockets,
+            streams=streams,
             places=places,
             followed=followed,
             ender=self._ender,
         )
         nursery.start_soon(self._recorder.run)
-        agents.watching.append(self)
+        agents.journal.watch(self)
         self._boot = linux.boot_id()
+
+    def prepare_with(self, prepare: Callable[[Agent], Awaitable[None]]) -> None:
+        """It is awaited for each agent, before anything of it runs or goes on."""
+        self._before.append(prepare)
 
     # Watching
 
@@ -157,13 +161,14 @@ class Supervisor(Watching):
             following.changes.notify()  # the timeout may be another
         if not _WAKING.isdisjoint(names):
             following.rouse()
-        agent = self._agents.get(index)
+        agent = self._agents.registry.get(index)
         if "run_cause" in names and agent is not None and agent.run_cause is not None:
+            following.impatient = trio.Event()
             self._serve(agent, following)
 
     def item_changed(self, item: Item, names: Iterable[str]) -> None:
         following = self._followed.get(item.agent)
-        agent = self._agents.get(item.agent)
+        agent = self._agents.registry.get(item.agent)
         if not isinstance(item, Task) or following is None or agent is None:
             return
         if following.launched.is_set():
@@ -193,13 +198,13 @@ class Supervisor(Watching):
     def start(self, agent: Agent) -> None:
         """Begins a start; what goes wrong later is in ``outcome`` and ``reason``."""
         AGENT_MOVES.check(agent.status, Event.START)
-        parent = self._agents.live_parent(agent)
+        parent = self._agents.registry.live_parent(agent)
         if agent.owned and parent is not None:
             if parent.waits_to_restart:
                 raise WrongStateError(
                     f"the parent {quote(parent.name)} waits for its next run: try again then"
                 )
-            for owner in (*self._agents.ancestors(parent), parent):
+            for owner in (*self._agents.registry.ancestors(parent), parent):
                 if owner.status is Status.PAUSED:
                     raise WrongStateError(
                         f"{quote(owner.name)}, which it would run in, is paused: resume it first"
@@ -221,12 +226,12 @@ class Supervisor(Watching):
             )
         if agent.context == "fork" and parent is not None:
             inherited = inherit(self._agents, parent, agent)
-            self._agents.write_document(agent, "inherited.md", inherited.markdown.encode())
-            self._agents.write_document(agent, "inherited.json", inherited.json.encode())
+            self._agents.documents.write(agent, "inherited.md", inherited.markdown.encode())
+            self._agents.documents.write(agent, "inherited.json", inherited.json.encode())
         self._add_start(change, agent)
         self._add_handoff(change, agent)
         change.move(agent, Event.START)
-        self._agents.commit(change)
+        self._agents.journal.commit(change)
 
     def _launch(self, agent: Agent) -> None:
         crashpoints.reach("start.committed")
@@ -234,10 +239,10 @@ class Supervisor(Watching):
 
     def _add_start(self, change: Change, agent: Agent) -> None:
         """A cell is to be made; in mode ``once`` it is that of the run."""
-        run = self._agents.next_run(agent) if not agent.holds_cell else ""
+        run = self._agents.registry.next_run(agent) if not agent.holds_cell else ""
         if agent.result_from_output:  # of the run before
-            self._agents.write_document(agent, "result.md", b"")
-        output_start = output.Output(self._agents.directory(agent) / "out").end
+            self._agents.documents.write(agent, "result.md", b"")
+        output_start = output.Output(self._agents.documents.directory(agent) / "out").end
         now = time.time()
         change.set(
             agent,
@@ -247,7 +252,7 @@ class Supervisor(Watching):
             run_started=now,
             started=now,
             boot=self._boot,
-            cgroup=self._agents.node_path(agent),
+            cgroup=self._agents.registry.node_path(agent),
             output_start=output_start,
             result_from_output=False,
         )
@@ -259,7 +264,7 @@ class Supervisor(Watching):
         """The delegated task is the first message of an agent that takes messages."""
         if not agent.holds_cell:
             return
-        parts = [self._agents.read_document(agent, f"{name}.md") for name in _FIRST_DOCUMENTS]
+        parts = [self._agents.documents.read(agent, f"{name}.md") for name in _FIRST_DOCUMENTS]
         text = b"\n".join(part for part in parts if part).decode(errors="replace")
         if not text.strip():
             return
@@ -283,7 +288,7 @@ class Supervisor(Watching):
 
     def pause(self, agent: Agent) -> None:
         """Freezes the subtree (cgroups(7)); what is below keeps its status."""
-        with self._agents.changing() as change:
+        with self._agents.journal.changing() as change:
             change.move(agent, Event.PAUSE)
 
     def _freeze(self, agent: Agent) -> None:
@@ -294,7 +299,7 @@ class Supervisor(Watching):
     def resume(self, agent: Agent) -> None:
         """Thaws the subtree, but for what below was paused by itself; after an abort the
         next message, or a next run, follows."""
-        with self._agents.changing() as change:
+        with self._agents.journal.changing() as change:
             change.move(agent, Event.RESUME)
             if agent.run_cause is not None:
                 raise WrongStateError(f"the run {agent.run} is still ending: try again then")
@@ -317,58 +322,31 @@ class Supervisor(Watching):
         if agent.run_cause is not None:
             self._followed[agent.index].impatient.set()
             return
-        self._end_run(agent, "operator_aborted", pause=True)
-
-    def cancel_message(self, agent: Agent, message: Message) -> None:
-        """Ends one message: it is dropped if it waits, its run ended if it has one.
-
-        A resident program is not ended: it is asked no more about it.
-        """
-        if message.status is MessageStatus.QUEUED or agent.mode == "resident":
-            status = MessageStatus.DROPPED
-            change = Change()
-            if message.status is MessageStatus.RUNNING:
-                status = MessageStatus.ABORTED
-                if agent.status is Status.BUSY:
-                    change.move(agent, Event.READYING)
-                elif agent.status is Status.PAUSED:
-                    change.set(agent, paused_from=Status.READY.value)
-            self._agents.messages.end(change, agent, message, status, reason="message_cancelled")
-            self._agents.commit(change)
-            following = self._followed.get(agent.index)
-            if following is not None:
-                following.rouse()
-        elif agent.run_cause is None:
-            self._end_run(agent, "message_cancelled")
-
-    def write_input(self, task: Task, data: bytes) -> int:
-        """Bytes for a command's standard input; how many it has room for."""
-        agent = self._agents.get(task.agent)
-        if agent is None:
-            raise WrongStateError("the agent of this task is gone")
-        return self._task_runs.write_input(agent, task, data)
-
-    def _end_run(self, agent: Agent, reason: str, *, pause: bool = False) -> None:
-        """The current run is to end and the agent to go on, if asked for as paused."""
         following = self._followed.get(agent.index)
         if following is None:
             raise NotRunningError(f"{quote(agent.name)} is not followed yet: try again")
         if agent.run == agent.cell and not following.hold():
             raise NotRunningError(f"the run {agent.run} has just ended")
-        following.impatient = trio.Event()
         change = Change()
-        cause, by = (Outcome.CANCELLED.value, reason), self._agents.actor
+        cause, by = (Outcome.CANCELLED.value, "operator_aborted"), self._agents.journal.actor
         change.set(agent, run_cause=cause, run_caused_by=by)
-        if pause and agent.status is not Status.PAUSED:
-            change.move(agent, Event.ABORT, reason=reason)
+        if agent.status is not Status.PAUSED:
+            change.move(agent, Event.ABORT, reason="operator_aborted")
             between = Status.IDLE if agent.mode == "turn" else Status.STARTING
             change.set(agent, paused_from=between.value)
-        self._agents.commit(change)
+        self._agents.journal.commit(change)
         crashpoints.reach("abort.committed")
+
+    def write_input(self, task: Task, data: bytes) -> int:
+        """Bytes for a command's standard input; how many it has room for."""
+        agent = self._agents.registry.get(task.agent)
+        if agent is None:
+            raise WrongStateError("the agent of this task is gone")
+        return self._task_runs.write_input(agent, task, data)
 
     def reset(self, agent: Agent) -> None:
         """A new incarnation in place of a dead one."""
-        self._agents.renew(agent)
+        self._agents.births.renew(agent)
 
     async def shut_down(self) -> None:
         """Cancels every agent and returns when all are recorded.
@@ -377,10 +355,11 @@ class Supervisor(Watching):
         after the longest grace and some time is killed.
         """
         self._recorder.restarting = False
-        longest = max((self._agents.grace(a) for a in self._agents if a.live), default=0.0)
-        for agent in self._agents:
+        live = [agent for agent in self._agents.registry if agent.live]
+        longest = max(map(self._agents.settings.grace, live), default=0.0)
+        for agent in self._agents.registry:
             with guarded(agent):
-                if not (agent.owned and self._agents.parent_of(agent)):
+                if not (agent.owned and self._agents.registry.parent_of(agent)):
                     self._ender.end(agent, Outcome.CANCELLED, "shutdown")
         with trio.move_on_after(longest + _SHUTDOWN_SECONDS) as patience:
             while self._followed:
@@ -413,7 +392,7 @@ class Supervisor(Watching):
 
         Returns when what has ended meanwhile is recorded, and what lives can be spoken to.
         """
-        for agent in self._agents:
+        for agent in self._agents.registry:
             self._agents.waits.create(agent.wait_token)
             if agent.status is Status.DEAD:
                 self._ender.release(agent)
@@ -424,12 +403,12 @@ class Supervisor(Watching):
                     self._agents.waits.release(task.wait_token)
         adopted: list[tuple[Agent, Following]] = []
         lost = []
-        for agent in self._agents:
+        for agent in self._agents.registry:
             if agent.live and agent.boot == self._boot:
                 adopted.append((agent, self._follow(agent)))
             elif agent.live:
                 lost.append(agent)
-        for agent in sorted(lost, key=self._agents.depth, reverse=True):
+        for agent in sorted(lost, key=self._agents.registry.depth, reverse=True):
             self._record_lost(agent, Event.REBOOTED, "reboot")
             crashpoints.reach("adopt.lost")
         for _, following in adopted:
@@ -449,7 +428,7 @@ class Supervisor(Watching):
         crashpoints.reach("adopt.followed")
         for agent, _ in adopted:
             if agent.status is Status.STOPPING:
-                parent = self._agents.parent_of(agent)
+                parent = self._agents.registry.parent_of(agent)
                 if parent is None or parent.status is not Status.STOPPING or not agent.owned:
                     self._ender.lead(agent)
         with trio.move_on_after(_SETTLE_SECONDS):
@@ -464,9 +443,9 @@ class Supervisor(Watching):
 
     def _record_lost(self, agent: Agent, event: Event, reason: str) -> None:
         change = Change()
-        for member in reversed(self._agents.descendants(agent)):
+        for member in reversed(self._agents.registry.descendants(agent)):
             if member.status is Status.NEW:
-                self._agents.record_end(
+                self._agents.ends.record(
                     change, member, Event.OWNER_ENDING, Outcome.CANCELLED, "parent_dead"
                 )
         if agent.pid:
@@ -482,13 +461,13 @@ class Supervisor(Watching):
         if message is not None:
             failed = MessageStatus.FAILED
             end_message(change, self._agents, agent, message, failed, reason=reason)
-        self._agents.record_end(change, agent, event, Outcome.INTERRUPTED, reason)
-        self._agents.note(change)
+        self._agents.ends.record(change, agent, event, Outcome.INTERRUPTED, reason)
+        self._agents.journal.note(change)
 
     def _remove_strays(self) -> None:
         """Cgroups and files of no agent: left by a crash between two steps."""
-        self._agents.remove_strays()
-        living = {agent.cgroup for agent in self._agents if agent.cgroup}
+        self._agents.removals.remove_strays()
+        living = {agent.cgroup for agent in self._agents.registry if agent.cgroup}
         records = {each.record_path for each in self._followed.values()}
         for following in self._followed.values():
             records |= {each.record_path for each in following.entered()}
@@ -516,7 +495,7 @@ class Supervisor(Watching):
     # following
 
     def _node(self, agent: Agent) -> Cgroup:
-        return self._hierarchy.root.child(agent.cgroup or self._agents.node_path(agent))
+        return self._hierarchy.root.child(agent.cgroup or self._agents.registry.node_path(agent))
 
     def _follow(self, agent: Agent) -> Following:
         record_path = self._places.records / f"{agent.incarnation}-{agent.cell}"
@@ -540,7 +519,8 @@ class Supervisor(Watching):
         """Run after run, until the agent is dead."""
         try:
             while True:
-                await self._sockets.open(agent)
+                for prepare in self._before:
+                    await prepare(agent)
                 following.reachable.set()
                 if agent.waits_to_restart:
                     following = await self._back_off(agent, following)
@@ -578,7 +558,7 @@ class Supervisor(Watching):
             change = Change()
             try:
                 self._add_start(change, agent)
-                self._agents.commit(change)
+                self._agents.journal.commit(change)
             except NoSpaceError as error:
                 log.error("%s: not started again yet: %s", agent.name, error)
                 due = time.time() + _RETRY_SECONDS
@@ -610,7 +590,7 @@ class Supervisor(Watching):
                 self._note_progress(agent, following, failure)
                 if self._is_over(agent, following):
                     break
-                timeout = self._agents.timeout(agent)
+                timeout = self._agents.settings.timeout(agent)
                 deadline = math.inf
                 # in mode turn it is one of each run
                 counts = agent.mode != "turn" and agent.status is not Status.STOPPING
@@ -683,13 +663,13 @@ class Supervisor(Watching):
             change = Change()
             add_run_start(change, agent, record)
             change.move(agent, Event.RUNNING)
-            self._agents.note(change)
+            self._agents.journal.note(change)
             crashpoints.reach("start.running")
         if failure:
             self._ender.end(agent, Outcome.ERROR, f"start_failed: {failure}")
         elif record.over and (record.finished or (own and agent.run_cause is None)):
             # A parent that ended before this agent is the cause, however late we look.
-            for ancestor in self._agents.ancestors(agent):
+            for ancestor in self._agents.registry.ancestors(agent):
                 above = self._followed.get(ancestor.index)
                 if above is not None and _ended_before(above, record):
                     self._ender.end(ancestor, *judge_agent(self._agents, ancestor, above))
@@ -706,7 +686,7 @@ class Supervisor(Watching):
         if following.node.populated():
             return False
         # one that is new is still to be cancelled
-        if any(c.live or c.status is Status.NEW for c in self._agents.descendants(agent)):
+        if any(c.live or c.status is Status.NEW for c in self._agents.registry.descendants(agent)):
             return False
         return all(
             each.monitor_gone or each.record().finished

@@ -12,12 +12,12 @@ from runtime import cell, crashpoints, output
 from runtime.agents import Agents
 from runtime.cell import Command, Places
 from runtime.change import RUNTIME, Change
+from runtime.daemonlog import because_of
 from runtime.ending import Ender, guarded, terminate
 from runtime.errors import CtxError, WrongStateError
 from runtime.following import Execution, Following
 from runtime.inotify import Watcher
 from runtime.items import Task, TaskEvent, TaskStatus
-from runtime.journal import because_of
 from runtime.model import Agent
 from runtime.names import escape, parse_env_line, quote
 from runtime.record import Record
@@ -130,7 +130,7 @@ class TaskRuns:
             stopping = task.status is TaskStatus.CANCELLING and record.settled
             if (ended or stopping) and not terminating:
                 terminating = True
-                grace = 0.0 if agent.frozen else self._agents.grace(agent)
+                grace = 0.0 if agent.frozen else self._agents.settings.grace(agent)
                 nursery.start_soon(terminate, execution, grace, impatient)
             await execution.changes.wait_changed()
 
@@ -144,7 +144,7 @@ class TaskRuns:
         change.event(
             agent.session, "task.start", agent.name, task=task.name, pid=record.program
         )
-        self._agents.note(change)
+        self._agents.journal.note(change)
         crashpoints.reach("task.running")
 
     def _conclude(
@@ -161,10 +161,10 @@ class TaskRuns:
         if reason and event is TaskEvent.FAIL:
             with contextlib.suppress(OSError):
                 directory = self._agents.tasks.directory(agent, task)
-                output.append_line(directory, reason, self._agents.log_max(agent))
+                output.append_line(directory, reason, self._agents.settings.log_max(agent))
         change = Change(by=task.by if event is TaskEvent.CANCEL else RUNTIME)
         self._agents.tasks.end(change, agent, task, event, exit_text=exit_text)
-        self._agents.note(change)
+        self._agents.journal.note(change)
         crashpoints.reach("task.recorded")
         following.tasks.pop(task.name, None)
         execution.over.set()

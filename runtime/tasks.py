@@ -8,13 +8,15 @@ import secrets
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import trio
 
 from runtime import crashpoints
-from runtime.authority.identity import Caller
+from runtime.authority.attenuation import Authority
+from runtime.caller import Caller
 from runtime.change import Change, Watching
+from runtime.documents import Documents
 from runtime.errors import (
     DeniedError,
     ForbiddenError,
@@ -25,15 +27,17 @@ from runtime.errors import (
 )
 from runtime.items import TASK_MOVES, Item, Task, TaskEvent, TaskStatus
 from runtime.lifecycle import Status
+from runtime.living import Living
+from runtime.messages import Messages
 from runtime.model import Agent, Outcome
 from runtime.names import dump_json, quote
 from runtime.output import Output
-from runtime.planes import Plane, check_takes
-from runtime.waiting import task_payload
+from runtime.planes import Around, Plane, check_takes
+from runtime.sessions import Sessions
+from runtime.trash import Trash
+from runtime.waiting import WaitingPlane, task_payload
+from runtime.waits import Waits
 from runtime.workspace import State, Worktree
-
-if TYPE_CHECKING:
-    from runtime.agents import Agents
 
 COMMAND: Final = "command_task"
 CHILD: Final = "child_agent_task"
@@ -58,11 +62,31 @@ _OF_STATUS: Final = {
 class TaskPlane(Plane[Task], Watching):
     """The tasks of all agents."""
 
-    def __init__(self, agents: Agents) -> None:
-        super().__init__(agents, Task, "task", lambda config: config.tasks)
+    def __init__(
+        self,
+        around: Around,
+        *,
+        authority: Authority,
+        living: Living,
+        sessions: Sessions,
+        documents: Documents,
+        messages: Messages,
+        waiting: WaitingPlane,
+        waits: Waits,
+        trash: Trash,
+    ) -> None:
+        super().__init__(around, Task, "task", lambda config: config.tasks)
+        self._authority = authority
+        self._living = living
+        self._sessions = sessions
+        self._documents = documents
+        self._messages = messages
+        self._waiting = waiting
+        self._waits = waits
+        self._trash = trash
         #: of those that somebody waits for, by index
         self._ends: dict[int, trio.Event] = {}
-        agents.watching.append(self)
+        self._journal.watch(self)
 
     # Watching
 
@@ -70,7 +94,7 @@ class TaskPlane(Plane[Task], Watching):
         if not isinstance(item, Task) or not item.over:
             return
         if item.wait_token:
-            self._agents.waits.release(item.wait_token)
+            self._waits.release(item.wait_token)
         self._tell_end(item)
 
     def item_listed(self, item: Item) -> None:
@@ -83,7 +107,7 @@ class TaskPlane(Plane[Task], Watching):
             waiting.set()
 
     def _is_there(self, task: Task) -> bool:
-        return self._agents.items.get(task.index) is task
+        return self._items.get(task.index) is task
 
     async def wait_over(self, task: Task) -> None:
         """Returns once it has ended, or was removed."""
@@ -94,14 +118,14 @@ class TaskPlane(Plane[Task], Watching):
 
     def known(self, agent: Agent) -> list[Task]:
         """Those of an agent, oldest first."""
-        return self._agents.items.of(agent.index, Task)
+        return self._items.of(agent.index, Task)
 
     def agent_of(self, task: Task) -> Agent | None:
-        return self._agents.recall(task.agent)
+        return self._registry.recall(task.agent)
 
     def child_of(self, task: Task) -> Agent | None:
         """The child that a handle supervises, None for a command."""
-        return self._agents.recall(task.child) if task.child else None
+        return self._registry.recall(task.child) if task.child else None
 
     def status(self, task: Task) -> str:
         """The status as it is shown: that of a handle is its child's, until it has ended."""
@@ -115,13 +139,13 @@ class TaskPlane(Plane[Task], Watching):
         child = self.child_of(task)
         if child is None:
             return task.title
-        head = self._agents.read_document(child, "handoff.md", _TITLE_WITHIN)
+        head = self._documents.read(child, "handoff.md", _TITLE_WITHIN)
         lines = head.decode(errors="replace").splitlines()
         return next((line.strip() for line in lines if line.strip()), "")[:200]
 
     def directory(self, agent: Agent, task: Task) -> Path:
         """Where the output of a command is kept."""
-        return self._agents.directory(agent) / "task" / task.name
+        return self._documents.directory(agent) / "task" / task.name
 
     def output_size(self, task: Task) -> int:
         child = self.child_of(task)
@@ -145,11 +169,11 @@ class TaskPlane(Plane[Task], Watching):
 
     def _output_of_child(self, child: Agent) -> Path:
         """Its latest reply; once it is dead, its result. There may be none."""
-        result = self._agents.document(child, "result.md")
-        session = self._agents.session(child.session)
+        result = self._documents.path(child, "result.md")
+        session = self._sessions.get(child.session)
         if child.status is Status.DEAD or session is None:
             return result
-        return self._agents.session_directory(session) / "latest.md"
+        return self._sessions.directory(session) / "latest.md"
 
     def preview(self, task: Task) -> tuple[str, bool]:
         """Head and tail of the output, at most 8 KiB, saying what was left out; and whether
@@ -176,14 +200,14 @@ class TaskPlane(Plane[Task], Watching):
     def wait_path(self, task: Task) -> Path:
         child = self.child_of(task)
         token = child.wait_token if child is not None else task.wait_token
-        return self._agents.waits.path(token)
+        return self._waits.path(token)
 
     # changing
 
     def _check_party(self, caller: Caller, agent: Agent) -> None:
         super()._check_party(caller, agent)
-        actor = self._agents.get(caller.agent) if caller.agent is not None else None
-        if actor is not None and "local_environment" not in self._agents.authority.families(actor):
+        actor = self._registry.get(caller.agent) if caller.agent is not None else None
+        if actor is not None and "local_environment" not in self._authority.families(actor):
             raise DeniedError(
                 f"{quote(actor.name)} is a {actor.profile}, which lacks local_environment"
             )
@@ -191,14 +215,14 @@ class TaskPlane(Plane[Task], Watching):
     def make(self, caller: Caller, agent: Agent, name: str) -> Task:
         """A command that is not started yet; raises as every plane does."""
         task = super().make(caller, agent, name)
-        self._agents.waits.create(task.wait_token)
+        self._waits.create(task.wait_token)
         return task
 
     def _counts(self, item: Task) -> bool:
         return not item.child
 
     def _check_room(self, agent: Agent) -> None:
-        self._agents.messages.check_room(agent)
+        self._messages.check_room(agent)
 
     def _added(self, change: Change, agent: Agent, item: Task) -> None:
         item.wait_token = secrets.token_hex(16)
@@ -221,7 +245,7 @@ class TaskPlane(Plane[Task], Watching):
         """Whoever waits for it to end would wait for good."""
         if not task.over:
             payload = task_payload(task.name, TaskStatus.CANCELLED, "")
-            self._agents.waiting.resource_over(change, agent, "task", task.name, payload)
+            self._waiting.resource_over(change, agent, "task", task.name, payload)
 
     def remove(self, caller: Caller, agent: Agent, name: str) -> None:
         """Takes an ended task away, and what it wrote."""
@@ -229,17 +253,17 @@ class TaskPlane(Plane[Task], Watching):
         super().remove(caller, agent, name)
         self.forget(task)
         if not task.child:
-            self._agents.trash.discard(self.directory(agent, task))
+            self._trash.discard(self.directory(agent, task))
 
     def forget(self, task: Task) -> None:
         """Nobody can wait for it any more."""
         if task.wait_token:
-            self._agents.waits.remove(task.wait_token)
+            self._waits.remove(task.wait_token)
 
     def set(self, task: Task, **values: Any) -> None:
         """Fields of a command, until it is started."""
         self.check_settable(task)
-        with self._agents.changing() as change:
+        with self._journal.changing() as change:
             change.put(task, **values)
 
     def check_settable(self, task: Task) -> None:
@@ -257,15 +281,15 @@ class TaskPlane(Plane[Task], Watching):
         self.check_there(task)
         TASK_MOVES.check(task.status, TaskEvent.START)
         check_takes(agent, "task")
-        for owner in (*self._agents.ancestors(agent), agent):
+        for owner in (*self._registry.ancestors(agent), agent):
             if owner.frozen:
                 raise WrongStateError(f"{quote(owner.name)} is paused: resume it first")
         if not task.cmd.strip():
             raise MalformedError("cmd is empty: write the command there first")
-        self._agents.living.check_task(agent, task)
-        with self._agents.changing() as change:
+        self._living.check_task(agent, task)
+        with self._journal.changing() as change:
             change.step(task, TaskEvent.START)
-            change.put(task, by=self._agents.actor)
+            change.put(task, by=self._journal.actor)
         crashpoints.reach("task.queued")
 
     def stop(self, caller: Caller, agent: Agent, task: Task, *, kill: bool) -> None:
@@ -273,12 +297,12 @@ class TaskPlane(Plane[Task], Watching):
         self._check_party(caller, agent)
         self.check_there(task)
         event = TaskEvent.KILL if kill else TaskEvent.STOP
-        with self._agents.changing() as change:
+        with self._journal.changing() as change:
             if task.status is TaskStatus.MADE:  # nothing of it runs
                 self.end(change, agent, task, event)
                 return
             change.step(task, event)
-            change.put(task, given_up=task.given_up or kill, by=self._agents.actor)
+            change.put(task, given_up=task.given_up or kill, by=self._journal.actor)
 
     # ending
 
@@ -309,7 +333,7 @@ class TaskPlane(Plane[Task], Watching):
             "status": status.value,
             "exit": exit_text,
         }
-        self._agents.messages.notify(
+        self._messages.notify(
             change,
             agent,
             text=dump_json(facts),
@@ -317,7 +341,7 @@ class TaskPlane(Plane[Task], Watching):
             sender=f"task:{task.name}",
         )
         payload = task_payload(task.name, status, exit_text)
-        self._agents.waiting.resource_over(change, agent, "task", task.name, payload)
+        self._waiting.resource_over(change, agent, "task", task.name, payload)
 
     def add_ends(self, change: Change, agent: Agent, event: TaskEvent) -> None:
         """The cell is gone, and with it every command."""
@@ -337,14 +361,8 @@ class TaskPlane(Plane[Task], Watching):
     def make_handle(self, change: Change, parent: Agent, child: Agent) -> None:
         """The parent's handle of a child that it supervises, in place of an earlier one."""
         self.drop_handle(change, parent, child)
-        change.make(
-            Task(
-                agent=parent.index,
-                name=child.name,
-                task_kind=CHILD,
-                child=child.index,
-            )
-        )
+        handle = Task(agent=parent.index, name=child.name, task_kind=CHILD, child=child.index)
+        change.make_handle(handle, child)
 
     def check_handle(self, parent: Agent, name: str) -> None:
         """``TakenError`` if a command of the parent has the name of a child to be."""
@@ -389,7 +407,7 @@ class TaskPlane(Plane[Task], Watching):
         if found.state not in (State.OPEN, State.FETCHING):
             return
         change.set(agent, worktree=found.kept(why).dump())
-        parent = self._agents.parent_of(agent)
+        parent = self._registry.parent_of(agent)
         task = self._named(parent, agent.name) if parent is not None else None
         if task is not None and task.child == agent.index:
             change.put(task, worktree=State.KEPT.value)
@@ -409,7 +427,7 @@ class TaskPlane(Plane[Task], Watching):
         self.end(change, parent, task, _OF_OUTCOME[outcome.value])
 
     def _named(self, agent: Agent, name: str) -> Task | None:
-        return self._agents.items.named(agent.index, Task, name)
+        return self._items.named(agent.index, Task, name)
 
 
 def _read(path: Path, offset: int, length: int) -> bytes:

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import trio
 
 from runtime import crashpoints
-from runtime.authority.identity import Caller
+from runtime.authority.attenuation import Authority
+from runtime.caller import Caller
+from runtime.change import Change, Watching
 from runtime.errors import DeniedError, MalformedError, MissingError, QuotaError, WrongStateError
 from runtime.items import (
     NOTICES,
     WAIT_MOVES,
+    Item,
     Message,
     MessageStatus,
     Task,
@@ -35,13 +37,11 @@ from runtime.items import (
     Work,
 )
 from runtime.lifecycle import Status
+from runtime.messages import Messages
 from runtime.model import Agent
 from runtime.names import dump_json, parse_moment, quote, timestamp, words
-from runtime.planes import Plane, check_takes
-
-if TYPE_CHECKING:
-    from runtime.agents import Agents
-    from runtime.change import Change
+from runtime.planes import Around, Plane, armed_for, check_takes
+from runtime.work import WorkPlane
 
 log = logging.getLogger("ctxd.waiting")
 
@@ -87,15 +87,31 @@ def _message_payload(message: Message) -> dict[str, Any]:
     }
 
 
-class WaitingPlane(Plane[Wait]):
+class WaitingPlane(Plane[Wait], Watching):
     """The waits of all agents."""
 
-    def __init__(self, agents: Agents) -> None:
-        super().__init__(agents, Wait, "wait", lambda config: config.waits)
+    def __init__(
+        self, around: Around, *, authority: Authority, messages: Messages, work: WorkPlane
+    ) -> None:
+        super().__init__(around, Wait, "wait", lambda config: config.waits)
+        self._authority = authority
+        self._messages = messages
+        self._work = work
         #: (epoch seconds, index) of timers and deadlines, some of them out of date
         self._moments: list[tuple[float, int]] = []
         self._crowded = 1024
         self._sooner = trio.Event()
+        for wait in self._items.all(Wait):
+            self._expect(wait)
+        messages.when_queued(self._message_queued)
+        work.when_over(self._cancel_on)
+        self._journal.watch(self)
+
+    # Watching
+
+    def item_changed(self, item: Item, names: Iterable[str]) -> None:
+        if isinstance(item, Wait):
+            self._expect(item)
 
     # looking
 
@@ -104,31 +120,15 @@ class WaitingPlane(Plane[Wait]):
         waits = self.of(change, agent)
         return [w for w in waits if change.peek(w, "status") is WaitStatus.ARMED]
 
-    def armed_for(self, change: Change, agent: Agent, field: str, value: str) -> Iterator[Wait]:
-        """Those of them for a thing (``on``), or that hold up a work item (``work``).
-
-        The newest first: the change may have ended the others, from the oldest on.
-        """
-        seen = set()
-        for wait in itertools.chain(
-            reversed(change.rearmed(agent.index)),
-            self._agents.items.armed(agent.index, field, value),
-        ):
-            if id(wait) in seen or change.peek(wait, "status") is not WaitStatus.ARMED:
-                continue
-            if change.peek(wait, field) == value:
-                seen.add(id(wait))
-                yield wait
-
     def _oldest_first(
         self, change: Change, agent: Agent, field: str, value: str
     ) -> list[Wait]:
-        waits = self.armed_for(change, agent, field, value)
+        waits = armed_for(self._items, change, agent, field, value)
         return sorted(waits, key=lambda wait: wait.index or math.inf)
 
     def with_token(self, token: str) -> Wait | None:
         """The wait that whoever writes to this token fires; None for used ones."""
-        wait = self._agents.items.with_token(token)
+        wait = self._items.with_token(token)
         return wait if wait is not None and self.is_trigger(wait) else None
 
     def is_trigger(self, wait: Wait) -> bool:
@@ -136,7 +136,7 @@ class WaitingPlane(Plane[Wait]):
         return (
             wait.status is WaitStatus.ARMED
             and wait.on == "trigger"
-            and self._agents.items.get(wait.index) is wait
+            and self._items.get(wait.index) is wait
         )
 
     def check_unarmed(self, wait: Wait) -> None:
@@ -158,13 +158,13 @@ class WaitingPlane(Plane[Wait]):
         ``MalformedError``, ``MissingError``, ``DeniedError`` (the caller's families),
         or ``WrongStateError``: it was armed before, or the agent is ending.
         """
-        with self._agents.changing() as change:
+        with self._journal.changing() as change:
             self.begin(change, caller, agent, wait, text)
         crashpoints.reach("wait.armed")
 
     def check_arm(self, caller: Caller, agent: Agent, wait: Wait, text: str) -> None:
         """What ``arm`` would raise."""
-        self.begin(self._agents.draft(), caller, agent, wait, text)
+        self.begin(Change(), caller, agent, wait, text)
 
     def begin(self, change: Change, caller: Caller, agent: Agent, wait: Wait, text: str) -> None:
         """The same in a change that the caller commits."""
@@ -189,13 +189,13 @@ class WaitingPlane(Plane[Wait]):
         if answer is not None:
             self.fire(change, agent, wait, answer)
         elif work is not None:
-            self._agents.work.hold(change, agent, work)
+            self._work.hold(change, agent, work)
 
     def _check_few(self, change: Change, agent: Agent, kind: _Kind, on: str) -> None:
         """All that wait for the same are answered at once, in the change of their cause."""
         if not kind.shared:
             return
-        there = sum(1 for _ in self.armed_for(change, agent, "on", on))
+        there = sum(1 for _ in armed_for(self._items, change, agent, "on", on))
         if there >= _FOR_THE_SAME:
             raise QuotaError(
                 f"{there} waits of {quote(agent.name)} are for {on!r} already, and no more can "
@@ -205,15 +205,15 @@ class WaitingPlane(Plane[Wait]):
     def _check_family(self, caller: Caller, family: str) -> None:
         if caller.agent is None:
             return
-        maker = self._agents.get(caller.agent)
-        if maker is None or family not in self._agents.authority.families(maker):
+        maker = self._registry.get(caller.agent)
+        if maker is None or family not in self._authority.families(maker):
             raise DeniedError(f"the calling agent lacks {family}, which this kind of wait is of")
 
     def _open_work(self, change: Change, agent: Agent, name: str) -> Work | None:
         """The work item that a wait is to block; None for no name."""
         if not name:
             return None
-        item = self._agents.work.named(change, agent, name)
+        item = self._work.named(change, agent, name)
         if change.is_over(item):
             raise WrongStateError(f"the work item {quote(name)} is {item.status}: it is over")
         return item
@@ -223,12 +223,12 @@ class WaitingPlane(Plane[Wait]):
 
         ``MalformedError``, ``MissingError`` or ``WrongStateError``.
         """
-        with self._agents.changing() as change:
+        with self._journal.changing() as change:
             self.update(change, agent, wait, field, text)
 
     def check(self, agent: Agent, wait: Wait, field: str, text: str) -> None:
         """What ``set`` would raise."""
-        self.update(self._agents.draft(), agent, wait, field, text)
+        self.update(Change(), agent, wait, field, text)
 
     def update(self, change: Change, agent: Agent, wait: Wait, field: str, text: str) -> None:
         """The same in a change that the caller commits."""
@@ -245,7 +245,7 @@ class WaitingPlane(Plane[Wait]):
             return
         self._release(change, agent, before)
         if item is not None:
-            self._agents.work.hold(change, agent, item)
+            self._work.hold(change, agent, item)
 
     def _set_deadline(self, change: Change, agent: Agent, wait: Wait, text: str) -> None:
         expires = parse_moment(text, time.time()) if text else 0.0
@@ -272,7 +272,7 @@ class WaitingPlane(Plane[Wait]):
         for wait in self.armed(change, agent):
             self.cancel(change, agent, wait)
 
-    def cancel_on(self, change: Change, agent: Agent, item: Work) -> None:
+    def _cancel_on(self, change: Change, agent: Agent, item: Work) -> None:
         """The work item is over."""
         for wait in self._oldest_first(change, agent, "work", item.name):
             self.cancel(change, agent, wait)
@@ -284,7 +284,7 @@ class WaitingPlane(Plane[Wait]):
         for wait in self._oldest_first(change, agent, "on", f"{kind} {name}"):
             self.fire(change, agent, wait, payload)
 
-    def message_queued(self, change: Change, agent: Agent, message: Message) -> None:
+    def _message_queued(self, change: Change, agent: Agent, message: Message) -> None:
         """Somebody sent the agent a message."""
         if message.provenance in NOTICES:
             return
@@ -293,10 +293,10 @@ class WaitingPlane(Plane[Wait]):
 
     def trigger(self, wait: Wait, text: str) -> None:
         """Somebody wrote to its token; ``MissingError`` if that is not good any more."""
-        agent = self._agents.get(wait.agent)
+        agent = self._registry.get(wait.agent)
         if agent is None or not self.is_trigger(wait):
             raise MissingError("this token is not good any more: it was used, or the wait is over")
-        with self._agents.changing() as change:
+        with self._journal.changing() as change:
             self.fire(change, agent, wait, text)
         crashpoints.reach("wait.fired")
 
@@ -311,7 +311,7 @@ class WaitingPlane(Plane[Wait]):
             shown = payload if isinstance(payload, str) else dump_json(payload) + "\n"
             change.put(wait, payload=shown)
             notice = {"wait": wait.name, "on": change.peek(wait, "on"), "status": to.value}
-            self._agents.messages.notify(
+            self._messages.notify(
                 change,
                 agent,
                 text=dump_json({**notice, **_named(work), "payload": payload}) + "\n",
@@ -324,7 +324,7 @@ class WaitingPlane(Plane[Wait]):
         if not work:
             return
         with contextlib.suppress(MissingError):
-            self._agents.work.release(change, agent, self._agents.work.named(change, agent, work))
+            self._work.release(change, agent, self._work.named(change, agent, work))
 
     @staticmethod
     def _tell(change: Change, agent: Agent, wait: Wait, status: WaitStatus) -> None:
@@ -338,7 +338,7 @@ class WaitingPlane(Plane[Wait]):
         )
 
     def _check_room(self, agent: Agent) -> None:
-        self._agents.messages.check_room(agent)
+        self._messages.check_room(agent)
 
     def _removing(self, change: Change, agent: Agent, wait: Wait) -> None:
         if wait.status is WaitStatus.ARMED:
@@ -346,7 +346,7 @@ class WaitingPlane(Plane[Wait]):
 
     # timers and deadlines
 
-    def expect(self, wait: Wait) -> None:
+    def _expect(self, wait: Wait) -> None:
         """An armed one has changed: its moments may be sooner than the others'."""
         if wait.status is not WaitStatus.ARMED:
             return
@@ -357,7 +357,7 @@ class WaitingPlane(Plane[Wait]):
                     self._sooner.set()
         if len(self._moments) > self._crowded:
             # mostly moments of waits that were cancelled
-            armed = [w for w in self._agents.items.all(Wait) if w.status is WaitStatus.ARMED]
+            armed = [w for w in self._items.all(Wait) if w.status is WaitStatus.ARMED]
             moments = {(m, w.index) for w in armed for m in (w.due, w.expires) if m}
             self._moments = sorted(moments)
             self._crowded = max(1024, 2 * len(self._moments))
@@ -379,7 +379,7 @@ class WaitingPlane(Plane[Wait]):
         """The first moment of a wait that is still armed."""
         while self._moments:
             moment, index = self._moments[0]
-            wait = self._agents.items.get(index)
+            wait = self._items.get(index)
             if (
                 isinstance(wait, Wait)
                 and wait.status is WaitStatus.ARMED
@@ -391,12 +391,12 @@ class WaitingPlane(Plane[Wait]):
 
     def _come(self, moment: float, index: int) -> None:
         """A moment has come; what has happened cannot be refused."""
-        wait = self._agents.items.get(index)
+        wait = self._items.get(index)
         assert isinstance(wait, Wait)
-        agent = self._agents.get(wait.agent)
+        agent = self._registry.get(wait.agent)
         if agent is None:
             return
-        change = self._agents.draft()
+        change = Change()
         try:
             # of the two, what was due first is what happened
             if moment == wait.due:
@@ -407,7 +407,7 @@ class WaitingPlane(Plane[Wait]):
             log.exception("%s: a bug in ctxfs", agent.name)
             return
         crashpoints.reach("wait.due")
-        self._agents.note(change)
+        self._journal.note(change)
         crashpoints.reach("wait.fired")
 
 
@@ -437,9 +437,8 @@ def _timer_over(
 
 
 def _task_over(plane: WaitingPlane, change: Change, agent: Agent, argument: str) -> Payload | None:
-    agents = plane._agents
     made = [t for t in change.newly_made(agent.index, Task) if t.name == argument]
-    task = made[0] if made else agents.items.named(agent.index, Task, argument)
+    task = made[0] if made else plane._items.named(agent.index, Task, argument)
     if task is None:
         raise MissingError(f"{quote(argument)} is no task of {quote(agent.name)}")
     if not change.is_over(task):
@@ -448,7 +447,7 @@ def _task_over(plane: WaitingPlane, change: Change, agent: Agent, argument: str)
 
 
 def _child_over(plane: WaitingPlane, change: Change, agent: Agent, argument: str) -> Payload | None:
-    for child in plane._agents.children(agent):
+    for child in plane._registry.children(agent):
         if child.name == argument:
             if change.peek_agent(child, "status") is not Status.DEAD:
                 return None
@@ -459,7 +458,7 @@ def _child_over(plane: WaitingPlane, change: Change, agent: Agent, argument: str
 def _message_over(
     plane: WaitingPlane, change: Change, agent: Agent, argument: str
 ) -> Payload | None:
-    queued = [m for m in plane._agents.messages.pending(agent) if m.provenance not in NOTICES]
+    queued = [m for m in plane._messages.pending(agent) if m.provenance not in NOTICES]
     for message in queued:
         if change.peek(message, "status") is MessageStatus.QUEUED:
             return _message_payload(message)

@@ -8,17 +8,14 @@ if it has the focus. Whoever writes ``blocked`` without such a reason takes it b
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from runtime.change import Change
 from runtime.errors import MalformedError, TooLongError, WrongStateError
 from runtime.items import Wait, WaitStatus, Work, WorkEvent, WorkStatus
 from runtime.model import Agent
 from runtime.names import check_choice, quote
-from runtime.planes import Plane
-
-if TYPE_CHECKING:
-    from runtime.agents import Agents
-    from runtime.change import Change
+from runtime.planes import Around, Plane, armed_for
 
 _STATUSES: Final = tuple(status.value for status in WorkStatus)
 #: before the name of a wait, in ``blocked_by``
@@ -28,8 +25,13 @@ _WAIT: Final = "wait "
 class WorkPlane(Plane[Work]):
     """The work items of all agents."""
 
-    def __init__(self, agents: Agents) -> None:
-        super().__init__(agents, Work, "work item", lambda config: config.work_items)
+    def __init__(self, around: Around) -> None:
+        super().__init__(around, Work, "work item", lambda config: config.work_items)
+        self._when_over: list[Callable[[Change, Agent, Work], None]] = []
+
+    def when_over(self, told: Callable[[Change, Agent, Work], None]) -> None:
+        """It is called in each change in which an item ends."""
+        self._when_over.append(told)
 
     # looking
 
@@ -42,19 +44,19 @@ class WorkPlane(Plane[Work]):
             for name in wanted
             if name in there and not change.is_over(there[name])
         ]
-        armed = self._agents.waiting.armed_for(change, agent, "work", item.name)
+        armed = armed_for(self._items, change, agent, "work", item.name)
         return items + [f"{_WAIT}{wait.name}" for wait in armed][::-1]
 
     def _is_obstructed(self, change: Change, agent: Agent, item: Work) -> bool:
         """Whether something is in its way: of a thousand waits one is looked for, not all."""
-        armed = self._agents.waiting.armed_for(change, agent, "work", item.name)
+        armed = armed_for(self._items, change, agent, "work", item.name)
         return any(True for _ in armed) or bool(self.obstacles(change, agent, item))
 
     def blocked_by(self, agent: Agent, item: Work) -> str:
         """The lines of ``blocked_by``: ids as they were written, then the armed waits."""
         armed = (
             wait.name
-            for wait in self._agents.items.of(agent.index, Wait)
+            for wait in self._items.of(agent.index, Wait)
             if wait.status is WaitStatus.ARMED and wait.work == item.name
         )
         return "".join(f"{name}\n" for name in (*item.blocked_by, *(_WAIT + w for w in armed)))
@@ -79,17 +81,17 @@ class WorkPlane(Plane[Work]):
 
         ``WrongStateError``, ``MissingError``, ``MalformedError`` or ``TooLongError``.
         """
-        with self._agents.changing() as change:
+        with self._journal.changing() as change:
             self.update(change, agent, item, field, text)
 
     def check(self, agent: Agent, item: Work, field: str, text: str) -> None:
         """What ``set`` would raise."""
-        self.update(self._agents.draft(), agent, item, field, text)
+        self.update(Change(), agent, item, field, text)
 
     def update(self, change: Change, agent: Agent, item: Work, field: str, text: str) -> None:
         """The same in a change that the caller commits."""
         self.check_open(item)
-        limit = self._agents.config.control_max
+        limit = self._settings.config.control_max
         if len(text.encode()) > limit:
             raise TooLongError(f"{field} is at most {limit} bytes")
         setter = _SETTERS.get(field)
@@ -100,12 +102,12 @@ class WorkPlane(Plane[Work]):
 
     def focus(self, agent: Agent, name: str) -> None:
         """Turns to the item of this name, or for an empty one to none."""
-        with self._agents.changing() as change:
+        with self._journal.changing() as change:
             self.turn_to(change, agent, name)
 
     def check_focus(self, agent: Agent, name: str) -> None:
         """What ``focus`` would raise."""
-        self.turn_to(self._agents.draft(), agent, name)
+        self.turn_to(Change(), agent, name)
 
     def turn_to(self, change: Change, agent: Agent, name: str) -> None:
         """The same in a change that the caller commits."""
@@ -212,7 +214,8 @@ class WorkPlane(Plane[Work]):
         self._become(change, agent, item, event)
         if change.peek_agent(agent, "focus") == item.name:
             change.set(agent, focus="")
-        self._agents.waiting.cancel_on(change, agent, item)
+        for told in self._when_over:
+            told(change, agent, item)
         for other in self.of(change, agent):
             if item.name in change.peek(other, "blocked_by"):
                 self.release(change, agent, other)

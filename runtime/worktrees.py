@@ -68,12 +68,12 @@ class Worktrees(Watching):
         #: by the parent's index
         self._limits: dict[int, trio.CapacityLimiter] = {}
         self._discarding: set[int] = set()
-        agents.watching.append(self)
+        agents.journal.watch(self)
 
     # Watching
 
     def agent_changed(self, index: int, names: Iterable[str]) -> None:
-        agent = self._agents.get(index)
+        agent = self._agents.registry.get(index)
         if agent is None:
             return
         if "status" in names:
@@ -87,12 +87,12 @@ class Worktrees(Watching):
             self._nursery.start_soon(self._discard_all, agent)
 
     def agent_listed(self, agent: Agent) -> None:
-        if self._agents.get(agent.index) is None:
+        if self._agents.registry.get(agent.index) is None:
             self._limits.pop(agent.index, None)
 
     def resume(self) -> None:
         """Goes on with what an earlier daemon did not get done."""
-        for agent in self._agents:
+        for agent in self._agents.registry:
             self.agent_changed(agent.index, ())
         for task in self._agents.items.all(Task):
             child = self._agents.tasks.child_of(task)
@@ -115,7 +115,7 @@ class Worktrees(Watching):
                 whose = f"the worktree of {quote(agent.name)}"
                 raise WrongStateError(f"{whose} is kept: {found.reason}")
             return
-        parent = self._agents.live_parent(agent)
+        parent = self._agents.registry.live_parent(agent)
         assert parent is not None
         if cell.workspace(self._agents, parent) is None:
             raise MalformedError(
@@ -142,7 +142,7 @@ class Worktrees(Watching):
             raise type(error)(": ".join([*names[:1], error.sentence])) from None
 
     async def _make(self, agent: Agent) -> None:
-        parent = self._agents.parent_of(agent)
+        parent = self._agents.registry.parent_of(agent)
 
         async def steps() -> None:
             assert parent is not None
@@ -152,11 +152,11 @@ class Worktrees(Watching):
             root = cell.workspace(self._agents, parent)
             assert root is not None
             worktree = await workspace.plan(self._run, parent, agent, root)
-            self._agents.update(agent, worktree=worktree.dump())
+            self._agents.journal.update(agent, worktree=worktree.dump())
             crashpoints.reach("worktree.planned")
             await workspace.add(self._run, parent, worktree)
             crashpoints.reach("worktree.made")
-            self._agents.update(agent, worktree_made=True)
+            self._agents.journal.update(agent, worktree_made=True)
             self._put(agent, worktree)
 
         if why := await self._care(parent, agent.index, steps, starting=agent):
@@ -183,7 +183,7 @@ class Worktrees(Watching):
         over already, is not made yet, or if the parent's side cannot do it now.
         """
         child = self._agents.tasks.child_of(task)
-        parent = self._agents.get(task.agent)
+        parent = self._agents.registry.get(task.agent)
         if child is None or child.worktree is None:
             raise MalformedError(f"fetch: {quote(task.name)} has no worktree")
         if not child.worktree_made:
@@ -203,7 +203,7 @@ class Worktrees(Watching):
             await self._take(child, ended=child.status is Status.DEAD)
 
     async def _take(self, child: Agent, *, ended: bool) -> None:
-        parent = self._agents.parent_of(child)
+        parent = self._agents.registry.parent_of(child)
 
         async def steps() -> None:
             assert parent is not None and child.worktree is not None
@@ -225,7 +225,7 @@ class Worktrees(Watching):
     def _settled(self, child: Agent) -> list[str]:
         """Worktrees of its own children that hold nothing more: they may go with its own."""
         found = [str(values["name"]) for values in child.discards]
-        for each in self._agents.children(child):
+        for each in self._agents.registry.children(child):
             if each.worktree is not None and Worktree.load(each.worktree).state is State.FETCHED:
                 found.append(each.name)
         return found
@@ -236,15 +236,15 @@ class Worktrees(Watching):
 
     def _put(self, child: Agent, worktree: Worktree) -> None:
         """Notes what is so: a full disk changes nothing of it."""
-        self._agents.note(self._change(child, worktree))
+        self._agents.journal.note(self._change(child, worktree))
 
     def _set(self, child: Agent, worktree: Worktree) -> None:
-        self._agents.commit(self._change(child, worktree))
+        self._agents.journal.commit(self._change(child, worktree))
 
     def _change(self, child: Agent, worktree: Worktree) -> Change:
         change = Change()
         change.set(child, worktree=worktree.dump())
-        parent = self._agents.parent_of(child)
+        parent = self._agents.registry.parent_of(child)
         if parent is not None:
             task = self._agents.items.named(parent.index, Task, child.name)
             if task is not None and task.child == child.index:
@@ -257,10 +257,10 @@ class Worktrees(Watching):
         """What was not made to its end holds nothing."""
         change = Change()
         change.set(agent, worktree=None)
-        parent = self._agents.parent_of(agent)
+        parent = self._agents.registry.parent_of(agent)
         if parent is not None:
             change.set(parent, discards=(*parent.discards, worktree.dump()))
-        self._agents.note(change)
+        self._agents.journal.note(change)
 
     async def _discard_all(self, parent: Agent) -> None:
         """In the parent's cell, one after the other, as long as that goes on; what was not
@@ -299,13 +299,13 @@ class Worktrees(Watching):
         rest = tuple(each for each in parent.discards if each != values)
         change = Change()
         change.set(parent, discards=rest)
-        self._agents.note(change)
+        self._agents.journal.note(change)
 
     # whether there is anybody to do it
 
     def _unable(self, parent: Agent) -> str:
         """Why nothing can run in a parent's cell now, if so."""
-        for agent in (parent, *self._agents.ancestors(parent)):
+        for agent in (parent, *self._agents.registry.ancestors(parent)):
             if why := _unable(agent):
                 return why
         return ""
@@ -327,7 +327,7 @@ class Worktrees(Watching):
             return "its parent was removed"
         if why := self._unable(parent):
             return why
-        above = {parent.index, *(each.index for each in self._agents.ancestors(parent))}
+        above = {parent.index, *(each.index for each in self._agents.registry.ancestors(parent))}
         if starting is not None:
             above.add(starting.index)
         lock = self._locks.setdefault(key, trio.Lock())

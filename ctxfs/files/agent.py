@@ -24,8 +24,8 @@ from ctxfs.rows import NEW, NOT_BUSY, NOT_TERMINAL, Check, Kind, Plane, Render, 
 from ctxfs.rows import one_line as _one
 from runtime import names
 from runtime.authority import mounts, policy
-from runtime.authority.identity import CONTROLLERS, OPERATORS, PARTIES, Caller, Role
 from runtime.authority.mounts import Source, ancestry
+from runtime.caller import CONTROLLERS, OPERATORS, PARTIES, Caller, Role
 from runtime.errors import (
     DeniedError,
     MalformedError,
@@ -84,7 +84,7 @@ def _setter(
     """(check, commit) of a control with one value on one line."""
 
     def commit(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
-        fs.runtime.agents.update(agent, **{attribute: parse(fs, agent, caller, _one(text))})
+        fs.runtime.agents.journal.update(agent, **{attribute: parse(fs, agent, caller, _one(text))})
 
     return _checked(parse), commit
 
@@ -109,7 +109,7 @@ def _set_parent(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None
     value = _one(text)
     parent = _parse_parent(fs, agent, caller, value)
     if parent is not None or not value.startswith("agent:"):
-        fs.runtime.agents.adopt(agent, parent)
+        fs.runtime.agents.births.adopt(agent, parent)
 
 
 def _parse_parent(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> Agent | None:
@@ -118,14 +118,14 @@ def _parse_parent(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> Ag
         return None
     if not word.startswith("agent:"):
         raise MalformedError(f"{quote(line)} is neither operator nor agent:NAME")
-    parent = fs.runtime.agents.named(names.check_name(word.removeprefix("agent:")))
+    parent = fs.runtime.agents.registry.named(names.check_name(word.removeprefix("agent:")))
     if parent is None or not fs.runtime.agents.identity.roles(caller, parent) & OPERATORS:
         raise DeniedError(f"{quote(word)} is no agent that you are an operator of")
     return parent
 
 
 def _supervisor(fs: Filesystem, agent: Agent, caller: Caller) -> str:
-    parent = fs.runtime.agents.parent_of(agent)
+    parent = fs.runtime.agents.registry.parent_of(agent)
     if parent is not None and agent.owned:
         return f"agent:{parent.name}\n"
     return "operator\n" if agent.parent is None else "none\n"
@@ -137,7 +137,7 @@ def _parse_life(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
         raise MalformedError(f"{quote(life)}: a root agent is always detached")
     if life == "detached" and agent.parent is not None and caller.agent is not None:
         agents = fs.runtime.agents
-        maker = agents.get(caller.agent)
+        maker = agents.registry.get(caller.agent)
         if maker is None or not agents.authority.allows(maker, "agent", agent.name, "detach"):
             raise DeniedError(f"agent:{agent.name} detach is not in your effective policy")
         if "authority_expansion" not in agents.authority.families(maker):
@@ -150,7 +150,7 @@ def _parse_life(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
 def _set_life(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
     life = _parse_life(fs, agent, caller, _one(text))
     profile = Profile.PUBLIC_NAMED if life == "detached" else Profile.PRIVATE_CHILD
-    fs.runtime.agents.set_life(agent, life, profile.value)
+    fs.runtime.agents.births.set_life(agent, life, profile.value)
 
 
 def _check_profile(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
@@ -193,7 +193,7 @@ def _parse_id(line: str) -> int:
 def _set_owner(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
     owner = _parse_owner(fs, agent, caller, _one(text))
     if owner != agent.owner:
-        fs.runtime.agents.change_owner(agent, owner)
+        fs.runtime.agents.births.change_owner(agent, owner)
 
 
 def _parse_agent_id(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> int:
@@ -223,7 +223,7 @@ def _parse_groups(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> tu
         raise MalformedError(f"{len(groups)} groups: at most 1024")
     others = sorted(set(groups) - set(agent.groups))
     fs.runtime.agents.privilege.check_ids(f"groups {others}", others, [])
-    parent = fs.runtime.agents.parent_of(agent)
+    parent = fs.runtime.agents.registry.parent_of(agent)
     if parent is not None:
         extra = sorted(set(groups) - set(parent.groups))
         if extra:
@@ -239,7 +239,7 @@ def _set_groups(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None
     groups = _parse_groups(fs, agent, caller, " ".join(_lines(text)))
     own = set(agent.groups)
     fs.runtime.agents.privilege.check_ids(f"groups {sorted(groups)}", set(groups), own)
-    fs.runtime.agents.update(agent, groups=groups)
+    fs.runtime.agents.journal.update(agent, groups=groups)
 
 
 def _groups(fs: Filesystem, agent: Agent, caller: Caller) -> str:
@@ -258,7 +258,7 @@ def _parse_label(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str
 def _set_label(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
     label = _parse_label(fs, agent, caller, _one(text))
     rewritten = policy.relabel(agent.policy, agent.label, label)
-    fs.runtime.agents.update(agent, label=label, policy=rewritten)
+    fs.runtime.agents.journal.update(agent, label=label, policy=rewritten)
 
 
 def _check_policy(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
@@ -294,7 +294,7 @@ def _set_policy(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None
         kept |= keys - {rule.key for rule in authority.own_policy(agent)}
     if text and not text.endswith("\n"):
         text += "\n"
-    fs.runtime.agents.update(agent, policy=text, policy_of_root=tuple(sorted(kept)))
+    fs.runtime.agents.journal.update(agent, policy=text, policy_of_root=tuple(sorted(kept)))
 
 
 def _policy_effective(fs: Filesystem, agent: Agent, caller: Caller) -> str:
@@ -307,7 +307,7 @@ def _policy_effective(fs: Filesystem, agent: Agent, caller: Caller) -> str:
 def _limiting(fs: Filesystem, caller: Caller) -> tuple[Agent, str] | None:
     """(agent, its workspace), if the caller may give nothing beside that; "" for none."""
     agents = fs.runtime.agents
-    maker = agents.get(caller.agent) if caller.agent is not None else None
+    maker = agents.registry.get(caller.agent) if caller.agent is not None else None
     if maker is None or "authority_expansion" in agents.authority.families(maker):
         return None
     return maker, fs.workspace(maker) or ""
@@ -411,7 +411,7 @@ def _set_mount(
     _check_table(fs, agent, caller, table, mounts.Sources(known.boot, limit))
     if text and not text.endswith("\n"):
         text += "\n"
-    fs.runtime.agents.update(agent, mount=text, sources=sources)
+    fs.runtime.agents.journal.update(agent, mount=text, sources=sources)
 
 
 def _mount_effective(fs: Filesystem, agent: Agent, caller: Caller) -> str:
@@ -432,7 +432,7 @@ def _parse_iso(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
                 "iso=shared: this ctxd runs without root: an agent with its uid and the host's "
                 "tree could change what the daemon is started with; mount what it needs"
             )
-        parent = fs.runtime.agents.parent_of(agent)
+        parent = fs.runtime.agents.registry.parent_of(agent)
         if parent is not None:
             raise DeniedError(f"a child sees what its parent {quote(parent.name)} sees, no more")
     return iso
@@ -472,7 +472,7 @@ def _path_row(name: str, doc: str, parse: Parse, *, expands: bool, **more: Any) 
         value = str(parse(fs, agent, caller, _one(text)))
         sources = _found_sources(agent, caller, name, _named(value), found)
         check_found(fs, agent, caller, text, found)
-        fs.runtime.agents.update(agent, **{name: value, "sources": sources})
+        fs.runtime.agents.journal.update(agent, **{name: value, "sources": sources})
 
     return _single(
         name, doc, parse, paths=paths, check_found=check_found, commit_found=commit_found, **more
@@ -496,7 +496,7 @@ def _check_env_line(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> 
 def _set_env(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
     for line in _lines(text):
         names.parse_env_line(line)
-    fs.runtime.agents.update(agent, env="".join(f"{line}\n" for line in _lines(text)))
+    fs.runtime.agents.journal.update(agent, env="".join(f"{line}\n" for line in _lines(text)))
 
 
 def _check_tool_path(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
@@ -509,7 +509,7 @@ def _set_tool_path(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> N
     items = [item for line in _lines(text) for item in line.split(":") if item]
     for item in items:
         names.check_absolute(item, "tool directory")
-    fs.runtime.agents.update(agent, path="".join(f"{item}\n" for item in items))
+    fs.runtime.agents.journal.update(agent, path="".join(f"{item}\n" for item in items))
 
 
 def _tool_path(fs: Filesystem, agent: Agent, caller: Caller) -> str:
@@ -582,7 +582,7 @@ def _set_limits(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None
     merged = {**agent.limits, **wanted}
     try:
         supervisor.apply_limits(agent, wanted)
-        fs.runtime.agents.update(
+        fs.runtime.agents.journal.update(
             agent, limits={key: value for key, value in merged.items() if value != "max"}
         )
     except BaseException:
@@ -609,7 +609,7 @@ def _check_meta(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None
 
 def _set_meta(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
     names.parse_json_object(text)
-    fs.runtime.agents.update(agent, meta=text if text.endswith("\n") else text + "\n")
+    fs.runtime.agents.journal.update(agent, meta=text if text.endswith("\n") else text + "\n")
 
 
 def _meta(fs: Filesystem, agent: Agent, caller: Caller) -> str:
@@ -678,19 +678,19 @@ def _receive(
 
 
 def _children(fs: Filesystem, agent: Agent, call: Call) -> Iterator[str]:
-    for child in fs.runtime.agents.children(agent):
+    for child in fs.runtime.agents.registry.children(agent):
         yield child.name
 
 
 def _find_child(fs: Filesystem, agent: Agent, call: Call, name: str) -> Node | None:
-    for child in fs.runtime.agents.children(agent):
+    for child in fs.runtime.agents.registry.children(agent):
         if child.name == name:
             return fs.child_link(child)
     return None
 
 
 def _session_target(fs: Filesystem, agent: Agent) -> str:
-    session = fs.runtime.agents.session(agent.session)
+    session = fs.runtime.agents.sessions.get(agent.session)
     name = session.name if session is not None else "default"
     return f"../../home/{agent.owner}/agent/{agent.name}/session/{name}"
 

@@ -11,7 +11,7 @@ from ctxfs.handles import FileHandle
 from ctxfs.nodes import Call, Handle
 from ctxfs.rows import Render, RowNode
 from runtime import names
-from runtime.authority.identity import Caller
+from runtime.caller import Caller
 from runtime.errors import DeniedError, MalformedError
 from runtime.model import Agent
 from runtime.names import quote
@@ -55,7 +55,7 @@ def open_real(
         fd,
         limit=fs.runtime.config.document_max,
         append=bool(flags & os.O_APPEND),
-        share=fs.runtime.agents.share(node.obj),
+        share=fs.runtime.agents.disk.share(node.obj),
         may_read=may_read,
         may_write=may_write,
         changed=changed,
@@ -63,13 +63,13 @@ def open_real(
 
 
 def document_size(name: str) -> Callable[[Filesystem, Any], int]:
-    return lambda fs, agent: fs.runtime.agents.document_size(agent, name)
+    return lambda fs, agent: fs.runtime.agents.documents.size(agent, name)
 
 
 def document_time(name: str) -> Callable[[Filesystem, Any], float]:
     def mtime(fs: Filesystem, agent: Agent) -> float:
         try:
-            return fs.runtime.agents.document(agent, name).stat().st_mtime
+            return fs.runtime.agents.documents.path(agent, name).stat().st_mtime
         except FileNotFoundError:
             return agent.created
 
@@ -81,7 +81,7 @@ def open_document(name: str) -> Callable[[Filesystem, RowNode, Call, int], Handl
 
     def open_it(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
         agent: Agent = node.obj
-        path = fs.runtime.agents.document(agent, name)
+        path = fs.runtime.agents.documents.path(agent, name)
         return open_real(
             fs, node, call, flags, path, lambda: fs.agent_changed(agent.index, (name,))
         )
@@ -93,16 +93,16 @@ def staged(name: str) -> Render:
     """A document of JSON lines, which is staged like a control."""
 
     def render(fs: Filesystem, agent: Agent, caller: Caller) -> bytes:
-        return fs.runtime.agents.read_document(agent, name)
+        return fs.runtime.agents.documents.read(agent, name)
 
     return render
 
 
 def store_document(name: str) -> Callable[[Filesystem, Any, Caller, bytes], None]:
     def store(fs: Filesystem, agent: Agent, caller: Caller, data: bytes) -> None:
-        share = fs.runtime.agents.share(agent)
+        share = fs.runtime.agents.disk.share(agent)
         share.check(caller, len(data))
-        fs.runtime.agents.write_document(agent, name, data)
+        fs.runtime.agents.documents.write(agent, name, data)
         share.note(len(data))
 
     return store

@@ -32,12 +32,12 @@ _ROOM: Final = 100
 
 def pack(agents: Agents, session: Session, status: Callable[[Agent], str]) -> str:
     """The text; ``status`` says what is shown as a child's."""
-    channels = agents.channels(session.index)
+    channels = agents.sessions.channels(session.index)
     parts: list[str] = []
     room, shown = SIZE_MAX - _ROOM, 0
     entries = iter(range(_ENTRIES))
     for name, index in reversed(channels[-CHILDREN_MAX:]):
-        child = agents.recall(index)
+        child = agents.registry.recall(index)
         if child is not None:
             heading = f"# {name}: {status(child)}\n\n"
             part = heading + "".join(_given(agents, child, name, entries))
@@ -54,18 +54,18 @@ def pack(agents: Agents, session: Session, status: Callable[[Agent], str]) -> st
 
 def _given(agents: Agents, child: Agent, name: str, entries: Iterator[int]) -> Iterator[str]:
     """What one child gave back: its result, then references and artifacts."""
-    result = _ends(agents.document(child, "result.md"), f"child/{name}/result.md")
+    result = _ends(agents.documents.path(child, "result.md"), f"child/{name}/result.md")
     if result:
         yield result.rstrip("\n") + "\n\n"
     lines: list[str] = []
     paths: set[str] = set()
-    refs, left = _refs(agents.document(child, "refs.jsonl"))
+    refs, left = _refs(agents.documents.path(child, "refs.jsonl"))
     for path, summary in refs[:_LINES]:
         paths.add(path)
         lines.append(f"- {escape(path)}{': ' if summary else ''}{escape(summary)}\n")
     if left or len(refs) > _LINES:
         lines.append(f"[more references left out: see child/{name}/refs.jsonl]\n")
-    found, more = _artifacts(agents.document(child, "artifact"), entries)
+    found, more = _artifacts(agents.documents.path(child, "artifact"), entries)
     found = [path for path in found if path not in paths]
     lines += [f"- {escape(path)}\n" for path in found[:_LINES]]
     if more or len(found) > _LINES:

@@ -10,7 +10,7 @@ from ctxfs.files import tool, waiting
 from ctxfs.nodes import Call, Node
 from ctxfs.rows import Kind, Plane, Row, Table
 from runtime.accounts import Resource
-from runtime.authority.identity import Caller, Role
+from runtime.caller import Caller, Role
 from runtime.errors import DeniedError, MissingError
 from runtime.names import quote
 
@@ -77,7 +77,7 @@ def _metrics(fs: Filesystem, _: Any, caller: Caller) -> str:
 
 
 def _list_agents(fs: Filesystem, _: Any, call: Call) -> Iterator[str]:
-    for agent in fs.runtime.agents:
+    for agent in fs.runtime.agents.registry:
         if fs.listed(agent, call):
             yield from (agent.name, f"{agent.name}.sock", f"{agent.name}.d")
 
@@ -98,7 +98,7 @@ def _remove_agent(fs: Filesystem, _: Any, call: Call, name: str) -> None:
 
 
 def _list_homes(fs: Filesystem, _: Any, call: Call) -> Iterator[str]:
-    uids = {*fs.runtime.agents.session_owners(), *fs.homes()}
+    uids = {*fs.runtime.agents.sessions.owners(), *fs.homes()}
     for uid in sorted(uids):
         yield str(uid)
 
@@ -107,7 +107,7 @@ def _find_home(fs: Filesystem, _: Any, call: Call, name: str) -> Node | None:
     if not _UID.fullmatch(name) or int(name) >= 2**32 - 1:
         return None
     uid = int(name)
-    if uid == call.uid or uid in fs.homes() or uid in fs.runtime.agents.session_owners():
+    if uid == call.uid or uid in fs.homes() or uid in fs.runtime.agents.sessions.owners():
         return fs.home(uid)
     return None
 
@@ -180,7 +180,7 @@ ROOT_NUMBER: Final = TABLE.number("/", "/")
 
 
 def _home_entries(fs: Filesystem, uid: int, call: Call) -> Iterator[str]:
-    for name in fs.runtime.agents.session_agents(uid):
+    for name in fs.runtime.agents.sessions.agents(uid):
         if fs.history_visible(uid, name, call):
             yield name
 
@@ -202,14 +202,14 @@ HOME_TABLE: Final = Table(
 
 
 def _sessions(fs: Filesystem, key: tuple[int, str], call: Call) -> Iterator[str]:
-    for name, _ in fs.runtime.agents.sessions(*key):
+    for name, _ in fs.runtime.agents.sessions.of(*key):
         yield name
 
 
 def _find_session(
     fs: Filesystem, key: tuple[int, str], call: Call, name: str
 ) -> Node | None:
-    index = fs.runtime.agents.session_named(*key, name)
+    index = fs.runtime.agents.sessions.named(*key, name)
     return fs.session_node(index) if index is not None else None
 
 

@@ -11,7 +11,7 @@ from ctxfs.files.pack import pack
 from ctxfs.handles import HistoryHandle
 from ctxfs.nodes import Call, Handle, Node
 from ctxfs.rows import Kind, Plane, Render, Row, RowNode, Table
-from runtime.authority.identity import OPERATORS, Caller, Role
+from runtime.caller import OPERATORS, Caller, Role
 from runtime.change import Change
 from runtime.errors import DeniedError, MalformedError
 from runtime.lifecycle import Status
@@ -32,7 +32,7 @@ ARCHIVED: Final = ("result.md", "refs.jsonl", "artifact")
 
 
 def _path(name: str) -> Callable[[Filesystem, Session], Path]:
-    return lambda fs, session: fs.runtime.agents.session_directory(session) / name
+    return lambda fs, session: fs.runtime.agents.sessions.directory(session) / name
 
 
 def _file_size(name: str) -> Callable[[Filesystem, Any], int]:
@@ -74,7 +74,7 @@ def _open_messages(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Han
     session: Session = node.obj
 
     def append(lines: list[str]) -> None:
-        agent = fs.runtime.agents.get(session.incarnation)
+        agent = fs.runtime.agents.registry.get(session.incarnation)
         if agent is None or agent.index != call.caller.agent:
             raise DeniedError("messages are appended by the agent of this session")
         change = Change()
@@ -89,7 +89,7 @@ def _open_messages(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Han
             change.message(
                 session.index, **{"from": f"agent:{agent.name}", "run": agent.run, **kept}
             )
-        fs.runtime.agents.commit(change)
+        fs.runtime.agents.journal.commit(change)
 
     path = _path("messages.jsonl")(fs, session)
     limit = fs.runtime.config.frame_max
@@ -113,12 +113,12 @@ def _state(fs: Filesystem, session: Session, caller: Caller) -> str:
 
 
 def _cwd(fs: Filesystem, session: Session, caller: Caller) -> str:
-    agent = fs.runtime.agents.get(session.incarnation)
+    agent = fs.runtime.agents.registry.get(session.incarnation)
     return fs.working_directory(agent) + "\n" if agent is not None else ""
 
 
 def _meta(fs: Filesystem, session: Session, caller: Caller) -> str:
-    agent = fs.runtime.agents.recall(session.incarnation)
+    agent = fs.runtime.agents.registry.recall(session.incarnation)
     facts = {"agent": session.agent, "session": session.name}
     if agent is not None:
         facts |= {"incarnation": agent.incarnation, "parent": agent.lineage}
@@ -131,12 +131,12 @@ def _pack(fs: Filesystem, session: Session, caller: Caller) -> str:
 
 
 def _channels(fs: Filesystem, session: Session, call: Call) -> Iterator[str]:
-    for name, _ in fs.runtime.agents.channels(session.index):
+    for name, _ in fs.runtime.agents.sessions.channels(session.index):
         yield name
 
 
 def _find_channel(fs: Filesystem, session: Session, call: Call, name: str) -> Node | None:
-    index = fs.runtime.agents.find_channel(session.index, name)
+    index = fs.runtime.agents.sessions.find_channel(session.index, name)
     return fs.channel(index) if index is not None else None
 
 
@@ -184,7 +184,7 @@ def channel_status(child: Agent) -> str:
 
 
 def _channel_session(fs: Filesystem, child: Agent, caller: Caller) -> str:
-    session = fs.runtime.agents.session(child.session)
+    session = fs.runtime.agents.sessions.get(child.session)
     return (session.name if session is not None else "default") + "\n"
 
 

@@ -11,7 +11,7 @@ from ctxfs.nodes import Call, Handle
 from ctxfs.rows import ITEM, ItemPlane, Kind, Plane, Render, Row, RowNode, Table
 from ctxfs.rows import one_line as _one
 from runtime import names
-from runtime.authority.identity import PARTIES, Caller, Role
+from runtime.caller import PARTIES, Caller, Role
 from runtime.errors import DeniedError, MalformedError, MissingError, WrongStateError
 from runtime.items import Task, Work
 from runtime.names import quote, timestamp
@@ -99,7 +99,7 @@ def _set_work(fs: Filesystem, task: Task, caller: Caller, text: str) -> None:
     fs.runtime.agents.tasks.check_there(task)
     value = _one(text)
     _check_work(fs, task, caller, value)
-    with fs.runtime.agents.changing() as change:
+    with fs.runtime.agents.journal.changing() as change:
         change.put(task, work=value)
 
 
@@ -153,7 +153,7 @@ def act(fs: Filesystem, task: Task, caller: Caller, line: str) -> None:
     verb = line.strip(" \t")
     if verb not in _VERBS:
         raise MalformedError(f"{quote(verb)} is no verb: {', '.join(_VERBS)}")
-    agent = fs.runtime.agents.get(task.agent)
+    agent = fs.runtime.agents.registry.get(task.agent)
     if agent is None:
         raise WrongStateError("the agent of this task is gone")
     if verb == "fetch":

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from runtime.authority.identity import CONTROLLERS, Caller, Role
+from runtime.caller import CONTROLLERS, Caller, Role
 from runtime.errors import DeniedError, MalformedError
 from runtime.model import Agent
 from runtime.names import check_name, quote
@@ -62,7 +62,7 @@ def _abort(fs: Filesystem, agent: Agent, caller: Caller, words: list[str]) -> No
 
 
 def _session(fs: Filesystem, agent: Agent, caller: Caller, words: list[str]) -> None:
-    fs.runtime.agents.switch_session(agent, check_name(words[0]))
+    fs.runtime.agents.births.switch_session(agent, check_name(words[0]))
 
 
 #: by policy, an agent that may start may let go on, one that may stop may hold up
@@ -96,7 +96,7 @@ def act(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
         raise MalformedError(f"{quote(line)}: the verb is written {verb.usage}")
     if not fs.runtime.agents.identity.roles(caller, agent) & verb.who:
         raise DeniedError(f"{name} is not yours to say to {quote(agent.name)}")
-    with fs.runtime.agents.acting(caller, agent, verb=name):
+    with fs.runtime.agents.journal.acting(caller, agent, verb=name):
         verb.handler(fs, agent, caller, words)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ctxfs.rows import ITEM, ItemPlane, Kind, Plane, Render, Row, RowNode, Table, one_line
-from runtime.authority.identity import PARTIES, Caller, Role
+from runtime.caller import PARTIES, Caller, Role
 from runtime.errors import MissingError
 from runtime.items import Wait, WaitStatus
 from runtime.lifecycle import LIVE

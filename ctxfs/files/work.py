@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ctxfs.rows import ITEM, Check, ItemPlane, Kind, Plane, Render, Row, Table, one_line
-from runtime.authority.identity import PARTIES, Caller
+from runtime.caller import PARTIES, Caller
 from runtime.items import Work
 from runtime.lifecycle import LIVE
 from runtime.model import Agent

@@ -24,7 +24,7 @@ from ctxfs.tools.tool import (
     words,
 )
 from ctxfs.tools.waiting import WAIT, wait_of
-from runtime.authority.identity import INSIDERS
+from runtime.caller import INSIDERS
 from runtime.errors import DeniedError, MissingError
 from runtime.items import PRIORITIES, MessageStatus, TaskStatus, Wait, WaitStatus
 from runtime.lifecycle import Status
@@ -54,17 +54,17 @@ async def _spawn(request: Request) -> dict[str, Any]:
             wanted("agent_id", given, "a private_child has a parent: name it")
     else:
         wanted("name", given, "a public_named agent has a name of its creator's choice")
-    name = given.get("name") or request.agents.free_name(request.agent)
+    name = given.get("name") or request.agents.births.free_name(request.agent)
     with about("name"):
         request.tree.mkdir("agent", f"{name}.d")
-    agent = request.agents.named(name)
+    agent = request.agents.registry.named(name)
     assert agent is not None
     try:
         await _configure(request, agent, parent)
         await request.tree.write(f"agent/{name}.d/ctl", "start\n")
     except BaseException:
-        if agent.status is Status.NEW and request.agents.get(agent.index) is agent:
-            request.agents.unmake(agent)
+        if agent.status is Status.NEW and request.agents.registry.get(agent.index) is agent:
+            request.agents.removals.unmake(agent)
         raise
     if parent is None or not private:
         return {"agent_id": name}
@@ -106,7 +106,7 @@ async def _get(request: Request) -> dict[str, Any]:
         "run": agent.run,
         "work_focus": agent.focus,
         "waiting": [wait_of(request, w) for w in waits if w.status is WaitStatus.ARMED],
-        "children": [child.name for child in agents.children(agent)],
+        "children": [child.name for child in agents.registry.children(agent)],
         "tasks": dict(Counter(agents.tasks.status(task) for task in agents.tasks.known(agent))),
     }
 
@@ -116,7 +116,7 @@ def _asked(request: Request) -> Agent:
     if request.subject is not None and "agent_id" not in request.input:
         return request.subject
     name = wanted("agent_id", request.input, "an operator names the agent")
-    agent = request.agents.named(name)
+    agent = request.agents.registry.named(name)
     if agent is None or not request.fs.visible(agent, request.call):
         raise MissingError(f"agent_id: {quote(name)} is no agent that you can see")
     return agent
@@ -125,7 +125,7 @@ def _asked(request: Request) -> Agent:
 async def _list(request: Request) -> dict[str, Any]:
     call = request.call
     found = []
-    for number, agent in enumerate(request.agents):
+    for number, agent in enumerate(request.agents.registry):
         if number % _LISTED_AT_ONCE == 0:
             await trio.lowlevel.checkpoint()
         if request.fs.listed(agent, call):
@@ -150,7 +150,7 @@ async def _send(request: Request) -> dict[str, Any]:
         with about("id"):
             message = request.agents.messages.find(agent, check_id(name))
     if message is None or message.asked != request.caller.key:
-        message = request.agents.send(
+        message = request.agents.messages.send(
             request.caller,
             agent,
             given["text"],

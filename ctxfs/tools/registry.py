@@ -12,7 +12,7 @@ import trio
 
 from ctxfs.tools import agents, tasks, waiting, work
 from ctxfs.tools.tool import Concerns, Request, Schema, Tool, wanted
-from runtime.authority.identity import OPERATORS, Caller
+from runtime.caller import OPERATORS, Caller
 from runtime.errors import (
     CtxError,
     DeniedError,
@@ -50,15 +50,15 @@ def refusal(fs: Filesystem, caller: Caller, tool: Tool) -> str:
 
     Operators have all: what they may is decided by whom they name.
     """
-    registry = fs.runtime.agents
-    if not registry.identity.still(caller):
+    agents = fs.runtime.agents
+    if not agents.identity.still(caller):
         return "the caller could not be identified, or is gone"
-    agent = registry.get(caller.agent) if caller.agent is not None else None
+    agent = agents.registry.get(caller.agent) if caller.agent is not None else None
     if agent is None:
         return ""
-    if tool.family not in registry.authority.families(agent):
+    if tool.family not in agents.authority.families(agent):
         return f"{quote(agent.name)} is a {agent.profile}, which lacks {tool.family}"
-    if not registry.authority.allows(agent, "tool", tool.name, "execute"):
+    if not agents.authority.allows(agent, "tool", tool.name, "execute"):
         return f"tool:{tool.name} execute is not in the effective policy of {quote(agent.name)}"
     return ""
 
@@ -113,9 +113,9 @@ def _request(fs: Filesystem, caller: Caller, tool: Tool, given: Any) -> Request:
 
 def _subject(fs: Filesystem, caller: Caller, tool: Tool, given: dict[str, Any]) -> Agent | None:
     """The agent that a call concerns: the calling one, or that which an operator names."""
-    registry = fs.runtime.agents
+    agents = fs.runtime.agents
     if caller.agent is not None:
-        own = registry.get(caller.agent)
+        own = agents.registry.get(caller.agent)
         named = given.get("agent_id") if tool.concerns is not Concerns.OTHERS else None
         if own is not None and named not in (None, own.name):
             raise DeniedError("agent_id: an agent's calls concern itself: leave it out")
@@ -125,8 +125,8 @@ def _subject(fs: Filesystem, caller: Caller, tool: Tool, given: dict[str, Any]) 
     if tool.concerns is Concerns.PARENT and "agent_id" not in given:
         return None
     name = wanted("agent_id", given, "an operator names the agent that the call concerns")
-    agent = registry.named(name)
-    if agent is None or not registry.identity.roles(caller, agent) & OPERATORS:
+    agent = agents.registry.named(name)
+    if agent is None or not agents.identity.roles(caller, agent) & OPERATORS:
         raise MissingError(f"agent_id: {quote(name)} is no agent that you are an operator of")
     return agent
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ctxfs.nodes import Call
 from ctxfs.tools.tree import Tree
-from runtime.authority.identity import Caller
+from runtime.caller import Caller
 from runtime.change import Change
 from runtime.errors import CtxError, MalformedError, QuotaError, WrongStateError
 from runtime.model import Agent
@@ -64,7 +64,7 @@ class Request:
     @contextmanager
     def changing(self) -> Iterator[Change]:
         """A change of the caller's, committed once all of it is said."""
-        with self.agents.acting(self.caller), self.agents.changing() as change:
+        with self.agents.journal.acting(self.caller), self.agents.journal.changing() as change:
             yield change
 
     @property

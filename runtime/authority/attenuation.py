@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from runtime import linux
 from runtime.authority import mounts, policy
@@ -18,9 +18,8 @@ from runtime.authority.policy import Rule, Rules
 from runtime.errors import ExceedingError, WrongStateError
 from runtime.model import Agent
 from runtime.names import quote
-
-if TYPE_CHECKING:
-    from runtime.agents import Agents
+from runtime.registry import Registry
+from runtime.settings import Settings
 
 #: rules that are kept parsed, of all agents together; each takes about 100 bytes
 _KEPT_MAX: Final = 1 << 18
@@ -55,8 +54,9 @@ class Authority:
     and a change costs those that it is about.
     """
 
-    def __init__(self, agents: Agents) -> None:
-        self._agents = agents
+    def __init__(self, registry: Registry, settings: Settings) -> None:
+        self._registry = registry
+        self._settings = settings
         self._boot = linux.boot_id()
         self._known: OrderedDict[int, _Known] = OrderedDict()
         self._weight = 0
@@ -118,7 +118,7 @@ class Authority:
                 known.bound_text = agent.bound_policy
                 self._keep(agent, known)
             return known.bound
-        parent = self._agents.parent_of(agent)
+        parent = self._registry.parent_of(agent)
         if parent is None:
             return None if agent.parent is None else policy.EMPTY
         return self.effective_policy(parent)
@@ -192,12 +192,12 @@ class Authority:
             return
         if self.allows(agent, "network", "default", "connect"):
             yield agent
-        for child in self._agents.children(agent):
+        for child in self._registry.children(agent):
             if child.owned:
                 yield from self._with_network(child)
 
     def _bound_name(self, agent: Agent) -> str:
-        parent = self._agents.parent_of(agent)
+        parent = self._registry.parent_of(agent)
         return f"the parent {quote(parent.name)}" if parent is not None else "its parent"
 
     def families(self, agent: Agent) -> tuple[str, ...]:
@@ -213,7 +213,7 @@ class Authority:
         own = self.own_mounts(agent)
         if agent.bound_mount is not None:
             return mounts.effective(mounts.parse(agent.bound_mount), own)
-        parent = self._agents.parent_of(agent)
+        parent = self._registry.parent_of(agent)
         if parent is None:
             return own
         return mounts.effective(self.effective_mounts(parent), own)
@@ -230,13 +230,13 @@ class Authority:
     def check_mounts(self, agent: Agent, table: Collection[mounts.Mount]) -> None:
         """``ExceedingError`` if a line gives more than the parent has; ``QuotaError`` if there
         are too many with the parent's."""
-        parent = self._agents.parent_of(agent)
+        parent = self._registry.parent_of(agent)
         if parent is None:
             return
         above = mounts.Index(self.effective_mounts(parent))
         mounts.check_count(len(table), len(above.table))
         bare = parent.root or parent.iso == "shared"
-        base = () if bare else self._agents.config.base_view
+        base = () if bare else self._settings.config.base_view
         for mount in table:
             why = mounts.excess(mount, above, base)
             if why:
@@ -257,7 +257,7 @@ class Authority:
         """Whether the agent may, and which line of whose policy says so or is missing."""
         allowed = self.allows(agent, cls, name, perm)
         lines = list(self._explain(agent, cls, name, perm))
-        other = self._agents.named(name)
+        other = self._registry.named(name)
         if allowed and cls in ("agent", "session") and other is not None:
             allowed = self.reaches(agent, other, cls, perm)
             if not allowed:
@@ -282,10 +282,10 @@ class Authority:
                 what = "had" if had else "had no line for"
                 yield f"{node.name}: its parent {what} {cls}:{name} {perm} when it was detached"
                 return
-            if node.parent is not None and self._agents.parent_of(node) is None:
+            if node.parent is not None and self._registry.parent_of(node) is None:
                 yield f"{node.name}: its parent is gone, and with it what it could hand on"
                 return
-            node = self._agents.parent_of(node)
+            node = self._registry.parent_of(node)
             kinds = ("allow", "delegate")
 
 

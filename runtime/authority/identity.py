@@ -9,45 +9,18 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from dataclasses import dataclass, replace
-from enum import Flag, auto
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import Final
 
 from runtime import cgroups, linux, spare
+from runtime.accounts import OPERATORS as OPERATORS_SHARE
+from runtime.accounts import Payer, Reserve
+from runtime.authority.attenuation import Authority
+from runtime.caller import OPERATORS, Caller, Role
 from runtime.model import Agent
+from runtime.privilege import Privilege
+from runtime.registry import Registry
 
-if TYPE_CHECKING:
-    from runtime.agents import Agents
-
-
-class Role(Flag):
-    """What a caller is to one agent."""
-
-    NONE = 0
-    #: outside every agent, and uid 0 or the agent's owner
-    OPERATOR = auto()
-    #: an operator with uid 0, or that of a daemon without root
-    ROOT = auto()
-    #: the agent that made it and supervises it
-    CREATOR = auto()
-    #: the agent itself
-    SELF = auto()
-    #: an agent whose policy says read, start, stop or write on it
-    READER = auto()
-    STARTER = auto()
-    STOPPER = auto()
-    WRITER = auto()
-    #: an agent whose policy opens its sessions
-    SESSION_READER = auto()
-    #: everybody, strangers included
-    ANYONE = auto()
-
-
-OPERATORS: Final = Role.OPERATOR | Role.ROOT
-CONTROLLERS: Final = OPERATORS | Role.CREATOR
-PARTIES: Final = CONTROLLERS | Role.SELF
-#: who sees a private agent, and the configuration of any
-INSIDERS: Final = PARTIES | Role.READER
 _BY_POLICY: Final = (
     ("agent", "read", Role.READER),
     ("agent", "start", Role.STARTER),
@@ -56,34 +29,8 @@ _BY_POLICY: Final = (
     ("session", "read", Role.SESSION_READER),
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """One resolved caller. ``agent`` is the index of its incarnation, None outside all.
-
-    ``known`` is False for a process that could not be resolved. ``groups`` are those that
-    it had when it connected; None for one that waits for its answer in the kernel, and so
-    can still be asked for them.
-    """
-
-    uid: int
-    gid: int
-    pid: int
-    agent: int | None = None
-    incarnation: str = ""
-    known: bool = True
-    groups: tuple[int, ...] | None = None
-
-    @property
-    def key(self) -> str:
-        """What its last rejection is kept under."""
-        return self.incarnation or f"uid:{self.uid}"
-
-
 #: that getsockopt(2) can be asked for
 _GROUPS_MAX: Final = 256
-
-NOBODY: Final = Caller(65534, 65534, 0, known=False)
 
 
 def supplementary_groups(pid: int) -> tuple[int, ...]:
@@ -110,9 +57,18 @@ def _peer_groups(connection: socket.socket) -> tuple[int, ...]:
 class Identity:
     """Resolves callers against the agents' cgroups."""
 
-    def __init__(self, agents: Agents, hierarchy: cgroups.Hierarchy) -> None:
-        self._agents = agents
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        authority: Authority,
+        hierarchy: cgroups.Hierarchy,
+        privilege: Privilege,
+    ) -> None:
+        self._registry = registry
+        self._authority = authority
         self._hierarchy = hierarchy
+        self._privilege = privilege
 
     def resolve(self, uid: int, gid: int, pid: int) -> Caller:
         """The caller that a thread is; ``pid`` may be a thread's id.
@@ -126,7 +82,7 @@ class Identity:
         if below is None and not self._hierarchy.is_own(path):
             return Caller(uid, gid, pid)
         # what helps the daemon asks for nothing, whatever it was led to
-        agent = self._agents.by_cgroup(below) if below is not None else None
+        agent = self._registry.by_cgroup(below) if below is not None else None
         if agent is None:
             return Caller(uid, gid, pid, known=False)
         return Caller(uid, gid, pid, agent.index, agent.incarnation)
@@ -165,21 +121,31 @@ class Identity:
         """Whether the incarnation behind an open file or connection still lives."""
         if caller.agent is None:
             return caller.known
-        agent = self._agents.get(caller.agent)
+        agent = self._registry.get(caller.agent)
         return agent is not None and agent.live and agent.incarnation == caller.incarnation
 
     def is_master(self, caller: Caller) -> bool:
         """Whether it is root, or whoever runs the daemon without root, in person."""
-        return (
-            caller.known and caller.agent is None and self._agents.privilege.is_master(caller.uid)
-        )
+        return caller.known and caller.agent is None and self._privilege.is_master(caller.uid)
+
+    def payer(self, caller: Caller) -> Payer:
+        """On whose account it uses something: its agent's owner's, else its own uid's."""
+        if caller.agent is not None:
+            agent = self._registry.recall(caller.agent)
+            if agent is not None:
+                return Payer(agent.owner, agent.name)
+            return Payer(caller.uid, caller.incarnation)
+        if not caller.known:
+            return Payer(caller.uid, "unknown callers")
+        master = self._privilege.is_master(caller.uid)
+        return Payer(caller.uid, OPERATORS_SHARE, Reserve.MASTER if master else Reserve.OWNER)
 
     def roles(self, caller: Caller, agent: Agent) -> Role:
         """What the caller is to this agent, now."""
         if not caller.known:
             return Role.NONE
         if caller.agent is None:
-            if self._agents.privilege.is_master(caller.uid):
+            if self._privilege.is_master(caller.uid):
                 return OPERATORS | Role.ANYONE
             return (Role.OPERATOR if caller.uid == agent.owner else Role.NONE) | Role.ANYONE
         if not self.still(caller):
@@ -189,9 +155,9 @@ class Identity:
         roles = Role.ANYONE
         if agent.parent == caller.agent:
             roles |= Role.CREATOR
-        actor = self._agents.get(caller.agent)
+        actor = self._registry.get(caller.agent)
         if actor is not None:
             for cls, perm, role in _BY_POLICY:
-                if self._agents.authority.reaches(actor, agent, cls, perm):
+                if self._authority.reaches(actor, agent, cls, perm):
                     roles |= role
         return roles

@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,8 +17,9 @@ import trio
 
 from ctxfs.filesystem import ROOT_INODE, Filesystem
 from ctxfs.operations import Operations
-from runtime.authority.identity import Caller, Identity
+from runtime.authority.identity import Identity
 from runtime.authority.mounts import Source
+from runtime.caller import Caller
 from runtime.cell import Places
 from runtime.errors import WrongStateError
 from runtime.items import Task, TaskStatus
@@ -71,11 +73,11 @@ class FakeSupervisor:
         self.said.append(("abort", run or ""))
 
     def _move(self, agent: Agent, event: Event) -> None:
-        with self.world.agents.changing() as change:
+        with self.world.agents.journal.changing() as change:
             change.move(agent, event)
 
     def reset(self, agent: Agent) -> None:
-        self.world.agents.renew(agent)
+        self.world.agents.births.renew(agent)
 
     def write_input(self, task: Task, data: bytes) -> int:
         if task.status is not TaskStatus.RUNNING:
@@ -120,9 +122,14 @@ class Mounted:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.identity = FixedIdentity(
+            registry=world.agents.registry,
+            authority=world.agents.authority,
+            hierarchy=cast(Any, world.hierarchy),
+            privilege=world.agents.privilege,
+        )
+        world.agents = replace(world.agents, identity=self.identity)
         self.agents = world.agents
-        self.identity = FixedIdentity(world.agents, cast(Any, world.hierarchy))
-        world.agents.identity = self.identity
         self.supervisor = FakeSupervisor()
         self.supervisor.world = world
         places = Places(mount=Path("/ctx"), state=world.state, runtime=world.path / "run")
@@ -152,7 +159,7 @@ class Mounted:
     def make(self, name: str, caller: Caller = ROOT) -> Agent:
         with self.as_(caller):
             complete(self.ops.mkdir, self.inode("agent"), f"{name}.d".encode(), 0o755, CONTEXT)
-        agent = self.agents.named(name)
+        agent = self.agents.registry.named(name)
         assert agent is not None
         return agent
 

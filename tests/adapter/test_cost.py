@@ -39,17 +39,18 @@ from ctxfs.tools import registry
 from ctxfs.tools.tool import Tool
 from runtime import forking
 from runtime.accounts import Resource
-from runtime.authority.identity import Caller, Role
+from runtime.caller import Caller, Role
 from runtime.change import Change
 from runtime.ending import Ender
 from runtime.errors import CtxError
 from runtime.following import Followed
 from runtime.items import Message, Task, TaskStatus, Wait, WaitStatus, Work
 from runtime.lifecycle import Status
-from runtime.loop import LoopMeter
+from runtime.loop import Gentle, LoopMeter
 from runtime.model import Agent, Outcome
 from runtime.names import dump_json
 from runtime.sockets import DAEMON_OPERATIONS, OPERATIONS, Server, Sockets
+from runtime.streams import Streams
 from tests.adapter.mounted import CONTEXT, USER, Mounted, mounted_in
 from tests.unit.fakes import ROOT, add_end, inside
 
@@ -84,30 +85,30 @@ class Scene:
         agents = mounted.agents
         self.x = mounted.world.live(mounted.make("x", USER))
         world = mounted.world
-        world.agents.update(self.x, mode="turn")
+        world.agents.journal.update(self.x, mode="turn")
         self._chain()
         self._items(min(1020, scale))  # with room for what is tried
         self.children = [
-            agents.create(inside(self.x), f"k{n}") for n in range(min(1023, scale // 2))
+            agents.births.create(inside(self.x), f"k{n}") for n in range(min(1023, scale // 2))
         ]
         for child in self.children[1:3]:
-            world.agents.update(world.live(child), mode="turn")
+            world.agents.journal.update(world.live(child), mode="turn")
         for child in self.children[-200:]:
-            document = agents.document(child, "result.md")
+            document = agents.documents.path(child, "result.md")
             document.write_bytes(b"result\n")
             os.truncate(document, 16 << 20)
-            agents.write_document(child, "refs.jsonl", (REF * 100 % tuple(range(100))).encode())
+            agents.documents.write(child, "refs.jsonl", (REF * 100 % tuple(range(100))).encode())
         for name in ("result.md", "handoff.md"):
-            agents.document(self.x, name).write_bytes(b"0123456789abcde\n" * (1 << 20))
+            agents.documents.path(self.x, name).write_bytes(b"0123456789abcde\n" * (1 << 20))
         refs = "".join(REF % n for n in range(200_000))
         for name in ("refs.jsonl", "input.jsonl"):
-            agents.write_document(self.x, name, refs.encode())
+            agents.documents.write(self.x, name, refs.encode())
         for n in range(10 * scale):
-            (agents.document(self.x, "artifact") / f"file{n}").touch()
-        session = agents.session(self.x.session)
+            (agents.documents.path(self.x, "artifact") / f"file{n}").touch()
+        session = agents.sessions.get(self.x.session)
         assert session is not None
         self.session = f"home/1000/agent/x/session/{session.name}"
-        directory = agents.session_directory(session)
+        directory = agents.sessions.directory(session)
         (directory / "context" / "memory.md").write_bytes(b"a note\n" * (1 << 20))
         for name, letter in (("messages.jsonl", "m"), ("events.jsonl", "e")):
             with open(directory / name, "ab") as file:
@@ -146,7 +147,7 @@ class Scene:
         for depth in range(8):
             caller = inside(above) if above is not None else USER
             name = f"d{depth}"
-            above = self.mounted.world.live(self.mounted.agents.create(caller, name))
+            above = self.mounted.world.live(self.mounted.agents.births.create(caller, name))
             lines = [f"allow {above.label} agent:d* create\n"] + [
                 f"allow {above.label} agent:p{n}* {PERMS}\n" for n in range(8) if n != depth
             ]
@@ -154,12 +155,12 @@ class Scene:
                 f"allow {above.label} agent:p{depth}{'x' * 90}{n} {PERMS}\n"
                 for n in range(256 - len(lines))
             ]
-            self.mounted.agents.update(above, policy="".join(lines))
+            self.mounted.agents.journal.update(above, policy="".join(lines))
         assert above is not None
         self.deep = above
         text = "".join(f"allow x_t agent:{'q' * 90}{n}* {PERMS}\n" for n in range(250))
         text += "allow x_t agent:k* create\nallow x_t tool:* execute\n"
-        self.mounted.agents.update(self.x, policy=text)
+        self.mounted.agents.journal.update(self.x, policy=text)
 
     def _items(self, count: int) -> None:
         change = Change()
@@ -183,7 +184,7 @@ class Scene:
                 Wait(agent=index, name=f"A{n}", status=WaitStatus.ARMED, on="trigger", work="W0")
             )
         change.make(Wait(agent=index, name="new"))
-        self.mounted.agents.commit(change)
+        self.mounted.agents.journal.commit(change)
         self.token = next(w.token for w in self.mounted.agents.items.of(index, Wait))
 
     # where a row is
@@ -585,13 +586,11 @@ async def measure_sockets(scene: Scene, meter: LoopMeter) -> dict[str, float]:
             places=mounted.fs.runtime.places,
             binder=cast(Any, None),
             nursery=nursery,
+            streams=Streams(Gentle(mounted.agents.accounts.time)),
             code=name_of,
             status=mounted.fs.runtime.status,
-            cancel_message=lambda agent, message: None,
-            call_tool=lambda caller, name, given: registry.call(mounted.fs, caller, name, given),
-            refused=lambda error, caller, where: mounted.fs.reasons.note(
-                error, caller, where, None
-            ),
+            call_tool=partial(registry.call, mounted.fs),
+            refused=mounted.fs.reasons.note,
             refusals=mounted.fs.reasons.recent,
         )
         nursery.start_soon(sockets.run)
@@ -616,15 +615,15 @@ async def measure_sockets(scene: Scene, meter: LoopMeter) -> dict[str, float]:
 async def measure_forks(scene: Scene, meter: LoopMeter) -> dict[str, float]:
     """What a forked child inherits of an agent that has as much as it may have."""
     costs, agents, x = Costs(scene, meter), scene.mounted.agents, scene.x
-    session = agents.session(x.session)
+    session = agents.sessions.get(x.session)
     assert session is not None
-    directory = agents.session_directory(session)
+    directory = agents.sessions.directory(session)
     child = scene.children[0]
-    agents.update(x, focus="W0", run="r1")
+    agents.journal.update(x, focus="W0", run="r1")
     names = "".join(f"W{n} " for n in range(1200))
-    agents.document(child, "handoff.md").write_text(names * 200)
+    agents.documents.path(child, "handoff.md").write_text(names * 200)
     for below in scene.children[-30:]:
-        agents.document(below, "result.md").write_bytes(b"\n\t" * (1 << 19))
+        agents.documents.path(below, "result.md").write_bytes(b"\n\t" * (1 << 19))
 
     async def fork() -> None:
         forking.inherit(agents, x, child)
@@ -637,7 +636,7 @@ async def measure_forks(scene: Scene, meter: LoopMeter) -> dict[str, float]:
     for item in agents.items.of(x.index, Work):
         change.put(item, plan="")
         (directory / "context" / "episode" / f"{item.name}.md").write_bytes(b"done\n" * 1000)
-    agents.commit(change)
+    agents.journal.commit(change)
     for unit in ("\n", "x", '"', "\x01", "\x0b ", "\U0001f600"):
         (directory / "context" / "memory.md").write_text(unit * (1 << 20))
         await costs.call("fork", fork)
@@ -651,7 +650,7 @@ async def measure_forks(scene: Scene, meter: LoopMeter) -> dict[str, float]:
 async def measure_lives(scene: Scene, meter: LoopMeter) -> dict[str, float]:
     """Of a name that had many lives, each with a session that stays."""
     costs, agents, store = Costs(scene, meter), scene.mounted.agents, scene.mounted.world.store
-    first = agents.session(scene.x.session)
+    first = agents.sessions.get(scene.x.session)
     assert first is not None
     with store.transaction():
         for number in range(2, 10 * len(scene.children)):
@@ -663,8 +662,8 @@ async def measure_lives(scene: Scene, meter: LoopMeter) -> dict[str, float]:
             assert inode is not None
             await costs.list(path, inode)
         assert await costs.inode("home/1000/agent/x/session/default.99") is not None
-        removed = agents.create(USER, "removed")
-        agents.remove(removed)
+        removed = agents.births.create(USER, "removed")
+        agents.removals.remove(removed)
         parent = await costs.inode("agent")
         assert parent is not None
         for name in (b"x.d", b"removed.d"):
@@ -672,9 +671,9 @@ async def measure_lives(scene: Scene, meter: LoopMeter) -> dict[str, float]:
             await costs.call(f"mkdir {name!r}", ops.mkdir, parent, name, 0o755, CONTEXT)
 
     async def switch() -> None:
-        agents.switch_session(scene.x, "another")
+        agents.births.switch_session(scene.x, "another")
 
-    agents.update(scene.x, status=Status.IDLE)
+    agents.journal.update(scene.x, status=Status.IDLE)
     await costs.call("session", switch)
     return costs.worst
 
@@ -695,20 +694,20 @@ async def measure_fans(scene: Scene, meter: LoopMeter) -> dict[str, float]:
         change = Change()
         for number, wait in enumerate(waits[:64]):
             change.put(wait, on=on, status=WaitStatus.ARMED, work=f"W{number}")
-        agents.commit(change)
+        agents.journal.commit(change)
 
     def end_resource(kind: str, name: str) -> None:
-        with agents.changing() as change:
+        with agents.journal.changing() as change:
             agents.waiting.resource_over(change, x, kind, name, {})
 
     def end_agent(agent: Agent) -> None:
-        with agents.changing() as change:
+        with agents.journal.changing() as change:
             add_end(agents, change, agent, Outcome.CANCELLED, "operator_stop")
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(agents.run)
         add_waits("message")
-        await call("message", agents.send, USER, x, "hello")
+        await call("message", agents.messages.send, USER, x, "hello")
         for kind, name in (("task", "T2"), ("child", "k5")):
             add_waits(f"{kind} {name}")
             await call(kind, end_resource, kind, name)
@@ -719,7 +718,6 @@ async def measure_fans(scene: Scene, meter: LoopMeter) -> dict[str, float]:
             agents=agents,
             hierarchy=cast(Any, None),
             watcher=cast(Any, None),
-            sockets=cast(Any, Ignoring()),
             followed=Followed(),
             nursery=nursery,
         )
@@ -731,25 +729,15 @@ async def measure_fans(scene: Scene, meter: LoopMeter) -> dict[str, float]:
         assert not any(child.live or child.status is Status.NEW for child in scene.children)
         while True:
             change = Change()
-            if not agents.add_some_ends(change, x, "operator_stop", everything=True):
+            if not agents.ends.record_some(change, x, "operator_stop", everything=True):
                 break
-            await call("records", agents.note, change)
+            await call("records", agents.journal.note, change)
         await call("end of all", end_agent, x)
-        await call("remove", agents.remove, x)
-        while any(agents.get(child.index) for child in scene.children):
+        await call("remove", agents.removals.remove, x)
+        while any(agents.registry.get(child.index) for child in scene.children):
             await costs.call("removal of the rest", trio.lowlevel.checkpoint)
         nursery.cancel_scope.cancel()
     return costs.worst
-
-
-class Ignoring:
-    """Sockets that nobody is at."""
-
-    def refuse(self, agent: Agent) -> None:
-        pass
-
-    def stop_accepting(self, agent: Agent) -> None:
-        pass
 
 
 Measuring = Callable[[Scene, LoopMeter], Awaitable[dict[str, float]]]
@@ -769,7 +757,7 @@ def measure(path: Path, scale: int, what: str) -> dict[str, float]:
     measuring, status = MEASURED[what]
     with mounted_in(path, agents=20_000) as mounted:
         scene = Scene(mounted, scale=scale)
-        mounted.agents.update(scene.x, status=status)
+        mounted.agents.journal.update(scene.x, status=status)
         meter = LoopMeter()
         gc.collect()
         gc.disable()  # what it takes is the whole heap's, of all tests before this one

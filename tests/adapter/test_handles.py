@@ -15,7 +15,7 @@ import pytest
 
 from ctxfs.files import agent as agent_files
 from ctxfs.handles import RowHandle
-from runtime.authority.identity import Caller
+from runtime.caller import Caller
 from runtime.change import Watching
 from runtime.lifecycle import Status
 from runtime.model import Agent
@@ -46,7 +46,7 @@ def mounted(tmp_path: Path) -> Iterator[Mounted]:
 
 
 def the_agent(mounted: Mounted, name: str = "x") -> Agent:
-    agent = mounted.agents.named(name)
+    agent = mounted.agents.registry.named(name)
     assert agent is not None
     return agent
 
@@ -64,7 +64,7 @@ class Commits(Watching):
 @pytest.fixture
 def commits(mounted: Mounted) -> Commits:
     found = Commits()
-    mounted.agents.watching.append(found)
+    mounted.agents.journal.watch(found)
     return found
 
 
@@ -298,7 +298,7 @@ def test_who_is_not_allowed_any_more_does_not_commit(mounted: Mounted) -> None:
     with mounted.as_(inside(parent)):
         fh = mounted.open("agent/c.d/cwd", WRITE)
         mounted.write(fh, b"/tmp\n")
-        mounted.agents.update(parent, status=Status.DEAD)
+        mounted.agents.journal.update(parent, status=Status.DEAD)
         with refused("EACCES"):
             mounted.flush(fh)
         mounted.close(fh)
@@ -307,7 +307,7 @@ def test_who_is_not_allowed_any_more_does_not_commit(mounted: Mounted) -> None:
 
 def test_an_acknowledged_control_is_there_after_a_crash(mounted: Mounted) -> None:
     mounted.put(f"{D}/exec", "true\n")
-    (again,) = mounted.world.reopen()
+    (again,) = mounted.world.reopen().registry
     assert again.exec == "true"
 
 
@@ -364,7 +364,7 @@ def test_a_stranger_who_had_opened_a_public_agent_reads_no_private_one(mounted: 
     with mounted.as_(STRANGER):
         fh = mounted.open(f"{D}/status")
         assert mounted.read(fh) == b"new\n"
-    mounted.agents.adopt(the_agent(mounted), parent)
+    mounted.agents.births.adopt(the_agent(mounted), parent)
     with refused("EACCES"):
         mounted.read(fh)
     mounted.close(fh)
@@ -375,7 +375,7 @@ OUTPUTS = ("out", "log")
 
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_output_is_read_as_it_grows(mounted: Mounted, name: str) -> None:
-    directory = mounted.agents.directory(the_agent(mounted)) / name
+    directory = mounted.agents.documents.directory(the_agent(mounted)) / name
     directory.mkdir()
     fh = mounted.open(f"{D}/{name}")
     assert mounted.read(fh) == b""
@@ -406,7 +406,7 @@ def open_as_its_agent(mounted: Mounted, path: str, flags: int = os.O_RDONLY) -> 
 def test_a_read_of_one_who_is_gone_is_refused(mounted: Mounted, path: str, offset: int) -> None:
     agent, fh = open_as_its_agent(mounted, path)
     mounted.read(fh)
-    mounted.agents.update(agent, status=Status.DEAD)
+    mounted.agents.journal.update(agent, status=Status.DEAD)
     with refused("EACCES"):
         mounted.read(fh, offset)
     mounted.close(fh)
@@ -428,7 +428,7 @@ def test_poll_tells_of_changes_since_the_last_read(mounted: Mounted) -> None:
     assert poll(mounted, fh, waiter) == select.POLLIN
     mounted.put(f"{D}/env", "A=1\n")
     assert waiter.notified == 0
-    mounted.agents.update(the_agent(mounted), status=Status.STARTING)
+    mounted.agents.journal.update(the_agent(mounted), status=Status.STARTING)
     assert waiter.notified == 1
     assert poll(mounted, fh) & changed == changed
     assert poll(mounted, fh) & changed == changed
@@ -445,8 +445,8 @@ def test_everyone_who_polls_is_told_once(mounted: Mounted) -> None:
     for fh, waiter in ((first, one), (second, two)):
         mounted.read(fh)
         poll(mounted, fh, waiter)
-    mounted.agents.update(the_agent(mounted), status=Status.STARTING)
-    mounted.agents.update(the_agent(mounted), status=Status.BUSY)
+    mounted.agents.journal.update(the_agent(mounted), status=Status.STARTING)
+    mounted.agents.journal.update(the_agent(mounted), status=Status.BUSY)
     assert (one.notified, two.notified) == (1, 1)
 
 
@@ -524,8 +524,8 @@ def test_pause_and_resume_come_back_to_what_it_was(mounted: Mounted) -> None:
 
 def test_what_a_reset_agent_gave_back_is_in_its_session(mounted: Mounted) -> None:
     agent = the_agent(mounted)
-    mounted.agents.write_document(agent, "result.md", b"the result\n")
-    mounted.agents.update(agent, status=Status.DEAD)
+    mounted.agents.documents.write(agent, "result.md", b"the result\n")
+    mounted.agents.journal.update(agent, status=Status.DEAD)
     old = mounted.inode(D)
     mounted.put(f"{D}/ctl", "reset\n")
     assert mounted.get(f"{D}/status") == "new\n"
@@ -711,7 +711,7 @@ def test_a_message_is_bounded(tmp_path: Path) -> None:
 
 def test_who_is_gone_appends_nothing(mounted: Mounted, speaker: Caller) -> None:
     fh = mounted.open(MESSAGES, APPEND)
-    mounted.agents.update(the_agent(mounted), status=Status.DEAD)
+    mounted.agents.journal.update(the_agent(mounted), status=Status.DEAD)
     with refused("EACCES"):
         mounted.write(fh, message("late").encode())
     mounted.close(fh)
@@ -729,7 +729,7 @@ def test_a_document_is_written_in_place(mounted: Mounted) -> None:
 
 def test_a_document_open_for_reading_is_not_truncated(mounted: Mounted) -> None:
     """open(2) with O_TRUNC empties a file whatever else it asks for."""
-    agent = mounted.agents.named("x")
+    agent = mounted.agents.registry.named("x")
     assert agent is not None
     mounted.put(f"{D}/handoff.md", "task\n")
     mounted.world.live(agent)
@@ -926,7 +926,7 @@ def test_a_line_of_a_document_is_checked_once(mounted: Mounted) -> None:
 
 
 def test_who_kept_ctl_open_resets_an_agent_once(mounted: Mounted) -> None:
-    mounted.agents.update(the_agent(mounted), status=Status.DEAD)
+    mounted.agents.journal.update(the_agent(mounted), status=Status.DEAD)
     first, second = (mounted.open(f"{D}/ctl", os.O_WRONLY) for _ in range(2))
     mounted.write(first, b"reset\n")
     new = the_agent(mounted)
@@ -934,7 +934,7 @@ def test_who_kept_ctl_open_resets_an_agent_once(mounted: Mounted) -> None:
         mounted.write(second, b"reset\n")
     assert "open it again" in mounted.reason
     assert the_agent(mounted) is new
-    assert [each.name for each in mounted.agents].count("x") == 1
+    assert [each.name for each in mounted.agents.registry].count("x") == 1
 
 
 @pytest.mark.parametrize("verb", ["start", "kill", "reset", "session other"])
@@ -943,9 +943,9 @@ def test_what_was_removed_takes_no_verbs_through_a_file_that_is_open(
 ) -> None:
     fh = mounted.open(f"{D}/ctl", WRITE)
     agent = the_agent(mounted)
-    mounted.agents.remove(agent)
+    mounted.agents.removals.remove(agent)
     with refused("ENOENT"):
         mounted.write(fh, verb.encode() + b"\n")
     complete(mounted.ops.release, fh)
     assert mounted.supervisor.said == []
-    assert mounted.agents.named("x") is None
+    assert mounted.agents.registry.named("x") is None

@@ -25,11 +25,10 @@ from ctxfs.nodes import Attributes, Call, Changes, Handle, Node
 from ctxfs.operations import Operations
 from ctxfs.reasons import Reasons
 from runtime import errors
-from runtime.accounts import Reserve, Resource, accounts_of
-from runtime.authority.identity import Caller
+from runtime.accounts import Payer, Reserve, Resource, accounts_of
+from runtime.caller import Caller
 from runtime.config import Config
 from runtime.privilege import ROOT
-from runtime.runtime import Runtime
 from tests.adapter.mounted import CONTEXT, complete, refused
 
 ME = Caller(1000, 1000, 1)
@@ -126,12 +125,17 @@ class FakeFilesystem:
         self.cache = Cache()
         self.durable = SimpleNamespace(owns=lambda inode: False)
         identity = SimpleNamespace(
-            resolve=lambda uid, gid, pid: ME, is_master=lambda caller: caller.uid == 0
+            resolve=lambda uid, gid, pid: ME,
+            is_master=lambda caller: caller.uid == 0,
+            payer=lambda caller: Payer(caller.uid, reserve=Reserve.OWNER),
         )
         self.synced = 0
         self.requests = 0
         agents = SimpleNamespace(
-            identity=identity, synced=self.sync, privilege=ROOT, get=lambda index: None
+            identity=identity,
+            journal=SimpleNamespace(synced=self.sync),
+            privilege=ROOT,
+            registry=SimpleNamespace(get=lambda index: None),
         )
         self.runtime = SimpleNamespace(
             agents=agents,
@@ -140,7 +144,7 @@ class FakeFilesystem:
             accounts=accounts_of(Config(owner_descriptors=OPEN_FILES)),
         )
 
-        self.disks = Disks(cast(Runtime, self.runtime))
+        self.disks = Disks(lambda caller: Payer(caller.uid))
 
     async def settled(self, directory: Node, name: str) -> None:
         assert not self.disks.busy

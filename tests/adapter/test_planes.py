@@ -40,12 +40,12 @@ PLANES = ["work", "waiting"]
 def mounted(tmp_path: Path) -> Iterator[Mounted]:
     with mounted_in(tmp_path, work_items=3, waits=3) as made:
         agent = made.world.live(made.make("x", USER))
-        made.agents.update(agent, mode="turn")
+        made.agents.journal.update(agent, mode="turn")
         yield made
 
 
 def the_agent(mounted: Mounted) -> Agent:
-    agent = mounted.agents.named("x")
+    agent = mounted.agents.registry.named("x")
     assert agent is not None
     return agent
 
@@ -107,7 +107,7 @@ def test_making_is_refused_in_the_order_of_the_contract(mounted: Mounted, plane:
         mkdir(mounted, f"{D}/{plane}/a")
     with refused("EDQUOT"):
         mkdir(mounted, f"{D}/{plane}/d")
-    mounted.agents.update(the_agent(mounted), status=Status.DEAD)
+    mounted.agents.journal.update(the_agent(mounted), status=Status.DEAD)
     with refused("EEXIST"):
         mkdir(mounted, f"{D}/{plane}/a")
     with refused("EBUSY"):
@@ -139,7 +139,7 @@ def test_nothing_else_is_made_there(mounted: Mounted, plane: str) -> None:
 def test_where_the_owner_is_not_the_agents_uid_both_may_make_and_write(
     mounted: Mounted, plane: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mounted.agents.update(the_agent(mounted), uid=61000)
+    mounted.agents.journal.update(the_agent(mounted), uid=61000)
     mkdir(mounted, f"{D}/{plane}/a")
     written = "objective" if plane == "work" else "on"
     assert stat.S_IMODE(mounted.stat(f"{D}/{plane}").st_mode) == 0o777
@@ -174,8 +174,8 @@ def test_the_records_of_an_agent_that_is_gone_are_not_written(
     written = "objective" if plane == "work" else "on"
     fh = mounted.open(f"{D}/{plane}/a/{written}", os.O_WRONLY | os.O_TRUNC)
     agent = the_agent(mounted)
-    mounted.agents.update(agent, status=Status.DEAD)
-    mounted.agents.remove(agent)
+    mounted.agents.journal.update(agent, status=Status.DEAD)
+    mounted.agents.removals.remove(agent)
     with refused("EBUSY"):
         mounted.write(fh, b"too late\n")
     assert mounted.fs.reasons.of_caller(mounted.identity.caller)
@@ -185,7 +185,7 @@ def test_the_records_of_an_agent_that_is_gone_are_not_written(
 def test_a_dead_agents_records_are_read_and_removed_only(mounted: Mounted, plane: str) -> None:
     mkdir(mounted, f"{D}/{plane}/a")
     written = "objective" if plane == "work" else "on"
-    mounted.agents.update(the_agent(mounted), status=Status.DEAD)
+    mounted.agents.journal.update(the_agent(mounted), status=Status.DEAD)
     with refused("EBUSY"):
         mounted.open(f"{D}/{plane}/a/{written}", os.O_WRONLY)
     assert mounted.get(f"{D}/{plane}/a/{written}") == ""
@@ -548,7 +548,7 @@ def test_everything_is_there_after_a_crash(mounted: Mounted) -> None:
     mkdir(mounted, f"{D}/work/w")
     mounted.put(f"{D}/waiting/x/work", "w\n")
     agents = mounted.world.reopen()
-    again = agents.named("x")
+    again = agents.registry.named("x")
     assert again is not None
     (item,) = agents.items.of(again.index, Work)
     (wait,) = agents.items.of(again.index, Wait)

@@ -36,7 +36,7 @@ def test_at_most_256_lines_are_taken_when_they_are_written(mounted: Mounted) -> 
 
 def test_a_longer_one_of_an_earlier_version_can_be_made_shorter(mounted: Mounted) -> None:
     agent = mounted.make("a")
-    mounted.agents.update(agent, policy=lines(400))
+    mounted.agents.journal.update(agent, policy=lines(400))
     assert mounted.agents.authority.allows(agent, "tool", "T399", "execute")
     with refused("EDQUOT"):
         mounted.put("agent/a.d/policy", lines(401))

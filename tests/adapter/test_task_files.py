@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.agents import replace_file
+from runtime.documents import replace_file
 from runtime.items import Task, TaskEvent, TaskStatus
 from runtime.lifecycle import Status
 from runtime.model import Agent
@@ -54,7 +54,7 @@ def mounted(tmp_path: Path) -> Iterator[Mounted]:
         made.supervisor.world = made.world
         made.fs.runtime.supervisor = made.supervisor  # type: ignore[assignment]
         agent = made.world.live(made.make("x", USER), Status.IDLE)
-        made.agents.update(agent, mode="turn")
+        made.agents.journal.update(agent, mode="turn")
         mkdir(made, T)
         yield made
 
@@ -70,7 +70,7 @@ def rmdir(mounted: Mounted, path: str) -> None:
 
 
 def the_agent(mounted: Mounted, name: str = "x") -> Agent:
-    agent = mounted.agents.named(name)
+    agent = mounted.agents.registry.named(name)
     assert agent is not None
     return agent
 
@@ -82,14 +82,14 @@ def the_task(mounted: Mounted, name: str = "t") -> Task:
 
 
 def put_status(mounted: Mounted, status: TaskStatus) -> None:
-    with mounted.agents.changing() as change:
+    with mounted.agents.journal.changing() as change:
         change.put(the_task(mounted), status=status)
 
 
 def supervised(mounted: Mounted, mode: str = "turn") -> Agent:
     """A child of the agent's, with a handle of its name."""
     child = mounted.make("rev", inside(mounted.world.may_create(the_agent(mounted))))
-    mounted.agents.update(child, mode=mode)
+    mounted.agents.journal.update(child, mode=mode)
     return child
 
 
@@ -264,10 +264,10 @@ def test_what_a_task_left(mounted: Mounted) -> None:
     mounted.put(f"{T}/cmd", "true\n")
     mounted.put(f"{T}/ctl", "start\n")
     append(mounted.agents.tasks.directory(agent, task), b"one\ntwo\n", 1 << 20)
-    with mounted.agents.changing() as change:
+    with mounted.agents.journal.changing() as change:
         change.put(task, pid=42, started=1.5)
     assert mounted.get(f"{T}/pid") == "42\n"
-    with mounted.agents.changing() as change:
+    with mounted.agents.journal.changing() as change:
         mounted.agents.tasks.end(change, agent, task, TaskEvent.FAIL, exit_text="exit:3")
     assert mounted.get(f"{T}/status") == "failed\n"
     assert (mounted.get(f"{T}/exit"), mounted.get(f"{T}/pid")) == ("exit:3\n", "")
@@ -300,7 +300,7 @@ def test_input_goes_to_what_takes_it(mounted: Mounted) -> None:
 
 def test_a_handle_shows_its_child(mounted: Mounted) -> None:
     child = supervised(mounted)
-    mounted.agents.write_document(child, "handoff.md", b"look at it\nclosely\n")
+    mounted.agents.documents.write(child, "handoff.md", b"look at it\nclosely\n")
     handle = f"{D}/task/rev"
     assert mounted.list(f"{D}/task") == ["t", "rev"]
     assert mounted.get(f"{handle}/kind") == "child_agent_task\n"
@@ -309,9 +309,9 @@ def test_a_handle_shows_its_child(mounted: Mounted) -> None:
     assert mounted.get(f"{handle}/status") == "queued\n"
     mounted.world.live(child, Status.IDLE)
     assert mounted.get(f"{handle}/status") == "running\n"
-    session = mounted.agents.session(child.session)
+    session = mounted.agents.sessions.get(child.session)
     assert session is not None
-    replace_file(mounted.agents.session_directory(session) / "latest.md", b"so far\n")
+    replace_file(mounted.agents.sessions.directory(session) / "latest.md", b"so far\n")
     assert mounted.get(f"{handle}/output") == mounted.get(f"{handle}/preview") == "so far\n"
     target = complete(mounted.ops.readlink, mounted.inode(f"{handle}/wait"), CONTEXT)
     assert os.fsdecode(target) == str(mounted.agents.waits.path(child.wait_token))
@@ -430,7 +430,7 @@ def test_the_inbox_is_not_read_and_the_queue_not_written(mounted: Mounted) -> No
 @pytest.mark.parametrize("status", [Status.STOPPING, Status.DEAD])
 def test_who_is_ending_takes_no_messages(mounted: Mounted, status: Status) -> None:
     opened = mounted.open(f"{D}/inbox", WRITE)
-    mounted.agents.update(the_agent(mounted), status=status)
+    mounted.agents.journal.update(the_agent(mounted), status=status)
     with refused("EBUSY"):
         mounted.put(f"{D}/inbox", "late")
     mounted.write(opened, b"late")

@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from ctxfs.tools.registry import TOOLS
-from runtime.authority.identity import Caller
+from runtime.caller import Caller
 from runtime.model import Agent
 from tests.adapter.mounted import CONTEXT, STRANGER, USER, Mounted, complete, mounted_in, refused
 from tests.unit.fakes import ROOT, inside
@@ -71,7 +71,7 @@ def test_the_program_is_the_client(mounted: Mounted) -> None:
 
 
 def test_what_policy_does_not_allow_is_not_there(mounted: Mounted, agent: Agent) -> None:
-    mounted.agents.update(agent, policy="allow coder_t tool:Work* execute\n")
+    mounted.agents.journal.update(agent, policy="allow coder_t tool:Work* execute\n")
     names = [name for name in NAMES if name.startswith("Work")]
     assert listed(mounted, inside(agent)) == [n + s for n in names for s in ("", ".d")]
     with mounted.as_(inside(agent)):
@@ -80,7 +80,7 @@ def test_what_policy_does_not_allow_is_not_there(mounted: Mounted, agent: Agent)
                 mounted.inode(f"tool/{name}")
         assert mounted.get("tool/WorkList.d/family") == "core\n"
     assert len(listed(mounted, USER)) == 2 * len(NAMES)
-    mounted.agents.update(agent, policy="")
+    mounted.agents.journal.update(agent, policy="")
     assert listed(mounted, inside(agent)) == []
 
 
@@ -91,7 +91,7 @@ def test_what_no_family_has_is_not_there(mounted: Mounted, agent: Agent) -> None
     assert set(listed(mounted, inside(child))) == {
         name + suffix for name in NAMES if name != "SpawnAgent" for suffix in ("", ".d")
     }
-    mounted.agents.update(child, policy=child.policy + "allow rev_t agent:rev-* create\n")
+    mounted.agents.journal.update(child, policy=child.policy + "allow rev_t agent:rev-* create\n")
     assert "SpawnAgent" in listed(mounted, inside(child))
 
 

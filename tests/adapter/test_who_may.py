@@ -22,7 +22,7 @@ from ctxfs.files import waiting as waiting_files
 from ctxfs.files import work as work_files
 from ctxfs.files.verbs import VERBS
 from ctxfs.rows import Kind, Plane, Row, inode_number
-from runtime.authority.identity import Caller
+from runtime.caller import Caller
 from runtime.lifecycle import Status
 from runtime.model import Agent
 from tests.adapter.mounted import (
@@ -383,13 +383,13 @@ def staged(mounted: Mounted) -> Stage:
     for kind, agent in objects.items():
         world.live(world.may_create(agent))
         children[kind] = world.live(mounted.make(f"below-{kind}", inside(agent)))
-        world.agents.update(children[kind], policy="")
-        world.agents.update(agent, policy="", mode="turn")
+        world.agents.journal.update(children[kind], policy="")
+        world.agents.journal.update(agent, policy="", mode="turn")
         world.agents.work.make(ROOT, agent, "item")
         world.agents.waiting.make(ROOT, agent, "item")
         task = world.agents.tasks.make(ROOT, agent, "item")
         world.agents.tasks.set(task, accepts_input=True)
-    world.agents.update(maker, policy="")
+    world.agents.journal.update(maker, policy="")
 
     def policed(letter: str, lines: tuple[str, ...], owner: Caller, writer: Caller) -> Caller:
         agent = mounted.make(f"party-{letter}", owner)

@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from runtime.agents import Agents
-from runtime.authority.identity import Caller
+from runtime.agents import Agents, open_agents
+from runtime.caller import Caller
 from runtime.cgroups import Hierarchy
 from runtime.change import Change, Watching
 from runtime.config import Config
-from runtime.history import History
 from runtime.lifecycle import Event, Status
 from runtime.model import Agent, Outcome
+from runtime.privilege import ROOT as ROOT_PRIVILEGE
+from runtime.privilege import Privilege
 from runtime.store import Store
-from runtime.trash import Trash
 from runtime.waits import Waits
 
 ROOT = Caller(0, 0, 0)
@@ -67,42 +67,42 @@ def add_end(
 ) -> None:
     """The end of an agent, whatever it is: by a verb if it is new, else as if it was lost."""
     event = Event.STOP if agent.status is Status.NEW else Event.LOST
-    agents.record_end(change, agent, event, outcome, reason)
+    agents.ends.record(change, agent, event, outcome, reason)
 
 
 def cancel_new(agents: Agents, agent: Agent, reason: str = "operator_stop") -> None:
     change = Change()
-    agents.record_end(change, agent, Event.STOP, Outcome.CANCELLED, reason)
-    agents.note(change)
+    agents.ends.record(change, agent, Event.STOP, Outcome.CANCELLED, reason)
+    agents.journal.note(change)
 
 
 class World:
     """Agents over a store in a directory; ``reopen`` is what a new daemon sees."""
 
-    def __init__(self, path: Path, **settings: Any) -> None:
+    def __init__(
+        self, path: Path, *, privilege: Privilege = ROOT_PRIVILEGE, **settings: Any
+    ) -> None:
         self.path = path
+        self.privilege = privilege
         self.state = path / "state"
         for directory in (self.state / "home", self.state / "trash", path / "wait"):
             directory.mkdir(parents=True, exist_ok=True)
         self.config = Config(**settings)
         self.hierarchy = FakeHierarchy()
         self.waits = Waits(path / "wait")
-        self.trash = Trash(self.state / "trash")
         self.store = Store(self.state / "ctxfs.db")
-        self.history = History(self.state)
         self.agents = self._load()
         self.told = Recorder()
-        self.agents.watching.append(self.told)
+        self.agents.journal.watch(self.told)
 
     def _load(self) -> Agents:
-        return Agents(
+        return open_agents(
             config=self.config,
             store=self.store,
-            history=self.history,
             hierarchy=cast(Hierarchy, self.hierarchy),
             waits=self.waits,
-            trash=self.trash,
             state=self.state,
+            privilege=self.privilege,
         )
 
     def reopen(self) -> Agents:
@@ -113,25 +113,28 @@ class World:
         return self.agents
 
     def live(self, agent: Agent, status: Status = Status.BUSY) -> Agent:
-        self.agents.update(agent, status=status, cgroup=self.agents.node_path(agent))
+        cgroup = self.agents.registry.node_path(agent)
+        self.agents.journal.update(agent, status=status, cgroup=cgroup)
         return agent
 
     def may_create(self, agent: Agent) -> Agent:
         """A live agent whose policy lets it make agents; a child's does not by default."""
         text = f"allow {agent.label} agent:* create\n"
-        self.agents.update(agent, policy=agent.policy + text)
+        self.agents.journal.update(agent, policy=agent.policy + text)
         return agent
 
     def lines(self, agent: Agent, file: str = "events.jsonl") -> list[str]:
-        session = self.agents.session(agent.session)
+        session = self.agents.sessions.get(agent.session)
         assert session is not None
-        path = self.agents.session_directory(session) / file
+        path = self.agents.sessions.directory(session) / file
         return path.read_text().splitlines() if path.exists() else []
 
 
 @contextmanager
-def world_in(path: Path, **settings: Any) -> Iterator[World]:
-    made = World(path, **settings)
+def world_in(
+    path: Path, *, privilege: Privilege = ROOT_PRIVILEGE, **settings: Any
+) -> Iterator[World]:
+    made = World(path, privilege=privilege, **settings)
     try:
         yield made
     finally:

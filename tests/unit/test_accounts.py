@@ -12,9 +12,8 @@ from runtime.accounts import (
     Reserve,
     Resource,
     TimeAccounts,
-    payer,
 )
-from runtime.authority.identity import Caller
+from runtime.caller import Caller
 from runtime.errors import QuotaError
 from tests.unit.fakes import ROOT, inside, operator, world_in
 
@@ -129,14 +128,14 @@ def test_standings_tell_every_account() -> None:
 
 def test_who_pays(tmp_path: Path) -> None:
     with world_in(tmp_path) as world:
-        agent = world.live(world.agents.create(operator(ALICE), "a"))
-        assert payer(world.agents, inside(agent)) == Payer(ALICE, "a")
-        assert payer(world.agents, operator(ALICE)).reserve is Reserve.OWNER
-        assert payer(world.agents, ROOT).reserve is Reserve.MASTER
-        unknown = payer(world.agents, Caller(0, 0, 1, known=False))
+        agent = world.live(world.agents.births.create(operator(ALICE), "a"))
+        assert world.agents.identity.payer(inside(agent)) == Payer(ALICE, "a")
+        assert world.agents.identity.payer(operator(ALICE)).reserve is Reserve.OWNER
+        assert world.agents.identity.payer(ROOT).reserve is Reserve.MASTER
+        unknown = world.agents.identity.payer(Caller(0, 0, 1, known=False))
         assert unknown.reserve is Reserve.NONE
         removed = Caller(ALICE, ALICE, 1, 99, "gone")
-        assert payer(world.agents, removed) == Payer(ALICE, "gone")
+        assert world.agents.identity.payer(removed) == Payer(ALICE, "gone")
 
 
 class Clock:

@@ -42,9 +42,9 @@ def family(world: World, *names: str) -> list[Agent]:
     found: list[Agent] = []
     for name in names:
         caller = inside(found[-1]) if found else operator(1000)
-        found.append(world.may_create(world.live(world.agents.create(caller, name))))
+        found.append(world.may_create(world.live(world.agents.births.create(caller, name))))
     for agent in found:
-        world.agents.update(agent, policy="")
+        world.agents.journal.update(agent, policy="")
     return found
 
 
@@ -72,7 +72,7 @@ def test_effective_is_own_within_what_the_parent_may_use_or_delegate(
         own: list[list[Rule]] = [[] for _ in chain]
         for position, written in edits:
             own[position] = written
-            world.agents.update(chain[position], policy=text(chain[position], written))
+            world.agents.journal.update(chain[position], policy=text(chain[position], written))
             above: Meaning | None = None
             delegable: Meaning = set()
             for agent, mine in zip(chain, own, strict=True):
@@ -104,7 +104,7 @@ def test_what_is_accepted_for_a_child_is_covered(
 ) -> None:
     with world_in(tmp_path_factory.mktemp("world")) as world:
         parent, child = family(world, "p", "c")
-        world.agents.update(parent, policy=text(parent, above))
+        world.agents.journal.update(parent, policy=text(parent, above))
         try:
             world.agents.authority.check_policy(child, wanted)
         except DeniedError as error:
@@ -121,8 +121,8 @@ def test_a_root_agents_policy_has_no_bound(world: World) -> None:
 
 def test_a_detached_childs_bound_stays_what_it_was(world: World) -> None:
     parent, child = family(world, "p", "c")
-    world.agents.update(child, life="detached", bound_policy="allow c_t tool:a* execute\n")
-    world.agents.update(parent, policy="allow p_t tool:* execute\n")
+    world.agents.journal.update(child, life="detached", bound_policy="allow c_t tool:a* execute\n")
+    world.agents.journal.update(parent, policy="allow p_t tool:* execute\n")
     authority = world.agents.authority
     authority.check_policy(child, policy.parse("allow c_t tool:ab execute", "c_t"))
     with pytest.raises(DeniedError, match=r"tool:b execute exceeds"):
@@ -131,11 +131,11 @@ def test_a_detached_childs_bound_stays_what_it_was(world: World) -> None:
 
 def test_a_child_of_a_removed_parent_has_nothing(world: World) -> None:
     parent, child = family(world, "p", "c")
-    world.agents.update(child, life="detached", policy="allow c_t tool:x execute\n")
-    world.agents.update(parent, policy="allow p_t tool:* execute\n")
+    world.agents.journal.update(child, life="detached", policy="allow c_t tool:x execute\n")
+    world.agents.journal.update(parent, policy="allow p_t tool:* execute\n")
     assert world.agents.authority.effective_policy(child)
-    world.agents.update(parent, status=Status.DEAD)
-    world.agents.remove(parent)
+    world.agents.journal.update(parent, status=Status.DEAD)
+    world.agents.removals.remove(parent)
     assert world.agents.authority.effective_policy(child) == policy.EMPTY
 
 
@@ -145,22 +145,22 @@ NETWORK = "network:default connect\n"
 def test_the_network_is_not_taken_from_what_runs(world: World) -> None:
     parent, child = family(world, "p", "c")
     authority = world.agents.authority
-    world.agents.update(parent, policy=f"delegate p_t {NETWORK}")
-    world.agents.update(child, policy=f"allow c_t {NETWORK}")
+    world.agents.journal.update(parent, policy=f"delegate p_t {NETWORK}")
+    world.agents.journal.update(child, policy=f"allow c_t {NETWORK}")
     with pytest.raises(WrongStateError, match='"c" runs with the network'):
         authority.check_network(parent, policy.EMPTY)
     with pytest.raises(WrongStateError, match='"c" runs with the network'):
         authority.check_network(child, policy.EMPTY)
     assert authority.allows(child, "network", "default", "connect"), "nothing is changed"
-    world.agents.update(child, status=Status.DEAD)
+    world.agents.journal.update(child, status=Status.DEAD)
     authority.check_network(parent, policy.EMPTY)
 
 
 def test_why_names_the_lines_and_what_is_missing(world: World) -> None:
     top, middle, bottom = family(world, "top", "mid", "low")
-    world.agents.update(top, policy="# a comment\ndelegate top_t tool:* execute\n")
-    world.agents.update(middle, policy="allow mid_t  tool:Work* execute\n")
-    world.agents.update(bottom, policy="allow low_t tool:WorkList execute\n")
+    world.agents.journal.update(top, policy="# a comment\ndelegate top_t tool:* execute\n")
+    world.agents.journal.update(middle, policy="allow mid_t  tool:Work* execute\n")
+    world.agents.journal.update(bottom, policy="allow low_t tool:WorkList execute\n")
     why = world.agents.authority.explain
     assert why(bottom, "tool", "WorkList", "execute") == (
         True,
@@ -181,12 +181,12 @@ def test_why_names_the_lines_and_what_is_missing(world: World) -> None:
 
 def test_why_tells_of_another_owner(world: World) -> None:
     (agent,) = family(world, "p")
-    world.agents.create(operator(1001), "foreign")
-    world.agents.update(agent, policy="allow p_t agent:* read\n")
+    world.agents.births.create(operator(1001), "foreign")
+    world.agents.journal.update(agent, policy="allow p_t agent:* read\n")
     allowed, lines = world.agents.authority.explain(agent, "agent", "foreign", "read")
     assert not allowed
     assert '"foreign" belongs to uid 1001' in lines[-1]
-    world.agents.update(agent, policy_of_root=("allow agent:* read",))
+    world.agents.journal.update(agent, policy_of_root=("allow agent:* read",))
     assert world.agents.authority.explain(agent, "agent", "foreign", "read")[0]
 
 
@@ -232,17 +232,17 @@ def test_what_is_in_force_keeps_what_restricts() -> None:
 
 def test_a_line_that_exceeds_the_parent_names_it(world: World) -> None:
     parent, child = family(world, "p", "c")
-    world.agents.update(parent, mount="/srv /data ro\n")
+    world.agents.journal.update(parent, mount="/srv /data ro\n")
     with pytest.raises(DeniedError, match='"/data/x" rw exceeds the view of the parent "p"'):
         world.agents.authority.check_mounts(child, mounts.parse("/data/x /m rw\n"))
 
 
 def test_what_a_parent_lost_is_found_at_the_start(world: World) -> None:
     parent, child = family(world, "p", "c")
-    world.agents.update(parent, policy="allow p_t tool:* execute\n")
-    world.agents.update(child, policy="allow c_t tool:x execute\n")
+    world.agents.journal.update(parent, policy="allow p_t tool:* execute\n")
+    world.agents.journal.update(child, policy="allow c_t tool:x execute\n")
     world.agents.authority.check_start(child)
-    world.agents.update(parent, policy="")
+    world.agents.journal.update(parent, policy="")
     with pytest.raises(DeniedError, match="tool:x execute exceeds"):
         world.agents.authority.check_start(child)
 
@@ -252,8 +252,8 @@ def test_what_is_known_of_a_policy_outlives_what_others_do(
 ) -> None:
     """mkdir, rmdir and the policies of strangers make nobody's policy be read again."""
     parent, child, other = family(world, "p", "c", "o")
-    world.agents.update(parent, policy="allow p_t agent:* create\n")
-    world.agents.update(child, policy="allow c_t agent:x create\n")
+    world.agents.journal.update(parent, policy="allow p_t agent:* create\n")
+    world.agents.journal.update(child, policy="allow c_t agent:x create\n")
     authority = world.agents.authority
     authority.effective_policy(child)
     parsed: list[str] = []
@@ -264,12 +264,12 @@ def test_what_is_known_of_a_policy_outlives_what_others_do(
         return parse(text, label, may_delegate=may_delegate)
 
     monkeypatch.setattr(policy, "parse", counting)
-    world.agents.remove(world.agents.create(operator(1000), "x"))
-    world.agents.update(other, policy="allow o_t agent:y create\n")
+    world.agents.removals.remove(world.agents.births.create(operator(1000), "x"))
+    world.agents.journal.update(other, policy="allow o_t agent:y create\n")
     before = authority.effective_policy(child)
     assert authority.effective_policy(child) is before
     assert not parsed
-    world.agents.update(parent, policy="")
+    world.agents.journal.update(parent, policy="")
     assert authority.effective_policy(child) == policy.EMPTY, "of it, all below is another"
     assert parsed == ["p_t"]
 
@@ -278,9 +278,11 @@ def test_what_is_known_of_policies_is_bounded(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("runtime.authority.attenuation._KEPT_MAX", 100)
-    agents = [world.agents.create(operator(1000), f"a{n}") for n in range(30)]
+    agents = [world.agents.births.create(operator(1000), f"a{n}") for n in range(30)]
     for agent in agents:
-        world.agents.update(agent, policy=f"allow {agent.label} tool:{agent.name} execute\n")
+        world.agents.journal.update(
+            agent, policy=f"allow {agent.label} tool:{agent.name} execute\n"
+        )
         world.agents.authority.effective_policy(agent)
     assert len(world.agents.authority._known) <= 10
     for agent in agents:

@@ -49,14 +49,14 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 @pytest.fixture
 def agent(world: World) -> Agent:
-    made = world.agents.create(operator(1000), "x")
-    world.agents.update(made, exec="prog 'a b' c", groups=(5, 6), creator_groups=(9,))
+    made = world.agents.births.create(operator(1000), "x")
+    world.agents.journal.update(made, exec="prog 'a b' c", groups=(5, 6), creator_groups=(9,))
     return made
 
 
 @pytest.fixture
 def child(world: World, agent: Agent) -> Agent:
-    return world.agents.create(inside(world.live(agent)), "c")
+    return world.agents.births.create(inside(world.live(agent)), "c")
 
 
 def plan(world: World, agent: Agent) -> Plan:
@@ -99,7 +99,7 @@ def spec(found: Plan) -> tuple[str, dict[str, str], list[str]]:
 
 
 def test_the_environment_is_what_the_abi_lists(world: World, agent: Agent) -> None:
-    world.agents.update(agent, run="r3", model="m")
+    world.agents.journal.update(agent, run="r3", model="m")
     _, variables, words = spec(plan(world, agent))
     assert set(variables) == VARIABLES
     assert words == ["prog", "a b", "c"]
@@ -125,7 +125,7 @@ def test_the_daemons_own_environment_is_not_handed_on(
 
 
 def test_secrets_of_the_environment_are_on_no_command_line(world: World, agent: Agent) -> None:
-    world.agents.update(agent, env="TOKEN=s3cret\n")
+    world.agents.journal.update(agent, env="TOKEN=s3cret\n")
     found = plan(world, agent)
     assert spec(found)[1]["TOKEN"] == "s3cret"
     assert "s3cret" not in " ".join([*found.steps, *found.view, found.describe()])
@@ -139,25 +139,25 @@ def test_the_programs_words_are_on_no_command_line_of_the_steps(world: World, ag
 def test_a_value_reaches_the_program_as_it_was_written(
     world: World, agent: Agent, value: str
 ) -> None:
-    world.agents.update(agent, env=f"A={value}\nB=2\n")
+    world.agents.journal.update(agent, env=f"A={value}\nB=2\n")
     variables = spec(plan(world, agent))[1]
     assert (variables["A"], variables["B"]) == (value, "2")
     assert set(variables) == VARIABLES | {"A", "B"}
 
 
 def test_given_variables_win_over_the_common_ones(world: World, agent: Agent) -> None:
-    world.agents.update(agent, env="LANG=de\nPATH=/p\n")
+    world.agents.journal.update(agent, env="LANG=de\nPATH=/p\n")
     variables = spec(plan(world, agent))[1]
     assert (variables["LANG"], variables["PATH"]) == ("de", "/p")
 
 
 def test_tool_directories_are_a_path(world: World, agent: Agent) -> None:
-    world.agents.update(agent, path="/a\n/b c\n")
+    world.agents.journal.update(agent, path="/a\n/b c\n")
     assert spec(plan(world, agent))[1]["CTX_PATH"] == "/a:/b c"
 
 
 def test_without_a_program_there_is_no_plan(world: World, agent: Agent) -> None:
-    world.agents.update(agent, exec="")
+    world.agents.journal.update(agent, exec="")
     with pytest.raises(MalformedError, match="exec is empty"):
         plan(world, agent)
 
@@ -166,10 +166,10 @@ def test_the_working_directory_is_cwd_else_the_workspace_else_home(
     world: World, agent: Agent, child: Agent
 ) -> None:
     assert spec(plan(world, agent))[0] == HOME
-    world.agents.update(agent, workspace="explicit_root:/w")
+    world.agents.journal.update(agent, workspace="explicit_root:/w")
     assert spec(plan(world, agent))[0] == "/w"
     assert spec(plan(world, child))[0] == "/w"
-    world.agents.update(child, cwd="/c")
+    world.agents.journal.update(child, cwd="/c")
     assert spec(plan(world, child))[0] == "/c"
 
 
@@ -184,7 +184,7 @@ def test_a_root_agents_view_is_built_with_its_ids(world: World, agent: Agent) ->
 
 
 def test_without_groups_it_keeps_none(world: World, agent: Agent) -> None:
-    world.agents.update(agent, groups=())
+    world.agents.journal.update(agent, groups=())
     assert plan(world, agent).steps[5] == "-"
 
 
@@ -199,7 +199,7 @@ def test_a_childs_steps_enter_its_parents_cell_with_its_ids(world: World, child:
 
 
 def test_the_grace_is_the_agents_in_milliseconds(world: World, agent: Agent) -> None:
-    world.agents.update(agent, limits={"grace": "250ms"})
+    world.agents.journal.update(agent, limits={"grace": "250ms"})
     assert plan(world, agent).steps[-1] == "250"
 
 
@@ -214,10 +214,10 @@ def test_the_network_is_opened_by_policy_only(world: World, agent: Agent, child:
     assert "network" in plan(world, agent).view
     # nor has the parent's cell, where the child's is made; but that has a loopback
     assert "network" in plan(world, child).view
-    world.agents.update(agent, policy="allow x_t network:default connect\n")
+    world.agents.journal.update(agent, policy="allow x_t network:default connect\n")
     assert "network" not in plan(world, agent).view
     assert "network" in plan(world, child).view
-    world.agents.update(child, policy="allow c_t network:default connect\n")
+    world.agents.journal.update(child, policy="allow c_t network:default connect\n")
     assert "network" not in plan(world, child).view
 
 
@@ -249,20 +249,20 @@ def test_a_root_that_the_runtime_did_not_make_is_a_childs_too(
     world: World, agent: Agent, child: Agent, named: dict[str, str]
 ) -> None:
     assert cell.has_own_root(world.agents, child)
-    world.agents.update(agent, **named)
+    world.agents.journal.update(agent, **named)
     assert not cell.has_own_root(world.agents, child)
     assert operations(plan(world, child))[1] == ("bind", "s", "-", "/", "/")
 
 
 def test_a_detached_child_knows_whose_root_its_parent_had(world: World, child: Agent) -> None:
-    world.agents.update(child, life="detached")
+    world.agents.journal.update(child, life="detached")
     assert not cell.has_own_root(world.agents, child)
-    world.agents.update(child, bound_root=True)
+    world.agents.journal.update(child, bound_root=True)
     assert cell.has_own_root(world.agents, child)
 
 
 def test_operators_mounts_are_staged_with_the_creators_rights(world: World, agent: Agent) -> None:
-    world.agents.update(
+    world.agents.journal.update(
         agent,
         root="/tree",
         workspace="explicit_root:/work",
@@ -285,7 +285,7 @@ def test_operators_mounts_are_staged_with_the_creators_rights(world: World, agen
 
 
 def test_a_childs_mounts_are_named_inside_its_parents_view(world: World, child: Agent) -> None:
-    world.agents.update(child, mount="/a /m/a ro\n/b /m/b rw\n")
+    world.agents.journal.update(child, mount="/a /m/a ro\n/b /m/b rw\n")
     found = plan(world, child)
     assert ("/a", "/m/a") in binds(found, "r")
     assert ("/b", "/m/b") in binds(found)
@@ -293,7 +293,7 @@ def test_a_childs_mounts_are_named_inside_its_parents_view(world: World, child: 
 
 
 def test_noexec_of_a_child_is_made_with_its_view(world: World, child: Agent) -> None:
-    world.agents.update(child, mount="/a /a rw noexec\n/b /m ro noexec\n/c /m/c ro\n")
+    world.agents.journal.update(child, mount="/a /a rw noexec\n/b /m ro noexec\n/c /m/c ro\n")
     found = plan(world, child)
     assert binds(found, "x") == [("/a", "/a")]
     assert binds(found, "rx") == [("/b", "/m")]
@@ -303,9 +303,9 @@ def test_noexec_of_a_child_is_made_with_its_view(world: World, child: Agent) -> 
 def test_noexec_of_what_is_staged_is_there_already(
     world: World, agent: Agent, child: Agent
 ) -> None:
-    world.agents.update(agent, mount="/a /m rw noexec\n")
-    detached = world.agents.create(inside(agent), "d")
-    world.agents.update(detached, life="detached", mount="/m /n rw noexec\n")
+    world.agents.journal.update(agent, mount="/a /m rw noexec\n")
+    detached = world.agents.births.create(inside(agent), "d")
+    world.agents.journal.update(detached, life="detached", mount="/m /n rw noexec\n")
     for one in (agent, detached):
         assert binds(plan(world, one), "x") == []
         assert strings(plan(world, one).stage)[-3] == "rx"
@@ -320,7 +320,7 @@ def found_at(boot: str, **paths: str) -> dict[str, Any]:
 
 def test_what_was_found_is_staged_by_its_path_without_links(world: World, agent: Agent) -> None:
     boot = linux.boot_id()
-    world.agents.update(
+    world.agents.journal.update(
         agent, root="/tree", workspace="explicit_root:/work", mount="/a /m rw\n",
         sources={"mount": found_at(boot, a="/real/a"), "root": found_at(boot, tree="/real/tree"),
                  "workspace": found_at(boot, work="/real/work")},
@@ -333,7 +333,7 @@ def test_what_was_found_is_staged_by_its_path_without_links(world: World, agent:
 
 
 def test_numbers_of_another_boot_are_not_compared(world: World, agent: Agent) -> None:
-    world.agents.update(
+    world.agents.journal.update(
         agent, mount="/a /m rw\n", sources={"mount": found_at("an earlier one", a="/real/a")}
     )
     assert strings(plan(world, agent).stage)[5:] == ["r", "*", "/real/a"]
@@ -342,7 +342,7 @@ def test_numbers_of_another_boot_are_not_compared(world: World, agent: Agent) ->
 def test_planning_thousands_of_lines_is_not_quadratic(world: World, agent: Agent) -> None:
     def cost(count: int) -> float:
         text = "".join(f"/a/{n} /m/{n} ro noexec\n" for n in range(count))
-        world.agents.update(agent, mount=text)
+        world.agents.journal.update(agent, mount=text)
         begun = time.process_time()
         plan(world, agent)
         return time.process_time() - begun
@@ -353,13 +353,13 @@ def test_planning_thousands_of_lines_is_not_quadratic(world: World, agent: Agent
 
 
 def test_mounts_apply_in_order(world: World, agent: Agent) -> None:
-    world.agents.update(agent, mount="/a /m rw\n- /m/x hide\n/b /m/x/y ro\n")
+    world.agents.journal.update(agent, mount="/a /m rw\n- /m/x hide\n/b /m/x/y ro\n")
     last = [operation[-1] for operation in operations(plan(world, agent))]
     assert last[-3:] == ["/m", "/m/x", "/m/x/y"]
 
 
 def test_what_is_hidden_is_left_to_whoever_builds_the_view(world: World, child: Agent) -> None:
-    world.agents.update(child, mount="- /h hide\n")
+    world.agents.journal.update(child, mount="- /h hide\n")
     assert operations(plan(world, child))[-1] == ("hide", "/h")
 
 
@@ -367,13 +367,13 @@ def test_what_a_parent_had_below_the_fresh_directories_is_given_on(
     world: World, agent: Agent, child: Agent
 ) -> None:
     mount = f"/a /tmp/a rw\n/b {HOME}/b ro\n/c /else rw\n- /tmp/h hide\n"
-    world.agents.update(agent, mount=mount, workspace="explicit_root:/tmp/w")
+    world.agents.journal.update(agent, mount=mount, workspace="explicit_root:/tmp/w")
     given = binds(plan(world, child), "t")
     assert given == [(p, p) for p in ("/tmp/a", f"{HOME}/b", "/tmp/w")]
 
 
 def test_a_shared_agent_sees_the_host_but_not_the_daemon(world: World, agent: Agent) -> None:
-    world.agents.update(agent, iso="shared")
+    world.agents.journal.update(agent, iso="shared")
     found = plan(world, agent)
     assert binds(found, "s")[0] == ("/", "/")
     assert ("/sys/fs/cgroup", "/sys/fs/cgroup") in binds(found, "rt")
@@ -384,7 +384,7 @@ def test_a_shared_agent_sees_the_host_but_not_the_daemon(world: World, agent: Ag
 def test_a_shared_agent_with_a_root_does_not_see_the_daemon_either(
     world: World, agent: Agent
 ) -> None:
-    world.agents.update(agent, iso="shared", root="/tree")
+    world.agents.journal.update(agent, iso="shared", root="/tree")
     found = plan(world, agent)
     for hidden in ("/var/lib/c", "/run/c"):
         assert ("tmpfs", "0755", hidden) in operations(found)
@@ -396,27 +396,27 @@ def test_a_shared_agent_with_a_root_does_not_see_the_daemon_either(
 
 def give_worktree(world: World, child: Agent, root: str) -> Worktree:
     worktree = Worktree(name=child.name, root=root, common=f"{root}/.git", base="0" * 40)
-    world.agents.update(world.live(child), workspace="worktree", worktree=worktree.dump())
+    world.agents.journal.update(world.live(child), workspace="worktree", worktree=worktree.dump())
     return worktree
 
 
 def test_a_worktree_is_the_workspace_in_force(world: World, agent: Agent, child: Agent) -> None:
-    world.agents.update(agent, workspace="explicit_root:/w")
-    world.agents.update(child, workspace="worktree")
-    heir = world.agents.create(inside(world.may_create(world.live(child))), "heir")
+    world.agents.journal.update(agent, workspace="explicit_root:/w")
+    world.agents.journal.update(child, workspace="worktree")
+    heir = world.agents.births.create(inside(world.may_create(world.live(child))), "heir")
     for one in (child, heir):
         assert cell.workspace(world.agents, one) == "/workspace"
         assert cell.working_directory(world.agents, one) == "/workspace"
     assert cell.workspace(world.agents, agent) == "/w"
-    world.agents.update(heir, workspace="explicit_root:/w/sub")
+    world.agents.journal.update(heir, workspace="explicit_root:/w/sub")
     assert cell.workspace(world.agents, heir) == "/w/sub"
-    world.agents.update(heir, workspace="inherit", life="detached", profile="public_named")
+    world.agents.journal.update(heir, workspace="inherit", life="detached", profile="public_named")
     assert cell.workspace(world.agents, heir) is None
 
 
 def test_a_worktree_is_mounted_before_the_childs_table(world: World, child: Agent) -> None:
     worktree = give_worktree(world, child, "/data/w")
-    world.agents.update(child, mount="/workspace/a /m rw\n- /workspace/b hide\n")
+    world.agents.journal.update(child, mount="/workspace/a /m rw\n- /workspace/b hide\n")
     found = plan(world, child)
     lines = [
         ("bind", "r" if mount.mode == "ro" else "-", "-", mount.source, mount.target)
@@ -432,7 +432,7 @@ def test_a_worktree_is_mounted_before_the_childs_table(world: World, child: Agen
 
 
 def test_without_its_worktree_there_is_no_plan(world: World, child: Agent) -> None:
-    world.agents.update(child, workspace="worktree")
+    world.agents.journal.update(child, workspace="worktree")
     with pytest.raises(WrongStateError, match="has not been made"):
         plan(world, child)
 
@@ -440,11 +440,11 @@ def test_without_its_worktree_there_is_no_plan(world: World, child: Agent) -> No
 def test_a_worktree_below_the_fresh_directories_is_given_on(
     world: World, agent: Agent, child: Agent
 ) -> None:
-    world.agents.update(agent, workspace="explicit_root:/tmp/w")
+    world.agents.journal.update(agent, workspace="explicit_root:/tmp/w")
     worktree = give_worktree(world, child, "/tmp/w")
     assert binds(plan(world, child), "t") == [("/tmp/w", "/tmp/w")]
-    heir = world.agents.create(inside(world.may_create(child)), "heir")
-    world.agents.update(heir, exec="true")
+    heir = world.agents.births.create(inside(world.may_create(child)), "heir")
+    world.agents.journal.update(heir, exec="true")
     given = [m.target for m in worktree_mounts(worktree) if "/workspace" not in m.target]
     assert binds(plan(world, heir), "t") == [(p, p) for p in ("/tmp/w", *given)]
 
@@ -464,7 +464,7 @@ def places(tmp_path: Path) -> Places:
 def test_what_is_handed_over_is_in_memory_and_readable_once(
     world: World, agent: Agent, places: Places
 ) -> None:
-    world.agents.update(agent, mount="/a /m ro\n")
+    world.agents.journal.update(agent, mount="/a /m ro\n")
     prepared = plan(world, agent)
     with cell.passed_files(prepared, places, None, rootless=False) as fds:
         assert [os.readlink(f"/proc/self/fd/{fd}").split()[0] for fd in fds] == [
@@ -508,8 +508,8 @@ def test_programs_are_sealed_copies_where_agents_own_the_files(places: Places) -
 
 def test_a_delegated_network_is_the_hosts(world: World, agent: Agent, child: Agent) -> None:
     """The parent has none to enter."""
-    world.agents.update(agent, policy="delegate x_t network:default connect\n")
-    world.agents.update(child, policy=f"allow {child.label} network:default connect\n")
+    world.agents.journal.update(agent, policy="delegate x_t network:default connect\n")
+    world.agents.journal.update(child, policy=f"allow {child.label} network:default connect\n")
     found = plan(world, child)
     assert found.steps[6] == "host"
     assert "network" not in found.view
@@ -520,14 +520,14 @@ def test_a_delegated_network_is_the_hosts(world: World, agent: Agent, child: Age
 
 @pytest.fixture
 def detached(world: World, child: Agent) -> Agent:
-    world.agents.update(child, life="detached", profile="public_named")
+    world.agents.journal.update(child, life="detached", profile="public_named")
     return child
 
 
 def test_a_detached_childs_view_is_its_parents_but_not_inside_its_cell(
     world: World, detached: Agent
 ) -> None:
-    world.agents.update(detached, mount="/inner /m ro\n")
+    world.agents.journal.update(detached, mount="/inner /m ro\n")
     found = plan(world, detached)
     assert found.steps[0].endswith("/stage")
     assert found.steps[2] != "-", "the parent's cell is handed on"
@@ -542,7 +542,7 @@ def test_a_detached_childs_view_is_its_parents_but_not_inside_its_cell(
 def test_a_detached_childs_sources_are_opened_with_its_own_ids(
     world: World, detached: Agent
 ) -> None:
-    world.agents.update(detached, creator_uid=0, creator_gid=0, creator_groups=(0,))
+    world.agents.journal.update(detached, creator_uid=0, creator_gid=0, creator_groups=(0,))
     ids = [str(detached.uid), str(detached.gid), ",".join(map(str, detached.groups))]
     assert strings(plan(world, detached).stage)[1:4] == ids
 
@@ -550,7 +550,7 @@ def test_a_detached_childs_sources_are_opened_with_its_own_ids(
 def test_what_the_parent_has_below_tmp_may_be_gone_when_a_detached_child_starts(
     world: World, detached: Agent, agent: Agent
 ) -> None:
-    world.agents.update(agent, mount="/a /tmp/a ro\n")
+    world.agents.journal.update(agent, mount="/a /tmp/a ro\n")
     found = plan(world, detached)
     assert strings(found.stage)[5:] == ["r", "-", "/", "rt", "-", "/tmp/a"]
     assert ("/run/c/stage/1", "/tmp/a") in binds(found, "t")
@@ -559,5 +559,5 @@ def test_what_the_parent_has_below_tmp_may_be_gone_when_a_detached_child_starts(
 def test_a_detached_child_inherits_no_workspace(
     world: World, detached: Agent, agent: Agent
 ) -> None:
-    world.agents.update(agent, workspace="explicit_root:/work")
+    world.agents.journal.update(agent, workspace="explicit_root:/work")
     assert spec(plan(world, detached))[0] == HOME

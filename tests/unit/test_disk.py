@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from runtime.accounts import Accounts, Reserve, Resource
+from runtime.accounts import Accounts, Payer, Reserve, Resource
+from runtime.caller import Caller
 from runtime.disk import ENTRY_SIZE, Disk, Gait, Share, measure
 from runtime.errors import QuotaError
+from runtime.limits import log_room
 from tests.unit.fakes import World, inside, operator, world_in
 
 OWNER = 1000
@@ -22,9 +24,15 @@ def write(path: Path, size: int = SIZE) -> None:
     path.write_bytes(b"x" * size)
 
 
+def _payer(caller: Caller) -> Payer:
+    return Payer(caller.uid)
+
+
 def disk_in(path: Path, limit: int = 100 * SIZE) -> Disk:
     accounts = Accounts(dict.fromkeys(Resource, limit))
-    return Disk(accounts, path, lambda names: {"abc": (OWNER, "coder")} if "abc" in names else {})
+    return Disk(
+        accounts, path, lambda names: {"abc": (OWNER, "coder")} if "abc" in names else {}, _payer
+    )
 
 
 def use(disk: Disk, owner: int = OWNER) -> int:
@@ -122,7 +130,7 @@ def test_what_was_written_counts_until_it_is_measured(tmp_path: Path) -> None:
 
 def test_another_users_operators_have_no_part_in_the_reserve(tmp_path: Path) -> None:
     with world_in(tmp_path, owner_disk_max=100 * SIZE) as world:
-        share = world.agents.share_of(OWNER)
+        share = world.agents.disk.share_of(OWNER)
         world.agents.disk.note(OWNER, 90 * SIZE)
         share.check(operator(OWNER), SIZE)
         share.check(operator(0), 100 * SIZE)
@@ -132,35 +140,37 @@ def test_another_users_operators_have_no_part_in_the_reserve(tmp_path: Path) -> 
 
 def over(world: World) -> Share:
     world.agents.disk.note(OWNER, world.config.owner_disk_max)
-    return world.agents.share_of(OWNER)
+    return world.agents.disk.share_of(OWNER)
 
 
 def test_over_the_account_nothing_begins_and_everything_ends(tmp_path: Path) -> None:
     with world_in(tmp_path) as world:
         agents = world.agents
-        agent = world.live(agents.create(operator(OWNER), "a"))
-        other = agents.create(operator(OWNER), "b")
+        agent = world.live(agents.births.create(operator(OWNER), "a"))
+        other = agents.births.create(operator(OWNER), "b")
         task = agents.tasks.make(inside(agent), agent, "t")
         agents.tasks.set(task, cmd="true")
         over(world)
         for refused in (
-            lambda: agents.create(operator(OWNER), "c"),
+            lambda: agents.births.create(operator(OWNER), "c"),
             lambda: agents.living.check_agent(other),
             lambda: agents.tasks.start(inside(agent), agent, task),
         ):
             with pytest.raises(QuotaError, match="owner_disk_max"):
                 refused()
         agents.tasks.remove(inside(agent), agent, "t")
-        agents.remove(other)
-        agents.create(operator(1001), "d")
+        agents.removals.remove(other)
+        agents.births.create(operator(1001), "d")
 
 
 def test_little_room_makes_logs_short(tmp_path: Path) -> None:
     with world_in(tmp_path) as world:
-        agent = world.agents.create(operator(OWNER), "a")
-        assert world.agents.log_room(agent) == world.agents.log_max(agent)
+        agent = world.agents.births.create(operator(OWNER), "a")
+        assert log_room(
+            world.agents.settings, world.agents.disk, agent
+        ) == world.agents.settings.log_max(agent)
         over(world)
-        assert world.agents.log_room(agent) == 64 << 10
+        assert log_room(world.agents.settings, world.agents.disk, agent) == 64 << 10
 
 
 def test_a_tenth_of_what_the_filesystem_has_left_is_roots(tmp_path: Path) -> None:

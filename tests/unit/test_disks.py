@@ -8,18 +8,16 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import trio
 import trio.testing
 
-from ctxfs import disks
 from ctxfs.disks import Disks, _close_all, read_cached
 from ctxfs.handles import FileHandle
 from runtime.accounts import Payer, Reserve
-from runtime.authority.identity import Caller
+from runtime.caller import Caller
 from runtime.errors import OverTimeError
 
 
@@ -28,9 +26,8 @@ def who(name: str, owner: int = 1000, reserve: Reserve = Reserve.NONE) -> Caller
 
 
 @pytest.fixture
-def beside(monkeypatch: pytest.MonkeyPatch) -> Disks:
-    monkeypatch.setattr(disks, "payer", lambda agents, caller: caller)
-    return Disks(cast(Any, SimpleNamespace(agents=None)))
+def beside() -> Disks:
+    return Disks(lambda caller: cast(Payer, caller))
 
 
 class Held:

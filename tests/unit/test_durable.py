@@ -14,7 +14,7 @@ from ctxfs import durable
 from ctxfs.caching import Cache
 from ctxfs.durable import Durable, DurableNode, Space
 from ctxfs.nodes import Call, Changes, Handle, Node
-from runtime.authority.identity import Caller
+from runtime.caller import Caller
 from runtime.errors import (
     DeniedError,
     ForbiddenError,
@@ -538,7 +538,7 @@ def test_artifacts_belong_to_whom_the_agent_runs_as(mounted: Mounted) -> None:
 
 def test_the_spaces_of_a_removed_agent_are_dropped(mounted: Mounted) -> None:
     agent = mounted.make("coder")
-    session = mounted.agents.session(agent.session)
+    session = mounted.agents.sessions.get(agent.session)
     assert session is not None
     mounted.inode("agent/coder.d/artifact")
     mounted.fs._episodes(session)
@@ -550,7 +550,7 @@ def test_the_spaces_of_a_removed_agent_are_dropped(mounted: Mounted) -> None:
 def test_a_removed_childs_artifacts_are_read_and_not_written(mounted: Mounted) -> None:
     parent = mounted.make("parent")
     mounted.world.live(parent)
-    child = mounted.agents.create(inside(parent), "kid")
+    child = mounted.agents.births.create(inside(parent), "kid")
     mounted.world.live(child)
     root = cast(DurableNode, mounted.fs.artifacts(child))
     known(root)
@@ -558,8 +558,8 @@ def test_a_removed_childs_artifacts_are_read_and_not_written(mounted: Mounted) -
     with mounted.as_(inside(child)):
         touch_call = Call(mounted.fs, child.uid, child.gid, 0)
         file = known(root.mknod(touch_call, "file", 0o100644))
-    mounted.agents.update(child, status="dead")
-    mounted.agents.remove(child)
+    mounted.agents.journal.update(child, status="dead")
+    mounted.agents.removals.remove(child)
     assert not mounted.fs._spaces
     evict(mounted.fs.durable)
     assert list(root.list(call)) == ["file"]

@@ -24,13 +24,13 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 @pytest.fixture
 def parent(world: World) -> Agent:
-    agent = world.live(world.agents.create(operator(1000), "parent"))
+    agent = world.live(world.agents.births.create(operator(1000), "parent"))
     return world.may_create(agent)
 
 
 def inherited(world: World, parent: Agent, handoff: str = "") -> dict[str, Any]:
-    child = world.agents.create(inside(parent), "heir")
-    world.agents.document(child, "handoff.md").write_text(handoff)
+    child = world.agents.births.create(inside(parent), "heir")
+    world.agents.documents.path(child, "handoff.md").write_text(handoff)
     found: dict[str, Any] = json.loads(forking.inherit(world.agents, parent, child).json)
     return found
 
@@ -41,13 +41,13 @@ def working(world: World, parent: Agent, **items: dict[str, Any]) -> None:
     for name, fields in items.items():
         change.make(Work(agent=parent.index, name=name, **{"objective": "o", **fields}))
     change.set(parent, focus=next(iter(items)))
-    world.agents.commit(change)
+    world.agents.journal.commit(change)
 
 
 def session_file(world: World, parent: Agent, name: str) -> Path:
-    session = world.agents.session(parent.session)
+    session = world.agents.sessions.get(parent.session)
     assert session is not None
-    path = world.agents.session_directory(session) / "context" / name
+    path = world.agents.sessions.directory(session) / "context" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -95,19 +95,19 @@ def test_of_very_many_related_items_the_first_are_shown(world: World, parent: Ag
 def test_results_of_children_for_other_work_take_no_room(world: World, parent: Agent) -> None:
     working(world, parent, now={}, other={})
     for name, work in (("a-child", "other"), ("b-child", "now")):
-        child = world.agents.create(inside(parent), name)
-        world.agents.document(child, "result.md").write_text(f"{name}\n" * 10_000)
+        child = world.agents.births.create(inside(parent), name)
+        world.agents.documents.path(child, "result.md").write_text(f"{name}\n" * 10_000)
         [handle] = [t for t in world.agents.items.of(parent.index, Task) if t.name == name]
         change = Change()
         change.put(handle, work=work)
-        world.agents.commit(change)
+        world.agents.journal.commit(change)
     [result] = inherited(world, parent)["results"]
     assert result["child"] == "b-child"
     assert result["result"].startswith("b-child\n")
 
 
 def test_the_last_messages_of_the_run_come_in_order(world: World, parent: Agent) -> None:
-    world.agents.update(parent, run="run-1")
+    world.agents.journal.update(parent, run="run-1")
     path = session_file(world, parent, "memory.md").parent.parent / "messages.jsonl"
     lines = [{"role": "user", "content": f"{n}", "run": f"run-{n % 2}"} for n in range(40)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -9,14 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.authority.identity import (
-    NOBODY,
-    OPERATORS,
-    PARTIES,
-    Caller,
-    Role,
-    supplementary_groups,
-)
+from runtime.authority.identity import supplementary_groups
+from runtime.caller import NOBODY, OPERATORS, PARTIES, Caller, Role
 from runtime.lifecycle import Status
 from runtime.model import Agent
 from tests.unit.fakes import ROOT, World, inside, operator, world_in
@@ -32,7 +26,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 @pytest.fixture
 def agent(world: World) -> Agent:
-    return world.live(world.agents.create(operator(1000), "x"))
+    return world.live(world.agents.births.create(operator(1000), "x"))
 
 
 def roles(world: World, caller: Caller, agent: Agent) -> Role:
@@ -109,7 +103,7 @@ def test_a_peer_has_the_groups_that_it_connected_with(world: World) -> None:
 def test_groups_of_a_peer_are_not_looked_up_by_its_number(world: World) -> None:
     # this process may have got the number of the one that connected
     caller = Caller(1000, 1000, os.getpid(), groups=(7, 8))
-    agent = world.agents.create(caller, "y")
+    agent = world.agents.births.create(caller, "y")
     assert agent.creator_groups == agent.groups == (7, 8)
 
 
@@ -141,15 +135,15 @@ def test_an_incarnation_still_may_while_it_is_live(
     world: World, agent: Agent, status: Status
 ) -> None:
     caller = inside(agent)
-    world.agents.update(agent, status=status)
+    world.agents.journal.update(agent, status=status)
     assert world.agents.identity.still(caller) is (status not in (Status.NEW, Status.DEAD))
 
 
 def test_a_new_incarnation_of_the_name_is_somebody_else(world: World, agent: Agent) -> None:
     old = inside(agent)
-    world.agents.update(agent, status=Status.DEAD)
-    world.agents.remove(agent)
-    again = world.live(world.agents.create(operator(1000), "x"))
+    world.agents.journal.update(agent, status=Status.DEAD)
+    world.agents.removals.remove(agent)
+    again = world.live(world.agents.births.create(operator(1000), "x"))
     assert not world.agents.identity.still(old)
     assert roles(world, old, again) is Role.NONE
     assert roles(world, inside(again), again) == Role.SELF | Role.ANYONE
@@ -157,7 +151,7 @@ def test_a_new_incarnation_of_the_name_is_somebody_else(world: World, agent: Age
 
 def test_a_reset_incarnation_is_somebody_else(world: World, agent: Agent) -> None:
     old = inside(agent)
-    world.agents.update(agent, incarnation="other")
+    world.agents.journal.update(agent, incarnation="other")
     assert not world.agents.identity.still(old)
     assert roles(world, old, agent) is Role.NONE
 
@@ -188,12 +182,12 @@ def test_roles_outside_every_agent(
 
 
 def test_roles_inside_agents(world: World, agent: Agent) -> None:
-    child = world.may_create(world.live(world.agents.create(inside(agent), "c")))
-    grandchild = world.live(world.agents.create(inside(child), "g"))
-    world.agents.update(agent, policy="")
-    world.agents.update(child, policy="")
-    other = world.live(world.agents.create(operator(1000), "o"))
-    world.agents.update(other, policy="")
+    child = world.may_create(world.live(world.agents.births.create(inside(agent), "c")))
+    grandchild = world.live(world.agents.births.create(inside(child), "g"))
+    world.agents.journal.update(agent, policy="")
+    world.agents.journal.update(child, policy="")
+    other = world.live(world.agents.births.create(operator(1000), "o"))
+    world.agents.journal.update(other, policy="")
     assert roles(world, inside(agent), agent) == Role.SELF | Role.ANYONE
     assert roles(world, inside(agent), child) == Role.CREATOR | Role.ANYONE
     assert roles(world, inside(agent), grandchild) == Role.ANYONE
@@ -214,37 +208,37 @@ def test_roles_inside_agents(world: World, agent: Agent) -> None:
     ],
 )
 def test_roles_by_policy(world: World, agent: Agent, rule: str, expected: Role) -> None:
-    other = world.live(world.agents.create(operator(1000), "o"))
-    world.agents.update(other, policy=f"allow o_t {rule}\n")
+    other = world.live(world.agents.births.create(operator(1000), "o"))
+    world.agents.journal.update(other, policy=f"allow o_t {rule}\n")
     assert roles(world, inside(other), agent) == expected | Role.ANYONE
 
 
 def test_a_policy_reaches_other_owners_by_roots_lines_only(world: World, agent: Agent) -> None:
-    other = world.live(world.agents.create(operator(1001), "o"))
-    world.agents.update(other, policy="allow o_t agent:x read,stop\n")
+    other = world.live(world.agents.births.create(operator(1001), "o"))
+    world.agents.journal.update(other, policy="allow o_t agent:x read,stop\n")
     assert roles(world, inside(other), agent) == Role.ANYONE
-    world.agents.update(other, policy_of_root=("allow agent:x read",))
+    world.agents.journal.update(other, policy_of_root=("allow agent:x read",))
     assert roles(world, inside(other), agent) == Role.READER | Role.ANYONE
-    world.agents.update(other, policy="allow o_t agent:x stop\n")
+    world.agents.journal.update(other, policy="allow o_t agent:x stop\n")
     assert roles(world, inside(other), agent) == Role.ANYONE
 
 
 @pytest.mark.parametrize("uid", [0, 1000])
 def test_inside_an_agent_no_uid_makes_an_operator(world: World, agent: Agent, uid: int) -> None:
-    other = world.live(world.agents.create(operator(1000), "o"))
-    world.agents.update(other, policy="")
+    other = world.live(world.agents.births.create(operator(1000), "o"))
+    world.agents.journal.update(other, policy="")
     caller = Caller(uid, uid, 1, other.index, other.incarnation)
     assert roles(world, caller, agent) == Role.ANYONE
 
 
 def test_a_dead_creator_has_no_rights(world: World, agent: Agent) -> None:
-    child = world.agents.create(inside(agent), "c")
-    world.agents.update(agent, status=Status.DEAD)
+    child = world.agents.births.create(inside(agent), "c")
+    world.agents.journal.update(agent, status=Status.DEAD)
     assert roles(world, inside(agent), child) is Role.NONE
 
 
 def test_an_owner_is_decided_by_the_owner_not_by_the_uid(world: World) -> None:
-    agent = world.agents.create(ROOT, "r")
+    agent = world.agents.births.create(ROOT, "r")
     assert agent.uid != 0
     assert roles(world, operator(agent.uid), agent) == Role.ANYONE
 

@@ -83,6 +83,40 @@ def test_runtime_raises_no_errno_of_its_own(path: Path) -> None:
             assert "errno." not in ast.unparse(node.exc)
 
 
+def graph(paths: list[Path]) -> dict[str, set[str]]:
+    """Which module of these names which, inside functions and for type checks too."""
+    names = {".".join(path.relative_to(HOUSE).with_suffix("").parts): path for path in paths}
+    found = {}
+    for name, path in names.items():
+        below = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                below |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                of = [f"{node.module}.{alias.name}" for alias in node.names]
+                below |= {each if each in names else str(node.module) for each in of}
+        found[name] = (below & names.keys()) - {name}
+    return found
+
+
+def circle(found: dict[str, set[str]]) -> set[str]:
+    """What is left when those that name nobody who is left are taken away, again and again."""
+    left = {name: set(below) for name, below in found.items()}
+    while gone := {name for name, below in left.items() if not below & left.keys()}:
+        for name in gone:
+            del left[name]
+    return set(left)
+
+
+def test_a_circle_of_imports_is_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == {"a", "b", "c"}
+    assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == set()
+
+
+def test_no_modules_of_the_runtime_import_each_other_in_a_circle() -> None:
+    assert circle(graph(RUNTIME)) == set()
+
+
 PURE = ("lifecycle", "names", "errors", "authority/policy", "authority/mounts")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtime.accounts import Resource
+from runtime.change import Change
 from runtime.errors import QuotaError
 from runtime.items import TaskStatus
 from runtime.lifecycle import Status
@@ -27,21 +28,21 @@ def memory(world: World) -> int:
 
 def test_a_live_agent_holds_descriptors_and_its_monitor_until_it_is_dead(tmp_path: Path) -> None:
     with world_in(tmp_path) as world:
-        agent = world.agents.create(operator(OWNER), "a")
+        agent = world.agents.births.create(operator(OWNER), "a")
         assert held(world) == (0, 0, 0)
         world.live(agent)
         assert held(world) == (4, 0, 1)
         world.reopen()
         assert held(world) == (4, 0, 1)
-        again = world.agents.named("a")
+        again = world.agents.registry.named("a")
         assert again is not None
-        world.agents.update(again, status=Status.DEAD)
+        world.agents.journal.update(again, status=Status.DEAD)
         assert held(world) == (0, 0, 0)
 
 
 def test_a_running_command_is_counted_until_it_is_over(tmp_path: Path) -> None:
     with world_in(tmp_path, owner_tasks=2) as world:
-        agent = world.live(world.agents.create(operator(OWNER), "a"))
+        agent = world.live(world.agents.births.create(operator(OWNER), "a"))
         plane, me = world.agents.tasks, inside(agent)
         tasks = [plane.make(me, agent, name) for name in ("x", "y", "z")]
         for task in tasks:
@@ -52,31 +53,31 @@ def test_a_running_command_is_counted_until_it_is_over(tmp_path: Path) -> None:
         with pytest.raises(QuotaError, match="account tasks of uid 1000 has 2 of 2"):
             plane.start(me, agent, tasks[2])
         assert tasks[2].status is TaskStatus.MADE
-        change = world.agents.draft()
+        change = Change()
         change.put(tasks[0], status=TaskStatus.CANCELLED)
-        world.agents.note(change)
+        world.agents.journal.note(change)
         assert held(world) == (4 + 2, 1, 2)
         plane.start(me, agent, tasks[2])
 
 
 def test_a_start_is_refused_before_the_process_has_nothing_left(tmp_path: Path) -> None:
     with world_in(tmp_path, owner_monitors=1) as world:
-        first = world.agents.create(operator(OWNER), "a")
+        first = world.agents.births.create(operator(OWNER), "a")
         world.agents.living.check_agent(first)
         world.live(first)
-        second = world.agents.create(operator(OWNER), "b")
+        second = world.agents.births.create(operator(OWNER), "b")
         with pytest.raises(QuotaError, match="owner_monitors"):
             world.agents.living.check_agent(second)
 
 
 def test_children_do_not_multiply_what_texts_may_take(tmp_path: Path) -> None:
     with world_in(tmp_path, owner_disk_max=600_000) as world:
-        parent = world.live(world.agents.create(operator(OWNER), "boss"))
+        parent = world.live(world.agents.births.create(operator(OWNER), "boss"))
         world.may_create(parent)
         written = 0
         with pytest.raises(QuotaError, match="holds most"):
             for number in range(20):
-                child = world.live(world.agents.create(inside(parent), f"c{number}"))
+                child = world.live(world.agents.births.create(inside(parent), f"c{number}"))
                 item = world.agents.work.make(inside(child), child, "w")
                 world.agents.work.set(child, item, "plan", "x" * 30_000)
                 written += 1
@@ -85,12 +86,12 @@ def test_children_do_not_multiply_what_texts_may_take(tmp_path: Path) -> None:
 
 def test_children_do_not_multiply_what_is_in_memory(tmp_path: Path) -> None:
     with world_in(tmp_path, owner_memory_max=100_000) as world:
-        parent = world.live(world.agents.create(operator(OWNER), "boss"))
+        parent = world.live(world.agents.births.create(operator(OWNER), "boss"))
         world.may_create(parent)
         made = 0
         with pytest.raises(QuotaError, match="owner_memory_max"):
             for number in range(20):
-                child = world.live(world.agents.create(inside(parent), f"c{number}"))
+                child = world.live(world.agents.births.create(inside(parent), f"c{number}"))
                 for item in range(20):
                     world.agents.work.make(inside(child), child, f"w{item}")
                     made += 1
@@ -101,23 +102,23 @@ def test_what_a_parents_git_says_of_a_worktree_is_memory_of_its_owner(tmp_path: 
     """A git of the parent's making says what it likes: a quarter of a mebibyte for each child."""
     said = {"name": "c", "objects": [f"/{n:02}{'x' * 4000}" for n in range(60)], "earlier": False}
     with world_in(tmp_path, owner_memory_max=800_000) as world:
-        parent = world.live(world.agents.create(operator(OWNER), "boss"))
+        parent = world.live(world.agents.births.create(operator(OWNER), "boss"))
         world.may_create(parent)
-        children = [world.agents.create(inside(parent), f"c{n}") for n in range(4)]
+        children = [world.agents.births.create(inside(parent), f"c{n}") for n in range(4)]
         before = memory(world)
-        world.agents.update(children[0], worktree=said)
+        world.agents.journal.update(children[0], worktree=said)
         assert 240_000 < memory(world) - before < 250_000
-        world.agents.update(parent, discards=(said,))
-        world.agents.update(children[0], worktree=None)
+        world.agents.journal.update(parent, discards=(said,))
+        world.agents.journal.update(children[0], worktree=None)
         assert 240_000 < memory(world) - before < 250_000
-        world.agents.update(children[1], worktree=said)
+        world.agents.journal.update(children[1], worktree=said)
         with pytest.raises(QuotaError, match="owner_memory_max"):
-            world.agents.update(children[2], worktree=said)
+            world.agents.journal.update(children[2], worktree=said)
 
 
 def test_what_was_removed_holds_nothing(tmp_path: Path) -> None:
     with world_in(tmp_path) as world:
-        agent = world.live(world.agents.create(operator(OWNER), "a"))
+        agent = world.live(world.agents.births.create(operator(OWNER), "a"))
         before = memory(world)
         item = world.agents.work.make(inside(agent), agent, "w")
         world.agents.work.set(agent, item, "plan", "x" * 30_000)
@@ -126,16 +127,16 @@ def test_what_was_removed_holds_nothing(tmp_path: Path) -> None:
         world.agents.work.remove(inside(agent), agent, "w")
         assert memory(world) == before
         item = world.agents.work.make(inside(agent), agent, "v")
-        world.agents.update(agent, status=Status.DEAD, cgroup="")
-        world.agents.remove(agent)
+        world.agents.journal.update(agent, status=Status.DEAD, cgroup="")
+        world.agents.removals.remove(agent)
         assert memory(world) == 0
         assert held(world) == (0, 0, 0)
 
 
 def test_the_input_of_programs_and_commands_is_memory_of_their_owner(tmp_path: Path) -> None:
     with world_in(tmp_path, owner_memory_max=4 * INPUT_SIZE) as world:
-        agent = world.agents.create(operator(OWNER), "a")
-        world.agents.update(agent, mode="resident")
+        agent = world.agents.births.create(operator(OWNER), "a")
+        world.agents.journal.update(agent, mode="resident")
         before = memory(world)
         world.live(agent)
         assert memory(world) == before + INPUT_SIZE

@@ -51,13 +51,13 @@ def agent(world: World) -> Agent:
 
 
 def spoken_to(world: World, name: str, mode: str = "turn", status: Status = Status.IDLE) -> Agent:
-    agent = world.agents.create(USER, name)
-    world.agents.update(agent, mode=mode)
+    agent = world.agents.births.create(USER, name)
+    world.agents.journal.update(agent, mode=mode)
     return world.live(agent, status)
 
 
 def send(world: World, agent: Agent, text: str = "hello", **more: Any) -> Message:
-    return world.agents.send(USER, agent, text, **more)
+    return world.agents.messages.send(USER, agent, text, **more)
 
 
 def queue(world: World, agent: Agent) -> list[str]:
@@ -75,14 +75,14 @@ def told(world: World, agent: Agent) -> list[dict[str, Any]]:
 
 
 def deliver(world: World, agent: Agent, message: Message, run: str = "r1") -> None:
-    with world.agents.changing() as change:
+    with world.agents.journal.changing() as change:
         world.agents.messages.deliver(change, agent, message, run)
 
 
 def end(
     world: World, agent: Agent, message: Message, status: str = "processed", **more: str
 ) -> None:
-    with world.agents.changing() as change:
+    with world.agents.journal.changing() as change:
         world.agents.messages.end(change, agent, message, MessageStatus(status), **more)
 
 
@@ -98,7 +98,7 @@ def test_all_that_waits_for_one_owners_agents_is_bounded(tmp_path: Path) -> None
             with pytest.raises(QuotaError, match="owner_disk_max"):
                 send(world, agent, "x" * 60_000)
         world.reopen()
-        again = [world.agents.named(name) for name in ("one", "two")]
+        again = [world.agents.registry.named(name) for name in ("one", "two")]
         assert again[0] is not None and again[1] is not None
         one, two = again[0], again[1]
         found = world.agents.messages.find(one, first.name)
@@ -186,7 +186,7 @@ def test_so_many_wait_and_no_more(world: World, agent: Agent) -> None:
 
 
 def test_one_change_cannot_queue_more_than_that_either(world: World, agent: Agent) -> None:
-    with pytest.raises(QuotaError), world.agents.changing() as change:
+    with pytest.raises(QuotaError), world.agents.journal.changing() as change:
         for _ in range(5):
             world.agents.messages.queue(
                 change, agent, text="", sender="s", provenance="operator"
@@ -197,7 +197,7 @@ def test_one_change_cannot_queue_more_than_that_either(world: World, agent: Agen
 def test_notices_are_owed_and_have_no_maximum(world: World, agent: Agent) -> None:
     for _ in range(4):
         send(world, agent)
-    with world.agents.changing() as change:
+    with world.agents.journal.changing() as change:
         for _ in range(3):
             world.agents.messages.notify(change, agent, text="{}", provenance="wait")
     assert len(queue(world, agent)) == 7
@@ -223,14 +223,14 @@ def test_who_takes_messages(world: World, mode: str, status: Status, takes: bool
 @pytest.mark.parametrize("status", Status)
 def test_who_gets_notices(world: World, mode: str, status: Status) -> None:
     agent = spoken_to(world, "x", mode, status)
-    with world.agents.changing() as change:
+    with world.agents.journal.changing() as change:
         world.agents.messages.notify(change, agent, text="{}", provenance="wait")
     live = status not in (Status.NEW, Status.STOPPING, Status.DEAD)
     assert len(queue(world, agent)) == (mode == "turn" and live)
 
 
 def test_an_agent_that_ends_in_the_same_change_gets_no_notice(world: World, agent: Agent) -> None:
-    with world.agents.changing() as change:
+    with world.agents.journal.changing() as change:
         change.set(agent, status=Status.STOPPING)
         world.agents.messages.notify(change, agent, text="{}", provenance="wait")
     assert queue(world, agent) == []
@@ -252,27 +252,27 @@ def test_what_is_refused_is_judged_in_this_order(world: World, agent: Agent) -> 
 
 
 def test_what_somebody_is_to_the_agent_is_the_provenance(world: World, agent: Agent) -> None:
-    child = world.agents.create(inside(world.may_create(agent)), "child")
-    world.agents.update(child, mode="turn")
+    child = world.agents.births.create(inside(world.may_create(agent)), "child")
+    world.agents.journal.update(child, mode="turn")
     world.live(child, Status.IDLE)
-    writer = world.live(world.agents.create(USER, "writer"))
-    world.agents.update(writer, policy="allow writer_t agent:coder write\n")
+    writer = world.live(world.agents.births.create(USER, "writer"))
+    world.agents.journal.update(writer, policy="allow writer_t agent:coder write\n")
     assert send(world, agent).provenance == "operator"
-    assert world.agents.send(ROOT, agent, "").sender == "operator uid:0"
-    by_writer = world.agents.send(inside(writer), agent, "")
+    assert world.agents.messages.send(ROOT, agent, "").sender == "operator uid:0"
+    by_writer = world.agents.messages.send(inside(writer), agent, "")
     assert (by_writer.provenance, by_writer.sender) == ("agent", "agent:writer")
-    by_parent = world.agents.send(inside(agent), child, "")
+    by_parent = world.agents.messages.send(inside(agent), child, "")
     assert (by_parent.provenance, by_parent.sender) == ("supervisor", "agent:coder")
 
 
 def test_a_private_child_hears_its_supervisor_only(world: World, agent: Agent) -> None:
-    child = world.agents.create(inside(world.may_create(agent)), "child")
-    world.agents.update(child, mode="turn")
+    child = world.agents.births.create(inside(world.may_create(agent)), "child")
+    world.agents.journal.update(child, mode="turn")
     for caller in (ROOT, USER, inside(child), operator(4242)):
         with pytest.raises(DeniedError, match="its supervisor only"):
-            world.agents.send(caller, child, "")
+            world.agents.messages.send(caller, child, "")
     with pytest.raises(DeniedError, match="operators and agents with policy write only"):
-        world.agents.send(operator(4242), agent, "")
+        world.agents.messages.send(operator(4242), agent, "")
     assert queue(world, child) == queue(world, agent) == []
 
 
@@ -299,23 +299,23 @@ def test_an_id_is_taken_while_its_message_waits_or_is_worked_on(
 
 def test_an_id_is_of_its_session(world: World, agent: Agent) -> None:
     send(world, agent, "one", name="1", asked="x")
-    world.agents.switch_session(agent, "second")
+    world.agents.births.switch_session(agent, "second")
     send(world, agent, "two", name="1", asked="x")
     found = world.agents.messages.find(agent, "1")
     assert found is not None
     assert found.text == "two"
     assert queue(world, agent) == ["one", "two"]
-    world.agents.switch_session(agent, "default")
+    world.agents.births.switch_session(agent, "default")
     with pytest.raises(TakenError):
         send(world, agent, name="1")
 
 
 def test_the_end_is_told_in_the_session_that_the_message_is_of(world: World, agent: Agent) -> None:
     message = send(world, agent, name="1")
-    world.agents.switch_session(agent, "second")
+    world.agents.births.switch_session(agent, "second")
     end(world, agent, message, "dropped")
     assert told(world, agent) == []
-    world.agents.switch_session(agent, "default")
+    world.agents.births.switch_session(agent, "default")
     assert [e["type"] for e in told(world, agent)] == ["message.queued", "message.end"]
 
 
@@ -350,7 +350,7 @@ def test_the_delegated_task_is_before_all_others_and_may_be_long(world: World) -
     agent = spoken_to(world, "x", status=Status.NEW)
     for _ in range(4):
         send(world, agent, "impatient", priority="interject")
-    with world.agents.changing() as change:
+    with world.agents.journal.changing() as change:
         world.agents.messages.queue_first(
             change, agent, text="task " * 100, sender="agent:p", provenance="delegation"
         )
@@ -433,10 +433,10 @@ def test_the_end_of_an_agent_ends_all_of_its_messages(world: World, agent: Agent
     deliver(world, agent, running)
     for name in ("2", "3"):
         send(world, agent, name=name)
-    world.agents.update(agent, status=Status.STOPPING)
+    world.agents.journal.update(agent, status=Status.STOPPING)
     change = Change()
     add_end(world.agents, change, agent, Outcome.ERROR, "exit:3")
-    world.agents.note(change)
+    world.agents.journal.note(change)
     assert [(e["message"], e["outcome"], e["reason"]) for e in told(world, agent)[3:]] == [
         ("1", "failed", "exit:3"),
         ("2", "dropped", "exit:3"),
@@ -448,7 +448,7 @@ def test_the_end_of_an_agent_ends_all_of_its_messages(world: World, agent: Agent
 def test_one_that_ends_in_the_same_change_ends_once(world: World, agent: Agent) -> None:
     running = send(world, agent, name="1")
     deliver(world, agent, running)
-    with world.agents.changing() as change:
+    with world.agents.journal.changing() as change:
         world.agents.messages.end(change, agent, running, MessageStatus.PROCESSED)
         world.agents.messages.add_ends(change, agent, "exit:0")
     assert [e["outcome"] for e in told(world, agent) if "outcome" in e] == ["processed"]
@@ -513,7 +513,7 @@ def test_a_stream_holds_the_reply_so_far_up_to_a_maximum() -> None:
 
 def test_a_message_has_one_stream_until_its_end(world: World, agent: Agent) -> None:
     streams = Streams(gentle())
-    world.agents.watching.append(streams)
+    world.agents.journal.watch(streams)
     message, other = send(world, agent, asked="x"), send(world, agent)
     stream = streams.of(message.index)
     assert streams.of(message.index) is stream

@@ -22,7 +22,7 @@ from ctxfs.operations import Operations
 from ctxfs.pace import MANNERS, WAITS, Manner, Pace
 from runtime import loop
 from runtime.accounts import Payer, Reserve, TimeAccounts
-from runtime.authority.identity import Caller
+from runtime.caller import Caller
 from runtime.errors import OverTimeError
 from runtime.loop import Gentle
 
@@ -75,7 +75,9 @@ def test_every_operation_has_a_manner() -> None:
 
 def paced(share: float = 0.5) -> Pace:
     accounts = SimpleNamespace(time=TimeAccounts(share))
-    return Pace(cast(Any, SimpleNamespace(runtime=SimpleNamespace(accounts=accounts, agents=None))))
+    agents = SimpleNamespace(identity=SimpleNamespace(payer=lambda caller: AGENT))
+    runtime = SimpleNamespace(accounts=accounts, agents=agents)
+    return Pace(cast(Any, SimpleNamespace(runtime=runtime)))
 
 
 def used_up(made: Pace) -> None:
@@ -215,9 +217,8 @@ def test_what_a_step_raises_is_raised_and_charged() -> None:
     assert len(spent) == 2
 
 
-def test_only_so_many_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_so_many_wait_for_the_disk() -> None:
     made = paced()
-    monkeypatch.setattr(pace, "payer", lambda agents, caller: AGENT)
     made._syncs[AGENT.owner] = pace._SYNCS_MAX
 
     async def main() -> None:

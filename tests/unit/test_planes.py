@@ -197,14 +197,14 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 @pytest.fixture
 def agent(world: World) -> Agent:
-    agent = world.live(world.agents.create(USER, "coder"), Status.IDLE)
-    world.agents.update(agent, mode="turn")
+    agent = world.live(world.agents.births.create(USER, "coder"), Status.IDLE)
+    world.agents.journal.update(agent, mode="turn")
     return agent
 
 
 def message_that_is(world: World, agent: Agent, status: MessageStatus) -> Message:
-    message = world.agents.send(USER, agent, "hello", name="1", asked="x")
-    with world.agents.changing() as change:
+    message = world.agents.messages.send(USER, agent, "hello", name="1", asked="x")
+    with world.agents.journal.changing() as change:
         if status is not MessageStatus.DROPPED:
             world.agents.messages.deliver(change, agent, message, "r1")
         world.agents.messages.end(change, agent, message, status)
@@ -217,11 +217,11 @@ def test_a_message_ends_once(world: World, agent: Agent, status: MessageStatus) 
     before = world.lines(agent)
     messages = world.agents.messages
     for again in sorted(MESSAGE_MOVES.terminal):
-        with pytest.raises(WrongStateError), world.agents.changing() as change:
+        with pytest.raises(WrongStateError), world.agents.journal.changing() as change:
             messages.end(change, agent, message, again)
-    with pytest.raises(WrongStateError), world.agents.changing() as change:
+    with pytest.raises(WrongStateError), world.agents.journal.changing() as change:
         messages.deliver(change, agent, message, "r2")
-    with world.agents.changing() as change:
+    with world.agents.journal.changing() as change:
         messages.add_ends(change, agent, "exit:0")
     assert (message.status, message.run) == (status, "" if status == "dropped" else "r1")
     assert world.lines(agent) == before
@@ -241,7 +241,7 @@ def task_that_is(world: World, agent: Agent, status: TaskStatus) -> Task:
         TaskStatus.CANCELLED: TaskEvent.CANCEL,
         TaskStatus.INTERRUPTED: TaskEvent.INTERRUPT,
     }[status]
-    with world.agents.changing() as change:
+    with world.agents.journal.changing() as change:
         tasks.end(change, agent, task, event, exit_text="exit:0")
     return task
 
@@ -253,7 +253,7 @@ def test_the_first_end_of_a_task_counts(world: World, agent: Agent, status: Task
     tasks = world.agents.tasks
 
     def end(event: TaskEvent) -> None:
-        with world.agents.changing() as change:
+        with world.agents.journal.changing() as change:
             tasks.end(change, agent, task, event)
 
     attempts: list[Callable[[], None]] = [
@@ -266,7 +266,7 @@ def test_the_first_end_of_a_task_counts(world: World, agent: Agent, status: Task
     for attempt in attempts:
         with pytest.raises(WrongStateError):
             attempt()
-    with world.agents.changing() as change:
+    with world.agents.journal.changing() as change:
         tasks.add_ends(change, agent, TaskEvent.CANCEL)
     assert (task.dump(), world.lines(agent), len(world.agents.messages.pending(agent))) == before
 
@@ -307,7 +307,7 @@ def wait_that_is(world: World, agent: Agent, status: WaitStatus) -> Wait:
     waiting = world.agents.waiting
     wait = waiting.make(USER, agent, "i")
     waiting.arm(USER, agent, wait, "trigger")
-    with world.agents.changing() as change:
+    with world.agents.journal.changing() as change:
         if status is WaitStatus.FIRED:
             waiting.fire(change, agent, wait, "now\n")
         elif status is WaitStatus.EXPIRED:
@@ -324,7 +324,7 @@ def test_a_wait_leaves_armed_once(world: World, agent: Agent, status: WaitStatus
     waiting = world.agents.waiting
 
     def change_it(act: Callable[..., None], *more: Any) -> None:
-        with world.agents.changing() as change:
+        with world.agents.journal.changing() as change:
             act(change, agent, wait, *more)
 
     refused: list[tuple[type[CtxError], Callable[[], None]]] = [
@@ -339,7 +339,7 @@ def test_a_wait_leaves_armed_once(world: World, agent: Agent, status: WaitStatus
     for error, attempt in refused:
         with pytest.raises(error):
             attempt()
-    with world.agents.changing() as change:
+    with world.agents.journal.changing() as change:
         waiting.cancel_all(change, agent)
     assert (wait.dump(), world.lines(agent), len(world.agents.messages.pending(agent))) == before
 

@@ -55,6 +55,7 @@ from tests.unit.fakes import World, add_end, inside, operator
 _EXAMPLES = int(os.environ.get("CTXFS_MODEL_EXAMPLES", "0"))
 SALTS = range(40) if not _EXAMPLES else [secrets.randbits(48) for _ in range(_EXAMPLES // 3)]
 _LIMITS = {"messages": 5, "tasks": 3, "work_items": 3, "waits": 4, "frame_max": 100}
+_SETTINGS: dict[str, Any] = dict(_LIMITS)
 _USER = operator(1000)
 _NOON = 1_800_000_000.0
 
@@ -749,7 +750,7 @@ class Planes(RuleBasedStateMachine):
         self._directory = tempfile.TemporaryDirectory(prefix="planes-")
         self._clock = Clock()
         self._patch.setattr(waiting, "time", self._clock)
-        self.world = World(Path(self._directory.name), **_LIMITS)
+        self.world = World(Path(self._directory.name), **_SETTINGS)
         self.model = Model()
         self._histories: dict[Path, bytes] = {}
         self._steps = 0
@@ -762,7 +763,7 @@ class Planes(RuleBasedStateMachine):
     # both at once
 
     def real(self, name: str) -> Agent:
-        agent = self.world.agents.named(name)
+        agent = self.world.agents.registry.named(name)
         assert agent is not None
         return agent
 
@@ -849,9 +850,9 @@ class Planes(RuleBasedStateMachine):
             owner = owner.parent
         caller = _USER if parent is None else inside(self.real(parent))
         if self.both(
-            lambda: self.model.create(name, above, once), lambda: agents.create(caller, name)
+            lambda: self.model.create(name, above, once), lambda: agents.births.create(caller, name)
         ):
-            agents.update(self.real(name), mode="once" if once else "turn")
+            agents.journal.update(self.real(name), mode="once" if once else "turn")
 
     @aimed("new", name=AGENTS, text=("", "the task"), early=(False, True))
     def start(self, name: str, text: str, early: bool) -> None:
@@ -868,10 +869,10 @@ class Planes(RuleBasedStateMachine):
 
         def act() -> None:
             agents = self.world.agents
-            agents.live_parent(agent)
+            agents.registry.live_parent(agent)
             status = Status.BUSY if model.once else Status.IDLE
-            with agents.changing() as change:
-                change.set(agent, status=status, cgroup=agents.node_path(agent))
+            with agents.journal.changing() as change:
+                change.set(agent, status=status, cgroup=agents.registry.node_path(agent))
                 if text and not model.once:
                     agents.messages.queue_first(
                         change, agent, text=text, sender="its maker", provenance="delegation"
@@ -919,14 +920,14 @@ class Planes(RuleBasedStateMachine):
             return
         agents, agent = self.world.agents, self.real(name)
         change = Change()
-        for member in (agent, *agents.descendants(agent)):
+        for member in (agent, *agents.registry.descendants(agent)):
             if member.live:
                 change.set(member, status=Status.STOPPING)
-        for member in agents.descendants(agent):
+        for member in agents.registry.descendants(agent):
             if member.status is Status.NEW:
                 add_end(agents, change, member, Outcome.CANCELLED, "parent_dead")
         self.model.begin_end(model)
-        agents.note(change)
+        agents.journal.note(change)
 
     def finish_end(self, name: str, outcome: str, together: bool) -> None:
         """As the recorder does it: leaves first, those that are over together in one change."""
@@ -942,22 +943,22 @@ class Planes(RuleBasedStateMachine):
             change.add(part)
             self.model.ended(member, outcome, "why")
             if not together:
-                agents.note(change)
+                agents.journal.note(change)
                 change = Change()
-        agents.note(change)
+        agents.journal.note(change)
 
     def remove(self, name: str) -> None:
         if name in self.model.agents:
             self.both(
                 lambda: self.model.remove(self.model.agents[name]),
-                lambda: self.world.agents.remove(self.real(name)),
+                lambda: self.world.agents.removals.remove(self.real(name)),
             )
 
     def reset(self, name: str) -> None:
         if name in self.model.agents:
             self.both(
                 lambda: self.model.reset(self.model.agents[name]),
-                lambda: self.world.agents.renew(self.real(name)),
+                lambda: self.world.agents.births.renew(self.real(name)),
             )
 
     @operation(name=CHILDREN, owned=(False, True))
@@ -968,7 +969,7 @@ class Planes(RuleBasedStateMachine):
         life = ("owned", "private_child") if owned else ("detached", "public_named")
         self.both(
             lambda: self.model.set_owned(model, owned),
-            lambda: self.world.agents.set_life(self.real(name), *life),
+            lambda: self.world.agents.births.set_life(self.real(name), *life),
         )
 
     @operation(name=CHILDREN, parent=("", "a", "b", "c", "d"))
@@ -980,7 +981,9 @@ class Planes(RuleBasedStateMachine):
             return
         self.both(
             lambda: self.model.adopt(model, self.model.agents[parent] if parent else None),
-            lambda: self.world.agents.adopt(self.real(name), self.real(parent) if parent else None),
+            lambda: self.world.agents.births.adopt(
+                self.real(name), self.real(parent) if parent else None
+            ),
         )
 
     @operation()
@@ -1010,7 +1013,7 @@ class Planes(RuleBasedStateMachine):
         text = "x" * 101 if long else f"message {identifier}"[:100]
 
         def act() -> None:
-            with self.world.agents.changing() as change:
+            with self.world.agents.journal.changing() as change:
                 self.world.agents.messages.queue(
                     change, self.real(name), text=text, sender="somebody", provenance="operator",
                     priority=priority, name=identifier, asked="somebody" if asked else "",
@@ -1028,7 +1031,7 @@ class Planes(RuleBasedStateMachine):
         expected = self.model.deliver(model)
         message = agents.messages.pending(agent)[0]
         assert (message.priority, message.provenance) == (expected.priority, expected.provenance)
-        with agents.changing() as change:
+        with agents.journal.changing() as change:
             change.set(agent, status=Status.BUSY)
             agents.messages.deliver(change, agent, message, "r1")
 
@@ -1042,7 +1045,7 @@ class Planes(RuleBasedStateMachine):
         assert message is not None
         self._name(model.current, message)
         self.model.end_message(model, model.current, status)
-        with agents.changing() as change:
+        with agents.journal.changing() as change:
             change.set(agent, status=Status.IDLE)
             agents.messages.end(change, agent, message, MessageStatus(status), reply="so")
 
@@ -1056,7 +1059,7 @@ class Planes(RuleBasedStateMachine):
         message = agents.messages.pending(agent)[number]
         self._name(expected, message)
         self.model._end_message(model, expected, "dropped")
-        with agents.changing() as change:
+        with agents.journal.changing() as change:
             agents.messages.end(change, agent, message, MessageStatus.DROPPED)
 
     @staticmethod
@@ -1115,7 +1118,7 @@ class Planes(RuleBasedStateMachine):
             return
         item = self.item(name, Task, task)
         found.status = "running"
-        with self.world.agents.changing() as change:
+        with self.world.agents.journal.changing() as change:
             change.put(item, pid=7)
             change.step(item, TaskEvent.RUN)
 
@@ -1149,7 +1152,7 @@ class Planes(RuleBasedStateMachine):
         }[event]
 
         def act() -> None:
-            with agents.changing() as change:
+            with agents.journal.changing() as change:
                 agents.tasks.end(
                     change, self.real(name), item, TaskEvent(event), exit_text=exit_text
                 )
@@ -1363,11 +1366,11 @@ class Planes(RuleBasedStateMachine):
     @invariant()
     def everything_is_as_the_model_has_it(self) -> None:
         agents = self.world.agents
-        assert {a.name for a in agents} == set(self.model.agents)
+        assert {a.name for a in agents.registry} == set(self.model.agents)
         for model in self.model.agents.values():
             agent = self.real(model.name)
             assert (agent.status, agent.focus) == (model.status, model.focus)
-            assert [c.name for c in agents.children(agent)] == [
+            assert [c.name for c in agents.registry.children(agent)] == [
                 c.name for c in self.model.children(model)
             ] or model.orphan
             self._compare_messages(agent, model)
@@ -1477,7 +1480,7 @@ class Planes(RuleBasedStateMachine):
 
     @invariant()
     def quotas_hold(self) -> None:
-        for agent in self.world.agents:
+        for agent in self.world.agents.registry:
             assert len(self.items(agent, Work)) <= _LIMITS["work_items"]
             assert len(self.items(agent, Wait)) <= _LIMITS["waits"]
             commands = [t for t in self.items(agent, Task) if not t.child]
@@ -1491,10 +1494,12 @@ class Planes(RuleBasedStateMachine):
             return {item.index: {"kind": item.kind, **item.dump()} for item in items}
 
         agents = self.world.agents
-        held = [i for a in agents for kind in (Message, Task, Work, Wait)
+        held = [i for a in agents.registry for kind in (Message, Task, Work, Wait)
                 for i in self.items(a, kind)]  # fmt: skip
         assert told(held) == told(self.world.store.load_items())
-        assert [a.dump() for a in agents] == [a.dump() for a in self.world.store.load_agents()]
+        assert [a.dump() for a in agents.registry] == [
+            a.dump() for a in self.world.store.load_agents()
+        ]
 
     @invariant()
     def histories_only_grow(self) -> None:

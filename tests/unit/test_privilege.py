@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ctxfs.daemon import Defaults
 from runtime import cell
-from runtime.authority.identity import OPERATORS, Role
+from runtime.caller import OPERATORS, Role
 from runtime.cell import Places
 from runtime.errors import ForbiddenError
 from runtime.model import Agent
@@ -23,15 +24,14 @@ PLACES = Places(mount=Path("/r/ctx"), state=Path("/s"), runtime=Path("/r/ctxfs")
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    with world_in(tmp_path) as made:
-        made.agents.privilege = USER
+    with world_in(tmp_path, privilege=USER) as made:
         yield made
 
 
 @pytest.fixture
 def agent(world: World) -> Agent:
-    made = world.agents.create(operator(1000), "x")
-    world.agents.update(made, exec="true")
+    made = world.agents.births.create(operator(1000), "x")
+    world.agents.journal.update(made, exec="true")
     return made
 
 
@@ -71,7 +71,7 @@ def test_agents_have_the_ids_of_the_daemon_and_its_user_the_last_word(
 def test_the_steps_into_a_cell(world: World, agent: Agent) -> None:
     view = ("/r/ctxfs/root/bin/view", "6", "5", "1000", "100", "=", "--")
     assert plan(world, agent).steps[:7] == view
-    child = world.agents.create(inside(world.live(agent)), "c")
+    child = world.agents.births.create(inside(world.live(agent)), "c")
     enter = plan(world, child).steps[:8]
     assert enter == ("/r/ctxfs/root/bin/enter", "8", "7", "1000", "100", "=", "cell", "--")
 
@@ -80,7 +80,7 @@ def test_what_sandboxes_share_is_read_only_but_for_the_filesystem(
     world: World, agent: Agent
 ) -> None:
     for privilege, options in ((USER, "sR"), (ROOT, "s")):
-        world.agents.privilege = privilege
+        world.agents = replace(world.agents, privilege=privilege)
         view = plan(world, agent).view
         shared = view.index("/r/ctxfs/root")
         assert view[shared - 3 : shared] == ("bind", options, "-")

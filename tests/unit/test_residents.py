@@ -43,8 +43,8 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 def resident(world: World, waiting: int = 0) -> tuple[Agent, Message]:
     """One that works on a message, and has others that wait."""
-    agent = world.live(world.agents.create(ROOT, "talker"))
-    world.agents.update(agent, mode="resident", run="run-1")
+    agent = world.live(world.agents.births.create(ROOT, "talker"))
+    world.agents.journal.update(agent, mode="resident", run="run-1")
     change = Change()
     for number in range(waiting + 1):
         message = Message(
@@ -52,11 +52,11 @@ def resident(world: World, waiting: int = 0) -> tuple[Agent, Message]:
             provenance="operator", text="a question",
         )  # fmt: skip
         change.make(message)
-    world.agents.commit(change)
+    world.agents.journal.commit(change)
     first = world.agents.messages.pending(agent)[0]
     change = Change()
     world.agents.messages.deliver(change, agent, first, agent.run)
-    world.agents.commit(change)
+    world.agents.journal.commit(change)
     return agent, first
 
 
@@ -98,7 +98,7 @@ def test_a_reply_ends_its_message_with_the_pieces_before_it(world: World) -> Non
     listener, _ = listening(world, agent, said)
     trio.run(listener.hear_all)
     assert (message.status, message.reply) == (MessageStatus.PROCESSED, "one, two")
-    kept = (world.agents.directory(agent) / "out" / f"{0:020d}").read_bytes()
+    kept = (world.agents.documents.directory(agent) / "out" / f"{0:020d}").read_bytes()
     assert kept == b'before\n{"type":"delta","text":"to nobody"}\n'
 
 

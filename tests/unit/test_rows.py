@@ -25,7 +25,7 @@ from ctxfs.rows import (
     statuses,
     writers,
 )
-from runtime.authority.identity import CONTROLLERS, OPERATORS, PARTIES, Role
+from runtime.caller import CONTROLLERS, OPERATORS, PARTIES, Role
 from runtime.errors import MalformedError
 from runtime.lifecycle import Status
 

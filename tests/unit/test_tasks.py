@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.agents import replace_file
-from runtime.authority.identity import Caller
+from runtime.caller import Caller
 from runtime.change import Change
+from runtime.documents import replace_file
 from runtime.errors import (
     DeniedError,
     ForbiddenError,
@@ -46,8 +46,8 @@ def agent(world: World) -> Agent:
 
 
 def made_live(world: World, name: str) -> Agent:
-    agent = world.may_create(world.live(world.agents.create(USER, name), Status.IDLE))
-    world.agents.update(agent, mode="turn")
+    agent = world.may_create(world.live(world.agents.births.create(USER, name), Status.IDLE))
+    world.agents.journal.update(agent, mode="turn")
     return agent
 
 
@@ -58,7 +58,7 @@ def make(world: World, agent: Agent, name: str = "t", cmd: str = "true") -> Task
 
 
 def child_of(world: World, agent: Agent, name: str = "rev") -> Agent:
-    return world.agents.create(inside(agent), name)
+    return world.agents.births.create(inside(agent), name)
 
 
 def handle(world: World, agent: Agent, name: str = "rev") -> Task | None:
@@ -73,21 +73,21 @@ def the_handle(world: World, agent: Agent, name: str = "rev") -> Task:
 
 
 def put_status(world: World, task: Task, status: TaskStatus) -> None:
-    with world.agents.changing() as change:
+    with world.agents.journal.changing() as change:
         change.put(task, status=status)
 
 
 def end(
     world: World, agent: Agent, task: Task, event: str = "complete", exit_text: str = ""
 ) -> None:
-    with world.agents.changing() as change:
+    with world.agents.journal.changing() as change:
         world.agents.tasks.end(change, agent, task, TaskEvent(event), exit_text=exit_text)
 
 
 def record_end(world: World, agent: Agent, outcome: Outcome = Outcome.DONE) -> None:
     change = Change()
     add_end(world.agents, change, agent, outcome, "why")
-    world.agents.note(change)
+    world.agents.journal.note(change)
 
 
 def wait_on(world: World, agent: Agent, on: str, name: str = "i") -> Wait:
@@ -158,7 +158,7 @@ def test_handles_do_not_count(world: World, agent: Agent) -> None:
 def test_tasks_are_made_below_agents_that_go_on(
     world: World, agent: Agent, status: Status
 ) -> None:
-    world.agents.update(agent, status=status)
+    world.agents.journal.update(agent, status=status)
     if status in LIVE - {Status.STOPPING}:
         make(world, agent)
         return
@@ -167,7 +167,7 @@ def test_tasks_are_made_below_agents_that_go_on(
 
 
 def test_who_makes_starts_and_stops_tasks(world: World, agent: Agent) -> None:
-    other = world.live(world.agents.create(USER, "other"))
+    other = world.live(world.agents.births.create(USER, "other"))
     child = world.live(child_of(world, agent))
     task = make(world, agent)
     tasks = world.agents.tasks
@@ -228,11 +228,11 @@ def test_below_what_is_paused_or_over_nothing_starts(world: World, agent: Agent)
     task = world.agents.tasks.make(inside(agent), child, "t")
     world.agents.tasks.set(task, cmd="true")
     for frozen in (agent, child):
-        world.agents.update(frozen, frozen=True)
+        world.agents.journal.update(frozen, frozen=True)
         with pytest.raises(WrongStateError, match=f'"{frozen.name}" is paused'):
             world.agents.tasks.start(USER, child, task)
-        world.agents.update(frozen, frozen=False)
-    world.agents.update(child, status=Status.STOPPING)
+        world.agents.journal.update(frozen, frozen=False)
+    world.agents.journal.update(child, status=Status.STOPPING)
     with pytest.raises(WrongStateError, match="is stopping"):
         world.agents.tasks.start(USER, child, task)
 
@@ -329,7 +329,7 @@ def test_an_end_is_recorded_told_and_lets_waiters_go(
     world.agents.tasks.set(task, title="run the tests")
     wait = wait_on(world, agent, "task t")
     world.agents.tasks.start(USER, agent, task)
-    with world.agents.changing() as change:
+    with world.agents.journal.changing() as change:
         change.put(task, status=TaskStatus.RUNNING, pid=42)
     assert world.agents.tasks.wait_path(task).is_fifo()
     end(world, agent, task, event, "exit:3")
@@ -358,7 +358,7 @@ def test_the_end_of_an_agent_ends_its_commands(
     task, done = make(world, agent), make(world, agent, "done")
     end(world, agent, task=started(world, agent, done))
     put_status(world, task, status)
-    world.agents.update(agent, status=Status.STOPPING)
+    world.agents.journal.update(agent, status=Status.STOPPING)
     record_end(world, agent, outcome)
     lost = outcome is Outcome.INTERRUPTED
     assert task.status == ("interrupted" if lost else "cancelled")
@@ -487,7 +487,7 @@ HANDLE_STATUS = {
 @pytest.mark.parametrize("status", HANDLE_STATUS)
 def test_a_handles_status_is_that_of_its_child(world: World, agent: Agent, status: str) -> None:
     child = child_of(world, agent)
-    world.agents.update(child, status=Status(status))
+    world.agents.journal.update(child, status=Status(status))
     assert world.agents.tasks.status(the_handle(world, agent)) == HANDLE_STATUS[status]
 
 
@@ -508,9 +508,9 @@ def test_a_handle_ends_with_its_child(
     world: World, agent: Agent, outcome: str, status: str
 ) -> None:
     child = world.live(child_of(world, agent))
-    world.agents.write_document(child, "handoff.md", b"\n  look at it\nclosely\n")
+    world.agents.documents.write(child, "handoff.md", b"\n  look at it\nclosely\n")
     waits = [wait_on(world, agent, f"{kind} rev", kind) for kind in ("task", "child")]
-    world.agents.update(child, status=Status.STOPPING)
+    world.agents.journal.update(child, status=Status.STOPPING)
     record_end(world, child, Outcome(outcome))
     assert world.agents.tasks.status(the_handle(world, agent)) == status
     assert told(world, agent) == [
@@ -524,7 +524,7 @@ def test_a_handle_ends_with_its_child(
 
 
 def test_once_agents_are_not_told_of_ends(world: World, agent: Agent) -> None:
-    world.agents.update(agent, mode="once")
+    world.agents.journal.update(agent, mode="once")
     record_end(world, child_of(world, agent))
     assert world.agents.tasks.status(the_handle(world, agent)) == "completed"
     assert results(world, agent) == []
@@ -545,7 +545,7 @@ def test_a_handles_title_is_the_first_line_of_the_task(
     world: World, agent: Agent, text: str, title: str
 ) -> None:
     child = child_of(world, agent)
-    world.agents.write_document(child, "handoff.md", text.encode())
+    world.agents.documents.write(child, "handoff.md", text.encode())
     assert world.agents.tasks.title(the_handle(world, agent)) == title
 
 
@@ -553,11 +553,11 @@ def test_a_handles_output_is_the_latest_reply_then_the_result(world: World, agen
     child = world.live(child_of(world, agent))
     found, tasks = the_handle(world, agent), world.agents.tasks
     assert (tasks.output_size(found), tasks.preview(found)[0]) == (0, "")
-    session = world.agents.session(child.session)
+    session = world.agents.sessions.get(child.session)
     assert session is not None
-    replace_file(world.agents.session_directory(session) / "latest.md", b"still at it\n")
+    replace_file(world.agents.sessions.directory(session) / "latest.md", b"still at it\n")
     assert tasks.preview(found)[0] == "still at it\n"
-    world.agents.write_document(child, "result.md", b"all of it: " + b"x" * 20_000)
+    world.agents.documents.write(child, "result.md", b"all of it: " + b"x" * 20_000)
     assert tasks.read_output(found, 6, 5) == b"at it"
     record_end(world, child)
     assert tasks.output_size(found) == 20_011
@@ -572,7 +572,7 @@ def test_a_handle_is_not_configured_and_goes_with_its_child(world: World, agent:
     with pytest.raises(WrongStateError, match="rmdir that"):
         world.agents.tasks.remove(USER, agent, "rev")
     record_end(world, child)
-    world.agents.remove(child)
+    world.agents.removals.remove(child)
     assert handle(world, agent) is None
 
 
@@ -581,7 +581,7 @@ def test_an_ended_handle_can_be_removed_alone(world: World, agent: Agent) -> Non
     record_end(world, child)
     world.agents.tasks.remove(USER, agent, "rev")
     assert handle(world, agent) is None
-    assert world.agents.named("rev") is child
+    assert world.agents.registry.named("rev") is child
     assert world.agents.waits.path(child.wait_token).exists()
 
 
@@ -590,7 +590,7 @@ def test_a_reset_child_has_a_new_handle(world: World, agent: Agent) -> None:
     task = make(world, agent)
     before = the_handle(world, agent)
     record_end(world, child)
-    fresh = world.agents.renew(child)
+    fresh = world.agents.births.renew(child)
     found = the_handle(world, agent)
     assert found is not before
     assert (found.child, world.agents.tasks.status(found)) == (fresh.index, "queued")
@@ -603,7 +603,7 @@ def test_a_child_is_not_made_where_its_handle_would_be(world: World, agent: Agen
     make(world, agent, "rev")
     with pytest.raises(TakenError, match='has a task "rev": choose another name'):
         child_of(world, agent)
-    assert world.agents.named("rev") is None
+    assert world.agents.registry.named("rev") is None
     child_of(world, agent, "other")
     with pytest.raises(TakenError):
         make(world, agent, "other")
@@ -615,8 +615,8 @@ def test_a_child_is_not_reset_onto_a_command(world: World, agent: Agent) -> None
     world.agents.tasks.remove(USER, agent, "rev")
     command = make(world, agent, "rev")
     with pytest.raises(TakenError, match='has a task "rev"'):
-        world.agents.renew(child)
-    assert world.agents.named("rev") is child
+        world.agents.births.renew(child)
+    assert world.agents.registry.named("rev") is child
     assert handle(world, agent) is command
     world.reopen()
     assert [(t.name, t.child) for t in world.agents.tasks.known(agent)] == [("rev", 0)]
@@ -625,15 +625,15 @@ def test_a_child_is_not_reset_onto_a_command(world: World, agent: Agent) -> None
 def test_a_detached_child_has_no_handle(world: World, agent: Agent) -> None:
     child = child_of(world, agent)
     task, about = wait_on(world, agent, "task rev", "i"), wait_on(world, agent, "child rev", "j")
-    world.agents.set_life(child, "detached", "public_named")
+    world.agents.births.set_life(child, "detached", "public_named")
     assert handle(world, agent) is None
     assert (task.status, about.status) == ("fired", "armed")
     make(world, agent, "rev")
     with pytest.raises(TakenError):
-        world.agents.set_life(child, "owned", "private_child")
+        world.agents.births.set_life(child, "owned", "private_child")
     assert child.life == "detached"
     world.agents.tasks.remove(USER, agent, "rev")
-    world.agents.set_life(child, "owned", "private_child")
+    world.agents.births.set_life(child, "owned", "private_child")
     assert the_handle(world, agent).child == child.index
 
 
@@ -641,36 +641,36 @@ def test_an_adopted_child_takes_its_handle_along(world: World, agent: Agent) -> 
     other = made_live(world, "other")
     child = child_of(world, agent)
     waits = [wait_on(world, agent, f"{kind} rev", kind) for kind in ("task", "child")]
-    world.agents.adopt(child, other)
+    world.agents.births.adopt(child, other)
     assert handle(world, agent) is None
     assert the_handle(world, other).child == child.index
     assert [w.status for w in waits] == ["fired", "fired"], "nobody waits for it in vain"
-    world.agents.adopt(child, None)
+    world.agents.births.adopt(child, None)
     assert handle(world, other) is None
     make(world, agent, "rev")
     with pytest.raises(TakenError):
-        world.agents.adopt(child, agent)
+        world.agents.births.adopt(child, agent)
     assert child.parent is None
 
 
 def test_an_orphan_is_adopted(world: World, agent: Agent) -> None:
     child = child_of(world, agent)
-    world.agents.set_life(child, "detached", "public_named")
+    world.agents.births.set_life(child, "detached", "public_named")
     record_end(world, agent)
-    world.agents.remove(agent)
+    world.agents.removals.remove(agent)
     other = made_live(world, "other")
-    world.agents.adopt(child, other)
-    assert world.agents.children(other) == [child]
+    world.agents.births.adopt(child, other)
+    assert world.agents.registry.children(other) == [child]
     assert the_handle(world, other).child == child.index
 
 
 def test_children_are_oldest_first_however_they_came(world: World, agent: Agent) -> None:
-    elder = world.agents.create(USER, "elder")
+    elder = world.agents.births.create(USER, "elder")
     child_of(world, agent, "younger")
-    world.agents.adopt(elder, agent)
-    assert [c.name for c in world.agents.children(agent)] == ["elder", "younger"]
+    world.agents.births.adopt(elder, agent)
+    assert [c.name for c in world.agents.registry.children(agent)] == ["elder", "younger"]
     world.reopen()
-    assert [c.name for c in world.agents.children(agent)] == ["elder", "younger"]
+    assert [c.name for c in world.agents.registry.children(agent)] == ["elder", "younger"]
 
 
 def test_tasks_are_there_again_after_a_crash(world: World, agent: Agent) -> None:

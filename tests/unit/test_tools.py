@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 from ctxfs.tools import registry
 from ctxfs.tools.registry import BY_NAME, TOOLS
 from ctxfs.tools.tool import Concerns
-from runtime.authority.identity import Caller
+from runtime.caller import Caller
 from runtime.errors import (
     CtxError,
     DeniedError,
@@ -58,7 +58,9 @@ class Desk:
         """A live agent with more policy than by default."""
         agent = self.mounted.make(name, caller)
         more = "".join(f"allow {agent.label} {rule}\n" for rule in rules)
-        self.agents.update(agent, exec="sh -c true", mode="turn", policy=agent.policy + more)
+        self.agents.journal.update(
+            agent, exec="sh -c true", mode="turn", policy=agent.policy + more
+        )
         return self.mounted.world.live(agent)
 
     def call(self, name: str, given: Any = None, caller: Caller | None = None) -> dict[str, Any]:
@@ -69,7 +71,7 @@ class Desk:
     def end(self, task: str, event: TaskEvent = TaskEvent.COMPLETE, text: str = "exit:0") -> None:
         """As its monitor would tell."""
         found = self.agents.tasks.find(self.coder, task)
-        with self.agents.changing() as change:
+        with self.agents.journal.changing() as change:
             if found.status is TaskStatus.QUEUED:
                 change.put(found, status=TaskStatus.RUNNING)
             self.agents.tasks.end(change, self.coder, found, event, exit_text=text)
@@ -126,7 +128,7 @@ def _task(desk: Desk) -> None:
 def _running(desk: Desk) -> None:
     _task(desk)
     task = desk.agents.tasks.find(desk.coder, "t")
-    with desk.agents.changing() as change:
+    with desk.agents.journal.changing() as change:
         change.put(task, status=TaskStatus.RUNNING)
 
 
@@ -433,7 +435,7 @@ def test_a_public_agent_has_all_and_so_have_those_in_no_agent(desk: Desk) -> Non
 
 def test_a_private_child_has_what_its_families_have(desk: Desk) -> None:
     desk.call("SpawnAgent", {"initial_message": "x", "name": "rev"})
-    child = desk.agents.named("rev")
+    child = desk.agents.registry.named("rev")
     assert child is not None
     desk.mounted.world.live(child)
     assert _visible(desk, inside(child)) == set(NAMES) - {"SpawnAgent"}
@@ -443,7 +445,7 @@ def test_a_private_child_has_what_its_families_have(desk: Desk) -> None:
 
 def test_policy_takes_a_tool_away_at_once(desk: Desk) -> None:
     kept = desk.coder.policy.replace("tool:* execute", "tool:Task* execute")
-    desk.agents.update(desk.coder, policy=kept)
+    desk.agents.journal.update(desk.coder, policy=kept)
     assert _visible(desk, desk.me) == {"TaskList", "TaskStatus", "TaskOutput", "TaskInput",
                                        "TaskStop"}  # fmt: skip
     with refused(DeniedError, "tool:AgentList execute"):
@@ -464,7 +466,7 @@ def test_who_is_nobody_has_nothing(desk: Desk, which: str) -> None:
     caller = Caller(0, 0, 7, known=False)
     if which == "dead":
         caller = desk.me
-        desk.agents.update(desk.coder, status=Status.DEAD)
+        desk.agents.journal.update(desk.coder, status=Status.DEAD)
     elif which == "earlier":
         caller = Caller(1000, 1000, 7, desk.coder.index, "0123456789abcdef")
     assert _visible(desk, caller) == set()
@@ -509,9 +511,11 @@ def test_operators_name_whom_they_look_at(desk: Desk) -> None:
 def test_private_agents_are_not_there_for_others(desk: Desk) -> None:
     desk.call("SpawnAgent", {"initial_message": "x", "name": "rev", "mode": "turn"})
     other = inside(desk.agent("other"))
-    blind = desk.agents.named("other")
+    blind = desk.agents.registry.named("other")
     assert blind is not None
-    desk.agents.update(blind, policy=blind.policy.replace("create,start,stop,read,write", "create"))
+    desk.agents.journal.update(
+        blind, policy=blind.policy.replace("create,start,stop,read,write", "create")
+    )
     for name, given in (
         ("AgentGet", {}),
         ("AgentStop", {}),
@@ -528,7 +532,7 @@ def test_private_agents_are_not_there_for_others(desk: Desk) -> None:
 
 def test_what_ctl_and_inbox_deny_tools_deny(desk: Desk) -> None:
     other = desk.agent("other")
-    desk.agents.update(other, policy="allow other_t tool:* execute\n")
+    desk.agents.journal.update(other, policy="allow other_t tool:* execute\n")
     with refused(DeniedError):
         desk.call("AgentStop", {"agent_id": "coder"}, inside(other))
     with refused(DeniedError):
@@ -547,13 +551,15 @@ def _everything(desk: Desk) -> dict[str, Any]:
     state = desk.mounted.world.state
     rows = desk.mounted.world.store._db.execute
     return {
-        "agents": [agent.name for agent in agents],
+        "agents": [agent.name for agent in agents.registry],
         "records": rows("SELECT idx, channel, removed FROM agents WHERE removed=0").fetchall(),
         "names": rows("SELECT name, owner FROM names").fetchall(),
         "sessions": rows("SELECT agent, name FROM sessions").fetchall(),
         "items": rows("SELECT kind, data FROM items ORDER BY idx").fetchall(),
-        "channels": [agents.channels(agent.session) for agent in agents],
-        "children": [[child.name for child in agents.children(agent)] for agent in agents],
+        "channels": [agents.sessions.channels(agent.session) for agent in agents.registry],
+        "children": [
+            [child.name for child in agents.registry.children(agent)] for agent in agents.registry
+        ],
         "focus": desk.coder.focus,
         "files": sorted(
             str(path.relative_to(state))
@@ -595,7 +601,7 @@ def test_a_spawn_that_fails_leaves_nothing(
         "allow coder_t tool:* execute\nallow coder_t agent:coder-* create\n"
         "allow coder_t agent:named create\nallow coder_t model:small use\n"
     )
-    desk.agents.update(desk.coder, policy=policy)
+    desk.agents.journal.update(desk.coder, policy=policy)
     if operator and error is DeniedError and "model" not in given:
         return  # operators need no policy
     if error is None:  # the last step: the start itself
@@ -612,12 +618,12 @@ def test_a_spawn_that_fails_leaves_nothing(
     with pytest.raises(error):
         desk.call("SpawnAgent", whole, USER if operator else desk.me)
     assert _everything(desk) == before
-    desk.agents.remove_strays()
+    desk.agents.removals.remove_strays()
     assert len(list((desk.mounted.world.state / "agent").iterdir())) == 1
     # and nothing of it comes back
     agents = desk.mounted.world.reopen()
-    assert [agent.name for agent in agents] == ["coder"]
-    assert agents.session_agents(1000) == ["coder"]
+    assert [agent.name for agent in agents.registry] == ["coder"]
+    assert agents.sessions.agents(1000) == ["coder"]
 
 
 def test_the_name_of_a_failed_spawn_is_free_again(desk: Desk) -> None:
@@ -625,8 +631,8 @@ def test_the_name_of_a_failed_spawn_is_free_again(desk: Desk) -> None:
         with refused(MalformedError):
             desk.call("SpawnAgent", {"initial_message": "x", "name": "rev", "exec": "'"})
     desk.call("SpawnAgent", {"initial_message": "x", "name": "rev"})
-    assert desk.agents.sessions(1000, "rev")[0][0] == "default"
-    child = desk.agents.named("rev")
+    assert desk.agents.sessions.of(1000, "rev")[0][0] == "default"
+    child = desk.agents.registry.named("rev")
     assert child is not None
     events = [json.loads(line)["type"] for line in desk.mounted.world.lines(child)]
     assert events.count("agent.create") == 1
@@ -634,14 +640,16 @@ def test_the_name_of_a_failed_spawn_is_free_again(desk: Desk) -> None:
 
 def test_a_failed_spawn_keeps_what_an_earlier_child_of_the_name_left(desk: Desk) -> None:
     desk.call("SpawnAgent", {"initial_message": "x", "name": "rev"})
-    child = desk.agents.named("rev")
+    child = desk.agents.registry.named("rev")
     assert child is not None
-    desk.agents.update(child, status=Status.DEAD)
-    desk.agents.remove(child)
+    desk.agents.journal.update(child, status=Status.DEAD)
+    desk.agents.removals.remove(child)
     with refused(MalformedError):
         desk.call("SpawnAgent", {"initial_message": "x", "name": "rev", "exec": "'"})
-    assert [name for name, _ in desk.agents.sessions(1000, "rev")] == ["default"]
-    assert [index for _, index in desk.agents.channels(desk.coder.session)] == [child.index]
+    assert [name for name, _ in desk.agents.sessions.of(1000, "rev")] == ["default"]
+    assert [index for _, index in desk.agents.sessions.channels(desk.coder.session)] == [
+        child.index
+    ]
 
 
 def test_names_of_children_are_the_first_that_are_free(desk: Desk) -> None:
@@ -649,18 +657,18 @@ def test_names_of_children_are_the_first_that_are_free(desk: Desk) -> None:
     desk.call("ExecCommand", {"cmd": "x", "task_id": "coder-3"})
     made = [desk.call("SpawnAgent", {"initial_message": "x"})["agent_id"] for _ in range(2)]
     assert made == ["coder-1", "coder-4"]
-    first = desk.agents.named("coder-1")
+    first = desk.agents.registry.named("coder-1")
     assert first is not None
-    desk.agents.update(first, status=Status.DEAD)
-    desk.agents.remove(first)
+    desk.agents.journal.update(first, status=Status.DEAD)
+    desk.agents.removals.remove(first)
     assert desk.call("SpawnAgent", {"initial_message": "x"})["agent_id"] == "coder-1"
 
 
 def test_a_name_that_another_user_had_is_not_free(desk: Desk) -> None:
     desk.mounted.make("coder-1", STRANGER)
-    other = desk.agents.named("coder-1")
+    other = desk.agents.registry.named("coder-1")
     assert other is not None
-    desk.agents.remove(other)
+    desk.agents.removals.remove(other)
     assert desk.call("SpawnAgent", {"initial_message": "x"})["agent_id"] == "coder-2"
 
 
@@ -680,13 +688,13 @@ def test_a_spawned_child_is_what_the_files_would_make(desk: Desk) -> None:
         "model": "big",
     }
     assert desk.call("SpawnAgent", given)["agent_id"] == "coder-1"
-    child = desk.agents.named("coder-1")
+    child = desk.agents.registry.named("coder-1")
     assert child is not None
     assert child.parent == desk.coder.index
     assert (child.profile, child.life) == ("private_child", "owned")
     assert (child.exec, child.mode, child.context, child.model) == ("cat -n", "turn", "fork", "big")
     assert child.workspace == "explicit_root:/srv"
-    assert desk.agents.read_document(child, "handoff.md") == b"Review it.\nAll of it.\n"
+    assert desk.agents.documents.read(child, "handoff.md") == b"Review it.\nAll of it.\n"
     assert desk.agents.tasks.title(desk.agents.tasks.find(desk.coder, "coder-1")) == "Review it."
     assert desk.mounted.supervisor.said == [("start", "coder-1")]
 
@@ -694,7 +702,7 @@ def test_a_spawned_child_is_what_the_files_would_make(desk: Desk) -> None:
 def test_a_public_one_belongs_to_nobody(desk: Desk) -> None:
     given = {"preset": "public_named", "name": "peer", "initial_message": "begin"}
     assert desk.call("SpawnAgent", given) == {"agent_id": "peer"}
-    peer = desk.agents.named("peer")
+    peer = desk.agents.registry.named("peer")
     assert peer is not None
     assert (peer.life, peer.private) == ("detached", False)
     assert desk.call("TaskList") == {"tasks": []}
@@ -705,23 +713,23 @@ def test_an_operator_makes_root_agents_and_children(desk: Desk) -> None:
         desk.call("SpawnAgent", {"initial_message": "x"}, USER)
     given = {"preset": "public_named", "name": "root", "exec": "cat"}
     assert desk.call("SpawnAgent", given, USER) == {"agent_id": "root"}
-    root = desk.agents.named("root")
+    root = desk.agents.registry.named("root")
     assert root is not None
     assert root.parent is None
     output = desk.call("SpawnAgent", {"initial_message": "x", "agent_id": "coder"}, USER)
-    child = desk.agents.named(output["agent_id"])
+    child = desk.agents.registry.named(output["agent_id"])
     assert child is not None
     assert child.parent == desk.coder.index
     assert output["task_handle"]["task_id"] == "coder-1"
 
 
 def test_nothing_is_made_below_an_agent_that_is_ending(desk: Desk) -> None:
-    desk.agents.update(desk.coder, status=Status.STOPPING)
+    desk.agents.journal.update(desk.coder, status=Status.STOPPING)
     with refused(WrongStateError):
         desk.call("SpawnAgent", {"initial_message": "x"})
     with refused(WrongStateError):
         desk.call("SpawnAgent", {"initial_message": "x", "agent_id": "coder"}, USER)
-    assert [agent.name for agent in desk.agents] == ["coder"]
+    assert [agent.name for agent in desk.agents.registry] == ["coder"]
 
 
 def test_a_worktree_is_refused_where_there_is_none(
@@ -753,7 +761,7 @@ def test_a_message_that_is_sent_again_is_the_same(desk: Desk) -> None:
 
 def test_once_agents_take_no_messages(desk: Desk) -> None:
     helper = desk.agent("helper")
-    desk.agents.update(helper, mode="once")
+    desk.agents.journal.update(helper, mode="once")
     with refused(WrongStateError):
         desk.call("SendMessage", {"agent_id": "helper", "text": "x"})
 
@@ -772,7 +780,7 @@ def test_a_command_is_what_the_files_would_make(desk: Desk) -> None:
 
 
 def test_a_command_of_a_paused_agent_is_not_left_behind(desk: Desk) -> None:
-    desk.agents.update(desk.coder, frozen=True)
+    desk.agents.journal.update(desk.coder, frozen=True)
     before = _everything(desk)
     with refused(WrongStateError):
         desk.call("ExecCommand", {"cmd": "x", "agent_id": "coder"}, USER)
@@ -798,7 +806,7 @@ def test_input_needs_somebody_who_reads(desk: Desk) -> None:
         desk.call("TaskInput", {"task_id": "deaf", "text": "x"})
     desk.call("SpawnAgent", {"initial_message": "x", "name": "rev", "mode": "turn"})
     assert desk.call("TaskInput", {"task_id": "rev", "text": "more"})["accepted"] == 4
-    child = desk.agents.named("rev")
+    child = desk.agents.registry.named("rev")
     assert child is not None
     assert [message.text for message in desk.agents.messages.pending(child)] == ["more"]
 
@@ -859,9 +867,9 @@ def test_waiting_for_output_ends_with_the_time(desk: Desk) -> None:
 
 def test_waiting_for_output_ends_with_the_task(desk: Desk) -> None:
     desk.call("SpawnAgent", {"initial_message": "x", "name": "t"})
-    child = desk.agents.named("t")
+    child = desk.agents.registry.named("t")
     assert child is not None
-    answer = _blocked(desk, lambda: desk.agents.set_life(child, "detached", "public_named"))
+    answer = _blocked(desk, lambda: desk.agents.births.set_life(child, "detached", "public_named"))
     assert isinstance(answer, MissingError)
 
 
@@ -870,7 +878,7 @@ def test_who_is_gone_is_not_answered(desk: Desk) -> None:
 
     def end() -> None:
         desk.end("t")
-        desk.agents.update(desk.coder, status=Status.DEAD)
+        desk.agents.journal.update(desk.coder, status=Status.DEAD)
 
     assert isinstance(_blocked(desk, end), DeniedError)
 
@@ -879,7 +887,7 @@ def test_the_policy_is_looked_at_again_after_waiting(desk: Desk) -> None:
     _running(desk)
 
     def narrow() -> None:
-        desk.agents.update(desk.coder, policy="")
+        desk.agents.journal.update(desk.coder, policy="")
         desk.end("t")
 
     assert isinstance(_blocked(desk, narrow), DeniedError)
@@ -922,7 +930,7 @@ def test_a_work_item_is_what_the_files_show(desk: Desk) -> None:
 
 def test_the_planes_of_an_agent_that_does_not_live_are_not_changed(desk: Desk) -> None:
     _work(desk)
-    desk.agents.update(desk.coder, status=Status.DEAD)
+    desk.agents.journal.update(desk.coder, status=Status.DEAD)
     for name, given in (
         ("WorkUpdate", {"id": "w", "plan": "x"}),
         ("WorkFocus", {"id": "w"}),

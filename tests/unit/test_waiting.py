@@ -29,6 +29,7 @@ from runtime.items import WAIT_MOVES, Message, Task, TaskStatus, Wait, WaitEvent
 from runtime.lifecycle import LIVE, Status
 from runtime.model import Agent, Outcome
 from runtime.names import parse_moment, timestamp
+from runtime.planes import armed_for
 from tests.unit.fakes import ROOT, World, add_end, cancel_new, inside, operator, world_in
 
 USER = operator(1000)
@@ -65,8 +66,8 @@ def agent(world: World) -> Agent:
 
 def made_live(world: World, name: str, parent: Agent | None = None) -> Agent:
     caller = inside(world.may_create(parent)) if parent is not None else USER
-    agent = world.live(world.agents.create(caller, name))
-    world.agents.update(agent, mode="turn")
+    agent = world.live(world.agents.births.create(caller, name))
+    world.agents.journal.update(agent, mode="turn")
     return agent
 
 
@@ -116,7 +117,7 @@ def ended(world: World, *agents: Agent, batch: bool = True) -> None:
             part = Change(change)
             add_end(world.agents, part, agent, Outcome.DONE, "exit:0")
             change.add(part)
-        world.agents.note(change)
+        world.agents.journal.note(change)
 
 
 def settle(world: World) -> None:
@@ -144,23 +145,23 @@ def test_armed_ones_are_found_by_what_they_are_for(world: World, agent: Agent) -
             plane.arm(USER, agent, wait, ("message", "trigger", "timer 1h")[n % 3])
     plane.set(agent, waits[0], "work", "v")
     plane.set(agent, waits[1], "work", "")
-    with world.agents.changing() as change:
+    with world.agents.journal.changing() as change:
         plane.cancel(change, agent, waits[3])
     plane.remove(USER, agent, "x4")
     for again in (False, True):
         agents = world.reopen() if again else world.agents
-        there = agents.named("coder")
+        there = agents.registry.named("coder")
         assert there is not None
         change = Change()
         with_status = agents.waiting.armed(change, there)
         assert [wait.name for wait in with_status] == ["x0", "x1", "x2", "x5", "x6"]
         for field, value in (("on", "message"), ("on", "trigger"), ("work", "w"), ("work", "v")):
-            found = {w.name for w in agents.waiting.armed_for(change, there, field, value)}
+            found = {w.name for w in armed_for(agents.items, change, there, field, value)}
             assert found == {w.name for w in with_status if getattr(w, field) == value}
         change.put(with_status[0], status=WaitStatus.CANCELLED)
         change.put(with_status[1], work="w")
-        assert {w.name for w in agents.waiting.armed_for(change, there, "work", "v")} == {"x5"}
-        found = {w.name for w in agents.waiting.armed_for(change, there, "work", "w")}
+        assert {w.name for w in armed_for(agents.items, change, there, "work", "v")} == {"x5"}
+        found = {w.name for w in armed_for(agents.items, change, there, "work", "w")}
         assert found == {"x1", "x2", "x6"}
 
 
@@ -182,9 +183,9 @@ def test_more_than_sixty_four_for_the_same_are_refused(tmp_path: Path, on: str) 
 def test_the_removal_of_a_new_child_fires_the_waits_on_it_once(
     world: World, agent: Agent
 ) -> None:
-    child = world.agents.create(inside(world.may_create(agent)), "kid")
+    child = world.agents.births.create(inside(world.may_create(agent)), "kid")
     waits = [armed(world, agent, on.split()[0], on) for on in ("child kid", "task kid")]
-    world.agents.remove(child)
+    world.agents.removals.remove(child)
     assert [wait.status for wait in waits] == [WaitStatus.FIRED] * 2
     fired = [event["wait"] for event in told(world, agent) if event["type"] == "wait.fired"]
     assert sorted(fired) == ["child", "task"]
@@ -228,7 +229,7 @@ def brought_to(world: World, agent: Agent, at: str) -> Iterator[Wait]:
     }
     if at in moves:
         moves[at]()
-    world.agents.commit(change)
+    world.agents.journal.commit(change)
     assert wait.status == at
     yield wait
 
@@ -310,7 +311,7 @@ def test_waits_are_made_and_armed_below_agents_that_go_on(
     world: World, agent: Agent, at: Status
 ) -> None:
     before = make(world, agent, "before")
-    world.agents.update(agent, status=at)
+    world.agents.journal.update(agent, status=at)
     if at in LIVE and at is not Status.STOPPING:
         make(world, agent, "x")
         world.agents.waiting.arm(USER, agent, before, "timer 1h")
@@ -323,7 +324,7 @@ def test_waits_are_made_and_armed_below_agents_that_go_on(
 
 
 def test_who_may_not_hears_that_first(world: World, agent: Agent) -> None:
-    world.agents.update(agent, status=Status.DEAD)
+    world.agents.journal.update(agent, status=Status.DEAD)
     with pytest.raises(DeniedError):
         world.agents.waiting.make(operator(2000), agent, "not/a/name")
     with pytest.raises(DeniedError):
@@ -545,7 +546,7 @@ def test_a_full_disk_does_not_use_the_token(
 
 
 def test_once_agents_are_not_told_but_their_waits_fire(world: World, agent: Agent) -> None:
-    world.agents.update(agent, mode="once")
+    world.agents.journal.update(agent, mode="once")
     item = work_item(world, agent)
     wait = armed(world, agent, "x", "trigger", work="w")
     world.agents.waiting.trigger(wait, "go")
@@ -590,7 +591,7 @@ def test_children_that_end_together_fire_each_once(
 def test_a_family_that_ends_together(world: World, agent: Agent, parent_first: bool) -> None:
     kid = made_live(world, "kid", agent)
     wait = armed(world, agent, "x", "child kid")
-    world.agents.update(agent, status=Status.STOPPING)
+    world.agents.journal.update(agent, status=Status.STOPPING)
     ended(world, *((agent, kid) if parent_first else (kid, agent)))
     assert wait.status == ("cancelled" if parent_first else "fired")
     assert notices(world, agent) == []
@@ -598,7 +599,7 @@ def test_a_family_that_ends_together(world: World, agent: Agent, parent_first: b
 
 
 def test_a_child_that_never_ran_ends_too(world: World, agent: Agent) -> None:
-    kid = world.agents.create(inside(world.may_create(agent)), "kid")
+    kid = world.agents.births.create(inside(world.may_create(agent)), "kid")
     wait = armed(world, agent, "x", "child kid")
     cancel_new(world.agents, kid, "operator_stop")
     assert wait.status == "fired"
@@ -608,9 +609,9 @@ def test_a_child_that_never_ran_ends_too(world: World, agent: Agent) -> None:
 def test_a_child_that_is_given_to_another_is_waited_for_no_more(
     world: World, agent: Agent
 ) -> None:
-    kid = world.agents.create(inside(world.may_create(agent)), "kid")
+    kid = world.agents.births.create(inside(world.may_create(agent)), "kid")
     wait = armed(world, agent, "x", "child kid")
-    world.agents.adopt(kid, None)
+    world.agents.births.adopt(kid, None)
     assert wait.status == "fired"
     assert json.loads(wait.payload) == {
         "child": "kid", "status": "new", "outcome": "", "reason": "",
@@ -623,7 +624,7 @@ def test_what_is_over_already_fires_at_once(world: World, agent: Agent, clock: C
     change = Change()
     change.make(Task(agent=agent.index, name="t", status=TaskStatus.FAILED, exit="exit:3"))
     world.agents.messages.queue(change, agent, text="hi", sender="op", provenance="operator")
-    world.agents.commit(change)
+    world.agents.journal.commit(change)
     item = work_item(world, agent)
     payloads = {}
     past = timestamp(NOON - 3600)
@@ -645,7 +646,7 @@ def test_the_end_of_a_task_fires_its_waits(world: World, agent: Agent) -> None:
     change = Change()
     task = Task(agent=agent.index, name="t", status=TaskStatus.RUNNING)
     change.make(task)
-    world.agents.commit(change)
+    world.agents.journal.commit(change)
     item = work_item(world, agent)
     wait = armed(world, agent, "x", "task t", work="w")
     assert item.status == "blocked"
@@ -654,7 +655,7 @@ def test_the_end_of_a_task_fires_its_waits(world: World, agent: Agent) -> None:
         payload = waiting.task_payload("t", TaskStatus.COMPLETED, "exit:0")
         change.put(task, status=TaskStatus.COMPLETED)
         world.agents.waiting.resource_over(change, agent, "task", "t", payload)
-        world.agents.commit(change)
+        world.agents.journal.commit(change)
     assert (wait.status, item.status) == ("fired", "open")
     assert [n["payload"] for n in notices(world, agent)] == [
         {"task": "t", "status": "completed", "exit": "exit:0"}
@@ -670,7 +671,7 @@ def send(world: World, agent: Agent, *provenances: str) -> None:
         world.agents.messages.queue(
             change, agent, text="hi", sender="someone", provenance=provenance
         )
-    world.agents.commit(change)
+    world.agents.journal.commit(change)
 
 
 @pytest.mark.parametrize("provenance", ["operator", "supervisor", "agent", "delegation"])
@@ -792,7 +793,7 @@ def test_what_was_due_while_there_was_no_daemon_comes_at_the_next_start(
     for _ in range(2):  # and only at that one
         world.reopen()
         settle(world)
-        again = world.agents.named("coder")
+        again = world.agents.registry.named("coder")
         assert again is not None
         statuses = {w.name: w.status.value for w in world.agents.items.of(again.index, Wait)}
         assert statuses == {"timer": "fired", "deadline": "expired", "later": "armed"}
@@ -882,10 +883,10 @@ def test_a_full_disk_does_not_keep_a_timer_from_firing_once(
         settle(world)
     assert (wait.status, item.status) == ("fired", "open")
     settle(world)
-    world.agents.update(agent, model="there is room again")
+    world.agents.journal.update(agent, model="there is room again")
     assert len(notices(world, agent)) == 1
     assert [e["type"] for e in told(world, agent)] == ["wait.armed", "wait.fired"]
-    again = world.reopen().named("coder")
+    again = world.reopen().registry.named("coder")
     assert again is not None
     assert world.agents.waiting.find(again, "x").status == "fired"
 
@@ -927,7 +928,7 @@ def test_the_end_of_an_agent_cancels_its_waits(world: World, agent: Agent, clock
 def test_a_removed_agent_leaves_no_waits(world: World, agent: Agent, clock: Clock) -> None:
     wait = armed(world, agent, "x", "trigger", deadline="1m")
     ended(world, agent)
-    world.agents.remove(agent)
+    world.agents.removals.remove(agent)
     assert world.agents.items.get(wait.index) is None
     assert world.agents.items.with_token(wait.token) is None
     clock.now = NOON + 60
@@ -939,7 +940,7 @@ def test_a_paused_agent_finds_the_message_when_it_goes_on(
     world: World, agent: Agent, clock: Clock
 ) -> None:
     armed(world, agent, "x", "timer 1m")
-    world.agents.update(agent, status=Status.PAUSED)
+    world.agents.journal.update(agent, status=Status.PAUSED)
     clock.now = NOON + 60
     settle(world)
     assert [n["wait"] for n in notices(world, agent)] == ["x"]

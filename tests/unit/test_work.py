@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.change import Change
 from runtime.errors import (
     CtxError,
     DeniedError,
@@ -35,7 +36,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 @pytest.fixture
 def agent(world: World) -> Agent:
-    return world.live(world.agents.create(USER, "coder"))
+    return world.live(world.agents.births.create(USER, "coder"))
 
 
 def make(world: World, agent: Agent, *names: str) -> list[Work]:
@@ -175,7 +176,7 @@ def test_there_are_so_many_and_no_more(world: World, agent: Agent) -> None:
 
 @pytest.mark.parametrize("at", Status)
 def test_items_are_made_below_agents_that_go_on(world: World, agent: Agent, at: Status) -> None:
-    world.agents.update(agent, status=at)
+    world.agents.journal.update(agent, status=at)
     if at in LIVE and at is not Status.STOPPING:
         make(world, agent, "w")
         return
@@ -184,7 +185,7 @@ def test_items_are_made_below_agents_that_go_on(world: World, agent: Agent, at: 
 
 
 def test_who_may_not_hears_that_first(world: World, agent: Agent) -> None:
-    world.agents.update(agent, status=Status.DEAD)
+    world.agents.journal.update(agent, status=Status.DEAD)
     for caller in (operator(2000), replace(ROOT, known=False)):
         with pytest.raises(DeniedError):
             world.agents.work.make(caller, agent, "not/a/name")
@@ -194,7 +195,7 @@ def test_who_may_not_hears_that_first(world: World, agent: Agent) -> None:
 
 def test_the_name_is_judged_before_the_state(world: World, agent: Agent) -> None:
     make(world, agent, "w")
-    world.agents.update(agent, status=Status.DEAD)
+    world.agents.journal.update(agent, status=Status.DEAD)
     with pytest.raises(MalformedError):
         make(world, agent, "a/b")
     with pytest.raises(TakenError):
@@ -339,7 +340,7 @@ def test_a_new_incarnation_has_neither_items_nor_focus(world: World, agent: Agen
     (item,) = make(world, agent, "w")
     world.agents.work.focus(agent, "w")
     cancel_new(world.agents, _as_new(world, agent), "operator_stop")
-    fresh = world.agents.renew(agent)
+    fresh = world.agents.births.renew(agent)
     assert fresh.focus == ""
     assert world.agents.items.of(fresh.index, Work) == []
     assert world.agents.items.get(item.index) is None
@@ -347,7 +348,7 @@ def test_a_new_incarnation_has_neither_items_nor_focus(world: World, agent: Agen
 
 
 def _as_new(world: World, agent: Agent) -> Agent:
-    world.agents.update(agent, status=Status.NEW)
+    world.agents.journal.update(agent, status=Status.NEW)
     return agent
 
 
@@ -484,7 +485,7 @@ def test_everything_is_there_again_after_a_crash(world: World, agent: Agent) -> 
         write(world, agent, item, field, text)
     world.agents.work.focus(agent, "w")
     agents = world.reopen()
-    again = agents.named("coder")
+    again = agents.registry.named("coder")
     assert again is not None
     assert again.focus == "w"
     assert agents.work.find(again, "w").dump() == item.dump()
@@ -494,7 +495,7 @@ def test_everything_is_there_again_after_a_crash(world: World, agent: Agent) -> 
 def test_an_agent_that_ends_leaves_its_items_unblocked(world: World, agent: Agent) -> None:
     (item,) = make(world, agent, "w")
     wait = wait_for(world, agent, "x", item)
-    change = world.agents.draft()
+    change = Change()
     add_end(world.agents, change, agent, Outcome.DONE, "exit:0")
-    world.agents.note(change)
+    world.agents.journal.note(change)
     assert (wait.status, item.status) == ("cancelled", "open")

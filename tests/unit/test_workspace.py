@@ -100,15 +100,15 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 @pytest.fixture
 def parent(world: World) -> Agent:
-    made = world.agents.create(operator(1000), "boss")
-    world.agents.update(made, exec="true")
+    made = world.agents.births.create(operator(1000), "boss")
+    world.agents.journal.update(made, exec="true")
     return world.live(made)
 
 
 @pytest.fixture
 def child(world: World, parent: Agent) -> Agent:
-    made = world.agents.create(inside(parent), "kid")
-    world.agents.update(made, workspace="worktree")
+    made = world.agents.births.create(inside(parent), "kid")
+    world.agents.journal.update(made, workspace="worktree")
     return made
 
 
@@ -383,7 +383,7 @@ def test_something_is_in_its_place(
 
 @pytest.mark.parametrize("name", ["a..b", "a.", "a.lock"])
 def test_names_that_git_does_not_take(world: World, parent: Agent, repo: Path, name: str) -> None:
-    child = world.agents.create(inside(parent), name)
+    child = world.agents.births.create(inside(parent), name)
     with pytest.raises(MalformedError, match="branch of a worktree"):
         call(workspace.plan, run_here, parent, child, str(repo))
 
@@ -1329,7 +1329,7 @@ def test_who_can_have_one(world: World, parent: Agent, child: Agent) -> None:
     workspace.check_possible(child)
     with pytest.raises(MalformedError, match="a root agent"):
         workspace.check_possible(parent)
-    world.agents.update(child, life="detached", profile="public_named")
+    world.agents.journal.update(child, life="detached", profile="public_named")
     with pytest.raises(MalformedError, match='life "detached"'):
         workspace.check_possible(child)
 
@@ -1383,7 +1383,7 @@ class Views:
                 os.chown(path, _UID, _UID, follow_symlinks=False)
 
     def command(self, agent: Agent) -> list[str]:
-        parent = self.world.agents.parent_of(agent)
+        parent = self.world.agents.registry.parent_of(agent)
         if parent is not None:
             found = cell.plan(self.world.agents, agent, self.places)
             return [*self.command(parent), "bwrap", *as_bubblewrap(found.view), "--"]
@@ -1412,13 +1412,13 @@ class Views:
     def child(self, parent: Agent, name: str) -> Agent:
         agents = self.world.agents
         self.world.may_create(parent)
-        child = agents.create(inside(parent), name)
-        agents.update(child, workspace="worktree", exec="true")
+        child = agents.births.create(inside(parent), name)
+        agents.journal.update(child, workspace="worktree", exec="true")
         root = cell.workspace(agents, parent)
         assert root is not None
         worktree = call(workspace.plan, self.run, parent, child, root)
         call(workspace.add, self.run, parent, worktree)
-        agents.update(child, worktree=worktree.dump())
+        agents.journal.update(child, worktree=worktree.dump())
         return self.world.live(child)
 
     def take(self, parent: Agent, child: Agent, *settled: str) -> Worktree:
@@ -1426,7 +1426,7 @@ class Views:
         worktree = Worktree.load(child.worktree)
         taken = partial(workspace.take, settled=list(settled))
         found = call(taken, self.run, parent, worktree, "/data/run/root/gather")
-        self.world.agents.update(child, worktree=found.dump())
+        self.world.agents.journal.update(child, worktree=found.dump())
         return found
 
 
@@ -1452,7 +1452,7 @@ def boss(world: World, views: Views, parent: Agent, request: pytest.FixtureReque
         (repo / ".git").rename(views.data / "git/kept")
         (repo / ".git").write_text("gitdir: ../../git/kept\n")
     views.own()
-    world.agents.update(parent, workspace="explicit_root:/data/src/work")
+    world.agents.journal.update(parent, workspace="explicit_root:/data/src/work")
     return parent
 
 
@@ -1598,8 +1598,8 @@ def test_as_deep_as_there_are_agents(views: Views, boss: Agent) -> None:
 def test_a_child_that_inherits_a_worktree(views: Views, world: World, boss: Agent) -> None:
     kid = views.child(boss, "kid")
     world.may_create(kid)
-    heir = world.agents.create(inside(kid), "heir")
-    world.agents.update(heir, exec="true")
+    heir = world.agents.births.create(inside(kid), "heir")
+    world.agents.journal.update(heir, exec="true")
     world.live(heir)
     assert views.sh(heir, "echo more >> tool; git commit -q -a -m one")[0] == 0
     assert _log(views, kid, "", "/workspace") == ["one", "tool"]
@@ -1609,11 +1609,11 @@ def test_a_child_that_inherits_a_worktree(views: Views, world: World, boss: Agen
 def test_a_repository_below_tmp(views: Views, world: World, parent: Agent) -> None:
     repository(views.mine / "work")
     views.own()
-    world.agents.update(parent, workspace="explicit_root:/tmp/mine/work")
+    world.agents.journal.update(parent, workspace="explicit_root:/tmp/mine/work")
     kid = views.child(parent, "kid")
     world.may_create(kid)
-    heir = world.agents.create(inside(kid), "heir")
-    world.agents.update(heir, exec="true")
+    heir = world.agents.births.create(inside(kid), "heir")
+    world.agents.journal.update(heir, exec="true")
     world.live(heir)
     low = views.child(heir, "low")
     for agent in (kid, heir, low):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from runtime.journal import Journal, Rates, because_of
+from runtime.daemonlog import DaemonLog, Rates, because_of
 
 
 class Clock:
@@ -24,7 +24,7 @@ class Clock:
 @contextmanager
 def logging_to(fd: int, clock: Clock, owner_rate: int = 50) -> Iterator[logging.Logger]:
     log = logging.Logger("ctxd.test")
-    journal = Journal(fd, owner_rate=owner_rate, clock=clock)
+    journal = DaemonLog(fd, owner_rate=owner_rate, clock=clock)
     log.addHandler(journal)
     try:
         yield log
