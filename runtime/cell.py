@@ -341,7 +341,7 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     variables = environment(agents, agent, places)
     spec = [working_directory(agents, agent), str(len(variables))]
     spec += [f"{key}={value}" for key, value in variables.items()]
-    spec += [] if agent.holds_cell else program(agent)
+    spec += [] if agent.how.holds_cell else program(agent)
 
     # after the view come the program that builds it, or what is staged, then the cell
     extra = _VIEW_FD + 1

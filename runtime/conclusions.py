@@ -39,7 +39,8 @@ def judge_agent(agents: Agents, agent: Agent, following: Following) -> tuple[Out
     """The same of an agent whose cell has ended: by the program that it was, if that had
     entered the cell and ended first."""
     run = following.run
-    if run is not None and agent.mode != "turn" and agent.run_cause is None and run.record().over:
+    is_agent = run is not None and not agent.how.run_per_message and agent.run_cause is None
+    if run is not None and is_agent and run.record().over:
         return LOST if is_lost(following) else judge_run(agents, agent, run)
     return judge_run(agents, agent, following)
 

@@ -237,9 +237,9 @@ class Living(Watching):
 
 def _of_agent(agent: Agent) -> dict[Resource, int]:
     # that of its cell, and that of a run in it
-    monitors = 2 if agent.holds_cell else 1
+    monitors = 2 if agent.how.holds_cell else 1
     held = {Resource.DESCRIPTORS: _DESCRIPTORS_OF_AGENT, Resource.MONITORS: monitors}
-    return {**held, Resource.MEMORY: INPUT_SIZE} if agent.mode == "resident" else held
+    return {**held, Resource.MEMORY: INPUT_SIZE} if agent.how.converses else held
 
 
 def _of_task(task: Task) -> dict[Resource, int]:

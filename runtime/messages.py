@@ -114,7 +114,7 @@ class Messages:
 
     def check_accepts(self, agent: Agent) -> None:
         """``WrongStateError`` for an agent that takes no messages, by mode or by status."""
-        if agent.mode == "once":
+        if not agent.how.takes_messages:
             raise WrongStateError(
                 f"{quote(agent.name)} is a once agent: it takes no messages; "
                 "write handoff.md before its start, or make a turn or resident agent"
@@ -195,7 +195,7 @@ class Messages:
     def check_room(self, agent: Agent) -> None:
         """``QuotaError`` if the notices of what is over, and not read yet, are so many that
         nothing more may be begun that would end in one."""
-        if agent.mode == "once":
+        if not agent.how.takes_messages:
             return  # it gets none
         config = self._settings.config
         notices = [m for m in self.pending(agent) if m.provenance in NOTICES]
@@ -213,7 +213,7 @@ class Messages:
         Each is owed to a task, a wait or a child; ``check_room`` bounds the number of those.
         """
         ending = change.peek_agent(agent, "status") in (Status.STOPPING, Status.DEAD)
-        if agent.mode != "once" and agent.accepts_children and not ending:
+        if agent.how.takes_messages and agent.accepts_children and not ending:
             self._add(change, agent, text, sender, provenance, "normal", "", "")
 
     def _add(
@@ -322,7 +322,7 @@ class Messages:
             why = "message_cancelled"
             if message.status is MessageStatus.QUEUED:
                 self.end(change, agent, message, MessageStatus.DROPPED, reason=why)
-            elif agent.mode == "resident":
+            elif agent.how.converses:
                 self.end(change, agent, message, MessageStatus.ABORTED, reason=why)
                 if agent.status is Status.BUSY:
                     change.move(agent, Event.READYING)

@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 
 from runtime.authority import policy
 from runtime.lifecycle import LIVE, Status
+from runtime.modes import MODES, Mode
 
 
 class Outcome(StrEnum):
@@ -28,7 +29,6 @@ class Profile(StrEnum):
     PUBLIC_NAMED = "public_named"
 
 
-MODES: Final = ("once", "turn", "resident")
 LIVES: Final = ("owned", "temp", "detached")
 PROFILES: Final = tuple(p.value for p in Profile)
 FAMILIES: Final = (
@@ -173,9 +173,9 @@ class Agent:
         return self.status is Status.STARTING and not self.cell
 
     @property
-    def holds_cell(self) -> bool:
-        """Whether runs enter its cell, rather than its cell being that of one run."""
-        return self.mode != "once"
+    def how(self) -> Mode:
+        """How its program is run."""
+        return MODES[self.mode]
 
     @property
     def families(self) -> tuple[str, ...]:

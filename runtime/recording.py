@@ -78,7 +78,7 @@ class Recorder:
 
     async def hear_rest(self, agent: Agent, following: Following) -> None:
         """A reply that was complete before the end, and heard by nobody, ends its message."""
-        if following.hear_rest is None and agent.mode == "resident" and agent.run:
+        if following.hear_rest is None and agent.how.converses and agent.run:
             following.hear_rest = Listener(self._agents, self._streams, agent).hear_all
         if following.hear_rest is not None:
             await following.hear_rest()
@@ -228,7 +228,7 @@ class Recorder:
         """The result (by default the end of stdout) and what the session shows of the run."""
         if outcome is Outcome.DONE:
             add_result(change, self._agents, agent)
-        if agent.mode == "once":
+        if not agent.how.takes_messages:
             add_delegation(change, self._agents, agent, outcome)
 
     def _end_message(self, change: Change, agent: Agent, outcome: Outcome, reason: str) -> None:
@@ -236,6 +236,6 @@ class Recorder:
         message = self._agents.messages.current(agent)
         if message is None:
             return
-        reply = reply_of_run(self._agents, agent) if agent.mode == "turn" else ""
+        reply = reply_of_run(self._agents, agent) if agent.how.run_per_message else ""
         status = message_status(outcome, reason)
         end_message(change, self._agents, agent, message, status, reply=reply, reason=reason)

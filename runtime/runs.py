@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from functools import partial
 from typing import Final
 
 import trio
@@ -88,7 +89,7 @@ class Runs:
     def _is_left(agent: Agent, following: Following) -> bool:
         """Whether the cell has lost its first run and does not know yet that it goes on: its
         PID 1 was frozen then, or its program was gone first."""
-        if agent.holds_cell or agent.run or agent.frozen or agent.status is not Status.STARTING:
+        if agent.how.holds_cell or agent.run or agent.frozen or agent.status is not Status.STARTING:
             return False
         record = following.record()
         return bool(record.started) and not record.held and linux.is_alive(record.keeper)
@@ -101,7 +102,7 @@ class Runs:
         if not record.held or record.finished or not linux.is_alive(record.keeper):
             return False  # no cell yet, or no more: that is the agent's end
         message = None
-        if agent.mode == "turn":
+        if agent.how.run_per_message:
             message = next(iter(self._agents.messages.pending(agent)), None)
             if agent.status is Status.STARTING and message is None:
                 idle = Change()
@@ -169,9 +170,9 @@ class Runs:
                         watches.enter_context(self._watcher.watching(path, following.wake))
                 if not own:
                     nursery.start_soon(self._ender.watch_monitor, execution)
-                if message is not None and message.asked and agent.mode == "turn":
+                if message is not None and message.asked and agent.how.run_per_message:
                     nursery.start_soon(self._pump, agent, message)
-                if agent.mode == "resident":
+                if agent.how.converses:
                     resident = Resident(
                         agents=self._agents,
                         watcher=self._watcher,
@@ -192,23 +193,23 @@ class Runs:
 
     def _command(self, agent: Agent) -> Command:
         directory = self._agents.documents.directory(agent)
-        inputs = {
-            "turn": lambda: self._open_message(agent),
-            "resident": lambda: cell.open_input(self._places, agent, agent.run),
-            "once": lambda: self._starter.open_handoff(agent),
-        }
         return Command(
             words=tuple(cell.program(agent)),
             cwd=cell.working_directory(self._agents, agent),
             run=agent.run,
             out=directory / "out",
             log=directory / "log",
-            reply=directory / "reply" if agent.mode == "resident" else None,
-            open_input=inputs[agent.mode],
-            leads=agent.mode != "turn",
+            reply=directory / "reply" if agent.how.converses else None,
+            open_input=partial(self._open_input, agent),
+            leads=not agent.how.run_per_message,
         )
 
-    def _open_message(self, agent: Agent) -> int:
+    def _open_input(self, agent: Agent) -> int:
+        """What the program finds as its standard input."""
+        if agent.how.converses:
+            return cell.open_input(self._places, agent, agent.run)
+        if not agent.how.run_per_message:
+            return self._starter.open_handoff(agent)
         message = self._agents.messages.current(agent)
         text = message.text if message is not None else ""
         # a text file, as shells read them
@@ -232,7 +233,7 @@ class Runs:
                 self._note_start(agent, execution)
                 continue
             ended = bool(failure or record.over or execution.monitor_gone)
-            if ended and agent.run_cause is None and agent.mode != "turn":
+            if ended and agent.run_cause is None and not agent.how.run_per_message:
                 # the program is the agent
                 outcome = (Outcome.ERROR, f"start_failed: {failure}")
                 if not failure:
@@ -265,7 +266,7 @@ class Runs:
     def _deadline(self, agent: Agent) -> float:
         """When the run is too old; that of the whole agent is the supervisor's."""
         timeout = self._agents.settings.timeout(agent)
-        if timeout is None or agent.mode != "turn":
+        if timeout is None or not agent.how.run_per_message:
             return trio.current_time() + 3600
         return trio.current_time() + agent.run_started + timeout - time.time()
 
@@ -307,7 +308,7 @@ class Runs:
         change = Change()
         add_run_start(change, agent, execution.record())
         if agent.status is Status.STARTING:
-            change.move(agent, Event.READYING if agent.mode == "resident" else Event.RUNNING)
+            change.move(agent, agent.how.begun)
         self._agents.journal.note(change)
         crashpoints.reach("run.running")
 
@@ -346,13 +347,13 @@ class Runs:
         message = self._agents.messages.current(agent)
         if message is not None:
             status = message_status(outcome, reason)
-            reply = reply_of_run(self._agents, agent) if agent.mode == "turn" else ""
+            reply = reply_of_run(self._agents, agent) if agent.how.run_per_message else ""
             end_message(
                 change, self._agents, agent, message, status, reply=reply,
                 reason="" if outcome == Outcome.DONE else reason,
             )
         change.set(agent, run="", pid=0, run_cause=None)
-        between = Status.IDLE if agent.mode == "turn" else Status.STARTING
+        between = agent.how.between
         if agent.status is Status.PAUSED:
             change.set(agent, paused_from=between.value)
         elif agent.status is Status.BUSY and between is Status.IDLE:

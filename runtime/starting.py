@@ -79,7 +79,7 @@ class Starter:
                 keeper = self._open_keeper(parent)
                 stack.callback(os.close, keeper)
             fds = stack.enter_context(self._passed_files(plan, keeper))
-            stdin = self.open_handoff(agent) if not agent.holds_cell else _null()
+            stdin = self.open_handoff(agent) if not agent.how.holds_cell else _null()
             stack.callback(os.close, stdin)
             if agent.status is not Status.STARTING:
                 return  # stopped meanwhile: nothing may start any more
@@ -91,9 +91,9 @@ class Starter:
                 fds,
                 stdin=stdin,
                 # what is said on the way into a cell belongs into the log
-                out=directory / ("log" if agent.holds_cell else "out"),
+                out=directory / ("log" if agent.how.holds_cell else "out"),
                 log_directory=directory / "log",
-                lead="-" if agent.holds_cell else "cell",
+                lead="-" if agent.how.holds_cell else "cell",
             )
         crashpoints.reach("start.launched")
 

@@ -239,7 +239,7 @@ class Supervisor(Watching):
 
     def _add_start(self, change: Change, agent: Agent) -> None:
         """A cell is to be made; in mode ``once`` it is that of the run."""
-        run = self._agents.registry.next_run(agent) if not agent.holds_cell else ""
+        run = self._agents.registry.next_run(agent) if not agent.how.holds_cell else ""
         if agent.result_from_output:  # of the run before
             self._agents.documents.write(agent, "result.md", b"")
         output_start = output.Output(self._agents.documents.directory(agent) / "out").end
@@ -262,7 +262,7 @@ class Supervisor(Watching):
 
     def _add_handoff(self, change: Change, agent: Agent) -> None:
         """The delegated task is the first message of an agent that takes messages."""
-        if not agent.holds_cell:
+        if not agent.how.holds_cell:
             return
         parts = [self._agents.documents.read(agent, f"{name}.md") for name in _FIRST_DOCUMENTS]
         text = b"\n".join(part for part in parts if part).decode(errors="replace")
@@ -282,7 +282,7 @@ class Supervisor(Watching):
     def stop(self, agent: Agent, reason: str, *, kill: bool) -> None:
         """``stop`` and ``kill``: cancels the agent and all that it owns."""
         # what stays to be spoken to ends well when it says so itself
-        done = reason == "self_stop" and agent.holds_cell
+        done = reason == "self_stop" and agent.how.holds_cell
         outcome = Outcome.DONE if done else Outcome.CANCELLED
         self._ender.end(agent, outcome, reason, event=Event.KILL if kill else Event.STOP)
 
@@ -332,8 +332,7 @@ class Supervisor(Watching):
         change.set(agent, run_cause=cause, run_caused_by=by)
         if agent.status is not Status.PAUSED:
             change.move(agent, Event.ABORT, reason="operator_aborted")
-            between = Status.IDLE if agent.mode == "turn" else Status.STARTING
-            change.set(agent, paused_from=between.value)
+            change.set(agent, paused_from=agent.how.between.value)
         self._agents.journal.commit(change)
         crashpoints.reach("abort.committed")
 
@@ -499,7 +498,7 @@ class Supervisor(Watching):
 
     def _follow(self, agent: Agent) -> Following:
         record_path = self._places.records / f"{agent.incarnation}-{agent.cell}"
-        following = Following(self._node(agent), record_path, holds_cell=agent.holds_cell)
+        following = Following(self._node(agent), record_path, holds_cell=agent.how.holds_cell)
         if agent.run and agent.run != agent.cell:
             path = self._places.records / f"{agent.incarnation}-{agent.run}"
             following.run = Execution(following.run_leaf, path)
@@ -593,7 +592,7 @@ class Supervisor(Watching):
                 timeout = self._agents.settings.timeout(agent)
                 deadline = math.inf
                 # in mode turn it is one of each run
-                counts = agent.mode != "turn" and agent.status is not Status.STOPPING
+                counts = not agent.how.run_per_message and agent.status is not Status.STOPPING
                 if timeout is not None and counts:
                     deadline = trio.current_time() + agent.started + timeout - time.time()
                 with trio.move_on_at(deadline) as scope:
@@ -616,7 +615,7 @@ class Supervisor(Watching):
             for execution in following.entered():
                 execution.launched.set()  # or nobody will
             return
-        inside = agent.holds_cell or agent.run != agent.cell or agent.run_cause is not None
+        inside = agent.how.holds_cell or agent.run != agent.cell or agent.run_cause is not None
         if inside and not following.served:
             following.served = True
             self._nursery.start_soon(self._runs_of, agent, following)

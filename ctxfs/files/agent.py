@@ -36,7 +36,8 @@ from runtime.errors import (
 )
 from runtime.lifecycle import Status
 from runtime.linux import boot_id
-from runtime.model import FAMILIES, LIVES, MODES, PROFILES, Agent, Profile
+from runtime.model import FAMILIES, LIVES, PROFILES, Agent, Profile
+from runtime.modes import MODES
 from runtime.names import quote
 from runtime.workspace import check_possible as check_worktree_possible
 
@@ -538,7 +539,7 @@ def _parse_exec(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
 
 
 def _parse_mode(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
-    return names.check_choice(line, MODES)
+    return names.check_choice(line, tuple(MODES))
 
 
 def _parse_restart(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:

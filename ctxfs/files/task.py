@@ -119,7 +119,7 @@ def _accepts(fs: Filesystem, task: Task, caller: Caller) -> str:
 def accepts_input(fs: Filesystem, task: Task) -> bool:
     """Whether something can be written to it; a child takes messages, unless it is ``once``."""
     child = fs.runtime.agents.tasks.child_of(task)
-    return child.holds_cell if child is not None else task.accepts_input
+    return child.how.holds_cell if child is not None else task.accepts_input
 
 
 def _open_output(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:

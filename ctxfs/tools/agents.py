@@ -29,7 +29,8 @@ from runtime.errors import DeniedError, MissingError
 from runtime.items import PRIORITIES, MessageStatus, TaskStatus, Wait, WaitStatus
 from runtime.lifecycle import Status
 from runtime.messages import check_id
-from runtime.model import MODES, PROFILES, Agent, Outcome, Profile
+from runtime.model import PROFILES, Agent, Outcome, Profile
+from runtime.modes import MODES
 from runtime.names import quote
 
 #: agents of a list before others have their turn
