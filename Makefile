@@ -8,7 +8,7 @@ PROGRAMS := $(addprefix $(NATIVE)/,binder enter gather guard keeper launcher loo
 CFLAGS  := -std=gnu11 -O2 -Wall -Wextra -Werror
 MANPAGES := $(wildcard man/*.[1-8])
 
-.PHONY: help setup programs demo test test-unit test-faults test-hostile test-systemd test-vm test-load soak fuzz lint bench man clean
+.PHONY: help setup programs demo test test-unit test-faults test-hostile test-systemd test-vm test-load soak fuzz lint bench man words clean
 
 help:
 	@echo "make setup   make .venv with ctxd and ctx, installing what is missing"
@@ -23,6 +23,7 @@ help:
 	@echo "make fuzz          every parser on made-up input (SECONDS=3600)"
 	@echo "make bench   ratios of speed to named references"
 	@echo "make man     write the generated tables of the man pages anew"
+	@echo "make words   write the words that the client knows of the runtime anew"
 	@echo "make clean   remove what the others made"
 
 setup: $(STAMP)
@@ -88,6 +89,9 @@ bench: $(STAMP) $(PROGRAMS)
 
 man: $(STAMP)
 	$(PYTHON) -m ctxfs.manual man/ctxfs.5
+
+words: $(STAMP)
+	$(PYTHON) -m ctxfs.words client/words.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info $(PROGRAMS) .mypy_cache .ruff_cache .pytest_cache .hypothesis

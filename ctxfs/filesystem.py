@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from ctxfs import client
 from ctxfs.caching import FOREVER, Cache
 from ctxfs.disks import Disks, Work
 from ctxfs.durable import Durable, DurableNode, Space
@@ -21,6 +20,7 @@ from ctxfs.files import waiting as waiting_files
 from ctxfs.files import work as work_files
 from ctxfs.handles import FileHandle, truncating_by_path
 from ctxfs.nodes import Call, Node
+from ctxfs.program import program
 from ctxfs.reasons import Reasons
 from ctxfs.rows import ITEM, ItemPlane, Kind, Plane, Row, RowNode, Table, inode_number, split_inode
 from runtime.caller import CONTROLLERS, INSIDERS, NOBODY, OPERATORS, PARTIES, Caller, Role
@@ -75,7 +75,7 @@ class Filesystem(Watching):
         self.started = time.time()
         #: how many of the kernel's were answered
         self.requests = 0
-        self.client_program: bytes = Path(client.__file__).read_bytes()
+        self.client_program: bytes = program()
         self._spaces: dict[str, Space] = {}
         runtime.agents.journal.watch(self)
 

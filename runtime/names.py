@@ -36,7 +36,7 @@ _COMMAND: Final = re.compile(
 #: of escapes in a quotation, those that are ones
 _ESCAPED: Final = re.compile(r'\\(["\\])')
 _ENV_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 JSON_DEPTH: Final = 64
@@ -87,7 +87,7 @@ def parse_duration(text: str) -> float:
     match = _DURATION.fullmatch(text)
     if not match:
         raise MalformedError(f"{quote(text)} is no duration such as 500ms, 30s, 10m, 2h or 1d")
-    return int(match[1]) * _SECONDS[match[2]]
+    return int(match[1]) * SECONDS[match[2]]
 
 
 def parse_moment(text: str, now: float) -> float:

@@ -40,26 +40,35 @@ def name_of(path: Path) -> str:
 
 RUNTIME = modules("runtime")
 CTXFS = modules("ctxfs")
+CLIENT = modules("client")
 
 
-def test_both_packages_have_modules() -> None:
+def test_all_packages_have_modules() -> None:
+    assert len(CLIENT) > 10
     assert len(RUNTIME) > 15
     assert len(CTXFS) > 10
 
 
 @pytest.mark.parametrize("path", RUNTIME, ids=name_of)
-def test_runtime_imports_neither_the_filesystem_nor_fuse(path: Path) -> None:
-    assert not packages(path) & {"ctxfs", "pyfuse3"}
+def test_runtime_imports_neither_the_filesystem_nor_fuse_nor_the_client(path: Path) -> None:
+    assert not packages(path) & {"client", "ctxfs", "pyfuse3"}
 
 
 @pytest.mark.parametrize("path", RUNTIME + CTXFS, ids=name_of)
 def test_every_import_is_ours_the_standard_librarys_or_a_dependency(path: Path) -> None:
-    known = {"ctxfs", "runtime", "pyfuse3", "trio", "yaml", "jsonschema", *sys.stdlib_module_names}
-    assert packages(path) <= known
+    ours, theirs = {"client", "ctxfs", "runtime"}, {"pyfuse3", "trio", "yaml", "jsonschema"}
+    assert packages(path) <= ours | theirs | sys.stdlib_module_names
 
 
-def test_the_client_imports_only_the_standard_library() -> None:
-    assert packages(HOUSE / "ctxfs" / "client.py") <= sys.stdlib_module_names
+@pytest.mark.parametrize("path", CLIENT, ids=name_of)
+def test_the_client_imports_only_itself_and_the_standard_library(path: Path) -> None:
+    assert packages(path) <= {"client", *sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize("path", CTXFS, ids=name_of)
+def test_the_client_is_no_library(path: Path) -> None:
+    if "client" in packages(path):
+        assert name_of(path) == "ctxfs/program.py"
 
 
 @pytest.mark.parametrize("path", CTXFS, ids=name_of)
@@ -127,7 +136,7 @@ def test_pure_modules_touch_neither_files_nor_processes(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in RUNTIME + CTXFS if p.name == "__init__.py"], ids=name_of
+    "path", [p for p in RUNTIME + CTXFS + CLIENT if p.name == "__init__.py"], ids=name_of
 )
 def test_init_files_hold_no_logic(path: Path) -> None:
     body = ast.parse(path.read_text(encoding="utf-8")).body
@@ -135,7 +144,7 @@ def test_init_files_hold_no_logic(path: Path) -> None:
     assert body == docstring
 
 
-#: what starts processes, and may be named by the module that does; the client is no daemon
+#: what starts processes, and may be named by the module that does
 STARTING = {"subprocess", "multiprocessing", "pty"}
 CALLS = (
     r"os\.(fork|forkpty|system|popen|posix_spawnp?|spawn[lv]p?e?)\b"
@@ -143,9 +152,9 @@ CALLS = (
 )
 
 
-@pytest.mark.parametrize("path", RUNTIME + CTXFS, ids=name_of)
+@pytest.mark.parametrize("path", RUNTIME + CTXFS + CLIENT, ids=name_of)
 def test_one_module_starts_processes(path: Path) -> None:
-    if name_of(path) in ("runtime/spawn.py", "ctxfs/client.py"):
+    if name_of(path) == "runtime/spawn.py":
         return
     assert not packages(path) & STARTING
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,0 +1,120 @@
+"""Agents made, changed, shown and removed, and the files of anything that is made."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from client.arguments import NAME, NAMES, PARENT, VALUES, Command, arg
+from client.control import for_each
+from client.exits import FAILED, OK, USAGE, Failure
+from client.files import read_stdin, value_of
+from client.output import STDOUT
+from client.planes import path_of
+from client.root import Root, agent, below
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from client.arguments import Arguments
+
+
+def assignments(words: Sequence[str]) -> list[tuple[str, bytes]]:
+    """Return the files and values of FILE=VALUE arguments."""
+    pairs = []
+    for word in words:
+        file, equals, value = word.partition("=")
+        if not equals or not file:
+            raise Failure(f'"{word}" is not FILE=VALUE', USAGE)
+        pairs.append((file, value_of(value)))
+    return pairs
+
+
+def value_pairs(words: Sequence[str]) -> list[tuple[str, bytes]]:
+    """Return the files and values of FILE VALUE, FILE - or FILE=VALUE arguments."""
+    if len(words) != 2 or "=" in words[0]:
+        return assignments(words)
+    file, text = words
+    return [(file, (read_stdin() or b"\n") if text == "-" else value_of(text))]
+
+
+def create(root: Root, owner: str, files: Sequence[tuple[str, bytes]]) -> None:
+    """Make an agent, or a task, work item or wait of one, and write its files.
+
+    Nothing is left of it when one is refused. The task of an agent comes first: that of a child is
+    written by nobody but its creator.
+    """
+    files = sorted(files, key=lambda pair: pair[0] not in ("handoff.md", "input.jsonl"))
+    paths = [(below(owner, file), data) for file, data in files]
+    root.call(owner, os.mkdir)
+    try:
+        for path, data in paths:
+            root.write(path, data)
+    except BaseException:
+        for_each([owner], root.remove)
+        raise
+
+
+def create_numbered(root: Root, stem: str, files: Sequence[tuple[str, bytes]]) -> str:
+    """Make an object under the first free name of `stem`-1, `stem`-2, ... and return its path."""
+    number = 1
+    while True:
+        owner = f"{stem}-{number}"
+        try:
+            create(root, owner, files)
+            return owner
+        except Failure as failure:
+            if failure.number != errno.EEXIST or not root.present(owner):
+                raise
+        number += 1
+
+
+def parent_line(parent: str | None) -> list[tuple[str, bytes]]:
+    """Return the file that makes an agent the child of another."""
+    return [("parent", value_of(f"agent:{parent}"))] if parent else []
+
+
+def do_new(root: Root, args: Arguments) -> int:
+    """Make an agent."""
+    create(root, agent(args.name), parent_line(args.parent) + assignments(args.files))
+    return OK
+
+
+def do_set(root: Root, args: Arguments) -> int:
+    """Write control files of an agent or of a work item."""
+    for file, value in value_pairs(args.values):
+        root.write(path_of(root, args, args.name, file), value)
+    return OK
+
+
+def do_get(root: Root, args: Arguments) -> int:
+    """Show a file of an agent."""
+    STDOUT.copy(root.read(agent(args.name, args.file)))
+    return OK
+
+
+def do_rm(root: Root, args: Arguments) -> int:
+    """Remove agents, or tasks or waits of one."""
+    owners = [path_of(root, args, name) for name in args.names]
+    worked = for_each(owners, root.remove)
+    return OK if len(worked) == len(owners) else FAILED
+
+
+SET_NOTES = "FILE - writes standard input, as it is."
+COMMANDS = (
+    Command(
+        "new",
+        "make an agent",
+        (
+            NAME,
+            PARENT,
+            arg("files", metavar="FILE=VALUE", nargs="*", help="control files to write"),
+        ),
+        do_new,
+        "If a value is refused, the agent is removed again.",
+    ),
+    Command("set", "write control files", (NAME, VALUES), do_set, SET_NOTES),
+    Command("get", "show a file of an agent", (NAME, arg("file", metavar="FILE")), do_get),
+    Command("rm", "remove new or dead agents", (NAMES,), do_rm),
+)

@@ -1,0 +1,91 @@
+"""Where the commands are: a module is loaded when a command of it is given."""
+
+from __future__ import annotations
+
+import sys
+
+from client.exits import USAGE, Failure
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from client.arguments import Command
+
+#: the module of each command by the first word of its name, in the order of help
+SUBJECTS = {
+    **dict.fromkeys(("ps", "tree"), "ps"),
+    **dict.fromkeys(("new", "set", "get"), "agents"),
+    **dict.fromkeys(("start", "stop", "kill", "pause", "resume"), "verbs"),
+    **dict.fromkeys(("abort", "reset", "session", "wait"), "verbs"),
+    **dict.fromkeys(("result", "log"), "log"),
+    "events": "events",
+    **dict.fromkeys(("spawn", "run"), "spawn"),
+    "rm": "agents",
+    **dict.fromkeys(("send", "chat", "queue"), "messages"),
+    **{name: name for name in ("why", "audit", "quota", "doctor", "help")},
+    "task": "tasks",
+    "work": "work",
+    "waits": "waits",
+    "tool": "tools",
+}
+
+
+class Group:
+    """Commands whose names share their first word; alone, that word lists.
+
+    `other` is the command that is meant when the second word is none of theirs.
+    """
+
+    def __init__(self, summary: str, notes: str = "", other: str = "") -> None:
+        self.summary = summary
+        self.notes = notes
+        self.other = other
+
+
+GROUPS = {
+    "task": Group("commands that run inside an agent"),
+    "work": Group("what an agent is to get done"),
+    "waits": Group("what an agent waits for"),
+    "tool": Group(
+        "the same for models, JSON in and out", "ctx tool NAME JSON calls a tool, too.", "call"
+    ),
+}
+
+
+def commands_of(word: str) -> dict[str, Command]:
+    """Return the commands whose names begin with a word, by the words after it."""
+    name = f"client.{SUBJECTS[word]}"
+    __import__(name)  # importlib itself is slow to import
+    rows: tuple[Command, ...] = sys.modules[name].COMMANDS
+    split = ((row.name.partition(" "), row) for row in rows)
+    return {second: row for (first, _, second), row in split if first == word}
+
+
+def all_commands() -> Iterator[Command]:
+    """Yield every command, in the order of help."""
+    for word in SUBJECTS:
+        yield from commands_of(word).values()
+
+
+def no_command(name: str) -> Failure:
+    """Return what is to be said when there is no such command."""
+    group = name.partition(" ")[0]
+    return Failure(f'no command "{name}"; see: ctx help{f" {group}" * (group in GROUPS)}', USAGE)
+
+
+def find_command(words: list[str]) -> tuple[Command, list[str]]:
+    """Return the row of the command that some words begin with, and the words after its name."""
+    first, second = words[0], " ".join(words[1:2])
+    if first not in SUBJECTS:
+        raise no_command(first)
+    rows, group = commands_of(first), GROUPS.get(first)
+    if group is None:
+        return rows[""], words[1:]
+    if second in rows:
+        return rows[second], words[2:]
+    if not second or second.startswith("-"):
+        return rows["list"], words[1:]
+    if not group.other:
+        raise no_command(f"{first} {second}")
+    return rows[group.other], words[1:]

@@ -1,0 +1,291 @@
+"""What this machine lacks to run ctxd(8), and how to get it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+
+from client.arguments import JSON, Command
+from client.exits import FAILED, OK, Failure
+from client.files import first_line, read_file
+from client.output import STDOUT, as_json, decode
+from client.root import DEFAULT_ROOT, START_HINT, Root, agent, user_directory
+from client.words import CONTROLLERS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from client.arguments import Arguments
+
+    Finding = tuple[str, str, str]
+
+
+DELEGATE = "systemd-run --user --scope -p Delegate=yes ctxd, or see ROOTLESS in ctxd(8)"
+NEW_KERNEL = "install Linux 5.14 or newer"
+V2_ONLY = "boot with cgroup v2 only: systemd.unified_cgroup_hierarchy=1 cgroup_no_v1=all"
+PROGRAMS = (
+    ("fusermount3", "FAIL", "fuse3", "mounts for users other than root"),
+    ("git", "warn", "git", "only for workspace=worktree"),
+)
+FUSECTL = "/sys/fs/fuse/connections"
+#: what a ctxd of an ordinary user cannot give, one sentence each
+WEAKER = (
+    "agents have your uid: their sandboxes alone keep them from ctxd's files and from yours",
+    "whoever runs with your uid outside of agents is an operator, and could change ctxd itself: "
+    "give no agent your home or XDG_RUNTIME_DIR, nor a socket of something that starts programs",
+    "histories and output are as safe as your account, not root's",
+    "iso=shared is refused; so are other values of owner, uid, gid and groups",
+    "agents keep your supplementary groups",
+    "an agent can let those go who wait for the end of another one, before that has ended",
+    "an agent can make cgroups below its own, and freeze itself; limits above it hold",
+    "agents share what the kernel allows your uid: processes, user namespaces, watches",
+    "nobody else has agents here; root, and processes with another gid, cannot even look",
+)
+NAMESPACES = (
+    ("user/max_user_namespaces", "0", "FAIL", "user namespaces are turned off", "15000"),
+    ("kernel/unprivileged_userns_clone", "0", "FAIL", "only root may make user namespaces", "1"),
+    (
+        "kernel/apparmor_restrict_unprivileged_userns",
+        "1",
+        "warn",
+        "AppArmor restricts user namespaces to programs that have a profile",
+        "0",
+    ),
+)
+LANDLOCK = 444, 1  # landlock_create_ruleset(2), LANDLOCK_CREATE_RULESET_VERSION
+#: what root agents were given before version 0.2 if nothing was configured
+OLD_DEFAULTS = ("agent:* create,start,stop,read,write", "tool:* execute", "model:* use")
+
+
+def judge(good: bool, what: str, level: str, problem: str, remedy: str) -> Finding:
+    """Return `what` as a good finding, else the problem and its remedy."""
+    return ("ok", what, "") if good else (level, problem, remedy)
+
+
+def find_program(name: str) -> str:
+    """Return the path of a program of the system, empty if there is none."""
+    for directory in [*os.get_exec_path(), "/usr/sbin", "/sbin"]:
+        path = os.path.join(directory, name)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return ""
+
+
+def check_kernel(release: str) -> Finding:
+    """Judge a kernel release."""
+    import re
+
+    numbers = tuple(int(number) for number in re.findall("[0-9]+", release)[:2])
+    note = "" if numbers >= (6, 13) else " (6.13 and newer identify callers faster)"
+    problem = f"kernel {release} is too old: no cgroup.kill"
+    return judge(numbers >= (5, 14), f"kernel {release}{note}", "FAIL", problem, NEW_KERNEL)
+
+
+def check_fuse(path: str = "/dev/fuse") -> Finding:
+    """Judge the FUSE device."""
+    try:
+        os.close(os.open(path, os.O_RDWR))
+    except OSError as error:
+        remedy = "modprobe fuse; in a container: --device /dev/fuse --cap-add SYS_ADMIN"
+        if error.errno == errno.EACCES:
+            remedy = f"chmod 666 {path}, or run ctxd as root"
+        return "FAIL", f"{path}: {error.strerror}", remedy
+    return "ok", f"{path} opens", ""
+
+
+def check_cgroups(mountinfo: str, own: str = "") -> Iterator[Finding]:
+    """Judge the cgroup v2 hierarchy in the text of a mountinfo file, and its controllers.
+
+    `own` is the cgroup of an ordinary user's process, below the hierarchy's root.
+    """
+    lines = (line.partition(" - ") for line in mountinfo.splitlines())
+    mounts = [before.split()[4] for before, _, after in lines if after.startswith("cgroup2 ")]
+    if not mounts:
+        yield "FAIL", "cgroup v2 is not mounted", V2_ONLY
+        return
+    mount = mounts[0]
+    groups = [entry.path for entry in os.scandir(mount) if entry.is_dir()]
+    killable = not groups or any(os.path.exists(f"{group}/cgroup.kill") for group in groups)
+    what = f"cgroup v2 at {mount}"
+    yield judge(killable, what, "FAIL", f"{what} has no cgroup.kill", NEW_KERNEL)
+    available = first_line(f"{mount}/cgroup.controllers").split()
+    remedy = V2_ONLY
+    if own and all(name in available for name in CONTROLLERS):
+        available = first_line(f"{mount}{own}/cgroup.controllers").split()
+        remedy = "systemctl edit user@.service: [Service] Delegate=cpu memory pids"
+    missing = ", ".join(name for name in CONTROLLERS if name not in available)
+    problem = f"no {missing} controller in cgroup v2: such limits answer EOPNOTSUPP"
+    yield judge(not missing, f"controllers {' '.join(CONTROLLERS)}", "warn", problem, remedy)
+    if own:
+        yield check_delegated(mount + own)
+
+
+def check_delegated(path: str) -> Finding:
+    """Judge whether a ctxd without root could make cgroups where this process is."""
+    if path.endswith("/daemon"):  # where ctxd goes itself
+        path = path.rpartition("/")[0]
+    files = ("", "cgroup.procs", "cgroup.subtree_control")
+    ours = all(os.access(os.path.join(path, file), os.W_OK) for file in files)
+    return judge(ours, f"the cgroup {path} is yours", "warn", f"{path} is not yours", DELEGATE)
+
+
+def check_namespaces(directory: str = "/proc/sys") -> Finding:
+    """Judge whether unprivileged user namespaces can be made."""
+    for file, bad, level, problem, good in NAMESPACES:
+        if first_line(f"{directory}/{file}") == bad:
+            return level, problem, f"sysctl {file.replace('/', '.')}={good}"
+    return "ok", "unprivileged user namespaces", ""
+
+
+def check_programs(uid: int) -> Iterator[Finding]:
+    """Judge the programs that ctxd runs."""
+    for program, level, package, purpose in PROGRAMS:
+        path = find_program(program)
+        if path or uid != 0 or program != "fusermount3":
+            problem, remedy = f"{program} is missing ({purpose})", f"apt-get install {package}"
+            yield judge(bool(path), f"{program}: {path}", level, problem, remedy)
+
+
+def check_identity(uid: int) -> Iterator[Finding]:
+    """Judge the interpreter, who runs it, and as whom agents will run."""
+    import pwd
+
+    python = "python " + ".".join(map(str, sys.version_info[:3]))
+    recent = sys.version_info[:2] >= (3, 11)
+    yield judge(recent, python, "FAIL", f"{python} is too old", "install python 3.11 or newer")
+    if uid != 0:
+        try:
+            yield "ok", f"ctxd would run without root, as {pwd.getpwuid(uid).pw_name}", ""
+        except KeyError:
+            remedy = "add it to passwd(5)"
+            yield "FAIL", f"uid {uid} has no name: fusermount3 mounts nothing for it", remedy
+        return
+    yield "ok", "uid 0", ""
+    try:
+        yield "ok", f"agents of root run as the user ctxfs, uid {pwd.getpwnam('ctxfs').pw_uid}", ""
+    except KeyError:
+        yield "ok", "there is no system user ctxfs: agents of root run as uid 61000", ""
+
+
+def check_daemon(root: Root) -> Finding:
+    """Judge whether a daemon answers."""
+    try:
+        lines = decode(root.read("status")).splitlines()
+    except Failure as failure:
+        return "warn", str(failure).partition("; ")[0], START_HINT
+    status = dict(line.partition("=")[::2] for line in lines)
+    facts = [f"{key}={status.get(key)}" for key in ("version", "mount", "controllers")]
+    what = f"ctxd at {root.path} is {status.get('state')}: {' '.join(facts)}"
+    return judge(status.get("state") == "ready", what, "warn", what, "wait, or see its log")
+
+
+def check_mounts(mountinfo: str, directory: str) -> Iterator[Finding]:
+    """Judge what becomes of the mount when a ctxd without root crashes."""
+    mounts = {}
+    for line in mountinfo.splitlines():
+        fields = line.partition(" - ")[0].split()
+        mounts[fields[4]] = any(field.startswith("shared:") for field in fields[6:])
+    place = os.path.realpath(directory)
+    while place not in mounts and place != "/":
+        place = os.path.dirname(place)
+    what = f"{directory} is on a shared mount: agents find {DEFAULT_ROOT} again after a crash"
+    problem = f"{directory} is on no shared mount ({place}): agents that live through a crash of "
+    problem += "ctxd have no file system any more"
+    yield judge(mounts.get(place, False), what, "warn", problem, f"mount --make-shared {place}")
+    problem = f"nothing is mounted at {FUSECTL}: should ctxd die in the midst of a call, that hangs"
+    remedy = f"mount -t fusectl none {FUSECTL}"
+    yield judge(FUSECTL in mounts, f"fusectl at {FUSECTL}", "warn", problem, remedy)
+
+
+def is_rootless(root: Root, uid: int) -> bool:
+    """Whether the ctxd at hand is an ordinary user's, or would be."""
+    try:
+        return uid != 0 and os.stat(root.path).st_uid != 0
+    except OSError:
+        return uid != 0
+
+
+def landlock_abi() -> int:
+    """Return the version of Landlock that the kernel has, -1 for none."""
+    import ctypes
+
+    number, version = LANDLOCK
+    return int(ctypes.CDLL(None).syscall(number, None, ctypes.c_size_t(0), version))
+
+
+def check_landlock(abi: int) -> Finding:
+    """Judge whether the kernel keeps agents from the host's abstract sockets, and apart."""
+    problem = (
+        "Landlock has no scopes: an agent can trace its children's programs and read their "
+        "memory, and with network:default it reaches the host's abstract sockets"
+    )
+    remedy = "Linux 6.12 or newer, with landlock in the lsm= boot parameter"
+    fact = f"Landlock ABI {abi}: cells of parent and child, and abstract sockets, are apart"
+    return judge(abi >= 6, fact, "warn", problem, remedy)
+
+
+def findings(root: Root) -> Iterator[Finding]:
+    """Yield everything that `doctor` finds."""
+    uid = os.getuid()
+    rootless = is_rootless(root, uid)
+    mountinfo = decode(read_file("/proc/self/mountinfo"))
+    own = ""
+    if rootless:
+        lines = decode(read_file("/proc/self/cgroup")).splitlines()
+        own = "".join(line[3:] for line in lines if line.startswith("0::"))
+    yield check_kernel(os.uname().release)
+    yield check_fuse()
+    yield from check_cgroups(mountinfo, own)
+    yield check_namespaces()
+    yield check_landlock(landlock_abi())
+    yield from check_programs(uid if rootless else 0)
+    yield from check_identity(uid)
+    if rootless:
+        yield from check_mounts(mountinfo, user_directory(uid))
+    yield check_daemon(root)
+    yield from check_policies(root)
+    if rootless:
+        for sentence in WEAKER:
+            yield "weak", sentence, ""
+
+
+def check_policies(root: Root) -> Iterator[Finding]:
+    """Judge root agents that have rights to all others because nobody took them away."""
+    try:
+        names = root.names("agent")
+    except Failure:
+        return
+    for name in names:
+        try:
+            lines = decode(root.read(agent(name, "policy"))).splitlines()
+            subject = root.value(agent(name, "label"))
+            made_by = root.value(agent(name, "parent"))
+            over = root.value(agent(name, "status")) == "dead"
+        except Failure:
+            continue  # not the caller's, or gone
+        if over or not made_by.startswith("operator"):
+            continue
+        if lines == [f"allow {subject} {line}" for line in OLD_DEFAULTS]:
+            what = f"{name} has the default policy of version 0.1: it reads, writes to and stops "
+            what += "every agent of its owner"
+            wanted = [f"allow {subject} {line}" for line in ("agent:* create", *OLD_DEFAULTS[1:])]
+            words = " ".join(f"'{line}'" for line in wanted)
+            yield "warn", what, f"printf '%s\\n' {words} > {root.join(agent(name, 'policy'))}"
+
+
+def do_doctor(root: Root, args: Arguments) -> int:
+    """Say what this machine lacks."""
+    found = list(findings(root))
+    if args.json:
+        rows = [{"level": level, "what": what, "remedy": fix} for level, what, fix in found]
+        STDOUT.text(as_json(rows))
+    else:
+        STDOUT.lines(f"{level:<4}  {what}{'; ' * bool(fix)}{fix}" for level, what, fix in found)
+    return FAILED if any(level == "FAIL" for level, _, _ in found) else OK
+
+
+COMMANDS = (
+    Command("doctor", "say what this machine lacks, and how to get it", (JSON,), do_doctor),
+)

@@ -1,0 +1,100 @@
+"""The events of a session."""
+
+from __future__ import annotations
+
+import os
+
+from client.arguments import FOLLOW, JSON, OWN, Command
+from client.exits import OK, Failure
+from client.following import Tail, follow
+from client.output import STDOUT, decode
+from client.root import Root, agent, own_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from client.arguments import Arguments
+
+
+def parse_event(line: bytes) -> dict[str, Any] | None:
+    """Return a line of a history as an object, None if it is not one."""
+    import json
+
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def last_events(root: Root, session: str) -> list[dict[str, Any]]:
+    """Return the last events of a session, the newest first; none if they cannot be read."""
+    try:
+        tail = Tail(root, f"{session}/events.jsonl", STDOUT, lines=10)
+    except Failure:
+        return []
+    try:
+        lines = b"".join(tail.chunks()).splitlines()
+    finally:
+        os.close(tail.fd)
+    return [event for event in map(parse_event, reversed(lines)) if event]
+
+
+def show_event(event: dict[str, Any]) -> str:
+    """Return an event as one readable line."""
+    import json
+
+    rest = (
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in event.items()
+        if key not in ("id", "ts", "type")
+    )
+    kind = str(event.get("type", "-"))
+    return f"{event.get('ts', '-')} {kind:<18} {' '.join(rest)}".rstrip()
+
+
+def describe_event(line: bytes) -> str:
+    """Return a line of a history as one that is readable."""
+    event = parse_event(line)
+    return decode(line) if event is None else show_event(event)
+
+
+class Events(Tail):
+    """The events of a session, whole lines at a time."""
+
+    def __init__(self, root: Root, relative: str, raw: bool) -> None:
+        super().__init__(root, relative, STDOUT)
+        self.raw = raw
+        self.partial = b""
+
+    def pump(self) -> None:
+        """Show the events since the last time."""
+        self.read(1, 0)  # arms POLLPRI again: it tells of changes since a read at offset 0
+        lines = (self.partial + b"".join(self.chunks())).split(b"\n")
+        self.partial = lines.pop()
+        if self.raw:
+            self.output.copy(b"".join(line + b"\n" for line in lines))
+        else:
+            self.output.lines(describe_event(line) for line in lines if line)
+
+
+def do_events(root: Root, args: Arguments) -> int:
+    """Show what happened to an agent."""
+    name = args.name or own_name(root)
+    events = Events(root, agent(name, "session/events.jsonl"), args.json)
+    events.pump()
+    if args.follow:
+        follow(root, agent(name), [events], events.fd)
+    return OK
+
+
+COMMANDS = (
+    Command(
+        "events",
+        "show what happened",
+        (FOLLOW, JSON, OWN),
+        do_events,
+        "Shows the current session. With --json, events are as they are in the file.",
+    ),
+)

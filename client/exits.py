@@ -1,0 +1,15 @@
+"""The exit statuses of ctx(1), and the failures that lead to them."""
+
+from __future__ import annotations
+
+OK, FAILED, USAGE, DENIED, NOT_RUNNING = 0, 1, 2, 13, 69
+TIMED_OUT, CANNOT_START, INTERRUPTED, OUT_OF_MEMORY, PIPE_CLOSED = 124, 126, 130, 137, 141
+
+
+class Failure(Exception):
+    """A sentence for the user, and the exit status that goes with it."""
+
+    def __init__(self, message: str, status: int = FAILED, number: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+        self.number = number

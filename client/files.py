@@ -1,0 +1,94 @@
+"""Files as bytes, and what is given to a command as such."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from client.exits import USAGE, Failure
+from client.output import decode, write_all
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BLOCK = 1 << 16
+
+
+def read_all(fd: int) -> bytes:
+    """Read a descriptor to its end."""
+    chunks = []
+    while chunk := os.read(fd, BLOCK):
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def read_file(path: str) -> bytes:
+    """Return the contents of a file."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return read_all(fd)
+    finally:
+        os.close(fd)
+
+
+def read_control(path: str) -> bytes:
+    """Return the contents of a control: it is over where less is read than was asked for."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        chunks = [os.read(fd, BLOCK)]
+        while len(chunks[-1]) == BLOCK:
+            chunks.append(os.read(fd, BLOCK))
+        return b"".join(chunks)
+    finally:
+        os.close(fd)
+
+
+def first_line(path: str) -> str:
+    """Return the first line of a file, empty if it cannot be read."""
+    try:
+        return decode(read_file(path)).partition("\n")[0].strip()
+    except OSError:
+        return ""
+
+
+def write_file(path: str, data: bytes) -> None:
+    """Replace the contents of a file; a control file rejects them at `write` or at `close`."""
+    fd = os.open(path, os.O_WRONLY | os.O_TRUNC)
+    try:
+        write_all(fd, data)
+    finally:
+        os.close(fd)
+
+
+def read_stdin() -> bytes:
+    """Return standard input, which is empty when there is none."""
+    try:
+        return read_all(0)
+    except OSError as error:
+        if error.errno == errno.EBADF:
+            return b""
+        raise Failure(f"cannot read standard input: {error.strerror}") from None
+
+
+def given(words: Sequence[str]) -> bytes:
+    """Return what is to be sent: the arguments, else standard input."""
+    if not words and os.isatty(0):
+        raise Failure("nothing to send: give a text, or pipe one in", USAGE)
+    return os.fsencode(" ".join(words)) if words else read_stdin()
+
+
+def value_of(text: str) -> bytes:
+    """Return a value from the command line as the lines of a control file."""
+    data = os.fsencode(text)
+    return data if data.endswith(b"\n") else data + b"\n"
+
+
+def timestamp(text: str) -> float:
+    """Return an RFC 3339 time in seconds, or 0 for anything else."""
+    from datetime import datetime
+
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return 0.0

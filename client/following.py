@@ -1,0 +1,138 @@
+"""Waiting for the end of agents and tasks, and copying what they write meanwhile."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from client.files import BLOCK
+from client.root import Root, label
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import Protocol
+
+    from client.output import Output
+
+    class Pump(Protocol):
+        def pump(self) -> None: ...
+
+
+TICK_MS = 100  # how often growing files are looked at while following them
+
+
+class Tail:
+    """A file that is copied to an output as it grows."""
+
+    def __init__(self, root: Root, relative: str, output: Output, lines: int | None = None) -> None:
+        self.root = root
+        self.relative = relative
+        self.name = relative.rpartition("/")[2]
+        self.output = output
+        self.fd = root.open(relative)
+        self.size = os.fstat(self.fd).st_size
+        self.offset = 0 if lines is None else self.start_of_last(lines)
+
+    def start_of_last(self, lines: int) -> int:
+        """Return the offset at which the last `lines` lines begin."""
+        end = self.size
+        if lines == 0 or end == 0:
+            return end
+        if self.read(1, end - 1) == b"\n":
+            end -= 1  # it ends the last line, and begins none
+        while end > 0:  # backwards, and nothing is kept: a line may be as long as the file
+            step = min(BLOCK, end)
+            data = self.read(step, end - step)
+            at = len(data)
+            while (at := data.rfind(b"\n", 0, at)) >= 0:
+                lines -= 1
+                if lines == 0:
+                    return end - step + at + 1
+            end -= step
+        return 0
+
+    def read(self, size: int, offset: int) -> bytes:
+        """Return some bytes of the file."""
+        return self.root.call(self.relative, lambda _: os.pread(self.fd, size, offset))
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield what has been added since the last time."""
+        while chunk := self.read(BLOCK, self.offset):
+            self.offset += len(chunk)
+            yield chunk
+
+    def pump(self) -> None:
+        """Copy what has been added since the last time."""
+        for chunk in self.chunks():
+            self.output.copy(chunk)
+
+
+class Labelled:
+    """Several tails on one output, told apart by headings as soon as a second one speaks."""
+
+    def __init__(self, tails: Sequence[Tail]) -> None:
+        self.tails = tails
+        self.several = sum(tail.size > 0 for tail in tails) > 1
+        self.current: Tail | None = None
+
+    def pump(self) -> None:
+        """Copy what has been added since the last time."""
+        for tail in self.tails:
+            for chunk in tail.chunks():
+                if tail is not self.current:
+                    self.heading(tail)
+                tail.output.copy(chunk)
+
+    def heading(self, tail: Tail) -> None:
+        """Announce that what follows is of another file."""
+        if self.current or self.several:
+            tail.output.text(("\n" if self.current else "") + f"==> {tail.name} <==\n")
+        self.current = tail
+
+
+def open_wait(root: Root, owner: str) -> int:
+    """Return a descriptor that polls as readable or hung up once an agent, or a task, has ended.
+
+    A reader that opened a FIFO before any writer did sees POLLHUP only after a writer has come and
+    gone, see pipe_poll() in the kernel; the regular file in place of the FIFO is readable at once.
+    """
+    return root.open(f"{owner}/wait", os.O_RDONLY | os.O_NONBLOCK)
+
+
+def wait_ended(root: Root, owners: Iterable[str], timeout: float | None = None) -> Iterator[str]:
+    """Yield agents or tasks as they end, until all have; `TimeoutError` if that takes too long."""
+    import select
+
+    waiting = {open_wait(root, owner): owner for owner in owners}
+    deadline = None if timeout is None else time.monotonic() + timeout
+    poller = select.poll()
+    for fd in waiting:
+        poller.register(fd, select.POLLIN)
+    while waiting:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+        ready = poller.poll(left)
+        if not ready:
+            raise TimeoutError(", ".join(map(label, waiting.values())))
+        for fd, _ in ready:
+            poller.unregister(fd)
+            os.close(fd)
+            yield waiting.pop(fd)
+
+
+def follow(root: Root, owner: str, pumps: Iterable[Pump], events_fd: int | None = None) -> None:
+    """Copy what grows until its owner has ended, at once when `events_fd` says that it has."""
+    import select
+
+    poller = select.poll()
+    wait_fd = open_wait(root, owner)
+    poller.register(wait_fd, select.POLLIN)
+    if events_fd is not None:
+        poller.register(events_fd, select.POLLPRI)
+    ready: list[int] = []
+    while wait_fd not in ready:
+        ready = [fd for fd, _ in poller.poll(TICK_MS if events_fd is None else 1000)]
+        for pump in pumps:
+            pump.pump()
+        if events_fd in ready:
+            time.sleep(0.02)  # let bursts come in one piece

@@ -1,0 +1,95 @@
+"""Help about all commands, about a group, and about one."""
+
+from __future__ import annotations
+
+from client.arguments import Command, arg
+from client.commands import (
+    GROUPS,
+    all_commands,
+    commands_of,
+    find_command,
+    no_command,
+)
+from client.exits import OK
+from client.output import STDOUT
+from client.parsing import parser_for
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from client.arguments import Arguments
+    from client.root import Root
+
+
+EXAMPLES = """\
+examples:
+  ctx spawn hello --wait --rm -- echo "hello from a sandbox"
+  ctx spawn build --mount "$PWD:/src:rw" --cwd /src --timeout 10m -- make
+  ctx spawn watch --restart on-failure -- my-agent
+  echo "review the last commit" | ctx spawn rev --parent coder -- my-agent
+  ctx wait rev && ctx result rev
+  ctx log -f coder
+  ctx run coder --keep --message "fix the test" -- my-agent && ctx chat coder
+  ctx task start -a coder --wait -- 'make test 2>&1 | tail'
+  ctx work new -a coder --focus "make the tests pass"
+  ctx waits add -a coder later timer 30m
+  ctx tool call AgentGet '{"agent_id": "coder"}'
+"""
+
+
+def overview() -> str:
+    """Return the help about all commands."""
+    single = {row.name: row.summary for row in all_commands() if " " not in row.name}
+    groups = {
+        name: f"{group.summary}: {' '.join(commands_of(name))}" for name, group in GROUPS.items()
+    }
+    rows = {**single, **groups}
+    listed = "".join(f"  {name:<8} {summary}\n" for name, summary in rows.items())
+    return (
+        "usage: ctx [--root DIR] COMMAND [ARGUMENT...]\n\n"
+        "Works with the agents of a mounted ctxfs.\n\n"
+        f"commands (ctx help COMMAND tells more):\n{listed}\n"
+        "options:\n  --root DIR  where ctxfs is mounted (default: $CTX_ROOT, else that of your\n"
+        "              own ctxd, else /ctx)\n"
+        f"  -h, --help  show this\n\n{EXAMPLES}"
+    )
+
+
+def group_help(name: str) -> str:
+    """Return the help about the commands of a group."""
+    group = GROUPS[name]
+    rows = "".join(f"  {word:<7} {row.summary}\n" for word, row in commands_of(name).items())
+    notes = f"\n{group.notes}\n" if group.notes else ""
+    return (
+        f"usage: ctx {name} [COMMAND] [ARGUMENT...]\n\n"
+        f"{group.summary[0].upper()}{group.summary[1:]}; without a COMMAND, lists them.\n\n"
+        f"commands (ctx help {name} COMMAND tells more):\n{rows}{notes}"
+    )
+
+
+def show_help(topic: list[str]) -> int:
+    """Show help about a command, about those of a group, or about all."""
+    if not topic:
+        STDOUT.text(overview())
+    elif len(topic) == 1 and topic[0] in GROUPS:
+        STDOUT.text(group_help(topic[0]))
+    else:
+        command, rest = find_command(topic)
+        if rest:
+            raise no_command(" ".join(topic))
+        parser_for(command).print_help()
+    return OK
+
+
+def do_help(root: Root, args: Arguments) -> int:
+    """Show help."""
+    return show_help(args.topic)
+
+
+COMMANDS = (
+    Command(
+        "help",
+        "show help",
+        (arg("topic", metavar="COMMAND", nargs="*", help="about this command"),),
+        do_help,
+    ),
+)

@@ -1,0 +1,87 @@
+"""The `ctx` command: agents of a mounted ctxfs from a shell, through plain files and sockets.
+
+It is executed as the installed command, as `/ctx/bin/ctx`, and as every `/ctx/agent/NAME` and every
+`/ctx/tool/NAME`, inside sandboxes too: hence the standard library only, an isolated interpreter,
+and modules that are slow to load imported where they are used. So are those of this package that
+one command needs and others do not.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from client.exits import FAILED, INTERRUPTED, PIPE_CLOSED, Failure
+from client.output import complain
+from client.root import Root
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def handle_of(path: str) -> tuple[Root, str, str] | None:
+    """Return the root, `agent` or `tool`, and the name of one, if a program path is its handle."""
+    for candidate in (os.path.abspath(path), os.path.realpath(path)):
+        directory, name = os.path.split(candidate)
+        top, kind = os.path.split(directory)
+        if kind in ("agent", "tool") and os.path.isdir(candidate + ".d"):
+            return Root(top), kind, name
+    return None
+
+
+def run_handle(root: Root, kind: str, name: str, words: Sequence[str]) -> int:
+    """Act as the handle of an agent or a tool."""
+    if kind == "agent":
+        from client.messages import run_agent_handle
+
+        return run_agent_handle(root, name, words)
+    from client.tools import run_tool_handle
+
+    return run_tool_handle(root, name, words)
+
+
+def run_command(argv: Sequence[str]) -> int:
+    """Run the command that a command line names."""
+    from client.commands import GROUPS
+    from client.parsing import parse_command, parse_options
+
+    root, words = parse_options(argv)
+    if words[0] in ("-h", "--help") or words == ["help"]:
+        topic = []
+    elif words[0] in GROUPS and words[1:] in (["-h"], ["--help"]):
+        topic = words[:1]
+    else:
+        command, args = parse_command(words)
+        return command.handler(root, args)
+    from client.help import show_help  # without argparse, which takes as long as the rest
+
+    return show_help(topic)
+
+
+def run(argv: Sequence[str] | None) -> int:
+    """Run a command line, None for that of this process, and return the exit status."""
+    if argv is None:
+        argv = sys.argv[1:]
+        handle = handle_of(sys.argv[0])
+        if handle:
+            return run_handle(*handle, argv)
+    return run_command(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line, say what went wrong with it, and return the exit status."""
+    try:
+        return run(argv)
+    except Failure as failure:
+        complain(str(failure))
+        return failure.status
+    except SystemExit as end:  # argparse has said why
+        return end.code if isinstance(end.code, int) else FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        return PIPE_CLOSED
+    except OSError as error:
+        complain(error.strerror or str(error))
+        return FAILED

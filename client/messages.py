@@ -1,0 +1,229 @@
+"""Messages to agents: sent, shown as they are answered, and waiting."""
+
+from __future__ import annotations
+
+import os
+
+from client.arguments import JSON, NAME, OWN, Command, arg
+from client.control import catch_interrupts
+from client.events import parse_event
+from client.exits import FAILED, INTERRUPTED, OK, USAGE, Failure
+from client.files import given
+from client.output import STDOUT, complain, escape, gist, show_table
+from client.root import Root, agent, own_name
+from client.sockets import MESSAGE_CODES, ask, connect, frames, refusal
+from client.words import PRIORITIES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+    from client.arguments import Arguments
+
+
+#: how a message may end
+ENDINGS = {"processed": OK, "failed": FAILED, "aborted": INTERRUPTED, "dropped": INTERRUPTED}
+
+
+class Reply:
+    """The reply to one message, shown as it arrives."""
+
+    def __init__(self) -> None:
+        self.shown = ""
+
+    def delta(self, text: str) -> None:
+        """Show a piece of the reply."""
+        STDOUT.copy(text.encode("utf-8", "backslashreplace"))
+        self.shown += text
+
+    def message(self, text: str) -> None:
+        """Show the whole reply, or what the pieces lacked of it."""
+        if text.startswith(self.shown):
+            self.delta(text[len(self.shown) :])
+        elif self.shown.strip() != text.strip():
+            self.finish()
+            self.delta(text)
+
+    def finish(self) -> None:
+        """End the last line."""
+        if self.shown and not self.shown.endswith("\n"):
+            self.delta("\n")
+
+
+def converse(
+    connection: socket.socket, name: str, text: str, priority: str | None = None
+) -> tuple[int, str]:
+    """Send a message to an agent and show its reply.
+
+    Returns the exit status that its end stands for, and the reason of that end.
+    """
+    ident = os.urandom(8).hex()
+    cancelled = False
+
+    def cancel(count: int) -> None:
+        nonlocal cancelled
+        cancelled = True
+        if count > 1:
+            raise KeyboardInterrupt
+        ask(connection, op="cancel", id=ident)
+
+    reply = Reply()
+    last: dict[str, Any] = {}
+    options = {"priority": priority} if priority else {}
+    ask(connection, op="send", id=ident, input=text, **options)
+    restore = catch_interrupts(cancel)
+    try:
+        for frame in frames(connection):
+            kind, content = frame.get("type"), frame.get("text")
+            if frame.get("id") not in (None, ident):
+                continue
+            if kind in ("delta", "message") and isinstance(content, str):
+                getattr(reply, kind)(content)
+            elif kind in ("done", "error"):
+                last = frame
+                break
+    finally:
+        restore()
+        connection.close()
+        reply.finish()
+    return judge_end(name, last, cancelled)
+
+
+def judge_end(name: str, frame: dict[str, Any], cancelled: bool) -> tuple[int, str]:
+    """Say what went wrong with a message, unless its sender cancelled it.
+
+    `frame` is the last one about it, empty if there was none. Returns as `converse` does.
+    """
+    kind = frame.get("type")
+    if kind == "done":
+        became = str(frame.get("status") or ("aborted" if cancelled else "processed"))
+        status, reason = ENDINGS.get(became, FAILED), str(frame.get("reason") or "")
+        if status != OK and not (cancelled and status == INTERRUPTED):
+            complain(f"{name}: {became} {reason}".rstrip())
+        return status, reason
+    if cancelled:
+        return INTERRUPTED, ""
+    if kind == "error":
+        failure = refusal(frame, MESSAGE_CODES)
+        complain(str(failure))
+        return failure.status, ""
+    complain(f"{name}: the connection ended before the reply did")
+    return FAILED, ""
+
+
+def utf8(data: bytes) -> str:
+    """Return the text of a message."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise Failure("the text to send is not UTF-8", USAGE) from None
+
+
+def message_text(words: Sequence[str]) -> str:
+    """Return the message to send: the arguments, else standard input."""
+    text = utf8(given(words))
+    if not text.strip():
+        raise Failure("nothing to send: the text is empty", USAGE)
+    return text
+
+
+def run_agent_handle(root: Root, name: str, words: Sequence[str]) -> int:
+    """Act as the message handle of an agent."""
+    if list(words) in (["-h"], ["--help"]):
+        usage = f"usage: {root.path}/agent/{name} [TEXT...]\n\nSends TEXT, or standard input, "
+        STDOUT.text(escape(usage + f"to the agent {name} and shows its reply.\n", keep="\n"))
+        return OK
+    text = message_text(words[1:] if words[:1] == ["--"] else words)
+    return converse(connect(root, name), name, text)[0]
+
+
+def do_send(root: Root, args: Arguments) -> int:
+    """Send a message to an agent and show its reply."""
+    text = message_text(args.text)
+    return converse(connect(root, args.name), args.name, text, args.priority)[0]
+
+
+def typed_lines(prompt: str) -> Iterator[bytes]:
+    """Yield the lines that are typed at a terminal, which may be edited; Ctrl-C clears one."""
+    import contextlib
+
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 (input() edits with it)
+    while True:
+        try:
+            yield os.fsencode(input(prompt))
+        except KeyboardInterrupt:
+            STDOUT.text("\n")
+        except EOFError:
+            STDOUT.text("\n")
+            return
+
+
+def piped_lines() -> Iterator[bytes]:
+    """Yield the lines of standard input as they come."""
+    with open(0, "rb", closefd=False) as lines:
+        yield from lines
+
+
+def do_chat(root: Root, args: Arguments) -> int:
+    """Send each line as a message and show the replies, until there are no more lines.
+
+    Each message has a connection of its own: what comes in between is not for us.
+    """
+    terminal = os.isatty(0) and os.isatty(1)
+    connect(root, args.name).close()
+    failed = OK
+    for line in typed_lines(escape(f"{args.name}> ")) if terminal else piped_lines():
+        if not line.strip():
+            continue
+        try:
+            text = utf8(line.rstrip(b"\n"))
+            status = converse(connect(root, args.name), args.name, text)[0]
+        except KeyboardInterrupt:
+            status = INTERRUPTED
+        if status == INTERRUPTED and not terminal:
+            return status
+        failed = failed or status
+    return OK if terminal else failed
+
+
+def do_queue(root: Root, args: Arguments) -> int:
+    """Show the messages that wait for an agent, the next one first."""
+    data = root.read(agent(args.name or own_name(root), "queue"))
+    if args.json:
+        STDOUT.copy(data)
+        return OK
+    columns = ("id", "ts", "from", "provenance", "priority", "text")
+    messages = filter(None, map(parse_event, data.splitlines()))
+    cells = [[gist(str(message.get(column, ""))) for column in columns] for message in messages]
+    show_table([column.upper() for column in columns], cells)
+    return OK
+
+
+COMMANDS = (
+    Command(
+        "send",
+        "send a message, show the reply",
+        (
+            arg("--priority", choices=PRIORITIES),
+            NAME,
+            arg("text", metavar="TEXT", nargs="*", help="default: standard input"),
+        ),
+        do_send,
+        "Ctrl-C cancels the message. Exits 0 done, 1 error, 13 denied, 69 not running, 130"
+        " cancelled.",
+        rest="text",
+    ),
+    Command(
+        "chat",
+        "send messages as they are typed",
+        (NAME,),
+        do_chat,
+        "Each line is a message. Ctrl-C cancels the message that is being answered, or clears the"
+        " line; Ctrl-D ends. Without a terminal, exits as send does for the first message that"
+        " failed.",
+    ),
+    Command("queue", "list the messages that wait", (JSON, OWN), do_queue),
+)

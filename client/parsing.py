@@ -1,0 +1,76 @@
+"""From a command line to a command and its arguments."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from client.commands import find_command
+from client.exits import USAGE, Failure
+from client.output import STDERR, STDOUT
+from client.root import Root, default_root
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from client.arguments import Arguments, Command
+
+#: how the words after -- are called
+REST = {"program": "-- PROGRAM [ARG...]", "shell": "-- COMMAND..."}
+
+
+def parser_for(command: Command) -> argparse.ArgumentParser:
+    """Return the parser of a command's arguments.
+
+    Each command has a parser of its own, and only that is made. Subparsers are all made before
+    one of them is used, and do not let options stand between arguments, as those of `send` may.
+    """
+    import argparse
+
+    class Parser(argparse.ArgumentParser):
+        def _print_message(self, message: str, file: object = None) -> None:
+            (STDERR if file is sys.stderr else STDOUT).text(message)
+
+    parser = Parser(
+        prog=f"ctx {command.name}",
+        description=f"{command.summary[0].upper()}{command.summary[1:]}.",
+        epilog=command.notes,
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, width=90),
+    )
+    for flags, options in command.arguments:
+        parser.add_argument(*flags, **options)
+    if command.rest in REST:
+        parser.usage = f"{parser.format_usage().partition(': ')[2].rstrip()} {REST[command.rest]}"
+    return parser
+
+
+def parse_options(argv: Sequence[str]) -> tuple[Root, list[str]]:
+    """Return the root that a command line is about, and the words from the command on."""
+    words = list(argv)
+    path = os.environ.get("CTX_ROOT") or default_root()
+    while words and words[0].startswith("--root"):
+        option, equals, path = words.pop(0).partition("=")
+        if option != "--root" or not (equals or words):
+            raise Failure("--root needs a directory: ctx --root DIR COMMAND", USAGE)
+        path = path if equals else words.pop(0)
+    if not words:
+        raise Failure("no command; see: ctx help", USAGE)
+    return Root(path), words
+
+
+def parse_command(words: list[str]) -> tuple[Command, Arguments]:
+    """Return the command that is asked for, and its arguments."""
+    command, words = find_command(words)
+    rest: list[str] = []
+    if command.rest and "--" in words:  # argparse would look into what follows
+        split = words.index("--")
+        words, rest = words[:split], words[split + 1 :]
+    args = parser_for(command).parse_intermixed_args(words)
+    first, _, second = command.name.partition(" ")
+    args.group, args.command = (first, second) if second else ("", first)
+    if command.rest:
+        setattr(args, command.rest, getattr(args, command.rest, []) + rest)
+    return command, args

@@ -1,0 +1,143 @@
+"""What is in the directories task, work and waiting of an agent."""
+
+from __future__ import annotations
+
+import os
+
+from client.exits import OK, USAGE, Failure
+from client.output import STDOUT, as_json, escape, gist, show_table
+from client.root import PARTS, Root, agent, below, label, own_name
+from client.words import TASK_ENDS, WAIT_ENDS, WORK_ENDS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from client.arguments import Arguments
+
+
+class Plane:
+    """A directory in each agent that holds objects of one kind.
+
+    `over` are the statuses of those from which nothing more will come; `files` is what tells of
+    one, `texts` what does so at length, and `columns` what a table shows of it: a heading, and the
+    files of which the first that is not empty is shown.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        over: Sequence[str],
+        files: str,
+        texts: str,
+        columns: Sequence[tuple[str, str]],
+    ) -> None:
+        self.directory = directory
+        self.over = over
+        self.files = files.split()
+        self.texts = texts.split()
+        self.columns = columns
+
+
+PLANES = {
+    "task": Plane(
+        "task",
+        TASK_ENDS,
+        "kind status exit pid title cmd cwd accepts_input work worktree started_at ended_at",
+        "env preview",
+        (("KIND", "kind"), ("STATUS", "status"), ("EXIT", "exit"), ("TITLE", "title cmd")),
+    ),
+    "work": Plane(
+        "work",
+        WORK_ENDS,
+        "status objective blocked_by parent created_at updated_at",
+        "plan.md acceptance.md",
+        (
+            ("STATUS", "status"),
+            ("BLOCKED BY", "blocked_by"),
+            ("PARENT", "parent"),
+            ("OBJECTIVE", "objective"),
+        ),
+    ),
+    "waits": Plane(
+        "waiting",
+        WAIT_ENDS,
+        "status on work deadline token",
+        "payload",
+        (("STATUS", "status"), ("ON", "on"), ("WORK", "work"), ("DEADLINE", "deadline")),
+    ),
+}
+
+
+def plane_path(root: Root, args: Arguments) -> str:
+    """Return the path of the plane that a command is about, in the agent that it names."""
+    return agent(args.agent or own_name(root), PLANES[args.group].directory)
+
+
+def path_of(root: Root, args: Arguments, name: str, file: str = "") -> str:
+    """Return the path of the agent or the object that a command names, or of a file of it."""
+    if not args.group:
+        return agent(name, file)
+    if not name or "/" in name:
+        kind = PARTS[PLANES[args.group].directory]
+        raise Failure(f'"{name}" cannot be the name of {kind}', USAGE)
+    owner = below(plane_path(root, args), name)
+    return below(owner, file) if file else owner
+
+
+def number_last(name: str) -> tuple[str, int]:
+    """Return a key that sorts task-10 after task-9."""
+    stem = name.rstrip("0123456789")
+    return stem, int(name[len(stem) :] or 0)
+
+
+def objects(root: Root, directory: str) -> list[str]:
+    """Return the paths of the objects in a plane."""
+    names = sorted(root.call(directory, os.listdir), key=number_last)
+    owners = (f"{directory}/{name}" for name in names)
+    return [owner for owner in owners if os.path.isdir(root.join(owner))]
+
+
+def describe(root: Root, owner: str, files: Iterable[str]) -> dict[str, str]:
+    """Return the name and the files of an object."""
+    return {"name": label(owner), **{file: root.value(f"{owner}/{file}") for file in files}}
+
+
+def do_list(root: Root, args: Arguments) -> int:
+    """List the objects of a plane."""
+    plane = PLANES[args.group]
+    rows = [describe(root, owner, plane.files) for owner in objects(root, plane_path(root, args))]
+    rows = [row for row in rows if row["status"] and (args.all or row["status"] not in plane.over)]
+    if args.json:
+        STDOUT.text(as_json(rows))
+        return OK
+    header = [args.group.removesuffix("s").upper(), *(heading for heading, _ in plane.columns)]
+    cells = [
+        [row["name"]]
+        + [
+            gist(next((row[file] for file in files.split() if row[file]), ""))
+            for _, files in plane.columns
+        ]
+        for row in rows
+    ]
+    show_table(header, cells)
+    return OK
+
+
+def do_show(root: Root, args: Arguments) -> int:
+    """Show all that there is to know of an object of a plane."""
+    plane = PLANES[args.group]
+    owner = path_of(root, args, args.name)
+    root.call(owner, os.stat)
+    facts = describe(root, owner, [*plane.files, *plane.texts])
+    if args.json:
+        STDOUT.text(as_json(facts))
+        return OK
+    for key, value in facts.items():
+        if "\n" in value:
+            value = "\n  " + value.replace("\n", "\n  ")
+        elif value:
+            value = " " + value
+        if value:
+            STDOUT.text(escape(f"{key}:{value}\n", keep="\n\t"))
+    return OK

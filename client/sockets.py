@@ -1,0 +1,142 @@
+"""Requests to the sockets of agents and of the daemon, and their answers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+
+from client.exits import DENIED, FAILED, NOT_RUNNING, Failure
+from client.files import BLOCK
+from client.following import TICK_MS
+from client.root import Root, agent, own_agent
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+    from typing import Any
+
+
+MESSAGE_CODES = {
+    **dict.fromkeys(("EACCES", "EPERM"), DENIED),
+    **dict.fromkeys(("ESRCH", "ENOTCONN", "ECONNREFUSED"), NOT_RUNNING),
+}
+
+
+def open_socket(root: Root, path: str) -> socket.socket:
+    """Return a connection to a socket below the root; ``OSError`` if there is none."""
+    import socket
+
+    directory, name = os.path.split(root.join(path))
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:  # through the directory's descriptor, because socket addresses are limited to 107 bytes
+        directory_fd = os.open(directory, os.O_PATH)
+        try:
+            connection.connect(f"/proc/self/fd/{directory_fd}/{name}")
+        finally:
+            os.close(directory_fd)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def connect(root: Root, name: str) -> socket.socket:
+    """Return a connection to an agent; the failure says whether it is missing, down or closed."""
+    began = time.time()
+    try:
+        return open_socket(root, f"agent/{name}.sock")
+    except OSError as error:
+        number = error.errno or errno.EIO
+        if number in (errno.EACCES, errno.EPERM):
+            reason = root.rejection(number, f"agent/{name}.sock", began)
+            raise Failure(reason or f"{name}: you may not send to it (EACCES)", DENIED) from None
+        if number in (errno.ENOENT, errno.ECONNREFUSED) and root.present(agent(name)):
+            status = root.field(name, "status") or "unknown"
+            raise Failure(f"{name} is not running: its status is {status}", NOT_RUNNING) from None
+        raise Failure(root.guess(number, agent(name)), NOT_RUNNING) from None
+
+
+def connect_started(root: Root, name: str) -> socket.socket:
+    """Return a connection to an agent that was just started, as soon as there can be one."""
+    import select
+
+    status = agent(name, "status")
+    status_fd = root.open(status)
+    poller = select.poll()
+    poller.register(status_fd, select.POLLPRI)
+    try:
+        while True:
+            state = root.call(status, lambda _: os.pread(status_fd, BLOCK, 0))
+            try:
+                return connect(root, name)
+            except Failure as failure:
+                if failure.status != NOT_RUNNING or state != b"starting\n":
+                    raise
+            poller.poll(TICK_MS)
+    finally:
+        os.close(status_fd)
+
+
+def connect_daemon(root: Root) -> socket.socket:
+    """Return a connection to the daemon, which answers operators there."""
+    began = time.time()
+    try:
+        return open_socket(root, "ctxd.sock")
+    except OSError as error:
+        number = error.errno or errno.EIO
+        reason = root.rejection(number, "ctxd.sock", began) or root.guess(number, "ctxd.sock")
+        status = DENIED if number in (errno.EACCES, errno.EPERM) else NOT_RUNNING
+        raise Failure(reason, status) from None
+
+
+def frames(connection: socket.socket) -> Iterator[dict[str, Any]]:
+    """Yield the frames that arrive on a connection."""
+    import json
+
+    try:
+        for line in connection.makefile("rb"):
+            frame = json.loads(line)
+            if isinstance(frame, dict):
+                yield frame
+    except (ConnectionResetError, ValueError, RecursionError):
+        return  # broken off in the middle of a frame, at best
+
+
+def refusal(frame: dict[str, Any], codes: dict[str, int]) -> Failure:
+    """Return what an error frame says, with the exit status that its code stands for."""
+    code, field = str(frame.get("code") or ""), str(frame.get("field") or "")
+    detail = str(frame.get("message") or frame.get("text") or "failed")
+    detail = detail if field in detail else f"{field}: {detail}"
+    return Failure(f"{detail} ({code})" if code else detail, codes.get(code, FAILED))
+
+
+def ask(connection: socket.socket, **fields: object) -> None:
+    """Send a request."""
+    import json
+
+    try:
+        connection.sendall(json.dumps(fields).encode() + b"\n")
+    except (BrokenPipeError, ConnectionResetError):
+        return  # what the peer said before it closed is still to be read
+
+
+def connect_own(root: Root, name: str = "") -> socket.socket:
+    """Return a connection to the daemon; in an agent to that, or to the agent that is named.
+
+    The daemon's own socket answers operators alone.
+    """
+    own = own_agent(root)
+    return connect(root, name or own) if own else connect_daemon(root)
+
+
+def answer(connection: socket.socket, **fields: object) -> dict[str, Any]:
+    """Send a request that has one answer, and return that; `Failure` if it is a refusal."""
+    with connection:
+        ask(connection, **fields)
+        for frame in frames(connection):
+            if frame.get("type") == "error":
+                raise refusal(frame, MESSAGE_CODES)
+            return frame
+    raise Failure("the daemon did not answer", NOT_RUNNING)

@@ -1,0 +1,214 @@
+"""A program as an agent: waited for, or asked to answer a message."""
+
+from __future__ import annotations
+
+import os
+
+from client.agents import assignments, create, parent_line
+from client.arguments import CWD, ENV, NAME, PARENT, Command, arg, one_of
+from client.control import catch_interrupts, control, end, for_each, interrupt
+from client.ends import ending, exit_status, session_of
+from client.exits import FAILED, NOT_RUNNING, OK, USAGE, Failure
+from client.files import read_stdin, value_of
+from client.following import Tail, follow, wait_ended
+from client.messages import converse, message_text
+from client.output import STDERR, STDOUT, complain
+from client.root import Root, agent, below, label
+from client.sockets import connect_started
+from client.words import LIVES, MODES, MOUNT_MODES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from client.arguments import Arguments
+    from client.output import Output
+
+
+def mount_line(text: str) -> str:
+    """Return the line of a `mount` file for SRC[:TARGET[:ro|rw|hide]], also SRC:ro|rw|hide."""
+    parts = text.split(":")
+    mode = parts.pop() if len(parts) > 1 and parts[-1] in MOUNT_MODES else "ro"
+    if len(parts) > 2 or not all(parts) or any(char in text for char in "\t\n"):
+        raise Failure(f'"{text}" is not SRC[:TARGET[:ro|rw|hide]]', USAGE)
+    source = os.path.abspath(parts[0])
+    return "\t".join((source, parts[1] if len(parts) == 2 else source, mode, "-"))
+
+
+def exec_line(words: Sequence[str]) -> bytes:
+    """Return a program and its arguments as an `exec` line."""
+    import shlex
+
+    line = shlex.join(words)
+    if "\n" in line:
+        raise Failure("an argument holds a newline, which an exec line cannot express", USAGE)
+    return value_of(line)
+
+
+def program_files(args: Arguments) -> list[tuple[str, bytes]]:
+    """Return the control files that the options of `spawn` and `run` stand for."""
+    if not args.program:
+        raise Failure("no program: give one after --", USAGE)
+    lines = {
+        "mount": [mount_line(text) for text in args.mount],
+        "env": args.env,
+        "cwd": [os.path.abspath(args.cwd)] if args.cwd else [],
+        "limits": args.limit + ([f"timeout={args.timeout}"] if args.timeout else []),
+    }
+    for file in ("life", "restart", "mode", "context", "workspace", "model"):
+        lines[file] = list(filter(None, [getattr(args, file)]))
+    files = parent_line(args.parent) + assignments(args.set)
+    files += [(file, value_of("\n".join(items))) for file, items in lines.items() if items]
+    return [*files, ("exec", exec_line(args.program))]
+
+
+def do_spawn(root: Root, args: Arguments) -> int:
+    """Make an agent for a program, start it and maybe wait for it."""
+    files = program_files(args)
+    if args.rm and not args.wait:
+        raise Failure("--rm needs --wait", USAGE)
+    if args.wait and ("life", b"temp\n") in files:
+        raise Failure("what a temp agent wrote goes with it: use --wait --rm instead", USAGE)
+    handoff = b"" if os.isatty(0) else read_stdin()
+    files += [("handoff.md", handoff)] if handoff else []
+    owner = agent(args.name)
+    if not args.wait:
+        create(root, owner, [*files, ("ctl", b"start\n")])
+        STDOUT.lines([args.name])
+        return OK
+    create(root, owner, files)
+    session = session_of(root, owner)
+    run_foreground(root, owner, {"out": STDOUT, "log": STDERR})
+    outcome, reason = ending(root, owner, session)
+    if outcome != "done" and not reason.startswith("exit:"):
+        complain(f"{args.name}: {outcome or 'gone'} {reason}".rstrip())
+    if args.rm and root.present(owner):
+        for_each([owner], root.remove)
+    return exit_status(outcome, reason)
+
+
+def run_foreground(root: Root, owner: str, outputs: dict[str, Output]) -> None:
+    """Start an agent or a task and show what it writes, by file, until it has ended.
+
+    Ctrl-C stops it. If it cannot be started it is removed again.
+    """
+    restore = catch_interrupts(lambda count: interrupt(root, owner, count))
+    try:
+        tails = [Tail(root, below(owner, file), output) for file, output in outputs.items()]
+        try:
+            control(root, owner, "start")
+        except Failure:
+            for_each([owner], root.remove)
+            raise
+        follow(root, owner, tails)
+    finally:
+        restore()
+
+
+def do_run(root: Root, args: Arguments) -> int:
+    """Send one message to a program, as an agent that is there for that alone or stays."""
+    files = program_files(args)
+    if not any(file == "mode" for file, _ in files):
+        files.append(("mode", b"turn\n"))
+    if ("mode", b"once\n") in files:
+        raise Failure("a once agent takes no messages: use ctx spawn", USAGE)
+    text = message_text([] if args.message is None else [args.message])
+    owner = agent(args.name)
+    made = not root.present(owner)
+    if made:
+        create(root, owner, [*files, ("ctl", b"start\n")])
+    else:
+        check_program(root, args.name, dict(files)["exec"])
+    try:
+        return run_message(root, owner, text)
+    finally:
+        if made and not args.keep:
+            dispose(root, owner)
+
+
+def check_program(root: Root, name: str, line: bytes) -> None:
+    """Fail if an agent is known to execute something else than an `exec` line says."""
+    program = root.field(name, "exec")
+    if program and value_of(program) != line:
+        raise Failure(f"{name} is there already, and executes: {program}")
+
+
+def run_message(root: Root, owner: str, text: str) -> int:
+    """Send a message to an agent that was just started and exit as its program did."""
+    name, session = label(owner), session_of(root, owner)
+    try:
+        connection = connect_started(root, name)
+    except Failure as failure:
+        outcome, reason = ending(root, owner, session)
+        if failure.status != NOT_RUNNING or not reason.startswith("start_failed"):
+            raise
+        complain(f"{name}: {outcome} {reason}")
+        return exit_status(outcome, reason)
+    status, reason = converse(connection, name, text)
+    return exit_status("error", reason) if status == FAILED and reason else status
+
+
+def dispose(root: Root, owner: str) -> None:
+    """Stop an agent and remove it when it is dead; Ctrl-C kills it, a second one lets it be."""
+    restore = catch_interrupts(lambda count: interrupt(root, owner, count + 1))
+    try:
+        end(root, owner, "stop")
+        for _ in wait_ended(root, [owner]):
+            if root.present(owner):  # a temp agent goes by itself
+                root.remove(owner)
+    except Failure as failure:
+        complain(str(failure))
+    finally:
+        restore()
+
+
+PROGRAM_OPTIONS = (
+    PARENT,
+    arg(
+        "--mount", metavar="SRC:TARGET:MODE", action="append", default=[], help=one_of(MOUNT_MODES)
+    ),
+    ENV,
+    CWD,
+    arg("--set", metavar="FILE=VALUE", action="append", default=[], help="a control file"),
+    arg("--timeout", metavar="DURATION", help="end it after this time"),
+    arg("--limit", metavar="K=V", action="append", default=[], help="such as memory.max=1G"),
+    arg("--restart", metavar="WHEN", help="start it again: on-failure or always; not of a child"),
+    arg("--life", metavar="LIFE", help=f"of a child: {one_of(LIVES)}"),
+    arg("--mode", metavar="MODE", help=one_of(MODES)),
+    arg("--context", metavar="CONTEXT", help="fresh or fork"),
+    arg("--workspace", metavar="WORKSPACE", help="inherit, worktree or explicit_root:/DIR"),
+    arg("--model", metavar="MODEL", help="the model that it uses"),
+)
+COMMANDS = (
+    Command(
+        "spawn",
+        "run a program as an agent",
+        (
+            *PROGRAM_OPTIONS,
+            arg("--wait", action="store_true", help="show its output and exit as it does"),
+            arg("--rm", action="store_true", help="remove the agent afterwards"),
+            NAME,
+        ),
+        do_spawn,
+        "TARGET is SRC and MODE is ro if left out. Standard input, unless a terminal, becomes"
+        " handoff.md. With --wait, Ctrl-C stops the agent and a second one kills it; exits with the"
+        " program's status, 124 on timeout, 126 if it could not start, 128+N after signal N, 137"
+        " when out of memory, 130 if cancelled.",
+        rest="program",
+    ),
+    Command(
+        "run",
+        "have a message answered",
+        (
+            *PROGRAM_OPTIONS,
+            arg("--message", metavar="TEXT", help="the message; default: standard input"),
+            arg("--keep", action="store_true", help="let the agent stay, for send and chat"),
+            NAME,
+        ),
+        do_run,
+        "The agent is made as by spawn, in mode turn, unless there is one of that name already,"
+        " which then stays. Ctrl-C cancels the message. Exits as spawn --wait does, by the end of"
+        " the message's run; 13 denied, 69 not running.",
+        rest="program",
+    ),
+)

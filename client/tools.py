@@ -1,0 +1,126 @@
+"""The tools: listed, described, and called with JSON."""
+
+from __future__ import annotations
+
+import os
+
+from client.arguments import JSON, Command, arg
+from client.exits import DENIED, NOT_RUNNING, OK, USAGE, Failure
+from client.files import read_stdin
+from client.output import STDOUT, as_json, gist, show_table
+from client.planes import describe
+from client.root import Root, tool
+from client.sockets import ask, connect_own, frames, refusal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from client.arguments import Arguments
+
+
+TOOL_CODES = {
+    "EINVAL": USAGE,
+    **dict.fromkeys(("EACCES", "EPERM"), DENIED),
+    "EOPNOTSUPP": NOT_RUNNING,
+}
+
+
+def tool_input(words: Sequence[str]) -> dict[str, Any]:
+    """Return the input of a tool: the argument, else standard input, else an empty object."""
+    import json
+
+    data = os.fsencode(words[0]) if words else b"" if os.isatty(0) else read_stdin()
+    try:
+        value = json.loads(data.decode() if data.strip() else "{}")
+    except (ValueError, RecursionError) as error:
+        raise Failure(f"the input is not JSON: {error}", USAGE) from None
+    if not isinstance(value, dict):
+        raise Failure(f"the input is not a JSON object: {gist(json.dumps(value))}", USAGE)
+    return value
+
+
+def call_tool(root: Root, name: str, words: Sequence[str]) -> int:
+    """Call a tool and print what it returns as one line; its refusals become exit statuses."""
+    import json
+
+    value = tool_input(words)
+    ident = os.urandom(8).hex()
+    with connect_own(root) as connection:
+        ask(connection, op="tool", id=ident, name=name, input=value)
+        for frame in frames(connection):
+            if frame.get("id") not in (None, ident):
+                continue
+            if frame.get("type") == "tool":
+                output = json.dumps(frame.get("output"), ensure_ascii=False) + "\n"
+                STDOUT.copy(output.encode("utf-8", "backslashreplace"))
+                return OK
+            if frame.get("type") == "error":
+                absent = {} if root.present(f"tool/{name}") else {"ENOENT": NOT_RUNNING}
+                raise refusal(frame, {**TOOL_CODES, **absent})
+    raise Failure(f"{name}: the connection ended before the answer came", NOT_RUNNING)
+
+
+def describe_tool(root: Root, name: str) -> str:
+    """Return what a tool does, takes and returns."""
+    import contextlib
+    import json
+
+    parts = [root.read(tool(name, "description")).decode("utf-8", "backslashreplace").rstrip()]
+    for title, file in (("input", "schema"), ("output", "output_schema")):
+        schema = root.value(tool(name, file))
+        with contextlib.suppress(ValueError, RecursionError):  # else it is shown as it is
+            schema = json.dumps(json.loads(schema), indent=2, ensure_ascii=False)
+        parts += [f"{title}:\n{schema}"] if schema else []
+    return "\n\n".join(parts) + "\n"
+
+
+def run_tool_handle(root: Root, name: str, words: Sequence[str]) -> int:
+    """Act as one of the tools."""
+    if list(words) in (["-h"], ["--help"]):
+        usage = f"usage: {root.path}/tool/{name} [JSON]\n\nTakes JSON from standard input, too.\n\n"
+        STDOUT.copy((usage + describe_tool(root, name)).encode("utf-8", "backslashreplace"))
+        return OK
+    words = words[1:] if words[:1] == ["--"] else words
+    if len(words) > 1:
+        raise Failure(f"{name} takes one argument: a JSON object, quoted", USAGE)
+    return call_tool(root, name, words)
+
+
+def do_tool_list(root: Root, args: Arguments) -> int:
+    """List the tools."""
+    files = ("family", "description")
+    rows = [describe(root, tool(name), files) for name in root.names("tool")]
+    if args.json:
+        STDOUT.text(as_json(rows))
+        return OK
+    cells = [[row["name"], row["family"], gist(row["description"])] for row in rows]
+    show_table(["TOOL", "FAMILY", "DESCRIPTION"], cells)
+    return OK
+
+
+def do_tool_show(root: Root, args: Arguments) -> int:
+    """Show what a tool does, takes and returns."""
+    STDOUT.copy(describe_tool(root, args.name).encode("utf-8", "backslashreplace"))
+    return OK
+
+
+def do_tool_call(root: Root, args: Arguments) -> int:
+    """Call a tool."""
+    return call_tool(root, args.name, [] if args.input is None else [args.input])
+
+
+TOOL = arg("name", metavar="TOOL", help="the tool")
+COMMANDS = (
+    Command("tool list", "list the tools that you may call", (JSON,), do_tool_list),
+    Command("tool show", "show what a tool does, takes and returns", (TOOL,), do_tool_show),
+    Command(
+        "tool call",
+        "call a tool",
+        (TOOL, arg("input", metavar="JSON", nargs="?", help="an object; default: standard input")),
+        do_tool_call,
+        "Prints the output as one line. Exits 1 on errors, 2 on bad input, 13 if denied, 69 if"
+        " there is no such tool.",
+    ),
+)

@@ -1,0 +1,53 @@
+"""Waits: what an agent waits for."""
+
+from __future__ import annotations
+
+from client.agents import create, do_rm
+from client.arguments import ENDED, JSON, OF, Command, arg
+from client.exits import OK
+from client.files import value_of
+from client.output import STDOUT
+from client.planes import do_list, do_show, path_of
+from client.root import Root
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from client.arguments import Arguments
+
+
+def do_waits_add(root: Root, args: Arguments) -> int:
+    """Make a wait and arm it; say whom to tell, if it waits for a trigger."""
+    owner = path_of(root, args, args.name)
+    lines = {"work": args.work, "deadline": args.deadline, "on": " ".join(args.on)}
+    create(root, owner, [(file, value_of(line)) for file, line in lines.items() if line])
+    token = root.value(f"{owner}/token")
+    if token:
+        STDOUT.lines([root.join(f"trigger/{token}")])
+    return OK
+
+
+WAIT = arg("name", metavar="WAIT", help="the wait")
+WAITS = arg("names", metavar="WAIT", nargs="+", help="the waits")
+COMMANDS = (
+    Command("waits list", "list waits that are not over", (OF, ENDED, JSON), do_list),
+    Command("waits show", "show all about a wait", (OF, JSON, WAIT), do_show),
+    Command(
+        "waits add",
+        "wait for something",
+        (
+            OF,
+            arg("--work", metavar="ID", help="the work item that it blocks"),
+            arg("--deadline", metavar="WHEN", help="a time, or a duration from now"),
+            WAIT,
+            arg(
+                "on",
+                metavar="ON",
+                nargs="+",
+                help="timer WHEN, task T, child NAME, message or trigger",
+            ),
+        ),
+        do_waits_add,
+        "For a trigger, prints the file that fires it when it is written to.",
+    ),
+    Command("waits cancel", "cancel waits and remove them", (OF, WAITS), do_rm),
+)

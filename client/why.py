@@ -1,0 +1,39 @@
+"""Why an agent may do something, or may not."""
+
+from __future__ import annotations
+
+from client.arguments import NAME, Command, arg
+from client.exits import DENIED, OK
+from client.output import STDOUT
+from client.sockets import answer, connect_own
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from client.arguments import Arguments
+    from client.root import Root
+
+
+def do_why(root: Root, args: Arguments) -> int:
+    """Explain a decision: which line of whose policy allows it, or what is missing where."""
+    connection = connect_own(root, args.name)
+    found = answer(connection, op="why", agent=args.name, verb=args.verb, object=args.object)
+    word, may = ("yes", "may") if found.get("allowed") else ("no", "may not")
+    STDOUT.text(f"{word}: {args.name} {may} {args.verb} {args.object}\n")
+    for line in found.get("lines", ()):
+        STDOUT.text(f"{line}\n")
+    return OK if found.get("allowed") else DENIED
+
+
+COMMANDS = (
+    Command(
+        "why",
+        "say why an agent may do something, or not",
+        (
+            NAME,
+            arg("verb", metavar="PERM", help="create, read, connect, ..."),
+            arg("object", metavar="CLASS:NAME", help="such as agent:coder or network:default"),
+        ),
+        do_why,
+        "For example: ctx why coder create agent:rev-1. Exits 0 if it may, 13 if it may not.",
+    ),
+)

@@ -1,0 +1,24 @@
+"""The words of the runtime's tables. Written by `make words` (ctxfs/words.py): do not edit."""
+
+from __future__ import annotations
+
+#: the values of an agent's file `mode`
+MODES = ("once", "turn", "resident")
+#: and of `life`
+LIVES = ("owned", "temp", "detached")
+#: what a line of `mount` allows
+MOUNT_MODES = ("ro", "rw", "hide")
+#: of messages, the most urgent one first
+PRIORITIES = ("interject", "next", "normal", "background")
+#: the states of a session whose agent has ended
+SESSION_ENDS = ("done", "error", "cancelled")
+#: the statuses in which a task is over
+TASK_ENDS = ("completed", "failed", "cancelled", "interrupted")
+#: the statuses in which a work item is over
+WORK_ENDS = ("done", "cancelled")
+#: the statuses in which a wait is over
+WAIT_ENDS = ("fired", "cancelled", "expired")
+#: the cgroup controllers that limits need
+CONTROLLERS = ("memory", "pids", "cpu")
+#: in each unit of a duration
+SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

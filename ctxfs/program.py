@@ -1,0 +1,53 @@
+"""The client as one file: what `bin/ctx` is, and every handle of an agent or a tool.
+
+The file is a Python program of its own, since a sandbox has no more of ctxfs than that: the source
+of ``client.unpack``, then every module of the package ``client``, as source and as byte code.
+It is one file that is read once, rather than a zip archive, because a module that is imported
+later would not be found any more when the daemon died or was replaced meanwhile.
+"""
+
+from __future__ import annotations
+
+import binascii
+import marshal
+from functools import cache
+from importlib.util import MAGIC_NUMBER
+from pathlib import Path
+from typing import Final
+
+import client
+
+_HEAD: Final = """\
+#!/usr/bin/env -S python3 -IS
+# The ctx command, see ctx(1): made by ctxd of the modules that follow.
+"""
+_TAIL: Final = """
+if __name__ == "__main__":
+    install({magic!r}, MODULES)
+    from client.main import main
+
+    sys.exit(main())
+"""
+
+
+def pack(modules: dict[str, str], unpack: str) -> bytes:
+    """The program of some modules, given as sources by name, and of the module that finds them."""
+    parts = [_HEAD, unpack, "\nMODULES = {}\n"]
+    for name, source in modules.items():
+        if "'''" in source:
+            raise ValueError(f"{name} has three single quotes, which would end it here")
+        code = compile(source, f"{name}.py", "exec", dont_inherit=True, optimize=2)
+        text = binascii.b2a_base64(marshal.dumps(code), newline=False)
+        parts.append(f"\nMODULES[{name!r}] = r'''{source}''', {text!r}\n")
+    parts.append(_TAIL.format(magic=MAGIC_NUMBER))
+    return "".join(parts).encode()
+
+
+@cache
+def program() -> bytes:
+    """The client as it is installed here."""
+    sources = sorted(Path(client.__file__).parent.glob("*.py"))
+    modules = {
+        f"client.{path.stem}".removesuffix(".__init__"): path.read_text("utf-8") for path in sources
+    }
+    return pack(modules, unpack=modules.pop("client.unpack"))

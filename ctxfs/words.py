@@ -1,0 +1,90 @@
+"""The words of the runtime that the client knows, as a module of it: `client/words.py`.
+
+``python -m ctxfs.words client/words.py`` writes that from the tables that decide. The client
+cannot import these: it runs where the daemon is not installed, and starts fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from runtime.authority import mounts
+from runtime.cgroups import CONTROLLERS
+from runtime.items import (
+    PRIORITIES,
+    TASK_MOVES,
+    WAIT_MOVES,
+    WORK_MOVES,
+    TaskStatus,
+    WaitStatus,
+    WorkStatus,
+)
+from runtime.model import LIVES, MODES, SESSION_STATES
+from runtime.names import SECONDS
+
+_HEAD: Final = '''\
+"""The words of the runtime's tables. Written by `make words` (ctxfs/words.py): do not edit."""
+
+from __future__ import annotations
+
+'''
+#: by the name in the client: what it is, and the words
+WORDS: Final[dict[str, tuple[str, Any]]] = {
+    "MODES": ("the values of an agent's file `mode`", MODES),
+    "LIVES": ("and of `life`", LIVES),
+    "MOUNT_MODES": ("what a line of `mount` allows", mounts.MODES),
+    "PRIORITIES": ("of messages, the most urgent one first", PRIORITIES),
+    "SESSION_ENDS": (
+        "the states of a session whose agent has ended",
+        tuple(dict.fromkeys(SESSION_STATES.values())),
+    ),
+    "TASK_ENDS": (
+        "the statuses in which a task is over",
+        tuple(s.value for s in TaskStatus if s in TASK_MOVES.terminal),
+    ),
+    "WORK_ENDS": (
+        "the statuses in which a work item is over",
+        tuple(s.value for s in WorkStatus if s in WORK_MOVES.terminal),
+    ),
+    "WAIT_ENDS": (
+        "the statuses in which a wait is over",
+        tuple(s.value for s in WaitStatus if s in WAIT_MOVES.terminal),
+    ),
+    "CONTROLLERS": ("the cgroup controllers that limits need", CONTROLLERS),
+    "SECONDS": ("in each unit of a duration", SECONDS),
+}
+
+
+def module() -> str:
+    """The source of ``client.words``."""
+    lines = (f"#: {what}\n{name} = {_literal(words)}\n" for name, (what, words) in WORDS.items())
+    return _HEAD + "".join(lines)
+
+
+def _literal(words: Any) -> str:
+    return repr(words).replace("'", '"')
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m ctxfs.words", description="Write the words that the client knows."
+    )
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if it would")
+    parser.add_argument("path", type=Path, help="the module, such as client/words.py")
+    arguments = parser.parse_args(argv)
+    path: Path = arguments.path
+    new = module()
+    if path.exists() and path.read_text(encoding="utf-8") == new:
+        return 0
+    if arguments.check:
+        print(f"words: {path} is out of date: run make words", file=sys.stderr)
+        return 1
+    path.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""Agents made, changed, shown and removed."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+import pytest
+
+from client.root import Root
+from tests.unit.client.fakes import LIFE, FakeRoot, Run, refuse
+
+
+def test_set_and_get(root: FakeRoot, run: Run) -> None:
+    directory = root.agent("x")
+    assert run("set", "x", "env", "A=1")[0] == 0
+    assert (directory / "env").read_text() == "A=1\n"
+    assert run("set", "x", "life=temp", "exec=sh -c 'a=b'")[0] == 0
+    assert run("get", "x", "exec")[1] == "sh -c 'a=b'\n"
+    assert run("set", "x", "handoff.md", "-", stdin=b"two\nlines")[0] == 0
+    assert (directory / "handoff.md").read_bytes() == b"two\nlines"
+    assert run("set", "x", "env", "-")[0] == 0
+    assert (directory / "env").read_bytes() == b"\n"
+
+
+@pytest.mark.usefixtures("made_agents_are_full")
+def test_new(root: FakeRoot, run: Run) -> None:
+    assert run("new", "x", "--parent", "coder", "life=temp", "env=A=1") == (0, "", "")
+    directory = root.path / "agent" / "x.d"
+    assert (directory / "parent").read_text() == "agent:coder\n"
+    assert (directory / "life").read_text() == "temp\n"
+    assert (directory / "env").read_text() == "A=1\n"
+
+
+@pytest.mark.usefixtures("made_agents_are_full")
+@pytest.mark.parametrize(
+    "argv", [["new", "x", "life=forever"], ["spawn", "x", "--set", "life=forever", "--", "true"]]
+)
+def test_a_refused_agent_is_removed_again(
+    root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch, argv: list[str]
+) -> None:
+    root.reject("EINVAL", LIFE, "no such life")
+    refuse(monkeypatch, "life", errno.EINVAL)
+    assert run(*argv) == (1, "", f"ctx: {LIFE}: no such life (EINVAL)\n")
+    assert os.listdir(root.path / "agent") == []
+
+
+@pytest.mark.usefixtures("made_agents_are_full")
+def test_the_task_is_written_before_the_parent(
+    root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it is somebody's private child, its task is that one's to write."""
+    written: list[str] = []
+    write = Root.write
+
+    def note(self: Any, relative: str, data: bytes) -> None:
+        written.append(relative.rpartition("/")[2])
+        write(self, relative, data)
+
+    monkeypatch.setattr(Root, "write", note)
+    run("spawn", "x", "--parent", "p", "--set", "life=owned", "--", "true", stdin=b"the task")
+    assert written == ["handoff.md", "parent", "life", "exec", "ctl"]
+
+
+def test_taken_names(root: FakeRoot, run: Run) -> None:
+    root.agent("x")
+    assert run("new", "x")[::2] == (1, "ctx: agent/x.d: exists already (EEXIST)\n")
+    assert (root.path / "agent/x.d/status").exists()
+
+
+def test_rm_goes_on(root: FakeRoot, run: Run) -> None:
+    for name in ("a", "b"):
+        (root.path / "agent" / f"{name}.d").mkdir()
+    assert run("rm", "a", "nope", "b") == (1, "", 'ctx: no agent "nope"\n')
+    assert os.listdir(root.path / "agent") == []

@@ -1,0 +1,137 @@
+"""What a machine lacks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from client import doctor
+from client.root import Root, default_root
+from tests.unit.client.fakes import FakeRoot, Run
+
+
+@pytest.mark.parametrize(
+    ("release", "level"), [("5.13.9", "FAIL"), ("5.14.0-rc1", "ok"), ("6.18.1+", "ok")]
+)
+def test_kernels(release: str, level: str) -> None:
+    assert doctor.check_kernel(release)[0] == level
+
+
+@pytest.mark.parametrize(("abi", "level"), [(-1, "warn"), (5, "warn"), (6, "ok"), (7, "ok")])
+def test_an_older_kernel_is_said_to_keep_cells_less_apart(abi: int, level: str) -> None:
+    found, text, remedy = doctor.check_landlock(abi)
+    assert found == level
+    assert ("trace its children" in text) == ("6.12" in remedy) == (level == "warn")
+
+
+def test_fuse_device(tmp_path: Path) -> None:
+    level, what, remedy = doctor.check_fuse(str(tmp_path / "fuse"))
+    assert level == "FAIL" and "No such file" in what and "modprobe" in remedy
+    (tmp_path / "fuse").touch()
+    assert doctor.check_fuse(str(tmp_path / "fuse"))[0] == "ok"
+
+
+def test_cgroups(tmp_path: Path) -> None:
+    line = f"41 31 0:38 / {tmp_path} rw,relatime shared:9 - cgroup2 cgroup2 rw\n"
+    (tmp_path / "cgroup.controllers").write_text("cpu pids\n")
+    found = list(doctor.check_cgroups("1 0 8:1 / / rw - ext4 /dev/sda rw\n" + line))
+    assert [level for level, _, _ in found] == ["ok", "warn"]
+    assert "memory" in found[1][1] and "EOPNOTSUPP" in found[1][1]
+    (tmp_path / "group").mkdir()
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu memory pids\n")
+    assert [level for level, _, _ in doctor.check_cgroups(line)] == ["FAIL", "ok"]
+    assert [level for level, _, _ in doctor.check_cgroups("")] == ["FAIL"]
+
+
+@pytest.mark.parametrize(
+    ("file", "value", "level"),
+    [
+        ("user/max_user_namespaces", "0", "FAIL"),
+        ("kernel/unprivileged_userns_clone", "0", "FAIL"),
+        ("kernel/unprivileged_userns_clone", "1", "ok"),
+        ("kernel/apparmor_restrict_unprivileged_userns", "1", "warn"),
+    ],
+)
+def test_namespaces(tmp_path: Path, file: str, value: str, level: str) -> None:
+    for directory in ("user", "kernel"):
+        (tmp_path / directory).mkdir()
+    (tmp_path / "user" / "max_user_namespaces").write_text("100\n")
+    (tmp_path / file).write_text(value + "\n")
+    assert doctor.check_namespaces(str(tmp_path))[0] == level
+
+
+def test_a_users_own_cgroup(tmp_path: Path) -> None:
+    line = f"41 31 0:38 / {tmp_path} rw,relatime shared:9 - cgroup2 cgroup2 rw\n"
+    own = tmp_path / "user" / "ctxd"
+    own.mkdir(parents=True)
+    for path, text in ((tmp_path, "cpu memory pids\n"), (own, "memory pids\n")):
+        (path / "cgroup.controllers").write_text(text)
+    (tmp_path / "user" / "cgroup.kill").touch()
+    for name in ("cgroup.procs", "cgroup.subtree_control"):
+        (own / name).touch()
+    (own / "daemon").mkdir()
+    for below in ("/user/ctxd", "/user/ctxd/daemon"):
+        (tmp_path / below[1:] / "cgroup.controllers").write_text("memory pids\n")
+        found = list(doctor.check_cgroups(line, below))
+        assert [level for level, _, _ in found] == ["ok", "warn", "ok"]
+        assert found[1][1].startswith("no cpu controller") and "Delegate=" in found[1][2]
+        assert found[2][1] == f"the cgroup {own} is yours"
+    level, _, remedy = doctor.check_delegated(str(tmp_path))
+    assert level == "warn" and remedy.startswith("systemd-run --user --scope -p Delegate=yes ctxd")
+
+
+def test_mounts_of_a_user(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    mounts = "27 1 254:0 / / rw shared:1 - ext4 /dev/vda rw\n"
+    assert [each[0] for each in doctor.check_mounts(mounts, str(directory))] == ["ok", "warn"]
+    mounts += f"28 27 0:26 / {tmp_path} rw - tmpfs none rw\n"
+    mounts += f"29 27 0:30 / {doctor.FUSECTL} rw shared:3 - fusectl none rw\n"
+    found = list(doctor.check_mounts(mounts, str(directory)))
+    assert [each[0] for each in found] == ["warn", "ok"]
+    assert f"({tmp_path})" in found[0][1]
+
+
+def test_whose_daemon_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Root(str(tmp_path))
+    assert not doctor.is_rootless(root, 0)
+    assert doctor.is_rootless(root, 1000) == (tmp_path.stat().st_uid != 0)
+    assert doctor.is_rootless(Root("/no/such"), 1000)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert default_root() == "/ctx"
+    (tmp_path / "ctx").symlink_to("/gone")
+    assert default_root() == str(tmp_path / "ctx")
+
+
+def test_what_is_weaker_without_root_is_listed(
+    root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "is_rootless", lambda root, uid: True)
+    weak = [line for line in run("doctor")[1].splitlines() if line.startswith("weak  ")]
+    assert len(weak) == len(doctor.WEAKER) > 5
+
+
+def test_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "find_program", lambda name: "/usr/bin/git" * (name == "git"))
+    levels = {what.split()[0]: level for level, what, _ in doctor.check_programs(1000)}
+    assert levels == {
+        "fusermount3": "FAIL",
+        "git:": "ok",
+    }
+    assert not any("fusermount3" in what for _, what, _ in doctor.check_programs(0))
+
+
+def test_doctor(root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    status, out, _ = run("doctor")
+    levels = [line.split()[0] for line in out.splitlines()]
+    assert set(levels) <= {"ok", "warn", "FAIL", "weak"}
+    assert status == ("FAIL" in levels)
+    assert f"ctxd at {root.path} is ready: version=1.2 mount=/ctx" in out
+    (root.path / "status").unlink()
+    rows = json.loads(run("doctor", "--json")[1])
+    rows = [row for row in rows if row["level"] != "weak"]
+    assert len(rows) == len(levels) - levels.count("weak") and rows[-1]["level"] == "warn"
+    monkeypatch.setattr(doctor, "findings", lambda root: iter([("FAIL", "all", "")]))
+    assert run("doctor") == (1, "FAIL  all\n", "")

@@ -1,0 +1,34 @@
+"""The events of a session."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.unit.client.fakes import EVENT, FakeRoot, Run
+
+
+def test_events(root: FakeRoot, run: Run) -> None:
+    lines = json.dumps(EVENT) + "\n" + "not \x1b json\n" + "[" * 60_000 + "\n"
+    root.agent("a", status="dead", events=lines)
+    status, out, _ = run("events", "a")
+    assert status == 0
+    assert out.splitlines()[:2] == [
+        "2026-11-21T21:50:00.123Z run.end            run=r1 n=3",
+        "not \\x1b json",
+    ]
+    assert run("events", "--json", "a")[1] == lines
+    (root.path / "self").symlink_to("agent/a.d")
+    assert run("events", "--json")[1] == lines
+
+
+def test_events_follow_whole_lines_until_the_end(root: FakeRoot, spawned: Any) -> None:
+    line = json.dumps(EVENT) + "\n"
+    directory = root.agent("a", status="busy", events=line + line[:20])
+    process = spawned("events", "-f", "--json", "a")
+    assert process.stdout.readline() == line.encode()
+    with (directory / "session" / "events.jsonl").open("a") as events:
+        events.write(line[20:])
+    root.end("a", "done", "exit:0")
+    assert process.communicate()[0] == line.encode()
+    assert process.returncode == 0

@@ -1,0 +1,107 @@
+"""What an agent wrote, its end first, and its result."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client import following, output
+from client.root import Root
+from tests.unit.client.fakes import FakeRoot, Run, eventually, has_open
+
+
+def test_result(root: FakeRoot, run: Run) -> None:
+    root.agent("a", status="dead", outcome="done", reason="exit:0", result="all well")
+    root.agent("b", status="dead", outcome="error", reason="oom")
+    root.agent("c", status="busy", result="so far")
+    assert run("result", "a") == (0, "all well", "")
+    assert run("result", "b") == (0, "", "ctx: b ended without a result: error oom\n")
+    assert run("result", "c") == (1, "so far", "ctx: c has not finished: its status is busy\n")
+
+
+def test_log(root: FakeRoot, run: Run) -> None:
+    root.agent("a", status="dead", out="1\n2\n3\n", log="x\ny")
+    root.agent("b", status="dead", out="only\n")
+    assert run("log", "a")[1] == "==> log <==\nx\ny\n==> out <==\n1\n2\n3\n"
+    assert run("log", "b")[1] == "only\n"
+    assert run("log", "--out", "a")[1] == "1\n2\n3\n"
+    assert run("log", "--err", "a")[1] == "x\ny"
+
+
+@pytest.mark.parametrize("text", ["", "\n", "a", "a\nb\nc\n", "a\nb\nc", "long\n" * 40_000])
+@pytest.mark.parametrize("lines", [0, 1, 2, 50_000])
+def test_last_lines(root: FakeRoot, run: Run, text: str, lines: int) -> None:
+    root.agent("a", status="dead", out=text)
+    expected = "".join(text.splitlines(keepends=True)[-lines:]) if lines else ""
+    assert run("log", "--out", "-n", str(lines), "a")[1] == expected
+
+
+def test_log_follows_until_the_end(root: FakeRoot, spawned: Any) -> None:
+    directory = root.agent("a", status="busy", out="1\n")
+    process = spawned("log", "-f", "a")
+    assert process.stdout.readline() == b"1\n"
+    with (directory / "log").open("a") as log:
+        log.write("oops\n")
+    heading = [process.stdout.readline() for _ in range(3)]
+    assert heading == [b"\n", b"==> log <==\n", b"oops\n"]
+    with (directory / "out").open("a") as out:
+        out.write("2\n")
+    root.end("a", "done", "exit:0")
+    assert process.communicate()[0] == b"\n==> out <==\n2\n"
+    assert process.returncode == 0
+
+
+def test_log_tells_that_the_agent_is_gone(root: FakeRoot, spawned: Any) -> None:
+    directory = root.agent("a", status="busy", out="1\n")
+    process = spawned("log", "-f", "a")
+    assert process.stdout.readline() == b"1\n"
+    eventually(lambda: has_open(process, directory / "wait"))
+    fifo = os.open(directory / "wait", os.O_RDWR | os.O_NONBLOCK)
+    shutil.rmtree(directory)
+    os.close(fifo)
+    assert process.communicate()[1] == b"ctx: a is gone: the last that it wrote may be missing\n"
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "lines", "shown"),
+    [
+        (b"", 3, b""),
+        (b"a\nb\nc\n", 2, b"b\nc\n"),
+        (b"a\nb\nc", 2, b"b\nc"),
+        (b"a\nb\nc\n", 0, b""),
+        (b"a\nb\nc\n", 9, b"a\nb\nc\n"),
+        (b"\n\n\n", 1, b"\n"),
+        (b"no newline", 1, b"no newline"),
+        (b"x" * 200_000 + b"\n" + b"y" * 200_000 + b"\n", 1, b"y" * 200_000 + b"\n"),
+        (b"x" * 65535 + b"\n" + b"y" * 65536, 1, b"y" * 65536),
+    ],
+)
+def test_the_last_lines_are_found_from_the_end(
+    tmp_path: Path, content: bytes, lines: int, shown: bytes
+) -> None:
+    (tmp_path / "log").write_bytes(content)
+    tail = following.Tail(Root(str(tmp_path)), "log", output.STDOUT, lines)
+    assert b"".join(tail.chunks()) == shown
+    os.close(tail.fd)
+
+
+def test_a_long_line_costs_no_memory_to_skip(tmp_path: Path) -> None:
+    with open(tmp_path / "log", "wb") as log:
+        for _ in range(64):
+            log.write(b"x" * (1 << 20))
+    root = Root(str(tmp_path))
+    tracemalloc.start()
+    try:
+        tail = following.Tail(root, "log", output.STDOUT, 10)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    os.close(tail.fd)
+    assert tail.offset == 0
+    assert most < 1 << 20

@@ -1,0 +1,150 @@
+"""Command lines: what they mean, what is wrong with them, and help."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from client import arguments, commands, parsing
+from tests.unit.client.fakes import FakeRoot, Run
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["nope"],
+        ["--rot", "/x", "ps"],
+        ["--root"],
+        ["help", "nope"],
+        ["start"],
+        ["get", "x"],
+        ["get", "a/b", "status"],
+        ["get", "x", "../y.d/status"],
+        ["get", "x", "/etc/passwd"],
+        ["set", "x", "life"],
+        ["set", "x", "a", "b", "c"],
+        ["wait", "-t", "5", "x"],
+        ["wait", "-t", "٣s", "x"],
+        ["log", "-n", "-1", "x"],
+        ["spawn", "x"],
+        ["spawn", "x", "true"],
+        ["spawn", "x", "--rm", "--", "true"],
+        ["spawn", "x", "--mount", "a:b:c", "--", "true"],
+        ["spawn", "x", "--mount", "", "--", "true"],
+        ["spawn", "x", "--mount", "a\tb", "--", "true"],
+        ["spawn", "x", "--set", "life", "--", "true"],
+        ["spawn", "x", "--wait", "--life", "temp", "--", "true"],
+        ["spawn", "x", "--wait", "--set", "life=temp", "--", "true"],
+        ["spawn", "x", "--", "echo", "a\nb"],
+        ["run", "y", "--message", "hi"],
+        ["run", "y", "--", "true"],
+        ["run", "y", "--mode", "once", "--message", "hi", "--", "true"],
+        ["run", "y", "--set", "mode=once", "--message", "hi", "--", "true"],
+        ["send", "x"],
+        ["events"],
+        ["abort", "x", "--run", "r1\nkill"],
+        ["session", "x"],
+        ["session", "x", "a\nkill"],
+        ["queue"],
+        ["task"],
+        ["task", "show", "t"],
+        ["task", "show", "-a", "x", "a/b"],
+        ["task", "show", "-a", "x", ".."],
+        ["task", "show", "-a", "a/b", "t"],
+        ["task", "start", "-a", "x"],
+        ["task", "start", "-a", "x", "--name", "", "--", "true"],
+        ["task", "input", "-a", "x", "t"],
+        ["work", "new", "-a", "x"],
+        ["work", "set", "-a", "x", "w", "../status", "done"],
+        ["waits", "add", "-a", "x", "w"],
+        ["tool", "show", "a/b"],
+    ],
+)
+def test_usage_errors(root: FakeRoot, run: Run, argv: list[str]) -> None:
+    root.agent("x")
+    status, out, err = run(*argv)
+    assert (status, out) == (2, "")
+    assert err and "Traceback" not in err
+    assert os.listdir(root.path / "agent") == ["x.d"]
+
+
+@pytest.mark.parametrize("command", [row.name for row in commands.all_commands()])
+def test_every_command_has_help(run: Run, command: str) -> None:
+    *group, name = command.split()
+    status, out, err = run("help", *group, name)
+    assert (status, err) == (0, "")
+    assert out.startswith(f"usage: ctx {command} ")
+    assert run(*group, name, "--help") == (0, out, "")
+    assert f"\n  {name} " in run(*group, "--help")[1]
+
+
+@pytest.mark.parametrize("group", commands.GROUPS)
+def test_every_group_has_help(run: Run, group: str) -> None:
+    status, out, err = run("help", group)
+    assert (status, err) == (0, "")
+    assert out.startswith(f"usage: ctx {group} [COMMAND]")
+    assert run(group, "--help") == run(group, "-h") == (0, out, "")
+    assert f"\n  {group} " in run("--help")[1]
+
+
+def test_every_command_is_found_by_its_first_word() -> None:
+    found = [row.name for row in commands.all_commands()]
+    assert len(set(found)) == len(found)
+    for subject in set(commands.SUBJECTS.values()):
+        assert {row.name for row in import_module(f"client.{subject}").COMMANDS} <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "rest"),
+    [
+        (["ps", "task"], "ps", ["task"]),
+        (["task"], "task list", []),
+        (["task", "-a", "x"], "task list", ["-a", "x"]),
+        (["task", "start", "list"], "task start", ["list"]),
+        (["tool", "TaskList", "{}"], "tool call", ["TaskList", "{}"]),
+        (["tool", "call", "list"], "tool call", ["list"]),
+    ],
+)
+def test_the_longest_name_is_meant(words: list[str], name: str, rest: list[str]) -> None:
+    command, left = commands.find_command(words)
+    assert (command.name, left) == (name, rest)
+
+
+def test_unknown_commands_lead_to_help(run: Run) -> None:
+    assert run("nope", "x")[2] == 'ctx: no command "nope"; see: ctx help\n'
+    for argv in (["task", "nope"], ["help", "task", "nope"], ["help", "task", "list", "nope"]):
+        status, _, err = run(*argv)
+        assert status == 2 and err.endswith("; see: ctx help task\n")
+
+
+def test_root_option_wins(root: FakeRoot, run: Run, tmp_path: Path) -> None:
+    other = FakeRoot(tmp_path / "other")
+    other.agent("y", status="idle")
+    for argv in (["--root", str(other.path)], [f"--root={other.path}"]):
+        assert "y " in run(*argv, "ps")[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("500ms", 0.5), ("30s", 30), ("10m", 600), ("2h", 7200), ("1d", 86400)]
+)
+def test_duration(text: str, seconds: float) -> None:
+    assert arguments.duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("argv", "field", "expected"),
+    [
+        (["spawn", "--rm", "x", "--", "sh", "--", "-h"], "program", ["sh", "--", "-h"]),
+        (["send", "x", "--", "--help"], "text", ["--help"]),
+        (["send", "x", "--priority", "next", "a", "--", "-b"], "text", ["a", "-b"]),
+        (["new", "x", "--parent", "p", "a=-b"], "files", ["a=-b"]),
+        (["set", "x", "--", "a", "-5"], "values", ["a", "-5"]),
+    ],
+)
+def test_words_that_look_like_options(argv: list[str], field: str, expected: list[str]) -> None:
+    args = parsing.parse_command(argv)[1]
+    assert args.name == "x" and getattr(args, field) == expected

@@ -1,0 +1,121 @@
+"""The client as one file: what `bin/ctx` and the handles are."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import MAGIC_NUMBER
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import client.unpack
+from ctxfs.program import pack
+from tests.unit.client.fakes import DONE, START, FakeAgent, FakeRoot, message
+
+
+def python(program: Path | str, *argv: str, **options: Any) -> str:
+    command = [sys.executable, "-IS", str(program), *argv]
+    said: bytes = subprocess.check_output(command, **options)
+    return said.decode()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A program of which the byte code says another thing than the source."""
+    unpack = Path(client.unpack.__file__).read_text()
+    sources = {"client": "", "client.main": "def main():\n    print('compiled')\n"}
+    path = tmp_path / "small"
+    path.write_bytes(pack(sources, unpack=unpack).replace(b"'compiled'", b"'source'"))
+    return path
+
+
+def test_it_starts_isolated(program: Path) -> None:
+    assert program.read_text().startswith("#!/usr/bin/env -S python3 -IS\n")
+
+
+def test_every_module_is_in_it(program: Path) -> None:
+    text = program.read_text()
+    for path in Path(client.__file__).parent.glob("*.py"):
+        assert path.read_text() in text
+
+
+def test_byte_code_is_for_the_python_that_made_it(small: Path) -> None:
+    assert python(small) == "compiled\n"
+    data = small.read_bytes()
+    small.write_bytes(data.replace(repr(MAGIC_NUMBER).encode(), b"b'another'"))
+    assert python(small) == "source\n"
+
+
+def test_it_does_the_same_from_its_sources(program: Path, tmp_path: Path) -> None:
+    other = tmp_path / "ctx"
+    data = program.read_bytes().replace(repr(MAGIC_NUMBER).encode(), b"b'another'")
+    assert data != program.read_bytes()
+    other.write_bytes(data)
+    assert python(other, "help") == python(program, "help")
+
+
+def test_no_other_module_of_its_name_is_imported(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "client").mkdir()
+    (tmp_path / "client" / "main.py").write_text("def main():\n    print('another')\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    assert python(small, cwd=tmp_path, env=environment) == "compiled\n"
+
+
+def test_a_source_that_would_end_its_literal_is_refused() -> None:
+    with pytest.raises(ValueError, match="client"):
+        pack({"client": "text = '''it'''\n"}, unpack="")
+
+
+@pytest.mark.parametrize(
+    ("argv", "loaded"),
+    [
+        (["--help"], set()),
+        (["get", "x", "status"], {"argparse"}),
+        (["ps"], {"argparse", "threading"}),
+    ],
+)
+def test_heavy_modules_are_loaded_late(
+    root: FakeRoot, program: Path, argv: list[str], loaded: set[str]
+) -> None:
+    root.agent("x", status="busy")
+    code = (
+        "import atexit, sys\n"
+        "heavy = ('argparse', 'dataclasses', 'json', 'socket', 'subprocess', 'threading')\n"
+        "atexit.register(lambda: print([name for name in heavy if name in sys.modules]))\n"
+        "del sys.argv[0]\n"
+        "exec(compile(open(sys.argv[0]).read(), 'ctx', 'exec'))\n"
+    )
+    command = [sys.executable, "-IS", "-c", code, str(program), *argv]
+    told = subprocess.check_output(command, text=True).splitlines()
+    assert set(ast.literal_eval(told[-1])) == loaded
+
+
+def test_a_handle_is_the_agent_it_is_named_after(
+    root: FakeRoot, tmp_path: Path, program: Path
+) -> None:
+    root.agent("coder", status="idle")
+    handle = root.path / "agent" / "coder"
+    shutil.copy(program, handle)
+    link = tmp_path / "link"
+    link.symlink_to(handle)
+    for called, argv, stdin, text in (
+        (handle, ["--root", "fix"], b"", "--root fix"),
+        (handle, ["--", "-h"], b"", "-h"),
+        (link, [], b"from stdin\n", "from stdin\n"),
+    ):
+        fake = FakeAgent(root, START, message("done it"), DONE, path="agent/coder.sock")
+        environment = {**os.environ, "CTX_ROOT": "/nowhere"}
+        process = subprocess.run([called, *argv], input=stdin, capture_output=True, env=environment)
+        fake.thread.join()
+        assert (process.returncode, process.stdout, process.stderr) == (0, b"done it\n", b"")
+        assert fake.requests[0]["input"] == text
+        (root.path / "agent" / "coder.sock").unlink()
+    process = subprocess.run([handle, "hi"], capture_output=True)
+    assert process.returncode == 69
+    assert subprocess.run([handle, "--help"], capture_output=True).returncode == 0
+    assert subprocess.run([handle], stdin=subprocess.DEVNULL, capture_output=True).returncode == 2

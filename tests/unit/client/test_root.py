@@ -1,0 +1,80 @@
+"""Why something failed, as the daemon says it or as the client guesses."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.unit.client.fakes import LIFE, FakeRoot, Run, refuse
+
+
+@pytest.mark.parametrize("at_close", [False, True])
+def test_the_daemons_reason_is_shown(
+    root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch, at_close: bool
+) -> None:
+    root.agent("x")
+    root.reject("EINVAL", LIFE, '"forever" is none of: owned, temp, detached')
+    refuse(monkeypatch, "life", errno.EINVAL, at_close)
+    status, out, err = run("set", "x", "life", "forever")
+    assert (status, out) == (1, "")
+    assert err == f'ctx: {LIFE}: "forever" is none of: owned, temp, detached (EINVAL)\n'
+
+
+@pytest.mark.parametrize(
+    ("code", "path", "ago"),
+    [
+        ("EACCES", LIFE, 0),
+        ("EINVAL", "agent/xy.d/life", 0),
+        ("EINVAL", "agent/y.d/life", 0),
+        ("EINVAL", LIFE, 5),
+        ("path", LIFE, 0),
+    ],
+)
+def test_somebody_elses_reason_is_not(
+    root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch, code: str, path: str, ago: float
+) -> None:
+    root.agent("x")
+    root.reject(code, path, "about something else", ago)
+    refuse(monkeypatch, "life", errno.EINVAL)
+    assert run("set", "x", "life", "forever")[2] == f"ctx: {LIFE}: not accepted (EINVAL)\n"
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"x", b"2026 EINVAL\n", b"\xff\x00 \xfe \xfd: y"])
+def test_a_strange_error_file_is_survived(
+    root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    root.agent("x")
+    (root.path / "error").write_bytes(content)
+    refuse(monkeypatch, "life", errno.EINVAL)
+    assert run("set", "x", "life", "y")[2] == f"ctx: {LIFE}: not accepted (EINVAL)\n"
+
+
+def test_reasons_are_escaped(root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    root.agent("x")
+    root.reject("EINVAL", LIFE, "\x1b]0;gotcha\x07")
+    refuse(monkeypatch, "life", errno.EINVAL)
+    assert "\x1b" not in run("set", "x", "life", "y")[2]
+
+
+def test_no_daemon(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CTX_ROOT", str(tmp_path))
+    status, _, err = run("ps")
+    assert status == 1
+    assert err.startswith(f"ctx: no ctxd answers at {tmp_path}; start it")
+
+
+def test_a_dead_daemon(root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: str) -> None:
+        raise OSError(errno.ENOTCONN, "")
+
+    monkeypatch.setattr(os, "listdir", fail)
+    assert "has died (ENOTCONN)" in run("ps")[2]
+
+
+def test_unknown_agent_and_file(root: FakeRoot, run: Run) -> None:
+    root.agent("x")
+    assert run("get", "y", "status")[::2] == (1, 'ctx: no agent "y"\n')
+    assert run("get", "x", "nope")[2].startswith("ctx: agent/x.d/nope: ")

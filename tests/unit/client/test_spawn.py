@@ -1,0 +1,202 @@
+"""Programs as agents: `spawn` and `run`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+
+from client import sockets, spawn
+from tests.unit.client.fakes import (
+    DONE,
+    START,
+    FakeAgent,
+    FakeRoot,
+    Obeying,
+    Run,
+    eventually,
+    message,
+    set_status,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("/a", "/a\t/a\tro\t-"),
+        ("/a:rw", "/a\t/a\trw\t-"),
+        ("/a:/b", "/a\t/b\tro\t-"),
+        ("/a:/b:hide", "/a\t/b\thide\t-"),
+        ("/a b/../c d:/e f:rw", "/c d\t/e f\trw\t-"),
+        ("sub", "{cwd}/sub\t{cwd}/sub\tro\t-"),
+        (".:/src:rw", "{cwd}\t/src\trw\t-"),
+    ],
+)
+def test_mount_line(text: str, line: str) -> None:
+    assert spawn.mount_line(text) == line.format(cwd=os.getcwd())
+
+
+@pytest.mark.usefixtures("made_agents_are_full")
+def test_spawn_writes_everything(root: FakeRoot, run: Run) -> None:
+    argv = [
+        "spawn",
+        "x",
+        "--parent",
+        "p",
+        "--mount",
+        "/a:/b:rw",
+        "--mount",
+        "/c",
+        "--env",
+        "A=1",
+        "--env",
+        "B=2",
+        "--cwd",
+        "/w",
+    ]
+    argv += ["--life", "temp", "--restart", "no", "--limit", "grace=1s", "--timeout", "10m"]
+    argv += ["--", "echo", "--wait", "it's", ""]
+    assert run(*argv, stdin=b"the task") == (0, "x\n", "")
+    directory = root.path / "agent" / "x.d"
+    expected = {
+        "parent": "agent:p\n",
+        "mount": "/a\t/b\trw\t-\n/c\t/c\tro\t-\n",
+        "env": "A=1\nB=2\n",
+        "cwd": "/w\n",
+        "life": "temp\n",
+        "restart": "no\n",
+        "limits": "grace=1s\ntimeout=10m\n",
+        "exec": "echo --wait 'it'\"'\"'s' ''\n",
+        "handoff.md": "the task",
+        "ctl": "start\n",
+    }
+    assert {file: (directory / file).read_text() for file in expected} == expected
+
+
+@pytest.mark.usefixtures("made_agents_are_full")
+def test_spawn_waits(root: FakeRoot, run: Run) -> None:
+    directory = root.path / "agent" / "x.d"
+
+    def live() -> None:
+        eventually(lambda: (directory / "ctl").exists() and (directory / "ctl").read_text() > "\n")
+        (directory / "out").write_text("to stdout\n")
+        (directory / "log").write_text("to stderr\n")
+        root.end("x", "error", "exit:3")
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    result = run("spawn", "x", "--wait", "--rm", "--", "true")
+    thread.join()
+    assert result == (3, "to stdout\n", "to stderr\n")
+    assert not directory.exists()
+
+
+@pytest.mark.usefixtures("made_agents_are_full")
+def test_ctrl_c_stops_then_kills(root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt = threading.Thread(target=lambda: os.kill(os.getpid(), signal.SIGINT))
+    obeying = Obeying(
+        root,
+        monkeypatch,
+        start=interrupt.start,
+        stop=lambda: os.kill(os.getpid(), signal.SIGINT),
+        kill=lambda: root.end("x", "cancelled", "operator_stop"),
+    )
+    status, _, err = run("spawn", "x", "--wait", "--", "true")
+    interrupt.join()
+    assert (status, obeying.written) == (130, ["start", "stop", "kill"])
+    assert err.splitlines() == [
+        "ctx: x: stop (Ctrl-C again kills it)",
+        "ctx: x: kill",
+        "ctx: x: cancelled operator_stop",
+    ]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.fixture
+def turning(root: FakeRoot, made_agents_are_full: None, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make a started agent answer with these frames, once a connection has been tried in vain."""
+
+    def prepare(*frames: dict[str, Any]) -> tuple[Obeying, list[FakeAgent]]:
+        fakes: list[FakeAgent] = []
+        connect = sockets.connect
+
+        def try_first(*args: Any) -> Any:
+            try:
+                return connect(*args)
+            finally:
+                if not fakes:
+                    fakes.append(FakeAgent(root, *frames))
+                    set_status(root, "idle")
+
+        monkeypatch.setattr(sockets, "connect", try_first)
+        verbs = {
+            "start": lambda: set_status(root, "starting"),
+            "stop": lambda: root.end("x", "done", "self_stop"),
+        }
+        return Obeying(root, monkeypatch, **verbs), fakes
+
+    return prepare
+
+
+def test_run_leaves_nothing_behind(root: FakeRoot, run: Run, turning: Any) -> None:
+    obeying, fakes = turning(START, message("four"), {**DONE, "status": "processed"})
+    argv = ["run", "x", "--env", "A=1", "--", "cat", "-"]
+    assert run(*argv, stdin=b"two and two?\n") == (0, "four\n", "")
+    assert obeying.written == ["start", "stop"]
+    assert fakes[0].requests[0]["input"] == "two and two?\n"
+    assert os.listdir(root.path / "agent") == ["x.sock"]
+
+
+def test_run_keeps_what_it_is_told_to(root: FakeRoot, run: Run, turning: Any) -> None:
+    obeying, _ = turning(START, message("four"), DONE)
+    argv = ["run", "--keep", "x", "--message", "two and two?", "--model", "small", "--", "cat"]
+    assert run(*argv, stdin=b"not read") == (0, "four\n", "")
+    assert obeying.written == ["start"]
+    directory = root.path / "agent" / "x.d"
+    expected = {"mode": "turn\n", "exec": "cat\n", "model": "small\n", "handoff.md": ""}
+    assert {file: (directory / file).read_text() for file in expected} == expected
+    (root.path / "agent" / "x.sock").unlink()
+    fake = FakeAgent(root, START, message("five"), DONE)
+    assert run("run", "x", "--message", "and one?", "--", "cat") == (0, "five\n", "")
+    assert fake.requests[0]["input"] == "and one?"
+    assert obeying.written == ["start"] and directory.exists()
+    refused = run("run", "x", "--message", "?", "--", "dog")
+    assert refused == (1, "", "ctx: x is there already, and executes: cat\n")
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ({"status": "failed", "reason": "exit:3"}, 3),
+        ({"status": "failed", "reason": "signal:9"}, 137),
+        ({"status": "failed", "reason": "start_failed:no such file"}, 126),
+        ({"status": "failed", "reason": "timeout"}, 124),
+        ({"status": "failed"}, 1),
+        ({"status": "aborted", "reason": "operator_aborted"}, 130),
+        ({"type": "error", "code": "EACCES", "message": "no"}, 13),
+    ],
+)
+def test_run_exits_as_the_program_did(
+    root: FakeRoot, run: Run, turning: Any, end: dict[str, Any], status: int
+) -> None:
+    turning(START, {**DONE, **end})
+    assert run("run", "x", "--mode", "resident", "--message", "hi", "--", "cat")[0] == status
+    assert not (root.path / "agent" / "x.d").exists()
+
+
+@pytest.mark.usefixtures("made_agents_are_full")
+def test_run_of_what_cannot_start(
+    root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Obeying(
+        root,
+        monkeypatch,
+        start=lambda: root.end("x", "error", "start_failed:no such file"),
+        stop=lambda: None,
+    )
+    said = "ctx: x: error start_failed:no such file\n"
+    assert run("run", "x", "--message", "hi", "--", "cat") == (126, "", said)
+    assert os.listdir(root.path / "agent") == []
