@@ -7,8 +7,18 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 from tests.harness import Daemon, read, wait_dead, wait_status, wait_until
+
+
+def started(daemon: Daemon, *arguments: str) -> subprocess.Popen[str]:
+    """The client, still at work."""
+    return subprocess.Popen(
+        [sys.executable, "-IS", str(daemon.root / "bin" / "ctx"), *arguments],
+        env={"CTX_ROOT": str(daemon.root)}, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )
 
 
 def holds(pid: int, path: str) -> bool:
@@ -58,12 +68,7 @@ def test_spawn_hands_over_follows_and_exits_with_the_outcome(daemon: Daemon) -> 
 
 
 def test_ctrl_c_stops_what_spawn_waits_for(daemon: Daemon) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-IS", str(daemon.root / "bin" / "ctx"), "spawn", "s", "--wait", "--",
-         "sleep", "1000"],
-        env={"CTX_ROOT": str(daemon.root)}, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as client:
+    with started(daemon, "spawn", "s", "--wait", "--", "sleep", "1000") as client:
         try:
             directory = daemon.agent_dir("s")
             wait_until(directory.exists, "the agent is made")
@@ -80,10 +85,7 @@ def test_ctrl_c_stops_what_spawn_waits_for(daemon: Daemon) -> None:
 def test_ctrl_c_ends_wait_and_not_the_agent(daemon: Daemon) -> None:
     directory = daemon.run("s", "sleep 1000")
     wait_status(directory, "busy")
-    with subprocess.Popen(
-        [sys.executable, "-IS", str(daemon.root / "bin" / "ctx"), "wait", "s"],
-        env={"CTX_ROOT": str(daemon.root)}, stderr=subprocess.DEVNULL,
-    ) as client:
+    with started(daemon, "wait", "s") as client:
         fifo = os.readlink(directory / "wait")
 
         try:
@@ -93,6 +95,34 @@ def test_ctrl_c_ends_wait_and_not_the_agent(daemon: Daemon) -> None:
         finally:
             client.kill()
     assert read(directory, "status") == "busy\n"
+
+
+def test_the_client_outlives_the_daemon(daemon: Daemon) -> None:
+    """All that it needs of its own file is read when it starts."""
+    directory = daemon.run("s", "sleep 1000")
+    wait_status(directory, "busy")
+    with started(daemon, "log", "-f", "s") as client:
+        fifo = os.readlink(directory / "wait")
+        wait_until(lambda: holds(client.pid, fifo), "ctx waits")
+        daemon.kill()
+        said = client.communicate(timeout=30)[1]
+        assert client.returncode == 1
+    assert said.startswith(f"ctx: the ctxd of {daemon.root} has died (ENOTCONN)")
+    daemon.start()
+
+
+def test_the_installed_command_does_the_same(daemon: Daemon) -> None:
+    daemon.make("s", "true")
+    installed = Path(sys.executable).with_name("ctx")
+    environment = {"CTX_ROOT": str(daemon.root)}
+    for argv in (["get", "s", "exec"], ["help"], ["get", "nobody", "exec"], ["nope"]):
+        result = subprocess.run(
+            [installed, *argv], env=environment, capture_output=True, text=True, check=False
+        )
+        other = daemon.ctx(*argv)
+        assert (result.returncode, result.stdout, result.stderr) == (
+            other.returncode, other.stdout, other.stderr
+        )
 
 
 def test_every_failure_prints_the_daemons_reason(daemon: Daemon) -> None:
@@ -130,13 +160,9 @@ def test_the_client_works_inside_a_sandbox(daemon: Daemon) -> None:
 
 def test_following_events_and_output_until_the_end(daemon: Daemon) -> None:
     directory = daemon.make("s", "sh -c 'echo one; sleep 0.3; echo two'")
-    program = [sys.executable, "-IS", str(daemon.root / "bin" / "ctx")]
-    environment = {"CTX_ROOT": str(daemon.root)}
     with (
-        subprocess.Popen([*program, "events", "-f", "s"], env=environment,
-                         stdout=subprocess.PIPE, text=True) as events,
-        subprocess.Popen([*program, "log", "-f", "--out", "s"], env=environment,
-                         stdout=subprocess.PIPE, text=True) as output,
+        started(daemon, "events", "-f", "s") as events,
+        started(daemon, "log", "-f", "--out", "s") as output,
     ):
         assert daemon.ctx("start", "s").returncode == 0
         told, _ = events.communicate(timeout=30)
@@ -174,9 +200,7 @@ def test_the_end_of_a_temp_child_is_told(daemon: Daemon) -> None:
     assert daemon.ctx(*spawn, "--", "sleep", "1000").returncode == 0
     directory = daemon.agent_dir("kid")
     wait_status(directory, "busy")
-    program = [sys.executable, "-IS", str(daemon.root / "bin" / "ctx")]
-    with subprocess.Popen([*program, "wait", "kid"], env={"CTX_ROOT": str(daemon.root)},
-                          stdout=subprocess.PIPE, text=True) as client:
+    with started(daemon, "wait", "kid") as client:
         fifo = os.readlink(directory / "wait")
         wait_until(lambda: holds(client.pid, fifo), "ctx waits")
         os.kill(int(read(directory, "pid")), signal.SIGKILL)

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -264,6 +265,15 @@ def test_the_doctor_lists_what_is_weaker(shared_user: OrdinaryDaemon) -> None:
     for words in ("is an operator", "iso=shared is refused", "supplementary groups", "wait"):
         assert any(words in line for line in weak), words
     assert any(f"ctxd at {shared_user.root} is ready" in line for line in lines)
+
+
+def test_the_installed_client_finds_the_users_own(shared_user: OrdinaryDaemon) -> None:
+    installed = [str(Path(sys.executable).with_name("ctx")), "doctor"]
+    command = ["env", f"XDG_RUNTIME_DIR={shared_user.run_dir}", *installed]
+    said = subprocess.run(
+        shared_user.run_as_user(*command), capture_output=True, text=True, check=False
+    ).stdout
+    assert f"ctxd at {shared_user.root} is ready" in said
 
 
 def test_spaces_are_the_users_to_make(shared_user: OrdinaryDaemon) -> None:
