@@ -115,6 +115,11 @@ COMMANDS = (
         "If a value is refused, the agent is removed again.",
     ),
     Command("set", "write control files", (NAME, VALUES), do_set, SET_NOTES),
-    Command("get", "show a file of an agent", (NAME, arg("file", metavar="FILE")), do_get),
+    Command(
+        "get",
+        "show a file of an agent",
+        (NAME, arg("file", metavar="FILE", help="such as status")),
+        do_get,
+    ),
     Command("rm", "remove new or dead agents", (NAMES,), do_rm),
 )

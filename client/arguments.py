@@ -67,12 +67,16 @@ NAMES = arg("names", metavar="NAME", nargs="+", help="the agents")
 OWN = arg("name", metavar="NAME", nargs="?", help="default: the agent you are in")
 #: the agent whose tasks, work items or waits a command is about
 OF = arg("-a", "--agent", metavar="NAME", help="default: the agent you are in")
-ENDED = arg("--all", action="store_true", help="those that are over, too")
-JSON = arg("--json", action="store_true", help="as JSON")
+ENDED = arg("--all", action="store_true", help="list those that are over, too")
+JSON = arg("--json", action="store_true", help="print JSON")
 FOLLOW = arg("-f", "--follow", action="store_true", help="go on until the agent is dead")
-WAIT = arg("--wait", action="store_true", help="return when they are dead")
-TIMEOUT = arg("-t", "--timeout", metavar="DURATION", type=duration, help="such as 30s or 10m")
-VALUES = arg("values", metavar="FILE=VALUE", nargs="+", help="or FILE VALUE, FILE -")
+WAIT = arg("--wait", action="store_true", help="return when they have ended")
+TIMEOUT = arg(
+    "-t", "--timeout", metavar="DURATION", type=duration, help="wait no longer, such as 30s"
+)
+VALUES = arg("values", metavar="FILE=VALUE", nargs="+", help="or FILE VALUE, or FILE -")
 PARENT = arg("--parent", metavar="P", help="make it a child of the agent P")
 CWD = arg("--cwd", metavar="DIR", help="its working directory")
-ENV = arg("--env", metavar="K=V", action="append", default=[], help="a variable of its environment")
+ENV = arg(
+    "--env", metavar="K=V", action="append", default=[], help="set a variable of its environment"
+)

@@ -48,7 +48,7 @@ GROUPS = {
     "work": Group("what an agent is to get done"),
     "waits": Group("what an agent waits for"),
     "tool": Group(
-        "the same for models, JSON in and out", "ctx tool NAME JSON calls a tool, too.", "call"
+        "what models call: JSON in, JSON out", "ctx tool NAME JSON calls a tool, too.", "call"
     ),
 }
 
@@ -71,7 +71,9 @@ def all_commands() -> Iterator[Command]:
 def no_command(name: str) -> Failure:
     """Return what is to be said when there is no such command."""
     group = name.partition(" ")[0]
-    return Failure(f'no command "{name}"; see: ctx help{f" {group}" * (group in GROUPS)}', USAGE)
+    return Failure(
+        f'unknown command "{name}"; see: ctx help{f" {group}" * (group in GROUPS)}', USAGE
+    )
 
 
 def find_command(words: list[str]) -> tuple[Command, list[str]]:

@@ -207,7 +207,7 @@ COMMANDS = (
         "send",
         "send a message, show the reply",
         (
-            arg("--priority", choices=PRIORITIES),
+            arg("--priority", choices=PRIORITIES, help="its place in the queue; default: normal"),
             NAME,
             arg("text", metavar="TEXT", nargs="*", help="default: standard input"),
         ),

@@ -57,7 +57,7 @@ def parse_options(argv: Sequence[str]) -> tuple[Root, list[str]]:
             raise Failure("--root needs a directory: ctx --root DIR COMMAND", USAGE)
         path = path if equals else words.pop(0)
     if not words:
-        raise Failure("no command; see: ctx help", USAGE)
+        raise Failure("no command given; see: ctx help", USAGE)
     return Root(path), words
 
 

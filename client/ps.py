@@ -155,7 +155,7 @@ COMMANDS = (
     Command(
         "ps",
         "list agents that are not dead",
-        (arg("-a", "--all", action="store_true", help="dead ones too"), JSON),
+        (arg("-a", "--all", action="store_true", help="list dead agents, too"), JSON),
         do_ps,
     ),
     Command(

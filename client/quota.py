@@ -28,7 +28,7 @@ def do_quota(root: Root, args: Arguments) -> int:
 COMMANDS = (
     Command(
         "quota",
-        "show what an owner holds, and may hold",
+        "show what an owner uses, and its limits",
         (JSON,),
         do_quota,
         "Shows the accounts of the user, in an agent those of its owner, and root's those of all."

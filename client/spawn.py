@@ -68,7 +68,7 @@ def do_spawn(root: Root, args: Arguments) -> int:
     if args.rm and not args.wait:
         raise Failure("--rm needs --wait", USAGE)
     if args.wait and ("life", b"temp\n") in files:
-        raise Failure("what a temp agent wrote goes with it: use --wait --rm instead", USAGE)
+        raise Failure("a temp agent goes with what it wrote; use --wait --rm instead", USAGE)
     handoff = b"" if os.isatty(0) else read_stdin()
     files += [("handoff.md", handoff)] if handoff else []
     owner = agent(args.name)
@@ -111,7 +111,7 @@ def do_run(root: Root, args: Arguments) -> int:
     if not any(file == "mode" for file, _ in files):
         files.append(("mode", b"turn\n"))
     if ("mode", b"once\n") in files:
-        raise Failure("a once agent takes no messages: use ctx spawn", USAGE)
+        raise Failure("an agent of mode once takes no messages; use ctx spawn", USAGE)
     text = message_text([] if args.message is None else [args.message])
     owner = agent(args.name)
     made = not root.present(owner)
@@ -130,7 +130,7 @@ def check_program(root: Root, name: str, line: bytes) -> None:
     """Fail if an agent is known to execute something else than an `exec` line says."""
     program = root.field(name, "exec")
     if program and value_of(program) != line:
-        raise Failure(f"{name} is there already, and executes: {program}")
+        raise Failure(f"{name} exists already, and executes: {program}")
 
 
 def run_message(root: Root, owner: str, text: str) -> int:
@@ -165,18 +165,36 @@ def dispose(root: Root, owner: str) -> None:
 PROGRAM_OPTIONS = (
     PARENT,
     arg(
-        "--mount", metavar="SRC:TARGET:MODE", action="append", default=[], help=one_of(MOUNT_MODES)
+        "--mount",
+        metavar="SRC:TARGET:MODE",
+        action="append",
+        default=[],
+        help=f"a path in its view; MODE is {one_of(MOUNT_MODES)}",
     ),
     ENV,
     CWD,
-    arg("--set", metavar="FILE=VALUE", action="append", default=[], help="a control file"),
+    arg("--set", metavar="FILE=VALUE", action="append", default=[], help="write a control file"),
     arg("--timeout", metavar="DURATION", help="end it after this time"),
-    arg("--limit", metavar="K=V", action="append", default=[], help="such as memory.max=1G"),
-    arg("--restart", metavar="WHEN", help="start it again: on-failure or always; not of a child"),
+    arg(
+        "--limit",
+        metavar="K=V",
+        action="append",
+        default=[],
+        help="limit it, such as memory.max=1G",
+    ),
+    arg(
+        "--restart",
+        metavar="WHEN",
+        help="when to start it again: on-failure or always; not for a child",
+    ),
     arg("--life", metavar="LIFE", help=f"of a child: {one_of(LIVES)}"),
-    arg("--mode", metavar="MODE", help=one_of(MODES)),
-    arg("--context", metavar="CONTEXT", help="fresh or fork"),
-    arg("--workspace", metavar="WORKSPACE", help="inherit, worktree or explicit_root:/DIR"),
+    arg("--mode", metavar="MODE", help=f"how it runs: {one_of(MODES)}"),
+    arg("--context", metavar="CONTEXT", help="what a child knows at first: fresh or fork"),
+    arg(
+        "--workspace",
+        metavar="WORKSPACE",
+        help="where it works: inherit, worktree or explicit_root:/DIR",
+    ),
     arg("--model", metavar="MODEL", help="the model that it uses"),
 )
 COMMANDS = (
@@ -198,7 +216,7 @@ COMMANDS = (
     ),
     Command(
         "run",
-        "have a message answered",
+        "run a program to answer one message",
         (
             *PROGRAM_OPTIONS,
             arg("--message", metavar="TEXT", help="the message; default: standard input"),

@@ -45,7 +45,7 @@ def do_wait(root: Root, args: Arguments) -> int:
             outcomes.append(outcome)
             STDOUT.lines([f"{label(owner)} {outcome or '-'} {reason or '-'}"])
     except TimeoutError as error:
-        complain(f"not ended in time: {error}")
+        complain(f"did not end in time: {error}")
         return TIMED_OUT
     return OK if all(outcome in ("done", "completed") for outcome in outcomes) else FAILED
 
@@ -60,7 +60,7 @@ COMMANDS = (
         "abort",
         "kill an agent's current run alone",
         (
-            arg("--run", dest="word", metavar="RUN", help="only if this is the current one"),
+            arg("--run", dest="word", metavar="RUN", help="only if this is the current run"),
             NAME,
         ),
         do_order,
@@ -70,7 +70,7 @@ COMMANDS = (
     Command(
         "session",
         "switch an agent to a session",
-        (NAME, arg("word", metavar="SESSION", help="one of its name, or a new one")),
+        (NAME, arg("word", metavar="SESSION", help="one of the agent, or a new name")),
         do_order,
     ),
     Command(

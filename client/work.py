@@ -58,7 +58,7 @@ COMMANDS = (
         "make a work item and print its id",
         (
             OF,
-            arg("--focus", action="store_true", help="make it the one that the agent is at"),
+            arg("--focus", action="store_true", help="make it the current work item"),
             arg(
                 "name",
                 metavar="ID",

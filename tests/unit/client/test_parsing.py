@@ -115,7 +115,7 @@ def test_the_longest_name_is_meant(words: list[str], name: str, rest: list[str])
 
 
 def test_unknown_commands_lead_to_help(run: Run) -> None:
-    assert run("nope", "x")[2] == 'ctx: no command "nope"; see: ctx help\n'
+    assert run("nope", "x")[2] == 'ctx: unknown command "nope"; see: ctx help\n'
     for argv in (["task", "nope"], ["help", "task", "nope"], ["help", "task", "list", "nope"]):
         status, _, err = run(*argv)
         assert status == 2 and err.endswith("; see: ctx help task\n")

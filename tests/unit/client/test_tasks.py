@@ -175,7 +175,7 @@ def test_task_wait_for_what_is_over(root: FakeRoot, run: Run, inside: Path) -> N
     done, _ = (root.part("task", name, status="running") for name in ("a", "b"))
     root.record_end(done, status="completed", exit="exit:0")
     assert run("task", "wait", "-a", "x", "a") == (0, "a completed exit:0\n", "")
-    assert run("task", "wait", "-t", "20ms", "b") == (124, "", "ctx: not ended in time: b\n")
+    assert run("task", "wait", "-t", "20ms", "b") == (124, "", "ctx: did not end in time: b\n")
 
 
 def test_task_output(root: FakeRoot, run: Run, spawned: Any, inside: Path) -> None:

@@ -88,7 +88,7 @@ def test_the_end_of_a_child_that_is_gone_is_in_the_channel(
 def test_wait_times_out(root: FakeRoot, run: Run) -> None:
     root.agent("a", status="busy")
     root.agent("b", status="dead", outcome="done", reason="exit:0")
-    expected = (124, "b done exit:0\n", "ctx: not ended in time: a\n")
+    expected = (124, "b done exit:0\n", "ctx: did not end in time: a\n")
     assert run("wait", "-t", "20ms", "a", "b") == expected
 
 
