@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from typing import Any
 
@@ -41,22 +40,8 @@ def test_mount_line(text: str, line: str) -> None:
 
 @pytest.mark.usefixtures("made_agents_are_full")
 def test_spawn_writes_everything(root: FakeRoot, run: Run) -> None:
-    argv = [
-        "spawn",
-        "x",
-        "--parent",
-        "p",
-        "--mount",
-        "/a:/b:rw",
-        "--mount",
-        "/c",
-        "--env",
-        "A=1",
-        "--env",
-        "B=2",
-        "--cwd",
-        "/w",
-    ]
+    argv = ["spawn", "x", "--parent", "p", "--mount", "/a:/b:rw", "--mount", "/c"]
+    argv += ["--env", "A=1", "--env", "B=2", "--cwd", "/w"]
     argv += ["--life", "temp", "--restart", "no", "--limit", "grace=1s", "--timeout", "10m"]
     argv += ["--", "echo", "--wait", "it's", ""]
     assert run(*argv, stdin=b"the task") == (0, "x\n", "")
@@ -92,27 +77,6 @@ def test_spawn_waits(root: FakeRoot, run: Run) -> None:
     thread.join()
     assert result == (3, "to stdout\n", "to stderr\n")
     assert not directory.exists()
-
-
-@pytest.mark.usefixtures("made_agents_are_full")
-def test_ctrl_c_stops_then_kills(root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupt = threading.Thread(target=lambda: os.kill(os.getpid(), signal.SIGINT))
-    obeying = Obeying(
-        root,
-        monkeypatch,
-        start=interrupt.start,
-        stop=lambda: os.kill(os.getpid(), signal.SIGINT),
-        kill=lambda: root.end("x", "cancelled", "operator_stop"),
-    )
-    status, _, err = run("spawn", "x", "--wait", "--", "true")
-    interrupt.join()
-    assert (status, obeying.written) == (130, ["start", "stop", "kill"])
-    assert err.splitlines() == [
-        "ctx: x: stop (Ctrl-C again kills it)",
-        "ctx: x: kill",
-        "ctx: x: cancelled operator_stop",
-    ]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -127,29 +125,6 @@ def test_task_start_waits(
     Obeying(root, monkeypatch, start=live)
     assert run("task", "start", "--wait", "--", "make") == (status, "made it\n", said)
     assert directory.exists()
-
-
-@pytest.mark.usefixtures("made_agents_are_full", "inside")
-def test_ctrl_c_stops_a_task_then_kills_it(
-    root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = root.path / "agent/x.d/task/task-1"
-    interrupt = threading.Thread(target=lambda: os.kill(os.getpid(), signal.SIGINT))
-
-    def die() -> None:
-        root.record_end(directory, status="cancelled", exit="signal:9")
-
-    obeying = Obeying(
-        root,
-        monkeypatch,
-        start=interrupt.start,
-        stop=lambda: os.kill(os.getpid(), signal.SIGINT),
-        kill=die,
-    )
-    status, _, err = run("task", "start", "--wait", "--", "make")
-    interrupt.join()
-    assert (status, obeying.written) == (130, ["start", "stop", "kill"])
-    assert err.startswith("ctx: task-1: stop (Ctrl-C again kills it)\n")
 
 
 def test_task_verbs(root: FakeRoot, run: Run, inside: Path) -> None:
