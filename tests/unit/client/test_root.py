@@ -16,11 +16,11 @@ def test_the_daemons_reason_is_shown(
     root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch, at_close: bool
 ) -> None:
     root.agent("x")
-    root.reject("EINVAL", LIFE, '"forever" is none of: owned, temp, detached')
+    root.reject("EINVAL", LIFE, 'unknown value "forever"; use owned, temp, detached')
     refuse(monkeypatch, "life", errno.EINVAL, at_close)
     status, out, err = run("set", "x", "life", "forever")
     assert (status, out) == (1, "")
-    assert err == f'ctx: {LIFE}: "forever" is none of: owned, temp, detached (EINVAL)\n'
+    assert err == f'ctx: {LIFE}: unknown value "forever"; use owned, temp, detached (EINVAL)\n'
 
 
 @pytest.mark.parametrize(
