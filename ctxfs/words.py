@@ -22,7 +22,8 @@ from runtime.items import (
     WaitStatus,
     WorkStatus,
 )
-from runtime.model import LIVES, MODES, SESSION_STATES
+from runtime.model import LIVES, SESSION_STATES
+from runtime.modes import MODES
 from runtime.names import SECONDS
 
 _HEAD: Final = '''\
@@ -33,7 +34,7 @@ from __future__ import annotations
 '''
 #: by the name in the client: what it is, and the words
 WORDS: Final[dict[str, tuple[str, Any]]] = {
-    "MODES": ("the values of an agent's file `mode`", MODES),
+    "MODES": ("the values of an agent's file `mode`", tuple(MODES)),
     "LIVES": ("and of `life`", LIVES),
     "MOUNT_MODES": ("what a line of `mount` allows", mounts.MODES),
     "PRIORITIES": ("of messages, the most urgent one first", PRIORITIES),
