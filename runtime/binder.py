@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import trio
 
+from runtime import orders
 from runtime.cgroups import Cgroup
 from runtime.spawn import Spawner
 
@@ -57,7 +58,7 @@ class Binder:
         await self._ask(directory, "")
 
     async def _ask(self, directory: Path, name: str) -> int | None:
-        request = os.fsencode(directory) + b"\0" + name.encode() + b"\0"
+        request = orders.message(directory, name)
         async with self._one_at_a_time:
             # not cancelled between question and answer: the next one would get it
             with trio.CancelScope(shield=True):

@@ -12,13 +12,13 @@ from __future__ import annotations
 import fcntl
 import os
 import pwd
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from runtime import linux
+from runtime import linux, orders
 from runtime.agents import Agents
 from runtime.authority import mounts
 from runtime.errors import MalformedError, WrongStateError
@@ -69,6 +69,11 @@ class Places:
         return self.programs / name
 
     @property
+    def own(self) -> tuple[Path, Path]:
+        """The daemon's own directories, which no agent is given."""
+        return self.state, self.runtime
+
+    @property
     def stage(self) -> Path:
         return self.runtime / "stage"
 
@@ -97,13 +102,15 @@ def native(name: str) -> Path:
 class Plan:
     """What the monitor is to run; ``describe`` tells it for the log.
 
+    ``steps`` is the first program with its arguments, the next with its own among them, and so on;
+    ``spec``, ``view`` and ``stage`` are the orders that keeper, view and stage find in files.
     ``view`` are operations of view.c, ``programs`` what the steps execute by descriptor
     after they have left the host's view.
     """
 
     steps: tuple[str, ...]
     spec: bytes
-    view: tuple[str, ...] = ()
+    view: tuple[tuple[str, ...], ...] = ()
     stage: bytes = b""
     programs: tuple[str, ...] = ("keeper",)
 
@@ -129,11 +136,6 @@ class Command:
     reply: Path | None = None
     open_input: Callable[[], int] | None = None
     leads: bool = False
-
-
-def strings(items: Iterable[str]) -> bytes:
-    """As the programs read them: each ended by a NUL."""
-    return b"".join(os.fsencode(item) + b"\0" for item in items)
 
 
 def _lines(text: str) -> list[str]:
@@ -200,26 +202,26 @@ def bind(source: str, target: str, options: str = "", identity: str = "-") -> tu
     return ("bind", options or "-", identity, source, target)
 
 
-def _base_view(agents: Agents, agent: Agent, places: Places) -> Iterator[str]:
+def _base_view(agents: Agents, agent: Agent, places: Places) -> Iterator[tuple[str, ...]]:
     """Operations for a root agent's base view, as configured."""
     source = str(places.stage / "0") if agent.root else "/"  # staged first: _own_mounts
     if agent.iso == "shared":
         # with the mount of the filesystem, which may be another one later
-        yield from bind(source, "/", "s")
-        yield from bind("/sys/fs/cgroup", "/sys/fs/cgroup", "rt")
-        yield from ("tmpfs", "0755", str(places.state), "tmpfs", "0755", str(places.runtime))
+        yield bind(source, "/", "s")
+        yield bind("/sys/fs/cgroup", "/sys/fs/cgroup", "rt")
+        yield from (("tmpfs", "0755", str(path)) for path in places.own)
         return
     if agent.root:
-        yield from bind(source, "/")
+        yield bind(source, "/")
         return
     for entry in agents.settings.config.base_view:
         path = Path(entry)
         if path.is_symlink():
-            yield from ("symlink", os.readlink(path), entry)
+            yield ("symlink", os.readlink(path), entry)
         else:
-            yield from bind(entry, entry, "rt")
-    yield from ("dir", "0755", "/run", "dir", "0755", "/var", "symlink", "../run", "/var/run")
-    yield from ("tmpfs", "0755", "/var/tmp")
+            yield bind(entry, entry, "rt")
+    yield from (("dir", "0755", "/run"), ("dir", "0755", "/var"))
+    yield from (("symlink", "../run", "/var/run"), ("tmpfs", "0755", "/var/tmp"))
 
 
 def has_own_root(agents: Agents, agent: Agent) -> bool:
@@ -296,94 +298,99 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     places_of: dict[mounts.Mount, int] = {}
     for number, mount in enumerate(staged):
         places_of.setdefault(mount, number)
-    view: list[str] = []
+    view: list[tuple[str, ...]] = []
     # not its parent's either, whose loopback it would share
     if not network_allowed(agents, agent):
-        view.append("network")
+        view.append(("network",))
 
     if nested:
         root = own[0] if agent.root else mounts.Mount("/", "/", "rw")
     elif parent is not None:
         root = mounts.Mount(str(places.stage / str(len(kept) if agent.root else 0)), "/", "rw")
     if own_root:
-        view += ["root", root.source, "tmpfs", "0755", "/var/tmp"]
+        view += [("root", root.source), ("tmpfs", "0755", "/var/tmp")]
     elif parent is not None:
-        view += bind(root.source, "/", "" if agent.root else "s", root.identity)
+        view.append(bind(root.source, "/", "" if agent.root else "s", root.identity))
     else:
         view += _base_view(agents, agent, places)
-    view += ["proc", "/proc", "dev", "/dev", "tmpfs", "0755", "/tmp", "dir", "0700", HOME]
+    view += [("proc", "/proc"), ("dev", "/dev"), ("tmpfs", "0755", "/tmp"), ("dir", "0700", HOME)]
 
     def source_of(mount: mounts.Mount) -> str:
         return mount.source if nested else str(places.stage / str(places_of[mount]))
 
     for mount in kept:
-        view += bind(source_of(mount), mount.target, "t")
+        view.append(bind(source_of(mount), mount.target, "t"))
     # Without root, what is there belongs to the agents' own uid: not its to change. The
     # filesystem, mounted below, is another mount and stays writable. After a crash it is a
     # new one, which is to come along.
     shared = str(places.shared)
-    view += bind(shared, shared, "sR" if agents.privilege.rootless else "s")
+    view.append(bind(shared, shared, "sR" if agents.privilege.rootless else "s"))
     bare = parent is None or agent.root or _inside(str(places.mount), fresh)
     if bare and agent.iso != "shared":
-        view += ["symlink", str(places.fuse), str(places.mount)]
+        view.append(("symlink", str(places.fuse), str(places.mount)))
     for mount in own:
         if mount.target == "/":
             continue
         if mount.mode == "hide":
-            view += ["hide", mount.target]
+            view.append(("hide", mount.target))
             continue
         options = "r" if mount.mode == "ro" else ""
         # staged mounts have it already
         options += "x" if nested and "noexec" in mount.options else ""
         identity = mount.identity if nested else "-"
-        view += bind(source_of(mount), mount.target, options, identity)
-
-    variables = environment(agents, agent, places)
-    spec = [working_directory(agents, agent), str(len(variables))]
-    spec += [f"{key}={value}" for key, value in variables.items()]
-    spec += [] if agent.how.holds_cell else program(agent)
+        view.append(bind(source_of(mount), mount.target, options, identity))
 
     # after the view come the program that builds it, or what is staged, then the cell
     extra = _VIEW_FD + 1
     privilege = agents.privilege
-    ids = [str(agent.uid), str(agent.gid)]
-    grace = str(int(agents.settings.grace(agent) * 1000))
-    steps = [str(_VIEW_FD), str(_KEEPER_FD), *ids]
-    steps += ["=" if nested else privilege.groups_of(agent.groups), "--"]
-    steps += ["keeper", str(_SPEC_FD), str(_REPORT_FD), grace]
-    stage = b""
+    groups = privilege.groups_of(agent.groups)
+    ids = (agent.uid, agent.gid)
+    grace = int(agents.settings.grace(agent) * 1000)
+    keeper = orders.words("keeper", _SPEC_FD, _REPORT_FD, grace)
     if nested:
-        entering = [*ids, privilege.groups_of(agent.groups), _network(agents, agent)]
-        inner = ["view", *steps]
-        steps = [str(places.program("enter")), str(extra + 1), str(extra), *entering, "--", *inner]
+        # it has its groups by then
+        inner = orders.words("view", _VIEW_FD, _KEEPER_FD, *ids, "=", keeper)
+        enter, network = places.program("enter"), _network(agents, agent)
+        steps = orders.words(enter, extra + 1, extra, *ids, groups, network, inner)
     else:
-        steps.insert(0, str(places.program("view")))
+        builder = places.program("view")
+        steps = orders.words(builder, _VIEW_FD, _KEEPER_FD, *ids, groups, keeper)
+    stage = b""
     if staged:
-        cell = str(extra + 1) if parent is not None else "-"
-        steps = [str(places.program("stage")), str(extra), cell, "--", *steps]
-        stage = _stage(agent, places, staged, optional=frozenset(kept))
+        cell = "-" if parent is None else extra + 1
+        steps = orders.words(places.program("stage"), extra, cell, steps)
+        stage = _stage(agents, agent, places, staged, optional=frozenset(kept))
     return Plan(
         steps=tuple(steps),
-        spec=strings(spec),
+        spec=_spec(
+            working_directory(agents, agent),
+            environment(agents, agent, places),
+            () if agent.how.holds_cell else program(agent),
+        ),
         view=tuple(view),
         stage=stage,
         programs=("keeper", "view") if nested else ("keeper",),
     )
 
 
+def _spec(cwd: str, variables: dict[str, str], words: Sequence[str]) -> bytes:
+    """What the keeper is to start; it keeps a cell without a program if there are no words."""
+    return orders.message(cwd, [f"{key}={value}" for key, value in variables.items()], words)
+
+
 def plan_inside(agents: Agents, agent: Agent, places: Places, command: Command) -> Plan:
     """The steps of a program that enters the agent's cell."""
     variables = {**environment(agents, agent, places), **dict(command.env)}
     variables["CTX_RUN"] = command.run
-    spec = [command.cwd, str(len(variables))]
-    spec += [f"{key}={value}" for key, value in variables.items()]
-    spec += command.words
     groups = agents.privilege.groups_of(agent.groups)
+    enter, ids, network = places.program("enter"), (agent.uid, agent.gid), _network(agents, agent)
     # after the specification and the keeper, which needs no view, comes the cell
-    steps = [str(places.program("enter")), str(_KEEPER_FD + 1), str(_KEEPER_FD)]
-    steps += [str(agent.uid), str(agent.gid), groups, _network(agents, agent), "--"]
-    steps += ["keeper", str(_SPEC_FD), str(_REPORT_FD), "-"]
-    return Plan(steps=tuple(steps), spec=strings(spec))
+    keeper = orders.words("keeper", _SPEC_FD, _REPORT_FD, "-")
+    steps = orders.words(enter, _KEEPER_FD + 1, _KEEPER_FD, *ids, groups, network, keeper)
+    return Plan(
+        steps=tuple(steps),
+        spec=_spec(command.cwd, variables, command.words),
+    )
 
 
 def _kept_mounts(agents: Agents, agent: Agent, fresh: list[str]) -> Iterator[mounts.Mount]:
@@ -401,6 +408,7 @@ def _kept_mounts(agents: Agents, agent: Agent, fresh: list[str]) -> Iterator[mou
 
 
 def _stage(
+    agents: Agents,
     agent: Agent,
     places: Places,
     staged: list[mounts.Mount],
@@ -410,8 +418,7 @@ def _stage(
     uid, gid, groups = agent.creator_uid, agent.creator_gid, agent.creator_groups
     if agent.parent is not None:
         uid, gid, groups = agent.uid, agent.gid, agent.groups
-    items = [str(places.stage), str(uid), str(gid), ",".join(str(g) for g in groups)]
-    items.append(f"{places.state}:{places.runtime}")
+    wanted = []
     for mount in staged:
         letters = "" if "bind" in mount.options else "r"
         letters += "t" if mount in optional else ""
@@ -420,21 +427,14 @@ def _stage(
             for option, letter in (("nosuid", "s"), ("nodev", "d"), ("noexec", "x"))
             if option in mount.options
         )
-        items += [letters or "-", mount.identity, mount.source]
-    return strings(items)
-
-
-def memory_file(name: str, data: bytes) -> int:
-    """A descriptor to read ``data`` from (memfd_create(2)): never on a disk or command line."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC)
-    with os.fdopen(os.dup(fd), "wb") as file:
-        file.write(data)
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
+        wanted.append((letters or "-", mount.identity, mount.source))
+    groups_word = agents.privilege.groups_of(groups)
+    return orders.message(places.stage, uid, gid, groups_word, places.own, wanted)
 
 
 def sealed_file(name: str, data: bytes) -> int:
-    """The same, changed by nobody who opens it anew (F_ADD_SEALS in fcntl(2))."""
+    """A descriptor to read ``data`` from (memfd_create(2)), changed by nobody who opens it
+    anew (F_ADD_SEALS in fcntl(2))."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with os.fdopen(os.dup(fd), "wb") as file:
         file.write(data)
@@ -513,12 +513,12 @@ def passed_files(
             stack.callback(os.close, fd)
             opened.append(fd)
 
-        add(memory_file("spec", prepared.spec))
+        add(orders.memory_file("spec", prepared.spec))
         add(open_program(places, "keeper", rootless=rootless))
         if prepared.view:
-            add(memory_file("view", strings(prepared.view)))
+            add(orders.memory_file("view", orders.message(prepared.view)))
         for name in prepared.programs[1:]:
             add(open_program(places, name, rootless=rootless))
         if prepared.stage:
-            add(memory_file("stage", prepared.stage))
+            add(orders.memory_file("stage", prepared.stage))
         yield opened if parent_cell is None else [*opened, parent_cell]

@@ -42,11 +42,10 @@ class Privilege:
                 "its agents have its own uid, gid and groups"
             )
 
-    def groups_of(self, groups: tuple[int, ...]) -> str:
-        """GROUPS of enter.c and view.c: as they are, where nobody may change them."""
-        if self.rootless:
-            return "="
-        return ",".join(str(group) for group in groups) or "-"
+    def groups_of(self, groups: tuple[int, ...]) -> tuple[int, ...] | str:
+        """GROUPS as programs are told them (take_ids of orders.h): as they are, where nobody
+        may change them."""
+        return "=" if self.rootless else groups
 
 
 ROOT: Final = Privilege(uid=0, gid=0)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import trio
 
-from runtime import cell, cgroups, linux, spare
+from runtime import cell, cgroups, linux, orders, spare
 from runtime.agents import Agents, open_agents
 from runtime.binder import Binder
 from runtime.cell import Places
@@ -120,19 +120,19 @@ def _check_namespaces(privilege: Privilege, spawner: Spawner) -> None:
     """``StartupError`` unless an ordinary user can make a cell, as every agent's is made;
     kernels and their security modules have several ways to refuse, so it is tried."""
     uid, gid = (privilege.uid, privilege.gid) if privilege.rootless else (65534, 65534)
-    view = [*cell.bind("/", "/"), "proc", "/proc", "dev", "/dev"]
+    view = [cell.bind("/", "/"), ("proc", "/proc"), ("dev", "/dev")]
     true = shutil.which("true", path="/usr/bin:/bin") or "/bin/true"
     with ExitStack() as stack:
-        plan = cell.memory_file("view", cell.strings(view))
+        plan = orders.memory_file("view", orders.message(view))
         stack.callback(os.close, plan)
         program = os.open(true, os.O_PATH | os.O_CLOEXEC)
         stack.callback(os.close, program)
         said = os.memfd_create("said", os.MFD_CLOEXEC)
         stack.callback(os.close, said)
-        command = [str(cell.native("view")), "3", "4", str(uid), str(gid)]
-        command.append(privilege.groups_of(()))
+        groups = privilege.groups_of(())
+        command = orders.words(cell.native("view"), 3, 4, uid, gid, groups, ["true"])
         tried = spawner.start_now(
-            spawner.home, [*command, "--", "true"], fds=[None, None, said, plan, program]
+            spawner.home, command, fds=[None, None, said, plan, program]
         )
         if tried.wait_now() != 0:
             complaint = " ".join(os.pread(said, 1000, 0).decode(errors="replace").split())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from runtime import linux
+from runtime import linux, orders
 from runtime.authority import mounts
 from runtime.authority.mounts import Source
 from runtime.cgroups import Cgroup, Hierarchy
@@ -91,9 +91,8 @@ class Looker:
             return {}
         if parent is None:
             ids = (agent.creator_uid, agent.creator_gid, agent.creator_groups)
-            words = self._ids(*ids)
             asker = Asker(agent.creator_uid, f"uid {agent.creator_uid}", self._hierarchy.helpers)
-            return await self._ask(words, wanted, asker, None)
+            return await self._ask(ids, wanted, asker, None)
         following = self._followed.get(parent.index)
         try:
             if following is None:
@@ -102,10 +101,10 @@ class Looker:
         except OSError:
             return {}
         try:
-            words = self._ids(agent.uid, agent.gid, agent.groups)
+            ids = (agent.uid, agent.gid, agent.groups)
             leaf = following.node.child("look")
             asker = Asker(parent.owner, f"agent {parent.index}", leaf)
-            return await self._ask(words, wanted, asker, keeper)
+            return await self._ask(ids, wanted, asker, keeper)
         finally:
             os.close(keeper)
 
@@ -119,13 +118,12 @@ class Looker:
                 kept = record.joined(self._boot, found, wanted).dump()
                 self._agents.journal.update(agent, sources={**agent.sources, name: kept})
 
-    def _ids(self, uid: int, gid: int, groups: tuple[int, ...]) -> list[str]:
-        if self._agents.privilege.rootless:
-            return [str(uid), str(gid), "="]
-        return [str(uid), str(gid), ",".join(str(group) for group in groups) or "-"]
-
     async def _ask(
-        self, ids: list[str], paths: list[str], asker: Asker, keeper: int | None
+        self,
+        ids: tuple[int, int, tuple[int, ...]],
+        paths: list[str],
+        asker: Asker,
+        keeper: int | None,
     ) -> dict[str, Source]:
         running = max(
             self._running[asker.view] / _HELPERS_MAX, self._of[asker.owner] / _OWNERS_HELPERS_MAX
@@ -135,8 +133,9 @@ class Looker:
                 f"{quote(paths[0])}: {_HELPERS_MAX} look-ups in this view, or "
                 f"{_OWNERS_HELPERS_MAX} of uid {asker.owner}, are waited for already: try again"
             )
-        own = f"{self._places.state}:{self._places.runtime}"
-        spec = b"".join(os.fsencode(word) + b"\0" for word in (*ids, own, *paths))
+        uid, gid, groups = ids
+        groups_word = self._agents.privilege.groups_of(groups)
+        spec = orders.message(uid, gid, groups_word, self._places.own, paths)
         self._begun(asker)
         try:
             asker.leaf.create(self._hierarchy.controllers)
@@ -165,12 +164,11 @@ class Looker:
         """What the helper answers, which is born in its leaf."""
         fds = []
         try:
-            fds.append(os.memfd_create("paths", os.MFD_CLOEXEC))
-            os.write(fds[0], spec)
-            os.lseek(fds[0], 0, os.SEEK_SET)
+            fds.append(orders.memory_file("paths", spec))
             fds.append(os.memfd_create("answer", os.MFD_CLOEXEC))
             fds.append(os.memfd_create("complaint", os.MFD_CLOEXEC))
-            words = [str(self._places.program("look")), "3", "4", "-" if keeper is None else "5"]
+            view = "-" if keeper is None else "5"
+            words = orders.words(self._places.program("look"), 3, 4, view)
             passed = [None, None, fds[2], fds[0], fds[1], *([] if keeper is None else [keeper])]
             process = await self._spawner.start(asker.leaf, words, owner=asker.owner, fds=passed)
             status: int | None = None

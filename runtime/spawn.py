@@ -20,6 +20,7 @@ from typing import Final
 
 import trio
 
+from runtime import orders
 from runtime.cgroups import Cgroup
 
 _ANSWER_MAX: Final = 64
@@ -139,9 +140,7 @@ class Spawner:
         env: Mapping[str, str],
         fds: Sequence[int | None],
     ) -> None:
-        strings = [str(leaf.path), str(len(env)), *(f"{key}={env[key]}" for key in env)]
-        strings += [str(word) for word in words]
-        data = b"".join(os.fsencode(string) + b"\0" for string in strings)
+        data = orders.message(leaf.path, [f"{key}={env[key]}" for key in env], words)
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         try:
             passed = array.array("i", [null if fd is None else fd for fd in fds])

@@ -10,7 +10,7 @@ from typing import Final
 
 import trio
 
-from runtime import cell, crashpoints
+from runtime import cell, crashpoints, orders
 from runtime.agents import Agents
 from runtime.cell import Command, Places
 from runtime.cgroups import Hierarchy
@@ -165,22 +165,21 @@ class Starter:
             # it exits as soon as the monitor proper is born and recorded
             starter = await self._spawner.start(
                 monitors,
-                [
+                orders.words(
                     places.program("monitor"),
                     execution.record_path,
                     out,
                     log_directory or "-",
                     reply or "-",
-                    str(log_room(self._agents.settings, self._agents.disk, agent)),
+                    log_room(self._agents.settings, self._agents.disk, agent),
                     places.lifeline,
                     monitors.path,
                     execution.leaf.path,
-                    str(agent.uid),
-                    lead if isinstance(lead, str) else str(numbers[lead]),
-                    ",".join(str(number) for number in numbers.values()),
-                    "--",
-                    *plan.steps,
-                ],
+                    agent.uid,
+                    lead if isinstance(lead, str) else numbers[lead],
+                    list(numbers.values()),
+                    plan.steps,
+                ),
                 owner=agent.owner,
                 fds=[stdin, None, complaint, *fds],
             )

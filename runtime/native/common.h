@@ -1,37 +1,306 @@
 /*
- * What several of the programs do: taking an agent's ids, and giving up every
- * capability. Each function returns 0, or -1 with errno.
+ * What several of the programs do. A function that can fail returns -1 (or NULL) with
+ * errno, if nothing else is said.
  */
 #ifndef CTXFS_COMMON_H
 #define CTXFS_COMMON_H
 
+#include <errno.h>
+#include <fcntl.h>
 #include <grp.h>
 #include <linux/capability.h>
+#include <linux/magic.h>
+#include <linux/openat2.h>
+#include <linux/sched.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
-#define GROUPS_MAX 1024
+/* How a program of ours ends that could not become, or do, what it was for. */
+#define EXIT_FAILED 125
+#define DESCRIPTORS_MAX 64	/* in one message */
 
 /*
- * setgroups(2) as TEXT says: numbers separated by commas, "-" for none. "=" leaves
- * them as they are, for whoever may not change them.
+ * Ends the program with a reason, which %m of printf(3) can be part of. It is shown to
+ * operators, on a terminal: without anything of a path that a terminal would obey.
  */
-static inline int take_groups(char *text)
+__attribute__((format(printf, 1, 2), noreturn)) static inline void die(const char *format, ...)
 {
-	gid_t groups[GROUPS_MAX];
-	char *state = NULL;
-	int count = 0;
+	char text[8192];
+	va_list args;
 
-	if (!strcmp(text, "="))
-		return 0;
-	for (char *word = strtok_r(text, ",", &state); word && *word != '-' && count < GROUPS_MAX;
-	     word = strtok_r(NULL, ",", &state))
-		groups[count++] = (gid_t)strtoul(word, NULL, 10);
-	return setgroups((size_t)count, groups);
+	va_start(args, format);
+	vsnprintf(text, sizeof text, format, args);
+	va_end(args);
+	fputs("ctxfs: ", stderr);
+	for (const unsigned char *c = (const unsigned char *)text; *c; c++)
+		fprintf(stderr, *c >= ' ' && *c <= '~' ? "%c" : "\\x%02x", *c);
+	fputc('\n', stderr);
+	exit(EXIT_FAILED);
+}
+
+/* Files. */
+
+/* All that is left in FD, in memory to be freed, with a NUL behind it; EFBIG above MAX. */
+static inline char *read_all(int fd, size_t max, size_t *length)
+{
+	size_t capacity = 4096;
+	char *data = NULL, *more;
+	ssize_t n = 1;
+
+	*length = 0;
+	while (n > 0 || errno == EINTR) {
+		if (!data || *length == capacity) {
+			capacity *= 4;
+			more = realloc(data, capacity + 1);
+			if (!more)
+				break;
+			data = more;
+		}
+		n = read(fd, data + *length, capacity - *length);
+		if (n == 0) {
+			data[*length] = 0;
+			return data;
+		}
+		if (n > 0 && (*length += (size_t)n) > max) {
+			errno = EFBIG;
+			break;
+		}
+	}
+	free(data);
+	return NULL;
+}
+
+/* Closes what is open, if it is, and leaves errno as it is. */
+static inline void close_quietly(int fd)
+{
+	int error = errno;
+
+	if (fd >= 0)
+		close(fd);
+	errno = error;
+}
+
+/* In one write(2), as the kernel's own files want it. */
+static inline int write_file(int directory, const char *path, const char *text)
+{
+	int fd = openat(directory, path, O_WRONLY | O_CLOEXEC);
+	ssize_t n = fd < 0 ? -1 : write(fd, text, strlen(text));
+
+	close_quietly(fd);
+	return n < 0 ? -1 : 0;
+}
+
+/* CLOSE_RANGE_CLOEXEC of linux/close_range.h, which older headers do not know */
+#define CLOSE_ON_EXEC (1U << 2)
+
+static inline int close_from(unsigned first, unsigned flags)
+{
+	return (int)syscall(SYS_close_range, first, ~0U, flags);
+}
+
+/*
+ * openat2(2), through no link of procfs: that would lead where this process is, not
+ * whoever named the path.
+ */
+static inline int open_path(int directory, const char *path, int flags, uint64_t resolve)
+{
+	struct open_how how = {.flags = (uint64_t)(flags | O_CLOEXEC),
+			       .resolve = resolve | RESOLVE_NO_MAGICLINKS};
+
+	return (int)syscall(SYS_openat2, directory, path, &how, sizeof how);
+}
+
+/* What is NAME in /proc/PID of the process that a pidfd refers to. */
+static inline int open_of_process(int pidfd, const char *name, int flags)
+{
+	char path[64], line[256];
+	long pid = 0;
+	FILE *info;
+	int fd;
+
+	snprintf(path, sizeof path, "/proc/self/fdinfo/%d", pidfd);
+	info = fopen(path, "re");
+	while (info && fgets(line, sizeof line, info))
+		(void)!sscanf(line, "Pid: %ld", &pid);
+	if (info)
+		fclose(info);
+	snprintf(path, sizeof path, "/proc/%ld/%s", pid, name);
+	fd = open(path, flags | O_CLOEXEC);
+	/* if it lives, its pid was nobody else's */
+	if (fd >= 0 && syscall(SYS_pidfd_send_signal, pidfd, 0, NULL, 0) < 0) {
+		close_quietly(fd);
+		fd = -1;
+	}
+	return fd;
+}
+
+static inline bool is_inside(const char *path, const char *directory)
+{
+	size_t n = strlen(directory);
+
+	return n && !strncmp(path, directory, n) && (path[n] == 0 || path[n] == '/');
+}
+
+/* Of f_type of statfs(2): what the kernel shows of processes, which no agent may be given. */
+static inline bool is_kernels(long type)
+{
+	return type == PROC_SUPER_MAGIC || type == CGROUP_SUPER_MAGIC || type == CGROUP2_SUPER_MAGIC;
+}
+
+/* Why a mount source is refused that is_object() does not know again. */
+#define ANOTHER "mount source %s: is another object than when the line was written: " \
+		"write the line again"
+
+/* Whether this is what was there when its name was written down: DEVICE:INODE (look.c), or
+ * "*" for whatever is there by now. */
+static inline bool is_object(int fd, const char *id)
+{
+	unsigned long long device, inode;
+	struct stat st;
+
+	if (!strcmp(id, "*"))
+		return true;
+	return sscanf(id, "%llu:%llu", &device, &inode) == 2 && fstat(fd, &st) == 0 &&
+	       (unsigned long long)st.st_dev == device && (unsigned long long)st.st_ino == inode;
+}
+
+/* Messages with descriptors (SCM_RIGHTS). */
+
+union rights {
+	char space[CMSG_SPACE(DESCRIPTORS_MAX * sizeof(int))];
+	struct cmsghdr align;
+};
+
+static inline int send_message(int channel, const void *data, size_t length, const int *fds,
+			       size_t count)
+{
+	union rights control = {0};
+	struct iovec part = {(void *)(uintptr_t)data, length};
+	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+
+	if (count) {
+		struct cmsghdr *header;
+
+		message.msg_control = &control;
+		message.msg_controllen = CMSG_SPACE(count * sizeof *fds);
+		header = CMSG_FIRSTHDR(&message);
+		header->cmsg_level = SOL_SOCKET;
+		header->cmsg_type = SCM_RIGHTS;
+		header->cmsg_len = CMSG_LEN(count * sizeof *fds);
+		memcpy(CMSG_DATA(header), fds, count * sizeof *fds);
+	}
+	return (int)sendmsg(channel, &message, MSG_NOSIGNAL);
+}
+
+/*
+ * FDS has room for DESCRIPTORS_MAX, which are closed on exec. A message that does not fit
+ * is lost: E2BIG.
+ */
+static inline ssize_t receive_message(int channel, void *data, size_t size, int *fds, size_t *count)
+{
+	union rights control;
+	struct iovec part = {data, size};
+	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
+				 .msg_controllen = sizeof control};
+	ssize_t n;
+
+	do
+		n = recvmsg(channel, &message, MSG_CMSG_CLOEXEC);
+	while (n < 0 && errno == EINTR);
+	*count = 0;
+	if (n < 0)
+		return -1;
+	for (struct cmsghdr *h = CMSG_FIRSTHDR(&message); h; h = CMSG_NXTHDR(&message, h)) {
+		if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS)
+			continue;
+		*count = (h->cmsg_len - CMSG_LEN(0)) / sizeof *fds;
+		memcpy(fds, CMSG_DATA(h), *count * sizeof *fds);
+	}
+	if (!(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
+		return n;
+	while (*count)
+		close(fds[--*count]);
+	errno = E2BIG;
+	return -1;
+}
+
+/* Processes. */
+
+static inline long long now_ms(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
+}
+
+/* For what lives beside the daemon: a terminal's Ctrl-C is the daemon's to take. */
+static inline void stand_beside(const char *name)
+{
+	prctl(PR_SET_NAME, name);
+	setsid();
+}
+
+/* fork(2) with the child born in a cgroup (clone3(2)); FLAGS and SIGNAL are as there. */
+static inline pid_t fork_into(const char *cgroup, uint64_t flags, int signal)
+{
+	int fd = open(cgroup, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	struct clone_args args = {
+		.flags = CLONE_INTO_CGROUP | flags,
+		.exit_signal = (unsigned)signal,
+		.cgroup = (unsigned)fd,
+	};
+	pid_t pid = fd < 0 ? -1 : (pid_t)syscall(SYS_clone3, &args, sizeof args);
+
+	close_quietly(fd);
+	return pid;
+}
+
+/* Waits for a child, and tells what to exit with to end as it did (sh(1)). */
+static inline int await_child(pid_t child)
+{
+	int status;
+
+	while (waitpid(child, &status, 0) < 0)
+		if (errno != EINTR)
+			return EXIT_FAILED;
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+/* execveat(2) of an open program: no path, which somebody could have put something at. With
+ * nothing in its environment; it returns if it fails. */
+static inline void execute(int program, char **argv)
+{
+	char *const environment[] = {NULL};
+
+	syscall(SYS_execveat, program, "", argv, environment, AT_EMPTY_PATH);
+}
+
+/* Ids, and every capability. */
+
+struct ids {
+	uid_t uid;
+	gid_t gid;
+	bool same_groups;	/* they stay, for whoever may not change them */
+	gid_t *groups;
+	size_t group_count;
+};
+
+static inline int become_groups(const struct ids *ids)
+{
+	return ids->same_groups ? 0 : setgroups(ids->group_count, ids->groups);
 }
 
 /* Empties the bounding set as far as there is the right to. */
@@ -61,21 +330,28 @@ static inline int give_up_capabilities(void)
 	return (int)syscall(SYS_capset, &header, none);
 }
 
-/* Takes an agent's uid and gid for good, and gives up every capability and every way to one. */
-static inline int take_ids(uid_t uid, gid_t gid)
+static inline int forbid_new_privileges(void)
 {
-	/* the bounding set before the ids, with which the right to change it goes */
-	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || empty_bounding_set() < 0)
-		return -1;
-	if (setresgid(gid, gid, gid) < 0 || setresuid(uid, uid, uid) < 0)
-		return -1;
-	return give_up_capabilities();
+	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 }
 
-/* execveat(2) of an open program: no path, which somebody could have put something at. */
-static inline int execute(int program, char **argv, char **environment)
+/* For good. The groups come before: this takes the right to change them. */
+static inline int become_user(const struct ids *ids)
 {
-	return (int)syscall(SYS_execveat, program, "", argv, environment, 0x1000 /* AT_EMPTY_PATH */);
+	if (setresgid(ids->gid, ids->gid, ids->gid) < 0)
+		return -1;
+	return setresuid(ids->uid, ids->uid, ids->uid);
+}
+
+/* Takes an agent's uid and gid for good, and gives up every capability and every way to one. */
+static inline int become(const struct ids *ids)
+{
+	/* the bounding set before the ids, with which the right to change it goes */
+	if (forbid_new_privileges() < 0 || empty_bounding_set() < 0)
+		return -1;
+	if (become_user(ids) < 0)
+		return -1;
+	return give_up_capabilities();
 }
 
 #endif

@@ -1,14 +1,14 @@
 /*
  * enter: goes from the host into an agent's cell, with the agent's ids.
  *
- *     enter PIDFD PROGRAM_FD UID GID GROUPS NETWORK -- ARGUMENT...
+ *     enter PIDFD PROGRAM_FD UID GID GROUPS NETWORK ARGUMENTS      (orders.h)
  *
  * PIDFD refers to the cell's keeper, so that all its namespaces are joined at
- * once and a reused pid cannot lead elsewhere (setns(2)). GROUPS are separated
- * by commas, "-" for none; nsenter(1) would drop them. NETWORK is "cell", or
+ * once and a reused pid cannot lead elsewhere (setns(2)). GROUPS are all that it
+ * keeps; nsenter(1) would drop them. NETWORK is "cell", or
  * "host" to stay in the host's network namespace. PROGRAM_FD was opened outside,
  * because what the cell's view has at a path is its agent's choice; it is
- * executed with ARGUMENTs from the zeroth on, an empty environment, and nothing
+ * executed with ARGUMENTS from the zeroth on, an empty environment, and nothing
  * but what the agent there has.
  *
  * Without root the ids are the caller's own, and GROUPS is "=": as they are. The
@@ -19,61 +19,46 @@
  * agent may read: what is so executed is not dumpable from its first instruction.
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <sys/wait.h>
 
 #include "common.h"
-
-static void die(const char *what)
-{
-	fprintf(stderr, "ctxfs: entering the parent's cell: %s: %s\n", what, strerror(errno));
-	exit(125);
-}
+#include "orders.h"
 
 int main(int argc, char **argv)
 {
 	int flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWNET |
 		    CLONE_NEWUTS;
-	char *const environment[] = {NULL};
-	int status, pidfd, program;
-	uid_t uid;
-	gid_t gid;
+	struct orders orders = orders_of_arguments(argc, argv);
+	int keeper = take_descriptor(&orders), program = take_descriptor(&orders);
+	struct ids ids = take_ids(&orders);
+	const char *network = take_word(&orders);
+	struct list arguments = take_list(&orders);
 	pid_t child;
 
-	if (argc < 9 || strcmp(argv[7], "--")) {
-		fputs("usage: enter PIDFD PROGRAM_FD UID GID GROUPS NETWORK -- ARGUMENT...\n", stderr);
+	if (!all_taken(&orders) || !arguments.count) {
+		fputs("usage: enter PIDFD PROGRAM_FD UID GID GROUPS NETWORK ARGUMENTS\n", stderr);
 		return 2;
 	}
-	if (!strcmp(argv[6], "host"))
+	if (!strcmp(network, "host"))
 		flags &= ~CLONE_NEWNET;
-	pidfd = atoi(argv[1]);
-	program = atoi(argv[2]);
-	uid = (uid_t)strtoul(argv[3], NULL, 10);
-	gid = (gid_t)strtoul(argv[4], NULL, 10);
-	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0 || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
-		die("prctl");
-	/* before entering: a user namespace may forbid setgroups(2) */
-	if (take_groups(argv[5]) < 0)
-		die("setgroups");
-	if (setns(pidfd, flags) < 0)
-		die("setns");
-	close(pidfd);
+	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0 || forbid_new_privileges() < 0)
+		die("entering the parent's cell: prctl: %m");
+	if (become_groups(&ids) < 0)
+		die("entering the parent's cell: setgroups: %m");
+	if (setns(keeper, flags) < 0)
+		die("entering the parent's cell: setns: %m");
+	close(keeper);
 	/* a process never changes its own pid namespace, only its children's */
 	child = fork();
 	if (child < 0)
-		die("fork");
+		die("entering the parent's cell: fork: %m");
 	if (child == 0) {
 		/* Leaving root's uid does not clear capabilities in a namespace where root is
 		 * not mapped, and whoever enters has them all there. */
-		if (take_ids(uid, gid) < 0)
-			die("the agent's ids");
-		execute(program, argv + 8, (char **)environment);
-		die(argv[8]);
+		if (become(&ids) < 0)
+			die("entering the parent's cell: the agent's ids: %m");
+		execute(program, arguments.items);
+		die("entering the parent's cell: %s: %m", arguments.items[0]);
 	}
-	while (waitpid(child, &status, 0) < 0 && errno == EINTR)
-		;
-	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+	return await_child(child);
 }

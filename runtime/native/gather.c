@@ -11,49 +11,22 @@
  * regular files is opened, and of those that are read no more than is needed; so
  * the agent may go on writing meanwhile. What the files hold is not looked at.
  *
- * Exits 1 with a reason, 3 if there is no such ref. It is run on the side of the
+ * Exits 125 with a reason, 3 if there is no such ref. It is run on the side of the
  * agent's parent, with the ids and in the view of that.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <linux/openat2.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+
+#include "common.h"
 
 #define REF_MAX 256
 #define PACKED_REFS_MAX (16 << 20)
 
-static void die(const char *format, ...)
-{
-	va_list args;
-
-	va_start(args, format);
-	fputs("gather: ", stderr);
-	vfprintf(stderr, format, args);
-	va_end(args);
-	fprintf(stderr, ": %s\n", strerror(errno));
-	exit(1);
-}
-
 /* -1 for whatever is not there, or is reached by a link or a mount */
 static int open_below(int directory, const char *path, int flags)
 {
-	struct open_how how = {
-		.flags = (uint64_t)(flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY),
-		.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS |
-			   RESOLVE_NO_XDEV,
-	};
-
-	return (int)syscall(SYS_openat2, directory, path, &how, sizeof how);
+	return open_path(directory, path, flags | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY,
+			 RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV);
 }
 
 static bool is_file(int directory, const char *name)
@@ -70,18 +43,12 @@ static char *read_file(int directory, const char *path, size_t max)
 	int fd = open_below(directory, path, O_RDONLY);
 	struct stat found;
 	char *text = NULL;
-	size_t used = 0;
-	ssize_t n;
+	size_t length;
 
 	if (fd < 0)
 		return NULL;
 	if (fstat(fd, &found) == 0 && S_ISREG(found.st_mode) && found.st_size <= (off_t)max)
-		text = malloc(max + 1);
-	if (text) {
-		while (used < max && (n = read(fd, text + used, max - used)) > 0)
-			used += (size_t)n;
-		text[used] = 0;
-	}
+		text = read_all(fd, max, &length);
 	close(fd);
 	return text;
 }
@@ -145,12 +112,12 @@ static void copy_file(int from, const char *name, int to)
 	}
 	out = openat(to, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
 	if (out < 0)
-		die("%s", name);
+		die("%s: %m", name);
 	/* what grows while it is read is no object */
 	for (off_t left = found.st_size; left > 0 && (n = read(in, buffer, sizeof buffer)) > 0;
 	     left -= n)
 		if (write(out, buffer, (size_t)n) != n)
-			die("%s", name);
+			die("%s: %m", name);
 	close(out);
 	close(in);
 }
@@ -169,14 +136,14 @@ static void take(int from, const char *name, int to)
 		unlinkat(to, name, 0);
 }
 
-static bool is_object(const char *name)
+static bool is_object_name(const char *name)
 {
 	size_t length = strlen(name);
 
 	return (length == 38 || length == 62) && hex_length(name) == length;
 }
 
-static bool is_pack(const char *name)
+static bool is_pack_name(const char *name)
 {
 	size_t length;
 
@@ -196,11 +163,11 @@ static void take_directory(int objects, const char *name, int to, bool (*wanted)
 	if (from < 0)
 		return;
 	if (mkdirat(to, name, 0700) < 0 && errno != EEXIST)
-		die("%s", name);
+		die("%s: %m", name);
 	target = open_below(to, name, O_RDONLY | O_DIRECTORY);
 	list = fdopendir(from);
 	if (target < 0 || !list)
-		die("%s", name);
+		die("%s: %m", name);
 	while ((entry = readdir(list)))
 		if (wanted(entry->d_name))
 			take(from, entry->d_name, target);
@@ -219,10 +186,10 @@ int main(int argc, char **argv)
 	}
 	repository = open(argv[1], O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (repository < 0)
-		die("%s", argv[1]);
+		die("%s: %m", argv[1]);
 	to = open(argv[3], O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (to < 0)
-		die("%s", argv[3]);
+		die("%s: %m", argv[3]);
 	/* first: what it refers to was written before */
 	if (!print_commit(repository, argv[2]))
 		return 3;
@@ -231,8 +198,8 @@ int main(int argc, char **argv)
 		return 0;
 	for (int number = 0; number < 256; number++) {
 		snprintf(name, sizeof name, "%02x", number);
-		take_directory(objects, name, to, is_object);
+		take_directory(objects, name, to, is_object_name);
 	}
-	take_directory(objects, "pack", to, is_pack);
+	take_directory(objects, "pack", to, is_pack_name);
 	return 0;
 }

@@ -24,16 +24,12 @@
  * killed, for whoever supervises it to start it again.
  */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <sys/mount.h>
-#include <sys/prctl.h>
 #include <sys/statfs.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
+
+#include "common.h"
+#include "orders.h"
 
 /* to say what waits for what; to notice that the connection is gone */
 #define TELL_SECONDS 1
@@ -103,13 +99,10 @@ static int watch(const sigset_t *told, const char *point, int seconds)
 
 static void abort_connection(const char *point, const char *file)
 {
-	int connection;
-
 	/* fails with EBUSY where something is mounted or open; the abort comes first */
 	if (umount2(point, MNT_FORCE | UMOUNT_NOFOLLOW) == 0 || errno != EPERM)
 		return;
-	connection = open(file, O_WRONLY | O_CLOEXEC);
-	if (connection >= 0 && write(connection, "1", 1) == 1)
+	if (write_file(AT_FDCWD, file, "1") == 0)
 		return;
 	if (fork() == 0) {
 		execlp("fusermount3", "fusermount3", "-u", "-z", "--", point, (char *)NULL);
@@ -120,28 +113,30 @@ static void abort_connection(const char *point, const char *file)
 int main(int argc, char **argv)
 {
 	struct timespec tell = {TELL_SECONDS, 0}, notice = {NOTICE_SECONDS, 0};
+	struct orders orders = orders_of_arguments(argc, argv);
+	const char *point = take_word(&orders);
+	pid_t daemon = (pid_t)take_number(&orders, INT_MAX);
+	const char *file = take_word(&orders);
+	int seconds = (int)take_number(&orders, INT_MAX);
 	sigset_t told;
-	pid_t daemon;
 
-	if (argc != 5)
+	if (!all_taken(&orders))
 		return 2;
-	daemon = atoi(argv[2]);
 	sigemptyset(&told);
 	sigaddset(&told, SIGUSR1);
 	sigprocmask(SIG_BLOCK, &told, NULL);
-	prctl(PR_SET_NAME, "ctx-guard");
-	setsid();	/* a terminal's Ctrl-C is the daemon's to take */
+	stand_beside("ctx-guard");
 	prctl(PR_SET_PDEATHSIG, SIGUSR1);
 	/* it may have died before it was watched */
-	if (getppid() != daemon || watch(&told, argv[1], atoi(argv[4]))) {
-		abort_connection(argv[1], argv[3]);
+	if (getppid() != daemon || watch(&told, point, seconds)) {
+		abort_connection(point, file);
 		return 0;
 	}
 	if (write(STDOUT_FILENO, "", 1) != 1)
 		errno = 0;	/* nobody is there to say anything */
 	kill(daemon, SIGRTMIN);
 	sigtimedwait(&told, NULL, &tell);
-	abort_connection(argv[1], argv[3]);
+	abort_connection(point, file);
 	if (sigtimedwait(&told, NULL, &notice) < 0 && getppid() == daemon)
 		kill(daemon, SIGKILL);
 	return 0;

@@ -1,7 +1,7 @@
 /*
  * keeper: PID 1 of an agent's cell, and what starts a program in one.
  *
- *     keeper SPEC_FD REPORT_FD GRACE_MS
+ *     keeper ORDERS_FD REPORT_FD GRACE_MS
  *
  * Starts the agent's program, reports to the monitor what became of it, and is
  * the last process of the PID namespace: when it exits, the kernel kills
@@ -10,15 +10,15 @@
  * *held* does not: it keeps the cell for those who enter it (enter.c), until it
  * is told to end. One without a program is held from the start.
  *
- *     keeper SPEC_FD REPORT_FD -
+ *     keeper ORDERS_FD REPORT_FD -
  *
  * The *runner*: not PID 1, but a process that entered a cell. Starts a program
  * there, in a session of its own, and reports what became of it. It ends
  * nothing and waits for nothing else: that is left to the cell's keeper.
  *
- * SPEC_FD holds strings, each ended by a NUL: the working directory; the
- * number of environment entries, the entries; the argument vector, empty for no
- * program. REPORT_FD is a SOCK_SEQPACKET socket to the monitor:
+ * ORDERS_FD holds orders (orders.h): the working directory; the environment, a list; the
+ * program and its arguments, a list, empty for no program. REPORT_FD is a SOCK_SEQPACKET
+ * socket to the monitor, with words for which there is nobody else on either side:
  *
  *     to the monitor    hello | start | failed TEXT | hold | term | exit N |
  *                       signal N
@@ -36,31 +36,14 @@
  */
 #define _GNU_SOURCE
 #include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
+#include "common.h"
 #include "filter.h"
-
-#ifndef CLOSE_RANGE_CLOEXEC
-#define CLOSE_RANGE_CLOEXEC (1U << 2)
-#endif
+#include "orders.h"
 
 /* landlock_ruleset_attr as of Linux 6.12, which older headers do not know */
 struct ruleset {
@@ -82,91 +65,21 @@ static void report(const char *format, ...)
 	(void)!send(report_fd, text, strlen(text), MSG_NOSIGNAL);
 }
 
-static long long now_ms(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
-}
-
+/* What to start. */
 struct spec {
-	char *cwd;
-	char **env;
-	char **argv;
+	const char *cwd;
+	struct list env, argv;
 };
 
-static char *read_all(int fd, size_t *length)
+/* False if it is damaged. */
+static bool read_spec(int fd, struct spec *spec)
 {
-	size_t capacity = 65536, used = 0;
-	char *data = malloc(capacity + 1);
+	struct orders orders = read_orders(fd);
 
-	while (data) {
-		ssize_t n = read(fd, data + used, capacity - used);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return NULL;
-		if (n == 0)
-			break;
-		used += n;
-		if (used == capacity)
-			data = realloc(data, (capacity *= 2) + 1);
-	}
-	if (data)
-		data[used] = 0;
-	*length = used;
-	return data;
-}
-
-/* Takes a number and so many strings from a list; NULL if it is cut short. */
-static char **take_counted(char ***at, char **end, size_t *count)
-{
-	char **first;
-	long number;
-
-	if (*at == end)
-		return NULL;
-	number = strtol(**at, NULL, 10);
-	first = ++*at;
-	if (number < 0 || number > end - first)
-		return NULL;
-	*at += number;
-	*count = (size_t)number;
-	return first;
-}
-
-/* Splits the NUL-ended strings of the spec; false if it is cut short. */
-static bool parse_spec(int fd, struct spec *spec)
-{
-	size_t length = 0, count = 0, next = 0, entries;
-	char *data = read_all(fd, &length);
-	char **items, **at, **end, **env;
-
-	if (!data)
-		return false;
-	for (size_t i = 0; i < length; i++)
-		count += data[i] == 0;
-	if (!count)
-		return false;
-	items = calloc(count + 1, sizeof *items);
-	if (!items)
-		return false;
-	for (char *p = data; next < count; p += strlen(p) + 1)
-		items[next++] = p;
-	at = items + 1;
-	end = items + count;
-	spec->cwd = items[0];
-	env = take_counted(&at, end, &entries);
-	if (!env)
-		return false;
-	spec->env = calloc(entries + 1, sizeof *spec->env);
-	if (!spec->env)
-		return false;
-	memcpy(spec->env, env, entries * sizeof *env);
-	spec->argv = at;
-	return true;
+	spec->cwd = take_word(&orders);
+	spec->env = take_list(&orders);
+	spec->argv = take_list(&orders);
+	return all_taken(&orders);
 }
 
 /*
@@ -191,7 +104,7 @@ static void become_program(const struct spec *spec, const sigset_t *mask)
 	report("start");
 	/* Nothing above standard error may be inherited; the report socket is
 	 * still needed should exec fail. */
-	syscall(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC);
+	close_from(3, CLOSE_ON_EXEC);
 	if (chdir(spec->cwd) < 0) {
 		report("failed cwd %.200s: %s", spec->cwd, strerror(errno));
 		_exit(126);
@@ -209,9 +122,9 @@ static void become_program(const struct spec *spec, const sigset_t *mask)
 	for (int number = 1; number < NSIG; number++)
 		signal(number, SIG_DFL);
 	sigprocmask(SIG_SETMASK, mask, NULL);
-	environ = spec->env;
-	execvp(spec->argv[0], spec->argv);
-	report("failed %.200s: %s", spec->argv[0],
+	environ = spec->env.items;
+	execvp(spec->argv.items[0], spec->argv.items);
+	report("failed %.200s: %s", spec->argv.items[0],
 	       errno == ENOENT ? "no such program in the agent's view" : strerror(errno));
 	_exit(errno == ENOENT ? 127 : 126);
 }
@@ -305,13 +218,14 @@ static bool from_outside(const struct signalfd_siginfo *info)
 	       (info->ssi_uid != 0 || getuid() == 0);
 }
 
-struct orders {
+/* By signals. */
+struct told {
 	bool hold, leave, end;
 };
 
-static struct orders take_orders(int signals)
+static struct told take_signals(int signals)
 {
-	struct orders orders = {0};
+	struct told told = {0};
 	/* no more at a time, or who sends without pause has our ear alone */
 	struct signalfd_siginfo infos[8];
 	ssize_t n = read(signals, infos, sizeof infos);
@@ -319,11 +233,11 @@ static struct orders take_orders(int signals)
 	for (size_t i = 0; n > 0 && i < (size_t)n / sizeof *infos; i++) {
 		if (!from_outside(&infos[i]))
 			continue;
-		orders.hold |= infos[i].ssi_signo == SIGUSR1;
-		orders.leave |= infos[i].ssi_signo == SIGHUP;
-		orders.end |= infos[i].ssi_signo == SIGTERM;
+		told.hold |= infos[i].ssi_signo == SIGUSR1;
+		told.leave |= infos[i].ssi_signo == SIGHUP;
+		told.end |= infos[i].ssi_signo == SIGTERM;
 	}
-	return orders;
+	return told;
 }
 
 /* True if the monitor says that the end is ours to lead, or says nothing any more. */
@@ -365,7 +279,7 @@ static int keep(pid_t program, const sigset_t *watched, long long grace_ms)
 		report("hold");
 	for (;;) {
 		struct signalfd_siginfo info;
-		struct orders orders;
+		struct told told;
 		int other = -1, status, timeout = -1;
 		bool ended_now;
 
@@ -373,19 +287,19 @@ static int keep(pid_t program, const sigset_t *watched, long long grace_ms)
 		ended_now = collect(program, &status);
 		/* Only now: what was sent before the program died is there by now,
 		 * and a cell that was to be held must not be left. */
-		orders = take_orders(signals);
-		if (orders.hold && !held && !leaving && deadline < 0) {
+		told = take_signals(signals);
+		if (told.hold && !held && !leaving && deadline < 0) {
 			held = true;
 			report("hold");
 		}
-		leaving |= orders.leave;
+		leaving |= told.leave;
 		if (ended_now) {
 			ended = true;
 			report_end(status);
 		}
-		if (orders.end && !(program && ended) && deadline < 0)
+		if (told.end && !(program && ended) && deadline < 0)
 			report("term");
-		if ((orders.end || end_now) && deadline < 0) {
+		if ((told.end || end_now) && deadline < 0) {
 			deadline = now_ms() + grace_ms;
 			kill(-1, SIGTERM);
 			kill(-1, SIGCONT);	/* a stopped process does not see SIGTERM */
@@ -428,24 +342,26 @@ static int wait_for(pid_t program)
 
 	while (waitpid(program, &status, 0) < 0)
 		if (errno != EINTR)
-			return 125;
+			return EXIT_FAILED;
 	report_end(status);
 	return 0;
 }
 
 int main(int argc, char **argv)
 {
-	static const int orders[] = {SIGCHLD, SIGTERM, SIGHUP, SIGUSR1};
+	static const int heard[] = {SIGCHLD, SIGTERM, SIGHUP, SIGUSR1};
 	struct rlimit no_core = {1, 1};	/* no pipe gets one either (filter.h) */
+	struct orders orders = orders_of_arguments(argc, argv);
+	int spec_fd = take_descriptor(&orders), report_to = take_descriptor(&orders);
+	bool runner = take_if(&orders, "-");
+	long long grace_ms = runner ? 0 : (long long)take_number(&orders, LLONG_MAX / 2);
 	struct spec spec;
 	sigset_t blocked, inherited;
 	pid_t program = 0;
-	bool runner;
 
-	if (argc != 4)
+	if (!all_taken(&orders))
 		return 2;
-	report_fd = atoi(argv[2]);
-	runner = !strcmp(argv[3], "-");
+	report_fd = report_to;
 	/* it was executed by descriptor, and would be called by its number */
 	prctl(PR_SET_NAME, "keeper");
 	fcntl(report_fd, F_SETFD, FD_CLOEXEC);
@@ -458,27 +374,26 @@ int main(int argc, char **argv)
 		sigfillset(&blocked);	/* it has nothing to hear from anybody */
 	} else {
 		sigemptyset(&blocked);
-		for (size_t i = 0; i < sizeof orders / sizeof *orders; i++)
-			sigaddset(&blocked, orders[i]);
+		for (size_t i = 0; i < sizeof heard / sizeof *heard; i++)
+			sigaddset(&blocked, heard[i]);
 	}
 	/* A PID 1 does not get what it neither handles nor blocks. */
 	sigprocmask(SIG_BLOCK, &blocked, &inherited);
-	for (size_t i = 0; i < sizeof orders / sizeof *orders; i++)
-		sigdelset(&inherited, orders[i]);
+	for (size_t i = 0; i < sizeof heard / sizeof *heard; i++)
+		sigdelset(&inherited, heard[i]);
 	report("hello");
 	/* What the steps into the cell needed, the parent's namespaces say, is
 	 * none of the agent's. Both descriptors are below 5. */
-	syscall(SYS_close_range, 5U, ~0U, 0);
-	if (!parse_spec(atoi(argv[1]), &spec) || (runner && !spec.argv[0])) {
+	close_from(5, 0);
+	if (!read_spec(spec_fd, &spec) || (runner && !spec.argv.count)) {
 		report("failed the runtime's start data is damaged");
-		return 125;
+		return EXIT_FAILED;
 	}
-	close(atoi(argv[1]));
-	if (spec.argv[0]) {
+	if (spec.argv.count) {
 		program = fork();
 		if (program < 0) {
 			report("failed fork: %s", strerror(errno));
-			return 125;
+			return EXIT_FAILED;
 		}
 		if (program == 0) {
 			if (!runner)
@@ -489,5 +404,5 @@ int main(int argc, char **argv)
 	close(0);
 	close(1);
 	close(2);
-	return runner ? wait_for(program) : keep(program, &blocked, atoll(argv[3]));
+	return runner ? wait_for(program) : keep(program, &blocked, grace_ms);
 }

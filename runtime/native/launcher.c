@@ -9,65 +9,27 @@
  * daemon is to be in its cgroup, however short: so this program, which moves to
  * CGROUP first, does it. What it starts is the daemon's child, not its own.
  *
- * Each message on SOCKET_FD (SOCK_SEQPACKET) holds strings, each ended by a NUL:
- * the directory of a cgroup; the number of environment entries, the entries; the
- * program and its arguments. With it come descriptors (SCM_RIGHTS), which the
- * program finds from 0 on, in this order, and no others. The answer is "PID 0",
- * or "0 ERRNO" of what failed; a program that cannot be executed ends with 127.
+ * Each message on SOCKET_FD (SOCK_SEQPACKET) is orders (orders.h): the directory of a
+ * cgroup; the environment, a list; the program and its arguments, a list. With it come
+ * descriptors (SCM_RIGHTS), which the program finds from 0 on, in this order, and no
+ * others. The answer is "PID 0", or "0 ERRNO" of what failed; a program that cannot be
+ * executed ends with 127.
  * Ends with the daemon.
  */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
-#include <linux/sched.h>
 #include <signal.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-#define DESCRIPTORS_MAX 64
-#define WORDS_MAX 1024
+#include "common.h"
+#include "orders.h"
 
 /* One request, taken apart. */
 struct order {
-	char *cgroup;
-	char **environment;
-	char **words;
+	const char *cgroup;
+	struct list environment, words;
 };
 
-static bool take_apart(char *data, size_t length, struct order *order)
-{
-	static char *items[WORDS_MAX];
-	static char *environment[WORDS_MAX + 1];
-	size_t count = 0, entries;
-
-	if (!length || data[length - 1])
-		return false;
-	for (char *p = data; p < data + length; p += strlen(p) + 1) {
-		if (count == WORDS_MAX - 1)
-			return false;
-		items[count++] = p;
-	}
-	items[count] = NULL;
-	if (count < 3)
-		return false;
-	entries = strtoul(items[1], NULL, 10);
-	if (entries > count - 3)
-		return false;
-	memcpy(environment, items + 2, entries * sizeof *environment);
-	environment[entries] = NULL;
-	*order = (struct order){items[0], environment, items + 2 + entries};
-	return true;
-}
-
 /* In the new process. */
-static void become(const struct order *order, int *fds, int count)
+static void become_program(const struct order *order, int *fds, int count)
 {
 	sigset_t none;
 
@@ -79,101 +41,69 @@ static void become(const struct order *order, int *fds, int count)
 	for (int i = 0; i < count; i++)
 		if (fds[i] < 0 || dup2(fds[i], i) < 0)
 			_exit(127);
-	syscall(SYS_close_range, (unsigned)count, ~0U, 0U);
-	execve(order->words[0], order->words, order->environment);
-	dprintf(2, "%s: %s\n", order->words[0], strerror(errno));
+	close_from((unsigned)count, 0);
+	execve(order->words.items[0], order->words.items, order->environment.items);
+	dprintf(2, "%s: %m\n", order->words.items[0]);
 	_exit(127);
 }
 
-static pid_t launch(const struct order *order, int *fds, int count)
+/* The pid of what was started; -1 with errno. */
+static pid_t obey(struct orders *orders, int *fds, size_t count)
 {
-	int cgroup = open(order->cgroup, O_PATH | O_DIRECTORY | O_CLOEXEC);
-	struct clone_args args = {
-		.flags = CLONE_INTO_CGROUP | CLONE_PARENT,
-		.cgroup = (uint64_t)cgroup,
-	};
+	struct order order = {.cgroup = take_word(orders)};
 	pid_t pid;
-	int error;
 
-	if (cgroup < 0)
+	order.environment = take_list(orders);
+	order.words = take_list(orders);
+	if (!all_taken(orders) || !order.words.count) {
+		errno = EBADMSG;
 		return -1;
-	pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
-	if (pid == 0)
-		become(order, fds, count);
-	error = errno;
-	close(cgroup);
-	errno = error;
-	return pid;
-}
-
-static int take_descriptors(struct msghdr *message, int *fds)
-{
-	int count = 0;
-
-	for (struct cmsghdr *h = CMSG_FIRSTHDR(message); h; h = CMSG_NXTHDR(message, h)) {
-		size_t size = h->cmsg_len - CMSG_LEN(0);
-
-		if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS)
-			continue;
-		memcpy(fds, CMSG_DATA(h), size);
-		count = (int)(size / sizeof *fds);
 	}
-	return count;
-}
-
-static int move_to(const char *cgroup)
-{
-	char path[4096];
-	int fd;
-
-	snprintf(path, sizeof path, "%s/cgroup.procs", cgroup);
-	fd = open(path, O_WRONLY | O_CLOEXEC);
-	return fd >= 0 && write(fd, "0", 1) == 1 && close(fd) == 0 ? 0 : -1;
+	/* the daemon's child, as this program is */
+	pid = fork_into(order.cgroup, CLONE_PARENT, 0);
+	if (pid == 0)
+		become_program(&order, fds, (int)count);
+	return pid;
 }
 
 int main(int argc, char **argv)
 {
+	struct orders orders = orders_of_arguments(argc, argv);
+	int channel = take_descriptor(&orders);
+	const char *home = take_word(&orders);
 	static char data[1 << 18];
-	union {
-		char space[CMSG_SPACE(DESCRIPTORS_MAX * sizeof(int))];
-		struct cmsghdr align;
-	} control;
-	int channel;
+	char path[4096];
 
-	if (argc != 3)
+	if (!all_taken(&orders))
 		return 2;
-	channel = atoi(argv[1]);
 	fcntl(channel, F_SETFD, FD_CLOEXEC);
-	prctl(PR_SET_NAME, "ctx-launcher");
-	setsid();	/* a terminal's Ctrl-C is the daemon's to take */
-	if (move_to(argv[2]) < 0) {
-		perror(argv[2]);
+	stand_beside("ctx-launcher");
+	snprintf(path, sizeof path, "%s/cgroup.procs", home);
+	if (write_file(AT_FDCWD, path, "0") < 0) {
+		perror(home);
 		return 1;
 	}
 	/* that it has moved: until then nothing is to be started */
 	if (send(channel, "0 0", 3, MSG_NOSIGNAL) < 0)
 		return 1;
 	for (;;) {
-		struct iovec part = {data, sizeof data};
-		struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1,
-					 .msg_control = &control, .msg_controllen = sizeof control};
-		int fds[DESCRIPTORS_MAX], count, size;
-		struct order order;
+		int fds[DESCRIPTORS_MAX], size;
+		struct orders asked = {0};
 		char answer[64];
 		pid_t pid = -1;
-		ssize_t n = recvmsg(channel, &message, MSG_CMSG_CLOEXEC);
+		size_t count;
+		ssize_t n = receive_message(channel, data, sizeof data, fds, &count);
 
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
+		if (n == 0 || (n < 0 && errno != E2BIG))
 			return 0;
-		count = take_descriptors(&message, fds);
-		errno = E2BIG;
-		if (!(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) && take_apart(data, (size_t)n, &order))
-			pid = launch(&order, fds, count);
+		if (n > 0) {
+			asked = split_message(data, (size_t)n);
+			pid = obey(&asked, fds, count);
+		}
 		size = snprintf(answer, sizeof answer, "%d %d", pid < 0 ? 0 : pid, pid < 0 ? errno : 0);
-		for (int i = 0; i < count; i++)
+		for (size_t i = 0; i < count; i++)
 			close(fds[i]);
+		free(asked.strings);
 		if (send(channel, answer, (size_t)size, MSG_NOSIGNAL) < 0)
 			return 0;
 	}

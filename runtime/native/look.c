@@ -1,7 +1,7 @@
 /*
  * look: finds out what paths lead to, for whoever wrote them.
  *
- *     look SPEC_FD ANSWER_FD VIEW
+ *     look ORDERS_FD ANSWER_FD VIEW
  *
  * A path that an agent or an operator wrote is looked up once, here, with the
  * rights of whoever wrote it and in the view where it means something. VIEW is
@@ -15,10 +15,10 @@
  * at, and sees owners as they are there. Links of procfs lead to where some
  * process is, and are followed for nobody.
  *
- * SPEC_FD holds strings, each ended by a NUL: uid, gid, groups (separated by
- * commas, "-" for none, "=" for all three to stay as they are), the daemon's own
- * directories (separated by colons), and the paths, absolute and plain. ANSWER_FD
- * gets five strings for each of them:
+ * ORDERS_FD holds orders (orders.h): uid, gid and groups ("=" for all three to stay as they
+ * are); the daemon's own directories, a list; the paths, a list, absolute and plain.
+ * ANSWER_FD gets five strings for each of them, each ended by a NUL. They are no orders:
+ * they come out one by one, as they are found, and one reader knows how many there are to be.
  *
  *     ERROR   an errno, 0 if it was found
  *     WHY     link: PATH is a link of somebody's, and TEXT where it leads;
@@ -29,23 +29,11 @@
  *     TEXT    of a link, else empty
  */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
-#include <grp.h>
 #include <limits.h>
-#include <linux/magic.h>
-#include <linux/openat2.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/vfs.h>
-#include <unistd.h>
 
-#include "die.h"
+#include "common.h"
+#include "orders.h"
 
 #define LINKS_MAX 40	/* as the kernel's own (path_resolution(7)) */
 #define ANSWER_MAX (8 << 20)
@@ -64,99 +52,38 @@ struct answer {
 };
 
 static int root = -1;
-static char *forbidden[16];
-static struct object forbidden_objects[16];
-static size_t forbidden_count;
+static struct list forbidden;
+static struct object *forbidden_objects;
 
-static char *read_all(int fd, size_t *length)
+static void take_rights(const struct ids *ids)
 {
-	size_t capacity = 65536, used = 0;
-	char *data = malloc(capacity);
-
-	for (;;) {
-		ssize_t n;
-
-		if (!data)
-			die("%s", strerror(ENOMEM));
-		n = read(fd, data + used, capacity - used);
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			die("the paths: %s", strerror(errno));
-		if (n == 0)
-			break;
-		used += (size_t)n;
-		if (used == capacity)
-			data = realloc(data, capacity *= 2);
-	}
-	*length = used;
-	return data;
-}
-
-/* The root of a cell, by the pidfd of its keeper. */
-static int open_root(int pidfd)
-{
-	char path[64], line[256];
-	long pid = 0;
-	FILE *info;
-	int fd;
-
-	snprintf(path, sizeof path, "/proc/self/fdinfo/%d", pidfd);
-	info = fopen(path, "re");
-	while (info && fgets(line, sizeof line, info))
-		(void)!sscanf(line, "Pid: %ld", &pid);
-	if (info)
-		fclose(info);
-	snprintf(path, sizeof path, "/proc/%ld/root", pid);
-	fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
-	/* if it lives, its pid was nobody else's */
-	if (fd < 0 || syscall(SYS_pidfd_send_signal, pidfd, 0, NULL, 0) < 0)
-		die("the parent's cell: %s", strerror(errno));
-	return fd;
-}
-
-static void take_ids(const char *uid, const char *gid, char *groups)
-{
-	gid_t list[1024], group = (gid_t)strtoul(gid, NULL, 10);
-	uid_t user = (uid_t)strtoul(uid, NULL, 10);
-	char *state = NULL;
-	size_t count = 0;
-
-	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
-		die("no_new_privs: %s", strerror(errno));
-	if (!strcmp(groups, "="))
+	if (forbid_new_privileges() < 0)
+		die("no_new_privs: %m");
+	if (ids->same_groups)
 		return;
-	for (char *word = strtok_r(groups, ",", &state); word && *word != '-' && count < 1024;
-	     word = strtok_r(NULL, ",", &state))
-		list[count++] = (gid_t)strtoul(word, NULL, 10);
-	if (setgroups(count, list) < 0 || setresgid(group, group, group) < 0 ||
-	    setresuid(user, user, user) < 0)
-		die("the creator's identity: %s", strerror(errno));
+	if (become_groups(ids) < 0 || become_user(ids) < 0)
+		die("the creator's identity: %m");
 }
 
 /* As seen from here, so that another name in another view is the same. */
-static void note_forbidden(char *list)
+static void note_forbidden(struct list paths)
 {
-	char *state = NULL;
-
-	for (char *word = strtok_r(list, ":", &state); word && forbidden_count < 16;
-	     word = strtok_r(NULL, ":", &state)) {
+	forbidden = paths;
+	forbidden_objects = calloc(paths.count + 1, sizeof *forbidden_objects);
+	if (!forbidden_objects)
+		die("the daemon's own directories: %m");
+	for (size_t i = 0; i < paths.count; i++) {
 		struct stat st;
 
-		if (stat(word, &st) == 0) {
-			forbidden_objects[forbidden_count].device = st.st_dev;
-			forbidden_objects[forbidden_count].inode = st.st_ino;
-		}
-		forbidden[forbidden_count++] = word;
+		if (stat(paths.items[i], &st) == 0)
+			forbidden_objects[i] = (struct object){st.st_dev, st.st_ino};
 	}
 }
 
 static bool is_daemons(const char *path, const struct stat *st)
 {
-	for (size_t i = 0; i < forbidden_count; i++) {
-		size_t n = strlen(forbidden[i]);
-
-		if (!strncmp(path, forbidden[i], n) && (path[n] == 0 || path[n] == '/'))
+	for (size_t i = 0; i < forbidden.count; i++) {
+		if (is_inside(path, forbidden.items[i]))
 			return true;
 		if (forbidden_objects[i].inode && st->st_dev == forbidden_objects[i].device &&
 		    st->st_ino == forbidden_objects[i].inode)
@@ -168,11 +95,8 @@ static bool is_daemons(const char *path, const struct stat *st)
 /* A path below the root that has no links in it, or not any more. */
 static int open_plain(const char *path)
 {
-	struct open_how how = {.flags = O_PATH | O_CLOEXEC | O_NOFOLLOW,
-			       .resolve = RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS |
-					  RESOLVE_BENEATH};
-
-	return (int)syscall(SYS_openat2, root, *path ? path + 1 : ".", &how, sizeof how);
+	return open_path(root, *path ? path + 1 : ".", O_PATH | O_NOFOLLOW,
+			 RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH);
 }
 
 static int refuse(struct answer *answer, int error, const char *why)
@@ -206,13 +130,11 @@ static bool follow(char *left, size_t size, const char *text)
 	return true;
 }
 
-static bool is_kernels(int fd)
+static bool is_of_kernel(int fd)
 {
 	struct statfs fs;
 
-	return fstatfs(fd, &fs) == 0 &&
-	       (fs.f_type == PROC_SUPER_MAGIC || fs.f_type == CGROUP_SUPER_MAGIC ||
-		fs.f_type == CGROUP2_SUPER_MAGIC);
+	return fstatfs(fd, &fs) == 0 && is_kernels(fs.f_type);
 }
 
 /* Where a walk is, and what it looks at. */
@@ -222,21 +144,16 @@ struct place {
 
 static void leave(struct place *place)
 {
-	if (place->here >= 0)
-		close(place->here);
-	if (place->next >= 0)
-		close(place->next);
+	close_quietly(place->here);
+	close_quietly(place->next);
 	place->here = place->next = -1;
 }
 
 /* Somewhere else, which has been opened; false with errno if that failed. */
 static bool go(struct place *place, int fd, struct stat *st)
 {
-	int error = errno;
-
 	leave(place);
 	place->here = fd;
-	errno = error;
 	return fd >= 0 && fstat(fd, st) == 0;
 }
 
@@ -273,14 +190,15 @@ static int walk(const char *source, struct answer *answer, struct place *place)
 		}
 		if (length + 1 + strlen(name) >= PATH_MAX)
 			return refuse(answer, ENAMETOOLONG, "-");
-		sprintf(path + length, "/%s", name);
+		path[length] = '/';
+		strcpy(path + length + 1, name);
 		if (!S_ISDIR(answer->st.st_mode))
 			return refuse(answer, ENOTDIR, "-");
 		place->next = openat(place->here, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
 		if (place->next < 0 || fstat(place->next, &st) < 0)
 			return refuse(answer, errno, "-");
 		/* another filesystem begins at another device, but for binds of the same */
-		if ((st.st_dev != device || S_ISLNK(st.st_mode)) && is_kernels(place->next))
+		if ((st.st_dev != device || S_ISLNK(st.st_mode)) && is_of_kernel(place->next))
 			return refuse(answer, EACCES, "kernel");
 		device = st.st_dev;
 		if (S_ISLNK(st.st_mode)) {
@@ -334,46 +252,52 @@ static void look(const char *source, struct answer *answer)
 	if (fd < 0 || fstat(fd, &st) < 0 || st.st_dev != answer->st.st_dev ||
 	    st.st_ino != answer->st.st_ino)
 		refuse(answer, EAGAIN, "-");
-	if (fd >= 0)
-		close(fd);
+	close_quietly(fd);
+}
+
+static void print(FILE *out, const struct answer *answer)
+{
+	fprintf(out, "%d%c%s%c", answer->error, 0, answer->why, 0);
+	if (answer->error)
+		fprintf(out, "-%c", 0);
+	else
+		fprintf(out, "%llu:%llu%c", (unsigned long long)answer->st.st_dev,
+			(unsigned long long)answer->st.st_ino, 0);
+	fprintf(out, "%s%c%s%c", *answer->path ? answer->path : "/", 0, answer->text, 0);
 }
 
 int main(int argc, char **argv)
 {
 	static struct answer answer;
-	char *items[4], *data, *at, *end;
-	size_t length;
+	struct orders arguments = orders_of_arguments(argc, argv), orders;
+	int spec = take_descriptor(&arguments), answers = take_descriptor(&arguments);
+	int keeper = take_descriptor_or_none(&arguments);
+	struct list own, paths;
+	struct ids ids;
 	FILE *out;
 
-	if (argc != 4)
-		die("usage: look SPEC_FD ANSWER_FD VIEW");
-	data = read_all(atoi(argv[1]), &length);
-	at = data;
-	end = data + length;
-	for (size_t i = 0; i < 4; i++) {
-		if (at == end || end[-1])
-			die("the runtime's paths are damaged");
-		items[i] = at;
-		at += strlen(at) + 1;
-	}
-	out = fdopen(atoi(argv[2]), "w");
-	root = strcmp(argv[3], "-") ? open_root(atoi(argv[3]))
-				    : open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
-	if (!out || root < 0)
-		die("%s", strerror(errno));
-	note_forbidden(items[3]);
-	take_ids(items[0], items[1], items[2]);
-	for (; at < end; at += strlen(at) + 1) {
-		look(at, &answer);
-		fprintf(out, "%d%c%s%c", answer.error, 0, answer.why, 0);
-		if (answer.error)
-			fprintf(out, "-%c", 0);
-		else
-			fprintf(out, "%llu:%llu%c", (unsigned long long)answer.st.st_dev,
-				(unsigned long long)answer.st.st_ino, 0);
-		fprintf(out, "%s%c%s%c", *answer.path ? answer.path : "/", 0, answer.text, 0);
+	if (!all_taken(&arguments))
+		die("usage: look ORDERS_FD ANSWER_FD VIEW");
+	orders = read_orders(spec);
+	ids = take_ids(&orders);
+	own = take_list(&orders);
+	paths = take_list(&orders);
+	if (!all_taken(&orders))
+		die("the runtime's paths are damaged");
+	root = keeper < 0 ? open("/", O_PATH | O_DIRECTORY | O_CLOEXEC)
+			  : open_of_process(keeper, "root", O_PATH | O_DIRECTORY);
+	if (root < 0)
+		die("%s: %m", keeper < 0 ? "/" : "the parent's cell");
+	out = fdopen(answers, "w");
+	if (!out)
+		die("%m");
+	note_forbidden(own);
+	take_rights(&ids);
+	for (size_t i = 0; i < paths.count; i++) {
+		look(paths.items[i], &answer);
+		print(out, &answer);
 		if (ftell(out) > ANSWER_MAX)
 			die("the paths are too long together");
 	}
-	return fclose(out) == 0 ? 0 : 125;
+	return fclose(out) == 0 ? 0 : EXIT_FAILED;
 }

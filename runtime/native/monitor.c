@@ -1,17 +1,16 @@
 /*
  * monitor: stays with one run of an agent, outside the agent's cgroup.
  *
- *     monitor RECORD OUT LOG REPLY LOG_MAX LIFELINE MONITORS LEAF UID LEAD FDS --
- *             PROGRAM ARGUMENT...
+ *     monitor RECORD OUT LOG REPLY LOG_MAX LIFELINE MONITORS LEAF UID LEAD FDS STEP
  *
  * MONITORS and LEAF are cgroup directories. The monitor is born in the first,
  * the program in the second (CLONE_INTO_CGROUP of clone3(2)): moving a process
  * there would wait for an RCU grace period, ten milliseconds or more. The
  * process that was started exits as soon as the monitor's pid is recorded.
  *
- * Starts PROGRAM (the steps that lead into the cell, ending in the keeper) in
- * the leaf cgroup, writes its output to OUT and LOG, and what becomes of it to
- * RECORD. It needs no daemon for any of this; the daemon watches the record
+ * Starts STEP (a list: the first program on the way into the cell, which ends in the
+ * keeper, and its arguments) in the leaf cgroup, writes its output to OUT and LOG, and
+ * what becomes of it to RECORD. It needs no daemon for any of this; the daemon watches the record
  * with inotify(7). RECORD must not exist: a run is started once, even if a
  * daemon died while it did so and the next one tries again. The monitor stays
  * until the leaf is empty, so that what the main process leaves behind is heard
@@ -27,9 +26,8 @@
  * Lines in LOG that begin with "ctxfs:" are the runtime's: this program's, those of
  * the steps into the cell, and those that the daemon appends. In a line of the
  * program that begins so, a blank comes before the colon, wherever its writes end.
- * FDS lists descriptors, separated by commas, that PROGRAM finds from 4 on;
- * 3 is its report socket (see keeper.c). LIFELINE is a FIFO that the daemon
- * holds open for writing as long as it lives.
+ * FDS is a list of descriptors that STEP finds from 4 on; 3 is its report socket (see
+ * keeper.c). LIFELINE is a FIFO that the daemon holds open for writing as long as it lives.
  *
  * LEAD says what the end of the program means when no daemon is alive: "cell",
  * the end of the cell, which its keeper is told on the report socket; one of
@@ -46,26 +44,14 @@
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <linux/sched.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
-#include <sys/prctl.h>
 #include <sys/signalfd.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
+
+#include "common.h"
+#include "orders.h"
 
 #define FIRST_PASSED 4
 
@@ -105,15 +91,8 @@ static unsigned long long now_ns(void)
 	return t.tv_sec * 1000000000ULL + t.tv_nsec;
 }
 
-static long long now_ms(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
-}
-
-static void die(const char *what)
+/* Nobody is there but the record to be told. */
+static void give_up(const char *what)
 {
 	record("failed %s: %s", what, strerror(errno));
 	record("end %llu", now_ns());
@@ -205,7 +184,7 @@ static void open_stream(struct stream *s, const char *path, long long log_max)
 	mkdir(path, 0700);
 	s->directory = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (s->directory < 0)
-		die(path);
+		give_up(path);
 	s->segment = log_max / 2 > 4096 ? log_max / 2 : 4096;
 	s->guarded = false;
 	s->lost = s->left = 0;
@@ -442,43 +421,66 @@ static void drain_rest(struct source *from)
 		moved += n;
 }
 
-/* fork(2) with the child born in a cgroup. */
-static pid_t fork_into(const char *cgroup, unsigned long long flags, int signal)
-{
-	int fd = open(cgroup, O_PATH | O_DIRECTORY | O_CLOEXEC);
-	struct clone_args args = {
-		.flags = CLONE_INTO_CGROUP | flags,
-		.exit_signal = (unsigned)signal,
-		.cgroup = (unsigned)fd,
-	};
-	pid_t pid;
+/* What the monitor is told. */
+struct order {
+	const char *record, *out, *log, *reply, *lifeline, *monitors, *leaf;
+	long long log_max;
+	uid_t uid;
+	int lead;
+	unsigned *fds;
+	size_t fd_count;
+	struct list step;
+};
 
-	if (fd < 0)
-		die(cgroup);
-	pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
+static bool read_order(struct orders *orders, struct order *order)
+{
+	order->record = take_word(orders);
+	order->out = take_word(orders);
+	order->log = take_word(orders);
+	order->reply = take_word(orders);
+	order->log_max = (long long)take_number(orders, LLONG_MAX);
+	order->lifeline = take_word(orders);
+	order->monitors = take_word(orders);
+	order->leaf = take_word(orders);
+	order->uid = take_id(orders);
+	if (take_if(orders, "-"))
+		order->lead = LEAD_NOBODY;
+	else if (take_if(orders, "cell"))
+		order->lead = LEAD_CELL;
+	else
+		order->lead = take_descriptor(orders);
+	order->fds = take_numbers(orders, INT_MAX, &order->fd_count);
+	order->step = take_list(orders);
+	return all_taken(orders) && order->step.count && order->fd_count <= DESCRIPTORS_MAX;
+}
+
+static pid_t must_fork(const char *cgroup, uint64_t flags, int signal)
+{
+	pid_t pid = fork_into(cgroup, flags, signal);
+
 	if (pid < 0)
-		die(cgroup);
-	close(fd);
+		give_up(cgroup);
 	return pid;
 }
 
 static void make_pipe(int ends[2], uid_t owner)
 {
 	if (pipe2(ends, O_CLOEXEC) < 0)
-		die("pipe");
+		give_up("pipe");
 	/* /dev/stdout opens the pipe anew, by its owner and mode. */
 	(void)!fchown(ends[1], owner, -1);
 	fcntl(ends[0], F_SETFL, O_NONBLOCK);
 }
 
-/* In the child: descriptors as the chain expects them, then the chain. */
-static void enter(char **argv, char *fds, int report, int out, int log)
+/* In the child: descriptors as the steps expect them, then the first of these. */
+static void take_step(const struct order *order, int report, int out, int log)
 {
 	static char *const environment[] = {NULL};
-	int passed[16], count = 0, high = 64;
+	int passed[DESCRIPTORS_MAX], count = (int)order->fd_count, high = FIRST_PASSED + count;
 
-	for (char *word = strtok(fds, ","); word && count < 16; word = strtok(NULL, ","))
-		passed[count++] = fcntl(atoi(word), F_DUPFD_CLOEXEC, high);
+	/* out of the way of each other first */
+	for (int i = 0; i < count; i++)
+		passed[i] = fcntl((int)order->fds[i], F_DUPFD_CLOEXEC, high);
 	report = fcntl(report, F_DUPFD_CLOEXEC, high);
 	out = fcntl(out, F_DUPFD_CLOEXEC, high);
 	log = fcntl(log, F_DUPFD_CLOEXEC, high);
@@ -487,9 +489,9 @@ static void enter(char **argv, char *fds, int report, int out, int log)
 	dup2(report, FIRST_PASSED - 1);
 	for (int i = 0; i < count; i++)
 		dup2(passed[i], FIRST_PASSED + i);
-	syscall(SYS_close_range, (unsigned)(FIRST_PASSED + count), ~0U, 0);
-	execve(argv[0], argv, environment);
-	dprintf(2, "ctxfs: %s: %s\n", argv[0], strerror(errno));
+	close_from((unsigned)(FIRST_PASSED + count), 0);
+	execve(order->step.items[0], order->step.items, environment);
+	dprintf(2, "ctxfs: %s: %m\n", order->step.items[0]);
 	_exit(127);
 }
 
@@ -533,16 +535,6 @@ static bool is_seen_to(void)
 	       !(recorded.st_mode & S_IWUSR);
 }
 
-/* LEAD, as a descriptor of our own if it is one; before FDS are closed. */
-static int open_lead(const char *text)
-{
-	if (!strcmp(text, "-"))
-		return LEAD_NOBODY;
-	if (!strcmp(text, "cell"))
-		return LEAD_CELL;
-	return fcntl(atoi(text), F_DUPFD_CLOEXEC, FIRST_PASSED);
-}
-
 /* Tells whoever leads the end to begin it; true if that may not have arrived. */
 static bool tell_end(int lead, int report)
 {
@@ -577,48 +569,46 @@ int main(int argc, char **argv)
 	struct state state = {0};
 	int out_pipe[2], log_pipe[2], sockets[2], signals, lifeline, lead, events = -1, yes = 1, null;
 	bool reaped = false, shared, replies;
-	long long log_max, next_word = 0;
+	struct orders orders = orders_of_arguments(argc, argv);
+	struct order order;
+	long long next_word = 0;
 	sigset_t watched;
-	uid_t uid;
 	pid_t monitor, chain;
 
-	if (argc < 14 || strcmp(argv[12], "--")) {
+	if (!read_order(&orders, &order)) {
 		dprintf(2, "usage: monitor RECORD OUT LOG REPLY LOG_MAX LIFELINE MONITORS LEAF UID LEAD "
-			   "FDS -- PROGRAM ARGUMENT...\n");
+			   "FDS STEP\n");
 		return 2;
 	}
-	record_fd = open(argv[1], O_WRONLY | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	record_fd = open(order.record, O_WRONLY | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
 	if (record_fd < 0) {
-		perror(argv[1]);
+		perror(order.record);
 		return 1;
 	}
-	monitor = fork_into(argv[7], CLONE_PARENT, 0);
+	monitor = must_fork(order.monitors, CLONE_PARENT, 0);
 	if (monitor > 0) {
 		record("monitor %d", monitor);
 		return 0;
 	}
-	setsid();	/* a terminal's Ctrl-C ends the daemon, not the agents */
-	prctl(PR_SET_NAME, "ctx-monitor");
-	shared = !strcmp(argv[3], "-");
-	replies = strcmp(argv[4], "-") != 0;
-	log_max = atoll(argv[5]);
-	lifeline = open(argv[6], O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-	uid = (uid_t)atol(argv[9]);
-	open_stream(&out, argv[2], log_max);
+	stand_beside("ctx-monitor");
+	shared = !strcmp(order.log, "-");
+	replies = strcmp(order.reply, "-") != 0;
+	lifeline = open(order.lifeline, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	open_stream(&out, order.out, order.log_max);
 	if (!shared)
-		open_stream(&log, argv[3], log_max);
+		open_stream(&log, order.log, order.log_max);
 	if (replies)
-		open_stream(&reply, argv[4], log_max);
-	make_pipe(out_pipe, uid);
+		open_stream(&reply, order.reply, order.log_max);
+	make_pipe(out_pipe, order.uid);
 	if (!shared)
-		make_pipe(log_pipe, uid);
+		make_pipe(log_pipe, order.uid);
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) < 0)
-		die("socketpair");
+		give_up("socketpair");
 	setsockopt(sockets[0], SOL_SOCKET, SO_PASSCRED, &yes, sizeof yes);
 
-	chain = fork_into(argv[8], 0, SIGCHLD);
+	chain = must_fork(order.leaf, 0, SIGCHLD);
 	if (chain == 0)
-		enter(argv + 13, argv[11], sockets[1], out_pipe[1], shared ? out_pipe[1] : log_pipe[1]);
+		take_step(&order, sockets[1], out_pipe[1], shared ? out_pipe[1] : log_pipe[1]);
 	record("chain %d", chain);
 	close(sockets[1]);
 	close(out_pipe[1]);
@@ -628,9 +618,11 @@ int main(int argc, char **argv)
 		close(log_pipe[1]);
 		from_log = (struct source){log_pipe[0], &log, NULL, &log, false, &state};
 	}
-	lead = open_lead(argv[10]);
-	for (char *word = strtok(argv[11], ","); word; word = strtok(NULL, ","))
-		close(atoi(word));
+	lead = order.lead;
+	if (lead >= 0)	/* one of those that are closed */
+		lead = fcntl(lead, F_DUPFD_CLOEXEC, FIRST_PASSED);
+	for (size_t i = 0; i < order.fd_count; i++)
+		close((int)order.fds[i]);
 	null = open("/dev/null", O_RDWR | O_CLOEXEC);
 	dup2(null, 0);
 	dup2(null, 1);
@@ -670,7 +662,7 @@ int main(int argc, char **argv)
 		telling = leading && next_word;
 		if (silent) {
 			if (events < 0)
-				events = open_events(argv[8]);
+				events = open_events(order.leaf);
 			if (!populated(events))
 				break;
 		}

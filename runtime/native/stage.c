@@ -1,7 +1,7 @@
 /*
  * stage: makes an operator's mount sources reachable for an agent's sandbox.
  *
- *     stage SPEC_FD CELL -- PROGRAM ARGUMENT...
+ *     stage ORDERS_FD CELL STEP
  *
  * Runs as root on the host side, before privileges are dropped. In a mount
  * namespace of its own it opens each source with the creator's uid, gid and
@@ -18,41 +18,25 @@
  * in the view of that cell. This is how a detached child gets a view made from
  * its parent's without being inside its parent's PID namespace.
  *
- * SPEC_FD holds strings, each ended by a NUL: the directory for the tmpfs, the
- * creator's uid, gid, and groups (separated by commas), the forbidden paths
- * (separated by colons), then for each mount its options (letters: r bind
- * recursively, s nosuid, d nodev, x noexec, t left out if it is not there), ID
- * and its source. ID is "-", or what the source was when it was written (look.c):
+ * ORDERS_FD holds orders (orders.h): the directory for the tmpfs; the creator's uid, gid
+ * and groups; the forbidden paths, a list; and the mounts, a list of lists: options
+ * (letters: r bind recursively, s nosuid, d nodev, x noexec, t left out if it is not there),
+ * ID and the source. ID is "-", or what the source was when it was written (look.c):
  * DEVICE:INODE, or "*" for whatever is there by now. With an ID no link is followed.
+ *
+ * STEP, a list, is the program that it becomes, and its arguments.
  */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
-#include <grp.h>
-#include <linux/magic.h>
 #include <linux/nsfs.h>
-#include <linux/openat2.h>
 #include <mntent.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/statfs.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include "die.h"
-
-#define ANOTHER "mount source %s: is another object than when the line was written: " \
-		"write the line again"
+#include "common.h"
+#include "orders.h"
 
 static bool rootless;
 
@@ -63,52 +47,30 @@ struct opened {
 	int error;
 };
 
-/* Whose rights a source is opened with. */
-struct creator {
-	uid_t uid;
-	gid_t gid;
-	gid_t groups[1024];
-	int group_count;
+/* One of the mounts that are asked for. */
+struct wanted {
+	const char *options, *id, *source;
 };
 
-static bool inside(const char *path, const char *directory)
+static struct list forbidden;
+
+static void check_source(int fd, const char *source, char *path, size_t size)
 {
-	size_t n = strlen(directory);
-
-	return n && !strncmp(path, directory, n) && (path[n] == 0 || path[n] == '/');
-}
-
-/* Whether this is what was there when its name was written down. */
-static void check_object(int fd, const char *source, const char *id)
-{
-	unsigned long long device, inode;
-	struct stat st;
-
-	if (sscanf(id, "%llu:%llu", &device, &inode) == 2 &&
-	    (fstat(fd, &st) < 0 || (unsigned long long)st.st_dev != device ||
-	     (unsigned long long)st.st_ino != inode))
-		die(ANOTHER, source);
-}
-
-static void check_source(int fd, const char *source, const char *forbidden, char *path, size_t size)
-{
-	char link[64], list[8192], *state = NULL;
+	char link[64];
 	struct statfs fs;
 	ssize_t n;
 
 	if (fstatfs(fd, &fs) < 0)
-		die("mount source %s: %s", source, strerror(errno));
-	if (fs.f_type == PROC_SUPER_MAGIC || fs.f_type == CGROUP_SUPER_MAGIC ||
-	    fs.f_type == CGROUP2_SUPER_MAGIC)
+		die("mount source %s: %m", source);
+	if (is_kernels(fs.f_type))
 		die("mount source %s: procfs and cgroupfs cannot be given to an agent", source);
 	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
 	n = readlink(link, path, size - 1);
 	if (n < 0)
-		die("mount source %s: %s", source, strerror(errno));
+		die("mount source %s: %m", source);
 	path[n] = 0;
-	snprintf(list, sizeof list, "%s", forbidden);
-	for (char *word = strtok_r(list, ":", &state); word; word = strtok_r(NULL, ":", &state))
-		if (inside(path, word))
+	for (size_t i = 0; i < forbidden.count; i++)
+		if (is_inside(path, forbidden.items[i]))
 			die("mount source %s: the daemon's own directories cannot be given to an agent",
 			    source);
 }
@@ -117,28 +79,23 @@ static void check_source(int fd, const char *source, const char *forbidden, char
 static void join(int namespace, const char *what)
 {
 	if (setns(namespace, CLONE_NEWNS) < 0)
-		die("%s: %s", what, strerror(errno));
+		die("%s: %m", what);
 }
 
-/* openat2(2) with the creator's rights and nobody else's. */
-static int open_as(const char *source, const char *id, const struct creator *as)
+/* With the creator's rights and nobody else's. */
+static int open_as(const struct wanted *wanted, const struct ids *as)
 {
-	struct open_how how = {.flags = O_PATH | O_CLOEXEC, .resolve = RESOLVE_NO_MAGICLINKS};
+	uint64_t resolve = *wanted->id == '-' ? 0 : RESOLVE_NO_SYMLINKS;
 	int fd, error;
 
-	if (*id != '-')
-		how.resolve |= RESOLVE_NO_SYMLINKS;
-
 	if (rootless)
-		return (int)syscall(SYS_openat2, AT_FDCWD, source, &how, sizeof how);
-	if (setgroups(as->group_count, as->groups) < 0 || setresgid(-1, as->gid, -1) < 0 ||
-	    setresuid(-1, as->uid, -1) < 0)
-		die("cannot take the creator's identity: %s", strerror(errno));
-	/* A link of procfs would lead where this process is, not the creator. */
-	fd = (int)syscall(SYS_openat2, AT_FDCWD, source, &how, sizeof how);
+		return open_path(AT_FDCWD, wanted->source, O_PATH, resolve);
+	if (become_groups(as) < 0 || setresgid(-1, as->gid, -1) < 0 || setresuid(-1, as->uid, -1) < 0)
+		die("cannot take the creator's identity: %m");
+	fd = open_path(AT_FDCWD, wanted->source, O_PATH, resolve);
 	error = errno;
 	if (setresuid(-1, 0, -1) < 0 || setresgid(-1, 0, -1) < 0 || setgroups(0, NULL) < 0)
-		die("cannot return to root: %s", strerror(errno));
+		die("cannot return to root: %m");
 	errno = error;
 	return fd;
 }
@@ -154,72 +111,47 @@ static int clone_mount(int fd, const char *source)
 				OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH | AT_RECURSIVE);
 
 	if (tree < 0)
-		die("mount source %s: %s", source, strerror(errno));
+		die("mount source %s: %m", source);
 	return tree;
 }
 
-/* From the view of a cell if there is one; root goes in and comes back. */
-static struct opened open_source(const char *source, const char *id, const struct creator *as,
-				 int cell, int own)
+/* What is there, and from a cell the mount of it. */
+static struct opened open_source(const struct wanted *wanted, const struct ids *as, bool in_cell)
 {
 	struct opened found = {.tree = -1};
 
-	if (cell >= 0)
-		join(cell, "the parent's cell");
-	found.fd = open_as(source, id, as);
+	found.fd = open_as(wanted, as);
 	found.error = found.fd < 0 ? errno : 0;
-	if (found.fd >= 0 && cell >= 0)
-		found.tree = clone_mount(found.fd, source);
-	if (cell >= 0)
-		join(own, "the way back");
+	if (found.fd >= 0 && in_cell)
+		found.tree = clone_mount(found.fd, wanted->source);
 	return found;
+}
+
+static void close_opened(const struct opened *found)
+{
+	close_quietly(found->fd);
+	close_quietly(found->tree);
 }
 
 static void send_opened(int channel, const struct opened *found)
 {
-	union {
-		char space[CMSG_SPACE(2 * sizeof(int))];
-		struct cmsghdr align;
-	} control = {0};
-	struct iovec data = {(void *)&found->error, sizeof found->error};
-	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1};
+	const int fds[2] = {found->fd, found->tree};
 
-	if (found->fd >= 0) {
-		struct cmsghdr *header;
-		int fds[2] = {found->fd, found->tree};
-
-		message.msg_control = &control;
-		message.msg_controllen = sizeof control;
-		header = CMSG_FIRSTHDR(&message);
-		header->cmsg_level = SOL_SOCKET;
-		header->cmsg_type = SCM_RIGHTS;
-		header->cmsg_len = CMSG_LEN(sizeof fds);
-		memcpy(CMSG_DATA(header), fds, sizeof fds);
-	}
-	if (sendmsg(channel, &message, MSG_NOSIGNAL) < 0)
-		die("the parent's cell: sendmsg: %s", strerror(errno));
+	if (send_message(channel, &found->error, sizeof found->error, fds, found->fd < 0 ? 0 : 2) < 0)
+		die("the parent's cell: sendmsg: %m");
 }
 
 static struct opened receive_opened(int channel)
 {
 	struct opened found = {-1, -1, 0};
-	union {
-		char space[CMSG_SPACE(2 * sizeof(int))];
-		struct cmsghdr align;
-	} control = {0};
-	struct iovec data = {&found.error, sizeof found.error};
-	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control,
-				 .msg_controllen = sizeof control};
-	struct cmsghdr *header;
+	int fds[DESCRIPTORS_MAX];
+	size_t count;
 
 	/* it has said why */
-	if (recvmsg(channel, &message, MSG_CMSG_CLOEXEC) != sizeof found.error)
-		exit(125);
-	header = CMSG_FIRSTHDR(&message);
-	if (header && header->cmsg_type == SCM_RIGHTS) {
-		int fds[2];
-
-		memcpy(fds, CMSG_DATA(header), sizeof fds);
+	if (receive_message(channel, &found.error, sizeof found.error, fds, &count) !=
+	    sizeof found.error)
+		exit(EXIT_FAILED);
+	if (count == 2) {
 		found.fd = fds[0];
 		found.tree = fds[1];
 	}
@@ -233,55 +165,36 @@ static struct opened receive_opened(int channel)
  */
 static void enter_view(int pidfd)
 {
-	char path[64], line[256];
-	int namespace, owner;
-	long pid = 0;
-	FILE *info;
+	int namespace = open_of_process(pidfd, "ns/mnt", O_RDONLY), owner;
 
-	snprintf(path, sizeof path, "/proc/self/fdinfo/%d", pidfd);
-	info = fopen(path, "re");
-	while (info && fgets(line, sizeof line, info))
-		(void)!sscanf(line, "Pid: %ld", &pid);
-	if (info)
-		fclose(info);
-	snprintf(path, sizeof path, "/proc/%ld/ns/mnt", pid);
-	namespace = open(path, O_RDONLY | O_CLOEXEC);
-	/* if it lives, its pid was nobody else's */
-	if (namespace < 0 || syscall(SYS_pidfd_send_signal, pidfd, 0, NULL, 0) < 0)
-		die("the parent's cell: %s", strerror(errno));
+	if (namespace < 0)
+		die("the parent's cell: %m");
 	owner = ioctl(namespace, NS_GET_USERNS);
 	if (owner < 0 || setns(owner, CLONE_NEWUSER) < 0 || setns(namespace, CLONE_NEWNS) < 0)
-		die("the parent's cell: %s", strerror(errno));
+		die("the parent's cell: %m");
 }
 
 /* Starts what sends the sources, as they are in a cell, one after the other. */
-static int start_fetcher(int cell, char **items, size_t count, pid_t *fetcher)
+static int start_fetcher(int cell, const struct wanted *wanted, size_t count, pid_t *fetcher)
 {
 	int ends[2];
 
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0)
-		die("socketpair: %s", strerror(errno));
+		die("socketpair: %m");
 	*fetcher = fork();
 	if (*fetcher < 0)
-		die("fork: %s", strerror(errno));
+		die("fork: %m");
 	if (*fetcher > 0) {
 		close(ends[1]);
 		return ends[0];
 	}
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	enter_view(cell);
-	for (size_t i = 5; i + 2 < count; i += 3) {
-		struct opened found = {.tree = -1};
+	for (size_t i = 0; i < count; i++) {
+		struct opened found = open_source(&wanted[i], NULL, true);
 
-		found.fd = open_as(items[i + 2], items[i + 1], NULL);
-		found.error = found.fd < 0 ? errno : 0;
-		if (found.fd >= 0)
-			found.tree = clone_mount(found.fd, items[i + 2]);
 		send_opened(ends[1], &found);
-		if (found.fd >= 0) {
-			close(found.fd);
-			close(found.tree);
-		}
+		close_opened(&found);
 	}
 	exit(0);
 }
@@ -299,15 +212,15 @@ static void bind_source(int fd, int tree, const char *source, const char *point,
 	char link[64];
 
 	if (fstat(fd, &st) < 0)
-		die("mount source %s: %s", source, strerror(errno));
+		die("mount source %s: %m", source);
 	if (S_ISDIR(st.st_mode)) {
 		if (mkdir(point, 0755) < 0)
-			die("%s: %s", point, strerror(errno));
+			die("%s: %m", point);
 	} else {
 		int file = open(point, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
 
 		if (file < 0)
-			die("%s: %s", point, strerror(errno));
+			die("%s: %m", point);
 		close(file);
 	}
 	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
@@ -317,12 +230,12 @@ static void bind_source(int fd, int tree, const char *source, const char *point,
 		if (rootless && errno == EINVAL && !recursive)
 			die("mount source %s: without root, what is mounted below it comes along: "
 			    "rbind", source);
-		die("mount source %s: %s", source, strerror(errno));
+		die("mount source %s: %m", source);
 	}
 	/* the whole tree below it, not its top alone */
 	if (attributes.attr_set && syscall(SYS_mount_setattr, AT_FDCWD, point, AT_RECURSIVE,
 					   &attributes, sizeof attributes) < 0)
-		die("mount source %s: options: %s", source, strerror(errno));
+		die("mount source %s: options: %m", source);
 }
 
 /* Whether a mount below a source is one that no agent may have. */
@@ -345,14 +258,14 @@ static char **find_mounts(const char *directory, bool (*wanted)(const char *), s
 	struct mntent *entry;
 
 	if (!mounts)
-		die("/proc/self/mounts: %s", strerror(errno));
+		die("/proc/self/mounts: %m");
 	*count = 0;
 	while ((entry = getmntent(mounts))) {
-		if (!inside(entry->mnt_dir, directory) || !wanted(entry->mnt_type))
+		if (!is_inside(entry->mnt_dir, directory) || !wanted(entry->mnt_type))
 			continue;
 		found = realloc(found, (*count + 1) * sizeof *found);
 		if (!found || !(found[(*count)++] = strdup(entry->mnt_dir)))
-			die("mount sources: %s", strerror(ENOMEM));
+			die("mount sources: %m");
 	}
 	endmntent(mounts);
 	return found;
@@ -376,7 +289,7 @@ static void cover_mounts(const char *directory, bool (*hidden)(const char *))
 		else if (there)
 			failed = mount("/dev/null", covered[i], NULL, MS_BIND, NULL);
 		if (failed < 0)
-			die("mount sources: %s: %s", covered[i], strerror(errno));
+			die("mount sources: %s: %m", covered[i]);
 	}
 }
 
@@ -394,38 +307,36 @@ static void remove_mounts(const char *directory)
 			if (umount2(found[i], MNT_DETACH) == 0)
 				removed++;
 			else if (errno != EINVAL && errno != ENOENT)
-				die("mount sources: %s: %s", found[i], strerror(errno));
+				die("mount sources: %s: %m", found[i]);
 		}
 	} while (removed);
 }
 
 /* Covers the daemon's own directories in what was bound at a point. */
-static void cover_own(const char *point, const char *source, const char *real,
-		      const char *forbidden)
+static void cover_own(const char *point, const char *source, const char *real)
 {
-	char list[8192], *state = NULL;
-
-	snprintf(list, sizeof list, "%s", forbidden);
-	for (char *word = strtok_r(list, ":", &state); word; word = strtok_r(NULL, ":", &state)) {
+	for (size_t i = 0; i < forbidden.count; i++) {
+		const char *word = forbidden.items[i];
 		const char *rest = strcmp(real, "/") ? word + strlen(real) : word;
 		char path[8192];
 
-		if (strcmp(real, "/") && !inside(word, real))
+		if (strcmp(real, "/") && !is_inside(word, real))
 			continue;
 		snprintf(path, sizeof path, "%s%s", point, rest);
 		if (access(path, F_OK) == 0 &&
 		    mount("none", path, "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV, "mode=0") < 0)
-			die("mount source %s: %s: %s", source, path, strerror(errno));
+			die("mount source %s: %s: %m", source, path);
 	}
 }
 
-static void write_map(const char *path, const char *format, unsigned id)
+/* The same inside as outside: whoever is not root may map nothing else. */
+static void map_id(const char *path, unsigned id)
 {
-	int fd = open(path, O_WRONLY | O_CLOEXEC);
+	char text[64];
 
-	if (fd < 0 || dprintf(fd, format, id, id) < 0)
-		die("%s: %s", path, strerror(errno));
-	close(fd);
+	snprintf(text, sizeof text, "%u %u 1", id, id);
+	if (write_file(AT_FDCWD, path, text) < 0)
+		die("%s: %m", path);
 }
 
 /* Where an ordinary user may mount, with the ids that it has (user_namespaces(7)). */
@@ -435,103 +346,114 @@ static void enter_user_namespace(void)
 	gid_t gid = getegid();
 
 	if (unshare(CLONE_NEWUSER) < 0)
-		die("unshare: %s", strerror(errno));
-	write_map("/proc/self/setgroups", "deny", 0);
-	write_map("/proc/self/uid_map", "%u %u 1", uid);
-	write_map("/proc/self/gid_map", "%u %u 1", gid);
+		die("unshare: %m");
+	if (write_file(AT_FDCWD, "/proc/self/setgroups", "deny") < 0)
+		die("/proc/self/setgroups: %m");
+	map_id("/proc/self/uid_map", uid);
+	map_id("/proc/self/gid_map", gid);
 }
 
-/* The NUL-ended strings of the specification, all of them. */
-static char **read_items(int fd, size_t *count)
+/* Why a source that is to be there cannot be had. */
+__attribute__((noreturn)) static void refuse(const struct wanted *wanted, int error)
 {
-	size_t capacity = 1 << 16, length = 0, next = 0;
-	char *data = malloc(capacity), **items;
+	if (*wanted->id != '-' && (error == ELOOP || error == ENOENT || error == ENOTDIR))
+		die(ANOTHER, wanted->source);
+	if (error == ELOOP)
+		die("mount source %s: links of procfs, and loops of links, cannot be "
+		    "given to an agent", wanted->source);
+	die("mount source %s: %s", wanted->source, strerror(error));
+}
 
-	for (;;) {
-		ssize_t n = data ? read(fd, data + length, capacity - length) : -1;
+/* Binds what is there at a point, and shows whatever may not be seen in there to nobody. */
+static void place(const struct wanted *wanted, const struct opened *found, const char *point,
+		  bool in_cell)
+{
+	char real[4096];
 
-		if (n < 0)
-			die("the runtime's mount data: %s", strerror(data ? errno : ENOMEM));
-		if (n == 0)
-			break;
-		length += (size_t)n;
-		if (length == capacity)
-			data = realloc(data, capacity *= 2);
+	if (*wanted->id != '-' && !is_object(found->fd, wanted->id))
+		die(ANOTHER, wanted->source);
+	check_source(found->fd, wanted->source, real, sizeof real);
+	bind_source(found->fd, found->tree, wanted->source, point, wanted->options);
+	if (!in_cell)
+		cover_own(point, wanted->source, real);
+}
+
+static struct wanted *take_mounts(struct orders *orders, size_t *count)
+{
+	struct list *lists = take_lists(orders, count);
+	struct wanted *mounts = calloc(*count + 1, sizeof *mounts);
+
+	if (!mounts)
+		die("the runtime's mount data: %m");
+	for (size_t i = 0; i < *count; i++) {
+		char **items = lists[i].items;
+
+		if (lists[i].count != 3)
+			die("the runtime's mount data is damaged");
+		mounts[i] = (struct wanted){items[0], items[1], items[2]};
 	}
-	if (!length || data[length - 1])
-		die("the runtime's mount data is damaged");
-	for (size_t i = 0; i < length; i++)
-		*count += data[i] == 0;
-	items = calloc(*count, sizeof *items);
-	if (!items || *count < 5)
-		die("the runtime's mount data is damaged");
-	for (char *p = data; next < *count; p += strlen(p) + 1)
-		items[next++] = p;
-	return items;
+	free(lists);
+	return mounts;
 }
 
 int main(int argc, char **argv)
 {
-	static struct creator as;
-	char **items, *directory, *forbidden, *state = NULL;
-	size_t count = 0;
-	int own = -1, cell = -1, channel = -1;
+	struct orders arguments = orders_of_arguments(argc, argv), orders;
+	int spec = take_descriptor(&arguments), cell = take_descriptor_or_none(&arguments);
+	struct list step = take_list(&arguments);
+	int own = -1, channel = -1;
+	const char *directory;
+	struct wanted *mounts;
 	pid_t fetcher = 0;
+	struct ids as;
+	size_t count;
 
-	if (argc < 5 || strcmp(argv[3], "--"))
-		die("usage: stage SPEC_FD CELL -- PROGRAM ARGUMENT...");
-	if (strcmp(argv[2], "-"))
-		cell = atoi(argv[2]);
-	items = read_items(atoi(argv[1]), &count);
-	close(atoi(argv[1]));
-	directory = items[0];
-	as.uid = (uid_t)atol(items[1]);
-	as.gid = (gid_t)atol(items[2]);
-	for (char *word = strtok_r(items[3], ",", &state); word && as.group_count < 1024;
-	     word = strtok_r(NULL, ",", &state))
-		as.groups[as.group_count++] = (gid_t)atol(word);
-	forbidden = items[4];
+	if (!all_taken(&arguments) || !step.count)
+		die("usage: stage ORDERS_FD CELL STEP");
+	orders = read_orders(spec);
+	directory = take_word(&orders);
+	as = take_ids(&orders);
+	forbidden = take_list(&orders);
+	mounts = take_mounts(&orders, &count);
+	if (!all_taken(&orders))
+		die("the runtime's mount data is damaged");
 
 	rootless = geteuid() != 0;
+	/* root's own groups are none of the creator's */
+	if (!rootless && as.same_groups)
+		die("the runtime's mount data is damaged");
 	if (rootless && cell >= 0)
-		channel = start_fetcher(cell, items, count, &fetcher);
+		channel = start_fetcher(cell, mounts, count, &fetcher);
 	if (rootless)
 		enter_user_namespace();
 	if (unshare(CLONE_NEWNS) < 0)
-		die("unshare: %s", strerror(errno));
+		die("unshare: %m");
 	/* Slaves, not private: a filesystem mounted anew after a crash of the
 	 * daemon must still arrive in the sandbox. */
 	if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0 ||
 	    mount("tmpfs", directory, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755") < 0)
-		die("%s: %s", directory, strerror(errno));
+		die("%s: %m", directory);
 	if (cell >= 0 && (own = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC)) < 0)
-		die("/proc/self/ns/mnt: %s", strerror(errno));
-	for (size_t i = 5; i + 2 < count; i += 3) {
-		const char *options = items[i], *id = items[i + 1], *source = items[i + 2];
-		char point[4096], real[4096];
+		die("/proc/self/ns/mnt: %m");
+	for (size_t i = 0; i < count; i++) {
+		bool goes_in = cell >= 0 && channel < 0;
 		struct opened found;
+		char point[4096];
 
-		snprintf(point, sizeof point, "%s/%zu", directory, (i - 5) / 3);
+		snprintf(point, sizeof point, "%s/%zu", directory, i);
+		/* from the view of a cell, if there is one; root goes in and comes back */
+		if (goes_in)
+			join(cell, "the parent's cell");
 		found = channel >= 0 ? receive_opened(channel)
-				     : open_source(source, id, &as, cell, own);
-		if (found.fd < 0 && found.error == ENOENT && strchr(options, 't'))
+				     : open_source(&mounts[i], &as, cell >= 0);
+		if (goes_in)
+			join(own, "the way back");
+		if (found.fd < 0 && found.error == ENOENT && strchr(mounts[i].options, 't'))
 			continue;
-		if (found.fd < 0 && *id != '-' &&
-		    (found.error == ELOOP || found.error == ENOENT || found.error == ENOTDIR))
-			die(ANOTHER, source);
-		if (found.fd < 0 && found.error == ELOOP)
-			die("mount source %s: links of procfs, and loops of links, cannot be "
-			    "given to an agent", source);
 		if (found.fd < 0)
-			die("mount source %s: %s", source, strerror(found.error));
-		check_object(found.fd, source, id);
-		check_source(found.fd, source, forbidden, real, sizeof real);
-		bind_source(found.fd, found.tree, source, point, options);
-		if (cell < 0)
-			cover_own(point, source, real, forbidden);
-		close(found.fd);
-		if (found.tree >= 0)
-			close(found.tree);
+			refuse(&mounts[i], found.error);
+		place(&mounts[i], &found, point, cell >= 0);
+		close_opened(&found);
 	}
 	/* once for all, since every look at them is at all mounts of the host */
 	if (cell >= 0)
@@ -544,6 +466,6 @@ int main(int argc, char **argv)
 		close(cell);
 	if (fetcher > 0)
 		waitpid(fetcher, NULL, 0);
-	execvp(argv[4], argv + 4);
-	die("%s: %s", argv[4], strerror(errno));
+	execvp(step.items[0], step.items);
+	die("%s: %m", step.items[0]);
 }

@@ -1,13 +1,12 @@
 /*
  * view: builds what an agent sees, and becomes PID 1 of its cell.
  *
- *     view PLAN_FD PROGRAM_FD UID GID GROUPS -- ARGUMENT...
+ *     view ORDERS_FD PROGRAM_FD UID GID GROUPS ARGUMENTS      (orders.h)
  *
- * Takes the ids (GROUPS are separated by commas, "-" for none, "=" as they are)
- * and gives up every capability, before anything of the agent's is touched. Then
- * it makes user, mount, PID, IPC, UTS and cgroup namespaces as any user may, and
- * in there a new root by PLAN; PROGRAM_FD, open before there was a view, is what
- * it becomes, with ARGUMENTs from the zeroth on, descriptors 0 to 4 and an empty
+ * Takes the ids and gives up every capability, before anything of the agent's is
+ * touched. Then it makes user, mount, PID, IPC, UTS and cgroup namespaces as any user
+ * may, and in there a new root by its orders; PROGRAM_FD, open before there was a view,
+ * is what it becomes, with ARGUMENTS from the zeroth on, descriptors 0 to 4 and an empty
  * environment. The process that was started waits for it and ends as it did.
  *
  * Whoever composed the view that this starts in may be an enemy of the agent that
@@ -16,7 +15,7 @@
  * descriptor, sources are opened once and bound as opened, and targets are
  * resolved with the new root as the limit, whatever links say.
  *
- * PLAN_FD holds strings, each ended by a NUL: operations with their arguments,
+ * ORDERS_FD holds orders: a list of operations, each a list of its name and arguments,
  * done in order.
  *
  *     network                      a network namespace with nothing but a loopback
@@ -46,23 +45,15 @@
  */
 #define _GNU_SOURCE
 #include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <linux/mount.h>
-#include <linux/openat2.h>
 #include <net/if.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdbool.h>
-#include <stdio.h>
 #include <sys/ioctl.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/sysmacros.h>
-#include <sys/wait.h>
 
 #include "common.h"
-#include "die.h"
+#include "orders.h"
 
 /* of sys/mount.h, which does not go together with linux/mount.h */
 int umount2(const char *target, int flags);
@@ -73,44 +64,17 @@ int umount2(const char *target, int flags);
 /* Where things are while the view is built. */
 static int old_root = -1, new_root = -1, hidden = -1;
 
-/* Paths are an agent's choice, and what is said here is read at a terminal. */
-
 /* For what does not fail where sandboxes can be made at all. */
 static int must(int result, const char *what)
 {
 	if (result < 0)
-		die("the agent's view: %s: %s", what, strerror(errno));
+		die("the agent's view: %s: %m", what);
 	return result;
-}
-
-static char *read_plan(int fd, size_t *length)
-{
-	size_t capacity = 65536;
-	char *data = malloc(capacity + 1);
-
-	*length = 0;
-	for (;;) {
-		ssize_t n;
-
-		if (!data)
-			die("the agent's view: %s", strerror(ENOMEM));
-		n = read(fd, data + *length, capacity - *length);
-		if (n < 0 && errno == EINTR)
-			continue;
-		must((int)n, "the plan");
-		if (n == 0)
-			break;
-		*length += (size_t)n;
-		if (*length == capacity)
-			data = realloc(data, (capacity *= 2) + 1);
-	}
-	data[*length] = 0;
-	return data;
 }
 
 struct operation {
 	const char *name;
-	int arguments;
+	size_t arguments;
 };
 
 static const struct operation operations[] = {
@@ -118,54 +82,52 @@ static const struct operation operations[] = {
 	{"symlink", 2}, {"proc", 1}, {"dev", 1}, {"hide", 1},
 };
 
-/* How many strings follow the name of an operation. */
-static int count_arguments(const char *name)
+static void check_operation(struct list words)
 {
-	for (size_t i = 0; i < sizeof operations / sizeof *operations; i++)
-		if (!strcmp(name, operations[i].name))
-			return operations[i].arguments;
-	die("the agent's view: unknown operation %s", name);
-	return 0;
-}
-
-/* Splits a plan into strings and checks that each operation has its own. */
-static char **parse_plan(char *data, size_t length, size_t *count)
-{
-	char **items;
-
-	*count = 0;
-	for (size_t i = 0; i < length; i++)
-		*count += data[i] == 0;
-	items = calloc(*count + 1, sizeof *items);
-	if (!items)
-		die("the agent's view: %s", strerror(ENOMEM));
-	for (size_t i = 0; i < *count; i++, data += strlen(data) + 1)
-		items[i] = data;
-	for (size_t i = 0; i < *count;) {
-		i += 1 + (size_t)count_arguments(items[i]);
-		if (i > *count)
-			die("the agent's view: the plan is cut short");
+	for (size_t i = 0; words.count && i < sizeof operations / sizeof *operations; i++) {
+		if (strcmp(words.items[0], operations[i].name))
+			continue;
+		if (words.count != operations[i].arguments + 1)
+			die("the agent's view: the operation %s has not its arguments", words.items[0]);
+		return;
 	}
-	return items;
+	die("the agent's view: unknown operation %s", words.count ? words.items[0] : "");
 }
 
-static bool wants(char **items, size_t count, const char *name)
+/* What is to be done. */
+struct plan {
+	struct list *operations;
+	size_t count;
+};
+
+static struct plan read_plan(int fd)
 {
-	for (size_t i = 0; i < count; i += 1 + (size_t)count_arguments(items[i]))
-		if (!strcmp(items[i], name))
+	struct orders orders = read_orders(fd);
+	struct plan plan;
+
+	plan.operations = take_lists(&orders, &plan.count);
+	if (!all_taken(&orders))
+		die("the agent's view: the runtime's plan is damaged");
+	for (size_t i = 0; i < plan.count; i++)
+		check_operation(plan.operations[i]);
+	return plan;
+}
+
+static bool wants(struct plan plan, const char *name)
+{
+	for (size_t i = 0; i < plan.count; i++)
+		if (!strcmp(plan.operations[i].items[0], name))
 			return true;
 	return false;
 }
 
 static int open_below(int directory, const char *path, unsigned long long resolve)
 {
-	struct open_how how = {.flags = O_PATH | O_CLOEXEC,
-			       .resolve = resolve | RESOLVE_NO_MAGICLINKS};
 	int fd;
 
 	/* EAGAIN: something was renamed meanwhile, so that ".." could not be judged */
 	do
-		fd = (int)syscall(SYS_openat2, directory, path, &how, sizeof how);
+		fd = open_path(directory, path, O_PATH, resolve);
 	while (fd < 0 && (errno == EAGAIN || errno == EINTR));
 	return fd;
 }
@@ -240,12 +202,12 @@ static int make_target(const char *target, bool directory)
 	if (fd < 0 && errno == ENOENT) {
 		parent = open_parent(target, &name);
 		if ((directory ? mkdirat(parent, name, 0755) : mknodat(parent, name, S_IFREG | 0444, 0)) < 0)
-			die("mount target %s: %s", target, strerror(errno));
+			die("mount target %s: %m", target);
 		fd = open_below(parent, name, RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS);
 		close(parent);
 	}
 	if (fd < 0 || fstat(fd, &st) < 0)
-		die("mount target %s: %s", target, strerror(errno));
+		die("mount target %s: %m", target);
 	if (S_ISDIR(st.st_mode) != directory)
 		die("mount target %s: %s", target, strerror(directory ? ENOTDIR : EISDIR));
 	return fd;
@@ -259,7 +221,7 @@ static int open_parent(const char *target, const char **name)
 	int fd;
 
 	if (!parent)
-		die("mount target %s: %s", target, strerror(ENOMEM));
+		die("mount target %s: %m", target);
 	while (length > 1 && parent[length - 1] == '/')
 		parent[--length] = 0;
 	slash = strrchr(parent, '/');
@@ -281,20 +243,9 @@ static void put(int tree, const char *target, bool directory)
 	int fd = make_target(target, directory);
 
 	if (attach(tree, fd) < 0)
-		die("mount target %s: %s", target, strerror(errno));
+		die("mount target %s: %m", target);
 	close(fd);
 	close(tree);
-}
-
-static bool is_object(int fd, const char *id)
-{
-	unsigned long long device, inode;
-	struct stat st;
-
-	if (!strcmp(id, "*"))
-		return true;
-	return sscanf(id, "%llu:%llu", &device, &inode) == 2 && fstat(fd, &st) == 0 &&
-	       (unsigned long long)st.st_dev == device && (unsigned long long)st.st_ino == inode;
 }
 
 /* What is at a source of the view that this started in, with its mounts; -1 if it may be
@@ -311,14 +262,13 @@ static int take_source(const char *options, const char *id, const char *source, 
 		return -1;
 	if (exact && ((fd < 0 && (errno == ELOOP || errno == ENOENT || errno == ENOTDIR)) ||
 		      (fd >= 0 && !is_object(fd, id))))
-		die("mount source %s: is another object than when the line was written: "
-		    "write the line again", source);
+		die(ANOTHER, source);
 	if (fd < 0 || fstat(fd, &st) < 0)
-		die("mount source %s: %s", source, strerror(errno));
+		die("mount source %s: %m", source);
 	*directory = S_ISDIR(st.st_mode);
 	tree = clone_tree(fd, AT_RECURSIVE);
 	if (tree < 0)
-		die("mount source %s: %s", source, strerror(errno));
+		die("mount source %s: %m", source);
 	close(fd);
 	if (strchr(options, 'r'))
 		attributes |= MOUNT_ATTR_RDONLY;
@@ -327,7 +277,7 @@ static int take_source(const char *options, const char *id, const char *source, 
 	if ((!strchr(options, 's') && make_private(tree) < 0) ||
 	    set_attributes(tree, attributes, AT_RECURSIVE) < 0 ||
 	    (strchr(options, 'R') && set_attributes(tree, MOUNT_ATTR_RDONLY, 0) < 0))
-		die("mount source %s: options: %s", source, strerror(errno));
+		die("mount source %s: options: %m", source);
 	return tree;
 }
 
@@ -340,7 +290,7 @@ static void bind_source(const char *options, const char *id, const char *source,
 		return;
 	if (!strcmp(target, "/")) {
 		if (attach(tree, new_root) < 0)
-			die("mount target /: %s", strerror(errno));
+			die("mount target /: %m");
 		close(new_root);
 		new_root = tree;
 	} else {
@@ -353,7 +303,7 @@ static void examine(int fd, struct statx *st, const char *name)
 {
 	/* as it is known: what is mounted there may have gone dumb */
 	if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_BASIC_STATS | STATX_MNT_ID, st) < 0)
-		die("the parent's root: %s: %s", name, strerror(errno));
+		die("the parent's root: %s: %m", name);
 }
 
 static void copy_link(int from, int to, const char *name)
@@ -364,7 +314,7 @@ static void copy_link(int from, int to, const char *name)
 	if (n >= 0)
 		text[n] = 0;
 	if (n < 0 || symlinkat(text, to, name) < 0)
-		die("the parent's root: %s: %s", name, strerror(errno));
+		die("the parent's root: %s: %m", name);
 }
 
 /* At a name in a directory: what is open, with the mounts below it if it is one. */
@@ -375,12 +325,12 @@ static void bind_entry(int from, int to, const char *name, bool mounted, bool di
 
 	if (tree < 0 || (directory ? mkdirat(to, name, 0755)
 				   : mknodat(to, name, S_IFREG | 0444, 0)) < 0)
-		die("the parent's root: %s: %s", name, strerror(errno));
+		die("the parent's root: %s: %m", name);
 	point = open_below(to, name, RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS);
 	if (point < 0 || make_private(tree) < 0 ||
 	    set_attributes(tree, attributes | (mounted ? 0 : MOUNT_ATTR_RDONLY), AT_RECURSIVE) < 0 ||
 	    attach(tree, point) < 0)
-		die("the parent's root: %s: %s", name, strerror(errno));
+		die("the parent's root: %s: %m", name);
 	close(point);
 	close(tree);
 }
@@ -408,7 +358,7 @@ static void copy_root(int from, int to, unsigned long long mount, int depth)
 		if (below < 0 && errno == ENOENT)
 			continue;	/* taken away meanwhile */
 		if (below < 0)
-			die("the parent's root: %s: %s", name, strerror(errno));
+			die("the parent's root: %s: %m", name);
 		examine(below, &st, name);
 		if (st.stx_mnt_id != mount) {
 			bind_entry(below, to, name, true, S_ISDIR(st.stx_mode));
@@ -416,7 +366,7 @@ static void copy_root(int from, int to, unsigned long long mount, int depth)
 			copy_link(below, to, name);
 		} else if (S_ISDIR(st.stx_mode)) {
 			if (mkdirat(to, name, st.stx_mode & 0777) < 0)
-				die("the parent's root: %s: %s", name, strerror(errno));
+				die("the parent's root: %s: %m", name);
 			made = must(open_below(to, name, RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS), name);
 			copy_root(below, made, mount, depth + 1);
 			close(made);
@@ -434,7 +384,7 @@ static void make_root(const char *source)
 	struct statx st;
 
 	if (fd < 0)
-		die("the parent's root: %s", strerror(errno));
+		die("the parent's root: %m");
 	examine(fd, &st, source);
 	copy_root(fd, new_root, st.stx_mnt_id, 0);
 	close(fd);
@@ -452,7 +402,7 @@ static void make_directory(const char *mode, const char *target)
 	}
 	parent = open_parent(target, &name);
 	if (mkdirat(parent, name, (mode_t)strtoul(mode, NULL, 8)) < 0)
-		die("%s: %s", target, strerror(errno));
+		die("%s: %m", target);
 	close(parent);
 }
 
@@ -566,16 +516,16 @@ static void cover(int fd, const char *target)
 	int tree;
 
 	if (fstat(fd, &st) < 0)
-		die("hide %s: %s", target, strerror(errno));
+		die("hide %s: %m", target);
 	if (S_ISDIR(st.st_mode)) {
 		tree = clone_tree(hidden, 0);
 	} else {
 		tree = take_device("null", 0x103);
 		if (set_attributes(tree, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, 0) < 0)
-			die("hide %s: %s", target, strerror(errno));
+			die("hide %s: %m", target);
 	}
 	if (tree < 0 || attach(tree, fd) < 0)
-		die("hide %s: %s", target, strerror(errno));
+		die("hide %s: %m", target);
 	close(tree);
 }
 
@@ -590,7 +540,7 @@ static void hide_closed(const char *target)
 	int found = -1;
 
 	if (!path)
-		die("hide %s: %s", target, strerror(ENOMEM));
+		die("hide %s: %m", target);
 	for (char *slash = path; (slash = strchr(slash + 1, '/'));) {
 		int fd;
 
@@ -620,7 +570,7 @@ static void hide(const char *target)
 		cover(fd, target);
 		close(fd);
 	} else if (errno != ENOENT && errno != ENOTDIR && errno != ELOOP) {
-		die("hide %s: %s", target, strerror(errno));
+		die("hide %s: %m", target);
 	}
 }
 
@@ -648,13 +598,9 @@ static void perform(char **operation)
 
 static void write_map(int self, const char *file, const char *text)
 {
-	int fd;
-
 	/* these files belong to root as long as others must not trace this process */
 	must(prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl");
-	fd = must(openat(self, file, O_WRONLY | O_CLOEXEC), file);
-	must((int)write(fd, text, strlen(text)), file);
-	close(fd);
+	must(write_file(self, file, text), file);
 	must(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl");
 }
 
@@ -684,11 +630,10 @@ static void raise_loopback(void)
  * first, where the root that was is beside the new one: what it has stays reachable,
  * and nothing of it is covered.
  */
-static void build(char **items, size_t count)
+static void build(struct plan plan)
 {
 	/* It is on top of "/", where no path leads, until it is "/". */
 	int base = make_tmpfs("0755"), point, root, tree;
-	size_t i = 0;
 
 	root = must(open("/", O_PATH | O_DIRECTORY | O_CLOEXEC), "/");
 	must(attach(base, root), "/");
@@ -711,8 +656,8 @@ static void build(char **items, size_t count)
 	must(attach(new_root, point), "new root");
 	close(point);
 
-	for (; i < count; i += 1 + (size_t)count_arguments(items[i]))
-		perform(items + i);
+	for (size_t i = 0; i < plan.count; i++)
+		perform(plan.operations[i].items);
 
 	must(fchdir(new_root), "new root");
 	must((int)syscall(SYS_pivot_root, ".", "."), "pivot_root");
@@ -725,64 +670,55 @@ static void build(char **items, size_t count)
 	close(new_root);
 }
 
-static int become_program(char **items, size_t count, int program, uid_t uid, gid_t gid, char **argv)
+static void become_program(struct plan plan, const struct ids *ids, int program, char **argv)
 {
 	int self = must(open("/proc/self", O_PATH | O_DIRECTORY | O_CLOEXEC), "/proc/self");
-	char *const environment[] = {NULL};
 
 	umask(0);
 	/* devpts is for those in whose namespace there is a root (devpts(5)) */
-	write_maps(self, 0, uid, 0, gid);
-	if (wants(items, count, "network"))
+	write_maps(self, 0, ids->uid, 0, ids->gid);
+	if (wants(plan, "network"))
 		raise_loopback();
-	build(items, count);
+	build(plan);
 	/* One more, where the agent has its own ids again; the mounts belong to the one
 	 * above, so that nobody in here has a right to change them. */
 	must(unshare(CLONE_NEWUSER), "user namespace");
-	write_maps(self, uid, 0, gid, 0);
+	write_maps(self, ids->uid, 0, ids->gid, 0);
 	close(self);
 	must(give_up_capabilities(), "capabilities");
 	must(setsid(), "setsid");
 	umask(022);
-	must((int)syscall(SYS_close_range, 5U, ~0U, 4 /* CLOSE_RANGE_CLOEXEC */), "close_range");
-	execute(program, argv, (char **)environment);
-	die("the cell's PID 1: %s", strerror(errno));
-	return 125;
+	must(close_from(5, CLOSE_ON_EXEC), "close_range");
+	execute(program, argv);
+	die("the cell's PID 1: %m");
 }
 
 int main(int argc, char **argv)
 {
 	unsigned long flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS |
 			      CLONE_NEWCGROUP | SIGCHLD;
-	size_t length, count;
-	char **items, *data;
-	int status, program;
-	uid_t uid;
-	gid_t gid;
+	struct orders orders = orders_of_arguments(argc, argv);
+	int plan_fd = take_descriptor(&orders), program = take_descriptor(&orders);
+	struct ids ids = take_ids(&orders);
+	struct list arguments = take_list(&orders);
+	struct plan plan;
 	pid_t pid;
 
-	if (argc < 8 || strcmp(argv[6], "--"))
-		die("usage: view PLAN_FD PROGRAM_FD UID GID GROUPS -- ARGUMENT...");
+	if (!all_taken(&orders) || !arguments.count)
+		die("usage: view ORDERS_FD PROGRAM_FD UID GID GROUPS ARGUMENTS");
 	prctl(PR_SET_NAME, "view");
 	prctl(PR_SET_DUMPABLE, 0);
-	program = atoi(argv[2]);
-	uid = (uid_t)strtoul(argv[3], NULL, 10);
-	gid = (gid_t)strtoul(argv[4], NULL, 10);
-	must(take_groups(argv[5]), "setgroups");
-	must(take_ids(uid, gid), "the agent's ids");
-	data = read_plan(atoi(argv[1]), &length);
-	items = parse_plan(data, length, &count);
-	if (wants(items, count, "network"))
+	must(become_groups(&ids), "setgroups");
+	must(become(&ids), "the agent's ids");
+	plan = read_plan(plan_fd);
+	if (wants(plan, "network"))
 		flags |= CLONE_NEWNET;
 	pid = (pid_t)syscall(SYS_clone, flags, NULL, NULL, NULL, 0UL);
 	if (pid < 0)
-		die("no namespaces for the agent: %s", strerror(errno));
+		die("no namespaces for the agent: %m");
 	if (pid == 0)
-		return become_program(items, count, program, uid, gid, argv + 7);
+		become_program(plan, &ids, program, arguments.items);
 	/* Whoever waits for the end of what these lead to need not wait for this process. */
-	syscall(SYS_close_range, 0U, ~0U, 0U);
-	while (waitpid(pid, &status, 0) < 0)
-		if (errno != EINTR)
-			return 125;
-	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+	close_from(0, 0);
+	return await_child(pid);
 }

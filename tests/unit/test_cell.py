@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runtime import cell, linux
+from runtime import cell, linux, orders
 from runtime.authority import mounts
 from runtime.cell import HOME, Places, Plan
 from runtime.errors import MalformedError, WrongStateError
@@ -64,19 +64,36 @@ def plan(world: World, agent: Agent) -> Plan:
 
 
 def strings(data: bytes) -> list[str]:
-    return [part.decode() for part in data.split(b"\0")[:-1]]
+    """Of a message, without their number."""
+    count, *found = [part.decode() for part in data.split(b"\0")[:-1]]
+    assert int(count) == len(found)
+    return found
 
 
 def operations(found: Plan) -> list[tuple[str, ...]]:
     """What view.c is to do."""
-    counts = {"network": 0, "bind": 4, "root": 1, "proc": 1, "dev": 1, "hide": 1}
-    done: list[tuple[str, ...]] = []
-    words = list(found.view)
-    while words:
-        count = 1 + counts.get(words[0], 2)
-        done.append(tuple(words[:count]))
-        del words[:count]
-    return done
+    return list(found.view)
+
+
+def staged(found: Plan) -> list[str]:
+    """The mounts that stage.c is to make: three words each."""
+    *_, mounts = taken(found)
+    return mounts
+
+
+def taken(found: Plan) -> tuple[str, str, str, list[str], list[str], list[str]]:
+    """What stage.c takes: directory, uid, gid, groups, forbidden paths, mounts."""
+    directory, uid, gid, *rest = strings(found.stage)
+    groups, rest = first_list(rest)
+    forbidden, (count, *rest) = first_list(rest)
+    assert len(rest) == 4 * int(count) and set(rest[::4]) <= {"3"}
+    return directory, uid, gid, groups, forbidden, [w for i, w in enumerate(rest) if i % 4]
+
+
+def first_list(found: list[str]) -> tuple[list[str], list[str]]:
+    """A list that strings begin with, and the rest."""
+    count, *rest = found
+    return rest[: int(count)], rest[int(count) :]
 
 
 def binds(found: Plan, options: str = "-") -> list[tuple[str, str]]:
@@ -90,9 +107,11 @@ def links(found: Plan) -> list[tuple[str, str]]:
 
 def spec(found: Plan) -> tuple[str, dict[str, str], list[str]]:
     """Working directory, environment, program."""
-    cwd, count, *rest = strings(found.spec)
-    entries, words = rest[: int(count)], rest[int(count) :]
-    return cwd, dict(entry.split("=", 1) for entry in entries), words
+    cwd, *rest = strings(found.spec)
+    entries, rest = first_list(rest)
+    program, rest = first_list(rest)
+    assert not rest
+    return cwd, dict(entry.split("=", 1) for entry in entries), program
 
 
 # what the program starts from
@@ -128,7 +147,7 @@ def test_secrets_of_the_environment_are_on_no_command_line(world: World, agent: 
     world.agents.journal.update(agent, env="TOKEN=s3cret\n")
     found = plan(world, agent)
     assert spec(found)[1]["TOKEN"] == "s3cret"
-    assert "s3cret" not in " ".join([*found.steps, *found.view, found.describe()])
+    assert "s3cret" not in " ".join([*found.steps, *sum(found.view, ()), found.describe()])
 
 
 def test_the_programs_words_are_on_no_command_line_of_the_steps(world: World, agent: Agent) -> None:
@@ -177,24 +196,24 @@ def test_the_working_directory_is_cwd_else_the_workspace_else_home(
 
 
 def test_a_root_agents_view_is_built_with_its_ids(world: World, agent: Agent) -> None:
-    assert plan(world, agent).steps == (
-        *("/run/c/root/bin/view", FD["view"], FD["keeper"], "1000", "1000", "5,6", "--"),
-        *("keeper", FD["spec"], FD["report"], "5000"),
-    )
+    assert list(plan(world, agent).steps) == [
+        *("/run/c/root/bin/view", FD["view"], FD["keeper"], "1000", "1000", "2", "5", "6"),
+        *("4", "keeper", FD["spec"], FD["report"], "5000"),
+    ]
 
 
 def test_without_groups_it_keeps_none(world: World, agent: Agent) -> None:
     world.agents.journal.update(agent, groups=())
-    assert plan(world, agent).steps[5] == "-"
+    assert plan(world, agent).steps[3:7] == ("1000", "1000", "0", "4")
 
 
 def test_a_childs_steps_enter_its_parents_cell_with_its_ids(world: World, child: Agent) -> None:
     found = plan(world, child)
-    assert found.steps == (
-        *("/run/c/root/bin/enter", FD["cell"], FD["extra"], "1000", "1000", "5,6", "cell", "--"),
-        *("view", FD["view"], FD["keeper"], "1000", "1000", "=", "--"),
-        *("keeper", FD["spec"], FD["report"], "5000"),
-    )
+    assert list(found.steps) == [
+        *("/run/c/root/bin/enter", FD["cell"], FD["extra"], "1000", "1000", "2", "5", "6", "cell"),
+        *("11", "view", FD["view"], FD["keeper"], "1000", "1000", "="),
+        *("4", "keeper", FD["spec"], FD["report"], "5000"),
+    ]
     assert found.programs == ("keeper", "view"), "by descriptor, not by a path in there"
 
 
@@ -211,14 +230,14 @@ def test_every_cell_has_processes_and_devices_of_its_own(
 
 
 def test_the_network_is_opened_by_policy_only(world: World, agent: Agent, child: Agent) -> None:
-    assert "network" in plan(world, agent).view
+    assert ("network",) in plan(world, agent).view
     # nor has the parent's cell, where the child's is made; but that has a loopback
-    assert "network" in plan(world, child).view
+    assert ("network",) in plan(world, child).view
     world.agents.journal.update(agent, policy="allow x_t network:default connect\n")
-    assert "network" not in plan(world, agent).view
-    assert "network" in plan(world, child).view
+    assert ("network",) not in plan(world, agent).view
+    assert ("network",) in plan(world, child).view
     world.agents.journal.update(child, policy="allow c_t network:default connect\n")
-    assert "network" not in plan(world, child).view
+    assert ("network",) not in plan(world, child).view
 
 
 # the view
@@ -269,19 +288,20 @@ def test_operators_mounts_are_staged_with_the_creators_rights(world: World, agen
         mount="/a /m/a ro\n- /hidden hide\n/b /m/b rw bind,nosuid,nodev,noexec\n",
     )
     found = plan(world, agent)
-    assert found.steps[0].endswith("/stage")
-    assert found.steps[1:5] == (FD["extra"], "-", "--", "/run/c/root/bin/view")
-    assert strings(found.stage) == [
-        *("/run/c/stage", "1000", "1000", "9", "/var/lib/c:/run/c"),
-        *("r", "-", "/tree", "r", "-", "/work", "r", "-", "/a", "sdx", "-", "/b"),
-    ]
+    stage, *rest = list(found.steps)
+    assert stage.endswith("/stage")
+    assert rest[:4] == [FD["extra"], "-", str(len(rest[3:])), "/run/c/root/bin/view"]
+    assert taken(found) == (
+        *("/run/c/stage", "1000", "1000", ["9"], ["/var/lib/c", "/run/c"]),
+        ["r", "-", "/tree", "r", "-", "/work", "r", "-", "/a", "sdx", "-", "/b"],
+    )
     stage = "/run/c/stage"
     assert (f"{stage}/0", "/") in binds(found)
     assert (f"{stage}/1", "/work") in binds(found)
     assert (f"{stage}/2", "/m/a") in binds(found, "r")
     assert (f"{stage}/3", "/m/b") in binds(found)
     for source in ("/tree", "/a", "/b"):
-        assert source not in found.view
+        assert source not in sum(found.view, ())
 
 
 def test_a_childs_mounts_are_named_inside_its_parents_view(world: World, child: Agent) -> None:
@@ -308,7 +328,7 @@ def test_noexec_of_what_is_staged_is_there_already(
     world.agents.journal.update(detached, life="detached", mount="/m /n rw noexec\n")
     for one in (agent, detached):
         assert binds(plan(world, one), "x") == []
-        assert strings(plan(world, one).stage)[-3] == "rx"
+        assert staged(plan(world, one))[-3] == "rx"
 
 
 def found_at(boot: str, **paths: str) -> dict[str, Any]:
@@ -326,7 +346,7 @@ def test_what_was_found_is_staged_by_its_path_without_links(world: World, agent:
                  "workspace": found_at(boot, work="/real/work")},
     )
     found = plan(world, agent)
-    assert strings(found.stage)[5:] == [
+    assert staged(found) == [
         *("r", "8:1", "/real/tree", "r", "8:1", "/real/work", "r", "8:1", "/real/a")
     ]
     assert ("/run/c/stage/1", "/work") in binds(found), "it appears where it was named"
@@ -336,7 +356,7 @@ def test_numbers_of_another_boot_are_not_compared(world: World, agent: Agent) ->
     world.agents.journal.update(
         agent, mount="/a /m rw\n", sources={"mount": found_at("an earlier one", a="/real/a")}
     )
-    assert strings(plan(world, agent).stage)[5:] == ["r", "*", "/real/a"]
+    assert staged(plan(world, agent)) == ["r", "*", "/real/a"]
 
 
 def test_planning_thousands_of_lines_is_not_quadratic(world: World, agent: Agent) -> None:
@@ -475,7 +495,7 @@ def test_what_is_handed_over_is_in_memory_and_readable_once(
         ]
         assert [os.read(fd, 1 << 20) for fd in (fds[0], *fds[2:])] == [
             prepared.spec,
-            b"".join(word.encode() + b"\0" for word in prepared.view),
+            orders.message(prepared.view),
             prepared.stage,
         ]
     for fd in fds:
@@ -511,8 +531,8 @@ def test_a_delegated_network_is_the_hosts(world: World, agent: Agent, child: Age
     world.agents.journal.update(agent, policy="delegate x_t network:default connect\n")
     world.agents.journal.update(child, policy=f"allow {child.label} network:default connect\n")
     found = plan(world, child)
-    assert found.steps[6] == "host"
-    assert "network" not in found.view
+    assert "host" in found.steps and "cell" not in found.steps
+    assert ("network",) not in found.view
 
 
 # a detached child
@@ -532,19 +552,19 @@ def test_a_detached_childs_view_is_its_parents_but_not_inside_its_cell(
     assert found.steps[0].endswith("/stage")
     assert found.steps[2] != "-", "the parent's cell is handed on"
     assert found.steps[4].endswith("/view"), "and nothing enters it"
-    assert strings(found.stage)[5:] == ["r", "-", "/", "r", "-", "/inner"]
+    assert staged(found) == ["r", "-", "/", "r", "-", "/inner"]
     assert ("/run/c/stage/0", "/") in binds(found, "s")
     assert ("/run/c/stage/1", "/m") in binds(found, "r")
-    assert "/inner" not in found.view
-    assert "network" in found.view
+    assert "/inner" not in sum(found.view, ())
+    assert ("network",) in found.view
 
 
 def test_a_detached_childs_sources_are_opened_with_its_own_ids(
     world: World, detached: Agent
 ) -> None:
     world.agents.journal.update(detached, creator_uid=0, creator_gid=0, creator_groups=(0,))
-    ids = [str(detached.uid), str(detached.gid), ",".join(map(str, detached.groups))]
-    assert strings(plan(world, detached).stage)[1:4] == ids
+    ids = (str(detached.uid), str(detached.gid), [str(group) for group in detached.groups])
+    assert taken(plan(world, detached))[1:4] == ids
 
 
 def test_what_the_parent_has_below_tmp_may_be_gone_when_a_detached_child_starts(
@@ -552,7 +572,7 @@ def test_what_the_parent_has_below_tmp_may_be_gone_when_a_detached_child_starts(
 ) -> None:
     world.agents.journal.update(agent, mount="/a /tmp/a ro\n")
     found = plan(world, detached)
-    assert strings(found.stage)[5:] == ["r", "-", "/", "rt", "-", "/tmp/a"]
+    assert staged(found) == ["r", "-", "/", "rt", "-", "/tmp/a"]
     assert ("/run/c/stage/1", "/tmp/a") in binds(found, "t")
 
 

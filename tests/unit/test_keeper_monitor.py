@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime import linux
+from runtime import linux, orders
 from runtime.cell import native
 from runtime.cgroups import Cgroup, path_of, unified_mount
 from runtime.output import Output, append_line
@@ -126,12 +126,9 @@ class Run:
         ``spec`` stands for all that makes up one, or is a descriptor to read it
         from. ``cell`` is a pidfd that the steps find after it, and then the keeper.
         """
-        words = [cwd, str(len(environment)), *environment]
-        words += argv or (("sh", "-c", script) if script else ())
-        data = b"".join(word.encode() + b"\0" for word in words)
-        memory = os.memfd_create("spec", os.MFD_CLOEXEC)
-        os.write(memory, spec if isinstance(spec, bytes) else data)
-        os.lseek(memory, 0, os.SEEK_SET)
+        words = argv or (("sh", "-c", script) if script else ())
+        data = spec if isinstance(spec, bytes) else orders.message(cwd, environment, words)
+        memory = orders.memory_file("spec", data)
         fds = [spec if isinstance(spec, int) else memory]
         program = os.open(native("keeper"), os.O_PATH | os.O_CLOEXEC)
         if cell is not None:
@@ -139,14 +136,12 @@ class Run:
         keeper = [str(native("keeper")), "4", "3", str(grace)]
         try:
             starter = subprocess.run(
-                [
-                    *(str(native("monitor")), str(self.record_path)),
-                    *(str(self.directory / "out"), log or str(self.directory / "log"), reply),
-                    str(log_max),
-                    *(str(self.lifeline), str(self.cgroup), str(leaf or self.leaf.path)),
-                    *(str(os.getuid()), lead, ",".join(map(str, fds)), "--"),
-                    *(steps or [*BWRAP, *view, "--", *keeper]),
-                ],
+                orders.words(
+                    *(native("monitor"), self.record_path),
+                    *(self.directory / "out", log or self.directory / "log", reply, log_max),
+                    *(self.lifeline, self.cgroup, leaf or self.leaf.path, os.getuid()),
+                    *(lead, fds, steps or [*BWRAP, *view, "--", *keeper]),
+                ),
                 stdin=subprocess.DEVNULL,
                 pass_fds=fds,
                 env={},
@@ -177,14 +172,14 @@ class Run:
     ) -> None:
         """A run of its own in a cell that is held; ``leads`` makes its end the cell's."""
         runner = ["keeper", "4", "3", "-"]
-        ids = [str(os.getuid()), str(os.getgid()), "=", "cell"]
+        ids = [str(os.getuid()), str(os.getgid()), "="]
         held = os.pidfd_open(cell.record.keeper)
         try:
             self.start(
                 *argv,
                 script=script,
                 spec=spec,
-                steps=[str(native("enter")), "5", "6", *ids, "--", *runner],
+                steps=orders.words(native("enter"), 5, 6, *ids, "cell", runner),
                 log=log,
                 reply=reply,
                 log_max=log_max,
@@ -373,7 +368,19 @@ def test_control_characters_do_not_reach_the_record(run: Run) -> None:
 
 @pytest.mark.parametrize(
     "spec",
-    [b"", b"/", b"/\0", b"/\0" + b"5\0A=1\0sh\0", b"/\0-1\0sh\0"],
+    [
+        b"",
+        b"/",
+        b"/\0",
+        b"0\0",
+        b"1\0/\0",
+        b"3\0/\x005\0A=1\0",
+        b"4\0/\0-1\x001\0sh\0",
+        b"5\0/\x000\x001\0sh\0",
+        b"4\0/\x000\x001\0sh",
+        b"4\0/\x000\x002\0sh\0",
+        b"5\0/\x000\x001\0sh\0more\0",
+    ],
 )
 def test_damaged_start_data_is_said(run: Run, spec: bytes) -> None:
     run.start(spec=spec)
@@ -678,7 +685,7 @@ def test_a_signal_is_obeyed_that_comes_before_the_keeper_is_ready(
         # it says hello, and waits for the end of the pipe that says what to start
         record = run.wait_record(lambda record: record.keeper)
         os.kill(record.keeper, number)
-        os.write(spec, b"/\x000\0sh\0-c\0" + program.encode() + b"\0")
+        os.write(spec, orders.message("/", (), ("sh", "-c", program)))
     finally:
         os.close(spec)
         os.close(source)
@@ -818,7 +825,7 @@ def test_an_entered_program_that_is_not_there_is_said(cell: Run, run: Run) -> No
     assert record.exit_code == 127
 
 
-@pytest.mark.parametrize("spec", [b"", b"/\x000\0"])
+@pytest.mark.parametrize("spec", [b"", orders.message("/", (), ())])
 def test_a_runner_without_a_program_says_so(cell: Run, run: Run, spec: bytes) -> None:
     cell.hold()
     run.enter(cell, spec=spec)

@@ -6,12 +6,13 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from runtime.cell import bind, memory_file, native, strings
+from runtime import orders
+from runtime.cell import bind, native
 
 TIMEOUT = 60.0
 #: agents' ids, where there is the right to take them
@@ -19,29 +20,30 @@ UID = 61000 if os.geteuid() == 0 else os.geteuid()
 GID = 61000 if os.geteuid() == 0 else os.getegid()
 
 
-def base() -> list[str]:
+View = list[tuple[str, ...]]
+
+
+def base() -> View:
     """A root with the host's programs."""
-    view = [*bind("/usr", "/usr", "r"), *bind("/etc", "/etc", "r")]
+    view = [bind("/usr", "/usr", "r"), bind("/etc", "/etc", "r")]
     for name in ("bin", "lib", "lib64", "sbin"):
         if os.path.islink(f"/{name}"):
-            view += ["symlink", os.readlink(f"/{name}"), f"/{name}"]
+            view.append(("symlink", os.readlink(f"/{name}"), f"/{name}"))
         else:
-            view += bind(f"/{name}", f"/{name}", "rt")
-    return [*view, "proc", "/proc", "dev", "/dev", "tmpfs", "0755", "/tmp"]
+            view.append(bind(f"/{name}", f"/{name}", "rt"))
+    return [*view, ("proc", "/proc"), ("dev", "/dev"), ("tmpfs", "0755", "/tmp")]
 
 
 def build(
-    view: list[str], script: str, *, groups: str = "", uid: int = UID
+    view: View, script: str, *, uid: int = UID, plan: bytes | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """A shell as PID 1 of a cell."""
-    groups = groups or ("-" if os.geteuid() == 0 else "=")
-    plan = memory_file("view", strings(view))
+    """A shell as PID 1 of a cell. ``plan`` stands for the whole message that says what to build."""
+    file = orders.memory_file("view", orders.message(view) if plan is None else plan)
     program = os.open("/bin/sh", os.O_PATH)
-    command = [str(native("view")), str(plan), str(program), str(uid), str(GID), groups, "--"]
     try:
         return subprocess.run(
-            [*command, "sh", "-c", f"PATH=/usr/bin:/bin; {script}"],
-            pass_fds=[plan, program],
+            command(file, program, script, uid),
+            pass_fds=[file, program],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -49,18 +51,24 @@ def build(
             check=False,
         )
     finally:
-        os.close(plan)
+        os.close(file)
         os.close(program)
+
+
+def command(plan: int, program: int, script: str, uid: int = UID) -> list[str]:
+    groups: orders.Order = () if os.geteuid() == 0 else "="
+    shell = ("sh", "-c", f"PATH=/usr/bin:/bin; {script}")
+    return orders.words(native("view"), plan, program, uid, GID, groups, shell)
 
 
 WHY_NOT = "" if native("view").exists() else "view is not compiled: make programs"
 if not WHY_NOT:
-    tried = build([*bind("/", "/"), "proc", "/proc", "dev", "/dev"], "true")
+    tried = build([bind("/", "/"), ("proc", "/proc"), ("dev", "/dev")], "true")
     WHY_NOT = tried.stderr.strip() if tried.returncode else ""
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 
-def said(view: list[str], script: str) -> str:
+def said(view: View, script: str) -> str:
     done = build(view, script)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -126,7 +134,7 @@ def test_a_network_of_its_own_has_a_loopback_that_is_up() -> None:
         "import socket; s = socket.create_server(('127.0.0.1', 0)); "
         "socket.create_connection(s.getsockname()); print(*(n for _, n in socket.if_nameindex()))"
     )
-    names = said(["network", *base()], f'{python} -c "{code}"').split()
+    names = said([("network",), *base()], f'{python} -c "{code}"').split()
     assert "lo" in names
     # tunnels that the kernel adds to every namespace, and no other
     assert not {name for name in names if name.startswith(("eth", "en", "wl", "br"))}
@@ -146,7 +154,7 @@ def test_devices_are_the_harmless_ones() -> None:
 
 
 def test_options_are_of_the_whole_tree(tree: Path) -> None:
-    view = [*base(), *bind(str(tree), "/t", "rx"), *bind(str(tree), "/w")]
+    view = [*base(), bind(str(tree), "/t", "rx"), bind(str(tree), "/w")]
     lines = said(view, "cat /proc/self/mounts; touch /w/made; ! touch /t/x; cat /w/file")
     options = {words[1]: words[3].split(",") for words in map(str.split, lines.splitlines()[:-1])}
     assert {"ro", "noexec", "nosuid", "nodev"} <= set(options["/t"])
@@ -156,10 +164,10 @@ def test_options_are_of_the_whole_tree(tree: Path) -> None:
 
 
 def test_targets_are_made_with_the_agents_rights(tree: Path) -> None:
-    view = [*base(), *bind(str(tree), "/a/b/c"), *bind(str(tree / "file"), "/a/b/c/new/file")]
+    view = [*base(), bind(str(tree), "/a/b/c"), bind(str(tree / "file"), "/a/b/c/new/file")]
     assert said(view, "cat /a/b/c/new/file") == "text\n"
     assert (tree / "new" / "file").exists() and (tree / "new").stat().st_uid == UID
-    denied = build([*base(), *bind(str(tree), "/usr/nowhere/x")], "true")
+    denied = build([*base(), bind(str(tree), "/usr/nowhere/x")], "true")
     assert denied.returncode == 125
     assert denied.stderr == "ctxfs: mount target /usr/nowhere: Read-only file system\n"
 
@@ -171,12 +179,12 @@ def test_links_of_what_is_bound_lead_nowhere_outside(tree: Path) -> None:
     try:
         for name, to in (("abs", str(outside)), ("rel", "../" * 20 + str(outside)[1:])):
             (tree / name).symlink_to(to)
-            view = [*base(), *bind(str(tree), "/t"), "tmpfs", "0755", f"/t/{name}/deep"]
+            view = [*base(), bind(str(tree), "/t"), ("tmpfs", "0755", f"/t/{name}/deep")]
             done = build(view, f"ls -d {outside}")
             # a dangling link is not followed to make something
             assert (done.returncode, done.stdout) == (125, ""), done.stderr
-            inside = [*base(), "dir", "0755", str(outside), *bind(str(tree), "/t")]
-            done = build([*inside, "tmpfs", "0700", f"/t/{name}/deep"], f"ls {outside}")
+            inside = [*base(), ("dir", "0755", str(outside)), bind(str(tree), "/t")]
+            done = build([*inside, ("tmpfs", "0700", f"/t/{name}/deep")], f"ls {outside}")
             assert done.stdout == "deep\n", done.stderr
         assert list(outside.iterdir()) == []
     finally:
@@ -186,8 +194,8 @@ def test_links_of_what_is_bound_lead_nowhere_outside(tree: Path) -> None:
 def test_procfs_links_are_not_followed(tree: Path) -> None:
     (tree / "magic").symlink_to("/proc/self/root")
     for view in (
-        [*bind(str(tree / "magic"), "/t")],
-        [*bind(str(tree), "/t"), *bind(str(tree), "/t/magic")],
+        [bind(str(tree / "magic"), "/t")],
+        [bind(str(tree), "/t"), bind(str(tree), "/t/magic")],
     ):
         done = build([*base(), *view], "true")
         assert done.returncode == 125
@@ -198,8 +206,8 @@ def test_procfs_links_are_not_followed(tree: Path) -> None:
 
 
 def test_a_source_may_be_missing_only_if_it_may() -> None:
-    assert said([*base(), *bind("/nowhere", "/t", "t")], "! test -e /t") == ""
-    done = build([*base(), *bind("/nowhere", "/t")], "true")
+    assert said([*base(), bind("/nowhere", "/t", "t")], "! test -e /t") == ""
+    done = build([*base(), bind("/nowhere", "/t")], "true")
     assert (done.returncode, done.stderr) == (
         125, "ctxfs: mount source /nowhere: No such file or directory\n",
     )
@@ -212,18 +220,18 @@ def identity(path: Path) -> str:
 
 def test_a_source_is_the_object_that_was_meant(tree: Path) -> None:
     meant = identity(tree / "sub")
-    assert said([*base(), *bind(str(tree / "sub"), "/t", "", meant)], "cat /t/file") == "text\n"
+    assert said([*base(), bind(str(tree / "sub"), "/t", "", meant)], "cat /t/file") == "text\n"
     (tree / "sub").rename(tree / "moved")
     message = f"ctxfs: mount source {tree}/sub: is another object than when the line was " \
         "written: write the line again\n"
-    done = build([*base(), *bind(str(tree / "sub"), "/t", "", meant)], "true")
+    done = build([*base(), bind(str(tree / "sub"), "/t", "", meant)], "true")
     assert (done.returncode, done.stderr) == (125, message), "nothing is there"
     (tree / "sub").symlink_to("moved")
-    done = build([*base(), *bind(str(tree / "sub"), "/t", "", meant)], "true")
+    done = build([*base(), bind(str(tree / "sub"), "/t", "", meant)], "true")
     assert (done.returncode, done.stderr) == (125, message), "a link to the very object"
     (tree / "sub").unlink()
     (tree / "sub").mkdir()
-    done = build([*base(), *bind(str(tree / "sub"), "/t", "", meant)], "true")
+    done = build([*base(), bind(str(tree / "sub"), "/t", "", meant)], "true")
     assert (done.returncode, done.stderr) == (125, message), "another one"
 
 
@@ -232,9 +240,9 @@ def test_a_source_is_the_object_that_was_meant(tree: Path) -> None:
 
 def test_what_is_hidden_depends_on_what_is_there(tree: Path) -> None:
     (tree / "link").symlink_to("sub")
-    view = [*base(), *bind(str(tree), "/t")]
+    view = [*base(), bind(str(tree), "/t")]
     for name in ("sub", "file", "none", "none/below", "file/below"):
-        view += ["hide", f"/t/{name}"]
+        view.append(("hide", f"/t/{name}"))
     script = "ls /t/sub; cat /t/sub/file /t/file /t/link/file; ls /t; stat -c %a /t/sub"
     done = build(view, script)
     assert done.stdout.split() == ["file", "link", "sub", "0"]
@@ -244,7 +252,7 @@ def test_what_is_hidden_depends_on_what_is_there(tree: Path) -> None:
 
 def test_a_link_hides_what_it_leads_to_in_the_view(tree: Path) -> None:
     (tree / "link").symlink_to("/other/sub")
-    view = [*base(), *bind(str(tree), "/t"), *bind(str(tree), "/other"), "hide", "/t/link"]
+    view = [*base(), bind(str(tree), "/t"), bind(str(tree), "/other"), ("hide", "/t/link")]
     done = build(view, "cat /other/sub/file; cat /t/sub/file")
     assert done.stdout == "text\n" and "denied" in done.stderr
 
@@ -255,14 +263,14 @@ def test_what_is_closed_to_the_agent_is_hidden_where_it_is_closed(tree: Path) ->
         pytest.skip("needs a directory of somebody else's")
     os.chown(tree / "sub", 0, 0)
     (tree / "sub").chmod(0o700)
-    view = [*base(), *bind(str(tree), "/t"), "hide", "/t/sub/file"]
+    view = [*base(), bind(str(tree), "/t"), ("hide", "/t/sub/file")]
     script = "ls /t; read x < /t/opened; cat /t/sub/file"
     os.mkfifo(tree / "opened")
     (tree / "opened").chmod(0o666)
-    plan, program = memory_file("view", strings(view)), os.open("/bin/sh", os.O_PATH)
-    command = [str(native("view")), str(plan), str(program), str(UID), str(GID), "-", "--"]
+    plan = orders.memory_file("view", orders.message(view))
+    program = os.open("/bin/sh", os.O_PATH)
     with subprocess.Popen(
-        [*command, "sh", "-c", f"PATH=/usr/bin:/bin; {script}"], pass_fds=[plan, program],
+        command(plan, program, script), pass_fds=[plan, program],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as running:
         fifo = os.open(tree / "opened", os.O_WRONLY)  # once the view is there
@@ -276,10 +284,10 @@ def test_what_is_closed_to_the_agent_is_hidden_where_it_is_closed(tree: Path) ->
 
 
 def test_thousands_of_hidden_paths_are_one_process_and_one_filesystem(tree: Path) -> None:
-    view = [*base(), *bind(str(tree), "/t")]
+    view = [*base(), bind(str(tree), "/t")]
     for number in range(2000):
         (tree / f"d{number}").mkdir()
-        view += ["hide", f"/t/d{number}"]
+        view.append(("hide", f"/t/d{number}"))
     script = "grep -c '/t/d' /proc/self/mountinfo; grep '/t/d' /proc/self/mountinfo | " \
              "cut -d ' ' -f 3 | sort -u | wc -l"
     assert said(view, script).split() == ["2000", "1"]
@@ -291,10 +299,56 @@ def test_thousands_of_hidden_paths_are_one_process_and_one_filesystem(tree: Path
 @pytest.mark.parametrize(
     ("view", "complaint"),
     [
-        (["bind", "-", "-", "/"], "the plan is cut short"),
-        (["format", "/"], "unknown operation format"),
+        ([("bind", "-", "-", "/")], "the operation bind has not its arguments"),
+        ([("proc",)], "the operation proc has not its arguments"),
+        ([("proc", "/proc", "/proc")], "the operation proc has not its arguments"),
+        ([("format", "/")], "unknown operation format"),
+        ([()], "unknown operation "),
     ],
 )
-def test_a_damaged_plan_is_refused(view: list[str], complaint: str) -> None:
+def test_a_plan_that_nobody_can_follow_is_refused(view: View, complaint: str) -> None:
     done = build(view, "true")
     assert (done.returncode, done.stderr) == (125, f"ctxfs: the agent's view: {complaint}\n")
+
+
+WHOLE = orders.message([("proc", "/proc"), ("dev", "/dev")])
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        *(WHOLE[:length] for length in range(len(WHOLE))),
+        WHOLE + b"dev\0",
+        WHOLE.replace(b"7\0", b"8\0", 1),
+        WHOLE.replace(b"2\0", b"3\0"),
+        WHOLE.replace(b"2\0", b"-2\0"),
+        WHOLE.replace(b"2\0", b" 2\0"),
+        WHOLE.replace(b"2\0", b"18446744073709551617\0"),
+        orders.message([("proc", "/proc")], "more"),
+    ],
+)
+def test_a_damaged_plan_is_refused(plan: bytes) -> None:
+    done = build([], "true", plan=plan)
+    said = "ctxfs: the agent's view: the runtime's plan is damaged\n"
+    assert (done.returncode, done.stderr) == (125, said)
+
+
+@pytest.mark.parametrize(
+    "number", ["", "x", "-1", "+5", " 5", "5 ", "5x", "4294967295", "4294967296", "1" * 30]
+)
+@pytest.mark.parametrize("place", [3, 4, 6])
+def test_what_is_no_id_is_taken_for_none(place: int, number: str) -> None:
+    """Not for 0, which is root's, nor for what changes nothing (setresuid(2))."""
+    words = orders.words(native("view"), 0, 0, 5, 5, (5,), ("sh",))
+    words[place] = number
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert (done.returncode, done.stderr[:19]) == (125, b"ctxfs: usage: view ")
+
+
+@pytest.mark.parametrize(
+    "change", [lambda w: w[:-1], lambda w: [*w, "x"], lambda w: [*w[:-2], "2", "sh"]]
+)
+def test_too_little_and_too_much_is_refused(change: Callable[[list[str]], list[str]]) -> None:
+    words = change(orders.words(native("view"), 0, 0, 5, 5, "=", ("sh",)))
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert (done.returncode, done.stderr[:19]) == (125, b"ctxfs: usage: view ")

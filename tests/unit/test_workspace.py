@@ -1337,28 +1337,26 @@ def test_who_can_have_one(world: World, parent: Agent, child: Agent) -> None:
 # real views, as the cells of agents are made
 
 
-def as_bubblewrap(view: tuple[str, ...]) -> Iterator[str]:
+def as_bubblewrap(view: tuple[tuple[str, ...], ...]) -> Iterator[str]:
     """Operations of view.c as arguments of bwrap(1), which does the same without root."""
-    words = iter(view)
     yield from ("--unshare-user", "--unshare-pid", "--as-pid-1")
-    for word in words:
-        match word:
-            case "network":
+    for operation in view:
+        match operation:
+            case ("network",):
                 yield "--unshare-net"
-            case "bind":
-                options, _, source, target = (next(words) for _ in range(4))
+            case ("bind", options, _, source, target):
                 kind = "--ro-bind" if "r" in options else "--bind"
                 yield from (f"{kind}-try" if "t" in options else kind, source, target)
-            case "root":
-                yield from ("--bind", next(words), "/")
-            case "tmpfs" | "dir":
-                yield from ("--perms", next(words), f"--{word}", next(words))
-            case "symlink":
-                yield from ("--symlink", next(words), next(words))
-            case "proc" | "dev":
-                yield from (f"--{word}", next(words))
+            case ("root", source):
+                yield from ("--bind", source, "/")
+            case ("tmpfs" | "dir" as word, mode, target):
+                yield from ("--perms", mode, f"--{word}", target)
+            case ("symlink", text, target):
+                yield from ("--symlink", text, target)
+            case ("proc" | "dev" as word, target):
+                yield from (f"--{word}", target)
             case _:
-                raise AssertionError(f"{word}: not in these tests")
+                raise AssertionError(f"{operation}: not in these tests")
 
 
 class Views:

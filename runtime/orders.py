@@ -1,0 +1,62 @@
+"""What the daemon tells its programs: the only writer of what native/orders.h reads.
+
+A program is given strings in an order that both sides know, and where there can be several of
+something, their number before them. They are its arguments; or a message, if nobody else may read
+them (proc(5) shows arguments to all), or there are too many. A command that a program is to go on
+with is a list of its arguments, in which the command after that has its number in turn.
+
+What programs answer has other forms, each told where it is written: it is read by one caller, and
+in one case (the record of a run) by later versions of the daemon.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import PurePath
+
+Word = str | int | PurePath
+#: one, or several, or several lists
+Order = Word | Sequence[Word] | Sequence[Sequence[Word]]
+
+
+def words(*orders: Order) -> list[str]:
+    """Orders as arguments of a program."""
+    found: list[str] = []
+    for order in orders:
+        if isinstance(order, Word):
+            found.append(str(order))
+        else:
+            _add_list(found, order)
+    text = "".join(found)
+    if "\0" in text:  # what follows it would be another order
+        raise ValueError(f"an order for a program has a NUL: {text!r}")
+    return found
+
+
+def message(*orders: Order) -> bytes:
+    """Orders as a message: the number of all strings, then each of them, ended by a NUL."""
+    found = words(*orders)
+    return os.fsencode("\0".join([str(len(found)), *found, ""]))
+
+
+def memory_file(name: str, data: bytes) -> int:
+    """A descriptor to read a message from (memfd_create(2)): never on a disk."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    with os.fdopen(os.dup(fd), "wb") as file:
+        file.write(data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def _add_list(found: list[str], order: Sequence[Word] | Sequence[Sequence[Word]]) -> None:
+    found.append(str(len(order)))
+    lists = 0
+    for each in order:
+        if isinstance(each, Word):
+            found.append(str(each))
+        else:
+            lists += 1
+            _add_list(found, each)
+    if lists not in (0, len(order)):  # its number would not be that of its strings
+        raise ValueError(f"words and lists in one list: {order!r}")
