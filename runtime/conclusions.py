@@ -46,11 +46,12 @@ def judge_agent(agents: Agents, agent: Agent, following: Following) -> tuple[Out
 
 
 def is_lost(execution: Execution) -> bool:
-    """Whether its monitor was killed: nobody can tell what became of it."""
+    """Whether nobody can tell what became of it: its monitor was killed, or writes what this
+    daemon does not know."""
     # in this order: the last that a monitor does is to record the end
     gone = not linux.is_alive(execution.record().monitor)
     record = execution.record()
-    return gone and bool(record.monitor) and not record.over
+    return not record.understood or (gone and bool(record.monitor) and not record.over)
 
 
 def add_run_start(change: Change, agent: Agent, record: Record) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,7 +15,9 @@ from runtime import cgroups
 from runtime.cgroups import Cgroup
 from runtime.inotify import Changes, Watcher
 from runtime.model import Agent
-from runtime.record import Record, read_record
+from runtime.record import VERSION, Record, read_record
+
+log = logging.getLogger("ctxd.following")
 
 
 class Execution:
@@ -31,11 +34,22 @@ class Execution:
         #: known to have begun or failed; before that SIGTERM cannot reach the program
         self.settled = False
         self._spared: set[int] | None = None
+        self._complained = False
         #: set when its end is recorded, or nobody follows it any more
         self.over = trio.Event()
 
     def record(self) -> Record:
-        return read_record(self.record_path)
+        record = read_record(self.record_path)
+        if not record.understood and not self._complained:
+            self._complained = True
+            log.error(
+                "%s is a record of version %d, and this ctxd knows none above %d: the run that it "
+                "is of counts as lost; start the ctxd that began it, or a newer one",
+                self.record_path,
+                record.version,
+                VERSION,
+            )
+        return record
 
     def spared(self) -> set[int]:
         """Pids of what leads to the program and waits for it, the cell's own PID 1 included."""

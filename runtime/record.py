@@ -1,4 +1,10 @@
-"""What a monitor has written about a run (monitor.c), read as a whole."""
+"""What a monitor has written about a run (monitor.c), read as a whole.
+
+A run outlives the daemon that started it, so that its monitor may be older than this daemon, or
+younger. A record says first in which version of the form it is written; one that says nothing is
+of version 0. Lines of a kind that is not known are passed over, whatever the version. A version
+that is higher than ours says that known lines mean something else: such a run counts as lost.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +17,8 @@ from typing import Final
 from runtime.model import Outcome
 from runtime.names import escape
 
+#: the highest that is understood; the same as RECORD_VERSION of monitor.c
+VERSION: Final = 1
 _COMPLAINT_MAX: Final = 300
 #: a dozen lines, none longer than 600 bytes (monitor.c)
 _RECORD_MAX: Final = 16384
@@ -20,6 +28,7 @@ _RECORD_MAX: Final = 16384
 class Record:
     """Pids are the host's, 0 if not (yet) known; times nanoseconds since the epoch."""
 
+    version: int = 0
     monitor: int = 0
     chain: int = 0
     keeper: int = 0
@@ -31,9 +40,14 @@ class Record:
     exit_code: int | None = None
     signal: int | None = None
     ended: int = 0
-    #: its keeper was killed: it has ended, and nobody can tell when
+    #: nobody can tell what became of it: its keeper was killed, or this daemon is too old
     lost: bool = False
     finished: bool = False
+
+    @property
+    def understood(self) -> bool:
+        """Whether this daemon knows what its monitor writes; if not, it says nothing but lost."""
+        return self.version <= VERSION
 
     @property
     def over(self) -> bool:
@@ -61,6 +75,10 @@ def read_record(path: Path) -> Record:
         word, _, rest = line.partition(" ")
         numbers = [int(n) for n in rest.split() if n.isascii() and n.isdigit()]
         match word, numbers:
+            case "version", [version] if version > VERSION:
+                return Record(version=version, lost=True)
+            case "version", [version]:
+                record.version = version
             case "monitor", [pid]:
                 record.monitor = pid
             case "chain", [pid]:

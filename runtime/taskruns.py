@@ -209,6 +209,6 @@ def _judge(task: Task, record: Record) -> tuple[TaskEvent, str]:
     if record.exit_code == 0:
         return TaskEvent.COMPLETE, text
     # what never came to an exec says so in its output, which is no interruption
-    known = bool(text or record.failed or not record.monitor)
+    known = bool(text or record.failed or not (record.monitor or record.lost))
     return (TaskEvent.FAIL if known else TaskEvent.INTERRUPT), text
 

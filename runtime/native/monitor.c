@@ -35,11 +35,13 @@
  * once the keeper says that the cell is held, nothing. A daemon that ends the program
  * and not the cell says so by making the record read-only.
  *
- * Lines of the record:
- *     monitor PID | chain PID | keeper PID | start PID NS | failed TEXT |
+ * Lines of the record, which begins with the version of the form that they have:
+ *     version N | monitor PID | chain PID | keeper PID | start PID NS | failed TEXT |
  *     hold | term | exit CODE NS | signal NUMBER NS | lost NS | end NS
  * with pids as the host sees them and times in nanoseconds since the epoch. "lost"
  * is the end of a program whose keeper was killed, so that nobody could tell of it.
+ * These are lines, and no orders, for they are read while they grow, and by daemons that
+ * are older or younger than this program (runtime/record.py).
  */
 #define _GNU_SOURCE
 #include <ctype.h>
@@ -52,6 +54,10 @@
 
 #include "common.h"
 #include "orders.h"
+
+/* Higher when a line means something else than before; runtime/record.py knows which it can
+ * read. A line of a new kind does not need it: those are passed over. */
+#define RECORD_VERSION 1
 
 #define FIRST_PASSED 4
 
@@ -585,6 +591,7 @@ int main(int argc, char **argv)
 		perror(order.record);
 		return 1;
 	}
+	record("version %d", RECORD_VERSION);
 	monitor = must_fork(order.monitors, CLONE_PARENT, 0);
 	if (monitor > 0) {
 		record("monitor %d", monitor);

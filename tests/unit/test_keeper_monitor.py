@@ -24,7 +24,7 @@ from runtime import linux, orders
 from runtime.cell import native
 from runtime.cgroups import Cgroup, path_of, unified_mount
 from runtime.output import Output, append_line
-from runtime.record import Record, read_record
+from runtime.record import VERSION, Record, read_record
 from tests.harness import wait_until
 
 TIMEOUT = 10.0
@@ -318,9 +318,10 @@ def test_a_record_has_all_its_lines_in_order(run: Run) -> None:
     before = time.time_ns()
     run.start(script="exit 0")
     record = run.wait_end()
-    words = [line.split()[0] for line in run.lines]
-    # the monitor notes itself beside what its program does
-    assert sorted(words[:-2]) == ["chain", "keeper", "monitor", "start"]
+    assert run.lines[0] == f"version {VERSION}"
+    words = [line.split()[0] for line in run.lines[1:]]
+    words.remove("monitor")  # noted beside what its program does, however late
+    assert sorted(words[:-2]) == ["chain", "keeper", "start"]
     assert words.index("keeper") < words.index("start")
     assert words[-2:] == ["exit", "end"]
     assert len({record.monitor, record.chain, record.program}) == 3
@@ -693,7 +694,7 @@ def test_a_signal_is_obeyed_that_comes_before_the_keeper_is_ready(
         run.wait_record(lambda record: record.ended)
         os.kill(record.keeper, signal.SIGHUP)
     run.wait_end()
-    surroundings = ("monitor", "chain", "keeper", "start", "end")
+    surroundings = ("version", "monitor", "chain", "keeper", "start", "end")
     told = [line for line in run.lines if line.split()[0] not in surroundings]
     assert [" ".join(line.split()[:2]) for line in told] == lines
 
@@ -801,9 +802,10 @@ def test_an_entered_runs_exit_code_is_recorded(cell: Run, run: Run, code: int) -
     record = run.wait_end()
     assert (record.exit_code, record.failed, record.finished) == (code, "", True)
     assert (run.output(), run.output("log")) == (b"out\n", b"log\n")
-    words = [line.split()[0] for line in run.lines]
-    # the monitor notes itself beside what its program does
-    assert sorted(words[:-2]) == ["chain", "keeper", "monitor", "start"]
+    assert run.lines[0] == f"version {VERSION}"
+    words = [line.split()[0] for line in run.lines[1:]]
+    words.remove("monitor")  # noted beside what its program does, however late
+    assert sorted(words[:-2]) == ["chain", "keeper", "start"]
     assert words.index("keeper") < words.index("start")
     assert words[-2:] == ["exit", "end"]
     assert len({record.monitor, record.chain, record.keeper, record.program}) == 4

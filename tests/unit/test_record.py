@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.record import Record, read_record
+from runtime.cgroups import Cgroup
+from runtime.conclusions import LOST, is_lost, judge_run
+from runtime.following import Execution
+from runtime.record import VERSION, Record, read_record
+from tests.unit.fakes import World, operator, world_in
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with world_in(tmp_path) as made:
+        yield made
+
 
 WHOLE = (
     "monitor 10\nchain 11\nkeeper 12\nstart 13 1000\nexit 3 2000\nend 3000\n",
@@ -121,3 +134,62 @@ def test_garbage_is_read_without_an_error(
 ) -> None:
     record = read(tmp_path_factory.getbasetemp(), data)
     assert record.ended >= 0
+
+
+# versions
+
+
+def test_what_says_no_version_is_of_version_0(tmp_path: Path) -> None:
+    text, record = WHOLE
+    assert read(tmp_path, text).version == 0
+    assert record.understood
+
+
+def test_a_version_that_is_known_changes_nothing(tmp_path: Path) -> None:
+    text, record = WHOLE
+    for version in range(VERSION + 1):
+        found = read(tmp_path, f"version {version}\n{text}")
+        assert found == replace(record, version=version)
+        assert found.understood
+
+
+def test_lines_of_a_new_kind_need_no_new_version(tmp_path: Path) -> None:
+    text, record = WHOLE
+    found = read(tmp_path, f"version {VERSION}\nweather 5 6\n{text}")
+    assert found == replace(record, version=VERSION)
+
+
+@pytest.mark.parametrize("line", ["version", "version x", "version -1", "version 1 2"])
+def test_a_version_that_is_none_changes_nothing(tmp_path: Path, line: str) -> None:
+    assert read(tmp_path, f"{line}\nmonitor 10\n") == Record(monitor=10)
+
+
+def test_nothing_is_believed_of_a_newer_version(tmp_path: Path) -> None:
+    text, _ = WHOLE
+    record = read(tmp_path, f"version {VERSION + 1}\n{text}")
+    assert record == Record(version=VERSION + 1, lost=True)
+    assert not record.understood
+    # it is not said that all of its output is there
+    assert (record.over, record.settled, record.finished) == (True, True, False)
+
+
+def test_a_run_of_a_newer_monitor_is_lost_and_that_is_logged_once(
+    tmp_path: Path, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "record"
+    path.write_text(f"version {VERSION + 1}\nmonitor 10\nexit 0 2000\n")
+    execution = Execution(Cgroup(tmp_path / "leaf"), path)
+    agent = world.agents.births.create(operator(1000), "x")
+    assert is_lost(execution)
+    assert judge_run(world.agents, agent, execution) == LOST
+    (line,) = caplog.messages
+    assert line.startswith(f"{path} is a record of version {VERSION + 1}, and this ctxd knows none")
+
+
+def test_a_known_record_is_not_complained_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "record"
+    path.write_text(f"version {VERSION}\nmonitor 10\nexit 0 2000\n")
+    assert not is_lost(Execution(Cgroup(tmp_path / "leaf"), path))
+    assert caplog.messages == []

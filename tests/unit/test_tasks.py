@@ -382,6 +382,7 @@ def started(world: World, agent: Agent, task: Task) -> Task:
         ("running", {"failed": "no such shell", "monitor": 7}, ("fail", "")),
         ("queued", {}, ("fail", "")),
         ("running", {"monitor": 7}, ("interrupt", "")),
+        ("running", {"version": 1000, "lost": True}, ("interrupt", "")),
         ("cancelling", {"exit_code": 0}, ("cancel", "exit:0")),
         ("cancelling", {"signal": 15}, ("cancel", "signal:15")),
         ("cancelling", {"monitor": 7}, ("cancel", "")),
