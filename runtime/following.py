@@ -43,8 +43,8 @@ class Execution:
         if not record.understood and not self._complained:
             self._complained = True
             log.error(
-                "%s is a record of version %d, and this ctxd knows none above %d: the run that it "
-                "is of counts as lost; start the ctxd that began it, or a newer one",
+                "%s: a newer ctxd began this run: its record is of version %d, and this ctxd "
+                "knows none above %d: the run counts as lost, and is ended",
                 self.record_path,
                 record.version,
                 VERSION,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.record import VERSION
 from tests.harness import (
     Daemon,
     alive,
@@ -199,6 +200,28 @@ def test_a_hundred_random_moments(daemon: Daemon) -> None:
             stops = [e for e in daemon.events(name) if e["type"] == "agent.stop"]
             assert len(stops) == 1
     assert list(daemon.cgroup.path.glob("user-0/agent-*")) == []
+
+
+def test_a_run_of_a_newer_ctxd_is_lost_and_ended(daemon: Daemon) -> None:
+    """Its monitor writes of it what this one does not know. Nothing goes on unseen."""
+    once = daemon.run("one", "sleep 1000")
+    turn = daemon.run("other", "cat", mode="turn")
+    wait_status(once, "busy")
+    wait_status(turn, "idle")
+    pid = int(read(once, "pid"))
+    daemon.kill()
+    for record in (daemon.runtime / "record").iterdir():
+        first, _, rest = record.read_text().partition("\n")
+        assert first == f"version {VERSION}"
+        record.write_text(f"version {VERSION + 1}\n{rest}")
+    daemon.start()
+    for agent in (once, turn):
+        wait_dead(agent)
+        assert read(agent, "outcome") == "interrupted\n"
+    assert not alive(pid)
+    assert daemon.log.read_text().count(f"its record is of version {VERSION + 1}") == 2
+    # and a later run is its own
+    assert read(daemon.finish("next", "true"), "outcome") == "done\n"
 
 
 def test_a_guard_that_is_killed_is_replaced(daemon: Daemon) -> None:
