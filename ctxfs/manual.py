@@ -21,7 +21,8 @@ from typing import Final
 from ctxfs import inodes
 from ctxfs.files import agent, root, session, task, tool, waiting, work
 from ctxfs.files.verbs import VERBS, Verb
-from ctxfs.rows import ANY_STATUS, ITEM, Kind, Row, Table, statuses, writers
+from ctxfs.planes import Plane
+from ctxfs.rows import ANY_STATUS, Kind, Row, statuses, writers
 from ctxfs.tools.registry import TOOLS
 from ctxfs.tools.tool import Concerns, Schema
 from runtime.authority.policy import PERMS
@@ -30,8 +31,6 @@ from runtime.lifecycle import TABLE as MOVES
 from runtime.lifecycle import Event, Status
 
 _WIDTH: Final = 96
-#: directories that are a plane's own, or names that the page explains itself
-_STRUCTURE: Final = ("/", "agent", "self", "tool", "session", "channel", "home", "history", ITEM)
 _SUFFIXES: Final = {
     Kind.FILE: "",
     Kind.DIRECTORY: "/",
@@ -44,9 +43,9 @@ class ManualError(Exception):
     """The page cannot be renewed, or is out of date; one sentence."""
 
 
-def described(table: Table) -> Iterator[Row]:
+def described(plane: Plane) -> Iterator[Row]:
     """The rows that the manual lists: all but those that only give a tree its shape."""
-    return (row for row in table.rows if row.within not in _STRUCTURE)
+    return (row for row in plane.rows if row.doc)
 
 
 def escape(text: str) -> str:
@@ -64,6 +63,8 @@ def _sentences(text: str) -> Iterator[str]:
 
 
 def _path(row: Row) -> str:
+    if row.path is not None:
+        return f"{row.path(None)}/{row.name}"  # of what the manual lists it is the same for all
     return f"{row.within}/{row.name}" if row.within else row.name
 
 
@@ -106,9 +107,9 @@ def _list(items: Iterator[tuple[str, list[str]]]) -> Iterator[str]:
     yield ".El"
 
 
-def _files(table: Table) -> Callable[[], Iterator[str]]:
+def _files(plane: Plane) -> Callable[[], Iterator[str]]:
     def items() -> Iterator[tuple[str, list[str]]]:
-        for row in described(table):
+        for row in described(plane):
             lines = list(_sentences(row.doc))
             for fact in _facts(row):
                 lines += _sentences(fact)
@@ -117,11 +118,11 @@ def _files(table: Table) -> Callable[[], Iterator[str]]:
     return lambda: _list(items())
 
 
-def _plain_files(table: Table) -> Callable[[], Iterator[str]]:
+def _plain_files(plane: Plane) -> Callable[[], Iterator[str]]:
     """Of a plane that belongs to no agent: no default, and modes tell the rest."""
 
     def items() -> Iterator[tuple[str, list[str]]]:
-        for row in described(table):
+        for row in described(plane):
             yield f"Pa {_path(row)}{_SUFFIXES[row.kind]}", list(_sentences(row.doc))
 
     return lambda: _list(items())
@@ -200,15 +201,15 @@ def _capital(text: str) -> str:
 
 
 SECTIONS: Final[dict[str, Callable[[], Iterator[str]]]] = {
-    "root files": _plain_files(root.TABLE),
-    "home files": _plain_files(root.HOME_TABLE),
-    "agent files": _files(agent.TABLE),
-    "task files": _files(task.TABLE),
-    "work files": _files(work.TABLE),
-    "waiting files": _files(waiting.TABLE),
-    "session files": _files(session.TABLE),
-    "channel files": _plain_files(session.CHANNEL_TABLE),
-    "tool files": _plain_files(tool.TABLE),
+    "root files": _plain_files(root.PLANE),
+    "home files": _plain_files(root.HOME),
+    "agent files": _files(agent.PLANE),
+    "task files": _files(task.PLANE),
+    "work files": _files(work.PLANE),
+    "waiting files": _files(waiting.PLANE),
+    "session files": _files(session.PLANE),
+    "channel files": _plain_files(session.CHANNEL),
+    "tool files": _plain_files(tool.PLANE),
     "tools": _tools,
     "verbs": _verbs,
     "permissions": _permissions,

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,9 +21,8 @@ from ctxfs.disks import Work
 from ctxfs.handles import ControlHandle, RowHandle
 from ctxfs.inodes import CONTROL, NAMED, PUBLIC, Owner, Treatment
 from ctxfs.nodes import Attributes, Call, Changes, Handle, Node
-from runtime import planes
 from runtime.authority.mounts import Source
-from runtime.caller import INSIDERS, PARTIES, Caller, Role
+from runtime.caller import INSIDERS, Caller, Role
 from runtime.errors import (
     CtxError,
     DeniedError,
@@ -36,28 +35,13 @@ from runtime.errors import (
     WrongStateError,
 )
 from runtime.items import Item
-from runtime.lifecycle import LIVE, Status
+from runtime.lifecycle import Status
 from runtime.model import Agent
 
 if TYPE_CHECKING:
+    from ctxfs.files.spaces import SpaceRow
     from ctxfs.filesystem import Filesystem
-    from runtime.agents import Agents
-
-
-class Plane(IntEnum):
-    """What kind of object an inode belongs to; the index says which one."""
-
-    ROOT = 0
-    AGENT = 1
-    CHILD = 2
-    SESSION = 3
-    CHANNEL = 4
-    HOME = 5
-    HISTORY = 6
-    TASK = 7
-    WORK = 8
-    WAITING = 9
-    TOOL = 10
+    from ctxfs.planes import Plane
 
 
 class Kind(Enum):
@@ -91,8 +75,11 @@ class Row:
     with poll(2). ``generated`` ones are made anew for each reader and cost what they
     cost: as in procfs their size is 0, so that stat(2) makes nothing. ``store`` takes a
     document as bytes whose lines were checked as they were written, in place of ``commit``.
-    ``within`` names the directory row that a row is listed in. The names in a
-    ``secret`` directory are told to nobody, in no reason either.
+    ``within`` names the directory row that a row is listed in. The ``top`` row is the
+    object's own directory, which another plane lists; what that lists beside it tells its
+    ``path`` from the root. What is there for some callers only, or for a moment, is not
+    ``kept``. A directory with a ``space`` is one of real files. The names in a ``secret``
+    directory are told to nobody, in no reason either.
     """
 
     name: str
@@ -101,6 +88,10 @@ class Row:
     mode: int = 0o444
     default: str = ""
     within: str = ""
+    top: bool = False
+    path: Callable[[Any], str] | None = None
+    kept: bool = True
+    space: SpaceRow | None = None
     public: bool = False
     read: Role = INSIDERS
     write: Role = Role.NONE
@@ -137,6 +128,11 @@ class Row:
     commit_found: CheckFound | None = None
 
     @property
+    def is_inside(self) -> bool:
+        """Whether it is listed in the directory of its object, or below that."""
+        return not self.top and self.path is None
+
+    @property
     def treatment(self) -> Treatment:
         """What the kernel may do with it without asking."""
         if self.kind is not Kind.FILE:
@@ -161,55 +157,26 @@ def group_of(uid: int) -> int | None:
         return None
 
 
-class Table:
-    """The rows of one plane. Numbers are positions, from 1, and make inode numbers."""
-
-    def __init__(self, plane: Plane, rows: tuple[Row, ...]) -> None:
-        self.plane = plane
-        self.rows = rows
-        self.by_name = {(row.within, row.name): number for number, row in enumerate(rows, 1)}
-        self.depending: dict[str, list[int]] = {}
-        for number, row in enumerate(rows, 1):
-            for name in (row.name, *row.depends):
-                self.depending.setdefault(name, []).append(number)
-
-    def number(self, name: str, within: str = "") -> int:
-        return self.by_name[within, name]
-
-    def within(self, directory: str) -> Iterator[tuple[int, Row]]:
-        return ((n, row) for n, row in enumerate(self.rows, 1) if row.within == directory)
-
-
-def inode_number(plane: Plane, index: int, number: int) -> int:
-    """Computed, so that agents cost no objects: index, plane, row."""
-    return (index << 16) | (plane << 8) | number
-
-
-def split_inode(inode: int) -> tuple[int, int, int]:
-    """(plane, index, row number) of a computed inode number."""
-    return (inode >> 8) & 0xFF, inode >> 16, inode & 0xFF
-
-
 class RowNode(Node):
     """A row of one object."""
 
-    def __init__(self, fs: Filesystem, table: Table, index: int, obj: Any, number: int) -> None:
+    def __init__(self, fs: Filesystem, plane: Plane, index: int, obj: Any, number: int) -> None:
         self.fs = fs
-        self.table = table
+        self.plane = plane
         self.index = index
         self.obj = obj
         self.number = number
-        self.row = table.rows[number - 1]
-        self.inode = inode_number(table.plane, index, number)
+        self.row = plane.rows[number - 1]
+        self.inode = plane.inode(index, number)
 
     @property
     def path(self) -> str:
-        return self.fs.describe(self)
+        return self.plane.path_of(self.fs, self.obj, self.row)
 
     @property
     def agent(self) -> Agent | None:
         """The agent whose authority decides."""
-        return self.fs.agent_of(self)
+        return self.plane.agent(self.fs, self.obj)
 
     @property
     def incarnation(self) -> str | None:
@@ -240,7 +207,7 @@ class RowNode(Node):
             size=self._size(),
             links=2 if row.kind is Kind.DIRECTORY else 1,
             mtime=self._mtime(),
-            entry_timeout=self.fs.entry_timeout(self),
+            entry_timeout=self.plane.keeps(self.obj, row),
             attr_timeout=0.0 if row.volatile else FOREVER,
         )
 
@@ -385,7 +352,7 @@ class RowNode(Node):
     def _acting(self, caller: Caller) -> AbstractContextManager[None]:
         """Around the commit: what follows is the caller's doing, and a control tells of it."""
         agents, row = self.fs.runtime.agents, self.row
-        if self.table.plane is Plane.AGENT and row.opener is None and not row.document:
+        if self.plane.told and row.opener is None and not row.document:
             return agents.journal.acting(caller, self.obj, file=row.name)
         return agents.journal.acting(caller)
 
@@ -486,46 +453,3 @@ def one_line(text: str) -> str:
     if "\n" in value:
         raise MalformedError("one value is wanted, on one line")
     return value
-
-
-#: what the row of an item's own directory is ``within``
-ITEM: Final = "item"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ItemPlane:
-    """A plane of records below each agent, such as ``work``: ``name`` is its directory.
-
-    ``table`` shows one record; ``records`` makes, finds and removes them.
-    """
-
-    name: str
-    cls: type[Item]
-    table: Table
-    records: Callable[[Agents], planes.Plane[Any]]
-
-    def node(self, fs: Filesystem, item: Item) -> RowNode:
-        return RowNode(fs, self.table, item.index, item, self.table.number("", ITEM))
-
-    def row(self, doc: str, **more: Any) -> Row:
-        """The directory in the agent's own."""
-
-        def entries(fs: Filesystem, agent: Agent, call: Call) -> Iterator[str]:
-            for item in fs.runtime.agents.items.of(agent.index, self.cls):
-                yield item.name
-
-        def find(fs: Filesystem, agent: Agent, call: Call, name: str) -> Node | None:
-            item = fs.runtime.agents.items.named(agent.index, self.cls, name)
-            return self.node(fs, item) if item is not None else None
-
-        def make(fs: Filesystem, agent: Agent, call: Call, name: str, mode: int) -> Node:
-            item: Item = self.records(fs.runtime.agents).make(call.caller, agent, name)
-            return self.node(fs, item)
-
-        def remove(fs: Filesystem, agent: Agent, call: Call, name: str) -> None:
-            self.records(fs.runtime.agents).remove(call.caller, agent, name)
-
-        return Row(
-            name=self.name, kind=Kind.DIRECTORY, mode=0o755, write=PARTIES, when=LIVE,
-            entries=entries, find=find, make=make, remove=remove, doc=doc, **more,
-        )  # fmt: skip

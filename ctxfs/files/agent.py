@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from ctxfs import rows
+from ctxfs.durable import DurableNode
 from ctxfs.files import task, waiting, work
 from ctxfs.files.documents import (
     check_input,
@@ -17,10 +19,12 @@ from ctxfs.files.documents import (
     staged,
     store_document,
 )
+from ctxfs.files.spaces import ARTIFACT
 from ctxfs.files.verbs import act, describe_verbs
 from ctxfs.handles import InboxHandle, OutputHandle, VerbHandle
 from ctxfs.nodes import Call, Handle, Node
-from ctxfs.rows import NEW, NOT_BUSY, NOT_TERMINAL, Check, Kind, Plane, Render, Row, RowNode, Table
+from ctxfs.planes import Plane
+from ctxfs.rows import NEW, NOT_BUSY, NOT_TERMINAL, Check, Kind, Render, Row, RowNode
 from ctxfs.rows import one_line as _one
 from runtime import names
 from runtime.authority import mounts, policy
@@ -28,6 +32,7 @@ from runtime.authority.mounts import Source, ancestry
 from runtime.caller import CONTROLLERS, OPERATORS, PARTIES, Caller, Role
 from runtime.errors import (
     DeniedError,
+    ForbiddenError,
     MalformedError,
     QuotaError,
     UnansweredError,
@@ -675,7 +680,20 @@ def _queue(fs: Filesystem, agent: Agent, caller: Caller) -> Iterator[str]:
 def _receive(
     fs: Filesystem, agent: Agent, call: Call, source: Node, name: str, new_name: str
 ) -> None:
-    fs.take_result(agent, call, source, name, new_name)
+    """rename(2) of a file in ``artifact/`` over ``result.md``."""
+    own = fs.spaces.known(ARTIFACT, agent)
+    if new_name != "result.md" or not isinstance(source, DurableNode) or source.space is not own:
+        raise ForbiddenError("only files of artifact/ are renamed here, over result.md")
+    node = fs.durable.find(source, name)
+    if node.is_directory():
+        raise ForbiddenError("result.md is a file")
+    document = fs.runtime.agents.documents.path(agent, "result.md")
+    own.count()
+    os.rename(name, document, src_dir_fd=source.fd)
+    fs.durable.take_out(node)
+    # The kernel believes that the name is the renamed file's now, until it asks that.
+    node.changed()
+    fs.agent_changed(agent.index, ("result.md",))
 
 
 def _children(fs: Filesystem, agent: Agent, call: Call) -> Iterator[str]:
@@ -686,7 +704,7 @@ def _children(fs: Filesystem, agent: Agent, call: Call) -> Iterator[str]:
 def _find_child(fs: Filesystem, agent: Agent, call: Call, name: str) -> Node | None:
     for child in fs.runtime.agents.registry.children(agent):
         if child.name == name:
-            return fs.child_link(child)
+            return CHILD.node(fs, child.index, child)
     return None
 
 
@@ -721,12 +739,14 @@ def _single(
 
 ROWS: Final = (
     # the three names in /ctx/agent, then self
-    Row(name=".d", within="agent", kind=Kind.DIRECTORY, mode=0o755, public=True,
-        receive=_receive),
-    Row(name="", within="agent", mode=0o555, public=True,
-        render=lambda fs, agent, caller: fs.client_program),
-    Row(name=".sock", within="agent", kind=Kind.SOCKET, mode=0o666, public=True),
-    Row(name="self", within="self", kind=Kind.LINK, mode=0o777, public=True,
+    # connect(2) does not walk again when it comes to a socket that is gone
+    Row(name=".d", top=True, kind=Kind.DIRECTORY, mode=0o755, public=True, receive=_receive),
+    Row(name="", path=lambda agent: f"agent/{agent.name}", kept=False, mode=0o555,
+        public=True, render=lambda fs, agent, caller: fs.client_program),
+    Row(name=".sock", path=lambda agent: f"agent/{agent.name}.sock", kept=False,
+        kind=Kind.SOCKET, mode=0o666, public=True),
+    Row(name="self", path=lambda agent: f"agent/{agent.name}.d/self", kept=False,
+        kind=Kind.LINK, mode=0o777, public=True,
         target=lambda fs, agent: f"agent/{agent.name}.d"),
     Row(name="parent", default="creator", mode=0o644, public=True, write=OPERATORS, when=NEW,
         doc="who made it: operator uid:N, or agent:NAME session:NAME run:ID. "
@@ -857,20 +877,87 @@ ROWS: Final = (
         mtime=document_time("refs.jsonl"),
         doc='references: {"path", "hash"?, "kind"?, "summary"?} a line'),
     Row(name="artifact", kind=Kind.DIRECTORY, mode=0o755, write=Role.SELF, when=NOT_TERMINAL,
+        space=ARTIFACT,
         doc="files and directories that it gives back"),
     Row(name="child", kind=Kind.DIRECTORY, mode=0o755, entries=_children, find=_find_child,
         doc="links to the directories of its children"),
-    task.PLANE.row("what it runs beside its program: mkdir makes a task"),
-    work.PLANE.row("what it works on: mkdir makes a work item"),
+    task.PLANE.directory("what it runs beside its program: mkdir makes a task"),
+    work.PLANE.directory("what it works on: mkdir makes a work item"),
     work.CURRENT,
-    waiting.PLANE.row("what it waits for: mkdir makes a wait"),
+    waiting.PLANE.directory("what it waits for: mkdir makes a wait"),
     Row(name="session", kind=Kind.LINK, mode=0o777, target=_session_target, depends=("owner",),
         doc="link to the current session"),
 )
 
-TABLE: Final = Table(Plane.AGENT, ROWS)
-CHILD_TABLE: Final = Table(
-    Plane.CHILD,
-    (Row(name="child", kind=Kind.LINK, mode=0o777,
-         target=lambda fs, agent: f"../../{agent.name}.d"),),
-)
+#: documents that a child's directory and its parent's channel show as one
+DOCUMENTS: Final = ("handoff.md", "input.jsonl", "result.md", "refs.jsonl", "artifact")
+#: of these what it gave back, shown in its session once it is reset
+RESULTS: Final = ("result.md", "refs.jsonl", "artifact")
+_OF_ITEMS: Final = {plane.name for plane in (task.PLANE, work.PLANE, waiting.PLANE)}
+
+
+class _Agents(Plane):
+    """Agents, and of those that are gone the documents that others show."""
+
+    def find(self, fs: Filesystem, index: int, row: Row) -> Agent | None:
+        agents = fs.runtime.agents
+        found = agents.registry.get(index)
+        if found is None and row.is_inside and row.name in DOCUMENTS:
+            return agents.registry.recall(index)
+        return found
+
+    def path(self, fs: Filesystem, agent: Agent) -> str:
+        return f"agent/{agent.name}.d"
+
+    def agent(self, fs: Filesystem, agent: Agent) -> Agent:
+        return agent
+
+    def asked(self, agent: Agent, row: Row) -> bool:
+        if not row.is_inside:
+            return agent.private
+        if row.within in _OF_ITEMS:
+            return False  # their directory is
+        # below a private name all is for those who know it, but for what is delegated
+        return row.delegated if agent.private else not row.public
+
+    def unsettled(self, agent: Agent, row: Row) -> bool:
+        # it may still become a private one: nothing has to be forgotten then
+        return agent.status is Status.NEW and not (row.is_inside and row.public)
+
+
+class _Children(Plane):
+    """Links to the directories of children."""
+
+    def find(self, fs: Filesystem, index: int, row: Row) -> Agent | None:
+        return fs.runtime.agents.registry.get(index)
+
+    def path(self, fs: Filesystem, agent: Agent) -> str:
+        return f"agent/{agent.name}.d"
+
+    def agent(self, fs: Filesystem, agent: Agent) -> Agent:
+        return agent
+
+
+PLANE: Final = _Agents(number=1, name="agent", rows=ROWS, told=True)
+CHILD: Final = _Children(
+    number=2,
+    name="child",
+    rows=(
+        Row(name="child", top=True, kind=Kind.LINK, mode=0o777,
+            target=lambda fs, agent: f"../../{agent.name}.d"),
+    ),
+)  # fmt: skip
+
+
+def entry(fs: Filesystem, agent: Agent, suffix: str) -> RowNode:
+    """``NAME``, ``NAME.sock`` or ``NAME.d`` in ``/ctx/agent``, or ``self``."""
+    number = PLANE.top if suffix == ".d" else PLANE.beside(suffix)
+    return PLANE.node(fs, agent.index, agent, number)
+
+
+def document(fs: Filesystem, agent: Agent, name: str) -> Node:
+    """One of ``DOCUMENTS``, wherever it is shown: the same inode."""
+    row = PLANE.row(name)
+    if row.space is not None:
+        return fs.tree(row.space, agent)
+    return PLANE.node(fs, agent.index, agent, PLANE.number_of(name))

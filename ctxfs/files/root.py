@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from ctxfs.files import tool, waiting
+from ctxfs.files import agent, session, spaces, tool, waiting
 from ctxfs.nodes import Call, Node
-from ctxfs.rows import Kind, Plane, Row, Table
+from ctxfs.planes import Plane
+from ctxfs.rows import Kind, Row, RowNode
 from runtime.accounts import Resource
-from runtime.caller import Caller, Role
-from runtime.errors import DeniedError, MissingError
-from runtime.names import quote
+from runtime.caller import CONTROLLERS, INSIDERS, Caller, Role
+from runtime.errors import (
+    DeniedError,
+    MalformedError,
+    MissingError,
+    NotEmptyError,
+    QuotaError,
+    TakenError,
+)
+from runtime.model import Agent, Session
+from runtime.names import check_name, quote
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem
@@ -77,29 +87,48 @@ def _metrics(fs: Filesystem, _: Any, caller: Caller) -> str:
 
 
 def _list_agents(fs: Filesystem, _: Any, call: Call) -> Iterator[str]:
-    for agent in fs.runtime.agents.registry:
-        if fs.listed(agent, call):
-            yield from (agent.name, f"{agent.name}.sock", f"{agent.name}.d")
+    for found in fs.runtime.agents.registry:
+        if fs.listed(found, call):
+            yield from (found.name, f"{found.name}.sock", f"{found.name}.d")
+
+
+def _agent_entry(fs: Filesystem, name: str) -> RowNode | None:
+    """NAME, NAME.sock or NAME.d in ``/ctx/agent``."""
+    suffix = next((suffix for suffix in (".d", ".sock") if name.endswith(suffix)), "")
+    found = fs.runtime.agents.registry.named(name.removesuffix(suffix))
+    return agent.entry(fs, found, suffix) if found is not None else None
 
 
 def _find_agent(fs: Filesystem, _: Any, call: Call, name: str) -> Node | None:
-    node = fs.agent_entry(name)
-    if node is None or node.agent is None or not fs.visible(node.agent, call):
-        return None
-    return node
+    node = _agent_entry(fs, name)
+    return node if node is not None and fs.visible(node.obj, call) else None
 
 
 def _make_agent(fs: Filesystem, _: Any, call: Call, name: str, mode: int) -> Node:
-    return fs.make_agent(call, name)
+    if not name.endswith(".d"):
+        raise MalformedError(f"{quote(name)}: an agent is made by mkdir agent/NAME.d")
+    made = fs.runtime.agents.births.create(call.caller, name.removesuffix(".d"))
+    return agent.entry(fs, made, ".d")
 
 
 def _remove_agent(fs: Filesystem, _: Any, call: Call, name: str) -> None:
-    fs.remove_agent(call, name)
+    agents = fs.runtime.agents
+    found = agents.registry.named(name.removesuffix(".d")) if name.endswith(".d") else None
+    if found is None or not fs.visible(found, call):
+        raise MissingError(f"there is no agent directory {quote(name)}")
+    if not agents.identity.roles(call.caller, found) & CONTROLLERS:
+        raise DeniedError(f"{quote(found.name)} is not yours to remove")
+    agents.removals.remove(found)
+
+
+def _homes(fs: Filesystem) -> set[int]:
+    base = fs.runtime.places.state / "home"
+    made = {int(name) for name in os.listdir(base) if name.isdigit()}
+    return made | set(fs.runtime.agents.sessions.owners())
 
 
 def _list_homes(fs: Filesystem, _: Any, call: Call) -> Iterator[str]:
-    uids = {*fs.runtime.agents.sessions.owners(), *fs.homes()}
-    for uid in sorted(uids):
+    for uid in sorted(_homes(fs)):
         yield str(uid)
 
 
@@ -107,34 +136,74 @@ def _find_home(fs: Filesystem, _: Any, call: Call, name: str) -> Node | None:
     if not _UID.fullmatch(name) or int(name) >= 2**32 - 1:
         return None
     uid = int(name)
-    if uid == call.uid or uid in fs.homes() or uid in fs.runtime.agents.sessions.owners():
-        return fs.home(uid)
-    return None
+    return HOME.node(fs, uid, uid) if uid == call.uid or uid in _homes(fs) else None
+
+
+def _spaces(fs: Filesystem) -> list[str]:
+    return sorted(os.listdir(fs.runtime.places.state / "shared"))
 
 
 def _list_spaces(fs: Filesystem, _: Any, call: Call) -> Iterator[str]:
-    yield from fs.spaces()
+    yield from _spaces(fs)
 
 
 def _find_space(fs: Filesystem, _: Any, call: Call, name: str) -> Node | None:
-    return fs.space(name) if name in fs.spaces() else None
+    return fs.tree(spaces.SHARED, name) if name in _spaces(fs) else None
+
+
+def _check_spaces(fs: Filesystem, caller: Caller) -> None:
+    limit = fs.runtime.config.spaces
+    if fs.runtime.agents.identity.is_master(caller):
+        return  # limits are against the others
+    if sum(spaces.shared_owner(fs, name) == caller.uid for name in _spaces(fs)) >= limit:
+        raise QuotaError(f"uid {caller.uid} has {limit} spaces, the configured maximum")
 
 
 def _make_space(fs: Filesystem, _: Any, call: Call, name: str, mode: int) -> Node:
     if call.caller.agent is not None or not call.caller.known:
         raise DeniedError("spaces are made by operators")
-    return fs.make_space(call, name, mode)
+    path = spaces.shared_root(fs, check_name(name))
+    _check_spaces(fs, call.caller)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        raise TakenError(f"the space {quote(name)} exists") from None
+    os.chown(path, call.uid, call.gid)
+    os.chmod(path, mode & 0o1777)
+    return fs.tree(spaces.SHARED, name)
 
 
 def _remove_space(fs: Filesystem, _: Any, call: Call, name: str) -> None:
     if call.caller.agent is not None or not call.caller.known:
         raise DeniedError("spaces are removed by operators")
-    if name not in fs.spaces():
+    if name not in _spaces(fs):
         raise MissingError(f"there is no space {quote(name)}")
     master = fs.runtime.agents.identity.is_master(call.caller)
-    if not master and fs.space_owner(name) != call.caller.uid:
+    if not master and spaces.shared_owner(fs, name) != call.caller.uid:
         raise DeniedError(f"the space {quote(name)} is not yours to remove")
-    fs.remove_space(name)
+    path = spaces.shared_root(fs, name)
+    if any(path.iterdir()):
+        raise NotEmptyError(f"the space {quote(name)} has files")
+    node = fs.tree(spaces.SHARED, name)
+    path.rmdir()
+    fs.durable.remove(node)
+    fs.durable.forget(node.inode, 0)
+    fs.spaces.drop_shared(name)
+
+
+def _own_agent(fs: Filesystem, call: Call) -> Agent | None:
+    caller = call.caller
+    return fs.runtime.agents.registry.get(caller.agent) if caller.agent is not None else None
+
+
+def _list_self(fs: Filesystem, _: Any, call: Call) -> Iterator[str]:
+    if call.caller.agent is not None:
+        yield "self"
+
+
+def _find_self(fs: Filesystem, _: Any, call: Call, name: str) -> Node | None:
+    own = _own_agent(fs, call) if name == "self" else None
+    return agent.entry(fs, own, "self") if own is not None else None
 
 
 def _find_token(fs: Filesystem, _: Any, call: Call, name: str) -> Node | None:
@@ -147,7 +216,8 @@ def _nothing(fs: Filesystem, _: Any, call: Call) -> Iterator[str]:
 
 
 ROWS: Final = (
-    Row(name="/", within="/", kind=Kind.DIRECTORY, mode=0o755, public=True),
+    Row(name="/", top=True, kind=Kind.DIRECTORY, mode=0o755, public=True,
+        entries=_list_self, find=_find_self),
     Row(name="status", public=True, generated=True, render=_status,
         doc="key=value: version state uptime agents.STATUS cgroup controllers mount limits"),
     Row(name="error", public=True, generated=True, render=_error,
@@ -175,30 +245,62 @@ ROWS: Final = (
         doc="the tokens of waits, which whoever knows one writes to; cannot be listed"),
 )
 
-TABLE: Final = Table(Plane.ROOT, ROWS)
-ROOT_NUMBER: Final = TABLE.number("/", "/")
+
+class _Root(Plane):
+    def find(self, fs: Filesystem, index: int, row: Row) -> Filesystem:
+        return fs
+
+    def path(self, fs: Filesystem, obj: Any) -> str:
+        return ""
 
 
-def _home_entries(fs: Filesystem, uid: int, call: Call) -> Iterator[str]:
+PLANE: Final = _Root(number=0, name="root", rows=ROWS)
+
+
+def _history_visible(fs: Filesystem, uid: int, name: str, call: Call) -> bool:
+    found = fs.runtime.agents.registry.named(name)
+    if found is not None and found.owner == uid:
+        roles = fs.runtime.agents.identity.roles(call.caller, found)
+        return not found.private or bool(roles & (INSIDERS | Role.SESSION_READER))
+    # of removed agents: the names of other users' private ones are not told
+    caller = call.caller
+    return caller.known and (caller.agent is not None or caller.uid in (0, uid))
+
+
+def _list_histories(fs: Filesystem, uid: int, call: Call) -> Iterator[str]:
     for name in fs.runtime.agents.sessions.agents(uid):
-        if fs.history_visible(uid, name, call):
+        if _history_visible(fs, uid, name, call):
             yield name
 
 
 def _find_history(fs: Filesystem, uid: int, call: Call, name: str) -> Node | None:
-    return fs.history_of(uid, name) if fs.history_visible(uid, name, call) else None
+    if not _history_visible(fs, uid, name, call):
+        return None
+    first = fs.runtime.agents.sessions.first(uid, name)
+    return HISTORY.node(fs, first, (uid, name)) if first is not None else None
 
 
-HOME_TABLE: Final = Table(
-    Plane.HOME,
-    (
-        Row(name="", within="home", kind=Kind.DIRECTORY, mode=0o755, public=True),
-        Row(name="agent", kind=Kind.DIRECTORY, mode=0o755, public=True, entries=_home_entries,
+class _Homes(Plane):
+    """Of users, by uid."""
+
+    def find(self, fs: Filesystem, index: int, row: Row) -> int:
+        return index
+
+    def path(self, fs: Filesystem, uid: int) -> str:
+        return f"home/{uid}"
+
+
+HOME: Final = _Homes(
+    number=5,
+    name="home",
+    rows=(
+        Row(name="", top=True, kind=Kind.DIRECTORY, mode=0o755, public=True),
+        Row(name="agent", kind=Kind.DIRECTORY, mode=0o755, public=True, entries=_list_histories,
             find=_find_history, doc="sessions by agent name"),
-        Row(name="data", kind=Kind.DIRECTORY, mode=0o700, public=True,
+        Row(name="data", kind=Kind.DIRECTORY, mode=0o700, public=True, space=spaces.DATA,
             doc="files of the user's agents and the user"),
     ),
-)
+)  # fmt: skip
 
 
 def _sessions(fs: Filesystem, key: tuple[int, str], call: Call) -> Iterator[str]:
@@ -206,23 +308,47 @@ def _sessions(fs: Filesystem, key: tuple[int, str], call: Call) -> Iterator[str]
         yield name
 
 
-def _find_session(
-    fs: Filesystem, key: tuple[int, str], call: Call, name: str
-) -> Node | None:
+def _named_session(fs: Filesystem, key: tuple[int, str], name: str) -> Session | None:
     index = fs.runtime.agents.sessions.named(*key, name)
-    return fs.session_node(index) if index is not None else None
+    return fs.runtime.agents.sessions.get(index) if index is not None else None
+
+
+def _find_session(fs: Filesystem, key: tuple[int, str], call: Call, name: str) -> Node | None:
+    found = _named_session(fs, key, name)
+    return session.PLANE.node(fs, found.index, found) if found is not None else None
 
 
 def _remove_session(fs: Filesystem, key: tuple[int, str], call: Call, name: str) -> None:
-    fs.remove_session(key, call, name)
+    found = _named_session(fs, key, name)
+    if found is None:
+        raise MissingError(f"there is no session {quote(name)}")
+    caller = call.caller
+    if caller.agent is not None or not caller.known or caller.uid not in (0, key[0]):
+        raise DeniedError("sessions are removed by operators")
+    fs.runtime.agents.removals.remove_session(found)
 
 
-HISTORY_TABLE: Final = Table(
-    Plane.HISTORY,
-    (
-        Row(name="", within="history", kind=Kind.DIRECTORY, mode=0o755, public=True),
+class _Histories(Plane):
+    """Names that users' agents had, by the first session of each."""
+
+    def find(self, fs: Filesystem, index: int, row: Row) -> tuple[int, str] | None:
+        first = fs.runtime.agents.sessions.get(index)
+        return (first.owner, first.agent) if first is not None else None
+
+    def path(self, fs: Filesystem, key: tuple[int, str]) -> str:
+        return f"home/{key[0]}/agent/{key[1]}"
+
+    def asked(self, key: tuple[int, str], row: Row) -> bool:
+        return row.top
+
+
+HISTORY: Final = _Histories(
+    number=6,
+    name="history",
+    rows=(
+        Row(name="", top=True, kind=Kind.DIRECTORY, mode=0o755, public=True),
         Row(name="session", kind=Kind.DIRECTORY, mode=0o777, public=True, entries=_sessions,
             find=_find_session, remove=_remove_session,
             doc="sessions; operators may rmdir those of removed agents"),
     ),
-)
+)  # fmt: skip

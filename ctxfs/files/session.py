@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ctxfs.files import agent as agent_files
 from ctxfs.files.documents import open_real
 from ctxfs.files.pack import pack
+from ctxfs.files.spaces import EPISODE
 from ctxfs.handles import HistoryHandle
 from ctxfs.nodes import Call, Handle, Node
-from ctxfs.rows import Kind, Plane, Render, Row, RowNode, Table
+from ctxfs.planes import Plane
+from ctxfs.rows import Kind, Render, Row, RowNode
 from runtime.caller import OPERATORS, Caller, Role
 from runtime.change import Change
 from runtime.errors import DeniedError, MalformedError
@@ -25,11 +28,6 @@ _READERS: Final = OPERATORS | Role.SELF | Role.SESSION_READER
 #: of a message, whatever its writer says
 _GIVEN: Final = ("id", "ts", "from")
 _ROLES: Final = ("user", "assistant", "system")
-#: documents that a child's directory and its parent's channel show as one
-DOCUMENTS: Final = ("handoff.md", "input.jsonl", "result.md", "refs.jsonl", "artifact")
-#: what an agent gave back, shown in its session once the agent is reset
-ARCHIVED: Final = ("result.md", "refs.jsonl", "artifact")
-
 
 def _path(name: str) -> Callable[[Filesystem, Session], Path]:
     return lambda fs, session: fs.runtime.agents.sessions.directory(session) / name
@@ -137,7 +135,32 @@ def _channels(fs: Filesystem, session: Session, call: Call) -> Iterator[str]:
 
 def _find_channel(fs: Filesystem, session: Session, call: Call, name: str) -> Node | None:
     index = fs.runtime.agents.sessions.find_channel(session.index, name)
-    return fs.channel(index) if index is not None else None
+    child = fs.runtime.agents.registry.recall(index) if index is not None else None
+    return CHANNEL.node(fs, child.index, child) if child is not None else None
+
+
+def _archive(fs: Filesystem, session: Session) -> Agent | None:
+    """The agent that was reset since, whose results its session shows."""
+    agent = fs.runtime.agents.registry.recall(session.incarnation)
+    return agent if agent is not None and agent.archived else None
+
+
+def _archived(fs: Filesystem, session: Session, call: Call) -> Iterator[str]:
+    if _archive(fs, session) is not None:
+        yield from agent_files.RESULTS
+
+
+def _find_archived(fs: Filesystem, session: Session, call: Call, name: str) -> Node | None:
+    reset = _archive(fs, session) if name in agent_files.RESULTS else None
+    return agent_files.document(fs, reset, name) if reset is not None else None
+
+
+def _documents(fs: Filesystem, child: Agent, call: Call) -> Iterator[str]:
+    yield from agent_files.DOCUMENTS
+
+
+def _find_document(fs: Filesystem, child: Agent, call: Call, name: str) -> Node | None:
+    return agent_files.document(fs, child, name) if name in agent_files.DOCUMENTS else None
 
 
 def _history(name: str, doc: str, **more: Any) -> Row:
@@ -146,7 +169,8 @@ def _history(name: str, doc: str, **more: Any) -> Row:
 
 
 ROWS: Final = (
-    Row(name="", within="session", kind=Kind.DIRECTORY, mode=0o755, read=_READERS),
+    Row(name="", top=True, kind=Kind.DIRECTORY, mode=0o755, read=_READERS,
+        entries=_archived, find=_find_archived),
     _history("messages.jsonl", "the conversation: {id, ts, role, from, run, content} a line; "
              "only appended to", mode=0o644, write=Role.SELF, opener=_open_messages),
     _history("events.jsonl", "what happened: {id, ts, type, agent, ...} a line; "
@@ -164,14 +188,31 @@ ROWS: Final = (
         document=True, opener=_open_memory, size=_file_size("context/memory.md"),
         mtime=_file_time("context/memory.md"), doc="the agent's own notes"),
     Row(name="episode", within="context", kind=Kind.DIRECTORY, mode=0o755, read=_READERS,
-        write=Role.SELF, doc="the agent's episodes, one file a work item"),
+        write=Role.SELF, space=EPISODE, doc="the agent's episodes, one file a work item"),
     Row(name="pack.md", within="context", read=_READERS, render=_pack, generated=True,
         doc="results, references and artifact paths of its children"),
     Row(name="child", within="context", kind=Kind.DIRECTORY, mode=0o755, read=_READERS,
         entries=_channels, find=_find_channel, doc="its side of each delegation"),
 )
 
-TABLE: Final = Table(Plane.SESSION, ROWS)
+
+class _Sessions(Plane):
+    """The sessions of agents, those of earlier incarnations and removed agents too."""
+
+    def find(self, fs: Filesystem, index: int, row: Row) -> Session | None:
+        return fs.runtime.agents.sessions.get(index)
+
+    def path(self, fs: Filesystem, session: Session) -> str:
+        return f"home/{session.owner}/agent/{session.agent}/session/{session.name}"
+
+    def agent(self, fs: Filesystem, session: Session) -> Agent | None:
+        return fs.runtime.agents.registry.recall(session.incarnation)
+
+    def asked(self, session: Session, row: Row) -> bool:
+        return row.top
+
+
+PLANE: Final = _Sessions(number=3, name="session", rows=ROWS, closed=True)
 
 
 def channel_status(child: Agent) -> str:
@@ -189,7 +230,8 @@ def _channel_session(fs: Filesystem, child: Agent, caller: Caller) -> str:
 
 
 CHANNEL_ROWS: Final = (
-    Row(name="", within="channel", kind=Kind.DIRECTORY, mode=0o755),
+    Row(name="", top=True, kind=Kind.DIRECTORY, mode=0o755, entries=_documents,
+        find=_find_document),
     Row(name="agent", doc="name of the child",
         render=lambda fs, child, caller: child.name + "\n"),
     Row(name="session", doc="the child's session", render=_channel_session),
@@ -198,4 +240,21 @@ CHANNEL_ROWS: Final = (
         depends=("outcome", "status")),
 )
 
-CHANNEL_TABLE: Final = Table(Plane.CHANNEL, CHANNEL_ROWS)
+
+class _Channels(Plane):
+    """The parents' side of delegations, by the child, which may be gone."""
+
+    def find(self, fs: Filesystem, index: int, row: Row) -> Agent | None:
+        return fs.runtime.agents.registry.recall(index)
+
+    def path(self, fs: Filesystem, child: Agent) -> str:
+        return f"context/child/{child.channel}"
+
+    def agent(self, fs: Filesystem, child: Agent) -> Agent:
+        return child
+
+    def asked(self, child: Agent, row: Row) -> bool:
+        return row.top
+
+
+CHANNEL: Final = _Channels(number=4, name="channel", rows=CHANNEL_ROWS)

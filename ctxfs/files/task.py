@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from ctxfs.files.verbs import act as act_on_agent
 from ctxfs.handles import ChildInputHandle, TaskInputHandle, TaskOutputHandle, VerbHandle
 from ctxfs.nodes import Call, Handle
-from ctxfs.rows import ITEM, ItemPlane, Kind, Plane, Render, Row, RowNode, Table
+from ctxfs.planes import ItemPlane
+from ctxfs.rows import Kind, Render, Row, RowNode
 from ctxfs.rows import one_line as _one
 from runtime import names
 from runtime.caller import PARTIES, Caller, Role
@@ -175,7 +176,7 @@ def _worktree(fs: Filesystem, task: Task, caller: Caller) -> str:
 
 
 ROWS: Final = (
-    Row(name="", within=ITEM, kind=Kind.DIRECTORY, mode=0o755),
+    Row(name="", top=True, kind=Kind.DIRECTORY, mode=0o755),
     Row(name="kind", doc="command_task or child_agent_task", render=_value("task_kind")),
     _single("title", "what it is about, one line; of a child's handle the first line of its task",
             _parse_title, render=_title),
@@ -213,5 +214,6 @@ ROWS: Final = (
     Row(name="ended_at", render=_time("ended"), depends=("ended",), doc="RFC 3339 time"),
 )
 
-TABLE: Final = Table(Plane.TASK, ROWS)
-PLANE: Final = ItemPlane(name="task", cls=Task, table=TABLE, records=lambda agents: agents.tasks)
+PLANE: Final = ItemPlane(
+    number=7, name="task", rows=ROWS, cls=Task, records=lambda agents: agents.tasks
+)

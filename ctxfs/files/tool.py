@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from ctxfs.nodes import Call, Node
-from ctxfs.rows import Kind, Plane, Row, RowNode, Table
+from ctxfs.planes import Plane
+from ctxfs.rows import Kind, Row
 from ctxfs.tools.registry import BY_NAME, TOOLS, refusal, visible
 from ctxfs.tools.tool import Tool
 from runtime.names import dump_json
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 ROWS: Final = (
     # the two names in /ctx/tool
-    Row(name=".d", within="tool", kind=Kind.DIRECTORY, mode=0o755, public=True),
-    Row(name="", within="tool", mode=0o555, public=True,
+    Row(name=".d", top=True, kept=False, kind=Kind.DIRECTORY, mode=0o755, public=True),
+    Row(name="", path=lambda tool: f"tool/{tool.name}", kept=False, mode=0o555, public=True,
         render=lambda fs, tool, caller: fs.client_program),
     Row(name="description", public=True, render=lambda fs, tool, caller: f"{tool.description}\n",
         doc="what it is for"),
@@ -30,14 +31,18 @@ ROWS: Final = (
         doc="the family that it is of"),
 )  # fmt: skip
 
-TABLE: Final = Table(Plane.TOOL, ROWS)
+
+class _Tools(Plane):
+    """The tools of the registry, by their places in it, from 1."""
+
+    def find(self, fs: Filesystem, index: int, row: Row) -> Tool | None:
+        return TOOLS[index - 1] if 1 <= index <= len(TOOLS) else None
+
+    def path(self, fs: Filesystem, tool: Tool) -> str:
+        return f"tool/{tool.name}.d"
 
 
-def node_of(fs: Filesystem, index: int, number: int) -> RowNode | None:
-    """A row of the tool at a place in the registry, from 1."""
-    if not 1 <= index <= len(TOOLS):
-        return None
-    return RowNode(fs, TABLE, index, TOOLS[index - 1], number)
+PLANE: Final = _Tools(number=10, name="tool", rows=ROWS)
 
 
 def entries(fs: Filesystem, _: Any, call: Call) -> Iterator[str]:
@@ -50,4 +55,5 @@ def find(fs: Filesystem, _: Any, call: Call, name: str) -> Node | None:
     tool: Tool | None = BY_NAME.get(name.removesuffix(suffix))
     if tool is None or refusal(fs, call.caller, tool):
         return None
-    return node_of(fs, TOOLS.index(tool) + 1, TABLE.number(suffix, "tool"))
+    number = PLANE.top if suffix else PLANE.beside("")
+    return PLANE.node(fs, TOOLS.index(tool) + 1, tool, number)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ctxfs.rows import ITEM, ItemPlane, Kind, Plane, Render, Row, RowNode, Table, one_line
+from ctxfs.planes import ItemPlane, agent_with
+from ctxfs.rows import Kind, Render, Row, RowNode, one_line
 from runtime.caller import PARTIES, Caller, Role
 from runtime.errors import MissingError
 from runtime.items import Wait, WaitStatus
@@ -23,11 +24,11 @@ def _value(field: str) -> Render:
 
 
 def _check_on(fs: Filesystem, wait: Wait, caller: Caller, line: str) -> None:
-    fs.runtime.agents.waiting.check_arm(caller, fs.agent_with(wait), wait, line)
+    fs.runtime.agents.waiting.check_arm(caller, agent_with(fs, wait), wait, line)
 
 
 def _arm(fs: Filesystem, wait: Wait, caller: Caller, text: str) -> None:
-    fs.runtime.agents.waiting.arm(caller, fs.agent_with(wait), wait, one_line(text))
+    fs.runtime.agents.waiting.arm(caller, agent_with(fs, wait), wait, one_line(text))
 
 
 def _unarmed(fs: Filesystem, wait: Wait) -> None:
@@ -38,10 +39,10 @@ def _pending(field: str, doc: str) -> Row:
     """What may be said as long as the wait is not over."""
 
     def check(fs: Filesystem, wait: Wait, caller: Caller, line: str) -> None:
-        fs.runtime.agents.waiting.check(fs.agent_with(wait), wait, field, line)
+        fs.runtime.agents.waiting.check(agent_with(fs, wait), wait, field, line)
 
     def commit(fs: Filesystem, wait: Wait, caller: Caller, text: str) -> None:
-        fs.runtime.agents.waiting.set(fs.agent_with(wait), wait, field, one_line(text))
+        fs.runtime.agents.waiting.set(agent_with(fs, wait), wait, field, one_line(text))
 
     def writable(fs: Filesystem, wait: Wait) -> None:
         fs.runtime.agents.waiting.check_pending(wait)
@@ -70,7 +71,7 @@ def _trigger(fs: Filesystem, wait: Wait, caller: Caller, text: str) -> None:
 
 
 ROWS: Final = (
-    Row(name="", within=ITEM, kind=Kind.DIRECTORY, mode=0o755),
+    Row(name="", top=True, kind=Kind.DIRECTORY, mode=0o755),
     Row(name="on", mode=0o644, write=PARTIES, when=LIVE, writable=_unarmed, single=True,
         render=_value("on"), check=_check_on, commit=_arm,
         doc="what it waits for: timer DURATION, timer TIME, task NAME, child NAME, message or "
@@ -86,16 +87,15 @@ ROWS: Final = (
     Row(name="token", read=PARTIES, render=_token, depends=("on",),
         doc="of a trigger: the name in trigger/ of the file that fires it"),
     # joined to nothing, and nothing can be read: each flush is a whole of its own
-    Row(name="TOKEN", within="trigger", mode=0o222, read=Role.NONE, write=Role.ANYONE,
-        writable=_unused, merges=True, volatile=True, render=_nothing, commit=_trigger,
-        doc="fires the wait with what is written to it, once: then it is gone"),
+    Row(name="TOKEN", path=lambda wait: "trigger", kept=False, mode=0o222, read=Role.NONE,
+        write=Role.ANYONE, writable=_unused, merges=True, volatile=True, render=_nothing,
+        commit=_trigger, doc="fires the wait with what is written to it, once: then it is gone"),
 )
 
-TABLE: Final = Table(Plane.WAITING, ROWS)
 PLANE: Final = ItemPlane(
-    name="waiting", cls=Wait, table=TABLE, records=lambda agents: agents.waiting
+    number=9, name="waiting", rows=ROWS, cls=Wait, records=lambda agents: agents.waiting
 )
 
 
 def token_node(fs: Filesystem, wait: Wait) -> RowNode:
-    return RowNode(fs, TABLE, wait.index, wait, TABLE.number("TOKEN", "trigger"))
+    return PLANE.node(fs, wait.index, wait, PLANE.beside("TOKEN"))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ctxfs.rows import ITEM, Check, ItemPlane, Kind, Plane, Render, Row, Table, one_line
+from ctxfs.planes import ItemPlane, agent_with
+from ctxfs.rows import Check, Kind, Render, Row, one_line
 from runtime.caller import PARTIES, Caller
 from runtime.items import Work
 from runtime.lifecycle import LIVE
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
 
 def _set(field: str) -> Check:
     def commit(fs: Filesystem, item: Work, caller: Caller, text: str) -> None:
-        fs.runtime.agents.work.set(fs.agent_with(item), item, field, text)
+        fs.runtime.agents.work.set(agent_with(fs, item), item, field, text)
 
     return commit
 
 
 def _set_line(field: str) -> Check:
     def commit(fs: Filesystem, item: Work, caller: Caller, text: str) -> None:
-        fs.runtime.agents.work.set(fs.agent_with(item), item, field, one_line(text))
+        fs.runtime.agents.work.set(agent_with(fs, item), item, field, one_line(text))
 
     return commit
 
@@ -34,14 +35,14 @@ def _set_text(field: str) -> Check:
 
     def commit(fs: Filesystem, item: Work, caller: Caller, text: str) -> None:
         value = text if text.strip() else ""
-        fs.runtime.agents.work.set(fs.agent_with(item), item, field, value)
+        fs.runtime.agents.work.set(agent_with(fs, item), item, field, value)
 
     return commit
 
 
 def _checked(field: str) -> Check:
     def check(fs: Filesystem, item: Work, caller: Caller, line: str) -> None:
-        fs.runtime.agents.work.check(fs.agent_with(item), item, field, line)
+        fs.runtime.agents.work.check(agent_with(fs, item), item, field, line)
 
     return check
 
@@ -63,7 +64,7 @@ def _time(field: str) -> Render:
 
 
 def _blocked_by(fs: Filesystem, item: Work, caller: Caller) -> str:
-    return fs.runtime.agents.work.blocked_by(fs.agent_with(item), item)
+    return fs.runtime.agents.work.blocked_by(agent_with(fs, item), item)
 
 
 def _focus(fs: Filesystem, agent: Agent, caller: Caller) -> str:
@@ -95,7 +96,7 @@ def _control(name: str, doc: str, **more: Any) -> Row:
 
 
 ROWS: Final = (
-    Row(name="", within=ITEM, kind=Kind.DIRECTORY, mode=0o755),
+    Row(name="", top=True, kind=Kind.DIRECTORY, mode=0o755),
     _control("objective", "what it is to reach; without one it is never done",
              render=_text("objective"), commit=_set_text("objective")),
     _control("plan.md", "how, and how far it has come",
@@ -116,5 +117,6 @@ ROWS: Final = (
         doc="RFC 3339 time of the last change"),
 )
 
-TABLE: Final = Table(Plane.WORK, ROWS)
-PLANE: Final = ItemPlane(name="work", cls=Work, table=TABLE, records=lambda agents: agents.work)
+PLANE: Final = ItemPlane(
+    number=8, name="work", rows=ROWS, cls=Work, records=lambda agents: agents.work
+)

@@ -34,7 +34,8 @@ from ctxfs.files import task as task_files
 from ctxfs.files import tool as tool_files
 from ctxfs.files import waiting as waiting_files
 from ctxfs.files import work as work_files
-from ctxfs.rows import NEW, Kind, Row, Table
+from ctxfs.planes import Plane
+from ctxfs.rows import NEW, Kind, Row
 from ctxfs.tools import registry
 from ctxfs.tools.tool import Tool
 from runtime import forking
@@ -60,17 +61,17 @@ CHUNK: Final = 1 << 20
 #: of a text in a frame, which takes a mebibyte
 LONG: Final = 1_000_000
 TABLES: Final = (
-    root_files.TABLE,
-    root_files.HOME_TABLE,
-    root_files.HISTORY_TABLE,
-    agent_files.TABLE,
-    agent_files.CHILD_TABLE,
-    session_files.TABLE,
-    session_files.CHANNEL_TABLE,
-    task_files.TABLE,
-    work_files.TABLE,
-    waiting_files.TABLE,
-    tool_files.TABLE,
+    root_files.PLANE,
+    root_files.HOME,
+    root_files.HISTORY,
+    agent_files.PLANE,
+    agent_files.CHILD,
+    session_files.PLANE,
+    session_files.CHANNEL,
+    task_files.PLANE,
+    work_files.PLANE,
+    waiting_files.PLANE,
+    tool_files.PLANE,
 )
 PERMS: Final = "create,start,stop,read,write,detach"
 REF: Final = '{"path":"/%x"}\n'
@@ -189,38 +190,35 @@ class Scene:
 
     # where a row is
 
-    def paths(self, table: Table, row: Row) -> Iterator[str]:
+    def paths(self, plane: Plane, row: Row) -> Iterator[str]:
         """The places that a row is shown at, with what makes it cost most."""
         name = row.name
-        if table is root_files.TABLE:
-            yield "" if name == "/" else f"{row.within}/{name}".lstrip("/")
-        elif table is root_files.HOME_TABLE:
+        if plane is root_files.PLANE:
+            yield "" if row.top else f"{row.within}/{name}".lstrip("/")
+        elif plane is root_files.HOME:
             yield f"home/1000/{name}"
-        elif table is root_files.HISTORY_TABLE:
+        elif plane is root_files.HISTORY:
             yield f"home/1000/agent/x/{name}"
-        elif table is agent_files.TABLE:
+        elif plane is agent_files.PLANE:
             for agent in ("x", "d7"):
-                if row.within == "agent":
-                    yield f"agent/{agent}{name}"
-                elif row.within == "self":
-                    yield "self"
-                else:
+                if row.is_inside:
                     yield f"agent/{agent}.d/{row.within}/{name}"
-        elif table is agent_files.CHILD_TABLE:
+                else:
+                    yield "self" if name == "self" else f"agent/{agent}{name}"
+        elif plane is agent_files.CHILD:
             yield "agent/x.d/child/k0"
-        elif table is session_files.TABLE:
+        elif plane is session_files.PLANE:
             yield f"{self.session}/{row.within if row.within == 'context' else ''}/{name}"
-        elif table is session_files.CHANNEL_TABLE:
+        elif plane is session_files.CHANNEL:
             yield f"{self.session}/context/child/k0/{name}"
-        elif table is tool_files.TABLE:
-            yield f"tool/AgentGet{name}" if row.within else f"tool/AgentGet.d/{name}"
-        elif row.within == "trigger":
+        elif plane is tool_files.PLANE:
+            yield f"tool/AgentGet.d/{name}" if row.is_inside else f"tool/AgentGet{name}"
+        elif row.name == "TOKEN":
             yield f"trigger/{self.token}"
         else:
-            plane = {task_files.TABLE: "task/T", work_files.TABLE: "work/W",
-                     waiting_files.TABLE: "waiting/A"}[table]  # fmt: skip
-            yield f"agent/x.d/{plane}0/{name}"
-            if table is waiting_files.TABLE:
+            item = {"task": "task/T", "work": "work/W", "waiting": "waiting/A"}[plane.name]
+            yield f"agent/x.d/{item}0/{name}"
+            if plane is waiting_files.PLANE:
                 yield f"agent/x.d/waiting/new/{name}"
 
 
@@ -378,8 +376,8 @@ def callers(row: Row, scene: Scene, path: str) -> Iterator[Caller]:
     yield ROOT if row.write & Role.ROOT else USER
 
 
-async def act(costs: Costs, scene: Scene, table: Table, row: Row) -> None:
-    for path in scene.paths(table, row):
+async def act(costs: Costs, scene: Scene, plane: Plane, row: Row) -> None:
+    for path in scene.paths(plane, row):
         for caller in callers(row, scene, path):
             with scene.mounted.as_(caller):
                 inode = await costs.inode(path)

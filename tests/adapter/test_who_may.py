@@ -21,7 +21,7 @@ from ctxfs.files import task as task_files
 from ctxfs.files import waiting as waiting_files
 from ctxfs.files import work as work_files
 from ctxfs.files.verbs import VERBS
-from ctxfs.rows import Kind, Plane, Row, inode_number
+from ctxfs.rows import Kind, Row
 from runtime.caller import Caller
 from runtime.lifecycle import Status
 from runtime.model import Agent
@@ -156,8 +156,8 @@ MEMBERS = {
     "result": {"result.md", "refs.jsonl", "artifact"},
     "inbox": {"inbox"},
 }  # fmt: skip
-#: rows that belong to no agent's directory
-ELSEWHERE = {("self", "self")}
+#: rows that are neither in the agent's directory nor named after the agent
+ELSEWHERE = {"self"}
 
 #: group: (list, stat, read, write), of sessions; the maker has no part in them
 SESSION: dict[str, dict[str, Cells]] = {
@@ -256,7 +256,7 @@ KINDS = {"root": "public", "detached": "public", "child": "private"}
 
 
 def path_of(agent: str, row: Row) -> str:
-    if row.within == "agent":
+    if not row.is_inside:
         return f"agent/{agent}{row.name}"
     return f"agent/{agent}.d/{row.within}/{row.name}".replace("//", "/")
 
@@ -499,22 +499,20 @@ def cells_of(plane: str, table: dict[str, dict[str, Cells]], kinds: tuple[str, .
 
 
 def test_every_file_has_its_place_in_the_table() -> None:
-    def names(rows: tuple[Row, ...], within: set[str]) -> list[str]:
+    def names(rows: tuple[Row, ...]) -> list[str]:
         return sorted(
             f"context/{row.name}" if row.within == "context" else row.name
             for row in rows
-            if (row.within, row.name) not in ELSEWHERE and row.within in within
+            if row.name not in ELSEWHERE
         )
 
     def placed(members: dict[str, set[str]]) -> list[str]:
         return sorted(name for group in members.values() for name in group)
 
-    assert {row.within for row in agent_files.ROWS} == {"", "agent", "self", "work"}
-    assert names(agent_files.ROWS, {"", "agent", "self", "work"}) == placed(MEMBERS)
+    assert names(agent_files.ROWS) == placed(MEMBERS)
     assert sorted(record_rows()) == placed(RECORD_MEMBERS)
-    assert names(session_files.ROWS, {"", "session", "context"}) == placed(SESSION_MEMBERS)
-    documents = list(session_files.DOCUMENTS)
-    channel = names(session_files.CHANNEL_ROWS, {"", "channel"}) + documents
+    assert names(session_files.ROWS) == placed(SESSION_MEMBERS)
+    channel = names(session_files.CHANNEL_ROWS) + list(agent_files.DOCUMENTS)
     assert sorted(channel) == placed(CHANNEL_MEMBERS)
     assert sorted(verb.usage.replace(" [RUN]", "") for verb in VERBS.values()) == sorted(SAYS)
     known = {*PARTIES, "-"}
@@ -535,7 +533,7 @@ def test_files_of_an_agent(stage: Stage, group: str, cell: tuple[str, str, str])
     files = [
         (path_of(kind, row), row)
         for row in agent_files.ROWS
-        if row.name in MEMBERS[group] and (row.within, row.name) not in ELSEWHERE
+        if row.name in MEMBERS[group] and row.name not in ELSEWHERE
     ]
     knows = KNOWS if KINDS[kind] == "private" else FOUND
     judge(stage, cell, AGENT[group][KINDS[kind]], files, knows)
@@ -544,15 +542,15 @@ def test_files_of_an_agent(stage: Stage, group: str, cell: tuple[str, str, str])
 def record_rows() -> dict[str, Row]:
     """Every file of a task, a work item and a wait, by its path below the agent's directory."""
     tables = {
-        "task": task_files.TABLE,
-        "work": work_files.TABLE,
-        "waiting": waiting_files.TABLE,
+        "task": task_files.PLANE,
+        "work": work_files.PLANE,
+        "waiting": waiting_files.PLANE,
     }
     return {
         f"{plane}/item/{row.name}".rstrip("/"): row
         for plane, table in tables.items()
         for row in table.rows
-        if row.within != "trigger"
+        if row.name != "TOKEN"
     }
 
 
@@ -604,7 +602,7 @@ def test_the_makers_side_of_a_delegation(
 ) -> None:
     kind = cell[0]
     base = f"home/{USER.uid}/agent/maker/session/default/context/child/{kind}"
-    rows = {row.name: row for row in agent_files.ROWS if not row.within}
+    rows = {row.name: row for row in agent_files.ROWS if row.is_inside and not row.within}
     rows |= {row.name: row for row in session_files.CHANNEL_ROWS}
     files = [(f"{base}/{name}".rstrip("/"), rows[name]) for name in CHANNEL_MEMBERS[group]]
     # the maker is public, and with it all around its session
@@ -619,12 +617,11 @@ def test_who_has_a_file_by_its_number_may_no_more(stage: Stage, kind: str, colum
     wrong = []
     for group, members in MEMBERS.items():
         cells = dict(zip(COLUMNS, AGENT[group][visibility], strict=True))
-        for row in agent_files.ROWS:
+        for number, row in enumerate(agent_files.ROWS, 1):
             if row.name not in members or row.kind is not Kind.FILE:
                 continue
             path = path_of(kind, row)
-            number = agent_files.TABLE.number(row.name, row.within)
-            inode = inode_number(Plane.AGENT, stage.objects[kind].index, number)
+            inode = agent_files.PLANE.inode(stage.objects[kind].index, number)
             flags = os.O_RDONLY if column == "read" else os.O_WRONLY
             reach = partial(stage.open, inode, flags)
             for party, caller in stage.callers[kind].items():

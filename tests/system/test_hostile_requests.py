@@ -86,7 +86,7 @@ def test_writers_makers_and_lookups_never_wait_for_each_other(daemon: Daemon) ->
 def readable() -> Iterator[str]:
     """The regular files of an agent that everybody in it may read."""
     for row in agent_files.ROWS:
-        if row.kind is Kind.FILE and not row.within and row.mode & 0o400:
+        if row.kind is Kind.FILE and row.is_inside and not row.within and row.mode & 0o400:
             yield row.name
 
 
@@ -107,7 +107,7 @@ def test_controls_are_nobodys_to_lease(daemon: Daemon) -> None:
             assert holder.stdout is not None
             for file in files:
                 said = holder.stdout.readline().split()
-                row = agent_files.TABLE.rows[agent_files.TABLE.number(Path(file).name) - 1]
+                row = agent_files.PLANE.row(Path(file).name)
                 shared = "ok" if row.treatment is PUBLIC else "ENODEV"
                 assert said == [file, "EACCES", "EACCES", shared, "ok", "ok"]
             for name in readable():

@@ -13,6 +13,7 @@ import pytest
 from ctxfs import durable
 from ctxfs.caching import Cache
 from ctxfs.durable import Durable, DurableNode, Space
+from ctxfs.files.spaces import ARTIFACT, EPISODE
 from ctxfs.nodes import Call, Changes, Handle, Node
 from runtime.caller import Caller
 from runtime.errors import (
@@ -541,10 +542,10 @@ def test_the_spaces_of_a_removed_agent_are_dropped(mounted: Mounted) -> None:
     session = mounted.agents.sessions.get(agent.session)
     assert session is not None
     mounted.inode("agent/coder.d/artifact")
-    mounted.fs._episodes(session)
-    assert len(mounted.fs._spaces) == 2
+    mounted.fs.tree(EPISODE, session)
+    assert len(mounted.fs.spaces) == 2
     complete(mounted.ops.rmdir, mounted.inode("agent"), b"coder.d", CONTEXT)
-    assert not mounted.fs._spaces
+    assert not len(mounted.fs.spaces)
 
 
 def test_a_removed_childs_artifacts_are_read_and_not_written(mounted: Mounted) -> None:
@@ -552,7 +553,7 @@ def test_a_removed_childs_artifacts_are_read_and_not_written(mounted: Mounted) -
     mounted.world.live(parent)
     child = mounted.agents.births.create(inside(parent), "kid")
     mounted.world.live(child)
-    root = cast(DurableNode, mounted.fs.artifacts(child))
+    root = mounted.fs.tree(ARTIFACT, child)
     known(root)
     call = Call(mounted.fs, 0, 0, 0)
     with mounted.as_(inside(child)):
@@ -560,15 +561,15 @@ def test_a_removed_childs_artifacts_are_read_and_not_written(mounted: Mounted) -
         file = known(root.mknod(touch_call, "file", 0o100644))
     mounted.agents.journal.update(child, status="dead")
     mounted.agents.removals.remove(child)
-    assert not mounted.fs._spaces
+    assert not len(mounted.fs.spaces)
     evict(mounted.fs.durable)
     assert list(root.list(call)) == ["file"]
-    again = cast(DurableNode, mounted.fs.artifacts(child))
+    again = mounted.fs.tree(ARTIFACT, child)
     assert again is root
     assert again.lookup(call, "file") is file
     with pytest.raises(DeniedError):
         again.unlink(call, "file")
-    assert not mounted.fs._spaces
+    assert not len(mounted.fs.spaces)
     evict(mounted.fs.durable)
 
 

@@ -10,22 +10,23 @@ import pytest
 
 from ctxfs import manual
 from ctxfs.files import agent, root, session, task, tool, waiting, work
-from ctxfs.rows import Row, Table
+from ctxfs.planes import Plane
+from ctxfs.rows import Row
 from runtime.config import Config
 from runtime.sockets import OPERATIONS
 
 MAN = Path(__file__).parents[2] / "man"
 TABLES = (
-    root.TABLE,
-    root.HOME_TABLE,
-    root.HISTORY_TABLE,
-    agent.TABLE,
-    session.TABLE,
-    session.CHANNEL_TABLE,
-    task.TABLE,
-    work.TABLE,
-    waiting.TABLE,
-    tool.TABLE,
+    root.PLANE,
+    root.HOME,
+    root.HISTORY,
+    agent.PLANE,
+    session.PLANE,
+    session.CHANNEL,
+    task.PLANE,
+    work.PLANE,
+    waiting.PLANE,
+    tool.PLANE,
 )
 
 
@@ -36,14 +37,14 @@ def page(tmp_path: Path) -> Path:
     return copy
 
 
-def rows() -> Iterator[tuple[Table, Row]]:
+def rows() -> Iterator[tuple[Plane, Row]]:
     for table in TABLES:
         for row in manual.described(table):
             yield table, row
 
 
 @pytest.mark.parametrize(
-    "row", [pytest.param(row, id=f"{table.plane.name}-{row.name}") for table, row in rows()]
+    "row", [pytest.param(row, id=f"{table.name}-{row.name}") for table, row in rows()]
 )
 def test_every_row_has_a_line_of_documentation(row: Row) -> None:
     assert row.name
@@ -57,7 +58,7 @@ def test_the_page_is_up_to_date() -> None:
 
 def test_every_agent_file_is_on_the_page() -> None:
     text = (MAN / "ctxfs.5").read_text()
-    for row in manual.described(agent.TABLE):
+    for row in manual.described(agent.PLANE):
         assert f"\n.It Pa {row.within}/{row.name}".replace(" /", " ") in text
 
 

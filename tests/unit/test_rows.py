@@ -10,40 +10,18 @@ from ctxfs.files import agent as agent_files
 from ctxfs.files import root as root_files
 from ctxfs.files import session as session_files
 from ctxfs.files import task as task_files
-from ctxfs.files import tool as tool_files
 from ctxfs.files import waiting as waiting_files
 from ctxfs.files import work as work_files
 from ctxfs.files.verbs import VERBS
-from ctxfs.rows import (
-    Kind,
-    Plane,
-    Row,
-    Table,
-    inode_number,
-    one_line,
-    split_inode,
-    statuses,
-    writers,
-)
+from ctxfs.filesystem import PLANES
+from ctxfs.planes import Plane, split_inode
+from ctxfs.rows import Kind, Row, one_line, statuses, writers
 from runtime.caller import CONTROLLERS, OPERATORS, PARTIES, Role
 from runtime.errors import MalformedError
 from runtime.lifecycle import Status
 
-TABLES = [
-    agent_files.TABLE,
-    agent_files.CHILD_TABLE,
-    session_files.TABLE,
-    session_files.CHANNEL_TABLE,
-    root_files.TABLE,
-    root_files.HOME_TABLE,
-    root_files.HISTORY_TABLE,
-    task_files.TABLE,
-    work_files.TABLE,
-    waiting_files.TABLE,
-    tool_files.TABLE,
-]
-ROWS = [(table, row) for table in TABLES for row in table.rows]
-FILES = [(table, row) for table, row in ROWS if row.kind is Kind.FILE]
+ROWS = [(plane, row) for plane in PLANES for row in plane.rows]
+FILES = [(plane, row) for plane, row in ROWS if row.kind is Kind.FILE]
 
 #: ABI section 3
 AGENT = {
@@ -209,51 +187,51 @@ PLANES_WRITTEN = {
 }
 
 
-def names(table: Table, within: str = "") -> set[str]:
-    return {row.name for _, row in table.within(within) if row.name}
+def names(plane: Plane, within: str = "") -> set[str]:
+    return {row.name for _, row in plane.within(within)}
 
 
 def identify(value: object) -> str:
     if isinstance(value, Row):
         return f"{value.within}/{value.name}"
-    return value.plane.name if isinstance(value, Table) else str(value)
+    return value.name if isinstance(value, Plane) else str(value)
 
 
 def test_the_files_of_an_agent_are_those_of_the_abi() -> None:
-    assert names(agent_files.TABLE) == AGENT
+    assert names(agent_files.PLANE) == AGENT
 
 
 def test_the_files_of_the_root_are_those_of_the_abi() -> None:
-    assert names(root_files.TABLE) == ROOT
-    assert names(root_files.TABLE, "bin") == {"ctx"}
+    assert names(root_files.PLANE) == ROOT
+    assert names(root_files.PLANE, "bin") == {"ctx"}
 
 
 def test_the_files_of_a_session_are_those_of_the_abi() -> None:
-    assert names(session_files.TABLE) == SESSION
-    assert names(session_files.TABLE, "context") == CONTEXT
+    assert names(session_files.PLANE) == SESSION
+    assert names(session_files.PLANE, "context") == CONTEXT
 
 
 def test_the_files_of_work_items_and_waits_are_those_of_the_abi() -> None:
-    assert names(agent_files.TABLE, "work") == {"current"}
-    assert names(work_files.TABLE) == WORK
-    assert names(waiting_files.TABLE) == WAITING
-    assert names(waiting_files.TABLE, "trigger") == {"TOKEN"}
+    assert names(agent_files.PLANE, "work") == {"current"}
+    assert names(work_files.PLANE) == WORK
+    assert names(waiting_files.PLANE) == WAITING
+    assert [row.name for row in waiting_files.ROWS if row.path is not None] == ["TOKEN"]
 
 
 def test_the_files_of_a_task_are_those_of_the_abi() -> None:
-    assert names(task_files.TABLE) == TASK
+    assert names(task_files.PLANE) == TASK
 
 
 def test_a_command_is_written_by_the_parties_until_it_is_started() -> None:
-    for _, row in task_files.TABLE.within(""):
+    for _, row in task_files.PLANE.within(""):
         written = row.name in TASK_WRITTEN | {"input", "ctl", "work"}
         assert row.write == (PARTIES if written else Role.NONE), row.name
         assert (row.writable is not None) is (row.name in TASK_WRITTEN), row.name
 
 
-@pytest.mark.parametrize("table", [work_files.TABLE, waiting_files.TABLE], ids=identify)
-def test_the_planes_are_written_by_the_parties_while_the_agent_lives(table: Table) -> None:
-    for _, row in table.within(""):
+@pytest.mark.parametrize("plane", [work_files.PLANE, waiting_files.PLANE], ids=identify)
+def test_the_planes_are_written_by_the_parties_while_the_agent_lives(plane: Plane) -> None:
+    for _, row in plane.within(""):
         written = row.name in PLANES_WRITTEN or (row.name == "status" and row in work_files.ROWS)
         assert row.write == (PARTIES if written else Role.NONE), row.name
         if written:
@@ -269,13 +247,13 @@ def test_the_verbs_are_those_of_the_abi() -> None:
 
 
 def test_only_the_public_files_of_a_public_agent_are_open_to_all() -> None:
-    found = {row.name for row in agent_files.ROWS if row.public and not row.within}
+    found = {row.name for row in agent_files.ROWS if row.public and row.is_inside}
     assert found == PUBLIC
 
 
 @pytest.mark.parametrize("name", sorted(WRITTEN))
 def test_who_writes_a_file_and_when(name: str) -> None:
-    row = agent_files.TABLE.rows[agent_files.TABLE.number(name) - 1]
+    row = agent_files.PLANE.row(name)
     roles, when = WRITTEN[name]
     assert row.write == roles
     assert (row.when == {Status.NEW}) is (when == "new")
@@ -289,36 +267,40 @@ def test_every_other_file_of_an_agent_is_written_by_nobody() -> None:
     assert written == set(WRITTEN)
 
 
-@pytest.mark.parametrize("table", TABLES, ids=identify)
-def test_names_are_unique_and_numbers_fit_an_inode(table: Table) -> None:
-    assert len(table.by_name) == len(table.rows) < 256
-    for (within, name), number in table.by_name.items():
-        assert table.rows[number - 1].name == name
-        assert table.number(name, within) == number
+@pytest.mark.parametrize("plane", PLANES, ids=identify)
+def test_names_are_unique_and_numbers_fit_an_inode(plane: Plane) -> None:
+    elsewhere = [row.name for row in plane.rows if not row.is_inside]
+    assert len(plane.numbers) + len(set(elsewhere)) == len(plane.rows) < 256
+    for (within, name), number in plane.numbers.items():
+        assert plane.rows[number - 1].name == name
+        assert plane.number_of(name, within) == number
+
+
+@pytest.mark.parametrize("plane", PLANES, ids=identify)
+def test_an_object_has_one_directory(plane: Plane) -> None:
+    assert [row for row in plane.rows if row.top] == [plane.rows[plane.top - 1]]
 
 
 def test_planes_are_told_apart() -> None:
-    assert {table.plane for table in TABLES} == set(Plane)
-    assert len({table.plane for table in TABLES}) == len(TABLES)
+    assert sorted(plane.number for plane in PLANES) == list(range(11))
+    assert len({plane.name for plane in PLANES}) == len(PLANES)
 
 
-@pytest.mark.parametrize(("table", "row"), ROWS, ids=identify)
-def test_every_name_that_is_shown_is_explained(table: Table, row: Row) -> None:
-    shape = row.within in ("agent", "self", "tool", "/") or table.plane is Plane.CHILD
-    hidden = not row.name or shape
-    assert hidden or row.doc
+@pytest.mark.parametrize(("plane", "row"), ROWS, ids=identify)
+def test_every_name_that_is_shown_is_explained(plane: Plane, row: Row) -> None:
+    assert row.doc or not row.is_inside
     assert "\n" not in row.doc
 
 
-@pytest.mark.parametrize(("table", "row"), FILES, ids=identify)
-def test_mode_bits_agree_with_who_may(table: Table, row: Row) -> None:
+@pytest.mark.parametrize(("plane", "row"), FILES, ids=identify)
+def test_mode_bits_agree_with_who_may(plane: Plane, row: Row) -> None:
     assert bool(row.mode & 0o222) is bool(row.write)
     assert bool(row.mode & 0o444) is bool(row.public or row.read)
     assert row.mode & 0o7000 == 0
 
 
-@pytest.mark.parametrize(("table", "row"), FILES, ids=identify)
-def test_every_file_can_be_read_and_written_as_it_says(table: Table, row: Row) -> None:
+@pytest.mark.parametrize(("plane", "row"), FILES, ids=identify)
+def test_every_file_can_be_read_and_written_as_it_says(plane: Plane, row: Row) -> None:
     if row.mode & 0o444:
         assert row.render is not None or row.opener is not None
     if row.write and row.opener is None:
@@ -336,17 +318,17 @@ GENERATED = {
 }
 
 
-@pytest.mark.parametrize(("table", "row"), FILES, ids=identify)
-def test_what_is_generated_has_no_size_and_what_has_one_is_cheap(table: Table, row: Row) -> None:
-    of_another = row.name in ("status", "error") and table.plane not in (Plane.ROOT, Plane.AGENT)
-    public_state = row.name == "status" and table.plane is Plane.AGENT
+@pytest.mark.parametrize(("plane", "row"), FILES, ids=identify)
+def test_what_is_generated_has_no_size_and_what_has_one_is_cheap(plane: Plane, row: Row) -> None:
+    of_another = row.name in ("status", "error") and plane.name not in ("root", "agent")
+    public_state = row.name == "status" and plane is agent_files.PLANE
     assert row.generated is (row.name in GENERATED and not of_another and not public_state)
     if row.document:
         assert row.size is not None, "a document is not read to be measured"
 
 
-@pytest.mark.parametrize(("table", "row"), ROWS, ids=identify)
-def test_each_kind_has_what_it_needs(table: Table, row: Row) -> None:
+@pytest.mark.parametrize(("plane", "row"), ROWS, ids=identify)
+def test_each_kind_has_what_it_needs(plane: Plane, row: Row) -> None:
     assert bool(row.target) is (row.kind is Kind.LINK)
     if row.entries is not None or row.make is not None or row.remove is not None:
         assert row.kind is Kind.DIRECTORY
@@ -357,7 +339,7 @@ def test_each_kind_has_what_it_needs(table: Table, row: Row) -> None:
 @pytest.mark.parametrize("directory", ["agent", "tool", "home", "shared", "trigger"])
 def test_the_modes_of_the_roots_directories(directory: str) -> None:
     modes = {"agent": 0o1777, "shared": 0o1777, "trigger": 0o311}
-    row = root_files.TABLE.rows[root_files.TABLE.number(directory) - 1]
+    row = root_files.PLANE.row(directory)
     assert row.mode == modes.get(directory, 0o755)
 
 
@@ -368,19 +350,19 @@ def test_what_can_be_polled_is_what_the_abi_says() -> None:
 
 
 def test_secrets_are_readable_by_the_owner_only() -> None:
-    assert agent_files.TABLE.rows[agent_files.TABLE.number("env") - 1].mode == 0o600
+    assert agent_files.PLANE.row("env").mode == 0o600
 
 
 @pytest.mark.parametrize("index", [0, 1, 20_000, 2**31])
-@pytest.mark.parametrize("plane", list(Plane))
+@pytest.mark.parametrize("plane", PLANES, ids=identify)
 def test_an_inode_number_is_computed_and_taken_apart(plane: Plane, index: int) -> None:
-    inode = inode_number(plane, index, 77)
-    assert split_inode(inode) == (plane, index, 77)
+    inode = plane.inode(index, 77)
+    assert split_inode(inode) == (plane.number, index, 77)
     assert inode < 1 << 62
 
 
 def test_a_change_of_a_field_reaches_every_file_that_shows_it() -> None:
-    table = agent_files.TABLE
+    plane = agent_files.PLANE
     for field, shown in (
         ("profile", {"profile", "visibility", "ownership", "ingress"}),
         ("policy", {"policy"}),
@@ -388,7 +370,7 @@ def test_a_change_of_a_field_reaches_every_file_that_shows_it() -> None:
         ("meta", {"meta.json"}),
         ("status", {"status"}),
     ):
-        assert {table.rows[n - 1].name for n in table.depending[field]} == shown
+        assert {plane.rows[n - 1].name for n in plane.depending[field]} == shown
 
 
 def test_writers_and_statuses_are_told_in_words() -> None:

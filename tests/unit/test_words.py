@@ -17,23 +17,24 @@ from ctxfs.files import task as task_files
 from ctxfs.files import waiting as waiting_files
 from ctxfs.files import work as work_files
 from ctxfs.files.verbs import VERBS
-from ctxfs.rows import Kind, Table
+from ctxfs.planes import Plane
+from ctxfs.rows import Kind
 from runtime.items import MESSAGE_MOVES
 from runtime.model import Outcome
 
 MODULE = Path(client.words.__file__)
-TABLES = {
-    "task": task_files.TABLE,
-    "work": work_files.TABLE,
-    "waits": waiting_files.TABLE,
+PLANES = {
+    "task": task_files.PLANE,
+    "work": work_files.PLANE,
+    "waits": waiting_files.PLANE,
 }
 #: of a plane's files, those that a command of their own shows, or that nothing is read from
 ELSEWHERE = {"output", "ctl"}
 
 
-def files_of(table: Table) -> set[str]:
+def files_of(plane: Plane) -> set[str]:
     """What can be read of each object of a plane."""
-    rows = (row for row in table.rows if not row.within and row.kind is Kind.FILE)
+    rows = (row for _, row in plane.within("") if row.kind is Kind.FILE)
     return {row.name for row in rows if row.read}
 
 
@@ -52,10 +53,10 @@ def test_check_refuses_a_module_that_is_out_of_date(
     assert copy.read_text() == MODULE.read_text()
 
 
-@pytest.mark.parametrize("group", TABLES)
+@pytest.mark.parametrize("group", PLANES)
 def test_every_file_of_a_plane_is_shown(group: str) -> None:
     plane = planes.PLANES[group]
-    assert {*plane.files, *plane.texts} == files_of(TABLES[group]) - ELSEWHERE
+    assert {*plane.files, *plane.texts} == files_of(PLANES[group]) - ELSEWHERE
     assert {file for _, files in plane.columns for file in files.split()} <= {*plane.files}
 
 
@@ -65,7 +66,7 @@ def test_every_verb_of_an_agent_is_a_command() -> None:
 
 
 def test_options_that_are_files_are_rows() -> None:
-    rows = {row.name for row in agent_files.TABLE.rows}
+    rows = {row.name for row in agent_files.PLANE.rows}
     assert {"parent", "mount", "env", "cwd", "limits", "exec", "handoff.md", "ctl"} <= rows
     assert {"life", "restart", "mode", "context", "workspace", "model"} <= rows
 
