@@ -30,7 +30,7 @@ from runtime.output import Output
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem
-    from ctxfs.rows import RowNode
+    from ctxfs.rows import LinesCheck, RowNode
 
 _R = TypeVar("_R")
 
@@ -162,6 +162,9 @@ class ControlHandle(RowHandle):
         self._fresh = False
         #: what the paths in the lines that were written lead to
         self._found: dict[str, Source] = {}
+        #: of a row that is checked over several lines, and what of the staged it has taken
+        self._check: LinesCheck | None = None
+        self._taken = 0
 
     async def prepare(self, data: bytes) -> None:
         """Where the paths lead that this completes the lines of (``Row.paths``)."""
@@ -202,6 +205,7 @@ class ControlHandle(RowHandle):
         return self.node.attributes().size if self._append and not self._truncated else 0
 
     def truncate(self, size: int) -> None:
+        self._check = None
         if size == 0:
             self._truncated, self._staged = True, None
         elif self._staged is not None:
@@ -234,7 +238,7 @@ class ControlHandle(RowHandle):
 
     def _drop(self) -> None:
         self._staged, self._fresh = None, False
-        self._found = {}
+        self._found, self._check = {}, None
         self.charge(0)
 
     def _check_lines(self, staged: bytearray, offset: int, finish: int) -> None:
@@ -250,14 +254,23 @@ class ControlHandle(RowHandle):
             raise MalformedError(f"{self.node.row.name} holds one value, on one line")
         if self.node.row.first and begin > 0:
             return
-        if self.node.row.whole:
-            self.node.check_line(self.caller, decode(bytes(staged[:end])))
+        if self.node.row.checking is not None:
+            self._check_more(staged, begin, end)
             return
         lines = bytes(staged[begin:end]).split(b"\n")[: 1 if self.node.row.first else None]
         # what is there twice is as good as the first time
         for line in dict.fromkeys(lines):
             self._check_length(len(line))
             self.node.check_line(self.caller, decode(line))
+
+    def _check_more(self, staged: bytearray, begin: int, end: int) -> None:
+        """The lines that were not taken yet; all of them, if one that was is another now."""
+        assert self.node.row.checking is not None
+        if self._check is None or begin < self._taken:
+            self._check = self.node.row.checking(self._fs, self.node.obj, self.caller)
+            self._taken = 0
+        self._check.take(decode(bytes(staged[self._taken : end])))
+        self._taken = end + 1
 
     def _check_length(self, size: int) -> None:
         """A document may be long, what one line of it costs to look at may not."""
@@ -517,6 +530,7 @@ class HistoryHandle(RowHandle):
         if self._add is None:
             raise ForbiddenError("this history is written by the runtime only")
         self._check_alive()
+        self.node.check_writer(self.caller)
         size = self._path.stat().st_size if self._path.exists() else 0
         if not self._appends and offset != size:
             raise ForbiddenError("a history only grows: open it for appending (>>)")
@@ -545,7 +559,7 @@ class HistoryHandle(RowHandle):
         """As one change: all of them, or none."""
         wanted = [decode(line) for line in lines if line.strip()]
         if wanted and self._add is not None:
-            self.node.check_there()
+            self.node.check_writer(self.caller)
             self._add(wanted)
 
     def flush(self) -> None:

@@ -14,21 +14,22 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from ctxfs import inodes
+from ctxfs.errnos import name_of
 from ctxfs.files import agent, root, session, task, tool, waiting, work
 from ctxfs.files.verbs import VERBS, Verb
 from ctxfs.planes import Plane
-from ctxfs.rows import ANY_STATUS, Kind, Row, statuses, writers
+from ctxfs.rows import Kind, Row
 from ctxfs.tools.registry import TOOLS
 from ctxfs.tools.tool import Concerns, Schema
+from runtime.authority.guard import Guard, said, times
 from runtime.authority.policy import PERMS
 from runtime.caller import INSIDERS, Role
-from runtime.lifecycle import TABLE as MOVES
-from runtime.lifecycle import Event, Status
+from runtime.sockets import OPERATIONS
 
 _WIDTH: Final = 96
 _SUFFIXES: Final = {
@@ -68,19 +69,24 @@ def _path(row: Row) -> str:
     return f"{row.within}/{row.name}" if row.within else row.name
 
 
-def _roles(roles: Role) -> str:
-    if not roles:
-        return "nobody"
-    if roles & Role.ANYONE:
-        return "all"
-    words = []
-    if roles & Role.CREATOR:
-        words.append("creator")
-    if roles & Role.OPERATOR:
-        words.append("operators")
-    if roles & Role.SELF:
-        words.append("the agent")
-    return ", ".join(words)
+def _decided(how: str, guard: Guard) -> Iterator[str]:
+    """What a guard decides: who may, when, and what is refused whoever asks."""
+    yield f"{how} by {said(guard.who)}, {times(guard.when)}."
+    if guard.delegated:
+        yield f"Of a private child by {said(guard.who & Role.CREATOR)} only."
+    reasons = [f"{reason.text} ({name_of(reason.error())})" for reason in guard.unless]
+    if reasons:
+        yield f"Refused if {', or if '.join(reasons)}."
+
+
+def _guards(row: Row) -> Iterator[str]:
+    """Who changes a file, or what is in a directory."""
+    if row.make is not None:
+        yield from _decided("mkdir(2)", row.make.guard)
+    elif row.guard.who:
+        yield from _decided("Written", row.guard)
+    if row.remove is not None:
+        yield from _decided("rmdir(2)", row.remove.guard)
 
 
 def _facts(row: Row) -> Iterator[str]:
@@ -88,15 +94,13 @@ def _facts(row: Row) -> Iterator[str]:
     staged = (row.commit or row.commit_found) is not None and row.opener is None
     if row.default:
         yield f"Default: {row.default}."
-    elif row.write and row.kind is Kind.FILE and (row.document or staged):
+    elif row.guard.who and row.kind is Kind.FILE and (row.document or staged):
         yield "Default: empty."
     if not row.public and row.read != INSIDERS:
-        yield f"Read by {_roles(row.read)}."
+        yield f"Read by {said(row.read)}."
     if row.public:
         yield "Public."
-    if row.write:
-        when = "at any time" if row.when == ANY_STATUS else statuses(row)
-        yield f"Written by {writers(row)}, {when}."
+    yield from _guards(row)
 
 
 def _list(items: Iterator[tuple[str, list[str]]]) -> Iterator[str]:
@@ -123,26 +127,38 @@ def _plain_files(plane: Plane) -> Callable[[], Iterator[str]]:
 
     def items() -> Iterator[tuple[str, list[str]]]:
         for row in described(plane):
-            yield f"Pa {_path(row)}{_SUFFIXES[row.kind]}", list(_sentences(row.doc))
+            lines = list(_sentences(row.doc))
+            for fact in _guards(row):
+                lines += _sentences(fact)
+            yield f"Pa {_path(row)}{_SUFFIXES[row.kind]}", lines
 
     return lambda: _list(items())
 
 
-def _verbs() -> Iterator[str]:
+def _verbs(verbs: Mapping[str, Verb]) -> Iterator[str]:
     def items() -> Iterator[tuple[str, list[str]]]:
-        for verb in VERBS.values():
-            yield f"Ic {verb.usage}", [*_sentences(verb.doc), *_sentences(_from(verb))]
+        for verb in verbs.values():
+            lines = list(_sentences(verb.doc))
+            for fact in _decided("Said", verb.guard):
+                lines += _sentences(fact)
+            yield f"Ic {verb.usage}", lines
 
     return _list(items())
 
 
-def _from(verb: Verb) -> str:
-    """Whose verb it is, and in which statuses it is accepted."""
-    text = f"By {_roles(verb.who)}"
-    if verb.name not in {event.value for event in Event}:
-        return text
-    accepted = [s.value for s in Status if (s, Event(verb.name)) in MOVES]
-    return f"{text}; while {', '.join(accepted)}"
+def _verbs_of(verbs: Mapping[str, Verb]) -> Callable[[], Iterator[str]]:
+    return lambda: _verbs(verbs)
+
+
+def _operations() -> Iterator[str]:
+    """Of an agent's socket, who may ask for which."""
+
+    def items() -> Iterator[tuple[str, list[str]]]:
+        for operation in OPERATIONS.values():
+            facts = _decided("Asked for", operation.guard)
+            yield f"Cm {operation.name}", [line for fact in facts for line in _sentences(fact)]
+
+    return _list(items())
 
 
 def _tools() -> Iterator[str]:
@@ -211,7 +227,9 @@ SECTIONS: Final[dict[str, Callable[[], Iterator[str]]]] = {
     "channel files": _plain_files(session.CHANNEL),
     "tool files": _plain_files(tool.PLANE),
     "tools": _tools,
-    "verbs": _verbs,
+    "verbs": _verbs_of(VERBS),
+    "task verbs": _verbs_of(task.VERBS),
+    "operations": _operations,
     "permissions": _permissions,
     "inodes": _inodes,
 }

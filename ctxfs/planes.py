@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from ctxfs.caching import FOREVER
 from ctxfs.nodes import Call, Node
-from ctxfs.rows import Kind, Row, RowNode
+from ctxfs.rows import Kind, Making, Removing, Row, RowNode, Target
 from runtime import planes
-from runtime.caller import PARTIES
+from runtime.caller import Caller
 from runtime.errors import MissingError
 from runtime.items import Item
-from runtime.lifecycle import LIVE
 from runtime.model import Agent
 
 if TYPE_CHECKING:
@@ -154,10 +153,11 @@ def agent_with(fs: Filesystem, item: Item) -> Agent:
 class ItemPlane(Plane):
     """A plane of records below each agent, such as ``work``: its name is that of the directory.
 
-    ``records`` makes, finds and removes them.
+    ``kind`` says who makes and removes them, ``records`` does that.
     """
 
     cls: type[Item]
+    kind: type[planes.Plane[Any]]
     records: Callable[[Agents], planes.Plane[Any]]
 
     def find(self, fs: Filesystem, index: int, row: Row) -> Item | None:
@@ -188,10 +188,18 @@ class ItemPlane(Plane):
             item: Item = self.records(fs.runtime.agents).make(call.caller, agent, name)
             return self.node(fs, item.index, item)
 
-        def remove(fs: Filesystem, agent: Agent, call: Call, name: str) -> None:
-            self.records(fs.runtime.agents).remove(call.caller, agent, name)
+        def target(fs: Filesystem, agent: Agent, caller: Caller, name: str) -> Target:
+            agents = fs.runtime.agents
+            item: Item = self.records(agents).find(agent, name)
+            return Target(obj=item, roles=agents.identity.roles(caller, agent), agent=agent)
+
+        def remove(fs: Filesystem, agent: Agent, caller: Caller, item: Item) -> None:
+            self.records(fs.runtime.agents).remove(caller, agent, item.name)
 
         return Row(
-            name=self.name, kind=Kind.DIRECTORY, mode=0o755, write=PARTIES, when=LIVE,
-            entries=entries, find=find, make=make, remove=remove, doc=doc, **more,
+            name=self.name, kind=Kind.DIRECTORY, mode=0o755, entries=entries, find=find,
+            guard=self.kind.making,
+            make=Making(guard=self.kind.making, act=make),
+            remove=Removing(guard=self.kind.removing, find=target, act=remove),
+            doc=doc, **more,
         )  # fmt: skip

@@ -14,13 +14,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ctxfs.caching import FOREVER
 from ctxfs.disks import Work
 from ctxfs.handles import ControlHandle, RowHandle
 from ctxfs.inodes import CONTROL, NAMED, PUBLIC, Owner, Treatment
 from ctxfs.nodes import Attributes, Call, Changes, Handle, Node
+from runtime.authority.guard import ANY_STATUS, NEVER, Act, Guard
 from runtime.authority.mounts import Source
 from runtime.caller import INSIDERS, Caller, Role
 from runtime.errors import (
@@ -32,7 +33,6 @@ from runtime.errors import (
     MissingError,
     TooLargeError,
     TooLongError,
-    WrongStateError,
 )
 from runtime.items import Item
 from runtime.lifecycle import Status
@@ -51,7 +51,6 @@ class Kind(Enum):
     SOCKET = stat.S_IFSOCK
 
 
-ANY_STATUS: Final = frozenset(Status)
 NEW: Final = frozenset({Status.NEW})
 NOT_BUSY: Final = ANY_STATUS - {Status.STARTING, Status.BUSY, Status.STOPPING}
 NOT_TERMINAL: Final = ANY_STATUS - {Status.DEAD}
@@ -62,24 +61,55 @@ Check = Callable[["Filesystem", Any, Caller, str], None]
 CheckFound = Callable[["Filesystem", Any, Caller, str, Mapping[str, Source]], None]
 
 
+class LinesCheck(Protocol):
+    """Takes complete lines as they are written, each once; raises for what is refused."""
+
+    def take(self, text: str) -> object: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Making:
+    """mkdir(2) in a directory. The guard's statuses are judged by ``act``, after the name."""
+
+    guard: Guard
+    act: Callable[[Filesystem, Any, Call, str, int], Node]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What is removed, what the caller is to it, and the agent whose status counts."""
+
+    obj: Any
+    roles: Role
+    agent: Agent | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removing:
+    """rmdir(2) in a directory; ``find`` raises ``MissingError``."""
+
+    guard: Guard
+    find: Callable[[Filesystem, Any, Caller, str], Target]
+    act: Callable[[Filesystem, Any, Caller, Any], None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One file, directory, link or socket of a plane.
 
-    ``public`` rows of a public agent are open to all. ``write`` says who may
-    write, ``when`` in which statuses of the agent; ``writable`` raises while the
-    row's object takes nothing. ``check`` sees each complete line at
-    write(2), ``first`` makes that the first line only, ``whole`` all of them together,
-    ``commit`` gets the whole value at flush; ``single`` rows hold one value on one line.
-    ``volatile`` values change by themselves and are never cached; ``polled`` ones work
-    with poll(2). ``generated`` ones are made anew for each reader and cost what they
-    cost: as in procfs their size is 0, so that stat(2) makes nothing. ``store`` takes a
-    document as bytes whose lines were checked as they were written, in place of ``commit``.
-    ``within`` names the directory row that a row is listed in. The ``top`` row is the
-    object's own directory, which another plane lists; what that lists beside it tells its
-    ``path`` from the root. What is there for some callers only, or for a moment, is not
-    ``kept``. A directory with a ``space`` is one of real files. The names in a ``secret``
-    directory are told to nobody, in no reason either.
+    ``public`` rows of a public agent are open to all, others are read by ``read``. The
+    ``guard`` says who may write, and when. ``check`` sees each complete line at write(2),
+    ``first`` makes that the first line only; ``checking`` begins a check of lines that counts
+    those before them. ``commit`` gets the whole value at flush; ``single`` rows hold one value
+    on one line. ``volatile`` values change by themselves and are never cached; ``polled`` ones
+    work with poll(2). ``generated`` ones are made anew for each reader and cost what they cost:
+    as in procfs their size is 0, so that stat(2) makes nothing. ``store`` takes a document as
+    bytes whose lines were checked as they were written, in place of ``commit``. ``within``
+    names the directory row that a row is listed in. The ``top`` row is the object's own
+    directory, which another plane lists; what that lists beside it tells its ``path`` from the
+    root. What is there for some callers only, or for a moment, is not ``kept``. A directory
+    with a ``space`` is one of real files. The names in a ``secret`` directory are told to
+    nobody, in no reason either.
     """
 
     name: str
@@ -94,19 +124,16 @@ class Row:
     space: SpaceRow | None = None
     public: bool = False
     read: Role = INSIDERS
-    write: Role = Role.NONE
-    when: frozenset[Status] = ANY_STATUS
-    writable: Callable[[Filesystem, Any], None] | None = None
+    guard: Guard = NEVER
     secret: bool = False
     render: Render | None = None
     check: Check | None = None
+    checking: Callable[[Filesystem, Any, Caller], LinesCheck] | None = None
     commit: Check | None = None
     store: Callable[[Filesystem, Any, Caller, bytes], None] | None = None
     single: bool = False
     first: bool = False
-    whole: bool = False
     document: bool = False
-    delegated: bool = False
     merges: bool = False
     volatile: bool = False
     generated: bool = False
@@ -118,8 +145,8 @@ class Row:
     entries: Callable[[Filesystem, Any, Call], Iterator[str]] | None = None
     find: Callable[[Filesystem, Any, Call, str], Node | None] | None = None
     target: Callable[[Filesystem, Any], str] | None = None
-    make: Callable[[Filesystem, Any, Call, str, int], Node] | None = None
-    remove: Callable[[Filesystem, Any, Call, str], None] | None = None
+    make: Making | None = None
+    remove: Removing | None = None
     receive: Callable[[Filesystem, Any, Call, Node, str, str], None] | None = None
     #: paths in complete lines that a helper looks at before they are taken; what is checked of
     #: them then; and the commit of the whole, in place of ``commit``
@@ -219,7 +246,7 @@ class RowNode(Node):
             return privilege.uid, privilege.gid, mode
         own = (0, privilege.uid)
         if self.row.treatment.owner is Owner.AGENT:
-            if self.row.write and agent.owner not in (0, agent.uid):
+            if self.row.guard.who and agent.owner not in (0, agent.uid):
                 mode |= 0o022 | (mode & 0o400) >> 3 | (mode & 0o400) >> 6
             return agent.uid, agent.gid, mode
         needed = mode & 0o600
@@ -274,19 +301,8 @@ class RowNode(Node):
         return self.fs.runtime.agents.identity.roles(caller, agent)
 
     @property
-    def _delegated(self) -> bool:
-        """A private child's task is between it and its creator."""
-        agent = self.agent
-        return (
-            self.row.delegated
-            and agent is not None
-            and agent.private
-            and self.fs.runtime.agents.registry.parent_of(agent) is not None
-        )
-
-    @property
     def writing_roles(self) -> Role:
-        return Role.CREATOR if self._delegated else self.row.write
+        return self.row.guard.wanted(self.fs.runtime.agents, self.agent)
 
     def may_read(self, caller: Caller) -> bool:
         agent = self.agent
@@ -305,21 +321,13 @@ class RowNode(Node):
 
         ``MissingError`` if it was opened before what it belongs to was removed, or reset.
         """
-        row = self.row
-        if not row.write:
-            raise ForbiddenError(f"{row.name} is not written by anyone")
-        roles = self.roles(caller)
-        if not roles & self.writing_roles:
-            who = "its creator" if self._delegated else writers(row)
-            raise DeniedError(f"{row.name} is not yours to write: {who} may")
-        agent = self.agent
-        if agent is not None and agent.status not in row.when:
-            raise WrongStateError(
-                f"{row.name} is written {statuses(row)}; the agent is {agent.status}"
-            )
+        row, guard, agent = self.row, self.row.guard, self.agent
+        agents = self.fs.runtime.agents
+        guard.check_who(Act.WRITE, row.name, agents, self.roles(caller), agent)
+        if agent is not None:
+            guard.check_when(Act.WRITE, row.name, agent)
         self.check_there()
-        if row.writable is not None:
-            row.writable(self.fs, self.obj)
+        guard.check_object(agents, caller, self.obj)
 
     # opening
 
@@ -381,16 +389,29 @@ class RowNode(Node):
         return self.row.target(self.fs, self.obj)
 
     def mkdir(self, call: Call, name: str, mode: int) -> Node:
-        if self.row.make is None:
+        making = self.row.make
+        if making is None:
             return super().mkdir(call, name, mode)
-        with self.fs.runtime.agents.journal.acting(call.caller):
-            return self.row.make(self.fs, self.obj, call, name, mode)
+        agents, roles = self.fs.runtime.agents, self.roles(call.caller)
+        what = self._named(name)
+        making.guard.check_who(Act.MAKE, what, agents, roles, self.agent)
+        with agents.journal.acting(call.caller):
+            return making.act(self.fs, self.obj, call, name, mode)
 
     def rmdir(self, call: Call, name: str) -> None:
-        if self.row.remove is None:
+        removing = self.row.remove
+        if removing is None:
             return super().rmdir(call, name)
-        with self.fs.runtime.agents.journal.acting(call.caller):
-            self.row.remove(self.fs, self.obj, call, name)
+        agents, caller = self.fs.runtime.agents, call.caller
+        found = removing.find(self.fs, self.obj, caller, name)
+        removing.guard.check(
+            Act.REMOVE, self._named(name), agents, caller, found.roles, found.agent, found.obj
+        )
+        with agents.journal.acting(caller):
+            removing.act(self.fs, self.obj, caller, found.obj)
+
+    def _named(self, name: str) -> str:
+        return f"{self.path}/{name}".lstrip("/")
 
     def mknod(self, call: Call, name: str, mode: int) -> Node:
         if call.is_binder and stat.S_ISSOCK(mode):
@@ -413,38 +434,8 @@ class RowNode(Node):
         super().set_attributes(call, changes)
         if changes.size is not None:
             self.fs.truncate_row(self, call, changes.size)
-        if changes.times is not None and not self.roles(call.caller) & self.row.write:
+        if changes.times is not None and not self.roles(call.caller) & self.row.guard.who:
             raise ForbiddenError(f"the times of {self.path} are given, not set")
-
-
-_WHO: Final = (
-    (Role.CREATOR, "its creator"),
-    (Role.OPERATOR, "operators"),
-    (Role.SELF, "the agent itself"),
-    (Role.STARTER, "agents with policy start"),
-    (Role.STOPPER, "agents with policy stop"),
-    (Role.WRITER, "agents with policy write"),
-)
-
-
-def writers(row: Row) -> str:
-    """Who may write, for reasons and the manual."""
-    if row.write & Role.ANYONE:
-        return "everybody"
-    if row.write == Role.ROOT:
-        return "operators with uid 0"
-    names = [text for role, text in _WHO if role & row.write]
-    return " and ".join(names) if names else "nobody"
-
-
-def statuses(row: Row) -> str:
-    """When it may be written, for reasons and the manual."""
-    if row.when == ANY_STATUS:
-        return "in any status"
-    if len(row.when) > len(ANY_STATUS) / 2:
-        left = [s.value for s in Status if s not in row.when]
-        return "unless " + " or ".join(left)
-    return "while " + " or ".join(s.value for s in Status if s in row.when)
 
 
 def one_line(text: str) -> str:

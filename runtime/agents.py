@@ -112,7 +112,12 @@ def open_agents(
         payer=identity.payer,
     )
     around = Around(
-        settings=settings, registry=registry, items=items, journal=journal, identity=identity
+        settings=settings,
+        registry=registry,
+        items=items,
+        journal=journal,
+        identity=identity,
+        authority=authority,
     )
     messages, work = Messages(around), WorkPlane(around)
     waiting = WaitingPlane(around, authority=authority, messages=messages, work=work)

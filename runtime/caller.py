@@ -28,6 +28,8 @@ class Role(Flag):
     SESSION_READER = auto()
     #: everybody, strangers included
     ANYONE = auto()
+    #: who sent the message that is spoken of: it is asked of that, not of the agent
+    SENDER = auto()
 
 
 OPERATORS: Final = Role.OPERATOR | Role.ROOT
@@ -35,6 +37,8 @@ CONTROLLERS: Final = OPERATORS | Role.CREATOR
 PARTIES: Final = CONTROLLERS | Role.SELF
 #: who sees a private agent, and the configuration of any
 INSIDERS: Final = PARTIES | Role.READER
+#: who reads a session
+HISTORIANS: Final = OPERATORS | Role.SELF | Role.SESSION_READER
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from runtime import crashpoints
-from runtime.caller import Caller, Role
+from runtime.authority.guard import ANY_STATUS, Act, Facts, Guard, Unless
+from runtime.caller import CONTROLLERS, NOBODY, Caller, Role
 from runtime.change import Change
-from runtime.errors import (
-    DeniedError,
-    MalformedError,
-    QuotaError,
-    TakenError,
-    TooLongError,
-    WrongStateError,
-)
+from runtime.errors import MalformedError, QuotaError, TakenError, TooLongError, WrongStateError
 from runtime.items import (
     NOTICES,
     PRIORITIES,
@@ -49,6 +43,24 @@ _ENDS: Final = {
 }
 
 
+def _why_once(facts: Facts, caller: Caller, agent: Agent) -> str:
+    if agent.how.takes_messages:
+        return ""
+    return (
+        f"{quote(agent.name)} is a once agent: it takes no messages; "
+        "write handoff.md before its start, or make a turn or resident agent"
+    )
+
+
+#: who sends an agent messages
+SENDING: Final = Guard(
+    who=CONTROLLERS | Role.WRITER,
+    when=ANY_STATUS - {Status.STOPPING, Status.DEAD},
+    unless=(Unless("it is of mode once", WrongStateError, _why_once),),
+    delegated=True,
+)
+
+
 def check_id(text: str) -> str:
     """A message's id as its sender gives it; ``MalformedError``."""
     if not _ID.fullmatch(text):
@@ -62,6 +74,7 @@ class Messages:
     """The queues of all agents. Everything is added to a change that the caller commits."""
 
     def __init__(self, around: Around) -> None:
+        self._around = around
         self._settings = around.settings
         self._registry = around.registry
         self._items = around.items
@@ -112,17 +125,17 @@ class Messages:
 
     # changing
 
+    def _check_sender(self, caller: Caller, agent: Agent) -> Role:
+        """What a caller is to the agent by which it may send it messages; ``DeniedError``."""
+        roles = self._identity.roles(caller, agent)
+        what = f"a message to {quote(agent.name)}"
+        SENDING.check_who(Act.SEND, what, self._around, roles, agent)
+        return roles & SENDING.wanted(self._around, agent)
+
     def check_accepts(self, agent: Agent) -> None:
         """``WrongStateError`` for an agent that takes no messages, by mode or by status."""
-        if not agent.how.takes_messages:
-            raise WrongStateError(
-                f"{quote(agent.name)} is a once agent: it takes no messages; "
-                "write handoff.md before its start, or make a turn or resident agent"
-            )
-        if agent.status in (Status.STOPPING, Status.DEAD):
-            raise WrongStateError(
-                f"{quote(agent.name)} is {agent.status}: it takes no messages any more"
-            )
+        SENDING.check_object(self._around, NOBODY, agent)
+        SENDING.check_when(Act.SEND, f"a message to {quote(agent.name)}", agent)
 
     def send(
         self,
@@ -138,13 +151,8 @@ class Messages:
 
         ``DeniedError``, and whatever ``queue`` raises.
         """
-        roles = self._identity.roles(caller, agent)
-        if agent.private and self._registry.parent_of(agent) is not None:
-            roles &= Role.CREATOR
-        provenance = next((word for role, word in _PROVENANCES if roles & role), None)
-        if provenance is None:
-            who = "its supervisor" if agent.private else "operators and agents with policy write"
-            raise DeniedError(f"{quote(agent.name)} takes messages of {who} only")
+        roles = self._check_sender(caller, agent)
+        provenance = next(word for role, word in _PROVENANCES if roles & role)
         sender = f"operator uid:{caller.uid}"
         if caller.agent is not None and (actor := self._registry.get(caller.agent)) is not None:
             sender = f"agent:{actor.name}"

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 from array import array
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 from runtime.errors import MalformedError
 
@@ -64,6 +65,36 @@ def escape(text: str) -> str:
 def words(line: str) -> list[str]:
     """What is between the blanks of a line."""
     return [word for word in line.replace("\t", " ").split(" ") if word]
+
+
+class Usage(Protocol):
+    """What a word at the beginning of a line stands for: ``session NAME``, ``abort [RUN]``."""
+
+    @property
+    def usage(self) -> str: ...
+
+
+_U = TypeVar("_U", bound=Usage)
+_K = TypeVar("_K")
+
+
+def parse_usage(line: str, known: Mapping[str, _U], what: str = "verb") -> tuple[_U, list[str]]:
+    """What the first word of a line stands for, and the words after it; ``MalformedError``."""
+    name, *arguments = words(line) or [""]
+    found = check_known(name, known, what)
+    wanted = found.usage.split(" ")[1:]
+    least = sum(not argument.startswith("[") for argument in wanted)
+    if not least <= len(arguments) <= len(wanted):
+        raise MalformedError(f"{quote(line)}: the {what} is written {found.usage}")
+    return found, arguments
+
+
+def check_known(name: str, known: Mapping[str, _K], what: str) -> _K:
+    """What is known by a name; ``MalformedError`` that tells the others."""
+    found = known.get(name)
+    if found is None:
+        raise MalformedError(f"unknown {what} {quote(name)}; use {', '.join(known)}")
+    return found
 
 
 def check_name(name: str) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
+from runtime.authority.attenuation import Authority
+from runtime.authority.guard import TAKING, Act, Guard
 from runtime.authority.identity import Identity
 from runtime.caller import PARTIES, Caller
 from runtime.change import Change
 from runtime.config import Config
-from runtime.errors import DeniedError, MissingError, QuotaError, TakenError, WrongStateError
+from runtime.errors import MissingError, QuotaError, TakenError
 from runtime.items import Item, Items, Wait, WaitStatus
 from runtime.journal import Journal
 from runtime.model import Agent
@@ -31,6 +33,7 @@ class Around:
     items: Items
     journal: Journal
     identity: Identity
+    authority: Authority
 
 
 class Plane(Generic[_I]):
@@ -39,9 +42,13 @@ class Plane(Generic[_I]):
     ``limit`` says of which setting the maximum for one agent is.
     """
 
+    making: ClassVar[Guard] = Guard(who=PARTIES, when=TAKING)
+    removing: ClassVar[Guard] = Guard(who=PARTIES)
+
     def __init__(
         self, around: Around, cls: type[_I], what: str, limit: Callable[[Config], int]
     ) -> None:
+        self._around = around
         self._settings = around.settings
         self._registry = around.registry
         self._items = around.items
@@ -75,7 +82,8 @@ class Plane(Generic[_I]):
 
     def make(self, caller: Caller, agent: Agent, name: str) -> _I:
         """A new one; ``DeniedError``, then whatever ``add`` raises."""
-        self._check_party(caller, agent)
+        self._check_who(self.making, Act.MAKE, caller, agent)
+        self.making.check_object(self._around, caller, agent)
         with self._journal.changing() as change:
             return self.add(change, agent, name)
 
@@ -89,7 +97,7 @@ class Plane(Generic[_I]):
         there = self.of(change, agent)
         if any(item.name == name for item in there):
             raise TakenError(f"{quote(agent.name)} has a {self._what} {quote(name)} already")
-        check_takes(agent, self._what)
+        self.making.check_when(Act.MAKE, f"a {self._what}", agent)
         limit = self._limit(self._settings.config)
         if sum(map(self._counts, there)) >= limit:
             raise QuotaError(
@@ -104,17 +112,17 @@ class Plane(Generic[_I]):
 
     def remove(self, caller: Caller, agent: Agent, name: str) -> None:
         """``DeniedError``, ``MissingError``, or ``WrongStateError`` for one that is in use."""
-        self._check_party(caller, agent)
+        self._check_who(self.removing, Act.REMOVE, caller, agent)
         item = self.find(agent, name)
+        self.removing.check_object(self._around, caller, item)
         with self._journal.changing() as change:
             self._removing(change, agent, item)
             change.drop(item)
 
-    def _check_party(self, caller: Caller, agent: Agent) -> None:
-        if not self._identity.roles(caller, agent) & PARTIES:
-            raise DeniedError(
-                f"the {self._what}s of {quote(agent.name)} are not yours to make and remove"
-            )
+    def _check_who(self, guard: Guard, act: Act, caller: Caller, agent: Agent) -> None:
+        roles = self._identity.roles(caller, agent)
+        what = f"a {self._what} of {quote(agent.name)}"
+        guard.check_who(act, what, self._around, roles, agent)
 
     def _counts(self, item: _I) -> bool:
         """Whether it counts against the maximum."""
@@ -127,16 +135,7 @@ class Plane(Generic[_I]):
         """What else its making means."""
 
     def _removing(self, change: Change, agent: Agent, item: _I) -> None:
-        """What else its removal means; raises if it cannot be removed now."""
-
-
-def check_takes(agent: Agent, what: str) -> None:
-    """``WrongStateError`` for an agent below which nothing begins any more, or yet."""
-    if not agent.accepts_children:
-        raise WrongStateError(
-            f"{quote(agent.name)} is {agent.status}: a {what} belongs to a live agent "
-            "that is not stopping"
-        )
+        """What else its removal means."""
 
 
 def armed_for(

@@ -13,18 +13,27 @@ import re
 import select
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import trio
 
 from runtime.accounts import Accounts, Hold, Payer, Resource
 from runtime.agents import Agents
 from runtime.authority import policy
+from runtime.authority.guard import Act, Facts, Guard, Unless
 from runtime.binder import Binder
-from runtime.caller import CONTROLLERS, INSIDERS, OPERATORS, PARTIES, Caller, Role
+from runtime.caller import (
+    CONTROLLERS,
+    HISTORIANS,
+    INSIDERS,
+    OPERATORS,
+    PARTIES,
+    Caller,
+    Role,
+)
 from runtime.cell import Places
 from runtime.change import Watching
 from runtime.config import Config
@@ -41,14 +50,12 @@ from runtime.errors import (
 from runtime.items import Message, MessageStatus
 from runtime.lifecycle import Effect
 from runtime.loop import Late, Timed, Turns
-from runtime.messages import check_id
+from runtime.messages import SENDING, check_id
 from runtime.model import Agent
-from runtime.names import dump_json, parse_json_object, quote
+from runtime.names import check_known, dump_json, parse_json_object, quote
 from runtime.streams import Stream, Streams
 
 log = logging.getLogger("ctxd.sockets")
-
-_O = TypeVar("_O")
 
 #: a peer that does not read its last frames is not waited for longer
 _FAREWELL_SECONDS: Final = 5.0
@@ -207,13 +214,24 @@ Refusals = Callable[[Caller, Agent | None], list[dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """What an operation is asked of: whether the agent is stopping, and the message meant."""
+
+    stopping: bool
+    #: it is the caller's own, which has been asked for before
+    own: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
-    """One row of the protocol. ``stays`` operations answer later, others at once."""
+    """One row of the protocol. ``stays`` operations answer later, others at once; the ``id``
+    of a request ``of_message`` is that of a message, which its sender may ask about."""
 
     name: str
-    who: Role
+    guard: Guard
     handler: Handler
     stays: bool = False
+    of_message: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,14 +241,6 @@ class DaemonOperation:
     name: str
     handler: Callable[[Sockets, Connection, dict[str, Any]], Coroutine[Any, Any, None]]
     stays: bool = False
-
-
-def _named(operations: Mapping[str, _O], name: Any) -> _O:
-    """``MalformedError`` for an unknown one."""
-    found = operations.get(name) if isinstance(name, str) else None
-    if found is None:
-        raise MalformedError(f"{quote(str(name))} is none of: {', '.join(operations)}")
-    return found
 
 
 class Sockets(Watching):
@@ -473,21 +483,18 @@ class Sockets(Watching):
         request: dict[str, Any] = {}
         try:
             request = parse_json_object(line)
-            name = request.get("op")
+            name = str(request.get("op"))
             if agent is None:
-                asked = _named(DAEMON_OPERATIONS, name)
+                asked = check_known(name, DAEMON_OPERATIONS, "operation")
                 if not asked.stays:
                     await asked.handler(self, connection, request)
                     return
                 answer = partial(asked.handler, self, connection, request)
                 self._begin_staying(staying, connection, answer, request, len(line))
                 return
-            operation = _named(OPERATIONS, name)
+            operation = check_known(name, OPERATIONS, "operation")
             self._check_peer(agent, connection.caller)
-            if not self._agents.identity.roles(connection.caller, agent) & operation.who:
-                raise DeniedError(f"{operation.name} is not yours to ask of {quote(agent.name)}")
-            if server.refusing and not operation.stays:
-                raise WrongStateError(f"the agent {quote(agent.name)} is stopping")
+            self._check_operation(operation, server, agent, connection.caller, request)
             if not operation.stays:
                 await operation.handler(self, server, agent, connection, request)
                 return
@@ -495,6 +502,28 @@ class Sockets(Watching):
             self._begin_staying(staying, connection, answer, request, len(line))
         except CtxError as error:
             await self._send_error(connection, error, request.get("id"))
+
+    def _check_operation(
+        self,
+        operation: Operation,
+        server: Server,
+        agent: Agent,
+        caller: Caller,
+        request: dict[str, Any],
+    ) -> None:
+        name = request.get("id") if operation.of_message else None
+        message = self._agents.messages.find(agent, name) if isinstance(name, str) else None
+        own = message is not None and message.asked == caller.key
+        roles = self._agents.identity.roles(caller, agent)
+        operation.guard.check(
+            Act.ASK,
+            operation.name,
+            self._agents,
+            caller,
+            roles | Role.SENDER if own else roles,
+            agent,
+            Asked(server.refusing, own),
+        )
 
     def _begin_staying(
         self,
@@ -644,8 +673,6 @@ class Sockets(Watching):
             raise MalformedError("input: the text of the message is wanted")
         message = self._agents.messages.find(agent, check_id(name))
         if message is None or message.asked != caller.key:
-            if server.refusing:
-                raise WrongStateError(f"the agent {quote(agent.name)} is stopping")
             priority = request.get("priority", "normal")
             message = self._agents.messages.send(
                 caller, agent, text, priority=str(priority), name=name, asked=caller.key
@@ -683,10 +710,6 @@ class Sockets(Watching):
         """Ends a message; whoever sent it may, and whoever may stop the agent."""
         name = str(request.get("id"))
         message = self._agents.messages.find(agent, name)
-        roles = self._agents.identity.roles(connection.caller, agent)
-        own = message is not None and message.asked == connection.caller.key
-        if not own and not roles & (CONTROLLERS | Role.STOPPER):
-            raise DeniedError(f"the message {quote(name)} is not yours to cancel")
         if message is None:
             raise MissingError(f"{quote(name)}: no such message is known here")
         if message.over:
@@ -698,8 +721,6 @@ class Sockets(Watching):
         self, server: Server, agent: Agent, connection: Connection, request: dict[str, Any]
     ) -> None:
         """Calls a tool about the agent itself."""
-        if server.refusing:
-            raise WrongStateError(f"the agent {quote(agent.name)} is stopping")
         await self._answer_tool(connection, request)
 
     async def _answer_tool(self, connection: Connection, request: dict[str, Any]) -> None:
@@ -805,20 +826,37 @@ async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:
     scope.cancel()
 
 
-_READERS: Final = OPERATORS | Role.SELF | Role.SESSION_READER
+def _why_stopping(facts: Facts, caller: Caller, asked: Asked) -> str:
+    return "the agent is stopping" if asked.stopping else ""
+
+
+def _why_no_more(facts: Facts, caller: Caller, asked: Asked) -> str:
+    return "the agent is stopping" if asked.stopping and not asked.own else ""
+
+
+_STOPPING: Final = Unless("it is stopping", WrongStateError, _why_stopping)
+_NO_MORE: Final = Unless("it is stopping and the id is a new one", WrongStateError, _why_no_more)
+
+
+def _guard(who: Role) -> Guard:
+    """Of what is answered at once, and not while the agent ends."""
+    return Guard(who=who, unless=(_STOPPING,))
+
 
 OPERATIONS: Final[dict[str, Operation]] = {
     operation.name: operation
     for operation in (
-        Operation("ping", Role.ANYONE, Sockets._ping),
-        Operation("wait", Role.ANYONE, Sockets._wait, stays=True),
-        Operation("resume", _READERS, Sockets._resume, stays=True),
-        Operation("send", Role.ANYONE, Sockets._send, stays=True),
-        Operation("cancel", Role.ANYONE, Sockets._cancel),
-        Operation("tool", Role.SELF, Sockets._tool, stays=True),
-        Operation("why", PARTIES, Sockets._why),
-        Operation("audit", OPERATORS | Role.SELF, Sockets._tell_refusals),
-        Operation("quota", PARTIES, Sockets._own_quota),
+        Operation("ping", _guard(Role.ANYONE), Sockets._ping),
+        Operation("wait", Guard(who=Role.ANYONE), Sockets._wait, stays=True),
+        Operation("resume", Guard(who=HISTORIANS), Sockets._resume, stays=True),
+        Operation("send", Guard(who=SENDING.who | Role.SENDER, unless=(_NO_MORE,), delegated=True),
+                  Sockets._send, stays=True, of_message=True),
+        Operation("cancel", _guard(CONTROLLERS | Role.STOPPER | Role.SENDER), Sockets._cancel,
+                  of_message=True),
+        Operation("tool", _guard(Role.SELF), Sockets._tool, stays=True),
+        Operation("why", _guard(PARTIES), Sockets._why),
+        Operation("audit", _guard(OPERATORS | Role.SELF), Sockets._tell_refusals),
+        Operation("quota", _guard(PARTIES), Sockets._own_quota),
     )
 }
 

@@ -14,7 +14,8 @@ import trio
 
 from runtime import crashpoints
 from runtime.authority.attenuation import Authority
-from runtime.caller import Caller
+from runtime.authority.guard import TAKING, Act, Facts, Guard, Unless
+from runtime.caller import NOBODY, PARTIES, Caller
 from runtime.change import Change, Watching
 from runtime.documents import Documents
 from runtime.errors import (
@@ -32,7 +33,7 @@ from runtime.messages import Messages
 from runtime.model import Agent, Outcome
 from runtime.names import dump_json, quote
 from runtime.output import Output
-from runtime.planes import Around, Plane, check_takes
+from runtime.planes import Around, Plane
 from runtime.sessions import Sessions
 from runtime.trash import Trash
 from runtime.waiting import WaitingPlane, task_payload
@@ -59,8 +60,111 @@ _OF_STATUS: Final = {
 }
 
 
+def _why_lacking(facts: Facts, caller: Caller, obj: object) -> str:
+    actor = facts.registry.get(caller.agent) if caller.agent is not None else None
+    if actor is None or "local_environment" in facts.authority.families(actor):
+        return ""
+    return f"{quote(actor.name)} is a {actor.profile}, which lacks local_environment"
+
+
+def _why_handle(facts: Facts, caller: Caller, task: Task) -> str:
+    if not task.child:
+        return ""
+    return f"{quote(task.name)} is the handle of an agent: its files say what it does"
+
+
+def _why_started(facts: Facts, caller: Caller, task: Task) -> str:
+    if task.status is TaskStatus.MADE:
+        return ""
+    return f"the task {quote(task.name)} was started already"
+
+
+def _why_supervising(facts: Facts, caller: Caller, task: Task) -> str:
+    if not task.child or task.over:
+        return ""
+    return f"{quote(task.name)} is the handle of an agent: rmdir that"
+
+
+def _worktree_of(facts: Facts, task: Task) -> Worktree | None:
+    child = facts.registry.recall(task.child) if task.child else None
+    if child is None or child.worktree is None or not child.worktree_made:
+        return None
+    return Worktree.load(child.worktree)
+
+
+def _why_kept(facts: Facts, caller: Caller, task: Task) -> str:
+    found = _worktree_of(facts, task)
+    if found is None or found.state is not State.KEPT:
+        return ""
+    return f"the worktree of {quote(task.name)} is kept: {found.reason}"
+
+
+def _why_fetching(facts: Facts, caller: Caller, task: Task) -> str:
+    found = _worktree_of(facts, task)
+    if found is None or found.state is not State.FETCHING:
+        return ""
+    return f"the worktree of {quote(task.name)} is being fetched"
+
+
+def _why_running(facts: Facts, caller: Caller, task: Task) -> str:
+    if task.over or task.status is TaskStatus.MADE:
+        return ""
+    return f"the task {quote(task.name)} is {task.status.shown}: stop it"
+
+
+def accepts_input(facts: Facts, task: Task) -> bool:
+    """Whether something can be written to it; a child takes messages, unless it is ``once``."""
+    child = facts.registry.recall(task.child) if task.child else None
+    return child.how.holds_cell if child is not None else task.accepts_input
+
+
+def _why_no_input(facts: Facts, caller: Caller, task: Task) -> str:
+    if accepts_input(facts, task):
+        return ""
+    return f"the task {quote(task.name)} takes no input: accepts_input is 0"
+
+
+def _why_over(facts: Facts, caller: Caller, task: Task) -> str:
+    return f"the task {quote(task.name)} is {task.status.shown}" if task.over else ""
+
+
+_LACKING: Final = Unless(
+    "an agent asks that lacks the family local_environment", DeniedError, _why_lacking
+)
+#: its files are written, its input is; a command is started; it is stopped, a worktree fetched
+WRITING: Final = Guard(
+    who=PARTIES,
+    unless=(
+        Unless("it is the handle of a child", ForbiddenError, _why_handle),
+        Unless("it was started", WrongStateError, _why_started),
+    ),
+)
+INPUT: Final = Guard(
+    who=PARTIES,
+    unless=(
+        Unless("it accepts none", DeniedError, _why_no_input),
+        Unless("it has ended", WrongStateError, _why_over),
+    ),
+)
+STARTING: Final = Guard(who=PARTIES, when=TAKING, unless=(_LACKING,))
+STOPPING: Final = Guard(who=PARTIES, unless=(_LACKING,))
+
+
 class TaskPlane(Plane[Task], Watching):
     """The tasks of all agents."""
+
+    making = Guard(who=PARTIES, when=TAKING, unless=(_LACKING,))
+    removing = Guard(
+        who=PARTIES,
+        unless=(
+            _LACKING,
+            Unless("it is the handle of a child that has not ended", WrongStateError,
+                   _why_supervising),
+            Unless("its worktree is kept", NotEmptyError, _why_kept),
+            Unless("its worktree is being fetched", WrongStateError, _why_fetching),
+            Unless("it runs", WrongStateError, _why_running),
+        ),
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -204,13 +308,14 @@ class TaskPlane(Plane[Task], Watching):
 
     # changing
 
-    def _check_party(self, caller: Caller, agent: Agent) -> None:
-        super()._check_party(caller, agent)
-        actor = self._registry.get(caller.agent) if caller.agent is not None else None
-        if actor is not None and "local_environment" not in self._authority.families(actor):
-            raise DeniedError(
-                f"{quote(actor.name)} is a {actor.profile}, which lacks local_environment"
-            )
+    def check_command(
+        self, guard: Guard, act: Act, verb: str, caller: Caller, agent: Agent, task: Task
+    ) -> None:
+        """Whether a caller may say a verb to one of an agent's tasks, and whether it is there."""
+        roles = self._identity.roles(caller, agent)
+        guard.check_who(act, verb, self._around, roles, agent)
+        guard.check_object(self._around, caller, task)
+        self.check_there(task)
 
     def make(self, caller: Caller, agent: Agent, name: str) -> Task:
         """A command that is not started yet; raises as every plane does."""
@@ -229,16 +334,8 @@ class TaskPlane(Plane[Task], Watching):
 
     def _removing(self, change: Change, agent: Agent, item: Task) -> None:
         child = self.child_of(item)
-        if child is not None and not item.over:
-            raise WrongStateError(f"{quote(item.name)} is the handle of an agent: rmdir that")
         if child is not None and child.worktree is not None and child.worktree_made:
-            found = Worktree.load(child.worktree)
-            if found.state is State.KEPT:
-                raise NotEmptyError(f"the worktree of {quote(item.name)} is kept: {found.reason}")
-            self.check_not_fetching(child)
             self._discard_worktree(change, agent, child)
-        if not item.over and item.status is not TaskStatus.MADE:
-            raise WrongStateError(f"the task {quote(item.name)} is {self.status(item)}: stop it")
         self._gone(change, agent, item)
 
     def _gone(self, change: Change, agent: Agent, task: Task) -> None:
@@ -268,19 +365,13 @@ class TaskPlane(Plane[Task], Watching):
 
     def check_settable(self, task: Task) -> None:
         self.check_there(task)
-        if task.child:
-            raise ForbiddenError(
-                f"{quote(task.name)} is the handle of an agent: its files say what it does"
-            )
-        if task.status is not TaskStatus.MADE:
-            raise WrongStateError(f"the task {quote(task.name)} was started already")
+        WRITING.check_object(self._around, NOBODY, task)
 
     def start(self, caller: Caller, agent: Agent, task: Task) -> None:
         """Queues a command; it runs as soon as its agent's cell is there."""
-        self._check_party(caller, agent)
-        self.check_there(task)
+        self.check_command(STARTING, Act.SAY, "start", caller, agent, task)
         TASK_MOVES.check(task.status, TaskEvent.START)
-        check_takes(agent, "task")
+        STARTING.check_when(Act.SAY, "start", agent)
         for owner in (*self._registry.ancestors(agent), agent):
             if owner.frozen:
                 raise WrongStateError(f"{quote(owner.name)} is paused: resume it first")
@@ -294,8 +385,7 @@ class TaskPlane(Plane[Task], Watching):
 
     def stop(self, caller: Caller, agent: Agent, task: Task, *, kill: bool) -> None:
         """Asks a command to end."""
-        self._check_party(caller, agent)
-        self.check_there(task)
+        self.check_command(STOPPING, Act.SAY, "kill" if kill else "stop", caller, agent, task)
         event = TaskEvent.KILL if kill else TaskEvent.STOP
         with self._journal.changing() as change:
             if task.status is TaskStatus.MADE:  # nothing of it runs
@@ -414,8 +504,7 @@ class TaskPlane(Plane[Task], Watching):
 
     def check_fetch(self, caller: Caller, agent: Agent, task: Task) -> None:
         """Whether a caller may have a handle's worktree fetched."""
-        self._check_party(caller, agent)
-        self.check_there(task)
+        self.check_command(STOPPING, Act.SAY, "fetch", caller, agent, task)
 
     def child_ended(self, change: Change, parent: Agent, child: Agent, outcome: Outcome) -> None:
         """The handle ends with its child."""

@@ -20,9 +20,10 @@ import trio
 
 from runtime import crashpoints
 from runtime.authority.attenuation import Authority
-from runtime.caller import Caller
+from runtime.authority.guard import TAKING, Act, Facts, Guard, Unless
+from runtime.caller import NOBODY, PARTIES, Caller, Role
 from runtime.change import Change, Watching
-from runtime.errors import DeniedError, MalformedError, MissingError, QuotaError, WrongStateError
+from runtime.errors import DeniedError, MissingError, QuotaError, WrongStateError
 from runtime.items import (
     NOTICES,
     WAIT_MOVES,
@@ -36,11 +37,11 @@ from runtime.items import (
     WaitStatus,
     Work,
 )
-from runtime.lifecycle import Status
+from runtime.lifecycle import LIVE, Status
 from runtime.messages import Messages
 from runtime.model import Agent
-from runtime.names import dump_json, parse_moment, quote, timestamp, words
-from runtime.planes import Around, Plane, armed_for, check_takes
+from runtime.names import dump_json, parse_moment, parse_usage, quote, timestamp
+from runtime.planes import Around, Plane, armed_for
 from runtime.work import WorkPlane
 
 log = logging.getLogger("ctxd.waiting")
@@ -85,6 +86,35 @@ def _message_payload(message: Message) -> dict[str, Any]:
         "provenance": message.provenance,
         "priority": message.priority,
     }
+
+
+def _why_armed(facts: Facts, caller: Caller, wait: Wait) -> str:
+    if (wait.status, WaitEvent.ARM) in WAIT_MOVES.table:
+        return ""
+    return WAIT_MOVES.refusal(wait.status, WaitEvent.ARM).sentence
+
+
+def _why_over(facts: Facts, caller: Caller, wait: Wait) -> str:
+    return f"the wait {quote(wait.name)} is {wait.status}: it is over" if wait.over else ""
+
+
+def _why_used(facts: Facts, caller: Caller, wait: Wait) -> str:
+    if wait.status is WaitStatus.ARMED and wait.on == "trigger":
+        return ""
+    return "this token is not good any more: it was used, or the wait is over"
+
+
+#: ``on`` is written, its other files are, and its token is
+ARMING: Final = Guard(
+    who=PARTIES, when=TAKING, unless=(Unless("it was armed before", WrongStateError, _why_armed),)
+)
+WRITING: Final = Guard(
+    who=PARTIES, when=LIVE, unless=(Unless("it is over", WrongStateError, _why_over),)
+)
+TRIGGERING: Final = Guard(
+    who=Role.ANYONE,
+    unless=(Unless("it was used, or the wait is over", MissingError, _why_used),),
+)
 
 
 class WaitingPlane(Plane[Wait], Watching):
@@ -142,13 +172,12 @@ class WaitingPlane(Plane[Wait], Watching):
     def check_unarmed(self, wait: Wait) -> None:
         """``WrongStateError`` for one that was armed before."""
         self.check_there(wait)
-        WAIT_MOVES.check(wait.status, WaitEvent.ARM)
+        ARMING.check_object(self._around, NOBODY, wait)
 
     def check_pending(self, wait: Wait) -> None:
         """``WrongStateError`` for one that is over."""
         self.check_there(wait)
-        if wait.over:
-            raise WrongStateError(f"the wait {quote(wait.name)} is {wait.status}: it is over")
+        WRITING.check_object(self._around, NOBODY, wait)
 
     # arming
 
@@ -169,7 +198,7 @@ class WaitingPlane(Plane[Wait], Watching):
     def begin(self, change: Change, caller: Caller, agent: Agent, wait: Wait, text: str) -> None:
         """The same in a change that the caller commits."""
         self.check_there(wait)
-        check_takes(agent, "wait")
+        ARMING.check_when(Act.WRITE, "on", agent)
         to = change.step(wait, WaitEvent.ARM)
         kind, argument = _parse(text)
         self._check_family(caller, kind.family)
@@ -293,9 +322,10 @@ class WaitingPlane(Plane[Wait], Watching):
 
     def trigger(self, wait: Wait, text: str) -> None:
         """Somebody wrote to its token; ``MissingError`` if that is not good any more."""
+        TRIGGERING.check_object(self._around, NOBODY, wait)
         agent = self._registry.get(wait.agent)
         if agent is None or not self.is_trigger(wait):
-            raise MissingError("this token is not good any more: it was used, or the wait is over")
+            raise MissingError("the wait of this token is gone")
         with self._journal.changing() as change:
             self.fire(change, agent, wait, text)
         crashpoints.reach("wait.fired")
@@ -417,11 +447,7 @@ def _named(work: str) -> dict[str, str]:
 
 def _parse(text: str) -> tuple[_Kind, str]:
     """(kind, argument) of a line of ``on``; ``MalformedError``."""
-    word, *arguments = words(text) or [""]
-    kind = _KINDS.get(word)
-    if kind is None or len(arguments) != len(kind.usage.split()) - 1:
-        usages = ", ".join(kind.usage for kind in _KINDS.values())
-        raise MalformedError(f"{quote(text)} is none of: {usages}")
+    kind, arguments = parse_usage(text, _KINDS, "kind of wait")
     return kind, "".join(arguments)
 
 

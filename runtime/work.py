@@ -10,13 +10,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from runtime.authority.guard import Facts, Guard, Unless
+from runtime.caller import NOBODY, PARTIES, Caller
 from runtime.change import Change
 from runtime.errors import MalformedError, TooLongError, WrongStateError
 from runtime.items import Wait, WaitStatus, Work, WorkEvent, WorkStatus
+from runtime.lifecycle import LIVE
 from runtime.model import Agent
 from runtime.names import check_choice, quote
 from runtime.planes import Around, Plane, armed_for
 
+
+def _why_over(facts: Facts, caller: Caller, item: Work) -> str:
+    if item.over:
+        return f"the work item {quote(item.name)} is {item.status}: it is over"
+    return ""
+
+
+def _why_in_use(facts: Facts, caller: Caller, item: Work) -> str:
+    if item.status in (WorkStatus.ACTIVE, WorkStatus.BLOCKED):
+        return f"the work item {quote(item.name)} is {item.status}: end it, or open it, first"
+    return ""
+
+
+#: its files are written
+WRITING: Final = Guard(
+    who=PARTIES, when=LIVE, unless=(Unless("it is done or cancelled", WrongStateError, _why_over),)
+)
 _STATUSES: Final = tuple(status.value for status in WorkStatus)
 #: before the name of a wait, in ``blocked_by``
 _WAIT: Final = "wait "
@@ -24,6 +44,11 @@ _WAIT: Final = "wait "
 
 class WorkPlane(Plane[Work]):
     """The work items of all agents."""
+
+    removing = Guard(
+        who=PARTIES,
+        unless=(Unless("it is active or blocked", WrongStateError, _why_in_use),),
+    )
 
     def __init__(self, around: Around) -> None:
         super().__init__(around, Work, "work item", lambda config: config.work_items)
@@ -71,8 +96,7 @@ class WorkPlane(Plane[Work]):
     def check_open(self, item: Work) -> None:
         """``WrongStateError`` for one that is over, ``MissingError`` for one that is removed."""
         self.check_there(item)
-        if item.over:
-            raise WrongStateError(f"the work item {quote(item.name)} is {item.status}: it is over")
+        WRITING.check_object(self._around, NOBODY, item)
 
     # changing
 
@@ -162,10 +186,6 @@ class WorkPlane(Plane[Work]):
         self._tell(change, agent, item, item.status)
 
     def _removing(self, change: Change, agent: Agent, item: Work) -> None:
-        if item.status in (WorkStatus.ACTIVE, WorkStatus.BLOCKED):
-            raise WrongStateError(
-                f"the work item {quote(item.name)} is {item.status}: end it, or open it, first"
-            )
         for other in self.of(change, agent):
             if item.name in other.blocked_by:
                 left = tuple(name for name in other.blocked_by if name != item.name)

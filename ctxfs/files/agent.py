@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from ctxfs import rows
 from ctxfs.durable import DurableNode
 from ctxfs.files import task, waiting, work
 from ctxfs.files.documents import (
@@ -28,7 +27,9 @@ from ctxfs.rows import NEW, NOT_BUSY, NOT_TERMINAL, Check, Kind, Render, Row, Ro
 from ctxfs.rows import one_line as _one
 from runtime import names
 from runtime.authority import mounts, policy
+from runtime.authority.guard import Guard
 from runtime.authority.mounts import Source, ancestry
+from runtime.authority.policy import Rules
 from runtime.caller import CONTROLLERS, OPERATORS, PARTIES, Caller, Role
 from runtime.errors import (
     DeniedError,
@@ -41,6 +42,7 @@ from runtime.errors import (
 )
 from runtime.lifecycle import Status
 from runtime.linux import boot_id
+from runtime.messages import SENDING
 from runtime.model import FAMILIES, LIVES, PROFILES, Agent, Profile
 from runtime.modes import MODES
 from runtime.names import quote
@@ -55,8 +57,12 @@ _CPU: Final = re.compile(r"(max|[0-9]{1,12})( [0-9]{1,12})?")
 
 Parse = Callable[["Filesystem", Agent, Caller, str], Any]
 
-_CREATOR: Final = CONTROLLERS
-_ANYONE: Final = Role.ANYONE
+_AT_ANY_TIME: Final = Guard(who=CONTROLLERS)
+_WHILE_NEW: Final = Guard(who=CONTROLLERS, when=NEW)
+_BETWEEN_RUNS: Final = Guard(who=CONTROLLERS, when=NOT_BUSY)
+_BY_ROOT: Final = Guard(who=Role.ROOT, when=NEW)
+_DELEGATION: Final = Guard(who=CONTROLLERS, when=NEW, delegated=True)
+_RESULT: Final = Guard(who=Role.SELF, when=NOT_TERMINAL)
 
 
 def _value(attribute: str) -> Render:
@@ -267,29 +273,46 @@ def _set_label(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
     fs.runtime.agents.journal.update(agent, label=label, policy=rewritten)
 
 
-def _check_policy(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
-    authority = fs.runtime.agents.authority
-    wanted = policy.parse(text, agent.label, may_delegate=caller.agent is None)
-    present = authority.own_policy(agent)
-    most = max(policy.LINES_MAX, present.lines)
-    if wanted.lines > most:
-        raise QuotaError(
-            f"the policy would have {wanted.lines} lines, doubles not counted; at most {most}: "
-            "say several objects by a prefix, as in agent:rev-*"
+class _PolicyCheck:
+    """Takes a policy as it is written, some lines after the others: each is read once."""
+
+    def __init__(self, fs: Filesystem, agent: Agent, caller: Caller) -> None:
+        self._authority = fs.runtime.agents.authority
+        self._agent = agent
+        self._may_delegate = caller.agent is None
+        self._lines = 0
+        #: what needs a line of its own: kind, class and object
+        self._said: set[tuple[str, str, str]] = set()
+
+    def take(self, text: str) -> Rules:
+        """The rules of more lines; ``MalformedError``, ``QuotaError``, ``ExceedingError`` or
+        ``WrongStateError``."""
+        agent = self._agent
+        rules = policy.parse(
+            text, agent.label, may_delegate=self._may_delegate, before=self._lines
         )
-    authority.check_policy(agent, wanted)
-    if agent.status is not Status.NEW:
-        for rule in wanted:
-            if not present.covers_as(rule):
-                raise WrongStateError(
-                    f"{rule.cls}:{rule.object} {rule.perm} would widen the policy: "
-                    "that is done while the agent is new"
-                )
+        present = self._authority.own_policy(agent)
+        self._said |= {(rule.kind, rule.cls, rule.object) for rule in rules}
+        if len(self._said) > max(policy.LINES_MAX, present.lines):
+            raise QuotaError(
+                f"the policy would have {len(self._said)} lines, doubles not counted; at most "
+                f"{max(policy.LINES_MAX, present.lines)}: "
+                "say several objects by a prefix, as in agent:rev-*"
+            )
+        self._authority.check_policy(agent, rules)
+        if agent.status is not Status.NEW:
+            for rule in rules:
+                if not present.covers_as(rule):
+                    raise WrongStateError(
+                        f"{rule.cls}:{rule.object} {rule.perm} would widen the policy: "
+                        "that is done while the agent is new"
+                    )
+        self._lines += text.removesuffix("\n").count("\n") + 1
+        return rules
 
 
 def _set_policy(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
-    _check_policy(fs, agent, caller, text)
-    rules = policy.parse(text, agent.label)
+    rules = _PolicyCheck(fs, agent, caller).take(text)
     authority = fs.runtime.agents.authority
     authority.check_network(agent, rules)
     keys = {rule.key for rule in rules}
@@ -666,7 +689,6 @@ def _open_verbs(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle
 
 
 def _open_inbox(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
-    fs.runtime.agents.messages.check_accepts(node.obj)
     return InboxHandle(fs, node, call.caller, writing=True)
 
 
@@ -729,8 +751,7 @@ def _single(
         "render": _value(attribute or name),
         "check": check,
         "commit": commit,
-        "write": _CREATOR,
-        "when": NEW,
+        "guard": _WHILE_NEW,
         "single": True,
         **more,
     }
@@ -748,7 +769,8 @@ ROWS: Final = (
     Row(name="self", path=lambda agent: f"agent/{agent.name}.d/self", kept=False,
         kind=Kind.LINK, mode=0o777, public=True,
         target=lambda fs, agent: f"agent/{agent.name}.d"),
-    Row(name="parent", default="creator", mode=0o644, public=True, write=OPERATORS, when=NEW,
+    Row(name="parent", default="creator", mode=0o644, public=True,
+        guard=Guard(who=OPERATORS, when=NEW),
         doc="who made it: operator uid:N, or agent:NAME session:NAME run:ID. "
             "An operator of both may write agent:NAME; a child's defaults are then applied",
         render=_value("lineage"), check=_checked(_parse_parent),
@@ -758,12 +780,12 @@ ROWS: Final = (
             "none, of a detached child",
         render=_supervisor, depends=("parent", "life")),
     Row(name="life", default="owned (child), detached (root)", mode=0o644, public=True,
-        write=_CREATOR, when=NEW, render=_value("life"), commit=_set_life,
+        guard=_WHILE_NEW, render=_value("life"), commit=_set_life,
         check=_checked(_parse_life), single=True,
         doc="owned; temp: removed when its end is recorded, the parent's channel stays; "
             "detached: lives on when its parent ends. A root agent is detached"),
     Row(name="profile", default="private_child (child), public_named (root)", mode=0o644,
-        public=True, write=_CREATOR, when=NEW, render=_value("profile"), check=_check_profile,
+        public=True, guard=_WHILE_NEW, render=_value("profile"), check=_check_profile,
         commit=_set_profile, single=True,
         doc="private_child goes with owned and temp, public_named with detached"),
     Row(name="visibility", default="from profile", public=True, render=_visibility,
@@ -774,26 +796,27 @@ ROWS: Final = (
         doc="tool families that are on, one a line"),
     Row(name="ingress", default="from profile", render=_ingress, depends=("profile",),
         doc="supervisor_only or operators_and_policy"),
-    Row(name="owner", default="creator's", mode=0o644, write=Role.ROOT, when=NEW,
+    Row(name="owner", default="creator's", mode=0o644, guard=_BY_ROOT,
         render=_number("owner"), commit=_set_owner, doc="uid of the user that owns the agent",
         check=_checked(_parse_owner), single=True),
     _single("uid", "uid of its processes; a child's is its parent's", _parse_uid,
-            default="creator's", render=_number("uid"), write=Role.ROOT),
+            default="creator's", render=_number("uid"), guard=_BY_ROOT),
     _single("gid", "gid of its processes; a child's is its parent's", _parse_gid,
-            default="creator's", render=_number("gid"), write=Role.ROOT),
-    Row(name="groups", default="creator's", mode=0o644, write=_CREATOR, when=NEW, render=_groups,
+            default="creator's", render=_number("gid"), guard=_BY_ROOT),
+    Row(name="groups", default="creator's", mode=0o644, guard=_WHILE_NEW, render=_groups,
         check=_checked(_parse_groups), commit=_set_groups, doc="supplementary gids, one a line"),
-    Row(name="label", default="NAME_t", mode=0o644, write=_CREATOR, when=NEW,
+    Row(name="label", default="NAME_t", mode=0o644, guard=_WHILE_NEW,
         render=_value("label"), commit=_set_label,
         check=_checked(_parse_label), single=True,
         doc="the subject of its policy lines"),
     Row(name="policy", default="configured; a child's from its parent", mode=0o644,
-        write=_CREATOR, when=NOT_TERMINAL, render=_text("policy"), check=_check_policy,
-        whole=True, commit=_set_policy, doc="what it may: allow LABEL CLASS:OBJECT "
-        "PERM[,PERM...], at most 256 lines; wider only while new"),
+        guard=Guard(who=CONTROLLERS, when=NOT_TERMINAL), render=_text("policy"),
+        checking=_PolicyCheck, commit=_set_policy,
+        doc="what it may: allow LABEL CLASS:OBJECT PERM[,PERM...], at most 256 lines; "
+        "wider only while new"),
     Row(name="policy.effective", render=_policy_effective, generated=True,
         doc="the policy within its parent's effective one"),
-    Row(name="mount", mode=0o644, write=_CREATOR, when=NEW, render=_text("mount"),
+    Row(name="mount", mode=0o644, guard=_WHILE_NEW, render=_text("mount"),
         paths=_mount_paths, check_found=_check_mounts, commit_found=_set_mount,
         doc="mount table: SOURCE TARGET ro|rw|hide [OPTIONS]"),
     Row(name="mount.effective", render=_mount_effective, generated=True,
@@ -806,22 +829,22 @@ ROWS: Final = (
               expands=True, default="inherit"),
     _single("cwd", "working directory of its program", _parse_path,
             default="workspace or home"),
-    Row(name="env", mode=0o600, read=PARTIES, write=_CREATOR, when=NEW, render=_text("env"),
+    Row(name="env", mode=0o600, read=PARTIES, guard=_WHILE_NEW, render=_text("env"),
         check=_check_env_line, commit=_set_env, doc="environment: KEY=VALUE, one a line"),
-    Row(name="path", default="/ctx/tool", mode=0o644, write=_CREATOR, when=NEW, render=_tool_path,
+    Row(name="path", default="/ctx/tool", mode=0o644, guard=_WHILE_NEW, render=_tool_path,
         check=_check_tool_path, commit=_set_tool_path, doc="tool directories, one a line"),
     _single("context", "fresh, or fork", _parse_context, default="fresh"),
     _single("model", "free text for the program, allowed by policy", _parse_model,
-            public=True, when=NOT_BUSY),
+            public=True, guard=_BETWEEN_RUNS),
     _single("exec", "the program and its arguments, one line, quoted as in a shell",
-            _parse_exec, default="the parent's", when=NOT_BUSY),
+            _parse_exec, default="the parent's", guard=_BETWEEN_RUNS),
     _single("mode", "once, turn or resident", _parse_mode, default="once"),
-    Row(name="limits", default="configured", mode=0o644, write=_CREATOR, render=_limits,
+    Row(name="limits", default="configured", mode=0o644, guard=_AT_ANY_TIME, render=_limits,
         check=_check_limit, commit=_set_limits, merges=True,
         doc="KEY=VALUE of memory.max pids.max cpu.max timeout grace log_max; merged by key"),
     _single("restart", "no, on-failure or always; root agents only", _parse_restart, default="no",
-            when=rows.ANY_STATUS),
-    Row(name="meta.json", default="{}", mode=0o644, write=_CREATOR, render=_meta,
+            guard=_AT_ANY_TIME),
+    Row(name="meta.json", default="{}", mode=0o644, guard=_AT_ANY_TIME, render=_meta,
         check=_check_meta, first=True, commit=_set_meta, depends=("meta",), doc="any JSON object"),
     Row(name="status", public=True, polled=True, render=_value("status"),
         doc="new starting ready busy idle paused stopping dead"),
@@ -841,22 +864,20 @@ ROWS: Final = (
     Row(name="log", volatile=True, opener=_open_output("log"), size=_output_size("log"),
         doc="standard error, and lines of the runtime"),
     Row(name="error", render=_error, generated=True, doc="the last rejection, with its time"),
-    Row(name="ctl", mode=0o666, write=PARTIES | Role.STARTER | Role.STOPPER,
+    Row(name="ctl", mode=0o666, guard=Guard(who=PARTIES | Role.STARTER | Role.STOPPER),
         opener=_open_verbs, commit=act,
         render=describe_verbs, doc="takes verbs, one a line; reading lists them"),
     Row(name="wait", public=True, kind=Kind.LINK, mode=0o777, depends=("wait_token",),
         target=lambda fs, agent: str(fs.runtime.agents.waits.path(agent.wait_token)),
         doc="reading it blocks until the agent is dead"),
-    Row(name="inbox", mode=0o222, read=Role.NONE, write=CONTROLLERS | Role.WRITER,
-        delegated=True, opener=_open_inbox, doc="one message per flush; not of a once agent"),
+    Row(name="inbox", mode=0o222, read=Role.NONE, guard=SENDING,
+        opener=_open_inbox, doc="one message per flush; not of a once agent"),
     Row(name="queue", polled=True, generated=True, render=_queue,
         doc="pending messages, a JSON line each"),
-    Row(name="handoff.md", mode=0o644, read=PARTIES, write=CONTROLLERS, when=NEW,
-        document=True, delegated=True,
+    Row(name="handoff.md", mode=0o644, read=PARTIES, guard=_DELEGATION, document=True,
         opener=open_document("handoff.md"), size=document_size("handoff.md"),
         mtime=document_time("handoff.md"), doc="the delegated task; the program's standard input"),
-    Row(name="input.jsonl", mode=0o644, read=PARTIES, write=CONTROLLERS, when=NEW,
-        document=True, delegated=True,
+    Row(name="input.jsonl", mode=0o644, read=PARTIES, guard=_DELEGATION, document=True,
         render=staged("input.jsonl"), check=check_input,
         store=store_document("input.jsonl"), size=document_size("input.jsonl"),
         mtime=document_time("input.jsonl"),
@@ -868,16 +889,15 @@ ROWS: Final = (
     Row(name="inherited.json", read=PARTIES, render=staged("inherited.json"),
         size=document_size("inherited.json"),
         mtime=document_time("inherited.json"), doc="the same as a JSON object"),
-    Row(name="result.md", mode=0o644, write=Role.SELF, when=NOT_TERMINAL, document=True,
+    Row(name="result.md", mode=0o644, guard=_RESULT, document=True,
         opener=open_document("result.md"), size=document_size("result.md"),
         mtime=document_time("result.md"), doc="what it gives back"),
-    Row(name="refs.jsonl", mode=0o644, write=Role.SELF, when=NOT_TERMINAL, document=True,
+    Row(name="refs.jsonl", mode=0o644, guard=_RESULT, document=True,
         render=staged("refs.jsonl"), check=check_ref,
         store=store_document("refs.jsonl"), size=document_size("refs.jsonl"),
         mtime=document_time("refs.jsonl"),
         doc='references: {"path", "hash"?, "kind"?, "summary"?} a line'),
-    Row(name="artifact", kind=Kind.DIRECTORY, mode=0o755, write=Role.SELF, when=NOT_TERMINAL,
-        space=ARTIFACT,
+    Row(name="artifact", kind=Kind.DIRECTORY, mode=0o755, guard=ARTIFACT.write, space=ARTIFACT,
         doc="files and directories that it gives back"),
     Row(name="child", kind=Kind.DIRECTORY, mode=0o755, entries=_children, find=_find_child,
         doc="links to the directories of its children"),
@@ -918,7 +938,7 @@ class _Agents(Plane):
         if row.within in _OF_ITEMS:
             return False  # their directory is
         # below a private name all is for those who know it, but for what is delegated
-        return row.delegated if agent.private else not row.public
+        return row.guard.delegated if agent.private else not row.public
 
     def unsettled(self, agent: Agent, row: Row) -> bool:
         # it may still become a private one: nothing has to be forgotten then

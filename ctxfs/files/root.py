@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ctxfs.files import agent, session, spaces, tool, waiting
 from ctxfs.nodes import Call, Node
 from ctxfs.planes import Plane
-from ctxfs.rows import Kind, Row, RowNode
+from ctxfs.rows import Kind, Making, Removing, Row, RowNode, Target
 from runtime.accounts import Resource
-from runtime.caller import CONTROLLERS, INSIDERS, Caller, Role
+from runtime.authority.guard import Facts, Guard, Unless
+from runtime.caller import CONTROLLERS, INSIDERS, OPERATORS, Caller, Role
 from runtime.errors import (
-    DeniedError,
     MalformedError,
     MissingError,
     NotEmptyError,
     QuotaError,
     TakenError,
+    WrongStateError,
 )
 from runtime.model import Agent, Session
 from runtime.names import check_name, quote
@@ -111,14 +113,34 @@ def _make_agent(fs: Filesystem, _: Any, call: Call, name: str, mode: int) -> Nod
     return agent.entry(fs, made, ".d")
 
 
-def _remove_agent(fs: Filesystem, _: Any, call: Call, name: str) -> None:
+def _agent_target(fs: Filesystem, _: Any, caller: Caller, name: str) -> Target:
     agents = fs.runtime.agents
     found = agents.registry.named(name.removesuffix(".d")) if name.endswith(".d") else None
-    if found is None or not fs.visible(found, call):
+    if found is None or not fs.visible(found, Call.of(fs, caller)):
         raise MissingError(f"there is no agent directory {quote(name)}")
-    if not agents.identity.roles(call.caller, found) & CONTROLLERS:
-        raise DeniedError(f"{quote(found.name)} is not yours to remove")
-    agents.removals.remove(found)
+    return Target(obj=found, roles=agents.identity.roles(caller, found), agent=found)
+
+
+def _why_alive(facts: Facts, caller: Caller, found: Agent) -> str:
+    for member in (found, *facts.registry.descendants(found)):
+        if member.live:
+            return f"{quote(member.name)} is {member.status}: stop it, wait, then remove"
+    return ""
+
+
+def _remove_agent(fs: Filesystem, _: Any, caller: Caller, found: Agent) -> None:
+    fs.runtime.agents.removals.remove(found)
+
+
+_MAKING_AGENTS: Final = Making(guard=Guard(who=Role.ANYONE), act=_make_agent)
+_REMOVING_AGENTS: Final = Removing(
+    guard=Guard(
+        who=CONTROLLERS,
+        unless=(Unless("it, or what is below it, lives", WrongStateError, _why_alive),),
+    ),
+    find=_agent_target,
+    act=_remove_agent,
+)
 
 
 def _homes(fs: Filesystem) -> set[int]:
@@ -160,8 +182,6 @@ def _check_spaces(fs: Filesystem, caller: Caller) -> None:
 
 
 def _make_space(fs: Filesystem, _: Any, call: Call, name: str, mode: int) -> Node:
-    if call.caller.agent is not None or not call.caller.known:
-        raise DeniedError("spaces are made by operators")
     path = spaces.shared_root(fs, check_name(name))
     _check_spaces(fs, call.caller)
     try:
@@ -173,22 +193,36 @@ def _make_space(fs: Filesystem, _: Any, call: Call, name: str, mode: int) -> Nod
     return fs.tree(spaces.SHARED, name)
 
 
-def _remove_space(fs: Filesystem, _: Any, call: Call, name: str) -> None:
-    if call.caller.agent is not None or not call.caller.known:
-        raise DeniedError("spaces are removed by operators")
+def _space_target(fs: Filesystem, _: Any, caller: Caller, name: str) -> Target:
     if name not in _spaces(fs):
         raise MissingError(f"there is no space {quote(name)}")
-    master = fs.runtime.agents.identity.is_master(call.caller)
-    if not master and spaces.shared_owner(fs, name) != call.caller.uid:
-        raise DeniedError(f"the space {quote(name)} is not yours to remove")
-    path = spaces.shared_root(fs, name)
-    if any(path.iterdir()):
-        raise NotEmptyError(f"the space {quote(name)} has files")
+    owner = spaces.shared_owner(fs, name)
+    own = fs.runtime.agents.identity.is_master(caller) or caller.uid == owner
+    return Target(
+        obj=spaces.shared_root(fs, name),
+        roles=fs.root_roles(caller) & OPERATORS if own else Role.NONE,
+    )
+
+
+def _why_full(facts: Facts, caller: Caller, path: Path) -> str:
+    return f"the space {quote(path.name)} has files" if any(path.iterdir()) else ""
+
+
+def _remove_space(fs: Filesystem, _: Any, caller: Caller, path: Path) -> None:
+    name = path.name
     node = fs.tree(spaces.SHARED, name)
     path.rmdir()
     fs.durable.remove(node)
     fs.durable.forget(node.inode, 0)
     fs.spaces.drop_shared(name)
+
+
+_MAKING_SPACES: Final = Making(guard=Guard(who=OPERATORS), act=_make_space)
+_REMOVING_SPACES: Final = Removing(
+    guard=Guard(who=OPERATORS, unless=(Unless("it has files", NotEmptyError, _why_full),)),
+    find=_space_target,
+    act=_remove_space,
+)
 
 
 def _own_agent(fs: Filesystem, call: Call) -> Agent | None:
@@ -230,16 +264,18 @@ ROWS: Final = (
     Row(name="ctx", within="bin", mode=0o555, public=True, doc="the client",
         render=lambda fs, _, caller: fs.client_program),
     Row(name="agent", kind=Kind.DIRECTORY, mode=0o1777, public=True, entries=_list_agents,
-        find=_find_agent, make=_make_agent, remove=_remove_agent,
-        doc="every agent as NAME, NAME.sock and NAME.d"),
+        find=_find_agent, make=_MAKING_AGENTS, remove=_REMOVING_AGENTS,
+        doc="every agent as NAME, NAME.sock and NAME.d; agents make those that their policy lets "
+        "them create"),
     Row(name="tool", kind=Kind.DIRECTORY, mode=0o755, public=True,
         entries=tool.entries, find=tool.find,
         doc="every tool that the caller has, as NAME and NAME.d"),
     Row(name="home", kind=Kind.DIRECTORY, mode=0o755, public=True, entries=_list_homes,
         find=_find_home, doc="per-user durable files: sessions, data"),
     Row(name="shared", kind=Kind.DIRECTORY, mode=0o1777, public=True, entries=_list_spaces,
-        find=_find_space, make=_make_space, remove=_remove_space,
-        doc="durable spaces, each its maker's; made and removed outside of agents"),
+        find=_find_space, make=_MAKING_SPACES, remove=_REMOVING_SPACES,
+        doc="durable spaces, each its maker's; made outside of agents, removed by the maker and "
+        "uid 0"),
     Row(name="trigger", kind=Kind.DIRECTORY, mode=0o311, public=True, read=Role.NONE,
         entries=_nothing, find=_find_token, secret=True,
         doc="the tokens of waits, which whoever knows one writes to; cannot be listed"),
@@ -318,14 +354,31 @@ def _find_session(fs: Filesystem, key: tuple[int, str], call: Call, name: str) -
     return session.PLANE.node(fs, found.index, found) if found is not None else None
 
 
-def _remove_session(fs: Filesystem, key: tuple[int, str], call: Call, name: str) -> None:
+def _session_target(fs: Filesystem, key: tuple[int, str], caller: Caller, name: str) -> Target:
     found = _named_session(fs, key, name)
     if found is None:
         raise MissingError(f"there is no session {quote(name)}")
-    caller = call.caller
-    if caller.agent is not None or not caller.known or caller.uid not in (0, key[0]):
-        raise DeniedError("sessions are removed by operators")
+    own = caller.uid in (0, key[0])
+    return Target(obj=found, roles=fs.root_roles(caller) & OPERATORS if own else Role.NONE)
+
+
+def _why_present(facts: Facts, caller: Caller, found: Session) -> str:
+    there = facts.registry.get(found.incarnation)
+    return f"the agent {quote(there.name)} of this session still exists" if there else ""
+
+
+def _remove_session(fs: Filesystem, key: tuple[int, str], caller: Caller, found: Session) -> None:
     fs.runtime.agents.removals.remove_session(found)
+
+
+_REMOVING_SESSIONS: Final = Removing(
+    guard=Guard(
+        who=OPERATORS,
+        unless=(Unless("its agent still exists", WrongStateError, _why_present),),
+    ),
+    find=_session_target,
+    act=_remove_session,
+)
 
 
 class _Histories(Plane):
@@ -348,7 +401,7 @@ HISTORY: Final = _Histories(
     rows=(
         Row(name="", top=True, kind=Kind.DIRECTORY, mode=0o755, public=True),
         Row(name="session", kind=Kind.DIRECTORY, mode=0o777, public=True, entries=_sessions,
-            find=_find_session, remove=_remove_session,
+            find=_find_session, remove=_REMOVING_SESSIONS,
             doc="sessions; operators may rmdir those of removed agents"),
     ),
 )  # fmt: skip

@@ -14,9 +14,10 @@ from ctxfs.handles import HistoryHandle
 from ctxfs.nodes import Call, Handle, Node
 from ctxfs.planes import Plane
 from ctxfs.rows import Kind, Render, Row, RowNode
-from runtime.caller import OPERATORS, Caller, Role
+from runtime.authority.guard import Guard
+from runtime.caller import HISTORIANS, Caller, Role
 from runtime.change import Change
-from runtime.errors import DeniedError, MalformedError
+from runtime.errors import MalformedError
 from runtime.lifecycle import Status
 from runtime.model import Agent, Session
 from runtime.names import dump_json, parse_json_object, quote, timestamp
@@ -24,7 +25,7 @@ from runtime.names import dump_json, parse_json_object, quote, timestamp
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem
 
-_READERS: Final = OPERATORS | Role.SELF | Role.SESSION_READER
+_WRITING: Final = Guard(who=Role.SELF)
 #: of a message, whatever its writer says
 _GIVEN: Final = ("id", "ts", "from")
 _ROLES: Final = ("user", "assistant", "system")
@@ -73,8 +74,7 @@ def _open_messages(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Han
 
     def append(lines: list[str]) -> None:
         agent = fs.runtime.agents.registry.get(session.incarnation)
-        if agent is None or agent.index != call.caller.agent:
-            raise DeniedError("messages are appended by the agent of this session")
+        assert agent is not None  # it has been let write
         change = Change()
         for line in lines:
             message = parse_json_object(line)
@@ -164,34 +164,34 @@ def _find_document(fs: Filesystem, child: Agent, call: Call, name: str) -> Node 
 
 
 def _history(name: str, doc: str, **more: Any) -> Row:
-    return Row(name=name, doc=doc, read=_READERS, size=_file_size(name), mtime=_file_time(name),
+    return Row(name=name, doc=doc, read=HISTORIANS, size=_file_size(name), mtime=_file_time(name),
                **more)
 
 
 ROWS: Final = (
-    Row(name="", top=True, kind=Kind.DIRECTORY, mode=0o755, read=_READERS,
+    Row(name="", top=True, kind=Kind.DIRECTORY, mode=0o755, read=HISTORIANS,
         entries=_archived, find=_find_archived),
     _history("messages.jsonl", "the conversation: {id, ts, role, from, run, content} a line; "
-             "only appended to", mode=0o644, write=Role.SELF, opener=_open_messages),
+             "only appended to", mode=0o644, guard=_WRITING, opener=_open_messages),
     _history("events.jsonl", "what happened: {id, ts, type, agent, ...} a line; "
              "written by the runtime only", polled=True, opener=_open_events),
     _history("latest.md", "the last reply", render=_read_file("latest.md")),
-    Row(name="state", doc="active done error cancelled", read=_READERS, render=_state),
-    Row(name="cwd", doc="working directory", read=_READERS, render=_cwd, volatile=True),
-    Row(name="created_at", doc="RFC 3339 time", read=_READERS, render=_time("created")),
-    Row(name="updated_at", doc="RFC 3339 time of the last event", read=_READERS,
+    Row(name="state", doc="active done error cancelled", read=HISTORIANS, render=_state),
+    Row(name="cwd", doc="working directory", read=HISTORIANS, render=_cwd, volatile=True),
+    Row(name="created_at", doc="RFC 3339 time", read=HISTORIANS, render=_time("created")),
+    Row(name="updated_at", doc="RFC 3339 time of the last event", read=HISTORIANS,
         render=_time("updated"), depends=("updated",)),
-    Row(name="meta.json", doc="whose session it is", read=_READERS, render=_meta),
-    Row(name="context", kind=Kind.DIRECTORY, mode=0o755, read=_READERS,
+    Row(name="meta.json", doc="whose session it is", read=HISTORIANS, render=_meta),
+    Row(name="context", kind=Kind.DIRECTORY, mode=0o755, read=HISTORIANS,
         doc="the working set, rebuildable"),
-    Row(name="memory.md", within="context", mode=0o644, read=_READERS, write=Role.SELF,
+    Row(name="memory.md", within="context", mode=0o644, read=HISTORIANS, guard=_WRITING,
         document=True, opener=_open_memory, size=_file_size("context/memory.md"),
         mtime=_file_time("context/memory.md"), doc="the agent's own notes"),
-    Row(name="episode", within="context", kind=Kind.DIRECTORY, mode=0o755, read=_READERS,
-        write=Role.SELF, space=EPISODE, doc="the agent's episodes, one file a work item"),
-    Row(name="pack.md", within="context", read=_READERS, render=_pack, generated=True,
+    Row(name="episode", within="context", kind=Kind.DIRECTORY, mode=0o755, read=HISTORIANS,
+        guard=EPISODE.write, space=EPISODE, doc="the agent's episodes, one file a work item"),
+    Row(name="pack.md", within="context", read=HISTORIANS, render=_pack, generated=True,
         doc="results, references and artifact paths of its children"),
-    Row(name="child", within="context", kind=Kind.DIRECTORY, mode=0o755, read=_READERS,
+    Row(name="child", within="context", kind=Kind.DIRECTORY, mode=0o755, read=HISTORIANS,
         entries=_channels, find=_find_channel, doc="its side of each delegation"),
 )
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ctxfs.durable import Space
-from runtime.caller import INSIDERS, OPERATORS, Caller, Role
+from runtime.authority.guard import ANY_STATUS, Act, Facts, Guard, Unless
+from runtime.caller import HISTORIANS, INSIDERS, Caller, Role
 from runtime.disk import Share
-from runtime.errors import DeniedError, MissingError, WrongStateError
+from runtime.errors import DeniedError, MissingError
 from runtime.lifecycle import Status
 from runtime.model import Agent, Session
 from runtime.names import quote
@@ -32,7 +33,8 @@ class SpaceRow:
     links can be made. A ``bounded`` space has as many files, of as many bytes, as is configured;
     any other is bounded by its owner's account of the disk, which is its ``share``, alone.
     ``lasting`` tells whether something may still be written: then all who look at it share
-    one count. ``may_read`` and ``may_write`` raise for callers who may not.
+    one count. Who may is decided by ``agent``; of a space that is no agent's, everybody has
+    a part in it who lives, and modes tell the rest.
     """
 
     name: str
@@ -41,8 +43,9 @@ class SpaceRow:
     root: Callable[[Filesystem, Any], Path]
     owner: Callable[[Filesystem, Any], tuple[int, int] | None]
     share: Callable[[Filesystem, Any], Share]
-    may_read: Callable[[Filesystem, Any, Caller], None]
-    may_write: Callable[[Filesystem, Any, Caller], None]
+    agent: Callable[[Filesystem, Any], Agent | None]
+    read: Guard
+    write: Guard
     lasting: Callable[[Filesystem, Any], bool] = lambda fs, obj: True
     incarnation: Callable[[Any], str | None] = lambda obj: None
     links: bool
@@ -50,7 +53,16 @@ class SpaceRow:
 
     def of(self, fs: Filesystem, obj: Any) -> Space:
         """The space of an object, with the limits of the configuration as it is now."""
-        config = fs.runtime.config
+        config, agents = fs.runtime.config, fs.runtime.agents
+
+        def check(guard: Guard, act: Act, caller: Caller) -> None:
+            agent = self.agent(fs, obj)
+            if agent is not None:
+                roles = agents.identity.roles(caller, agent)
+            else:
+                roles = Role.ANYONE if agents.identity.still(caller) else Role.NONE
+            guard.check(act, self.path(obj), agents, caller, roles, agent, obj)
+
         return Space(
             path=self.path(obj),
             root=lambda: self.root(fs, obj),
@@ -60,8 +72,8 @@ class SpaceRow:
             files=config.files if self.bounded else None,
             total=config.artifact_max if self.bounded else None,
             incarnation=self.incarnation(obj),
-            may_read=lambda caller: self.may_read(fs, obj, caller),
-            may_write=lambda caller: self.may_write(fs, obj, caller),
+            may_read=lambda caller: check(self.read, Act.READ, caller),
+            may_write=lambda caller: check(self.write, Act.WRITE, caller),
             share=self.share(fs, obj),
         )
 
@@ -108,48 +120,14 @@ def _keys_of(agent: Agent) -> tuple[tuple[str, str], ...]:
 # who may
 
 
-def _read_artifacts(fs: Filesystem, agent: Agent, caller: Caller) -> None:
-    if not fs.runtime.agents.identity.roles(caller, agent) & INSIDERS:
-        raise DeniedError("these artifacts are not yours to read")
+def _unless_allowed(perm: str) -> Unless:
+    def why(facts: Facts, caller: Caller, name: str) -> str:
+        agent = facts.registry.get(caller.agent) if caller.agent is not None else None
+        if agent is None or facts.authority.allows(agent, "shared", name, perm):
+            return ""
+        return f"shared:{name} {perm} is not in the agent's effective policy"
 
-
-def _write_artifacts(fs: Filesystem, agent: Agent, caller: Caller) -> None:
-    if not fs.runtime.agents.identity.roles(caller, agent) & Role.SELF:
-        raise DeniedError("artifacts are written by the agent itself")
-    if agent.status is Status.DEAD:
-        raise WrongStateError("artifacts are written until the agent is dead")
-
-
-def _session_roles(fs: Filesystem, session: Session, caller: Caller) -> Role:
-    agents = fs.runtime.agents
-    agent = agents.registry.recall(session.incarnation)
-    return agents.identity.roles(caller, agent) if agent is not None else Role.NONE
-
-
-def _read_episodes(fs: Filesystem, session: Session, caller: Caller) -> None:
-    if not _session_roles(fs, session, caller) & (OPERATORS | Role.SELF | Role.SESSION_READER):
-        raise DeniedError("this session is not yours to read")
-
-
-def _write_episodes(fs: Filesystem, session: Session, caller: Caller) -> None:
-    if not _session_roles(fs, session, caller) & Role.SELF:
-        raise DeniedError("episodes are written by the agent itself")
-
-
-def _check_known(fs: Filesystem, obj: Any, caller: Caller) -> None:
-    if not fs.runtime.agents.identity.still(caller):
-        raise DeniedError("the caller is gone: so are its rights")
-
-
-def _check_shared(perm: str) -> Callable[[Filesystem, Any, Caller], None]:
-    def check(fs: Filesystem, name: str, caller: Caller) -> None:
-        _check_known(fs, name, caller)
-        agents = fs.runtime.agents
-        agent = agents.registry.get(caller.agent) if caller.agent is not None else None
-        if agent is not None and not agents.authority.allows(agent, "shared", name, perm):
-            raise DeniedError(f"shared:{name} {perm} is not in the agent's effective policy")
-
-    return check
+    return Unless(f"an agent asks that lacks policy {perm}", DeniedError, why)
 
 
 # where and whose
@@ -188,8 +166,9 @@ ARTIFACT: Final = SpaceRow(
     root=lambda fs, agent: fs.runtime.agents.documents.path(agent, "artifact"),
     owner=lambda fs, agent: (agent.uid, agent.gid),
     share=lambda fs, agent: fs.runtime.agents.disk.share(agent),
-    may_read=_read_artifacts,
-    may_write=_write_artifacts,
+    agent=lambda fs, agent: agent,
+    read=Guard(who=INSIDERS),
+    write=Guard(who=Role.SELF, when=ANY_STATUS - {Status.DEAD}),
     lasting=lambda fs, agent: fs.runtime.agents.registry.get(agent.index) is not None,
     incarnation=lambda agent: agent.incarnation,
     links=False,
@@ -206,8 +185,9 @@ EPISODE: Final = SpaceRow(
     ),
     owner=_episode_owner,
     share=lambda fs, session: fs.runtime.agents.disk.share(session),
-    may_read=_read_episodes,
-    may_write=_write_episodes,
+    agent=lambda fs, session: fs.runtime.agents.registry.recall(session.incarnation),
+    read=Guard(who=HISTORIANS),
+    write=Guard(who=Role.SELF),
     lasting=lambda fs, session: fs.runtime.agents.registry.get(session.incarnation) is not None,
     links=False,
     bounded=True,
@@ -219,8 +199,9 @@ DATA: Final = SpaceRow(
     root=_data_root,
     owner=lambda fs, uid: None,
     share=lambda fs, uid: fs.runtime.agents.disk.share_of(uid),
-    may_read=_check_known,
-    may_write=_check_known,
+    agent=lambda fs, uid: None,
+    read=Guard(who=Role.ANYONE),
+    write=Guard(who=Role.ANYONE),
     links=True,
     bounded=False,
 )
@@ -231,8 +212,9 @@ SHARED: Final = SpaceRow(
     root=shared_root,
     owner=lambda fs, name: None,
     share=lambda fs, name: fs.runtime.agents.disk.share_of(shared_owner(fs, name)),
-    may_read=_check_shared("read"),
-    may_write=_check_shared("write"),
+    agent=lambda fs, name: None,
+    read=Guard(who=Role.ANYONE, unless=(_unless_allowed("read"),)),
+    write=Guard(who=Role.ANYONE, unless=(_unless_allowed("write"),)),
     links=True,
     bounded=False,
 )

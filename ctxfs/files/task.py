@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from ctxfs.files.verbs import Verb
 from ctxfs.files.verbs import act as act_on_agent
 from ctxfs.handles import ChildInputHandle, TaskInputHandle, TaskOutputHandle, VerbHandle
 from ctxfs.nodes import Call, Handle
@@ -12,15 +13,19 @@ from ctxfs.planes import ItemPlane
 from ctxfs.rows import Kind, Render, Row, RowNode
 from ctxfs.rows import one_line as _one
 from runtime import names
+from runtime.authority.guard import Guard
 from runtime.caller import PARTIES, Caller, Role
-from runtime.errors import DeniedError, MalformedError, MissingError, WrongStateError
+from runtime.errors import MalformedError, MissingError, WrongStateError
 from runtime.items import Task, Work
-from runtime.names import quote, timestamp
+from runtime.model import Agent
+from runtime.names import parse_usage, quote, timestamp
+from runtime.tasks import INPUT, STARTING, STOPPING, WRITING, TaskPlane, accepts_input
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem
 
 _TITLE_MAX: Final = 200
+_PARTIES: Final = Guard(who=PARTIES)
 
 
 def _value(attribute: str) -> Render:
@@ -39,10 +44,6 @@ def _time(attribute: str) -> Render:
     return render
 
 
-def _settable(fs: Filesystem, task: Task) -> None:
-    fs.runtime.agents.tasks.check_settable(task)
-
-
 def _single(name: str, doc: str, parse: Callable[[str], Any], **more: Any) -> Row:
     """A control with one value on one line, until the task is started."""
 
@@ -53,7 +54,7 @@ def _single(name: str, doc: str, parse: Callable[[str], Any], **more: Any) -> Ro
         fs.runtime.agents.tasks.set(task, **{name: parse(_one(text))})
 
     values: dict[str, Any] = {"render": _value(name), **more}
-    return Row(name=name, doc=doc, mode=0o644, write=PARTIES, writable=_settable,
+    return Row(name=name, doc=doc, mode=0o644, guard=WRITING,
                check=check, commit=commit, single=True, **values)
 
 
@@ -114,13 +115,7 @@ def _title(fs: Filesystem, task: Task, caller: Caller) -> str:
 
 
 def _accepts(fs: Filesystem, task: Task, caller: Caller) -> str:
-    return f"{int(accepts_input(fs, task))}\n"
-
-
-def accepts_input(fs: Filesystem, task: Task) -> bool:
-    """Whether something can be written to it; a child takes messages, unless it is ``once``."""
-    child = fs.runtime.agents.tasks.child_of(task)
-    return child.how.holds_cell if child is not None else task.accepts_input
+    return f"{int(accepts_input(fs.runtime.agents, task))}\n"
 
 
 def _open_output(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
@@ -128,12 +123,7 @@ def _open_output(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handl
 
 
 def _open_input(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
-    task: Task = node.obj
-    if not accepts_input(fs, task):
-        raise DeniedError(f"the task {quote(task.name)} takes no input: accepts_input is 0")
-    if task.over:
-        raise WrongStateError(f"the task {quote(task.name)} is {task.status.shown}")
-    handle = ChildInputHandle if task.child else TaskInputHandle
+    handle = ChildInputHandle if node.obj.child else TaskInputHandle
     return handle(fs, node, call.caller, writing=True)
 
 
@@ -141,34 +131,58 @@ def _open_verbs(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle
     return VerbHandle(fs, node, call.caller, fs.runtime.config.control_max)
 
 
-_VERBS: Final = ("start", "stop", "kill", "fetch")
-
-
-def _verbs(fs: Filesystem, task: Task, caller: Caller) -> str:
-    return "".join(f"{verb}\n" for verb in _VERBS if task.child or verb != "fetch")
-
-
-def act(fs: Filesystem, task: Task, caller: Caller, line: str) -> None:
-    """One line of ``ctl``; that of a handle is said to its child."""
-    tasks = fs.runtime.agents.tasks
-    verb = line.strip(" \t")
-    if verb not in _VERBS:
-        raise MalformedError(f"{quote(verb)} is no verb: {', '.join(_VERBS)}")
+def _owner(fs: Filesystem, task: Task) -> Agent:
     agent = fs.runtime.agents.registry.get(task.agent)
     if agent is None:
         raise WrongStateError("the agent of this task is gone")
-    if verb == "fetch":
-        tasks.check_fetch(caller, agent, task)
-        fs.runtime.supervisor.fetch(task)
-    elif task.child:
-        child = tasks.child_of(task)
-        if child is None:
-            raise WrongStateError("the agent of this handle is gone")
-        act_on_agent(fs, child, caller, verb)
-    elif verb == "start":
-        tasks.start(caller, agent, task)
-    else:
-        tasks.stop(caller, agent, task, kill=verb == "kill")
+    return agent
+
+
+def _start(fs: Filesystem, task: Task, caller: Caller, words: list[str]) -> None:
+    fs.runtime.agents.tasks.start(caller, _owner(fs, task), task)
+
+
+def _stop(fs: Filesystem, task: Task, caller: Caller, words: list[str]) -> None:
+    fs.runtime.agents.tasks.stop(caller, _owner(fs, task), task, kill=False)
+
+
+def _kill(fs: Filesystem, task: Task, caller: Caller, words: list[str]) -> None:
+    fs.runtime.agents.tasks.stop(caller, _owner(fs, task), task, kill=True)
+
+
+def _fetch(fs: Filesystem, task: Task, caller: Caller, words: list[str]) -> None:
+    fs.runtime.agents.tasks.check_fetch(caller, _owner(fs, task), task)
+    fs.runtime.supervisor.fetch(task)
+
+
+_FETCH: Final = Verb("fetch", "take over what a child committed in its worktree", STOPPING, _fetch)
+VERBS: Final = {
+    verb.name: verb
+    for verb in (
+        Verb("start", "run the command", STARTING, _start),
+        Verb("stop", "SIGTERM, grace, SIGKILL", STOPPING, _stop),
+        Verb("kill", "SIGKILL", STOPPING, _kill),
+        _FETCH,
+    )
+}
+
+
+def _verbs(fs: Filesystem, task: Task, caller: Caller) -> str:
+    shown = (verb for verb in VERBS.values() if task.child or verb is not _FETCH)
+    return "".join(f"{verb.usage}\n" for verb in shown)
+
+
+def act(fs: Filesystem, task: Task, caller: Caller, line: str) -> None:
+    """One line of ``ctl``; that of a handle is said to its child, but for ``fetch``."""
+    verb, words = parse_usage(line, VERBS)
+    _owner(fs, task)
+    if not task.child or verb is _FETCH:
+        verb.handler(fs, task, caller, words)
+        return
+    child = fs.runtime.agents.tasks.child_of(task)
+    if child is None:
+        raise WrongStateError("the agent of this handle is gone")
+    act_on_agent(fs, child, caller, verb.name)
 
 
 def _worktree(fs: Filesystem, task: Task, caller: Caller) -> str:
@@ -180,10 +194,10 @@ ROWS: Final = (
     Row(name="kind", doc="command_task or child_agent_task", render=_value("task_kind")),
     _single("title", "what it is about, one line; of a child's handle the first line of its task",
             _parse_title, render=_title),
-    Row(name="cmd", mode=0o644, write=PARTIES, writable=_settable, render=_cmd, commit=_set_cmd,
+    Row(name="cmd", mode=0o644, guard=WRITING, render=_cmd, commit=_set_cmd,
         doc="the command, run by sh -c"),
     _single("cwd", "its working directory", _parse_cwd, default="the agent's"),
-    Row(name="env", mode=0o600, read=PARTIES, write=PARTIES, writable=_settable,
+    Row(name="env", mode=0o600, read=PARTIES, guard=WRITING,
         render=lambda fs, task, caller: str(task.env), check=_check_env,
         commit=_set_env, doc="more environment: KEY=VALUE, one a line"),
     _single("accepts_input", "0, or 1: input is its standard input", _parse_flag,
@@ -198,15 +212,15 @@ ROWS: Final = (
     Row(name="preview", volatile=True,
         render=lambda fs, task, caller: fs.runtime.agents.tasks.preview(task)[0],
         doc="head and tail of output, at most 8 KiB"),
-    Row(name="input", mode=0o222, read=Role.NONE, write=PARTIES, opener=_open_input,
+    Row(name="input", mode=0o222, read=Role.NONE, guard=INPUT, opener=_open_input,
         doc="its standard input; of a child's handle a message at each flush"),
-    Row(name="ctl", mode=0o666, write=PARTIES, opener=_open_verbs, commit=act,
+    Row(name="ctl", mode=0o666, guard=_PARTIES, opener=_open_verbs, commit=act,
         render=_verbs,
         doc="takes start, stop, kill, or of a child with a worktree fetch, one a line"),
     Row(name="wait", kind=Kind.LINK, mode=0o777,
         target=lambda fs, task: str(fs.runtime.agents.tasks.wait_path(task)),
         doc="reading it blocks until the task has ended"),
-    Row(name="work", mode=0o644, write=PARTIES, render=_value("work"), check=_check_work,
+    Row(name="work", mode=0o644, guard=_PARTIES, render=_value("work"), check=_check_work,
         commit=_set_work, single=True, doc="the work item that it is for"),
     Row(name="worktree", render=_worktree, polled=True,
         doc="of a child's handle: state= path= branch= base= commit= reason= of its worktree"),
@@ -215,5 +229,10 @@ ROWS: Final = (
 )
 
 PLANE: Final = ItemPlane(
-    number=7, name="task", rows=ROWS, cls=Task, records=lambda agents: agents.tasks
+    number=7,
+    name="task",
+    rows=ROWS,
+    cls=Task,
+    kind=TaskPlane,
+    records=lambda agents: agents.tasks,
 )

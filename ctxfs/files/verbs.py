@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
+from runtime.authority.guard import Act, Facts, Guard, Unless
 from runtime.caller import CONTROLLERS, Caller, Role
-from runtime.errors import DeniedError, MalformedError
+from runtime.errors import CtxError, NotRunningError, WrongStateError
+from runtime.lifecycle import AGENT_MOVES, Event, Status
 from runtime.model import Agent
-from runtime.names import check_name, quote
+from runtime.names import check_name, parse_usage, quote
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem
@@ -17,14 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """``arguments``: least and most."""
+    """``usage`` is the verb with its arguments, those in brackets may be left out."""
 
-    name: str
     usage: str
     doc: str
-    who: Role
-    arguments: tuple[int, int]
-    handler: Callable[[Filesystem, Agent, Caller, list[str]], None]
+    guard: Guard
+    handler: Callable[[Filesystem, Any, Caller, list[str]], None]
+
+    @property
+    def name(self) -> str:
+        return self.usage.partition(" ")[0]
 
 
 def _reason(agent: Agent, caller: Caller) -> str:
@@ -65,6 +70,36 @@ def _session(fs: Filesystem, agent: Agent, caller: Caller, words: list[str]) -> 
     fs.runtime.agents.births.switch_session(agent, check_name(words[0]))
 
 
+def _why_between(facts: Facts, caller: Caller, agent: Agent) -> str:
+    return "" if agent.run else f"no run to abort: {quote(agent.name)} is between two runs"
+
+
+def _why_ending(facts: Facts, caller: Caller, agent: Agent) -> str:
+    if agent.run_cause is None:
+        return ""
+    return f"the run {agent.run} is still ending: try again then"
+
+
+def _why_frozen(facts: Facts, caller: Caller, agent: Agent) -> str:
+    if agent.status is not Status.PAUSED or not agent.run:
+        return ""
+    return f"session does not fit: the run {agent.run} is paused"
+
+
+def _guard(who: Role, event: Event, *unless: Unless) -> Guard:
+    """When the table of statuses has the move."""
+    return Guard(
+        who=who,
+        when=frozenset(status for status, e in AGENT_MOVES.table if e is event),
+        unless=unless,
+        misfit=partial(_misfit, event),
+    )
+
+
+def _misfit(event: Event, status: Status) -> CtxError:
+    return AGENT_MOVES.refusal(status, event)
+
+
 #: by policy, an agent that may start may let go on, one that may stop may hold up
 _STARTERS: Final = CONTROLLERS | Role.STARTER
 _STOPPERS: Final = CONTROLLERS | Role.STOPPER
@@ -72,31 +107,33 @@ _STOPPERS: Final = CONTROLLERS | Role.STOPPER
 VERBS: Final = {
     verb.name: verb
     for verb in (
-        Verb("start", "start", "begin a run", _STARTERS, (0, 0), _start),
-        Verb("stop", "stop", "cancel: SIGTERM, grace, SIGKILL", _STOPPERS | Role.SELF,
-             (0, 0), _stop),
-        Verb("kill", "kill", "cancel without grace", _STOPPERS, (0, 0), _kill),
-        Verb("pause", "pause", "freeze it and all below", _STOPPERS, (0, 0), _pause),
-        Verb("resume", "resume", "go on", _STARTERS, (0, 0), _resume),
-        Verb("abort", "abort [RUN]", "end the current run, and pause", _STOPPERS, (0, 1), _abort),
-        Verb("reset", "reset", "make a dead agent new", _STARTERS, (0, 0), _reset),
-        Verb("session", "session NAME", "switch or make a session", CONTROLLERS, (1, 1), _session),
+        Verb("start", "begin a run", _guard(_STARTERS, Event.START), _start),
+        Verb("stop", "cancel: SIGTERM, grace, SIGKILL",
+             _guard(_STOPPERS | Role.SELF, Event.STOP), _stop),
+        Verb("kill", "cancel without grace", _guard(_STOPPERS, Event.KILL), _kill),
+        Verb("pause", "freeze it and all below", _guard(_STOPPERS, Event.PAUSE), _pause),
+        Verb("resume", "go on",
+             _guard(_STARTERS, Event.RESUME,
+                    Unless("its run is still ending", WrongStateError, _why_ending)), _resume),
+        Verb("abort [RUN]", "end the current run, and pause",
+             _guard(_STOPPERS, Event.ABORT,
+                    Unless("it has no run", NotRunningError, _why_between)), _abort),
+        Verb("reset", "make a dead agent new", _guard(_STARTERS, Event.RESET), _reset),
+        Verb("session NAME", "switch or make a session",
+             Guard(who=CONTROLLERS, when=frozenset({Status.NEW, Status.READY, Status.IDLE,
+                                                    Status.PAUSED}),
+                   unless=(Unless("its run is paused", WrongStateError, _why_frozen),)), _session),
     )
-}
+}  # fmt: skip
 
 
 def act(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
     """One line of ``ctl``."""
-    name, *words = (word for word in line.replace("\t", " ").split(" ") if word)
-    verb = VERBS.get(name)
-    if verb is None:
-        raise MalformedError(f"{quote(name)} is no verb: {', '.join(VERBS)}")
-    least, most = verb.arguments
-    if not least <= len(words) <= most:
-        raise MalformedError(f"{quote(line)}: the verb is written {verb.usage}")
-    if not fs.runtime.agents.identity.roles(caller, agent) & verb.who:
-        raise DeniedError(f"{name} is not yours to say to {quote(agent.name)}")
-    with fs.runtime.agents.journal.acting(caller, agent, verb=name):
+    verb, words = parse_usage(line, VERBS)
+    agents = fs.runtime.agents
+    roles = agents.identity.roles(caller, agent)
+    verb.guard.check(Act.SAY, verb.name, agents, caller, roles, agent, agent)
+    with agents.journal.acting(caller, agent, verb=verb.name):
         verb.handler(fs, agent, caller, words)
 
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Final
 from ctxfs.planes import ItemPlane, agent_with
 from ctxfs.rows import Kind, Render, Row, RowNode, one_line
 from runtime.caller import PARTIES, Caller, Role
-from runtime.errors import MissingError
 from runtime.items import Wait, WaitStatus
-from runtime.lifecycle import LIVE
+from runtime.waiting import ARMING, TRIGGERING, WRITING, WaitingPlane
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem
@@ -31,10 +30,6 @@ def _arm(fs: Filesystem, wait: Wait, caller: Caller, text: str) -> None:
     fs.runtime.agents.waiting.arm(caller, agent_with(fs, wait), wait, one_line(text))
 
 
-def _unarmed(fs: Filesystem, wait: Wait) -> None:
-    fs.runtime.agents.waiting.check_unarmed(wait)
-
-
 def _pending(field: str, doc: str) -> Row:
     """What may be said as long as the wait is not over."""
 
@@ -44,12 +39,9 @@ def _pending(field: str, doc: str) -> Row:
     def commit(fs: Filesystem, wait: Wait, caller: Caller, text: str) -> None:
         fs.runtime.agents.waiting.set(agent_with(fs, wait), wait, field, one_line(text))
 
-    def writable(fs: Filesystem, wait: Wait) -> None:
-        fs.runtime.agents.waiting.check_pending(wait)
-
     return Row(
-        name=field, doc=doc, mode=0o644, write=PARTIES, when=LIVE, single=True,
-        render=_value(field), check=check, commit=commit, writable=writable,
+        name=field, doc=doc, mode=0o644, guard=WRITING, single=True,
+        render=_value(field), check=check, commit=commit,
     )  # fmt: skip
 
 
@@ -61,18 +53,13 @@ def _nothing(fs: Filesystem, wait: Wait, caller: Caller) -> str:
     return ""
 
 
-def _unused(fs: Filesystem, wait: Wait) -> None:
-    if not fs.runtime.agents.waiting.is_trigger(wait):
-        raise MissingError("this token is not good any more: it was used, or the wait is over")
-
-
 def _trigger(fs: Filesystem, wait: Wait, caller: Caller, text: str) -> None:
     fs.runtime.agents.waiting.trigger(wait, text)
 
 
 ROWS: Final = (
     Row(name="", top=True, kind=Kind.DIRECTORY, mode=0o755),
-    Row(name="on", mode=0o644, write=PARTIES, when=LIVE, writable=_unarmed, single=True,
+    Row(name="on", mode=0o644, guard=ARMING, single=True,
         render=_value("on"), check=_check_on, commit=_arm,
         doc="what it waits for: timer DURATION, timer TIME, task NAME, child NAME, message or "
         "trigger. Writing it arms the wait, once"),
@@ -88,12 +75,17 @@ ROWS: Final = (
         doc="of a trigger: the name in trigger/ of the file that fires it"),
     # joined to nothing, and nothing can be read: each flush is a whole of its own
     Row(name="TOKEN", path=lambda wait: "trigger", kept=False, mode=0o222, read=Role.NONE,
-        write=Role.ANYONE, writable=_unused, merges=True, volatile=True, render=_nothing,
+        guard=TRIGGERING, merges=True, volatile=True, render=_nothing,
         commit=_trigger, doc="fires the wait with what is written to it, once: then it is gone"),
 )
 
 PLANE: Final = ItemPlane(
-    number=9, name="waiting", rows=ROWS, cls=Wait, records=lambda agents: agents.waiting
+    number=9,
+    name="waiting",
+    rows=ROWS,
+    cls=Wait,
+    kind=WaitingPlane,
+    records=lambda agents: agents.waiting,
 )
 
 

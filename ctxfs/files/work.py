@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ctxfs.planes import ItemPlane, agent_with
 from ctxfs.rows import Check, Kind, Render, Row, one_line
+from runtime.authority.guard import Guard
 from runtime.caller import PARTIES, Caller
 from runtime.items import Work
 from runtime.lifecycle import LIVE
 from runtime.model import Agent
 from runtime.names import timestamp
+from runtime.work import WRITING, WorkPlane
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem
@@ -81,7 +83,7 @@ def _set_focus(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
 
 #: beside the items, in the agent's table
 CURRENT: Final = Row(
-    name="current", within="work", mode=0o644, write=PARTIES, when=LIVE, single=True,
+    name="current", within="work", mode=0o644, guard=Guard(who=PARTIES, when=LIVE), single=True,
     render=_focus, check=_check_focus, commit=_set_focus, depends=("focus",),
     doc="id of the item that has the focus; writing one gives it the focus, an empty line "
     "takes it away",
@@ -89,10 +91,7 @@ CURRENT: Final = Row(
 
 
 def _control(name: str, doc: str, **more: Any) -> Row:
-    return Row(
-        name=name, doc=doc, mode=0o644, write=PARTIES, when=LIVE,
-        writable=lambda fs, item: fs.runtime.agents.work.check_open(item), **more,
-    )  # fmt: skip
+    return Row(name=name, doc=doc, mode=0o644, guard=WRITING, **more)
 
 
 ROWS: Final = (
@@ -118,5 +117,10 @@ ROWS: Final = (
 )
 
 PLANE: Final = ItemPlane(
-    number=8, name="work", rows=ROWS, cls=Work, records=lambda agents: agents.work
+    number=8,
+    name="work",
+    rows=ROWS,
+    cls=Work,
+    kind=WorkPlane,
+    records=lambda agents: agents.work,
 )

@@ -172,17 +172,25 @@ class Authority:
         having = [a for a in self._with_network(agent) if a.live]
         if not having:
             return
-        before = agent.policy
-        try:
-            agent.policy = policy.render(rules, agent.label)
-            for member in having:
-                if not self.allows(member, "network", "default", "connect"):
-                    raise WrongStateError(
-                        f"{quote(member.name)} runs with the network, which cannot be taken "
-                        "from it: stop it first"
-                    )
-        finally:
-            agent.policy = before
+        then = {agent.index: policy.effective(rules, self.bound(agent))}
+        for member in having:
+            left = self._effective_then(member, then)
+            if not policy.allows(left, "network", "default", "connect"):
+                raise WrongStateError(
+                    f"{quote(member.name)} runs with the network, which cannot be taken "
+                    "from it: stop it first"
+                )
+
+    def _effective_then(self, agent: Agent, then: dict[int, Rules]) -> Rules:
+        """What an agent may if others, by index, may what is told; it is added to those."""
+        found = then.get(agent.index)
+        if found is None:
+            parent = self._registry.parent_of(agent)
+            if parent is None or agent.bound_policy is not None:
+                return self.effective_policy(agent)
+            above = self._effective_then(parent, then)
+            found = then[agent.index] = policy.effective(self.own_policy(agent), above)
+        return found
 
     def _with_network(self, agent: Agent) -> Iterator[Agent]:
         """Who has it of an agent and all below: whoever neither has it nor hands it on has

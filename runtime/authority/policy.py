@@ -209,8 +209,9 @@ def parse_question(perm: str, target: str) -> tuple[str, str]:
     return cls, name
 
 
-def parse(text: str, label: str, *, may_delegate: bool = True) -> Rules:
-    """The rules of a policy text; ``MalformedError`` naming the first bad line."""
+def parse(text: str, label: str, *, may_delegate: bool = True, before: int = 0) -> Rules:
+    """The rules of a policy text; ``MalformedError`` naming the first bad line, of a text
+    that goes on after so many lines ``before``."""
     groups: dict[_Group, list[str]] = {}
     lines = text.removesuffix("\n").split("\n")
     for line in dict.fromkeys(lines):
@@ -220,9 +221,10 @@ def parse(text: str, label: str, *, may_delegate: bool = True) -> Rules:
         try:
             kind, cls, name, perms = _parse_line(stripped, label, may_delegate)
         except MalformedError as error:
-            if len(lines) == 1:
+            if before + len(lines) == 1:
                 raise
-            raise MalformedError(f"line {lines.index(line) + 1}: {error.sentence}") from None
+            number = before + lines.index(line) + 1
+            raise MalformedError(f"line {number}: {error.sentence}") from None
         for perm in perms:
             groups.setdefault((kind, cls, perm), []).append(name)
     return Rules(groups)

@@ -373,7 +373,7 @@ def reply(token: Page, name: bytes, entry: object, position: int) -> bool:
 
 def callers(row: Row, scene: Scene, path: str) -> Iterator[Caller]:
     yield inside(scene.deep if "/d7" in path else scene.x)
-    yield ROOT if row.write & Role.ROOT else USER
+    yield ROOT if row.guard.who & Role.ROOT else USER
 
 
 async def act(costs: Costs, scene: Scene, plane: Plane, row: Row) -> None:
@@ -394,7 +394,7 @@ async def act(costs: Costs, scene: Scene, plane: Plane, row: Row) -> None:
                         await costs.call(f"rmdir {path}", ops.rmdir, inode, name, CONTEXT)
                 elif row.kind is Kind.FILE:
                     await costs.read(path, inode)
-                    if row.write:
+                    if row.guard.who:
                         for data in contents(row, scene):
                             await costs.write(path, inode, data, os.O_TRUNC)
                         for data in itertools.islice(contents(row, scene), 1):
@@ -411,7 +411,7 @@ async def measure_rows(status: Status, scene: Scene, meter: LoopMeter) -> dict[s
     costs = Costs(scene, meter)
     for table in TABLES:
         for row in table.rows:
-            if status is Status.BUSY or row.when is NEW:
+            if status is Status.BUSY or row.guard.when is NEW:
                 await act(costs, scene, table, row)
     return costs.worst
 
@@ -789,7 +789,7 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_row_that_takes_more_than_one_value_has_a_case() -> None:
     for table in TABLES:
         for row in table.rows:
-            if row.kind is Kind.FILE and row.write and not row.single:
+            if row.kind is Kind.FILE and row.guard.who and not row.single:
                 assert row.name in LINES, f"{row.name}: say in LINES what is written to it"
 
 

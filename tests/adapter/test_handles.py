@@ -480,10 +480,10 @@ def test_verbs_before_a_refused_one_have_acted_and_later_ones_do_not(mounted: Mo
 @pytest.mark.parametrize(
     ("line", "name", "wrong"),
     [
-        ("fly", "EINVAL", '"fly" is no verb: start, stop'),
+        ("fly", "EINVAL", 'unknown verb "fly"; use start, stop'),
         ("start now", "EINVAL", "is written start"),
         ("session", "EINVAL", "is written session NAME"),
-        ("START", "EINVAL", "is no verb"),
+        ("START", "EINVAL", "unknown verb"),
         ("pause", "EBUSY", "the agent is new"),
         ("abort", "ESRCH", "no run to abort"),
         ("reset", "EBUSY", "the agent is new"),
@@ -505,6 +505,9 @@ def test_a_line_of_what_unicode_calls_blank_is_no_verb(mounted: Mounted, blank: 
 
 def test_a_run_is_aborted_by_its_name_or_without(mounted: Mounted) -> None:
     mounted.world.live(the_agent(mounted))
+    with refused("ESRCH"):
+        mounted.put(f"{D}/ctl", "abort\n")
+    mounted.agents.journal.update(the_agent(mounted), run="r7")
     mounted.put(f"{D}/ctl", "abort r7\nabort\n")
     assert mounted.supervisor.said == [("abort", "r7"), ("abort", "")]
     assert mounted.get(f"{D}/status") == "paused\n"

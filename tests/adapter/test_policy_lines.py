@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.authority import policy
 from tests.adapter.mounted import Mounted, mounted_in, refused
 
 
@@ -44,3 +45,45 @@ def test_a_longer_one_of_an_earlier_version_can_be_made_shorter(mounted: Mounted
     with refused("EDQUOT"):
         mounted.put("agent/a.d/policy", lines(301))
     assert not mounted.agents.authority.allows(agent, "tool", "T300", "execute")
+
+
+def test_each_line_is_read_once_as_it_is_written_and_once_with_the_whole(
+    mounted: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted.make("a")
+    read: list[str] = []
+    parse_line = policy._parse_line
+
+    def counted(line: str, label: str, may_delegate: bool) -> tuple[str, str, str, list[str]]:
+        read.append(line)
+        return parse_line(line, label, may_delegate)
+
+    mounted.agents.authority.own_policy(mounted.agents.registry.named("a"))  # type: ignore[arg-type]
+    monkeypatch.setattr(policy, "_parse_line", counted)
+    fh, offset = mounted.open("agent/a.d/policy", os.O_WRONLY | os.O_TRUNC), 0
+    for line in lines(100).splitlines(keepends=True):
+        offset += mounted.write(fh, line.encode(), offset)
+    assert read == lines(100).splitlines()
+    mounted.flush(fh)
+    assert len(read) == 200
+    mounted.close(fh)
+
+
+def test_a_line_that_is_written_over_is_read_again(mounted: Mounted) -> None:
+    mounted.make("a")
+    fh = mounted.open("agent/a.d/policy", os.O_WRONLY | os.O_TRUNC)
+    mounted.write(fh, lines(3).encode())
+    with refused("EINVAL"):
+        mounted.write(fh, b"refuse", 0)
+    assert 'EINVAL agent/a.d/policy: "refuse' in mounted.reason
+    mounted.close(fh)
+
+
+def test_lines_are_numbered_over_several_writes(mounted: Mounted) -> None:
+    mounted.make("a")
+    fh = mounted.open("agent/a.d/policy", os.O_WRONLY | os.O_TRUNC)
+    mounted.write(fh, lines(3).encode())
+    with refused("EINVAL"):
+        mounted.write(fh, b"allow\n", len(lines(3)))
+    assert 'line 4: "allow"' in mounted.reason
+    mounted.close(fh)

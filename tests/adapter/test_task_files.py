@@ -433,9 +433,9 @@ def test_who_is_ending_takes_no_messages(mounted: Mounted, status: Status) -> No
     mounted.agents.journal.update(the_agent(mounted), status=status)
     with refused("EBUSY"):
         mounted.put(f"{D}/inbox", "late")
-    mounted.write(opened, b"late")
     with refused("EBUSY"):
-        mounted.flush(opened)
+        mounted.write(opened, b"late")
+    mounted.close(opened)
 
 
 def test_the_queue_is_polled(mounted: Mounted) -> None:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyfuse3
@@ -23,6 +25,7 @@ from ctxfs.files import work as work_files
 from ctxfs.files.verbs import VERBS
 from ctxfs.rows import Kind, Row
 from runtime.caller import Caller
+from runtime.items import TaskStatus
 from runtime.lifecycle import Status
 from runtime.model import Agent
 from tests.adapter.mounted import (
@@ -438,7 +441,8 @@ def refusal(known: bool, party: str, cells: dict[str, str], column: str) -> str:
 def look(stage: Stage, kind: str, column: str, path: str, row: Row, party: str) -> str:
     """What this caller gets of one file; its agent is in a status where writing is possible."""
     agent = stage.objects[kind]
-    stays_new = column == "write" and Status.NEW in row.when and row.kind is not Kind.DIRECTORY
+    writes = column == "write" and row.kind is not Kind.DIRECTORY
+    stays_new = writes and Status.NEW in row.guard.when
     # a new agent has no processes, and who is refused is refused before the status is judged
     agent.status = Status.NEW if stays_new and party != "a" else Status.BUSY
     try:
@@ -642,9 +646,14 @@ def test_verbs(stage: Stage, verb: str, kind: str) -> None:
     visibility = KINDS[kind]
     # this one passes the judgement of who speaks, and then is refused for something else
     answers = {"session NAME": "EBUSY"}
+    fitting = {"start": Status.NEW, "resume": Status.PAUSED, "reset": Status.DEAD}
     wrong = []
+    agent = stage.objects[kind]
+    agent.run = "r1"
     for party, caller in stage.callers[kind].items():
         stage.heard.verbs.clear()
+        # an agent that has not begun, or is over, has no processes
+        agent.status = fitting.get(verb, Status.BUSY) if party != "a" else Status.BUSY
         allowed = party in SAYS[verb][visibility]
         if allowed:
             expected = answers.get(verb, "yes")
@@ -655,4 +664,177 @@ def test_verbs(stage: Stage, verb: str, kind: str) -> None:
         acted = [verb] if allowed and verb not in answers else []
         if (found, stage.heard.verbs) != (expected, acted):
             wrong.append(f"{kind}: {verb} by {PARTIES[party]}: {found}, not {expected}")
+    agent.status, agent.run = Status.BUSY, ""
     assert not wrong, "\n".join(wrong)
+
+
+#: the words of the manual, and whom of the parties they mean to a public agent
+WORDS = {
+    "the creator": "s",
+    "operators": "Oo",
+    "operators with uid 0": "O",
+    "the agent itself": "a",
+    "agents with policy read": "rpk",
+    "agents with policy start": "bpk",
+    "agents with policy stop": "epk",
+    "agents with policy write": "wpk",
+    "agents with policy session read": "hpk",
+}
+MAN = Path(__file__).parents[2] / "man" / "ctxfs.5"
+
+
+def told(section: str) -> dict[str, str]:
+    """What a generated list of the page says of each of its entries, by name, on one line."""
+    _, _, rest = MAN.read_text().partition(f'.\\" BEGIN {section}\n')
+    text, found, _ = rest.partition(f'.\\" END {section}\n')
+    assert found
+    entries: dict[str, str] = {}
+    for entry in text.split("\n.It ")[1:]:
+        head, _, body = entry.partition("\n")
+        name = head.split(" ", 1)[1].removesuffix(" Pq link").rstrip("/")
+        entries[name] = body.replace("\n", " ").removesuffix(" .El ")
+    return entries
+
+
+def parties_of(words: str) -> set[str]:
+    if words == "nobody":
+        return set()
+    if words == "everybody":
+        return set(ALL)
+    named = re.split(r", (?!or )| and ", words)
+    return {letter for word in named for letter in WORDS[word]}
+
+
+def said_by(text: str, verb: str) -> set[str]:
+    """Whom a sentence such as "Written by operators, while new." means; nobody without it."""
+    match = re.search(rf"{re.escape(verb)} by (.*?)(?:, (?:at any time|while |unless )|\.)", text)
+    return parties_of(match[1]) if match else set()
+
+
+def write_cell(group: Cells) -> set[str]:
+    return set(group[3].replace("-", ""))
+
+
+@pytest.mark.parametrize("group", MEMBERS)
+def test_the_manual_says_of_an_agents_files_who_writes_and_reads_them(group: str) -> None:
+    entries = told("agent files")
+    cells = AGENT[group]["public"]
+    for name in MEMBERS[group] - MEMBERS["entries"]:
+        text = entries["work/current" if name == "current" else name]
+        plane = name in ("task", "work", "waiting")
+        assert said_by(text, "mkdir(2)" if plane else "Written") == write_cell(cells), name
+        if plane:
+            assert said_by(text, "rmdir(2)") == write_cell(cells), name
+        if "Public." in text:
+            assert set(cells[2]) == set(ALL), name
+        else:
+            read = said_by(text, "Read") if "Read by" in text else set("Oosarpk")
+            assert read == set(cells[2]), name
+        assert ("Of a private child by the creator only." in text) is (
+            AGENT[group]["private"][3] == "s"
+        ), name
+
+
+@pytest.mark.parametrize("group", RECORD)
+def test_the_manual_says_it_of_tasks_work_items_and_waits(group: str) -> None:
+    cells = RECORD[group]["public"]
+    for path in RECORD_MEMBERS[group]:
+        plane, _, name = path.split("/", 2) if path.count("/") == 2 else (*path.split("/"), "")
+        if not name:
+            continue
+        text = told(f"{plane} files")[name]
+        assert said_by(text, "Written") == write_cell(cells), path
+        assert ("Read by" in text) is (set(cells[2]) != set("Oosarpk")), path
+        if "Read by" in text:
+            assert said_by(text, "Read") == set(cells[2]), path
+
+
+@pytest.mark.parametrize("group", SESSION)
+def test_the_manual_says_it_of_sessions(group: str) -> None:
+    cells = SESSION[group]["public"]
+    for name in SESSION_MEMBERS[group] - {""}:
+        text = told("session files")[name]
+        assert said_by(text, "Read") == set(cells[2]), name
+        assert said_by(text, "Written") == write_cell(cells), name
+
+
+@pytest.mark.parametrize("verb", SAYS)
+def test_the_manual_says_whose_verb_it_is(verb: str) -> None:
+    name = "abort [RUN]" if verb == "abort" else verb
+    assert said_by(told("verbs")[name], "Said") == set(SAYS[verb]["public"])
+
+
+#: file or verb: in which statuses of its agent that is refused, whoever asks
+STATUSES = {
+    "agent files": {
+        "parent": "while new.",
+        "model": "unless starting, busy or stopping.",
+        "policy": "unless dead.",
+        "limits": "at any time.",
+        "inbox": "unless stopping or dead.",
+        "result.md": "unless dead.",
+        "task": "unless new, stopping or dead.",
+        "work": "unless new, stopping or dead.",
+        "waiting": "unless new, stopping or dead.",
+        "work/current": "unless new or dead.",
+    },
+    "waiting files": {
+        "on": "unless new, stopping or dead. Refused if it was armed before (EBUSY).",
+        "deadline": "unless new or dead. Refused if it is over (EBUSY).",
+        "trigger/TOKEN": "at any time. Refused if it was used, or the wait is over (ENOENT).",
+    },
+    "work files": {"objective": "unless new or dead. Refused if it is done or cancelled (EBUSY)."},
+    "task files": {
+        "cmd": "at any time. Refused if it is the handle of a child (EPERM), or if it was started "
+        "(EBUSY).",
+        "input": "at any time. Refused if it accepts none (EACCES), or if it has ended (EBUSY).",
+    },
+    "verbs": {
+        "start": "while new.",
+        "stop": "unless stopping or dead.",
+        "abort [RUN]": "while busy or paused. Refused if it has no run (ESRCH).",
+    },
+}
+
+
+@pytest.mark.parametrize("section", STATUSES)
+def test_the_manual_says_when(section: str) -> None:
+    entries = told(section)
+    for name, words in STATUSES[section].items():
+        assert words in entries[name], name
+
+
+@pytest.mark.parametrize("plane", ["task", "work", "waiting"])
+@pytest.mark.parametrize("status", Status)
+def test_records_are_made_below_a_live_agent_that_is_not_stopping(
+    stage: Stage, plane: str, status: Status
+) -> None:
+    agent, ops = stage.objects["root"], stage.mounted.ops
+    agent.status = status
+    takes = status not in (Status.NEW, Status.STOPPING, Status.DEAD)
+    try:
+        with stage.mounted.as_(ROOT):
+            inode, _ = stage.find(f"agent/root.d/{plane}")
+            made = outcome(lambda: at_once(ops.mkdir(inode, b"made", 0o755, CONTEXT)))
+            assert made == ("yes" if takes else "EBUSY")
+            # what is there is removed in any status
+            if takes:
+                agent.status = Status.DEAD
+                assert outcome(lambda: at_once(ops.rmdir(inode, b"made", CONTEXT))) == "yes"
+    finally:
+        agent.status = Status.BUSY
+
+
+@pytest.mark.parametrize("name", ["title", "cmd", "cwd", "env", "accepts_input"])
+def test_a_command_is_configured_until_it_is_started(stage: Stage, name: str) -> None:
+    agent, tasks = stage.objects["root"], stage.mounted.agents.tasks
+    task = tasks.make(ROOT, agent, f"started-{name}")
+    path = f"agent/root.d/task/{task.name}/{name}"
+    with stage.mounted.as_(ROOT):
+        assert outcome(lambda: stage.write(path, Kind.FILE)) == "yes"
+        task.status = TaskStatus.RUNNING
+        assert outcome(lambda: stage.write(path, Kind.FILE)) == "EBUSY"
+        task.child = stage.objects["child"].index
+        assert outcome(lambda: stage.write(path, Kind.FILE)) == "EPERM"
+    task.status, task.child = TaskStatus.COMPLETED, 0
+    tasks.remove(ROOT, agent, task.name)

@@ -142,7 +142,9 @@ def test_a_child_of_a_removed_parent_has_nothing(world: World) -> None:
 NETWORK = "network:default connect\n"
 
 
-def test_the_network_is_not_taken_from_what_runs(world: World) -> None:
+def test_the_network_is_not_taken_from_what_runs(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parent, child = family(world, "p", "c")
     authority = world.agents.authority
     world.agents.journal.update(parent, policy=f"delegate p_t {NETWORK}")
@@ -152,6 +154,9 @@ def test_the_network_is_not_taken_from_what_runs(world: World) -> None:
     with pytest.raises(WrongStateError, match='"c" runs with the network'):
         authority.check_network(child, policy.EMPTY)
     assert authority.allows(child, "network", "default", "connect"), "nothing is changed"
+    with monkeypatch.context() as patched, pytest.raises(WrongStateError):
+        patched.setattr(Agent, "__setattr__", None)  # whoever looks on meanwhile sees no other
+        authority.check_network(parent, policy.EMPTY)
     world.agents.journal.update(child, status=Status.DEAD)
     authority.check_network(parent, policy.EMPTY)
 

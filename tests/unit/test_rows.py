@@ -15,9 +15,10 @@ from ctxfs.files import work as work_files
 from ctxfs.files.verbs import VERBS
 from ctxfs.filesystem import PLANES
 from ctxfs.planes import Plane, split_inode
-from ctxfs.rows import Kind, Row, one_line, statuses, writers
+from ctxfs.rows import Kind, Row, one_line
+from runtime.authority.guard import said, times
 from runtime.caller import CONTROLLERS, OPERATORS, PARTIES, Role
-from runtime.errors import MalformedError
+from runtime.errors import MalformedError, NotRunningError, WrongStateError
 from runtime.lifecycle import Status
 
 ROWS = [(plane, row) for plane in PLANES for row in plane.rows]
@@ -123,7 +124,7 @@ CONTEXT = {
     "child",
 }
 
-#: ABI section 3, "written by, when": (roles, "new", "not busy", "any", "not dead" or "live")
+#: ABI section 3, "written by, when"
 WRITTEN = {
     "parent": (OPERATORS, "new"),
     "life": (CONTROLLERS, "new"),
@@ -149,15 +150,24 @@ WRITTEN = {
     "restart": (CONTROLLERS, "any"),
     "meta.json": (CONTROLLERS, "any"),
     "ctl": (PARTIES | Role.STARTER | Role.STOPPER, "any"),
-    "inbox": (CONTROLLERS | Role.WRITER, "any"),
+    "inbox": (CONTROLLERS | Role.WRITER, "taking messages"),
     "handoff.md": (CONTROLLERS, "new"),
     "input.jsonl": (CONTROLLERS, "new"),
     "result.md": (Role.SELF, "not dead"),
     "refs.jsonl": (Role.SELF, "not dead"),
     "artifact": (Role.SELF, "not dead"),
-    "task": (PARTIES, "live"),
-    "work": (PARTIES, "live"),
-    "waiting": (PARTIES, "live"),
+    "task": (PARTIES, "not stopping"),
+    "work": (PARTIES, "not stopping"),
+    "waiting": (PARTIES, "not stopping"),
+}
+#: these, in statuses
+WHEN = {
+    "new": {"new"},
+    "any": set(Status),
+    "not dead": set(Status) - {"dead"},
+    "not busy": {"new", "ready", "idle", "paused", "dead"},
+    "not stopping": {"starting", "ready", "busy", "idle", "paused"},
+    "taking messages": set(Status) - {"stopping", "dead"},
 }
 #: ABI section 8
 TASK = {
@@ -225,25 +235,54 @@ def test_the_files_of_a_task_are_those_of_the_abi() -> None:
 def test_a_command_is_written_by_the_parties_until_it_is_started() -> None:
     for _, row in task_files.PLANE.within(""):
         written = row.name in TASK_WRITTEN | {"input", "ctl", "work"}
-        assert row.write == (PARTIES if written else Role.NONE), row.name
-        assert (row.writable is not None) is (row.name in TASK_WRITTEN), row.name
+        assert row.guard.who == (PARTIES if written else Role.NONE), row.name
+        assert bool(row.guard.unless) is (row.name in TASK_WRITTEN | {"input"}), row.name
 
 
 @pytest.mark.parametrize("plane", [work_files.PLANE, waiting_files.PLANE], ids=identify)
 def test_the_planes_are_written_by_the_parties_while_the_agent_lives(plane: Plane) -> None:
     for _, row in plane.within(""):
         written = row.name in PLANES_WRITTEN or (row.name == "status" and row in work_files.ROWS)
-        assert row.write == (PARTIES if written else Role.NONE), row.name
+        assert row.guard.who == (PARTIES if written else Role.NONE), row.name
         if written:
-            assert Status.NEW not in row.when
-            assert Status.DEAD not in row.when
-            assert row.writable is not None
-            assert Status.STOPPING in row.when
+            assert Status.NEW not in row.guard.when
+            assert Status.DEAD not in row.guard.when
+            assert row.guard.unless
+            assert (Status.STOPPING in row.guard.when) is (row.name != "on")
 
 
 def test_the_verbs_are_those_of_the_abi() -> None:
     assert list(VERBS) == ["start", "stop", "kill", "pause", "resume", "abort", "reset", "session"]
-    assert {verb for verb, row in VERBS.items() if row.who & Role.SELF} == {"stop"}
+    assert {verb for verb, row in VERBS.items() if row.guard.who & Role.SELF} == {"stop"}
+
+
+#: ABI section 3, the table of verbs: in which statuses each is not refused
+SAID = {
+    "start": {"new"},
+    "stop": {"new", "starting", "ready", "idle", "busy", "paused"},
+    "kill": {"new", "starting", "ready", "idle", "busy", "paused", "stopping"},
+    "pause": {"ready", "idle", "busy"},
+    "resume": {"paused"},
+    "abort": {"busy", "paused"},
+    "reset": {"dead"},
+}
+
+
+@pytest.mark.parametrize("verb", SAID)
+def test_a_verb_is_said_in_the_statuses_of_the_abi(verb: str) -> None:
+    guard = VERBS[verb].guard
+    assert guard.when == SAID[verb]
+    assert guard.misfit is not None
+    for status in set(Status) - guard.when:
+        error = guard.misfit(status)
+        nothing_runs = verb == "abort" and status is not Status.STOPPING
+        assert type(error) is (NotRunningError if nothing_runs else WrongStateError)
+
+
+def test_a_session_is_switched_while_nothing_runs() -> None:
+    guard = VERBS["session"].guard
+    assert guard.when == {"new", "ready", "idle", "paused"}
+    assert [reason.text for reason in guard.unless] == ["its run is paused"]
 
 
 def test_only_the_public_files_of_a_public_agent_are_open_to_all() -> None:
@@ -255,15 +294,12 @@ def test_only_the_public_files_of_a_public_agent_are_open_to_all() -> None:
 def test_who_writes_a_file_and_when(name: str) -> None:
     row = agent_files.PLANE.row(name)
     roles, when = WRITTEN[name]
-    assert row.write == roles
-    assert (row.when == {Status.NEW}) is (when == "new")
-    assert (row.when == frozenset(Status)) is (when == "any")
-    assert (Status.BUSY in row.when) is (when in ("any", "not dead", "live"))
-    assert (Status.DEAD in row.when) is (when in ("any", "not busy"))
+    assert row.guard.who == roles
+    assert row.guard.when == WHEN[when]
 
 
 def test_every_other_file_of_an_agent_is_written_by_nobody() -> None:
-    written = {row.name for row in agent_files.ROWS if row.write and not row.within}
+    written = {row.name for row in agent_files.ROWS if row.guard.who and not row.within}
     assert written == set(WRITTEN)
 
 
@@ -294,7 +330,7 @@ def test_every_name_that_is_shown_is_explained(plane: Plane, row: Row) -> None:
 
 @pytest.mark.parametrize(("plane", "row"), FILES, ids=identify)
 def test_mode_bits_agree_with_who_may(plane: Plane, row: Row) -> None:
-    assert bool(row.mode & 0o222) is bool(row.write)
+    assert bool(row.mode & 0o222) is bool(row.guard.who)
     assert bool(row.mode & 0o444) is bool(row.public or row.read)
     assert row.mode & 0o7000 == 0
 
@@ -303,7 +339,7 @@ def test_mode_bits_agree_with_who_may(plane: Plane, row: Row) -> None:
 def test_every_file_can_be_read_and_written_as_it_says(plane: Plane, row: Row) -> None:
     if row.mode & 0o444:
         assert row.render is not None or row.opener is not None
-    if row.write and row.opener is None:
+    if row.guard.who and row.opener is None:
         assert ((row.commit or row.commit_found) is not None) is (row.store is None)
         assert row.render is not None
         assert row.document or row.store is None
@@ -373,13 +409,32 @@ def test_a_change_of_a_field_reaches_every_file_that_shows_it() -> None:
         assert {plane.rows[n - 1].name for n in plane.depending[field]} == shown
 
 
-def test_writers_and_statuses_are_told_in_words() -> None:
-    row = Row(name="x", write=CONTROLLERS, when=frozenset({Status.NEW}))
-    assert (writers(row), statuses(row)) == ("its creator and operators", "while new")
-    row = Row(name="x", write=Role.ROOT, when=frozenset(Status))
-    assert (writers(row), statuses(row)) == ("operators with uid 0", "in any status")
-    row = Row(name="x", when=frozenset(Status) - {Status.DEAD})
-    assert (writers(row), statuses(row)) == ("nobody", "unless dead")
+@pytest.mark.parametrize(
+    ("roles", "words"),
+    [
+        (CONTROLLERS, "the creator and operators"),
+        (PARTIES, "the creator, operators and the agent itself"),
+        (Role.ROOT, "operators with uid 0"),
+        (Role.ANYONE | Role.SELF, "everybody"),
+        (Role.NONE, "nobody"),
+    ],
+)
+def test_roles_are_told_in_words(roles: Role, words: str) -> None:
+    assert said(roles) == words
+
+
+@pytest.mark.parametrize(
+    ("when", "words"),
+    [
+        ({Status.NEW}, "while new"),
+        (set(Status), "at any time"),
+        (set(Status) - {Status.DEAD}, "unless dead"),
+        (set(Status) - {Status.NEW, Status.DEAD, Status.STOPPING}, "unless new, stopping or dead"),
+        ({Status.READY, Status.IDLE}, "while ready or idle"),
+    ],
+)
+def test_statuses_are_told_in_words(when: set[Status], words: str) -> None:
+    assert times(frozenset(when)) == words
 
 
 @pytest.mark.parametrize(("text", "value"), [("a\n", "a"), ("a", "a"), ("", ""), ("\n", "")])

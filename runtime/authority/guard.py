@@ -1,0 +1,170 @@
+"""Who may do a thing, when, and what stands in its way: said once, beside the thing.
+
+Writes of files, ``mkdir`` and ``rmdir``, verbs and the operations of sockets are decided by
+guards and by nothing else that knows callers or statuses; the manual is made of the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from runtime.caller import Caller, Role
+from runtime.errors import CtxError, DeniedError, ForbiddenError, WrongStateError
+from runtime.lifecycle import Status
+from runtime.model import Agent
+from runtime.names import quote
+
+if TYPE_CHECKING:
+    from runtime.authority.attenuation import Authority
+    from runtime.registry import Registry
+
+ANY_STATUS: Final = frozenset(Status)
+#: of an agent below which something may begin
+TAKING: Final = ANY_STATUS - {Status.NEW, Status.STOPPING, Status.DEAD}
+
+
+class Facts(Protocol):
+    """What guards look things up in."""
+
+    @property
+    def registry(self) -> Registry: ...
+
+    @property
+    def authority(self) -> Authority: ...
+
+
+class Act(Enum):
+    """What is done to a thing; the words of reasons."""
+
+    WRITE = ("write", "written")
+    MAKE = ("make", "made")
+    REMOVE = ("remove", "removed")
+    SAY = ("say", "said")
+    ASK = ("ask for", "asked for")
+    SEND = ("send", "sent")
+    READ = ("read", "read")
+
+
+@dataclass(frozen=True, slots=True)
+class Unless:
+    """What stands in the way, whoever asks: ``text`` goes on after "refused if" in the manual.
+
+    ``why`` gives the sentence of the error for an object, empty if nothing does.
+    """
+
+    text: str
+    error: type[CtxError]
+    why: Callable[[Facts, Caller, Any], str]
+
+    def check(self, facts: Facts, caller: Caller, obj: Any) -> None:
+        sentence = self.why(facts, caller, obj)
+        if sentence:
+            raise self.error(sentence)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """``who`` may, ``when`` the agent has one of these statuses, ``unless`` something else.
+
+    What is ``delegated`` is, of a private child, between it and its creator.
+    ``misfit`` is the error for another status, where it is not the usual one.
+    """
+
+    who: Role = Role.NONE
+    when: frozenset[Status] = ANY_STATUS
+    unless: tuple[Unless, ...] = ()
+    delegated: bool = False
+    misfit: Callable[[Status], CtxError] | None = None
+
+    def wanted(self, facts: Facts, agent: Agent | None) -> Role:
+        """Who may, of this agent."""
+        if not self.delegated or agent is None or not agent.private:
+            return self.who
+        if facts.registry.parent_of(agent) is not None:
+            return self.who & (Role.CREATOR | Role.SENDER)
+        return self.who
+
+    def check(
+        self,
+        act: Act,
+        what: str,
+        facts: Facts,
+        caller: Caller,
+        roles: Role,
+        agent: Agent | None,
+        obj: Any,
+    ) -> None:
+        """Identity first, then the state, then the object; raises what it is refused with."""
+        self.check_who(act, what, facts, roles, agent)
+        if agent is not None:
+            self.check_when(act, what, agent)
+        self.check_object(facts, caller, obj)
+
+    def check_who(
+        self, act: Act, what: str, facts: Facts, roles: Role, agent: Agent | None
+    ) -> None:
+        """``ForbiddenError`` if nobody may, ``DeniedError`` if these may not."""
+        infinitive, participle = act.value
+        if not self.who:
+            raise ForbiddenError(f"{what} is not {participle} by anyone")
+        wanted = self.wanted(facts, agent)
+        if not roles & wanted:
+            raise DeniedError(f"{what} is not yours to {infinitive}: {said(wanted)} may")
+
+    def check_when(self, act: Act, what: str, agent: Agent) -> None:
+        """``WrongStateError``, or the ``misfit``, in another status."""
+        if agent.status in self.when:
+            return
+        if self.misfit is not None:
+            raise self.misfit(agent.status)
+        _, participle = act.value
+        raise WrongStateError(
+            f"{what} is {participle} {times(self.when)}; {quote(agent.name)} is {agent.status}"
+        )
+
+    def check_object(self, facts: Facts, caller: Caller, obj: Any) -> None:
+        """The error of the first thing that stands in the way."""
+        for reason in self.unless:
+            reason.check(facts, caller, obj)
+
+
+#: what nobody does
+NEVER: Final = Guard()
+
+_SAID: Final = (
+    (Role.CREATOR, "the creator"),
+    (Role.OPERATOR, "operators"),
+    (Role.SELF, "the agent itself"),
+    (Role.READER, "agents with policy read"),
+    (Role.STARTER, "agents with policy start"),
+    (Role.STOPPER, "agents with policy stop"),
+    (Role.WRITER, "agents with policy write"),
+    (Role.SESSION_READER, "agents with policy session read"),
+    (Role.SENDER, "who sent it"),
+)
+
+
+def said(roles: Role) -> str:
+    """Roles in words, for reasons and the manual."""
+    if roles & Role.ANYONE:
+        return "everybody"
+    if roles == Role.ROOT:
+        return "operators with uid 0"
+    return _listed([text for role, text in _SAID if role & roles], "and") or "nobody"
+
+
+def times(when: frozenset[Status]) -> str:
+    """Statuses in words, for reasons and the manual."""
+    if when == ANY_STATUS:
+        return "at any time"
+    if len(when) > len(ANY_STATUS) / 2:
+        return "unless " + _listed([s.value for s in Status if s not in when], "or")
+    return "while " + _listed([s.value for s in Status if s in when], "or")
+
+
+def _listed(words: list[str], last: str) -> str:
+    *before, end = words or [""]
+    return f"{', '.join(before)} {last} {end}" if before else end
