@@ -24,7 +24,8 @@ from ctxfs.nodes import Call, Node
 from ctxfs.planes import ItemPlane, Plane, split_inode
 from ctxfs.program import program
 from ctxfs.reasons import Reasons
-from ctxfs.rows import Row, RowNode
+from ctxfs.rownodes import RowNode
+from ctxfs.rows import Directory, Opened, Row
 from runtime.caller import INSIDERS, NOBODY, OPERATORS, PARTIES, Caller, Role
 from runtime.cell import working_directory, workspace
 from runtime.change import Watching
@@ -108,9 +109,8 @@ class Filesystem(Watching):
 
     # names
 
-    def lookup_in(self, directory: RowNode, call: Call, name: str) -> Node:
+    def lookup_in(self, directory: RowNode, row: Directory, call: Call, name: str) -> Node:
         """The entry of a row's directory; ``MissingError`` or ``DeniedError``."""
-        row = directory.row
         if not name.isascii():
             raise MissingError(f"{quote(name)}: names here are ASCII")
         node = row.find(self, directory.obj, call, name) if row.find is not None else None
@@ -137,10 +137,11 @@ class Filesystem(Watching):
         node = plane.node(self, directory.index, directory.obj, number)
         if not self._may_see(node, call):
             raise DeniedError(f"{node.row.name} is not yours to see")
-        return node if node.row.space is None else self.tree(node.row.space, node.obj)
+        space = node.row.space if isinstance(node.row, Directory) else None
+        return node if space is None else self.tree(space, node.obj)
 
-    def list_in(self, directory: RowNode, call: Call) -> Iterator[str]:
-        row, plane = directory.row, directory.plane
+    def list_in(self, directory: RowNode, row: Directory, call: Call) -> Iterator[str]:
+        plane = directory.plane
         if row.entries is not None:
             yield from row.entries(self, directory.obj, call)
         for number, inner in plane.within(_inside(row)):
@@ -191,7 +192,7 @@ class Filesystem(Watching):
     def truncate_row(self, node: RowNode, call: Call, size: int) -> None:
         """truncate(2) by path: of a control it changes nothing, of a history it is refused."""
         node.check_writer(call.caller)
-        if node.row.opener is None or node.row.commit is not None:
+        if not isinstance(node.row, Opened):
             return
         handle = node.open(call, os.O_WRONLY)
         try:
@@ -202,7 +203,7 @@ class Filesystem(Watching):
     def cutting(self, node: RowNode, call: Call, size: int) -> Work[None] | None:
         """truncate(2) by path of a document; None for all other rows."""
         node.check_writer(call.caller)
-        if node.row.opener is None or node.row.commit is not None:
+        if not isinstance(node.row, Opened):
             return None
         first = node.open(call, os.O_WRONLY)
         first.release()
@@ -308,18 +309,10 @@ class Filesystem(Watching):
 
     def _rows_changed(self, plane: Plane, index: int, names: set[str]) -> None:
         numbers = {n for name in names for n in plane.depending.get(name, ())}
-        pages = []
         for number in numbers:
-            inode = plane.inode(index, number)
-            row = plane.rows[number - 1]
-            if row.polled:
-                self.cache.poller.changed(inode)
-            if row.volatile or row.polled or row.opener is not None:
-                self.cache.forget_attributes(inode)
-            else:
-                pages.append(inode)
-        if pages:
-            self.cache.forget_pages(pages)
+            if plane.rows[number - 1].polled:
+                self.cache.poller.changed(plane.inode(index, number))
+        self.cache.forget_pages(plane.inode(index, number) for number in numbers)
 
 
 def _inside(row: Row) -> str:

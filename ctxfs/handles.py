@@ -30,7 +30,8 @@ from runtime.output import Output
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem
-    from ctxfs.rows import LinesCheck, RowNode
+    from ctxfs.rownodes import RowNode
+    from ctxfs.rows import LinesCheck, Staged, Verbs
 
 _R = TypeVar("_R")
 
@@ -151,13 +152,14 @@ class ControlHandle(RowHandle):
     """
 
     def __init__(
-        self, fs: Filesystem, node: RowNode, caller: object, flags: int, limit: int
+        self, fs: Filesystem, node: RowNode, row: Staged, caller: object, flags: int
     ) -> None:
         super().__init__(fs, node, caller, writing=True)
-        self._adds = bool(flags & os.O_APPEND) or node.row.merges
-        self._append = bool(flags & os.O_APPEND) and not node.row.merges
+        self._row = row
+        self._adds = bool(flags & os.O_APPEND) or row.merges
+        self._append = bool(flags & os.O_APPEND) and not row.merges
         self._truncated = bool(flags & os.O_TRUNC)
-        self._limit = limit
+        self._limit = row.limit(fs.runtime.config)
         self._staged: bytearray | None = None
         self._fresh = False
         #: what the paths in the lines that were written lead to
@@ -167,10 +169,10 @@ class ControlHandle(RowHandle):
         self._taken = 0
 
     async def prepare(self, data: bytes) -> None:
-        """Where the paths lead that this completes the lines of (``Row.paths``)."""
-        row = self.node.row
+        """Where the paths lead that this completes the lines of (``PathControl``)."""
+        row = self._row
         staged = self._staged if self._staged is not None else b""
-        if row.paths is None or len(staged) + len(data) > self._limit + 1:
+        if not row.looks or len(staged) + len(data) > self._limit + 1:
             return
         tail = bytes(staged[staged.rfind(b"\n") + 1 :])
         lines, newline, _ = (tail + data).rpartition(b"\n")
@@ -180,12 +182,11 @@ class ControlHandle(RowHandle):
             self._check_alive()
             self.node.check_writer(self.caller)
             text = decode(lines)
-            wanted = row.paths(self._fs, self.node.obj, self.caller, text)
+            wanted = row.wanted(self._fs, self.node.obj, self.caller, text)
             missing = [path for path in wanted if path not in self._found]
             looked = await self._fs.runtime.supervisor.look(self.node.obj, missing)
             found = {**self._found, **looked}
-            assert row.check_found is not None
-            row.check_found(self._fs, self.node.obj, self.caller, text, found)
+            row.check_looked(self._fs, self.node.obj, self.caller, text, found)
             self._found = found
         except Exception:
             self._drop()
@@ -216,14 +217,14 @@ class ControlHandle(RowHandle):
             self._check_alive()
             self.node.check_writer(self.caller)
             staged = self._stage()
-            if self.node.row.document:
+            if self._row.long:
                 # a short write(2), after which whoever writes goes on
                 data = data[: len(data) - len(_after_lines(data, _LINES_AT_ONCE))]
             if self._adds:
                 offset = len(staged)
             end = offset + len(data)
             if self._size_before() + end > self._limit:
-                raise self.node.row.too_long(self._limit)
+                raise self._row.too_long(self._limit)
             self.charge(max(end, len(staged)))
             if offset > len(staged):
                 staged.extend(b"\0" * (offset - len(staged)))
@@ -250,24 +251,24 @@ class ControlHandle(RowHandle):
             self._check_length(len(staged) - max(begin, end + 1))
         if end < 0:
             return
-        if self.node.row.single and staged.count(b"\n") > 1:
+        if self._row.single and staged.count(b"\n") > 1:
             raise MalformedError(f"{self.node.row.name} holds one value, on one line")
-        if self.node.row.first and begin > 0:
+        if self._row.first and begin > 0:
             return
-        if self.node.row.checking is not None:
-            self._check_more(staged, begin, end)
+        if self._row.checking is not None:
+            self._check_more(self._row.checking, staged, begin, end)
             return
-        lines = bytes(staged[begin:end]).split(b"\n")[: 1 if self.node.row.first else None]
+        lines = bytes(staged[begin:end]).split(b"\n")[: 1 if self._row.first else None]
         # what is there twice is as good as the first time
         for line in dict.fromkeys(lines):
-            self._check_length(len(line))
-            self.node.check_line(self.caller, decode(line))
+            self._check_line(line)
 
-    def _check_more(self, staged: bytearray, begin: int, end: int) -> None:
+    def _check_more(
+        self, begun: Callable[..., LinesCheck], staged: bytearray, begin: int, end: int
+    ) -> None:
         """The lines that were not taken yet; all of them, if one that was is another now."""
-        assert self.node.row.checking is not None
         if self._check is None or begin < self._taken:
-            self._check = self.node.row.checking(self._fs, self.node.obj, self.caller)
+            self._check = begun(self._fs, self.node.obj, self.caller)
             self._taken = 0
         self._check.take(decode(bytes(staged[self._taken : end])))
         self._taken = end + 1
@@ -275,7 +276,7 @@ class ControlHandle(RowHandle):
     def _check_length(self, size: int) -> None:
         """A document may be long, what one line of it costs to look at may not."""
         limit = self._fs.runtime.config.control_max
-        if self.node.row.document and size > limit:
+        if self._row.long and size > limit:
             raise TooLongError(f"a line of {self.node.row.name} is at most {limit} bytes")
 
     def flush(self) -> None:
@@ -286,14 +287,8 @@ class ControlHandle(RowHandle):
         try:
             self._check_alive()
             self.node.check_writer(self.caller)
-            row = self.node.row
-            if row.store is not None:
-                self.node.store(self.caller, self._checked(staged))
-            elif row.commit_found is not None:
-                text = decode(self._before() + staged)
-                row.commit_found(self._fs, self.node.obj, self.caller, text, self._found)
-            else:
-                self.node.commit(self.caller, decode(self._before() + staged))
+            whole = self._checked(staged) if self._row.long else self._before() + staged
+            self._row.put(self.node, self.caller, whole, self._found)
         except Exception:
             self._drop()
             raise
@@ -314,7 +309,8 @@ class ControlHandle(RowHandle):
 
     def _check_line(self, line: bytes) -> None:
         self._check_length(len(line))
-        self.node.check_line(self.caller, decode(line))
+        if self._row.check is not None:
+            self._row.check(self._fs, self.node.obj, self.caller, decode(line))
 
     def syncing(self) -> None:
         self.flush()
@@ -323,10 +319,11 @@ class ControlHandle(RowHandle):
 class VerbHandle(RowHandle):
     """``ctl``: each complete line acts at once; a last line without newline at flush."""
 
-    def __init__(self, fs: Filesystem, node: RowNode, caller: object, limit: int) -> None:
+    def __init__(self, fs: Filesystem, node: RowNode, row: Verbs, caller: object) -> None:
         super().__init__(fs, node, caller, writing=True)
+        self._row = row
         self._rest = b""
-        self._limit = limit
+        self._limit = fs.runtime.config.control_max
 
     def write(self, offset: int, data: bytes) -> int:
         if len(self._rest) + len(data) > self._limit:
@@ -354,7 +351,8 @@ class VerbHandle(RowHandle):
         if line.strip(b" \t"):
             self._check_alive()
             self.node.check_writer(self.caller)
-            self.node.commit(self.caller, decode(line))
+            with self.node.acting(self.caller):
+                self._row.act(self._fs, self.node.obj, self.caller, decode(line))
 
 
 class FileHandle(Handle):

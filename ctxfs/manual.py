@@ -23,7 +23,7 @@ from ctxfs.errnos import name_of
 from ctxfs.files import agent, root, session, task, tool, waiting, work
 from ctxfs.files.verbs import VERBS, Verb
 from ctxfs.planes import Plane
-from ctxfs.rows import Kind, Row
+from ctxfs.rows import Directory, Document, File, History, Kind, Row, Staged
 from ctxfs.tools.registry import TOOLS
 from ctxfs.tools.tool import Concerns, Schema
 from runtime.authority.guard import Guard, said, times
@@ -81,20 +81,20 @@ def _decided(how: str, guard: Guard) -> Iterator[str]:
 
 def _guards(row: Row) -> Iterator[str]:
     """Who changes a file, or what is in a directory."""
-    if row.make is not None:
-        yield from _decided("mkdir(2)", row.make.guard)
+    make = row.make if isinstance(row, Directory) else None
+    if make is not None:
+        yield from _decided("mkdir(2)", make.guard)
     elif row.guard.who:
         yield from _decided("Written", row.guard)
-    if row.remove is not None:
+    if isinstance(row, Directory) and row.remove is not None:
         yield from _decided("rmdir(2)", row.remove.guard)
 
 
 def _facts(row: Row) -> Iterator[str]:
     """Default, readers and writers, as far as they say something."""
-    staged = (row.commit or row.commit_found) is not None and row.opener is None
-    if row.default:
+    if isinstance(row, File) and row.default:
         yield f"Default: {row.default}."
-    elif row.guard.who and row.kind is Kind.FILE and (row.document or staged):
+    elif row.guard.who and isinstance(row, Staged | Document) and not isinstance(row, History):
         yield "Default: empty."
     if not row.public and row.read != INSIDERS:
         yield f"Read by {said(row.read)}."

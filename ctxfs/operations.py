@@ -33,7 +33,8 @@ from ctxfs.filesystem import Filesystem
 from ctxfs.nodes import Attributes, Call, Changes, Handle, Listing, Node
 from ctxfs.order import Order
 from ctxfs.pace import MANNERS, Manner, Pace
-from ctxfs.rows import Kind, RowNode
+from ctxfs.rownodes import RowNode
+from ctxfs.rows import File, Verbs
 from runtime.accounts import Hold, Payer, Resource
 from runtime.caller import Caller
 from runtime.errors import CtxError, GoneError, MalformedError, MissingError
@@ -156,12 +157,12 @@ class Operations(pyfuse3.Operations):
         except CtxError:
             return Manner.SERVED
         row = node.row if isinstance(node, RowNode) else None
-        if (row is not None and row.name == "ctl") or b"ctl" in args[1:2]:
+        if isinstance(row, Verbs) or b"ctl" in args[1:2]:
             return Manner.SERVED
         if manner is not Manner.LATE:
             return manner
         handle = None if by_inode else self._handles.get(args[0])
-        locked = handle.keep if handle is not None else row is None or row.kind is not Kind.FILE
+        locked = handle.keep if handle is not None else not isinstance(row, File)
         return Manner.SERVED if locked else manner
 
     def _keeps(self, args: Sequence[Any]) -> bool:

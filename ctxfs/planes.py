@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ctxfs.caching import FOREVER
 from ctxfs.nodes import Call, Node
-from ctxfs.rows import Kind, Making, Removing, Row, RowNode, Target
+from ctxfs.rownodes import RowNode
+from ctxfs.rows import Directory, Making, Removing, Row, Target
 from runtime import planes
 from runtime.caller import Caller
 from runtime.errors import MissingError
@@ -173,7 +174,7 @@ class ItemPlane(Plane):
     def agent(self, fs: Filesystem, item: Item) -> Agent:
         return agent_with(fs, item)
 
-    def directory(self, doc: str, **more: Any) -> Row:
+    def directory(self, doc: str) -> Directory:
         """The row of the records' directory in the agent's own."""
 
         def entries(fs: Filesystem, agent: Agent, call: Call) -> Iterator[str]:
@@ -196,10 +197,9 @@ class ItemPlane(Plane):
         def remove(fs: Filesystem, agent: Agent, caller: Caller, item: Item) -> None:
             self.records(fs.runtime.agents).remove(caller, agent, item.name)
 
-        return Row(
-            name=self.name, kind=Kind.DIRECTORY, mode=0o755, entries=entries, find=find,
-            guard=self.kind.making,
+        return Directory(
+            name=self.name, entries=entries, find=find, guard=self.kind.making,
             make=Making(guard=self.kind.making, act=make),
             remove=Removing(guard=self.kind.removing, find=target, act=remove),
-            doc=doc, **more,
+            doc=doc,
         )  # fmt: skip

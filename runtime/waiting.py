@@ -169,11 +169,6 @@ class WaitingPlane(Plane[Wait], Watching):
             and self._items.get(wait.index) is wait
         )
 
-    def check_unarmed(self, wait: Wait) -> None:
-        """``WrongStateError`` for one that was armed before."""
-        self.check_there(wait)
-        ARMING.check_object(self._around, NOBODY, wait)
-
     def check_pending(self, wait: Wait) -> None:
         """``WrongStateError`` for one that is over."""
         self.check_there(wait)

@@ -12,18 +12,33 @@ from ctxfs.files import task, waiting, work
 from ctxfs.files.documents import (
     check_input,
     check_ref,
-    document_size,
-    document_time,
-    open_document,
-    staged,
-    store_document,
+    document,
+    kept_document,
+    lines_document,
 )
 from ctxfs.files.spaces import ARTIFACT
 from ctxfs.files.verbs import act, describe_verbs
-from ctxfs.handles import InboxHandle, OutputHandle, VerbHandle
+from ctxfs.handles import InboxHandle, OutputHandle
 from ctxfs.nodes import Call, Handle, Node
 from ctxfs.planes import Plane
-from ctxfs.rows import NEW, NOT_BUSY, NOT_TERMINAL, Check, Kind, Render, Row, RowNode
+from ctxfs.rownodes import RowNode
+from ctxfs.rows import (
+    NEW,
+    NOT_BUSY,
+    NOT_TERMINAL,
+    Check,
+    Control,
+    Directory,
+    Inlet,
+    Link,
+    Output,
+    PathControl,
+    Render,
+    Row,
+    Shown,
+    Socket,
+    Verbs,
+)
 from ctxfs.rows import one_line as _one
 from runtime import names
 from runtime.authority import mounts, policy
@@ -481,7 +496,9 @@ def _parse_workspace(fs: Filesystem, agent: Agent, caller: Caller, line: str) ->
     raise MalformedError(f"{quote(line)} is none of: inherit, worktree, explicit_root:/PATH")
 
 
-def _path_row(name: str, doc: str, parse: Parse, *, expands: bool, **more: Any) -> Row:
+def _path_row(
+    name: str, doc: str, parse: Parse, *, expands: bool, default: str = ""
+) -> PathControl:
     """A control with one value that may name a path in the creator's view."""
 
     def paths(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> list[str]:
@@ -503,9 +520,10 @@ def _path_row(name: str, doc: str, parse: Parse, *, expands: bool, **more: Any) 
         check_found(fs, agent, caller, text, found)
         fs.runtime.agents.journal.update(agent, **{name: value, "sources": sources})
 
-    return _single(
-        name, doc, parse, paths=paths, check_found=check_found, commit_found=commit_found, **more
-    )
+    return PathControl(
+        name=name, doc=doc, default=default, guard=_WHILE_NEW, single=True, render=_value(name),
+        check=_checked(parse), paths=paths, check_found=check_found, commit_found=commit_found,
+    )  # fmt: skip
 
 
 def _named(value: str) -> list[str]:
@@ -684,10 +702,6 @@ def _output_size(name: str) -> Callable[[Filesystem, Any], int]:
     return lambda fs, agent: fs.output(agent, name).size
 
 
-def _open_verbs(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
-    return VerbHandle(fs, node, call.caller, fs.runtime.config.control_max)
-
-
 def _open_inbox(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
     return InboxHandle(fs, node, call.caller, writing=True)
 
@@ -743,11 +757,10 @@ def _single(
     *,
     attribute: str = "",
     **more: Any,
-) -> Row:
+) -> Control:
     """A control with one value on one line, kept in the field of its name."""
     check, commit = _setter(attribute or name, parse)
     values: dict[str, Any] = {
-        "mode": 0o644,
         "render": _value(attribute or name),
         "check": check,
         "commit": commit,
@@ -755,71 +768,69 @@ def _single(
         "single": True,
         **more,
     }
-    return Row(name=name, doc=doc, depends=(attribute,) if attribute else (), **values)
+    return Control(name=name, doc=doc, depends=(attribute,) if attribute else (), **values)
 
 
-ROWS: Final = (
+ROWS: Final[tuple[Row, ...]] = (
     # the three names in /ctx/agent, then self
-    # connect(2) does not walk again when it comes to a socket that is gone
-    Row(name=".d", top=True, kind=Kind.DIRECTORY, mode=0o755, public=True, receive=_receive),
-    Row(name="", path=lambda agent: f"agent/{agent.name}", kept=False, mode=0o555,
+    Directory(name=".d", top=True, public=True, receive=_receive),
+    Shown(name="", path=lambda agent: f"agent/{agent.name}", kept=False, mode=0o555,
         public=True, render=lambda fs, agent, caller: fs.client_program),
-    Row(name=".sock", path=lambda agent: f"agent/{agent.name}.sock", kept=False,
-        kind=Kind.SOCKET, mode=0o666, public=True),
-    Row(name="self", path=lambda agent: f"agent/{agent.name}.d/self", kept=False,
-        kind=Kind.LINK, mode=0o777, public=True,
+    # connect(2) does not walk again when it comes to a socket that is gone
+    Socket(name=".sock", path=lambda agent: f"agent/{agent.name}.sock", kept=False, public=True),
+    Link(name="self", path=lambda agent: f"agent/{agent.name}.d/self", kept=False, public=True,
         target=lambda fs, agent: f"agent/{agent.name}.d"),
-    Row(name="parent", default="creator", mode=0o644, public=True,
+    Control(name="parent", default="creator", public=True,
         guard=Guard(who=OPERATORS, when=NEW),
         doc="who made it: operator uid:N, or agent:NAME session:NAME run:ID. "
             "An operator of both may write agent:NAME; a child's defaults are then applied",
         render=_value("lineage"), check=_checked(_parse_parent),
         commit=_set_parent, single=True, depends=("lineage",)),
-    Row(name="supervisor", default="creator",
+    Shown(name="supervisor", default="creator",
         doc="who owns its lifetime now: agent:NAME; operator, of a root agent; "
             "none, of a detached child",
         render=_supervisor, depends=("parent", "life")),
-    Row(name="life", default="owned (child), detached (root)", mode=0o644, public=True,
+    Control(name="life", default="owned (child), detached (root)", public=True,
         guard=_WHILE_NEW, render=_value("life"), commit=_set_life,
         check=_checked(_parse_life), single=True,
         doc="owned; temp: removed when its end is recorded, the parent's channel stays; "
             "detached: lives on when its parent ends. A root agent is detached"),
-    Row(name="profile", default="private_child (child), public_named (root)", mode=0o644,
-        public=True, guard=_WHILE_NEW, render=_value("profile"), check=_check_profile,
+    Control(name="profile", default="private_child (child), public_named (root)", public=True,
+        guard=_WHILE_NEW, render=_value("profile"), check=_check_profile,
         commit=_set_profile, single=True,
         doc="private_child goes with owned and temp, public_named with detached"),
-    Row(name="visibility", default="from profile", public=True, render=_visibility,
+    Shown(name="visibility", default="from profile", public=True, render=_visibility,
         depends=("profile",), doc="private or public"),
-    Row(name="ownership", default="from profile", render=_ownership, depends=("profile",),
+    Shown(name="ownership", default="from profile", render=_ownership, depends=("profile",),
         doc="parent_supervised or self_owned"),
-    Row(name="families", default="from profile", render=_families, generated=True,
+    Shown(name="families", default="from profile", render=_families, generated=True,
         doc="tool families that are on, one a line"),
-    Row(name="ingress", default="from profile", render=_ingress, depends=("profile",),
+    Shown(name="ingress", default="from profile", render=_ingress, depends=("profile",),
         doc="supervisor_only or operators_and_policy"),
-    Row(name="owner", default="creator's", mode=0o644, guard=_BY_ROOT,
+    Control(name="owner", default="creator's", guard=_BY_ROOT,
         render=_number("owner"), commit=_set_owner, doc="uid of the user that owns the agent",
         check=_checked(_parse_owner), single=True),
     _single("uid", "uid of its processes; a child's is its parent's", _parse_uid,
             default="creator's", render=_number("uid"), guard=_BY_ROOT),
     _single("gid", "gid of its processes; a child's is its parent's", _parse_gid,
             default="creator's", render=_number("gid"), guard=_BY_ROOT),
-    Row(name="groups", default="creator's", mode=0o644, guard=_WHILE_NEW, render=_groups,
+    Control(name="groups", default="creator's", guard=_WHILE_NEW, render=_groups,
         check=_checked(_parse_groups), commit=_set_groups, doc="supplementary gids, one a line"),
-    Row(name="label", default="NAME_t", mode=0o644, guard=_WHILE_NEW,
+    Control(name="label", default="NAME_t", guard=_WHILE_NEW,
         render=_value("label"), commit=_set_label,
         check=_checked(_parse_label), single=True,
         doc="the subject of its policy lines"),
-    Row(name="policy", default="configured; a child's from its parent", mode=0o644,
+    Control(name="policy", default="configured; a child's from its parent",
         guard=Guard(who=CONTROLLERS, when=NOT_TERMINAL), render=_text("policy"),
         checking=_PolicyCheck, commit=_set_policy,
         doc="what it may: allow LABEL CLASS:OBJECT PERM[,PERM...], at most 256 lines; "
         "wider only while new"),
-    Row(name="policy.effective", render=_policy_effective, generated=True,
+    Shown(name="policy.effective", render=_policy_effective, generated=True,
         doc="the policy within its parent's effective one"),
-    Row(name="mount", mode=0o644, guard=_WHILE_NEW, render=_text("mount"),
+    PathControl(name="mount", guard=_WHILE_NEW, render=_text("mount"),
         paths=_mount_paths, check_found=_check_mounts, commit_found=_set_mount,
         doc="mount table: SOURCE TARGET ro|rw|hide [OPTIONS]"),
-    Row(name="mount.effective", render=_mount_effective, generated=True,
+    Shown(name="mount.effective", render=_mount_effective, generated=True,
         doc="its ancestors' tables, then its own"),
     _path_row("root", "directory to use as the root of its view instead of the base view",
               _parse_path, expands=False),
@@ -829,9 +840,9 @@ ROWS: Final = (
               expands=True, default="inherit"),
     _single("cwd", "working directory of its program", _parse_path,
             default="workspace or home"),
-    Row(name="env", mode=0o600, read=PARTIES, guard=_WHILE_NEW, render=_text("env"),
+    Control(name="env", mode=0o600, read=PARTIES, guard=_WHILE_NEW, render=_text("env"),
         check=_check_env_line, commit=_set_env, doc="environment: KEY=VALUE, one a line"),
-    Row(name="path", default="/ctx/tool", mode=0o644, guard=_WHILE_NEW, render=_tool_path,
+    Control(name="path", default="/ctx/tool", guard=_WHILE_NEW, render=_tool_path,
         check=_check_tool_path, commit=_set_tool_path, doc="tool directories, one a line"),
     _single("context", "fresh, or fork", _parse_context, default="fresh"),
     _single("model", "free text for the program, allowed by policy", _parse_model,
@@ -839,73 +850,59 @@ ROWS: Final = (
     _single("exec", "the program and its arguments, one line, quoted as in a shell",
             _parse_exec, default="the parent's", guard=_BETWEEN_RUNS),
     _single("mode", "once, turn or resident", _parse_mode, default="once"),
-    Row(name="limits", default="configured", mode=0o644, guard=_AT_ANY_TIME, render=_limits,
+    Control(name="limits", default="configured", guard=_AT_ANY_TIME, render=_limits,
         check=_check_limit, commit=_set_limits, merges=True,
         doc="KEY=VALUE of memory.max pids.max cpu.max timeout grace log_max; merged by key"),
     _single("restart", "no, on-failure or always; root agents only", _parse_restart, default="no",
             guard=_AT_ANY_TIME),
-    Row(name="meta.json", default="{}", mode=0o644, guard=_AT_ANY_TIME, render=_meta,
+    Control(name="meta.json", default="{}", guard=_AT_ANY_TIME, render=_meta,
         check=_check_meta, first=True, commit=_set_meta, depends=("meta",), doc="any JSON object"),
-    Row(name="status", public=True, polled=True, render=_value("status"),
+    Shown(name="status", public=True, polled=True, render=_value("status"),
         doc="new starting ready busy idle paused stopping dead"),
-    Row(name="outcome", public=True, render=_value("outcome"),
+    Shown(name="outcome", public=True, render=_value("outcome"),
         doc="done error cancelled interrupted, once it is dead"),
-    Row(name="reason", render=_value("reason"), doc="why, such as exit:3 or operator_stop"),
-    Row(name="incarnation", render=_value("incarnation"), doc="id of this life of the name"),
+    Shown(name="reason", render=_value("reason"), doc="why, such as exit:3 or operator_stop"),
+    Shown(name="incarnation", render=_value("incarnation"), doc="id of this life of the name"),
     # of a page that is read while the value gets shorter, the kernel shows NULs at the end
-    Row(name="pid", render=_number("pid"), volatile=True,
+    Shown(name="pid", render=_number("pid"), volatile=True,
         doc="main process, as the host sees it"),
-    Row(name="run", render=_value("run"), volatile=True, doc="current run"),
-    Row(name="cgroup", render=_cgroup, volatile=True, doc="path of its cgroup"),
-    Row(name="usage", render=_usage, generated=True,
+    Shown(name="run", render=_value("run"), volatile=True, doc="current run"),
+    Shown(name="cgroup", render=_cgroup, volatile=True, doc="path of its cgroup"),
+    Shown(name="usage", render=_usage, generated=True,
         doc="cpu_usec memory_current memory_peak processes wall_msec"),
-    Row(name="out", volatile=True, opener=_open_output("out"), size=_output_size("out"),
+    Output(name="out", opener=_open_output("out"), size=_output_size("out"),
         doc="standard output"),
-    Row(name="log", volatile=True, opener=_open_output("log"), size=_output_size("log"),
+    Output(name="log", opener=_open_output("log"), size=_output_size("log"),
         doc="standard error, and lines of the runtime"),
-    Row(name="error", render=_error, generated=True, doc="the last rejection, with its time"),
-    Row(name="ctl", mode=0o666, guard=Guard(who=PARTIES | Role.STARTER | Role.STOPPER),
-        opener=_open_verbs, commit=act,
-        render=describe_verbs, doc="takes verbs, one a line; reading lists them"),
-    Row(name="wait", public=True, kind=Kind.LINK, mode=0o777, depends=("wait_token",),
+    Shown(name="error", render=_error, generated=True, doc="the last rejection, with its time"),
+    Verbs(name="ctl", guard=Guard(who=PARTIES | Role.STARTER | Role.STOPPER),
+        act=act, render=describe_verbs, doc="takes verbs, one a line; reading lists them"),
+    Link(name="wait", public=True, depends=("wait_token",),
         target=lambda fs, agent: str(fs.runtime.agents.waits.path(agent.wait_token)),
         doc="reading it blocks until the agent is dead"),
-    Row(name="inbox", mode=0o222, read=Role.NONE, guard=SENDING,
+    Inlet(name="inbox", guard=SENDING,
         opener=_open_inbox, doc="one message per flush; not of a once agent"),
-    Row(name="queue", polled=True, generated=True, render=_queue,
+    Shown(name="queue", polled=True, generated=True, render=_queue,
         doc="pending messages, a JSON line each"),
-    Row(name="handoff.md", mode=0o644, read=PARTIES, guard=_DELEGATION, document=True,
-        opener=open_document("handoff.md"), size=document_size("handoff.md"),
-        mtime=document_time("handoff.md"), doc="the delegated task; the program's standard input"),
-    Row(name="input.jsonl", mode=0o644, read=PARTIES, guard=_DELEGATION, document=True,
-        render=staged("input.jsonl"), check=check_input,
-        store=store_document("input.jsonl"), size=document_size("input.jsonl"),
-        mtime=document_time("input.jsonl"),
-        doc="references to its inputs, a JSON object a line"),
-    Row(name="inherited.md", read=PARTIES, render=staged("inherited.md"),
-        size=document_size("inherited.md"),
-        mtime=document_time("inherited.md"),
-        doc="with context=fork, what it inherits of its parent; precedes the handoff"),
-    Row(name="inherited.json", read=PARTIES, render=staged("inherited.json"),
-        size=document_size("inherited.json"),
-        mtime=document_time("inherited.json"), doc="the same as a JSON object"),
-    Row(name="result.md", mode=0o644, guard=_RESULT, document=True,
-        opener=open_document("result.md"), size=document_size("result.md"),
-        mtime=document_time("result.md"), doc="what it gives back"),
-    Row(name="refs.jsonl", mode=0o644, guard=_RESULT, document=True,
-        render=staged("refs.jsonl"), check=check_ref,
-        store=store_document("refs.jsonl"), size=document_size("refs.jsonl"),
-        mtime=document_time("refs.jsonl"),
-        doc='references: {"path", "hash"?, "kind"?, "summary"?} a line'),
-    Row(name="artifact", kind=Kind.DIRECTORY, mode=0o755, guard=ARTIFACT.write, space=ARTIFACT,
+    document("handoff.md", "the delegated task; the program's standard input", read=PARTIES,
+             guard=_DELEGATION),
+    lines_document("input.jsonl", "references to its inputs, a JSON object a line", check_input,
+                   read=PARTIES, guard=_DELEGATION),
+    kept_document("inherited.md", "with context=fork, what it inherits of its parent; precedes "
+                  "the handoff"),
+    kept_document("inherited.json", "the same as a JSON object"),
+    document("result.md", "what it gives back", guard=_RESULT),
+    lines_document("refs.jsonl", 'references: {"path", "hash"?, "kind"?, "summary"?} a line',
+                   check_ref, guard=_RESULT),
+    Directory(name="artifact", guard=ARTIFACT.write, space=ARTIFACT,
         doc="files and directories that it gives back"),
-    Row(name="child", kind=Kind.DIRECTORY, mode=0o755, entries=_children, find=_find_child,
+    Directory(name="child", entries=_children, find=_find_child,
         doc="links to the directories of its children"),
     task.PLANE.directory("what it runs beside its program: mkdir makes a task"),
     work.PLANE.directory("what it works on: mkdir makes a work item"),
     work.CURRENT,
     waiting.PLANE.directory("what it waits for: mkdir makes a wait"),
-    Row(name="session", kind=Kind.LINK, mode=0o777, target=_session_target, depends=("owner",),
+    Link(name="session", target=_session_target, depends=("owner",),
         doc="link to the current session"),
 )
 
@@ -963,8 +960,7 @@ CHILD: Final = _Children(
     number=2,
     name="child",
     rows=(
-        Row(name="child", top=True, kind=Kind.LINK, mode=0o777,
-            target=lambda fs, agent: f"../../{agent.name}.d"),
+        Link(name="child", top=True, target=lambda fs, agent: f"../../{agent.name}.d"),
     ),
 )  # fmt: skip
 
@@ -975,9 +971,9 @@ def entry(fs: Filesystem, agent: Agent, suffix: str) -> RowNode:
     return PLANE.node(fs, agent.index, agent, number)
 
 
-def document(fs: Filesystem, agent: Agent, name: str) -> Node:
+def shown_document(fs: Filesystem, agent: Agent, name: str) -> Node:
     """One of ``DOCUMENTS``, wherever it is shown: the same inode."""
     row = PLANE.row(name)
-    if row.space is not None:
+    if isinstance(row, Directory) and row.space is not None:
         return fs.tree(row.space, agent)
     return PLANE.node(fs, agent.index, agent, PLANE.number_of(name))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ctxfs.handles import FileHandle
 from ctxfs.nodes import Call, Handle
-from ctxfs.rows import Render, RowNode
+from ctxfs.rownodes import RowNode
+from ctxfs.rows import Check, Document, Kept, Lines, Render, Size, Time
 from runtime import names
-from runtime.caller import Caller
+from runtime.authority.guard import Guard
+from runtime.caller import INSIDERS, PARTIES, Caller, Role
 from runtime.errors import DeniedError, MalformedError
 from runtime.model import Agent
 from runtime.names import quote
@@ -62,11 +64,11 @@ def open_real(
     )
 
 
-def document_size(name: str) -> Callable[[Filesystem, Any], int]:
+def _size(name: str) -> Size:
     return lambda fs, agent: fs.runtime.agents.documents.size(agent, name)
 
 
-def document_time(name: str) -> Callable[[Filesystem, Any], float]:
+def _time(name: str) -> Time:
     def mtime(fs: Filesystem, agent: Agent) -> float:
         try:
             return fs.runtime.agents.documents.path(agent, name).stat().st_mtime
@@ -76,8 +78,15 @@ def document_time(name: str) -> Callable[[Filesystem, Any], float]:
     return mtime
 
 
-def open_document(name: str) -> Callable[[Filesystem, RowNode, Call, int], Handle]:
-    """An opener for a document that is written in place."""
+def _render(name: str) -> Render:
+    def render(fs: Filesystem, agent: Agent, caller: Caller) -> bytes:
+        return fs.runtime.agents.documents.read(agent, name)
+
+    return render
+
+
+def document(name: str, doc: str, *, guard: Guard, read: Role = INSIDERS) -> Document:
+    """A document of an agent's that is written in place."""
 
     def open_it(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
         agent: Agent = node.obj
@@ -86,26 +95,35 @@ def open_document(name: str) -> Callable[[Filesystem, RowNode, Call, int], Handl
             fs, node, call, flags, path, lambda: fs.agent_changed(agent.index, (name,))
         )
 
-    return open_it
+    return Document(
+        name=name, doc=doc, read=read, guard=guard, opener=open_it, size=_size(name),
+        mtime=_time(name),
+    )  # fmt: skip
 
 
-def staged(name: str) -> Render:
+def lines_document(
+    name: str, doc: str, check: Check, *, guard: Guard, read: Role = INSIDERS
+) -> Lines:
     """A document of JSON lines, which is staged like a control."""
 
-    def render(fs: Filesystem, agent: Agent, caller: Caller) -> bytes:
-        return fs.runtime.agents.documents.read(agent, name)
-
-    return render
-
-
-def store_document(name: str) -> Callable[[Filesystem, Any, Caller, bytes], None]:
     def store(fs: Filesystem, agent: Agent, caller: Caller, data: bytes) -> None:
         share = fs.runtime.agents.disk.share(agent)
         share.check(caller, len(data))
         fs.runtime.agents.documents.write(agent, name, data)
         share.note(len(data))
 
-    return store
+    return Lines(
+        name=name, doc=doc, read=read, guard=guard, render=_render(name), check=check,
+        store=store, size=_size(name), mtime=_time(name),
+    )  # fmt: skip
+
+
+def kept_document(name: str, doc: str) -> Kept:
+    """One that the runtime writes, for the parties."""
+    return Kept(
+        name=name, doc=doc, read=PARTIES, render=_render(name), size=_size(name),
+        mtime=_time(name),
+    )  # fmt: skip
 
 
 def check_input(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from ctxfs.files import agent, session, spaces, tool, waiting
 from ctxfs.nodes import Call, Node
 from ctxfs.planes import Plane
-from ctxfs.rows import Kind, Making, Removing, Row, RowNode, Target
+from ctxfs.rownodes import RowNode
+from ctxfs.rows import Directory, Making, Removing, Row, Shown, Socket, Target
 from runtime.accounts import Resource
 from runtime.authority.guard import Facts, Guard, Unless
 from runtime.caller import CONTROLLERS, INSIDERS, OPERATORS, Caller, Role
@@ -249,34 +250,34 @@ def _nothing(fs: Filesystem, _: Any, call: Call) -> Iterator[str]:
     yield from ()
 
 
-ROWS: Final = (
-    Row(name="/", top=True, kind=Kind.DIRECTORY, mode=0o755, public=True,
+ROWS: Final[tuple[Row, ...]] = (
+    Directory(name="/", top=True, public=True,
         entries=_list_self, find=_find_self),
-    Row(name="status", public=True, generated=True, render=_status,
+    Shown(name="status", public=True, generated=True, render=_status,
         doc="key=value: version state uptime agents.STATUS cgroup controllers mount limits"),
-    Row(name="error", public=True, generated=True, render=_error,
+    Shown(name="error", public=True, generated=True, render=_error,
         doc="the caller's own last rejection: TIME ERRNO PATH: SENTENCE"),
-    Row(name="metrics", public=True, generated=True, render=_metrics,
+    Shown(name="metrics", public=True, generated=True, render=_metrics,
         doc="the same facts and those of the event loop as Prometheus text"),
-    Row(name="ctxd.sock", kind=Kind.SOCKET, mode=0o666, public=True,
+    Socket(name="ctxd.sock", public=True,
         doc="the daemon's socket, for operators"),
-    Row(name="bin", kind=Kind.DIRECTORY, mode=0o755, public=True, doc="programs for sandboxes"),
-    Row(name="ctx", within="bin", mode=0o555, public=True, doc="the client",
+    Directory(name="bin", public=True, doc="programs for sandboxes"),
+    Shown(name="ctx", within="bin", mode=0o555, public=True, doc="the client",
         render=lambda fs, _, caller: fs.client_program),
-    Row(name="agent", kind=Kind.DIRECTORY, mode=0o1777, public=True, entries=_list_agents,
+    Directory(name="agent", mode=0o1777, public=True, entries=_list_agents,
         find=_find_agent, make=_MAKING_AGENTS, remove=_REMOVING_AGENTS,
         doc="every agent as NAME, NAME.sock and NAME.d; agents make those that their policy lets "
         "them create"),
-    Row(name="tool", kind=Kind.DIRECTORY, mode=0o755, public=True,
+    Directory(name="tool", public=True,
         entries=tool.entries, find=tool.find,
         doc="every tool that the caller has, as NAME and NAME.d"),
-    Row(name="home", kind=Kind.DIRECTORY, mode=0o755, public=True, entries=_list_homes,
+    Directory(name="home", public=True, entries=_list_homes,
         find=_find_home, doc="per-user durable files: sessions, data"),
-    Row(name="shared", kind=Kind.DIRECTORY, mode=0o1777, public=True, entries=_list_spaces,
+    Directory(name="shared", mode=0o1777, public=True, entries=_list_spaces,
         find=_find_space, make=_MAKING_SPACES, remove=_REMOVING_SPACES,
         doc="durable spaces, each its maker's; made outside of agents, removed by the maker and "
         "uid 0"),
-    Row(name="trigger", kind=Kind.DIRECTORY, mode=0o311, public=True, read=Role.NONE,
+    Directory(name="trigger", mode=0o311, public=True, read=Role.NONE,
         entries=_nothing, find=_find_token, secret=True,
         doc="the tokens of waits, which whoever knows one writes to; cannot be listed"),
 )
@@ -330,10 +331,10 @@ HOME: Final = _Homes(
     number=5,
     name="home",
     rows=(
-        Row(name="", top=True, kind=Kind.DIRECTORY, mode=0o755, public=True),
-        Row(name="agent", kind=Kind.DIRECTORY, mode=0o755, public=True, entries=_list_histories,
+        Directory(name="", top=True, public=True),
+        Directory(name="agent", public=True, entries=_list_histories,
             find=_find_history, doc="sessions by agent name"),
-        Row(name="data", kind=Kind.DIRECTORY, mode=0o700, public=True, space=spaces.DATA,
+        Directory(name="data", mode=0o700, public=True, space=spaces.DATA,
             doc="files of the user's agents and the user"),
     ),
 )  # fmt: skip
@@ -399,8 +400,8 @@ HISTORY: Final = _Histories(
     number=6,
     name="history",
     rows=(
-        Row(name="", top=True, kind=Kind.DIRECTORY, mode=0o755, public=True),
-        Row(name="session", kind=Kind.DIRECTORY, mode=0o777, public=True, entries=_sessions,
+        Directory(name="", top=True, public=True),
+        Directory(name="session", mode=0o777, public=True, entries=_sessions,
             find=_find_session, remove=_REMOVING_SESSIONS,
             doc="sessions; operators may rmdir those of removed agents"),
     ),

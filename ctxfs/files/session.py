@@ -13,7 +13,8 @@ from ctxfs.files.spaces import EPISODE
 from ctxfs.handles import HistoryHandle
 from ctxfs.nodes import Call, Handle, Node
 from ctxfs.planes import Plane
-from ctxfs.rows import Kind, Render, Row, RowNode
+from ctxfs.rownodes import RowNode
+from ctxfs.rows import Directory, Document, History, Kept, Render, Row, Shown
 from runtime.authority.guard import Guard
 from runtime.caller import HISTORIANS, Caller, Role
 from runtime.change import Change
@@ -152,7 +153,7 @@ def _archived(fs: Filesystem, session: Session, call: Call) -> Iterator[str]:
 
 def _find_archived(fs: Filesystem, session: Session, call: Call, name: str) -> Node | None:
     reset = _archive(fs, session) if name in agent_files.RESULTS else None
-    return agent_files.document(fs, reset, name) if reset is not None else None
+    return agent_files.shown_document(fs, reset, name) if reset is not None else None
 
 
 def _documents(fs: Filesystem, child: Agent, call: Call) -> Iterator[str]:
@@ -160,38 +161,37 @@ def _documents(fs: Filesystem, child: Agent, call: Call) -> Iterator[str]:
 
 
 def _find_document(fs: Filesystem, child: Agent, call: Call, name: str) -> Node | None:
-    return agent_files.document(fs, child, name) if name in agent_files.DOCUMENTS else None
+    return agent_files.shown_document(fs, child, name) if name in agent_files.DOCUMENTS else None
 
 
-def _history(name: str, doc: str, **more: Any) -> Row:
-    return Row(name=name, doc=doc, read=HISTORIANS, size=_file_size(name), mtime=_file_time(name),
-               **more)
-
-
-ROWS: Final = (
-    Row(name="", top=True, kind=Kind.DIRECTORY, mode=0o755, read=HISTORIANS,
+ROWS: Final[tuple[Row, ...]] = (
+    Directory(name="", top=True, read=HISTORIANS,
         entries=_archived, find=_find_archived),
-    _history("messages.jsonl", "the conversation: {id, ts, role, from, run, content} a line; "
-             "only appended to", mode=0o644, guard=_WRITING, opener=_open_messages),
-    _history("events.jsonl", "what happened: {id, ts, type, agent, ...} a line; "
-             "written by the runtime only", polled=True, opener=_open_events),
-    _history("latest.md", "the last reply", render=_read_file("latest.md")),
-    Row(name="state", doc="active done error cancelled", read=HISTORIANS, render=_state),
-    Row(name="cwd", doc="working directory", read=HISTORIANS, render=_cwd, volatile=True),
-    Row(name="created_at", doc="RFC 3339 time", read=HISTORIANS, render=_time("created")),
-    Row(name="updated_at", doc="RFC 3339 time of the last event", read=HISTORIANS,
+    History(name="messages.jsonl", mode=0o644, read=HISTORIANS, guard=_WRITING,
+        opener=_open_messages, size=_file_size("messages.jsonl"),
+        mtime=_file_time("messages.jsonl"),
+        doc="the conversation: {id, ts, role, from, run, content} a line; only appended to"),
+    History(name="events.jsonl", read=HISTORIANS, polled=True, opener=_open_events,
+        size=_file_size("events.jsonl"), mtime=_file_time("events.jsonl"),
+        doc="what happened: {id, ts, type, agent, ...} a line; written by the runtime only"),
+    Kept(name="latest.md", read=HISTORIANS, render=_read_file("latest.md"),
+        size=_file_size("latest.md"), mtime=_file_time("latest.md"), doc="the last reply"),
+    Shown(name="state", doc="active done error cancelled", read=HISTORIANS, render=_state),
+    Shown(name="cwd", doc="working directory", read=HISTORIANS, render=_cwd, volatile=True),
+    Shown(name="created_at", doc="RFC 3339 time", read=HISTORIANS, render=_time("created")),
+    Shown(name="updated_at", doc="RFC 3339 time of the last event", read=HISTORIANS,
         render=_time("updated"), depends=("updated",)),
-    Row(name="meta.json", doc="whose session it is", read=HISTORIANS, render=_meta),
-    Row(name="context", kind=Kind.DIRECTORY, mode=0o755, read=HISTORIANS,
+    Shown(name="meta.json", doc="whose session it is", read=HISTORIANS, render=_meta),
+    Directory(name="context", read=HISTORIANS,
         doc="the working set, rebuildable"),
-    Row(name="memory.md", within="context", mode=0o644, read=HISTORIANS, guard=_WRITING,
-        document=True, opener=_open_memory, size=_file_size("context/memory.md"),
+    Document(name="memory.md", within="context", read=HISTORIANS, guard=_WRITING,
+        opener=_open_memory, size=_file_size("context/memory.md"),
         mtime=_file_time("context/memory.md"), doc="the agent's own notes"),
-    Row(name="episode", within="context", kind=Kind.DIRECTORY, mode=0o755, read=HISTORIANS,
+    Directory(name="episode", within="context", read=HISTORIANS,
         guard=EPISODE.write, space=EPISODE, doc="the agent's episodes, one file a work item"),
-    Row(name="pack.md", within="context", read=HISTORIANS, render=_pack, generated=True,
+    Shown(name="pack.md", within="context", read=HISTORIANS, render=_pack, generated=True,
         doc="results, references and artifact paths of its children"),
-    Row(name="child", within="context", kind=Kind.DIRECTORY, mode=0o755, read=HISTORIANS,
+    Directory(name="child", within="context", read=HISTORIANS,
         entries=_channels, find=_find_channel, doc="its side of each delegation"),
 )
 
@@ -229,13 +229,13 @@ def _channel_session(fs: Filesystem, child: Agent, caller: Caller) -> str:
     return (session.name if session is not None else "default") + "\n"
 
 
-CHANNEL_ROWS: Final = (
-    Row(name="", top=True, kind=Kind.DIRECTORY, mode=0o755, entries=_documents,
+CHANNEL_ROWS: Final[tuple[Row, ...]] = (
+    Directory(name="", top=True, entries=_documents,
         find=_find_document),
-    Row(name="agent", doc="name of the child",
+    Shown(name="agent", doc="name of the child",
         render=lambda fs, child, caller: child.name + "\n"),
-    Row(name="session", doc="the child's session", render=_channel_session),
-    Row(name="status", doc="pending active done error cancelled",
+    Shown(name="session", doc="the child's session", render=_channel_session),
+    Shown(name="status", doc="pending active done error cancelled",
         render=lambda fs, child, caller: channel_status(child) + "\n",
         depends=("outcome", "status")),
 )

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ctxfs.files.verbs import Verb
 from ctxfs.files.verbs import act as act_on_agent
-from ctxfs.handles import ChildInputHandle, TaskInputHandle, TaskOutputHandle, VerbHandle
+from ctxfs.handles import ChildInputHandle, TaskInputHandle, TaskOutputHandle
 from ctxfs.nodes import Call, Handle
 from ctxfs.planes import ItemPlane
-from ctxfs.rows import Kind, Render, Row, RowNode
+from ctxfs.rownodes import RowNode
+from ctxfs.rows import Control, Directory, Inlet, Link, Output, Render, Row, Shown, Verbs
 from ctxfs.rows import one_line as _one
 from runtime import names
 from runtime.authority.guard import Guard
-from runtime.caller import PARTIES, Caller, Role
+from runtime.caller import PARTIES, Caller
 from runtime.errors import MalformedError, MissingError, WrongStateError
 from runtime.items import Task, Work
 from runtime.model import Agent
@@ -44,7 +45,7 @@ def _time(attribute: str) -> Render:
     return render
 
 
-def _single(name: str, doc: str, parse: Callable[[str], Any], **more: Any) -> Row:
+def _single(name: str, doc: str, parse: Callable[[str], Any], **more: Any) -> Control:
     """A control with one value on one line, until the task is started."""
 
     def check(fs: Filesystem, task: Task, caller: Caller, line: str) -> None:
@@ -54,7 +55,7 @@ def _single(name: str, doc: str, parse: Callable[[str], Any], **more: Any) -> Ro
         fs.runtime.agents.tasks.set(task, **{name: parse(_one(text))})
 
     values: dict[str, Any] = {"render": _value(name), **more}
-    return Row(name=name, doc=doc, mode=0o644, guard=WRITING,
+    return Control(name=name, doc=doc, guard=WRITING,
                check=check, commit=commit, single=True, **values)
 
 
@@ -127,10 +128,6 @@ def _open_input(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle
     return handle(fs, node, call.caller, writing=True)
 
 
-def _open_verbs(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
-    return VerbHandle(fs, node, call.caller, fs.runtime.config.control_max)
-
-
 def _owner(fs: Filesystem, task: Task) -> Agent:
     agent = fs.runtime.agents.registry.get(task.agent)
     if agent is None:
@@ -189,43 +186,42 @@ def _worktree(fs: Filesystem, task: Task, caller: Caller) -> str:
     return fs.runtime.agents.tasks.worktree(task)
 
 
-ROWS: Final = (
-    Row(name="", top=True, kind=Kind.DIRECTORY, mode=0o755),
-    Row(name="kind", doc="command_task or child_agent_task", render=_value("task_kind")),
+ROWS: Final[tuple[Row, ...]] = (
+    Directory(name="", top=True),
+    Shown(name="kind", doc="command_task or child_agent_task", render=_value("task_kind")),
     _single("title", "what it is about, one line; of a child's handle the first line of its task",
             _parse_title, render=_title),
-    Row(name="cmd", mode=0o644, guard=WRITING, render=_cmd, commit=_set_cmd,
+    Control(name="cmd", guard=WRITING, render=_cmd, commit=_set_cmd,
         doc="the command, run by sh -c"),
     _single("cwd", "its working directory", _parse_cwd, default="the agent's"),
-    Row(name="env", mode=0o600, read=PARTIES, guard=WRITING,
+    Control(name="env", mode=0o600, read=PARTIES, guard=WRITING,
         render=lambda fs, task, caller: str(task.env), check=_check_env,
         commit=_set_env, doc="more environment: KEY=VALUE, one a line"),
     _single("accepts_input", "0, or 1: input is its standard input", _parse_flag,
             default="0", render=_accepts),
-    Row(name="status", polled=True, render=_status,
+    Shown(name="status", polled=True, render=_status,
         doc="queued running cancelling completed failed cancelled interrupted"),
-    Row(name="exit", render=_value("exit"), doc="exit:N or signal:N, once it has ended"),
-    Row(name="pid", render=_value("pid"), volatile=True, doc="its shell, as the host sees it"),
-    Row(name="output", volatile=True, opener=_open_output,
+    Shown(name="exit", render=_value("exit"), doc="exit:N or signal:N, once it has ended"),
+    Shown(name="pid", render=_value("pid"), volatile=True, doc="its shell, as the host sees it"),
+    Output(name="output", opener=_open_output,
         size=lambda fs, task: fs.runtime.agents.tasks.output_size(task),
         doc="all that it wrote; of a child's handle its latest reply, then its result"),
-    Row(name="preview", volatile=True,
+    Shown(name="preview", volatile=True,
         render=lambda fs, task, caller: fs.runtime.agents.tasks.preview(task)[0],
         doc="head and tail of output, at most 8 KiB"),
-    Row(name="input", mode=0o222, read=Role.NONE, guard=INPUT, opener=_open_input,
+    Inlet(name="input", guard=INPUT, opener=_open_input,
         doc="its standard input; of a child's handle a message at each flush"),
-    Row(name="ctl", mode=0o666, guard=_PARTIES, opener=_open_verbs, commit=act,
+    Verbs(name="ctl", guard=_PARTIES, act=act,
         render=_verbs,
         doc="takes start, stop, kill, or of a child with a worktree fetch, one a line"),
-    Row(name="wait", kind=Kind.LINK, mode=0o777,
-        target=lambda fs, task: str(fs.runtime.agents.tasks.wait_path(task)),
+    Link(name="wait", target=lambda fs, task: str(fs.runtime.agents.tasks.wait_path(task)),
         doc="reading it blocks until the task has ended"),
-    Row(name="work", mode=0o644, guard=_PARTIES, render=_value("work"), check=_check_work,
+    Control(name="work", guard=_PARTIES, render=_value("work"), check=_check_work,
         commit=_set_work, single=True, doc="the work item that it is for"),
-    Row(name="worktree", render=_worktree, polled=True,
+    Shown(name="worktree", render=_worktree, polled=True,
         doc="of a child's handle: state= path= branch= base= commit= reason= of its worktree"),
-    Row(name="started_at", render=_time("started"), depends=("started",), doc="RFC 3339 time"),
-    Row(name="ended_at", render=_time("ended"), depends=("ended",), doc="RFC 3339 time"),
+    Shown(name="started_at", render=_time("started"), depends=("started",), doc="RFC 3339 time"),
+    Shown(name="ended_at", render=_time("ended"), depends=("ended",), doc="RFC 3339 time"),
 )
 
 PLANE: Final = ItemPlane(

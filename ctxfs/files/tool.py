@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ctxfs.nodes import Call, Node
 from ctxfs.planes import Plane
-from ctxfs.rows import Kind, Row
+from ctxfs.rows import Directory, Row, Shown
 from ctxfs.tools.registry import BY_NAME, TOOLS, refusal, visible
 from ctxfs.tools.tool import Tool
 from runtime.names import dump_json
@@ -15,19 +15,19 @@ from runtime.names import dump_json
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem
 
-ROWS: Final = (
+ROWS: Final[tuple[Row, ...]] = (
     # the two names in /ctx/tool
-    Row(name=".d", top=True, kept=False, kind=Kind.DIRECTORY, mode=0o755, public=True),
-    Row(name="", path=lambda tool: f"tool/{tool.name}", kept=False, mode=0o555, public=True,
+    Directory(name=".d", top=True, kept=False, public=True),
+    Shown(name="", path=lambda tool: f"tool/{tool.name}", kept=False, mode=0o555, public=True,
         render=lambda fs, tool, caller: fs.client_program),
-    Row(name="description", public=True, render=lambda fs, tool, caller: f"{tool.description}\n",
+    Shown(name="description", public=True, render=lambda fs, tool, caller: f"{tool.description}\n",
         doc="what it is for"),
-    Row(name="schema", public=True, render=lambda fs, tool, caller: f"{dump_json(tool.schema)}\n",
+    Shown(name="schema", public=True, render=lambda fs, tool, caller: f"{dump_json(tool.schema)}\n",
         doc="what goes in, as a JSON Schema"),
-    Row(name="output_schema", public=True,
+    Shown(name="output_schema", public=True,
         render=lambda fs, tool, caller: f"{dump_json(tool.output_schema)}\n",
         doc="what comes out, as a JSON Schema"),
-    Row(name="family", public=True, render=lambda fs, tool, caller: f"{tool.family}\n",
+    Shown(name="family", public=True, render=lambda fs, tool, caller: f"{tool.family}\n",
         doc="the family that it is of"),
 )  # fmt: skip
 

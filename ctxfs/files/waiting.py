@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ctxfs.planes import ItemPlane, agent_with
-from ctxfs.rows import Kind, Render, Row, RowNode, one_line
+from ctxfs.rownodes import RowNode
+from ctxfs.rows import Control, Directory, Render, Row, Shown, one_line
 from runtime.caller import PARTIES, Caller, Role
 from runtime.items import Wait, WaitStatus
 from runtime.waiting import ARMING, TRIGGERING, WRITING, WaitingPlane
@@ -30,7 +31,7 @@ def _arm(fs: Filesystem, wait: Wait, caller: Caller, text: str) -> None:
     fs.runtime.agents.waiting.arm(caller, agent_with(fs, wait), wait, one_line(text))
 
 
-def _pending(field: str, doc: str) -> Row:
+def _pending(field: str, doc: str) -> Control:
     """What may be said as long as the wait is not over."""
 
     def check(fs: Filesystem, wait: Wait, caller: Caller, line: str) -> None:
@@ -39,8 +40,8 @@ def _pending(field: str, doc: str) -> Row:
     def commit(fs: Filesystem, wait: Wait, caller: Caller, text: str) -> None:
         fs.runtime.agents.waiting.set(agent_with(fs, wait), wait, field, one_line(text))
 
-    return Row(
-        name=field, doc=doc, mode=0o644, guard=WRITING, single=True,
+    return Control(
+        name=field, doc=doc, guard=WRITING, single=True,
         render=_value(field), check=check, commit=commit,
     )  # fmt: skip
 
@@ -57,24 +58,24 @@ def _trigger(fs: Filesystem, wait: Wait, caller: Caller, text: str) -> None:
     fs.runtime.agents.waiting.trigger(wait, text)
 
 
-ROWS: Final = (
-    Row(name="", top=True, kind=Kind.DIRECTORY, mode=0o755),
-    Row(name="on", mode=0o644, guard=ARMING, single=True,
+ROWS: Final[tuple[Row, ...]] = (
+    Directory(name="", top=True),
+    Control(name="on", guard=ARMING, single=True,
         render=_value("on"), check=_check_on, commit=_arm,
         doc="what it waits for: timer DURATION, timer TIME, task NAME, child NAME, message or "
         "trigger. Writing it arms the wait, once"),
     _pending("work", "id of the work item that it blocks"),
     _pending("deadline", "duration, from when it is armed or from the writing of this if that is "
              "later, or time after which it expires"),
-    Row(name="status", default="new", polled=True, render=_value("status"),
+    Shown(name="status", default="new", polled=True, render=_value("status"),
         doc=" ".join(WaitStatus)),
-    Row(name="payload", render=lambda fs, wait, caller: wait.payload,
+    Shown(name="payload", render=lambda fs, wait, caller: wait.payload,
         doc="what it was answered with: an object of JSON, or what was written to its token"),
     # who may only look must not be able to send it anything
-    Row(name="token", read=PARTIES, render=_token, depends=("on",),
+    Shown(name="token", read=PARTIES, render=_token, depends=("on",),
         doc="of a trigger: the name in trigger/ of the file that fires it"),
     # joined to nothing, and nothing can be read: each flush is a whole of its own
-    Row(name="TOKEN", path=lambda wait: "trigger", kept=False, mode=0o222, read=Role.NONE,
+    Control(name="TOKEN", path=lambda wait: "trigger", kept=False, mode=0o222, read=Role.NONE,
         guard=TRIGGERING, merges=True, volatile=True, render=_nothing,
         commit=_trigger, doc="fires the wait with what is written to it, once: then it is gone"),
 )

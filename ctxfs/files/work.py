@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ctxfs.planes import ItemPlane, agent_with
-from ctxfs.rows import Check, Kind, Render, Row, one_line
+from ctxfs.rows import Check, Control, Directory, Render, Row, Shown, one_line
 from runtime.authority.guard import Guard
 from runtime.caller import PARTIES, Caller
 from runtime.items import Work
@@ -82,20 +82,20 @@ def _set_focus(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
 
 
 #: beside the items, in the agent's table
-CURRENT: Final = Row(
-    name="current", within="work", mode=0o644, guard=Guard(who=PARTIES, when=LIVE), single=True,
+CURRENT: Final = Control(
+    name="current", within="work", guard=Guard(who=PARTIES, when=LIVE), single=True,
     render=_focus, check=_check_focus, commit=_set_focus, depends=("focus",),
     doc="id of the item that has the focus; writing one gives it the focus, an empty line "
     "takes it away",
 )  # fmt: skip
 
 
-def _control(name: str, doc: str, **more: Any) -> Row:
-    return Row(name=name, doc=doc, mode=0o644, guard=WRITING, **more)
+def _control(name: str, doc: str, **more: Any) -> Control:
+    return Control(name=name, doc=doc, guard=WRITING, **more)
 
 
-ROWS: Final = (
-    Row(name="", top=True, kind=Kind.DIRECTORY, mode=0o755),
+ROWS: Final[tuple[Row, ...]] = (
+    Directory(name="", top=True),
     _control("objective", "what it is to reach; without one it is never done",
              render=_text("objective"), commit=_set_text("objective")),
     _control("plan.md", "how, and how far it has come",
@@ -111,8 +111,8 @@ ROWS: Final = (
              commit=_set("blocked_by")),
     _control("parent", "id of a chain that it belongs to, any text", single=True,
              render=_value("parent"), check=_checked("parent"), commit=_set_line("parent")),
-    Row(name="created_at", render=_time("created"), doc="RFC 3339 time"),
-    Row(name="updated_at", render=_time("updated"), depends=("updated",),
+    Shown(name="created_at", render=_time("created"), doc="RFC 3339 time"),
+    Shown(name="updated_at", render=_time("updated"), depends=("updated",),
         doc="RFC 3339 time of the last change"),
 )
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pyfuse3
 import pytest
 
-from ctxfs import rows
+from ctxfs import rownodes
 from ctxfs.files import agent as agent_files
 from ctxfs.files import waiting as waiting_files
 from ctxfs.files import work as work_files
@@ -146,7 +146,7 @@ def test_where_the_owner_is_not_the_agents_uid_both_may_make_and_write(
     assert stat.S_IMODE(mounted.stat(f"{D}/{plane}").st_mode) == 0o777
     agent = the_agent(mounted)
     for group, mode in ((agent.gid, 0o664), (agent.gid + 1, 0o666), (None, 0o666)):
-        monkeypatch.setattr(rows, "group_of", lambda uid, group=group: group)
+        monkeypatch.setattr(rownodes, "group_of", lambda uid, group=group: group)
         found = mounted.stat(f"{D}/{plane}/a/{written}")
         assert stat.S_IMODE(found.st_mode) == mode
         assert (found.st_uid, found.st_gid) == (mounted.agents.privilege.uid, agent.gid)
