@@ -90,7 +90,7 @@ def act(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
     name, *words = (word for word in line.replace("\t", " ").split(" ") if word)
     verb = VERBS.get(name)
     if verb is None:
-        raise MalformedError(f"{quote(name)} is no verb: {', '.join(VERBS)}")
+        raise MalformedError(f"unknown verb {quote(name)}; use {', '.join(VERBS)}")
     least, most = verb.arguments
     if not least <= len(words) <= most:
         raise MalformedError(f"{quote(line)}: the verb is written {verb.usage}")

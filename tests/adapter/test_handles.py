@@ -480,10 +480,10 @@ def test_verbs_before_a_refused_one_have_acted_and_later_ones_do_not(mounted: Mo
 @pytest.mark.parametrize(
     ("line", "name", "wrong"),
     [
-        ("fly", "EINVAL", '"fly" is no verb: start, stop'),
+        ("fly", "EINVAL", 'unknown verb "fly"; use start, stop'),
         ("start now", "EINVAL", "is written start"),
         ("session", "EINVAL", "is written session NAME"),
-        ("START", "EINVAL", "is no verb"),
+        ("START", "EINVAL", "unknown verb"),
         ("pause", "EBUSY", "the agent is new"),
         ("abort", "ESRCH", "no run to abort"),
         ("reset", "EBUSY", "the agent is new"),
