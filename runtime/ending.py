@@ -1,4 +1,4 @@
-"""Ending an agent and all that it owns, in the order of ABI section 13."""
+"""End an agent and everything it owns (ctxfs(5), When a parent ends)."""
 
 from __future__ import annotations
 

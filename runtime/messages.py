@@ -1,4 +1,4 @@
-"""Messages to an agent: the queue, and what becomes of each (ABI section 6)."""
+"""Messages to an agent: the queue, and what becomes of each (ctxfs(5), Messages)."""
 
 from __future__ import annotations
 

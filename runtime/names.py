@@ -1,4 +1,4 @@
-"""Names, times, durations and the other small texts of the ABI.
+"""Names, times, durations and other small texts (ctxfs(5), Names, times and numbers).
 
 Everything is matched as a whole string and in ASCII: ``$`` would accept a
 trailing newline, ``int()`` other scripts' digits.

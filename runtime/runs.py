@@ -1,5 +1,5 @@
 """Runs inside a cell that is held: of turn agents one for each message, of resident ones
-the program that stays, of once agents those after an abort (ABI section 6)."""
+the program that stays, of once agents those after an abort (ctxfs(5), Runs)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The task plane: managed executions of an agent's, and handles of supervised children
-(ABI section 8). What runs them is ``runtime.taskruns``."""
+(ctxfs(5), Tasks). What runs them is ``runtime.taskruns``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of an agent, ``/ctx/agent/NAME.d``, as rows (ABI section 3)."""
+"""The files of an agent, ``/ctx/agent/NAME.d``, as rows (ctxfs(5), Files of an agent)."""
 
 from __future__ import annotations
 

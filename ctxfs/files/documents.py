@@ -1,4 +1,4 @@
-"""Documents: real files of an agent or session that rows stand for (ABI section 4)."""
+"""Documents: real files of an agent or session that rows stand for (ctxfs(5), Agents)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The root of the filesystem, as rows (ABI section 2)."""
+"""The root of the filesystem, as rows (ctxfs(5), The root)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions and the parent's side of delegations, as rows (ABI section 4)."""
+"""Sessions and the parent's side of delegations, as rows (ctxfs(5), Sessions)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The task plane, ``agent/NAME.d/task``, as rows (ABI section 8)."""
+"""The task plane, ``agent/NAME.d/task``, as rows (ctxfs(5), Tasks)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tools, ``/ctx/tool``, as rows (ABI section 12)."""
+"""The tools, ``/ctx/tool``, as rows (ctxfs(5), Tools)."""
 
 from __future__ import annotations
 

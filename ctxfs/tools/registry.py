@@ -1,4 +1,4 @@
-"""All tools: which of them a caller has, and how one is called (ABI section 12)."""
+"""All tools: which of them a caller has, and how one is called (ctxfs(5), Tools)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What agents may, never more than their parents (ABI section 7).
+"""What agents may, never more than their parents (ctxfs-policy(5)).
 
 An agent's effective policy is its own within what its parent may use or
 delegate, all the way up. It is looked at when it is asked for, so that what an

@@ -20,7 +20,7 @@ from runtime.workspace import binds as worktree_mounts
 from tests.unit.fakes import World, inside, operator, world_in
 
 PLACES = Places(mount=Path("/ctx"), state=Path("/var/lib/c"), runtime=Path("/run/c"))
-#: ABI section 6: what programs start from, besides ``env``
+#: ctxfs(5), Environment: what programs start from, besides ``env``
 VARIABLES = {
     "CTX_ROOT",
     "CTX_AGENT",

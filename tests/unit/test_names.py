@@ -1,4 +1,4 @@
-"""The small texts of the ABI: what is accepted, and what is refused with which words."""
+"""The small texts of ctxfs(5): what is accepted, and what is refused with which words."""
 
 from __future__ import annotations
 

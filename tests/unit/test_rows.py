@@ -1,4 +1,4 @@
-"""The tables of files agree with themselves and with the ABI."""
+"""The tables of files agree with themselves and with ctxfs(5)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TABLES = [
 ROWS = [(table, row) for table in TABLES for row in table.rows]
 FILES = [(table, row) for table, row in ROWS if row.kind is Kind.FILE]
 
-#: ABI section 3
+#: ctxfs(5), Files of an agent
 AGENT = {
     "parent",
     "supervisor",
@@ -145,7 +145,7 @@ CONTEXT = {
     "child",
 }
 
-#: ABI section 3, "written by, when": (roles, "new", "not busy", "any", "not dead" or "live")
+#: who writes a file of an agent, and when: (roles, "new", "not busy", "any", "not dead" or "live")
 WRITTEN = {
     "parent": (OPERATORS, "new"),
     "life": (CONTROLLERS, "new"),
@@ -181,7 +181,7 @@ WRITTEN = {
     "work": (PARTIES, "live"),
     "waiting": (PARTIES, "live"),
 }
-#: ABI section 8
+#: ctxfs(5), Tasks
 TASK = {
     *("kind", "title", "cmd", "cwd", "env", "accepts_input", "status", "exit", "pid"),
     *("output", "preview", "input", "ctl", "wait", "work", "started_at", "ended_at"),
@@ -189,7 +189,7 @@ TASK = {
 }
 #: of these, until it is started
 TASK_WRITTEN = {"title", "cmd", "cwd", "env", "accepts_input"}
-#: ABI section 9
+#: ctxfs(5), Work items
 WORK = {
     "objective",
     "plan.md",
@@ -200,7 +200,7 @@ WORK = {
     "created_at",
     "updated_at",
 }
-#: ABI section 10
+#: ctxfs(5), Waits
 WAITING = {"on", "work", "deadline", "status", "payload", "token"}
 #: of both: written by the agent itself too, while it is live
 PLANES_WRITTEN = {
