@@ -117,7 +117,7 @@ class Disks:
             return
         if self._cutting[owner] and self._cutting[owner] + size > _CUT_MAX:
             raise OverTimeError(
-                f"uid {owner[0]} cuts off {self._cutting[owner]} bytes already: try again"
+                f"uid {owner[0]} is already truncating {self._cutting[owner]} bytes: try again"
             )
         self._cutting[owner] += size
         try:
@@ -141,7 +141,7 @@ class Disks:
         with trio.move_on_after(_SETTLED_SECONDS):
             async with changing:
                 return
-        raise OverTimeError("a large part of the file is being cut off: try again")
+        raise OverTimeError("the file is being truncated: try again")
 
     def _is_little(self, size: int, now: float) -> bool:
         self._room = min(_MUCH, self._room + (now - self._then) * _MUCH)
@@ -171,7 +171,7 @@ def _close_all(fds: set[int]) -> None:
         try:
             os.close(fd)
         except OSError as error:
-            log.warning("a file of an agent could not be closed: %s", error.strerror)
+            log.warning("cannot close a file of an agent: %s", error.strerror)
 
 
 def read_cached(fd: int, size: int, offset: int) -> bytes | None:

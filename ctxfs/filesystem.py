@@ -157,7 +157,7 @@ class Filesystem(Watching):
         """The entry of a row's directory; ``MissingError`` or ``DeniedError``."""
         row = directory.row
         if not name.isascii():
-            raise MissingError(f"{quote(name)}: names here are ASCII")
+            raise MissingError(f"{quote(name)}: names here must be ASCII")
         node = row.find(self, directory.obj, call, name) if row.find is not None else None
         if node is None:
             node = self._member(directory, call, name)
@@ -171,7 +171,7 @@ class Filesystem(Watching):
             and node.table.plane is Plane.SESSION
             and not node.may_read(call.caller)
         ):
-            raise DeniedError(f"{node.path} is not yours to see")
+            raise DeniedError(f"the caller may not see {node.path}")
         return node
 
     def _member(self, directory: RowNode, call: Call, name: str) -> Node | None:
@@ -184,7 +184,7 @@ class Filesystem(Watching):
         node = RowNode(self, directory.table, directory.index, directory.obj, number)
         if self._may_see(node, call):
             return self._real(node)
-        raise DeniedError(f"{node.row.name} is not yours to see")
+        raise DeniedError(f"the caller may not see {node.row.name}")
 
     def list_in(self, directory: RowNode, call: Call) -> Iterator[str]:
         row = directory.row
@@ -353,7 +353,7 @@ class Filesystem(Watching):
 
     def make_agent(self, call: Call, name: str) -> Node:
         if not name.endswith(".d"):
-            raise MalformedError(f"{quote(name)}: an agent is made by mkdir agent/NAME.d")
+            raise MalformedError(f"{quote(name)}: create an agent with mkdir agent/NAME.d")
         agent = self.runtime.agents.births.create(call.caller, name.removesuffix(".d"))
         node = self.agent_entry(f"{agent.name}.d")
         assert node is not None
@@ -364,7 +364,7 @@ class Filesystem(Watching):
         if node is None or node.agent is None or not self.visible(node.agent, call):
             raise MissingError(f"there is no agent directory {quote(name)}")
         if not self.runtime.agents.identity.roles(call.caller, node.agent) & CONTROLLERS:
-            raise DeniedError(f"{quote(node.agent.name)} is not yours to remove")
+            raise DeniedError(f"the caller may not remove {quote(node.agent.name)}")
         self.runtime.agents.removals.remove(node.agent)
 
     def child_link(self, child: Agent) -> Node:
@@ -377,7 +377,7 @@ class Filesystem(Watching):
         word = name.removeprefix(".bind-")
         agent = self.runtime.agents.registry.get(int(word)) if word.isdigit() else None
         if agent is None:
-            raise ForbiddenError("nodes cannot be made here")
+            raise ForbiddenError("nodes cannot be created here")
         number = agent_files.TABLE.number(".sock", "agent")
         return RowNode(self, agent_files.TABLE, agent.index, agent, number)
 
@@ -440,13 +440,13 @@ class Filesystem(Watching):
 
         def may_read(caller: Caller) -> None:
             if not self.runtime.agents.identity.roles(caller, agent) & INSIDERS:
-                raise DeniedError("these artifacts are not yours to read")
+                raise DeniedError("the caller may not read these artifacts")
 
         def may_write(caller: Caller) -> None:
             if not self.runtime.agents.identity.roles(caller, agent) & Role.SELF:
-                raise DeniedError("artifacts are written by the agent itself")
+                raise DeniedError("only the agent itself may write artifacts")
             if agent.status is Status.DEAD:
-                raise WrongStateError("artifacts are written until the agent is dead")
+                raise WrongStateError("artifacts cannot be written after the agent is dead")
 
         space = Space(
             path=f"agent/{agent.name}.d/artifact",
@@ -483,11 +483,11 @@ class Filesystem(Watching):
 
         def may_read(caller: Caller) -> None:
             if not roles(caller) & (OPERATORS | Role.SELF | Role.SESSION_READER):
-                raise DeniedError("this session is not yours to read")
+                raise DeniedError("the caller may not read this session")
 
         def may_write(caller: Caller) -> None:
             if not roles(caller) & Role.SELF:
-                raise DeniedError("episodes are written by the agent itself")
+                raise DeniedError("only the agent itself may write episodes")
 
         def owner() -> tuple[int, int]:
             agent = agents.registry.recall(session.incarnation)
@@ -518,7 +518,7 @@ class Filesystem(Watching):
             or not isinstance(source, DurableNode)
             or source.space is not own
         ):
-            raise ForbiddenError("only files of artifact/ are renamed here, over result.md")
+            raise ForbiddenError("only files of artifact/ can be renamed here, over result.md")
         node = self.durable.find(source, name)
         if node.is_directory():
             raise ForbiddenError("result.md is a file")
@@ -581,7 +581,7 @@ class Filesystem(Watching):
 
     def _check_known(self, caller: Caller) -> None:
         if not self.runtime.agents.identity.still(caller):
-            raise DeniedError("the caller is gone: so are its rights")
+            raise DeniedError("the caller is gone, and its rights with it")
 
     def history_of(self, uid: int, name: str) -> Node | None:
         found = self.runtime.agents.sessions.first(uid, name)
@@ -612,7 +612,7 @@ class Filesystem(Watching):
             raise MissingError(f"there is no session {quote(name)}")
         caller = call.caller
         if caller.agent is not None or not caller.known or caller.uid not in (0, key[0]):
-            raise DeniedError("sessions are removed by operators")
+            raise DeniedError("only operators may remove sessions")
         self.runtime.agents.removals.remove_session(session)
 
     def spaces(self) -> list[str]:
@@ -662,7 +662,7 @@ class Filesystem(Watching):
         try:
             path.mkdir(mode=0o700)
         except FileExistsError:
-            raise TakenError(f"the space {quote(name)} exists") from None
+            raise TakenError(f"the space {quote(name)} already exists") from None
         os.chown(path, call.uid, call.gid)
         os.chmod(path, mode & 0o1777)
         return self.space(name)
@@ -670,7 +670,7 @@ class Filesystem(Watching):
     def remove_space(self, name: str) -> None:
         path = self.runtime.places.state / "shared" / name
         if any(path.iterdir()):
-            raise NotEmptyError(f"the space {quote(name)} has files")
+            raise NotEmptyError(f"the space {quote(name)} is not empty")
         node = self.space(name)
         path.rmdir()
         self.durable.remove(node)

@@ -372,7 +372,7 @@ class Operations(pyfuse3.Operations):
         ctx: RequestContext,
     ) -> None:
         if flags & ~_RENAME_NOREPLACE:
-            raise MalformedError("only RENAME_NOREPLACE is known here (rename(2))")
+            raise MalformedError("unknown flag of rename(2); use RENAME_NOREPLACE or none")
         source, target = self._fs.node(parent_inode_old), self._fs.node(parent_inode_new)
         await self._fs.settled(source, _name(name_old))
         await self._fs.settled(target, _name(name_new))

@@ -148,8 +148,8 @@ class Row:
 
     def too_long(self, limit: int) -> CtxError:
         if self.document:
-            return TooLargeError(f"a document is at most {limit} bytes (document_max)")
-        return TooLongError(f"a control takes at most {limit} bytes")
+            return TooLargeError(f"a document may have at most {limit} bytes (document_max)")
+        return TooLongError(f"a control may have at most {limit} bytes")
 
 
 @lru_cache(maxsize=1024)
@@ -331,7 +331,7 @@ class RowNode(Node):
     def check_there(self) -> None:
         """``MissingError`` once the object is gone: who has opened a row of it keeps the row."""
         if not self.fs.has(self):
-            raise MissingError(f"what this {self.row.name} is of is gone: open it again")
+            raise MissingError(f"the object of this {self.row.name} is gone: open the file again")
 
     def check_writer(self, caller: Caller) -> None:
         """Identity first, then the state: ``DeniedError`` or ``WrongStateError``.
@@ -340,15 +340,15 @@ class RowNode(Node):
         """
         row = self.row
         if not row.write:
-            raise ForbiddenError(f"{row.name} is not written by anyone")
+            raise ForbiddenError(f"{row.name} cannot be written")
         roles = self.roles(caller)
         if not roles & self.writing_roles:
             who = "its creator" if self._delegated else writers(row)
-            raise DeniedError(f"{row.name} is not yours to write: {who} may")
+            raise DeniedError(f"the caller may not write {row.name}; {who} may")
         agent = self.agent
         if agent is not None and agent.status not in row.when:
             raise WrongStateError(
-                f"{row.name} is written {statuses(row)}; the agent is {agent.status}"
+                f"{row.name} can be written {statuses(row)}; the agent is {agent.status}"
             )
         self.check_there()
         if row.writable is not None:
@@ -362,7 +362,7 @@ class RowNode(Node):
             raise IsADirectoryNodeError(f"{self.path} is a directory")
         accmode = flags & os.O_ACCMODE
         if accmode != os.O_WRONLY and not self.may_read(call.caller):
-            raise DeniedError(f"{row.name} is not yours to read")
+            raise DeniedError(f"the caller may not read {row.name}")
         if accmode != os.O_RDONLY or flags & os.O_TRUNC:
             self.check_writer(call.caller)
         if row.opener is not None:
@@ -405,7 +405,7 @@ class RowNode(Node):
         if self.row.kind is not Kind.DIRECTORY:
             return super().list(call)
         if not self.may_read(call.caller):
-            raise DeniedError(f"{self.path or '/'} is not yours to list")
+            raise DeniedError(f"the caller may not list {self.path or '/'}")
         return self.fs.list_in(self, call)
 
     def readlink(self) -> str:
@@ -447,7 +447,7 @@ class RowNode(Node):
         if changes.size is not None:
             self.fs.truncate_row(self, call, changes.size)
         if changes.times is not None and not self.roles(call.caller) & self.row.write:
-            raise ForbiddenError(f"the times of {self.path} are given, not set")
+            raise ForbiddenError(f"the times of {self.path} cannot be changed")
 
 
 _WHO: Final = (
@@ -484,7 +484,7 @@ def one_line(text: str) -> str:
     """The value of a control that holds one: without its newline; ``MalformedError``."""
     value = text.removesuffix("\n")
     if "\n" in value:
-        raise MalformedError("one value is wanted, on one line")
+        raise MalformedError("write one value, on one line")
     return value
 
 

@@ -486,5 +486,5 @@ class Items:
 def check_priority(text: str) -> str:
     """``MalformedError`` for what is no priority."""
     if text not in PRIORITIES:
-        raise MalformedError(f"{quote(text)} is none of: {', '.join(PRIORITIES)}")
+        raise MalformedError(f"unknown priority {quote(text)}; use {', '.join(PRIORITIES)}")
     return text

@@ -53,7 +53,7 @@ def check_id(text: str) -> str:
     """A message's id as its sender gives it; ``MalformedError``."""
     if not _ID.fullmatch(text):
         raise MalformedError(
-            f"{quote(text)} is no id: 1 to 128 printable ASCII characters, no blanks"
+            f"{quote(text)} is not an id; use 1 to 128 printable ASCII characters without blanks"
         )
     return text
 
@@ -116,12 +116,12 @@ class Messages:
         """``WrongStateError`` for an agent that takes no messages, by mode or by status."""
         if not agent.how.takes_messages:
             raise WrongStateError(
-                f"{quote(agent.name)} is a once agent: it takes no messages; "
+                f"{quote(agent.name)} is a once agent, which takes no messages; "
                 "write handoff.md before its start, or make a turn or resident agent"
             )
         if agent.status in (Status.STOPPING, Status.DEAD):
             raise WrongStateError(
-                f"{quote(agent.name)} is {agent.status}: it takes no messages any more"
+                f"{quote(agent.name)} is {agent.status}: it no longer takes messages"
             )
 
     def send(
@@ -182,7 +182,7 @@ class Messages:
         self.check_accepts(agent)
         config = self._settings.config
         if len(text.encode()) > config.frame_max:
-            raise TooLongError(f"a message is at most {config.frame_max} bytes")
+            raise TooLongError(f"a message may have at most {config.frame_max} bytes")
         waiting = len(self.pending(agent)) + len(change.newly_made(agent.index, Message))
         if waiting >= config.messages:
             raise QuotaError(

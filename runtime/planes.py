@@ -63,7 +63,7 @@ class Plane(Generic[_I]):
         """``MissingError`` if there is none of this name."""
         item = self._items.named(agent.index, self._cls, name)
         if item is None:
-            raise MissingError(f"{quote(name)} is no {self._what} of {quote(agent.name)}")
+            raise MissingError(f"{quote(agent.name)} has no {self._what} {quote(name)}")
         return item
 
     def check_there(self, item: _I) -> None:
@@ -88,7 +88,7 @@ class Plane(Generic[_I]):
         check_name(name)
         there = self.of(change, agent)
         if any(item.name == name for item in there):
-            raise TakenError(f"{quote(agent.name)} has a {self._what} {quote(name)} already")
+            raise TakenError(f"{quote(agent.name)} already has a {self._what} {quote(name)}")
         check_takes(agent, self._what)
         limit = self._limit(self._settings.config)
         if sum(map(self._counts, there)) >= limit:
@@ -113,7 +113,7 @@ class Plane(Generic[_I]):
     def _check_party(self, caller: Caller, agent: Agent) -> None:
         if not self._identity.roles(caller, agent) & PARTIES:
             raise DeniedError(
-                f"the {self._what}s of {quote(agent.name)} are not yours to make and remove"
+                f"the caller may not make or remove a {self._what} of {quote(agent.name)}"
             )
 
     def _counts(self, item: _I) -> bool:
@@ -134,7 +134,7 @@ def check_takes(agent: Agent, what: str) -> None:
     """``WrongStateError`` for an agent below which nothing begins any more, or yet."""
     if not agent.accepts_children:
         raise WrongStateError(
-            f"{quote(agent.name)} is {agent.status}: a {what} belongs to a live agent "
+            f"{quote(agent.name)} is {agent.status}: a {what} needs a live agent "
             "that is not stopping"
         )
 

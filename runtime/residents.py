@@ -204,7 +204,7 @@ class Resident:
             try:
                 self._deliver(message)
             except NoSpaceError as error:
-                log.error("%s: its next message waits: %s", agent.name, error)
+                log.error("%s: the next message waits: %s", agent.name, error)
                 await trio.sleep(_RETRY_SECONDS)
                 continue
             await self._write(message)

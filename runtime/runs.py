@@ -77,7 +77,7 @@ class Runs:
             try:
                 begun = self._begin(agent, following)
             except NoSpaceError as error:
-                log.error("%s: its next run does not begin yet: %s", agent.name, error)
+                log.error("%s: the next run cannot begin yet: %s", agent.name, error)
                 await trio.sleep(_RETRY_SECONDS)
                 continue
             if not begun and self._is_left(agent, following):

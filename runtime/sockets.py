@@ -152,7 +152,7 @@ class Connection:
         while (end := self._buffer.find(b"\n", searched)) < 0:
             searched = len(self._buffer)
             if searched > self._frame_max:
-                raise TooLongError(f"a frame is at most {self._frame_max} bytes")
+                raise TooLongError(f"a frame may have at most {self._frame_max} bytes")
             data = await self._received()
             if not data:
                 return None
@@ -161,14 +161,14 @@ class Connection:
             if not searched:
                 self._drop_blanks()
         if end > self._frame_max:
-            raise TooLongError(f"a frame is at most {self._frame_max} bytes")
+            raise TooLongError(f"a frame may have at most {self._frame_max} bytes")
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
         self._answering = end + 1
         try:
             return line.decode()
         except UnicodeDecodeError:
-            raise MalformedError("a frame is UTF-8") from None
+            raise MalformedError("a frame must be UTF-8") from None
 
     async def _received(self) -> bytes:
         """What came, in its turn; so are ends, which hundreds of connections may come to at
@@ -229,7 +229,7 @@ def _named(operations: Mapping[str, _O], name: Any) -> _O:
     """``MalformedError`` for an unknown one."""
     found = operations.get(name) if isinstance(name, str) else None
     if found is None:
-        raise MalformedError(f"{quote(str(name))} is none of: {', '.join(operations)}")
+        raise MalformedError(f"unknown operation {quote(str(name))}; use {', '.join(operations)}")
     return found
 
 
@@ -460,7 +460,7 @@ class Sockets(Watching):
             return
         roles = self._agents.identity.roles(caller, agent)
         if not roles or (agent.private and not roles & INSIDERS):
-            raise DeniedError(f"the agent {quote(agent.name)} is private: its socket is not yours")
+            raise DeniedError(f"{quote(agent.name)} is private: the caller may not use its socket")
 
     async def _answer(
         self,
@@ -485,7 +485,7 @@ class Sockets(Watching):
             operation = _named(OPERATIONS, name)
             self._check_peer(agent, connection.caller)
             if not self._agents.identity.roles(connection.caller, agent) & operation.who:
-                raise DeniedError(f"{operation.name} is not yours to ask of {quote(agent.name)}")
+                raise DeniedError(f"the caller may not ask {operation.name} of {quote(agent.name)}")
             if server.refusing and not operation.stays:
                 raise WrongStateError(f"the agent {quote(agent.name)} is stopping")
             if not operation.stays:
@@ -506,7 +506,7 @@ class Sockets(Watching):
     ) -> None:
         """Answers in a task of its own; ``QuotaError``."""
         if len(staying.child_tasks) >= _STAYING_MAX:
-            raise QuotaError(f"{_STAYING_MAX} operations of this connection wait already")
+            raise QuotaError(f"{_STAYING_MAX} operations of this connection are pending already")
         connection.hold(size)
         staying.start_soon(self._stay, connection, answer, request, size)
 
@@ -536,7 +536,7 @@ class Sockets(Watching):
         name = str(request.get("agent"))
         agent = self._agents.registry.named(name)
         if agent is None or not self._agents.identity.roles(connection.caller, agent) & OPERATORS:
-            raise MissingError(f"{quote(name)} is no agent that you are an operator of")
+            raise MissingError(f"{quote(name)}: the caller is not an operator of such an agent")
         return agent
 
     def _audit(self, caller: Caller, agent: Agent | None) -> dict[str, Any]:
@@ -590,7 +590,7 @@ class Sockets(Watching):
         """Replays the session's events after an id, then sends new ones until the end."""
         after = request.get("after")
         if after is not None and not (isinstance(after, str) and _EVENT_ID.fullmatch(after)):
-            raise MalformedError(f"after: {quote(str(after))} is no event id such as e17")
+            raise MalformedError(f"after: {quote(str(after))} is not an event id such as e17")
         session = self._agents.sessions.get(agent.session)
         if session is None:
             raise MissingError("the session was removed")
@@ -639,9 +639,9 @@ class Sockets(Watching):
         name = request.get("id")
         text = request.get("input")
         if not isinstance(name, str):
-            raise MalformedError("id: a text that names this message is wanted")
+            raise MalformedError("id: write a string that names this message")
         if not isinstance(text, str):
-            raise MalformedError("input: the text of the message is wanted")
+            raise MalformedError("input: write a string, the text of the message")
         message = self._agents.messages.find(agent, check_id(name))
         if message is None or message.asked != caller.key:
             if server.refusing:
@@ -686,11 +686,11 @@ class Sockets(Watching):
         roles = self._agents.identity.roles(connection.caller, agent)
         own = message is not None and message.asked == connection.caller.key
         if not own and not roles & (CONTROLLERS | Role.STOPPER):
-            raise DeniedError(f"the message {quote(name)} is not yours to cancel")
+            raise DeniedError(f"the caller may not cancel the message {quote(name)}")
         if message is None:
-            raise MissingError(f"{quote(name)}: no such message is known here")
+            raise MissingError(f"there is no message {quote(name)} in this session")
         if message.over:
-            raise NotRunningError(f"the message {quote(name)} is {message.status} already")
+            raise NotRunningError(f"the message {quote(name)} is already {message.status}")
         with self._agents.journal.acting(connection.caller):
             self._agents.messages.cancel(agent, message)
 
@@ -705,7 +705,7 @@ class Sockets(Watching):
     async def _answer_tool(self, connection: Connection, request: dict[str, Any]) -> None:
         name = request.get("name")
         if not isinstance(name, str):
-            raise MalformedError("name: the name of a tool is wanted")
+            raise MalformedError("name: write the name of a tool")
         output = await self._call_tool(connection.caller, name, request.get("input", {}))
         frame = {"type": "tool", "output": output}
         if isinstance(request.get("id"), str):

@@ -230,7 +230,7 @@ class TaskPlane(Plane[Task], Watching):
     def _removing(self, change: Change, agent: Agent, item: Task) -> None:
         child = self.child_of(item)
         if child is not None and not item.over:
-            raise WrongStateError(f"{quote(item.name)} is the handle of an agent: rmdir that")
+            raise WrongStateError(f"{quote(item.name)} is the handle of an agent: rmdir the agent")
         if child is not None and child.worktree is not None and child.worktree_made:
             found = Worktree.load(child.worktree)
             if found.state is State.KEPT:
@@ -270,10 +270,10 @@ class TaskPlane(Plane[Task], Watching):
         self.check_there(task)
         if task.child:
             raise ForbiddenError(
-                f"{quote(task.name)} is the handle of an agent: its files say what it does"
+                f"{quote(task.name)} is the handle of an agent: write the files of the agent"
             )
         if task.status is not TaskStatus.MADE:
-            raise WrongStateError(f"the task {quote(task.name)} was started already")
+            raise WrongStateError(f"the task {quote(task.name)} was already started")
 
     def start(self, caller: Caller, agent: Agent, task: Task) -> None:
         """Queues a command; it runs as soon as its agent's cell is there."""
@@ -285,7 +285,7 @@ class TaskPlane(Plane[Task], Watching):
             if owner.frozen:
                 raise WrongStateError(f"{quote(owner.name)} is paused: resume it first")
         if not task.cmd.strip():
-            raise MalformedError("cmd is empty: write the command there first")
+            raise MalformedError("cmd is empty: write the command to it first")
         self._living.check_task(agent, task)
         with self._journal.changing() as change:
             change.step(task, TaskEvent.START)

@@ -127,7 +127,7 @@ class WaitingPlane(Plane[Wait], Watching):
         return sorted(waits, key=lambda wait: wait.index or math.inf)
 
     def with_token(self, token: str) -> Wait | None:
-        """The wait that whoever writes to this token fires; None for used ones."""
+        """The wait that a write to this token fires; None for a used token."""
         wait = self._items.with_token(token)
         return wait if wait is not None and self.is_trigger(wait) else None
 
@@ -198,8 +198,8 @@ class WaitingPlane(Plane[Wait], Watching):
         there = sum(1 for _ in armed_for(self._items, change, agent, "on", on))
         if there >= _FOR_THE_SAME:
             raise QuotaError(
-                f"{there} waits of {quote(agent.name)} are for {on!r} already, and no more can "
-                "be: cancel one first"
+                f"{there} waits of {quote(agent.name)} are for {on!r} already, the maximum: "
+                "cancel one first"
             )
 
     def _check_family(self, caller: Caller, family: str) -> None:
@@ -207,7 +207,7 @@ class WaitingPlane(Plane[Wait], Watching):
             return
         maker = self._registry.get(caller.agent)
         if maker is None or family not in self._authority.families(maker):
-            raise DeniedError(f"the calling agent lacks {family}, which this kind of wait is of")
+            raise DeniedError(f"the calling agent lacks {family}, which this kind of wait needs")
 
     def _open_work(self, change: Change, agent: Agent, name: str) -> Work | None:
         """The work item that a wait is to block; None for no name."""
@@ -295,7 +295,7 @@ class WaitingPlane(Plane[Wait], Watching):
         """Somebody wrote to its token; ``MissingError`` if that is not good any more."""
         agent = self._registry.get(wait.agent)
         if agent is None or not self.is_trigger(wait):
-            raise MissingError("this token is not good any more: it was used, or the wait is over")
+            raise MissingError("this token is no longer valid: it was used, or the wait is over")
         with self._journal.changing() as change:
             self.fire(change, agent, wait, text)
         crashpoints.reach("wait.fired")
@@ -421,7 +421,7 @@ def _parse(text: str) -> tuple[_Kind, str]:
     kind = _KINDS.get(word)
     if kind is None or len(arguments) != len(kind.usage.split()) - 1:
         usages = ", ".join(kind.usage for kind in _KINDS.values())
-        raise MalformedError(f"{quote(text)} is none of: {usages}")
+        raise MalformedError(f"unknown condition {quote(text)}; use one of: {usages}")
     return kind, "".join(arguments)
 
 
@@ -440,7 +440,7 @@ def _task_over(plane: WaitingPlane, change: Change, agent: Agent, argument: str)
     made = [t for t in change.newly_made(agent.index, Task) if t.name == argument]
     task = made[0] if made else plane._items.named(agent.index, Task, argument)
     if task is None:
-        raise MissingError(f"{quote(argument)} is no task of {quote(agent.name)}")
+        raise MissingError(f"{quote(agent.name)} has no task {quote(argument)}")
     if not change.is_over(task):
         return None
     return task_payload(task.name, change.peek(task, "status"), change.peek(task, "exit"))
@@ -452,7 +452,7 @@ def _child_over(plane: WaitingPlane, change: Change, agent: Agent, argument: str
             if change.peek_agent(child, "status") is not Status.DEAD:
                 return None
             return child_payload(child.name, child.status, child.outcome, child.reason)
-    raise MissingError(f"{quote(argument)} is no child of {quote(agent.name)}")
+    raise MissingError(f"{quote(agent.name)} has no child {quote(argument)}")
 
 
 def _message_over(

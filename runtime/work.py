@@ -93,7 +93,7 @@ class WorkPlane(Plane[Work]):
         self.check_open(item)
         limit = self._settings.config.control_max
         if len(text.encode()) > limit:
-            raise TooLongError(f"{field} is at most {limit} bytes")
+            raise TooLongError(f"{field} may have at most {limit} bytes")
         setter = _SETTERS.get(field)
         if setter is None:
             change.put(item, **{field: text})
@@ -164,7 +164,7 @@ class WorkPlane(Plane[Work]):
     def _removing(self, change: Change, agent: Agent, item: Work) -> None:
         if item.status in (WorkStatus.ACTIVE, WorkStatus.BLOCKED):
             raise WrongStateError(
-                f"the work item {quote(item.name)} is {item.status}: end it, or open it, first"
+                f"the work item {quote(item.name)} is {item.status}: end it or open it first"
             )
         for other in self.of(change, agent):
             if item.name in other.blocked_by:
@@ -176,7 +176,7 @@ class WorkPlane(Plane[Work]):
 
     def _set_parent(self, change: Change, agent: Agent, item: Work, text: str) -> None:
         if "\n" in text:
-            raise MalformedError(f"{quote(text)}: a parent is one line")
+            raise MalformedError(f"{quote(text)}: a parent must be one line")
         change.put(item, parent=text)
 
     def _set_status(self, change: Change, agent: Agent, item: Work, text: str) -> None:
@@ -203,7 +203,7 @@ class WorkPlane(Plane[Work]):
     def _finish(self, change: Change, agent: Agent, item: Work) -> None:
         if not change.peek(item, "objective").strip():
             raise WrongStateError(
-                f"the work item {quote(item.name)} has no objective: without one it is never done"
+                f"the work item {quote(item.name)} has no objective: write one first"
             )
         self._end(change, agent, item, WorkEvent.FINISH)
 
@@ -226,7 +226,7 @@ class WorkPlane(Plane[Work]):
         )
         for name in names:
             if name == item.name:
-                raise MalformedError(f"{quote(name)} cannot be in its own way")
+                raise MalformedError(f"{quote(name)} cannot block itself")
             self.named(change, agent, name)
         before = self.obstacles(change, agent, item)
         change.put(item, blocked_by=tuple(names))

@@ -118,10 +118,10 @@ def _parse_parent(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> Ag
     if word == "operator":
         return None
     if not word.startswith("agent:"):
-        raise MalformedError(f"{quote(line)} is neither operator nor agent:NAME")
+        raise MalformedError(f"unknown parent {quote(line)}; use operator or agent:NAME")
     parent = fs.runtime.agents.registry.named(names.check_name(word.removeprefix("agent:")))
     if parent is None or not fs.runtime.agents.identity.roles(caller, parent) & OPERATORS:
-        raise DeniedError(f"{quote(word)} is no agent that you are an operator of")
+        raise DeniedError(f"{quote(word)}: the caller is not an operator of such an agent")
     return parent
 
 
@@ -187,7 +187,7 @@ def _parse_owner(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> int
 def _parse_id(line: str) -> int:
     value = names.parse_number(line)
     if value >= 2**32 - 1:
-        raise MalformedError(f"{quote(line)} is no id: at most {2**32 - 2}")
+        raise MalformedError(f"{quote(line)} is not an id: use a number up to {2**32 - 2}")
     return value
 
 
@@ -230,7 +230,7 @@ def _parse_groups(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> tu
         if extra:
             raise DeniedError(f"groups {extra} exceed those of the parent {quote(parent.name)}")
     elif not fs.runtime.agents.identity.is_master(caller):
-        raise DeniedError("groups of a root agent are set by operators with uid 0")
+        raise DeniedError("only operators with uid 0 may set the groups of a root agent")
     elif 0 in groups and not fs.runtime.config.allow_root_agents:
         raise DeniedError("0: agents do not run as root (allow_root_agents is not set)")
     return groups
@@ -252,7 +252,7 @@ def _groups(fs: Filesystem, agent: Agent, caller: Caller) -> str:
 
 def _parse_label(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
     if not _LABEL.fullmatch(line):
-        raise MalformedError(f"{quote(line)} is no label: letters, digits and . _ + -, at most 64")
+        raise MalformedError(f"{quote(line)} is not a label: up to 64 letters, digits and . _ + -")
     return line
 
 
@@ -277,8 +277,8 @@ def _check_policy(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> No
         for rule in wanted:
             if not present.covers_as(rule):
                 raise WrongStateError(
-                    f"{rule.cls}:{rule.object} {rule.perm} would widen the policy: "
-                    "that is done while the agent is new"
+                    f"{rule.cls}:{rule.object} {rule.perm} would extend the policy: "
+                    "that is possible only while the agent is new"
                 )
 
 
@@ -347,7 +347,7 @@ def _check_expansion(
     if source is not None and inside is not None and inside.path in ancestry(source.path):
         return
     raise DeniedError(
-        f"{what} is outside of the workspace of {quote(maker.name)}, whose profile "
+        f"{what} is outside the workspace of {quote(maker.name)}, whose profile "
         f"{maker.profile} lacks authority_expansion"
     )
 
@@ -364,7 +364,7 @@ def _found_sources(
     known = mounts.Sources.load(agent.sources.get(name)).joined(boot, found, paths)
     missing = known.missing(paths)
     if missing and caller.agent is not None:
-        raise UnansweredError(f"{quote(missing[0])}: nobody could look at it: write it anew")
+        raise UnansweredError(f"{quote(missing[0])}: the look-up failed: write it again")
     others = {key: value for key, value in agent.sources.items() if key != name}
     return {**others, name: known.dump()} if paths else others
 
@@ -427,7 +427,7 @@ def _parse_iso(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
     iso = names.check_choice(line, ("sandbox", "shared"))
     if iso == "shared":
         if caller.agent is not None:
-            raise DeniedError("shared is written by operators only")
+            raise DeniedError("only operators may write shared")
         if fs.runtime.agents.privilege.rootless:
             raise UnsupportedError(
                 "iso=shared: this ctxd runs without root: an agent with its uid and the host's "
@@ -450,7 +450,7 @@ def _parse_workspace(fs: Filesystem, agent: Agent, caller: Caller, line: str) ->
         if path == "/":
             raise MalformedError("explicit_root:/ would be the whole view; name a directory in it")
         return line
-    raise MalformedError(f"{quote(line)} is none of: inherit, worktree, explicit_root:/PATH")
+    raise MalformedError(f"{quote(line)} is not inherit, worktree or explicit_root:/PATH")
 
 
 def _path_row(name: str, doc: str, parse: Parse, *, expands: bool, **more: Any) -> Row:
@@ -525,7 +525,7 @@ def _parse_context(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> s
 
 def _parse_model(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
     if len(line) > 256 or not line.isprintable():
-        raise MalformedError(f"{quote(line)} is no model id: printable, at most 256 characters")
+        raise MalformedError(f"{quote(line)} is not a model id; use up to 256 printable characters")
     if line and not fs.runtime.agents.authority.allows(agent, "model", line, "use"):
         raise DeniedError(f"model:{line} use is not in the agent's effective policy")
     return line
@@ -533,7 +533,7 @@ def _parse_model(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str
 
 def _parse_exec(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
     if any(ord(c) < 32 and c != "\t" for c in line):
-        raise MalformedError(f"{quote(line)}: a command line has no control characters")
+        raise MalformedError(f"{quote(line)}: a command line cannot contain control characters")
     names.split_command(line)
     return line
 
@@ -545,7 +545,7 @@ def _parse_mode(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
 def _parse_restart(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
     value = names.check_choice(line, ("no", "on-failure", "always"))
     if value != "no" and agent.parent is not None:
-        raise MalformedError(f"{quote(line)}: only root agents restart; a child has no")
+        raise MalformedError(f"{quote(line)}: only root agents restart; for a child, use no")
     return value
 
 
@@ -565,7 +565,7 @@ def _parse_limit(line: str) -> tuple[str, str]:
     elif key == "pids.max":
         value = str(names.parse_number(value))
     elif not _CPU.fullmatch(value):
-        raise MalformedError(f"{quote(value)} is no cpu.max: microseconds, or quota and period")
+        raise MalformedError(f"{quote(value)} is not a cpu.max: microseconds, or quota and period")
     return key, value
 
 

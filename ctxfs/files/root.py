@@ -122,18 +122,18 @@ def _find_space(fs: Filesystem, _: Any, call: Call, name: str) -> Node | None:
 
 def _make_space(fs: Filesystem, _: Any, call: Call, name: str, mode: int) -> Node:
     if call.caller.agent is not None or not call.caller.known:
-        raise DeniedError("spaces are made by operators")
+        raise DeniedError("only operators may create spaces")
     return fs.make_space(call, name, mode)
 
 
 def _remove_space(fs: Filesystem, _: Any, call: Call, name: str) -> None:
     if call.caller.agent is not None or not call.caller.known:
-        raise DeniedError("spaces are removed by operators")
+        raise DeniedError("only operators may remove spaces")
     if name not in fs.spaces():
         raise MissingError(f"there is no space {quote(name)}")
     master = fs.runtime.agents.identity.is_master(call.caller)
     if not master and fs.space_owner(name) != call.caller.uid:
-        raise DeniedError(f"the space {quote(name)} is not yours to remove")
+        raise DeniedError(f"the caller may not remove the space {quote(name)}")
     fs.remove_space(name)
 
 

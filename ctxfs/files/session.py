@@ -76,13 +76,13 @@ def _open_messages(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Han
     def append(lines: list[str]) -> None:
         agent = fs.runtime.agents.registry.get(session.incarnation)
         if agent is None or agent.index != call.caller.agent:
-            raise DeniedError("messages are appended by the agent of this session")
+            raise DeniedError("only the agent of this session may append messages")
         change = Change()
         for line in lines:
             message = parse_json_object(line)
             role = message.get("role")
             if role not in _ROLES:
-                raise MalformedError(f"role: {quote(str(role))} is none of: {', '.join(_ROLES)}")
+                raise MalformedError(f"unknown role {quote(str(role))}; use {', '.join(_ROLES)}")
             if "content" not in message:
                 raise MalformedError(f"{quote(line)} has no content")
             kept = {key: value for key, value in message.items() if key not in _GIVEN}

@@ -58,7 +58,7 @@ def _single(name: str, doc: str, parse: Callable[[str], Any], **more: Any) -> Ro
 
 def _parse_title(line: str) -> str:
     if len(line) > _TITLE_MAX or not line.isprintable():
-        raise MalformedError(f"{quote(line)} is no title: printable, at most {_TITLE_MAX}")
+        raise MalformedError(f"{quote(line)} is not a title: printable, at most {_TITLE_MAX}")
     return line
 
 
@@ -92,7 +92,7 @@ def _set_env(fs: Filesystem, task: Task, caller: Caller, text: str) -> None:
 
 def _check_work(fs: Filesystem, task: Task, caller: Caller, line: str) -> None:
     if line and fs.runtime.agents.items.named(task.agent, Work, line) is None:
-        raise MissingError(f"{quote(line)} is no work item of this agent")
+        raise MissingError(f"this agent has no work item {quote(line)}")
 
 
 def _set_work(fs: Filesystem, task: Task, caller: Caller, text: str) -> None:
@@ -152,7 +152,7 @@ def act(fs: Filesystem, task: Task, caller: Caller, line: str) -> None:
     tasks = fs.runtime.agents.tasks
     verb = line.strip(" \t")
     if verb not in _VERBS:
-        raise MalformedError(f"{quote(verb)} is no verb: {', '.join(_VERBS)}")
+        raise MalformedError(f"unknown verb {quote(verb)}; use {', '.join(_VERBS)}")
     agent = fs.runtime.agents.registry.get(task.agent)
     if agent is None:
         raise WrongStateError("the agent of this task is gone")

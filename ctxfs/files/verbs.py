@@ -93,9 +93,9 @@ def act(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
         raise MalformedError(f"unknown verb {quote(name)}; use {', '.join(VERBS)}")
     least, most = verb.arguments
     if not least <= len(words) <= most:
-        raise MalformedError(f"{quote(line)}: the verb is written {verb.usage}")
+        raise MalformedError(f"{quote(line)}: wrong arguments; use {verb.usage}")
     if not fs.runtime.agents.identity.roles(caller, agent) & verb.who:
-        raise DeniedError(f"{name} is not yours to say to {quote(agent.name)}")
+        raise DeniedError(f"the caller may not {name} {quote(agent.name)}")
     with fs.runtime.agents.journal.acting(caller, agent, verb=name):
         verb.handler(fs, agent, caller, words)
 

@@ -62,7 +62,7 @@ def _nothing(fs: Filesystem, wait: Wait, caller: Caller) -> str:
 
 def _unused(fs: Filesystem, wait: Wait) -> None:
     if not fs.runtime.agents.waiting.is_trigger(wait):
-        raise MissingError("this token is not good any more: it was used, or the wait is over")
+        raise MissingError("this token is no longer valid: it was used, or the wait is over")
 
 
 def _trigger(fs: Filesystem, wait: Wait, caller: Caller, text: str) -> None:

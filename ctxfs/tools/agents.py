@@ -95,7 +95,7 @@ async def _get(request: Request) -> dict[str, Any]:
     agent = _asked(request)
     agents = request.agents
     if not agents.identity.roles(request.caller, agent) & INSIDERS:
-        raise DeniedError(f"agent_id: {quote(agent.name)} is not yours to look at")
+        raise DeniedError(f"agent_id: the caller may not look at {quote(agent.name)}")
     waits = agents.items.of(agent.index, Wait)
     return {
         "agent_id": agent.name,
@@ -119,7 +119,7 @@ def _asked(request: Request) -> Agent:
     name = wanted("agent_id", request.input, "an operator names the agent")
     agent = request.agents.registry.named(name)
     if agent is None or not request.fs.visible(agent, request.call):
-        raise MissingError(f"agent_id: {quote(name)} is no agent that you can see")
+        raise MissingError(f"agent_id: the caller sees no agent {quote(name)}")
     return agent
 
 

@@ -91,7 +91,7 @@ def _env_line(key: str, value: str) -> str:
     with about(f"env.{key}"):
         line = f"{key}={value}"
         if "\n" in line or parse_env_line(line) != (key, value):
-            raise MalformedError(f"{quote(line)} is no variable on one line")
+            raise MalformedError(f"{quote(line)} is not a variable on one line")
     return line + "\n"
 
 

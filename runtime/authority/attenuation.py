@@ -178,7 +178,7 @@ class Authority:
             for member in having:
                 if not self.allows(member, "network", "default", "connect"):
                     raise WrongStateError(
-                        f"{quote(member.name)} runs with the network, which cannot be taken "
+                        f"{quote(member.name)} is running with the network, which cannot be taken "
                         "from it: stop it first"
                     )
         finally:

@@ -407,7 +407,7 @@ def test_one_value_is_without_its_newline(text: str, value: str) -> None:
 
 @pytest.mark.parametrize("text", ["a\nb", "a\n\n", "\na\n", "\n\n"])
 def test_two_lines_are_no_value(text: str) -> None:
-    with pytest.raises(MalformedError, match="one value is wanted"):
+    with pytest.raises(MalformedError, match="write one value, on one line"):
         one_line(text)
 
 
