@@ -153,7 +153,7 @@ ROWS: Final = (
     Row(name="error", public=True, generated=True, render=_error,
         doc="the caller's own last rejection: TIME ERRNO PATH: SENTENCE"),
     Row(name="metrics", public=True, generated=True, render=_metrics,
-        doc="the same facts and those of the event loop as Prometheus text"),
+        doc="the same values and those of the event loop, as Prometheus text"),
     Row(name="ctxd.sock", kind=Kind.SOCKET, mode=0o666, public=True,
         doc="the daemon's socket, for operators"),
     Row(name="bin", kind=Kind.DIRECTORY, mode=0o755, public=True, doc="programs for sandboxes"),
@@ -169,10 +169,10 @@ ROWS: Final = (
         find=_find_home, doc="per-user durable files: sessions, data"),
     Row(name="shared", kind=Kind.DIRECTORY, mode=0o1777, public=True, entries=_list_spaces,
         find=_find_space, make=_make_space, remove=_remove_space,
-        doc="durable spaces, each its maker's; made and removed outside of agents"),
+        doc="durable spaces, owned by their creators; created and removed by operators"),
     Row(name="trigger", kind=Kind.DIRECTORY, mode=0o311, public=True, read=Role.NONE,
         entries=_nothing, find=_find_token, secret=True,
-        doc="the tokens of waits, which whoever knows one writes to; cannot be listed"),
+        doc="tokens of waits: to fire a wait, write to its token; cannot be listed"),
 )
 
 TABLE: Final = Table(Plane.ROOT, ROWS)

@@ -147,9 +147,9 @@ def _history(name: str, doc: str, **more: Any) -> Row:
 
 ROWS: Final = (
     Row(name="", within="session", kind=Kind.DIRECTORY, mode=0o755, read=_READERS),
-    _history("messages.jsonl", "the conversation: {id, ts, role, from, run, content} a line; "
+    _history("messages.jsonl", "the conversation: {id, ts, role, from, run, content} per line; "
              "only appended to", mode=0o644, write=Role.SELF, opener=_open_messages),
-    _history("events.jsonl", "what happened: {id, ts, type, agent, ...} a line; "
+    _history("events.jsonl", "what happened: {id, ts, type, agent, ...} per line; "
              "written by the runtime only", polled=True, opener=_open_events),
     _history("latest.md", "the last reply", render=_read_file("latest.md")),
     Row(name="state", doc="active done error cancelled", read=_READERS, render=_state),
@@ -157,18 +157,18 @@ ROWS: Final = (
     Row(name="created_at", doc="RFC 3339 time", read=_READERS, render=_time("created")),
     Row(name="updated_at", doc="RFC 3339 time of the last event", read=_READERS,
         render=_time("updated"), depends=("updated",)),
-    Row(name="meta.json", doc="whose session it is", read=_READERS, render=_meta),
+    Row(name="meta.json", doc="the agent that the session belongs to", read=_READERS, render=_meta),
     Row(name="context", kind=Kind.DIRECTORY, mode=0o755, read=_READERS,
         doc="the working set, rebuildable"),
     Row(name="memory.md", within="context", mode=0o644, read=_READERS, write=Role.SELF,
         document=True, opener=_open_memory, size=_file_size("context/memory.md"),
         mtime=_file_time("context/memory.md"), doc="the agent's own notes"),
     Row(name="episode", within="context", kind=Kind.DIRECTORY, mode=0o755, read=_READERS,
-        write=Role.SELF, doc="the agent's episodes, one file a work item"),
+        write=Role.SELF, doc="the agent's episodes, one file per work item"),
     Row(name="pack.md", within="context", read=_READERS, render=_pack, generated=True,
         doc="results, references and artifact paths of its children"),
     Row(name="child", within="context", kind=Kind.DIRECTORY, mode=0o755, read=_READERS,
-        entries=_channels, find=_find_channel, doc="its side of each delegation"),
+        entries=_channels, find=_find_channel, doc="the parent's side of each delegation"),
 )
 
 TABLE: Final = Table(Plane.SESSION, ROWS)

@@ -20,14 +20,14 @@ ROWS: Final = (
     Row(name="", within="tool", mode=0o555, public=True,
         render=lambda fs, tool, caller: fs.client_program),
     Row(name="description", public=True, render=lambda fs, tool, caller: f"{tool.description}\n",
-        doc="what it is for"),
+        doc="its purpose"),
     Row(name="schema", public=True, render=lambda fs, tool, caller: f"{dump_json(tool.schema)}\n",
-        doc="what goes in, as a JSON Schema"),
+        doc="its input, as a JSON Schema"),
     Row(name="output_schema", public=True,
         render=lambda fs, tool, caller: f"{dump_json(tool.output_schema)}\n",
-        doc="what comes out, as a JSON Schema"),
+        doc="its output, as a JSON Schema"),
     Row(name="family", public=True, render=lambda fs, tool, caller: f"{tool.family}\n",
-        doc="the family that it is of"),
+        doc="the family that it belongs to"),
 )  # fmt: skip
 
 TABLE: Final = Table(Plane.TOOL, ROWS)

@@ -76,10 +76,10 @@ VERBS: Final = {
         Verb("stop", "stop", "cancel: SIGTERM, grace, SIGKILL", _STOPPERS | Role.SELF,
              (0, 0), _stop),
         Verb("kill", "kill", "cancel without grace", _STOPPERS, (0, 0), _kill),
-        Verb("pause", "pause", "freeze it and all below", _STOPPERS, (0, 0), _pause),
-        Verb("resume", "resume", "go on", _STARTERS, (0, 0), _resume),
-        Verb("abort", "abort [RUN]", "end the current run, and pause", _STOPPERS, (0, 1), _abort),
-        Verb("reset", "reset", "make a dead agent new", _STARTERS, (0, 0), _reset),
+        Verb("pause", "pause", "freeze it and everything below it", _STOPPERS, (0, 0), _pause),
+        Verb("resume", "resume", "continue", _STARTERS, (0, 0), _resume),
+        Verb("abort", "abort [RUN]", "end the current run and pause", _STOPPERS, (0, 1), _abort),
+        Verb("reset", "reset", "replace a dead agent with a new one", _STARTERS, (0, 0), _reset),
         Verb("session", "session NAME", "switch or make a session", CONTROLLERS, (1, 1), _session),
     )
 }

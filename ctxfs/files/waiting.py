@@ -81,14 +81,14 @@ ROWS: Final = (
     Row(name="status", default="new", polled=True, render=_value("status"),
         doc=" ".join(WaitStatus)),
     Row(name="payload", render=lambda fs, wait, caller: wait.payload,
-        doc="what it was answered with: an object of JSON, or what was written to its token"),
+        doc="what fired it: a JSON object, or the text that was written to its token"),
     # who may only look must not be able to send it anything
     Row(name="token", read=PARTIES, render=_token, depends=("on",),
-        doc="of a trigger: the name in trigger/ of the file that fires it"),
+        doc="for a trigger: the name of the file in trigger/ that fires it"),
     # joined to nothing, and nothing can be read: each flush is a whole of its own
     Row(name="TOKEN", within="trigger", mode=0o222, read=Role.NONE, write=Role.ANYONE,
         writable=_unused, merges=True, volatile=True, render=_nothing, commit=_trigger,
-        doc="fires the wait with what is written to it, once: then it is gone"),
+        doc="what is written to it fires the wait, once; then it is gone"),
 )
 
 TABLE: Final = Table(Plane.WAITING, ROWS)
