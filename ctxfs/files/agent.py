@@ -519,7 +519,7 @@ def _tool_path(fs: Filesystem, agent: Agent, caller: Caller) -> str:
 
 def _parse_context(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
     if names.check_choice(line, ("fresh", "fork")) == "fork" and agent.parent is None:
-        raise MalformedError("fork: a root agent has no parent whose context it could inherit")
+        raise MalformedError("fork: a root agent has no parent to inherit a context from")
     return line
 
 
