@@ -59,7 +59,7 @@ _SLOW_SECONDS: Final = 10.0
 class Disks:
     """Has threads do the work: one at a time for a file and for an agent, two for an owner.
 
-    So whoever cuts off what is large waits for it alone.
+    So only the caller that truncates a large file waits for it.
     """
 
     def __init__(self, payer: Callable[[Caller], Payer]) -> None:
@@ -133,7 +133,7 @@ class Disks:
         return bool(self._files)
 
     async def settled(self, file: int) -> None:
-        """Returns when no thread changes this file: whoever asks the kernel for its lock
+        """Returns when no thread changes this file: a caller that asks the kernel for its lock
         meanwhile waits for the thread. ``OverTimeError`` if that takes long."""
         changing = self._files.get(file)
         if changing is None:

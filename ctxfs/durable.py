@@ -182,7 +182,7 @@ def _translate(error: OSError, name: str) -> CtxError | OSError:
 
 
 def _reopen(fd: int, flags: int) -> int:
-    """Opens what an O_PATH descriptor is of. Whoever may was let by the kernel, or has
+    """Opens the file of an O_PATH descriptor. The kernel has let the caller in, or it has
     it open since before the mode was set; without root the modes count for the daemon, too."""
     path = f"/proc/self/fd/{fd}"
     try:
@@ -641,7 +641,7 @@ class Durable:
     def remove(self, node: DurableNode) -> None:
         """Its last name is gone: another file may get its inode number.
 
-        Whoever has it open still may ask for its attributes, unless very many do.
+        A process that has it open may still ask for its attributes, unless very many do.
         """
         fd = self._open.take(node)
         if fd is not None:

@@ -1,7 +1,7 @@
 """What the kernel does with an inode without asking: one table by kind of file.
 
-Leases are given to an inode's owner, pages to whoever has it open, locks to
-everybody. So it is decided here, for each kind, whose it is and what is kept.
+The kernel gives leases to an inode's owner, pages to every process that has it open, and
+locks to everybody. This table decides, for each kind, who owns it and what is cached.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ _AGAIN_SECONDS: Final = 1.0
 _CONNECTIONS: Final = Path("/sys/fs/fuse/connections")
 #: what the kernel asks for in the background at once, reads ahead mostly: as many as it allows
 _BACKGROUND_MAX: Final = (1 << 16) - 1
-#: and as many as it allows to whoever is not root
+#: and as many as it allows to users other than root
 _USER_BACKGROUND: Final = Path("/sys/module/fuse/parameters/max_user_bgreq")
 
 
@@ -199,7 +199,7 @@ class Guard:
 
     async def watch(self) -> None:
         """Starts another one when it is gone: a daemon that is killed without a guard may
-        never end, held by whoever waits for it in the kernel."""
+        never end, held by processes that wait for it in the kernel."""
         while True:
             await self._process.wait()
             if self._ended:
@@ -301,8 +301,8 @@ def _mount_connections(privilege: Privilege) -> None:
 def _open_background(connection: Path, privilege: Privilege) -> None:
     """Lets the kernel send all that it asks for in the background.
 
-    It holds back more than a dozen of them, whoever wants them: who reads ahead without pause
-    makes all others wait that read into pages. Here the owners are served in turn.
+    It holds back more than a dozen of them, of all users: a process that reads ahead without
+    pause delays all others that read into pages. Here the owners are served in turn.
     """
     try:
         allowed = int(_USER_BACKGROUND.read_text()) if privilege.rootless else _BACKGROUND_MAX

@@ -189,7 +189,7 @@ class Operations(pyfuse3.Operations):
         return Call(self._fs, ctx.uid, ctx.gid, ctx.pid)
 
     def note(self, error: Exception, operation: str, args: Sequence[Any]) -> None:
-        """Keeps the reason for whoever was refused. Missing names are no rejections."""
+        """Keeps the reason for the refused caller. Missing names are not rejections."""
         if isinstance(error, GoneError):
             return  # the kernel comes again, or is told of the name
         number = errno_of(error)
@@ -234,7 +234,7 @@ class Operations(pyfuse3.Operations):
         self._fs.cache.note_known(node.inode)
 
     def _hold(self, caller: Caller, resource: Resource, amount: int) -> Hold:
-        """So much on the account of whoever asks; ``QuotaError``."""
+        """So much on the account of the caller; ``QuotaError``."""
         runtime = self._fs.runtime
         return runtime.accounts.hold(runtime.agents.identity.payer(caller), resource, amount)
 

@@ -218,7 +218,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class DaemonOperation:
-    """The same of ``ctxd.sock``, where whoever may connect may ask for all."""
+    """The same of ``ctxd.sock``: every process that may connect may ask for all of them."""
 
     name: str
     handler: Callable[[Sockets, Connection, dict[str, Any]], Coroutine[Any, Any, None]]
@@ -364,7 +364,7 @@ class Sockets(Watching):
     ) -> Payer | None:
         """Serves one more connection, or refuses it without a task of its own.
 
-        Returns on whose account it is, None if nobody is served any more.
+        Returns the account that pays for it, None if no connection is served any more.
         """
         begun = time.thread_time()
         raw = stream.socket
@@ -680,7 +680,7 @@ class Sockets(Watching):
     async def _cancel(
         self, server: Server, agent: Agent, connection: Connection, request: dict[str, Any]
     ) -> None:
-        """Ends a message; whoever sent it may, and whoever may stop the agent."""
+        """Ends a message; permitted to its sender, and to all who may stop the agent."""
         name = str(request.get("id"))
         message = self._agents.messages.find(agent, name)
         roles = self._agents.identity.roles(connection.caller, agent)

@@ -1,7 +1,7 @@
-"""What paths lead to that somebody wrote: looked up by a helper when they are written.
+"""The files that paths in controls lead to; a helper looks them up when they are written.
 
 The daemon resolves no such path itself, neither with its rights nor in its loop: look.c does,
-as whoever wrote it, in the view where it means something, for a second at most.
+with the ids of the writer, in the view that the path belongs to, for a second at most.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class Looker:
 
 
 def _parse(answer: bytes, paths: list[str]) -> dict[str, Source]:
-    """Raises what the first refusal is; ``UnansweredError`` for what is no answer."""
+    """Raises the first refusal; ``UnansweredError`` if the answer is damaged."""
     words = answer.split(b"\0")
     if len(words) != _FIELDS * len(paths) + 1 or words[-1]:
         raise UnansweredError("the answer of the path look-up is damaged: try again")

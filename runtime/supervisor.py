@@ -535,7 +535,7 @@ class Supervisor(Watching):
                 if agent.live:
                     self._record_lost(agent, Event.LOST, "runtime_lost")
         finally:
-            # Also when cancelled: whoever waits for this agent must not wait forever.
+            # Also when cancelled: tasks that wait for this agent must not wait forever.
             following.reachable.set()
             following.launched.set()
             following.over.set()
@@ -633,7 +633,7 @@ class Supervisor(Watching):
         if not self._is_followed(task) or task.index in self._led_tasks:
             return
         if not following.goes_on(agent):
-            return  # it ends with its agent, led by whoever leads that
+            return  # it ends with its agent, led by the task that leads the agent
         self._led_tasks.add(task.index)
         execution_of(self._places, agent, following, task)
         self._nursery.start_soon(self._task_of, agent, following, task)

@@ -181,7 +181,7 @@ class TaskPlane(Plane[Task], Watching):
         size = self.output_size(task)
         if size <= 2 * _PREVIEW_PART:
             text = self.read_output(task, 0, size).decode(errors="replace")
-            # what is no text grows by that
+            # bytes that are not UTF-8 grow by that
             if len(text.encode()) <= _PREVIEW_MAX:
                 return text, False
         head = self.read_output(task, 0, _PREVIEW_PART).decode(errors="ignore")
@@ -242,7 +242,7 @@ class TaskPlane(Plane[Task], Watching):
         self._gone(change, agent, item)
 
     def _gone(self, change: Change, agent: Agent, task: Task) -> None:
-        """Whoever waits for it to end would wait for good."""
+        """Fires the waits on it, which would otherwise never fire."""
         if not task.over:
             payload = task_payload(task.name, TaskStatus.CANCELLED, "")
             self._waiting.resource_over(change, agent, "task", task.name, payload)

@@ -2,7 +2,8 @@
 
 An item is blocked while something is in its way: an armed wait, or an item in its
 ``blocked_by`` that is not over. With nothing in the way it is open again, or active
-if it has the focus. Whoever writes ``blocked`` without such a reason takes it back.
+if it has the focus. A ``blocked`` that was written without such a reason is revoked by writing
+``open``.
 """
 
 from __future__ import annotations

@@ -185,8 +185,8 @@ class Authority:
             agent.policy = before
 
     def _with_network(self, agent: Agent) -> Iterator[Agent]:
-        """Who has it of an agent and all below: whoever neither has it nor hands it on has
-        nobody below who does."""
+        """The agents that have it: this one and all below. If an agent neither has it nor passes
+        it on, no agent below it has it."""
         own = self.own_policy(agent)
         if not own.joined("network", "connect").all:
             return
