@@ -144,7 +144,7 @@ class Messages:
         provenance = next((word for role, word in _PROVENANCES if roles & role), None)
         if provenance is None:
             who = "its supervisor" if agent.private else "operators and agents with policy write"
-            raise DeniedError(f"{quote(agent.name)} takes messages of {who} only")
+            raise DeniedError(f"only {who} may send messages to {quote(agent.name)}")
         sender = f"operator uid:{caller.uid}"
         if caller.agent is not None and (actor := self._registry.get(caller.agent)) is not None:
             sender = f"agent:{actor.name}"
