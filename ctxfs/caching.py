@@ -4,7 +4,7 @@ Attributes and most names are kept until they change. Forgetting attributes
 never blocks, and is done at once, in the request that changes them.
 
 Names need no forgetting. The kernel would have to lock their directory for it,
-and whoever waits for that waits for every request on the directory. Instead an
+and a process that waits for that waits for every request on the directory. An
 inode whose object is gone is answered with ESTALE, and its attributes are
 forgotten: the kernel then walks the path again, and asks for each name anew
 (LOOKUP_REVAL). Names that not everybody may see are never kept, and neither
@@ -52,7 +52,7 @@ class Poller:
         self._waiting.setdefault(inode, {})[file] = handle
 
     def closed(self, inode: int, file: int) -> None:
-        """The open file is gone, and whoever polled it."""
+        """The open file is gone, and so are the processes that polled it."""
         waiting = self._waiting.get(inode)
         if waiting is not None and waiting.pop(file, None) is not None and not waiting:
             del self._waiting[inode]

@@ -183,7 +183,7 @@ async def _handle_signals(
                 continue
             if number in _REFUSED:
                 name = signal.Signals(number).name
-                log.warning("%s is refused: ctxd does nothing when it gets it", name)
+                log.warning("%s is refused: ctxd ignores it", name)
                 continue
             if runtime.state == "stopping":
                 continue
@@ -283,7 +283,7 @@ async def _answer_requests(
         nursery.cancel_scope.cancel()
     if stopping.is_set():
         return
-    log.error("the connection to the kernel is gone: ctxd begins anew")
+    log.error("the connection to the kernel is gone: ctxd starts anew")
     guard.end()
     runtime.binder.close()
     runtime.spawner.close()
@@ -297,7 +297,7 @@ def _reload(runtime: Runtime, config_file: Path, daemon_log: DaemonLog) -> None:
         runtime.reconfigure(config)
         daemon_log.owner_rate = config.owner_log_lines
     except StartupError as error:
-        log.error("%s; the settings stay as they were", error)
+        log.error("%s; the settings remain unchanged", error)
     else:
         log.info("the settings were read again")
 

@@ -59,7 +59,7 @@ _SLOW_SECONDS: Final = 10.0
 class Disks:
     """Has threads do the work: one at a time for a file and for an agent, two for an owner.
 
-    So whoever cuts off what is large waits for it alone.
+    So only the caller that truncates a large file waits for it.
     """
 
     def __init__(self, payer: Callable[[Caller], Payer]) -> None:
@@ -117,7 +117,7 @@ class Disks:
             return
         if self._cutting[owner] and self._cutting[owner] + size > _CUT_MAX:
             raise OverTimeError(
-                f"uid {owner[0]} cuts off {self._cutting[owner]} bytes already: try again"
+                f"uid {owner[0]} is already truncating {self._cutting[owner]} bytes: try again"
             )
         self._cutting[owner] += size
         try:
@@ -133,7 +133,7 @@ class Disks:
         return bool(self._files)
 
     async def settled(self, file: int) -> None:
-        """Returns when no thread changes this file: whoever asks the kernel for its lock
+        """Returns when no thread changes this file: a caller that asks the kernel for its lock
         meanwhile waits for the thread. ``OverTimeError`` if that takes long."""
         changing = self._files.get(file)
         if changing is None:
@@ -141,7 +141,7 @@ class Disks:
         with trio.move_on_after(_SETTLED_SECONDS):
             async with changing:
                 return
-        raise OverTimeError("a large part of the file is being cut off: try again")
+        raise OverTimeError("the file is being truncated: try again")
 
     def _is_little(self, size: int, now: float) -> bool:
         self._room = min(_MUCH, self._room + (now - self._then) * _MUCH)
@@ -171,7 +171,7 @@ def _close_all(fds: set[int]) -> None:
         try:
             os.close(fd)
         except OSError as error:
-            log.warning("a file of an agent could not be closed: %s", error.strerror)
+            log.warning("cannot close a file of an agent: %s", error.strerror)
 
 
 def read_cached(fd: int, size: int, offset: int) -> bytes | None:

@@ -182,7 +182,7 @@ def _translate(error: OSError, name: str) -> CtxError | OSError:
 
 
 def _reopen(fd: int, flags: int) -> int:
-    """Opens what an O_PATH descriptor is of. Whoever may was let by the kernel, or has
+    """Opens the file of an O_PATH descriptor. The kernel has let the caller in, or it has
     it open since before the mode was set; without root the modes count for the daemon, too."""
     path = f"/proc/self/fd/{fd}"
     try:
@@ -328,19 +328,19 @@ class DurableNode(Node):
 
     def mknod(self, call: Call, name: str, mode: int) -> Node:
         if not stat.S_ISREG(mode):
-            raise ForbiddenError("only files and directories are made here")
+            raise ForbiddenError("only files and directories can be created here")
         return self._make(call, name, lambda: self._touch(name), mode & 0o777)
 
     def symlink(self, call: Call, name: str, target: str) -> Node:
         if not self.space.links:
-            raise ForbiddenError("only files and directories are made here")
+            raise ForbiddenError("only files and directories can be created here")
         return self._make(call, name, lambda: os.symlink(target, name, dir_fd=self.fd))
 
     def link(self, call: Call, name: str, target: Node) -> Node:
         if not isinstance(target, DurableNode) or target.space is not self.space:
-            raise ForbiddenError("hard links stay inside their space")
+            raise ForbiddenError("a hard link cannot lead to another space")
         if not self.space.links or target.attributes().uid != call.uid:
-            raise ForbiddenError("hard links are made to one's own files only")
+            raise ForbiddenError("the caller can only link its own files")
         source = f"/proc/self/fd/{target.fd}"
         node = self._make(
             call, name, lambda: os.link(source, name, dst_dir_fd=self.fd, follow_symlinks=True)
@@ -404,7 +404,7 @@ class DurableNode(Node):
         if not isinstance(target, DurableNode) or target.space is not self.space:
             receive = getattr(target, "receive", None)
             if receive is None:
-                raise ForbiddenError("renaming stays inside a space")
+                raise ForbiddenError("a file cannot be renamed into another space")
             receive(call, self, name, new_name)
             self.changed()
             return
@@ -413,7 +413,7 @@ class DurableNode(Node):
         with suppress(MissingError):
             replaced = self.table.find(target, new_name)
         if replaced is not None and not replace:
-            raise TakenError(f"{quote(new_name)} exists")
+            raise TakenError(f"{quote(new_name)} already exists")
         node = self.table.find(self, name)
         if node is replaced:
             return  # rename(2) does nothing with two links to one file
@@ -444,7 +444,7 @@ class DurableNode(Node):
         if owned and (
             changes.uid not in (None, present.uid) or changes.gid not in (None, present.gid)
         ):
-            raise ForbiddenError(f"the owner of {self.path} is given, not set")
+            raise ForbiddenError(f"the owner of {self.path} cannot be changed")
         if not owned and (changes.uid is not None or changes.gid is not None):
             ids = (-1 if v is None else v for v in (changes.uid, changes.gid))
             os.chown(path, *ids)
@@ -542,7 +542,7 @@ class Durable:
             raise _translate(error, name) from None
         if stat.S_IFMT(os.fstat(fd).st_mode) not in _KINDS:
             os.close(fd)
-            raise ForbiddenError(f"{quote(name)} is neither file, directory nor link")
+            raise ForbiddenError(f"{quote(name)} is not a file, directory or link")
         return self._node(directory.space, fd, directory, name)
 
     def _node(self, space: Space, fd: int, parent: DurableNode | None, name: str) -> DurableNode:
@@ -641,7 +641,7 @@ class Durable:
     def remove(self, node: DurableNode) -> None:
         """Its last name is gone: another file may get its inode number.
 
-        Whoever has it open still may ask for its attributes, unless very many do.
+        A process that has it open may still ask for its attributes, unless very many do.
         """
         fd = self._open.take(node)
         if fd is not None:

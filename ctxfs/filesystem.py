@@ -112,7 +112,7 @@ class Filesystem(Watching):
     def lookup_in(self, directory: RowNode, row: Directory, call: Call, name: str) -> Node:
         """The entry of a row's directory; ``MissingError`` or ``DeniedError``."""
         if not name.isascii():
-            raise MissingError(f"{quote(name)}: names here are ASCII")
+            raise MissingError(f"{quote(name)}: names here must be ASCII")
         node = row.find(self, directory.obj, call, name) if row.find is not None else None
         if node is None:
             node = self._member(directory, call, name)
@@ -126,7 +126,7 @@ class Filesystem(Watching):
             and node.plane.closed
             and not node.may_read(call.caller)
         ):
-            raise DeniedError(f"{node.path} is not yours to see")
+            raise DeniedError(f"the caller may not see {node.path}")
         return node
 
     def _member(self, directory: RowNode, call: Call, name: str) -> Node | None:
@@ -136,7 +136,7 @@ class Filesystem(Watching):
             return None
         node = plane.node(self, directory.index, directory.obj, number)
         if not self._may_see(node, call):
-            raise DeniedError(f"{node.row.name} is not yours to see")
+            raise DeniedError(f"the caller may not see {node.row.name}")
         space = node.row.space if isinstance(node.row, Directory) else None
         return node if space is None else self.tree(space, node.obj)
 
@@ -186,7 +186,7 @@ class Filesystem(Watching):
         word = name.removeprefix(".bind-")
         agent = self.runtime.agents.registry.get(int(word)) if word.isdigit() else None
         if agent is None:
-            raise ForbiddenError("nodes cannot be made here")
+            raise ForbiddenError("nodes cannot be created here")
         return agent_files.entry(self, agent, ".sock")
 
     def truncate_row(self, node: RowNode, call: Call, size: int) -> None:

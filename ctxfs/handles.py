@@ -49,7 +49,7 @@ _CHANGED: Final = select.POLLPRI | select.POLLERR | select.POLLIN
 def decode(data: bytes) -> str:
     """UTF-8 without NUL; ``MalformedError``."""
     if b"\0" in data:
-        raise MalformedError("the text has a NUL byte")
+        raise MalformedError("the text contains a NUL byte")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -95,13 +95,13 @@ class RowHandle(Handle):
 
     def _check_alive(self) -> None:
         if not self._fs.runtime.agents.identity.still(self.caller):
-            raise DeniedError("whoever opened this file is gone: so are its rights")
+            raise DeniedError("the process that opened this file is gone, and its rights with it")
 
     def _check_reader(self) -> None:
         """At every read: the opener still lives, and still may."""
         self._check_alive()
         if not self.node.may_read(self.caller):
-            raise DeniedError(f"{self.node.row.name} is not yours to read any more")
+            raise DeniedError(f"the caller may not read {self.node.row.name} any more")
 
     def read(self, offset: int, size: int) -> bytes | None:
         self._check_reader()
@@ -252,7 +252,7 @@ class ControlHandle(RowHandle):
         if end < 0:
             return
         if self._row.single and staged.count(b"\n") > 1:
-            raise MalformedError(f"{self.node.row.name} holds one value, on one line")
+            raise MalformedError(f"{self.node.row.name} takes one value, on one line")
         if self._row.first and begin > 0:
             return
         if self._row.checking is not None:
@@ -277,7 +277,7 @@ class ControlHandle(RowHandle):
         """A document may be long, what one line of it costs to look at may not."""
         limit = self._fs.runtime.config.control_max
         if self._row.long and size > limit:
-            raise TooLongError(f"a line of {self.node.row.name} is at most {limit} bytes")
+            raise TooLongError(f"a line of {self.node.row.name} may have at most {limit} bytes")
 
     def flush(self) -> None:
         if not self._fresh or self._staged is None:
@@ -328,7 +328,7 @@ class VerbHandle(RowHandle):
     def write(self, offset: int, data: bytes) -> int:
         if len(self._rest) + len(data) > self._limit:
             self._rest = b""
-            raise TooLongError(f"a control takes at most {self._limit} bytes")
+            raise TooLongError(f"a control may have at most {self._limit} bytes")
         *lines, rest = (self._rest + data).split(b"\n", _VERBS_AT_ONCE)
         taken = len(data)
         if b"\n" in rest:
@@ -419,7 +419,7 @@ class FileHandle(Handle):
             offset = os.fstat(self.fd).st_size
         end = offset + len(data)
         if end > self._limit:
-            raise TooLargeError(f"a document is at most {self._limit} bytes (document_max)")
+            raise TooLargeError(f"a document may have at most {self._limit} bytes (document_max)")
         with self._in_use(), self._on_disk(len(data)), self.resizing(end):
             yield partial(os.pwrite, self.fd, data, offset)
         self._changed()
@@ -432,7 +432,7 @@ class FileHandle(Handle):
     def _truncating(self, size: int) -> Iterator[Callable[[], None]]:
         self._may_write()
         if size > self._limit:
-            raise TooLargeError(f"a document is at most {self._limit} bytes (document_max)")
+            raise TooLargeError(f"a document may have at most {self._limit} bytes (document_max)")
         with self._in_use(), self._on_disk(0), self.resizing(size):
             yield partial(os.ftruncate, self.fd, size)
         self._changed()
@@ -522,16 +522,16 @@ class HistoryHandle(RowHandle):
             return b""
 
     def truncate(self, size: int) -> None:
-        raise ForbiddenError("a history only grows: it cannot be truncated")
+        raise ForbiddenError("a history cannot be truncated")
 
     def write(self, offset: int, data: bytes) -> int:
         if self._add is None:
-            raise ForbiddenError("this history is written by the runtime only")
+            raise ForbiddenError("only the runtime writes this history")
         self._check_alive()
         self.node.check_writer(self.caller)
         size = self._path.stat().st_size if self._path.exists() else 0
         if not self._appends and offset != size:
-            raise ForbiddenError("a history only grows: open it for appending (>>)")
+            raise ForbiddenError("a history can only be appended to: open it with O_APPEND (>>)")
         runtime = self._fs.runtime
         share = runtime.agents.disk.share(self.node.obj)
         share.check(self.caller, len(data))
@@ -540,7 +540,7 @@ class HistoryHandle(RowHandle):
             self._rest = b""
             self.charge(0)
             self._refused = True
-            raise TooLongError(f"a line of a history is at most {self._limit} bytes")
+            raise TooLongError(f"a line of a history may have at most {self._limit} bytes")
         *lines, rest = (self._rest + data).split(b"\n", _LINES_AT_ONCE)
         taken = len(data)
         if b"\n" in rest:
@@ -604,7 +604,7 @@ class InboxHandle(RowHandle):
             # the kernel splits a long write(2): what comes after is no message of its own
             self._drop()
             self._refused = True
-            raise TooLongError(f"a message is at most {limit} bytes")
+            raise TooLongError(f"a message may have at most {limit} bytes")
         self.charge(len(self._text) + len(data))
         self._text += data
         return len(data)

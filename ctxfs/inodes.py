@@ -1,7 +1,7 @@
 """What the kernel does with an inode without asking: one table by kind of file.
 
-Leases are given to an inode's owner, pages to whoever has it open, locks to
-everybody. So it is decided here, for each kind, whose it is and what is kept.
+The kernel gives leases to an inode's owner, pages to every process that has it open, and
+locks to everybody. This table decides, for each kind, who owns it and what is cached.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Owner(Enum):
 
     DAEMON = "the daemon"
     AGENT = "the agent"
-    MAKER = "who made it; the agent in artifact/"
+    MAKER = "the creator; the agent in artifact/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Treatment:
     mmap: str
 
 
-_ADVISORY: Final = "taken, delays nobody"
+_ADVISORY: Final = "granted, blocks no other process"
 
 CONTROL: Final = Treatment(
     name="controls and documents",
@@ -55,7 +55,7 @@ NAMED: Final = Treatment(
     name="directories, sockets, links",
     owner=Owner.AGENT,
     pages=False,
-    lease="none there",
+    lease="none",
     lock=_ADVISORY,
     mmap="none",
 )

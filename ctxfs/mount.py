@@ -41,7 +41,7 @@ _AGAIN_SECONDS: Final = 1.0
 _CONNECTIONS: Final = Path("/sys/fs/fuse/connections")
 #: what the kernel asks for in the background at once, reads ahead mostly: as many as it allows
 _BACKGROUND_MAX: Final = (1 << 16) - 1
-#: and as many as it allows to whoever is not root
+#: and as many as it allows to users other than root
 _USER_BACKGROUND: Final = Path("/sys/module/fuse/parameters/max_user_bgreq")
 
 
@@ -66,7 +66,7 @@ def check_user(privilege: Privilege) -> None:
             pwd.getpwuid(privilege.uid)
         except KeyError:
             raise StartupError(
-                f"uid {privilege.uid} has no name: fusermount3 mounts for users in passwd(5) only"
+                f"uid {privilege.uid} has no entry in passwd(5), which fusermount3 needs: add one"
             ) from None
 
 
@@ -109,14 +109,14 @@ def clear_stale(point: Path, privilege: Privilege) -> None:
         try:
             _detach(point, privilege)
         except OSError as error:
-            raise StartupError(f"{point}: a dead mount is there: {error.strerror}") from None
+            raise StartupError(f"{point}: cannot detach a dead mount: {error.strerror}") from None
 
 
 def check_point(places: Places, privilege: Privilege) -> None:
     """``StartupError`` unless the mount point is an empty directory, or can be made."""
     point = places.mount
     if not point.is_absolute():
-        raise StartupError(f"{point}: the mount point is an absolute path")
+        raise StartupError(f"{point}: the mount point must be an absolute path")
     if privilege.rootless:
         _check_link(places)
         return
@@ -138,7 +138,7 @@ def _check_link(places: Places) -> None:
         return
     if point.is_symlink() or point.exists():
         raise StartupError(
-            f"{point}: is there already; without root ctxd makes a link there: remove it, "
+            f"{point}: already exists; without root, ctxd makes a link there: remove it, "
             "or choose another --mount"
         )
     if not point.parent.is_dir():
@@ -199,12 +199,12 @@ class Guard:
 
     async def watch(self) -> None:
         """Starts another one when it is gone: a daemon that is killed without a guard may
-        never end, held by whoever waits for it in the kernel."""
+        never end, held by processes that wait for it in the kernel."""
         while True:
             await self._process.wait()
             if self._ended:
                 return
-            log.warning("the guard is gone: another one is started")
+            log.warning("the guard is gone: starting another one")
             with self._pipe() as tell:
                 self._process = await self._spawner.start(
                     self._cgroup, self._words, owner=os.getuid(), fds=[None, tell, 2]
@@ -250,7 +250,7 @@ def mounted(
     try:
         pyfuse3.init(operations, str(places.fuse), options)
     except RuntimeError as error:
-        raise StartupError(f"{places.fuse}: cannot be mounted: {error}") from None
+        raise StartupError(f"{places.fuse}: cannot mount: {error}") from None
     _mount_connections(privilege)
     connection = _connection(places)
     _open_background(connection, privilege)
@@ -277,9 +277,9 @@ def _tell_at_hand(guard: IO[bytes], operations: Operations) -> None:
     with guard:
         if not guard.read(1):
             return
-    log.error("the mount does not answer: its connection is aborted, and it is mounted anew")
+    log.error("the mount does not answer: aborting its connection and mounting anew")
     for line in operations.at_hand():
-        log.error("at hand: %s", line)
+        log.error("waiting: %s", line)
 
 
 def _connection(places: Places) -> Path:
@@ -301,8 +301,8 @@ def _mount_connections(privilege: Privilege) -> None:
 def _open_background(connection: Path, privilege: Privilege) -> None:
     """Lets the kernel send all that it asks for in the background.
 
-    It holds back more than a dozen of them, whoever wants them: who reads ahead without pause
-    makes all others wait that read into pages. Here the owners are served in turn.
+    It holds back more than a dozen of them, of all users: a process that reads ahead without
+    pause delays all others that read into pages. Here the owners are served in turn.
     """
     try:
         allowed = int(_USER_BACKGROUND.read_text()) if privilege.rootless else _BACKGROUND_MAX
@@ -311,4 +311,4 @@ def _open_background(connection: Path, privilege: Privilege) -> None:
     except OSError as error:
         # a user cannot mount what is missing
         level = logging.DEBUG if privilege.rootless else logging.WARNING
-        log.log(level, "%s: who reads ahead makes others wait: %s", connection, error.strerror)
+        log.log(level, "%s: processes that read ahead delay others: %s", connection, error.strerror)

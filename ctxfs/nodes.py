@@ -179,11 +179,11 @@ class Node:
         return name
 
     def lookup(self, call: Call, name: str) -> Node:
-        raise NotADirectoryNodeError(f"{self.path} is no directory")
+        raise NotADirectoryNodeError(f"{self.path} is not a directory")
 
     def list(self, call: Call) -> Iterator[str]:
         """The names in it that this caller may see."""
-        raise NotADirectoryNodeError(f"{self.path} is no directory")
+        raise NotADirectoryNodeError(f"{self.path} is not a directory")
 
     def open(self, call: Call, flags: int) -> Handle:
         if self.is_directory():
@@ -191,22 +191,22 @@ class Node:
         raise ForbiddenError(f"{self.path} cannot be opened")
 
     def readlink(self) -> str:
-        raise MalformedError(f"{self.path} is no symbolic link")
+        raise MalformedError(f"{self.path} is not a symbolic link")
 
     def mkdir(self, call: Call, name: str, mode: int) -> Node:
-        raise ForbiddenError(f"directories cannot be made in {self.path or '/'}")
+        raise ForbiddenError(f"directories cannot be created in {self.path or '/'}")
 
     def create(self, call: Call, name: str, mode: int, flags: int) -> tuple[Node, Handle]:
-        raise ForbiddenError(f"files cannot be made in {self.path or '/'}")
+        raise ForbiddenError(f"files cannot be created in {self.path or '/'}")
 
     def mknod(self, call: Call, name: str, mode: int) -> Node:
-        raise ForbiddenError(f"nodes cannot be made in {self.path or '/'}")
+        raise ForbiddenError(f"nodes cannot be created in {self.path or '/'}")
 
     def symlink(self, call: Call, name: str, target: str) -> Node:
-        raise ForbiddenError(f"links cannot be made in {self.path or '/'}")
+        raise ForbiddenError(f"links cannot be created in {self.path or '/'}")
 
     def link(self, call: Call, name: str, target: Node) -> Node:
-        raise ForbiddenError(f"links cannot be made in {self.path or '/'}")
+        raise ForbiddenError(f"links cannot be created in {self.path or '/'}")
 
     def rmdir(self, call: Call, name: str) -> None:
         raise ForbiddenError(f"{self.shown(name)} cannot be removed from {self.path or '/'}")
@@ -233,4 +233,4 @@ class Node:
             (changes.gid, present.gid),
         ):
             if wanted is not None and wanted != have:
-                raise ForbiddenError(f"mode and owner of {self.path} are given, not set")
+                raise ForbiddenError(f"mode and owner of {self.path} cannot be changed")

@@ -190,7 +190,7 @@ class Operations(pyfuse3.Operations):
         return Call(self._fs, ctx.uid, ctx.gid, ctx.pid)
 
     def note(self, error: Exception, operation: str, args: Sequence[Any]) -> None:
-        """Keeps the reason for whoever was refused. Missing names are no rejections."""
+        """Keeps the reason for the refused caller. Missing names are not rejections."""
         if isinstance(error, GoneError):
             return  # the kernel comes again, or is told of the name
         number = errno_of(error)
@@ -235,7 +235,7 @@ class Operations(pyfuse3.Operations):
         self._fs.cache.note_known(node.inode)
 
     def _hold(self, caller: Caller, resource: Resource, amount: int) -> Hold:
-        """So much on the account of whoever asks; ``QuotaError``."""
+        """So much on the account of the caller; ``QuotaError``."""
         runtime = self._fs.runtime
         return runtime.accounts.hold(runtime.agents.identity.payer(caller), resource, amount)
 
@@ -373,7 +373,7 @@ class Operations(pyfuse3.Operations):
         ctx: RequestContext,
     ) -> None:
         if flags & ~_RENAME_NOREPLACE:
-            raise MalformedError("only RENAME_NOREPLACE is known here (rename(2))")
+            raise MalformedError("unknown flag of rename(2); use RENAME_NOREPLACE or none")
         source, target = self._fs.node(parent_inode_old), self._fs.node(parent_inode_new)
         await self._fs.settled(source, _name(name_old))
         await self._fs.settled(target, _name(name_new))

@@ -1,8 +1,8 @@
 """Which of the requests that were read from the kernel is served next.
 
-The kernel queues requests in one line: whoever asks beside a hundred threads of somebody
-else would wait for each of them. So all that has been asked is read first, and then the
-owners are served in turn, and of each owner its agents in turn.
+The kernel has one queue of requests: a caller beside a hundred threads of another user
+would wait for each of them. So all waiting requests are read first; then the owners are
+served in turn, and the agents of each owner in turn.
 
 What concerns names does not wait: the kernel sends it with the lock of a directory, for which
 others wait that it sends nothing for yet. Of those at most one is read in a pass of the loop.

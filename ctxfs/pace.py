@@ -138,7 +138,7 @@ class Pace:
     def refuse(self, who: Payer) -> None:
         """``OverTimeError``."""
         raise OverTimeError(
-            f"the agents of uid {who.owner} have used their time of the daemon (owner_time): "
+            f"the agents of uid {who.owner} have used up their time (owner_time): "
             "try again"
         )
 
@@ -150,7 +150,7 @@ class Pace:
         """Does ``work`` and syncs the store, beside the loop; ``OverTimeError``, ``OSError``."""
         owner = self.payer(caller).owner
         if self._syncs[owner] >= _SYNCS_MAX:
-            raise OverTimeError(f"{_SYNCS_MAX} fsync(2) of uid {owner} wait already: try again")
+            raise OverTimeError(f"{_SYNCS_MAX} fsync(2) of uid {owner} are waiting: try again")
         self._syncs[owner] += 1
         try:
             async with self._syncing.setdefault(owner, trio.Lock()):

@@ -101,7 +101,7 @@ class Reasons:
         )
 
     def _who(self, caller: Caller) -> tuple[str, int]:
-        """Whoever is in no agent by its uid: operator or stranger, that depends on the agent."""
+        """Processes outside all agents by uid: operator or stranger, depending on the agent."""
         if self._agents is None or caller.agent is None:
             return caller.key, caller.uid
         return self._agents.journal.describe(caller), self._agents.identity.payer(caller).owner
@@ -141,8 +141,8 @@ class Reasons:
             self._refusals.popitem(last=False)
 
     def recent(self, caller: Caller, agent: Agent | None) -> list[dict[str, Any]]:
-        """The last that was refused, oldest first: to whoever an operator is an operator of, and
-        about its agents; to an agent, what was refused to it."""
+        """The last refusals, oldest first: for an operator, those to and about its agents; for an
+        agent, those of its own requests."""
         found = [refusal for refusal in self._all() if self._may_see(caller, refusal)]
         if agent is not None and caller.agent is None:
             found = [r for r in found if r.key == agent.incarnation or r.agent == agent.name]

@@ -157,7 +157,7 @@ class RowNode(Node):
     def check_there(self) -> None:
         """``MissingError`` once the object is gone: who has opened a row of it keeps the row."""
         if not self.fs.has(self):
-            raise MissingError(f"what this {self.row.name} is of is gone: open it again")
+            raise MissingError(f"the object of this {self.row.name} is gone: open the file again")
 
     def check_writer(self, caller: Caller) -> None:
         """Identity first, then the state: ``DeniedError`` or ``WrongStateError``.
@@ -180,7 +180,7 @@ class RowNode(Node):
             return super().open(call, flags)
         accmode = flags & os.O_ACCMODE
         if accmode != os.O_WRONLY and not self.may_read(call.caller):
-            raise DeniedError(f"{row.name} is not yours to read")
+            raise DeniedError(f"the caller may not read {row.name}")
         if accmode != os.O_RDONLY or flags & os.O_TRUNC:
             self.check_writer(call.caller)
         return row.open(self.fs, self, call, flags)
@@ -203,7 +203,7 @@ class RowNode(Node):
         if not isinstance(self.row, Directory):
             return super().list(call)
         if not self.may_read(call.caller):
-            raise DeniedError(f"{self.path or '/'} is not yours to list")
+            raise DeniedError(f"the caller may not list {self.path or '/'}")
         return self.fs.list_in(self, self.row, call)
 
     def readlink(self) -> str:
@@ -260,4 +260,4 @@ class RowNode(Node):
         if changes.size is not None:
             self.fs.truncate_row(self, call, changes.size)
         if changes.times is not None and not self.roles(call.caller) & self.row.guard.who:
-            raise ForbiddenError(f"the times of {self.path} are given, not set")
+            raise ForbiddenError(f"the times of {self.path} cannot be changed")

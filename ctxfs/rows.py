@@ -286,7 +286,7 @@ class Staged(Rendered):
         return config.control_max
 
     def too_long(self, limit: int) -> CtxError:
-        return TooLongError(f"a control takes at most {limit} bytes")
+        return TooLongError(f"a control may have at most {limit} bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,7 +367,7 @@ class Lines(Staged):
         return config.document_max
 
     def too_long(self, limit: int) -> CtxError:
-        return TooLargeError(f"a document is at most {limit} bytes (document_max)")
+        return TooLargeError(f"a document may have at most {limit} bytes (document_max)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -441,5 +441,5 @@ def one_line(text: str) -> str:
     """The value of a control that holds one: without its newline; ``MalformedError``."""
     value = text.removesuffix("\n")
     if "\n" in value:
-        raise MalformedError("one value is wanted, on one line")
+        raise MalformedError("write one value, on one line")
     return value

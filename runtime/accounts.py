@@ -1,6 +1,6 @@
 """What the daemon holds for each owner: one account for each resource of the machine.
 
-An owner is a uid; all its agents share its accounts, whoever made them, so that
+An owner is a uid; all its agents share its accounts, whichever agent made them, so that
 children do not multiply what one may have. Of each account a tenth is kept for the
 owner's operators, and of all accounts together a tenth for operators of uid 0 (of a
 daemon without root: for its user): agents that took all there is can still be stopped.
@@ -71,7 +71,7 @@ OPERATORS: Final = "its operators"
 
 @dataclass(frozen=True, slots=True)
 class Payer:
-    """On whose account something goes: the owner's uid, the agent's name, the reserve it has."""
+    """The account that is charged: the owner's uid, the agent's name, and its reserve."""
 
     owner: int
     name: str = OPERATORS
@@ -278,7 +278,7 @@ class Accounts:
         return self._totals.get(resource)
 
     def owners(self) -> list[int]:
-        """Whoever has anything."""
+        """The owners that hold anything."""
         return sorted({owner for owner, _ in self._accounts} | set(self.time.owners()))
 
     def standings(self, owner: int) -> list[Standing]:
@@ -447,7 +447,7 @@ class TimeAccounts:
         return who.reserve is Reserve.NONE and self.is_over(who.owner)
 
     def owners(self) -> list[int]:
-        """Whoever used some of it lately."""
+        """The owners that used some of it lately."""
         return [owner for owner in self._buckets.owners() if self.used(owner) > 0]
 
     def used(self, owner: int) -> float:

@@ -87,7 +87,7 @@ class Binder:
         return (data, ancillary) if data else None
 
     async def _begin_another(self) -> None:
-        log.warning("the binder is gone: another one is started")
+        log.warning("the binder is gone: starting another one")
         self._channel.close()
         await self._process.wait()
         with self._connected() as fds:

@@ -102,10 +102,10 @@ class Births:
                 f"an agent named {quote(name)} exists; choose another name or rmdir it"
             )
         if not caller.known:
-            raise DeniedError("the calling process could not be identified")
+            raise DeniedError("cannot identify the calling process")
         parent = self._registry.get(caller.agent) if caller.agent is not None else None
         if caller.agent is not None and (parent is None or not parent.accepts_children):
-            raise WrongStateError("the calling agent is ending: it cannot make agents any more")
+            raise WrongStateError("the calling agent is ending and can no longer create agents")
         if parent is not None and not self._authority.allows(parent, "agent", name, "create"):
             raise DeniedError(
                 f"agent:{name} create is not in the effective policy of {quote(parent.name)}"
@@ -175,7 +175,7 @@ class Births:
         config, depth = self._settings.config, self._registry.depth(parent)
         if depth >= config.depth:
             raise QuotaError(
-                f"{quote(agent.name)} would be {depth + 1} levels deep, "
+                f"{quote(agent.name)} would be {depth + 1} levels deep; "
                 f"the configured maximum is {config.depth}"
             )
         if len(self._registry.children(parent)) >= config.children:
@@ -287,14 +287,14 @@ class Births:
         session of an earlier incarnation; ``QuotaError``.
         """
         if agent.status in (Status.BUSY, Status.STARTING, Status.STOPPING, Status.DEAD):
-            raise WrongStateError(f"session does not fit: the agent is {agent.status}")
+            raise WrongStateError(f"cannot switch the session: the agent is {agent.status}")
         if agent.status is Status.PAUSED and agent.run:
-            raise WrongStateError(f"session does not fit: the run {agent.run} is paused")
+            raise WrongStateError(f"cannot switch the session: the run {agent.run} is paused; resume it first")
         index = self._store.session_named(agent.owner, agent.name, name)
         if index == agent.session:
             return
         if index is not None and self._sessions.load(index).incarnation != agent.index:
-            raise DeniedError(f"the session {quote(name)} is of an earlier {quote(agent.name)}")
+            raise DeniedError(f"the session {quote(name)} belongs to an earlier incarnation of {quote(agent.name)}")
         change = Change()
         with self._store.transaction():
             if index is None:
@@ -370,7 +370,7 @@ class Births:
         old = self._sessions.directory(session)
         new = self._sessions.directory(dataclasses.replace(session, owner=owner))
         if self._store.session_named(owner, agent.name, session.name) is not None:
-            raise TakenError(f"uid {owner} has a session {session.name} of {quote(agent.name)}")
+            raise TakenError(f"uid {owner} already has a session {session.name} of {quote(agent.name)}")
         new.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.rename(old, new)
         try:

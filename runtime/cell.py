@@ -257,7 +257,7 @@ def _workspace_mounts(agent: Agent) -> list[mounts.Mount]:
     """
     if agent.workspace == "worktree":
         if agent.worktree is None:
-            raise WrongStateError(f"the worktree of {quote(agent.name)} has not been made")
+            raise WrongStateError(f"the worktree of {quote(agent.name)} does not exist yet")
         return binds(Worktree.load(agent.worktree))
     if agent.workspace.startswith(mounts.EXPLICIT_ROOT):
         path = agent.workspace.removeprefix(mounts.EXPLICIT_ROOT)

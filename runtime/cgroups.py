@@ -257,11 +257,11 @@ class Hierarchy:
             raise StartupError(f"{root}: another ctxd uses this cgroup") from None
         except OSError as error:
             raise StartupError(
-                f"{root}: no right to use this cgroup ({error.strerror}): run ctxd as root, "
+                f"{root}: not permitted to use this cgroup ({error.strerror}): run ctxd as root, "
                 "or delegate a cgroup to it (Delegate=yes in its unit)"
             ) from None
         if not (root / "cgroup.kill").exists():
-            raise StartupError(f"{root}: this kernel has no cgroup.kill (Linux 5.14 or later has)")
+            raise StartupError(f"{root}: this kernel lacks cgroup.kill; use Linux 5.14 or later")
         available = (self.root.read("cgroup.controllers") or "").split()
         self.controllers = tuple(c for c in CONTROLLERS if c in available)
         #: those who start processes, and who look at operators' paths
@@ -329,16 +329,16 @@ class Hierarchy:
         processes in them (Delegation Containment in the kernel's cgroup-v2.rst)."""
         if here - {os.getpid()}:
             raise StartupError(
-                f"{self.root.path}: other processes are in this cgroup; start ctxd in one of its "
+                f"{self.root.path}: other processes are in this cgroup; start ctxd in its "
                 f"own: {DELEGATE}"
             )
         own = self.mount / (path_of(os.getpid()) or "/").removeprefix("/")
         common = Path(os.path.commonpath([own, self.root.path]))
         if not os.access(common / "cgroup.procs", os.W_OK):
             raise StartupError(
-                f"{self.root.path}: processes cannot be moved there from {own}, since "
-                f"{common}/cgroup.procs is not this user's: start ctxd inside of it, in "
-                f"{self.root.path}/daemon, say"
+                f"{self.root.path}: cannot move processes there from {own}, because "
+                f"{common}/cgroup.procs does not belong to this user; start ctxd inside it, "
+                f"for example in {self.root.path}/daemon"
             )
 
     def agent_path(self, path: str) -> str | None:

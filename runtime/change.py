@@ -49,8 +49,8 @@ class Change:
 
     A part of a larger change sees, by ``peek`` and ``items_of``, what that holds already.
 
-    ``by`` is who caused what follows, as in ``events.jsonl``. Left empty it is whoever is
-    acting when the change is committed (``Agents.acting``), or the runtime.
+    ``by`` names who caused the change, as in ``events.jsonl``. If it is empty, the caller that
+    acts when the change is committed is named (``Agents.acting``), or the runtime.
     """
 
     def __init__(self, whole: Change | None = None, *, by: str = "") -> None:

@@ -134,7 +134,7 @@ def end_message(
         if status is MessageStatus.PROCESSED:
             add_reply(change, agents, agent, reply)
     except OSError as error:  # a full disk, say: the end is recorded all the same
-        log.error("%s: the reply could not be kept: %s", agent.name, error.strerror)
+        log.error("%s: cannot keep the reply: %s", agent.name, error.strerror)
     agents.messages.end(change, agent, message, status, reply=reply, reason=reason)
 
 

@@ -74,7 +74,7 @@ def _size(value: Any) -> int:
 def _fork_limit(value: Any) -> int:
     size = _size(value)
     if size < LIMIT_MIN:
-        raise MalformedError(f"{value!r} is too little: at least {LIMIT_MIN} bytes")
+        raise MalformedError(f"{value!r} is too small; use at least {LIMIT_MIN} bytes")
     return size
 
 
@@ -88,7 +88,7 @@ def _optional_duration(value: Any) -> float | None:
 
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise MalformedError(f"{value!r} is no number")
+        raise MalformedError(f"{value!r} is not a number")
     return value
 
 
@@ -98,25 +98,25 @@ def _optional_count(value: Any) -> int | None:
 
 def _share(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-        raise MalformedError(f"{value!r} is no part of 1, such as 0.5")
+        raise MalformedError(f"{value!r} is not a share; use a number up to 1, such as 0.5")
     return float(value)
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise MalformedError(f"{value!r} is no text")
+        raise MalformedError(f"{value!r} is not a string")
     return value
 
 
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise MalformedError(f"{value!r} is neither true nor false")
+        raise MalformedError(f"{value!r} is not a boolean; use true or false")
     return value
 
 
 def _texts(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
-        raise MalformedError(f"{value!r} is no list")
+        raise MalformedError(f"{value!r} is not a list")
     return tuple(_text(item) for item in value)
 
 
@@ -193,7 +193,7 @@ def load_config(path: Path, *, required: bool) -> Config:
     if values is None:
         return Config()
     if not isinstance(values, dict):
-        raise StartupError(f"{path}: a map of settings is wanted, one `key: value` a line")
+        raise StartupError(f"{path}: not a map of settings; write one `key: value` per line")
     parsed: dict[str, Any] = {}
     for key, value in values.items():
         if key in _OBSOLETE:
@@ -201,7 +201,7 @@ def load_config(path: Path, *, required: bool) -> Config:
             continue
         if not isinstance(key, str) or key not in _PARSERS:
             known = ", ".join(field.name for field in fields(Config))
-            raise StartupError(f"{path}: unknown setting {key!r}; known are {known}")
+            raise StartupError(f"{path}: unknown setting {key!r}; use {known}")
         try:
             parsed[key] = _PARSERS[key](value)
         except MalformedError as error:

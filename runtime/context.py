@@ -140,7 +140,7 @@ def derive(snapshot: Snapshot, handoff: str, limit: int) -> Inherited:
     bytes by key. ``ValueError`` if ``limit`` is less than ``LIMIT_MIN``.
     """
     if limit < LIMIT_MIN:
-        raise ValueError(f"{limit} bytes are no room for a context: at least {LIMIT_MIN} are")
+        raise ValueError(f"{limit} bytes are too few for a context; use at least {LIMIT_MIN}")
     sections = _sections(snapshot, handoff)
     hollow = [replace(section, entries=(), left_out=10**18) for section in sections]
     room = limit - max(

@@ -80,9 +80,9 @@ def arm() -> None:
     global _wanted, _left
     name, _, count = os.environ.get(_VARIABLE, "").partition(":")
     if name and name not in POINTS:
-        raise StartupError(f"{_VARIABLE}: {name!r} is none of: {', '.join(POINTS)}")
+        raise StartupError(f"{_VARIABLE}: unknown place {name!r}; use one of: {', '.join(POINTS)}")
     if count and not (count.isascii() and count.isdigit() and int(count)):
-        raise StartupError(f"{_VARIABLE}: {count!r} is no count")
+        raise StartupError(f"{_VARIABLE}: {count!r} is not a count")
     _wanted, _left = name, int(count or 1)
 
 

@@ -1,4 +1,4 @@
-"""Ending an agent and all that it owns, in the order of ABI section 13."""
+"""End an agent and everything it owns (ctxfs(5), When a parent ends)."""
 
 from __future__ import annotations
 
@@ -445,7 +445,7 @@ async def _kill_rest(execution: Execution) -> None:
 def _look(leaf: Cgroup, held: dict[int, int], done: set[int]) -> bool:
     """Signals what was there before, holds what is new; False if there is neither.
 
-    What was signalled may have forked just before: whoever was, is looked after again.
+    A signalled process may have forked just before: its children are looked at again.
     """
     found = False
     for pid in leaf.processes():

@@ -63,7 +63,7 @@ class History:
                 # blocks that never reached the disk read as zeros
                 whole = tail[: len(tail.partition(b"\0")[0]) - len(torn)]
                 log.warning(
-                    "history %s: %d bytes that are no lines are cut off", path,
+                    "history %s: removing %d bytes of an incomplete line", path,
                     len(tail) - len(whole),
                 )
                 os.ftruncate(fd, begin + len(whole))

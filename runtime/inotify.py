@@ -72,7 +72,7 @@ class Watcher:
     def _notify_all(self) -> None:
         """The kernel's queue was full: whatever it dropped, everybody looks again.
 
-        A watch whose IN_IGNORED was dropped stays until who waits for it lets it go.
+        A watch whose IN_IGNORED was dropped remains until the task that waits for it releases it.
         """
         for waiting in self._watched.values():
             for changes in waiting:

@@ -190,7 +190,7 @@ class Kept:
 
 
 class _Long:
-    """A field that holds a text, or where it is kept; whoever reads it gets the text."""
+    """A field that holds a text, or the place where it is kept; reading it gives the text."""
 
     def __init__(self, slot: Any) -> None:
         self.slot = slot
@@ -484,7 +484,7 @@ class Items:
 
 
 def check_priority(text: str) -> str:
-    """``MalformedError`` for what is no priority."""
+    """``MalformedError`` if the text is not a priority."""
     if text not in PRIORITIES:
-        raise MalformedError(f"{quote(text)} is none of: {', '.join(PRIORITIES)}")
+        raise MalformedError(f"unknown priority {quote(text)}; use {', '.join(PRIORITIES)}")
     return text

@@ -116,7 +116,7 @@ class Journal:
             self._commit_late()
             self._commit(change)
         except NoSpaceError as error:
-            log.error("%s; %d changes wait for room", error, len(self._late) + 1)
+            log.error("%s; %d changes are waiting for disk space", error, len(self._late) + 1)
             self._late.append(change)
             self._room.set()
             for agent, values in change.agents:
@@ -384,9 +384,9 @@ class Journal:
                 else:
                     self._history.append(path, wanted)
             except FileNotFoundError:
-                log.warning("history %s was removed, events for it are dropped", path)
+                log.warning("history %s was removed: dropping its events", path)
             except OSError as error:
-                log.error("history %s: %s; kept for later", path, error.strerror)
+                log.error("cannot write history %s: %s; trying again later", path, error.strerror)
                 self._cut.add(path)  # some of it may be there already
                 self._room.set()
                 continue

@@ -44,7 +44,7 @@ class Event(StrEnum):
     RUNNING = "running"
     #: its program has ended, its time is up, or the daemon shuts down
     ENDING = "ending"
-    #: its owner ends, and whoever leads that end leads this one
+    #: its owner ends, and the task that leads that end leads this one
     OWNER_ENDING = "owner_ending"
     #: nothing of it is left
     ENDED = "ended"
@@ -88,7 +88,7 @@ _S, _E = Status, Event
 _END: Final = Move(_S.STOPPING, (Effect.REFUSE, Effect.END))
 _KILL: Final = Move(_S.STOPPING, (Effect.REFUSE, Effect.END, Effect.KILL))
 _PAUSE: Final = Move(_S.PAUSED, (Effect.FREEZE,))
-#: there is no cgroup of it, or none any more
+#: it has no cgroup, or no longer has one
 _GONE: Final = Move(_S.DEAD, (Effect.RELEASE,))
 _NOT_ENDING: Final = (_S.STARTING, _S.READY, _S.IDLE, _S.BUSY, _S.PAUSED)
 
@@ -97,7 +97,7 @@ TABLE: Final[dict[tuple[Status, Event], Move[Status]]] = {
     **{(_S.NEW, e): _GONE for e in (_E.STOP, _E.KILL, _E.ENDING, _E.OWNER_ENDING)},
     # its wait goes with it
     (_S.NEW, _E.REMOVING): Move(_S.DEAD),
-    # what is frozen is sent the signal first, and thawed by whoever leads the end
+    # what is frozen is sent the signal first, and thawed by the task that leads the end
     **{(s, e): _END for s in _NOT_ENDING for e in (_E.STOP, _E.ENDING)},
     **{(s, _E.KILL): _KILL for s in _NOT_ENDING},
     **{(s, _E.OWNER_ENDING): Move(_S.STOPPING, (Effect.REFUSE,)) for s in _NOT_ENDING},
@@ -106,7 +106,7 @@ TABLE: Final[dict[tuple[Status, Event], Move[Status]]] = {
     **{(s, _E.READYING): Move(_S.READY) for s in (_S.STARTING, _S.BUSY)},
     **{(s, _E.PAUSE): _PAUSE for s in (_S.READY, _S.IDLE, _S.BUSY)},
     (_S.PAUSED, _E.RESUME): Move(None, (Effect.THAW,)),
-    # the run ends, not the agent: whoever leads the run sees its cause
+    # the run ends, not the agent: the task that leads the run sees its cause
     (_S.BUSY, _E.ABORT): Move(_S.PAUSED),
     (_S.PAUSED, _E.ABORT): Move(_S.PAUSED),
     (_S.STOPPING, _E.KILL): Move(_S.STOPPING, (Effect.KILL,)),

@@ -159,13 +159,13 @@ class Living(Watching):
         self._check(agent, _of_task(task))
 
     def _check(self, agent: Agent, wanted: dict[Resource, int]) -> None:
-        # whoever starts it: what runs then is the agent's
+        # whichever caller starts it: what runs then is the agent's
         for resource, amount in wanted.items():
             self._accounts.check(agent.owner, resource, amount)
         self._disk.check(agent.owner, 1)
 
     def _reserve(self, owner: int) -> Reserve:
-        """What is kept back of an owner's accounts that whoever acts now may use."""
+        """The reserve of an owner's accounts that the acting caller may use."""
         caller = self._journal.acting_caller
         if caller is None:
             return Reserve.NONE

@@ -25,7 +25,7 @@ _LATE_MAX: Final = 256
 
 
 class LoopMeter(trio.abc.Instrument):
-    """Measures every step of every task of one loop, whoever it is for.
+    """Measures every step of every task of one loop.
 
     A step is what is done at once; its time is that of the processor, so that a busy machine
     makes none longer. A pass is all that the loop does before it looks for what has come
@@ -103,7 +103,7 @@ class Turns:
         await self.rest(who, 0.0)
 
     async def rest(self, who: Payer, seconds: float) -> None:
-        """Takes a turn and keeps it: whoever is next goes on only so many seconds later."""
+        """Takes a turn and keeps it for so many seconds: the next in turn waits that long."""
         if who.reserve is not Reserve.NONE:
             return
         turn = self._turns.setdefault(who.owner, trio.Lock())
@@ -145,7 +145,7 @@ class Gentle:
 
 
 class Late:
-    """Answers late whoever is of an owner that has used too much of the loop's time.
+    """Delays callers of an owner that has used too much of the loop's time.
 
     It sleeps, half a second at most, and then takes its turn.
     """

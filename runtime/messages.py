@@ -1,4 +1,4 @@
-"""Messages to an agent: the queue, and what becomes of each (ABI section 6)."""
+"""Messages to an agent: the queue, and what becomes of each (ctxfs(5), Messages)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _why_once(facts: Facts, caller: Caller, agent: Agent) -> str:
     if agent.how.takes_messages:
         return ""
     return (
-        f"{quote(agent.name)} is a once agent: it takes no messages; "
+        f"{quote(agent.name)} is a once agent, which takes no messages; "
         "write handoff.md before its start, or make a turn or resident agent"
     )
 
@@ -65,7 +65,7 @@ def check_id(text: str) -> str:
     """A message's id as its sender gives it; ``MalformedError``."""
     if not _ID.fullmatch(text):
         raise MalformedError(
-            f"{quote(text)} is no id: 1 to 128 printable ASCII characters, no blanks"
+            f"{quote(text)} is not an id; use 1 to 128 printable ASCII characters without blanks"
         )
     return text
 
@@ -190,7 +190,7 @@ class Messages:
         self.check_accepts(agent)
         config = self._settings.config
         if len(text.encode()) > config.frame_max:
-            raise TooLongError(f"a message is at most {config.frame_max} bytes")
+            raise TooLongError(f"a message may have at most {config.frame_max} bytes")
         waiting = len(self.pending(agent)) + len(change.newly_made(agent.index, Message))
         if waiting >= config.messages:
             raise QuotaError(

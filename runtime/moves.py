@@ -63,5 +63,5 @@ class Moves(Generic[S, E]):
         )
         what = ", ".join(accepted) if accepted else "nothing"
         return WrongStateError(
-            f"{event} does not fit: the {self.what} is {status}, which takes {what}"
+            f"cannot {event}: the {self.what} is {status}, which permits {what}"
         )

@@ -1,4 +1,4 @@
-"""Names, times, durations and the other small texts of the ABI.
+"""Names, times, durations and other small texts (ctxfs(5), Names, times and numbers).
 
 Everything is matched as a whole string and in ASCII: ``$`` would accept a
 trailing newline, ``int()`` other scripts' digits.
@@ -85,7 +85,7 @@ def parse_usage(line: str, known: Mapping[str, _U], what: str = "verb") -> tuple
     wanted = found.usage.split(" ")[1:]
     least = sum(not argument.startswith("[") for argument in wanted)
     if not least <= len(arguments) <= len(wanted):
-        raise MalformedError(f"{quote(line)}: the {what} is written {found.usage}")
+        raise MalformedError(f"{quote(line)}: wrong arguments; use {found.usage}")
     return found, arguments
 
 
@@ -101,7 +101,7 @@ def check_name(name: str) -> str:
     """An agent's, task's or space's name; ``MalformedError`` if it is none."""
     if not _NAME.fullmatch(name) or name.endswith((".sock", ".d")) or name == "current":
         raise MalformedError(
-            f"{quote(name)} is no name: 1 to 64 of a-z A-Z 0-9 . _ + -, beginning with a letter "
+            f"{quote(name)} is not a name: 1 to 64 of a-z A-Z 0-9 . _ + -, beginning with a letter "
             'or digit, not ending in .sock or .d, not "current"'
         )
     return name
@@ -117,7 +117,7 @@ def parse_duration(text: str) -> float:
     """``500ms 30s 10m 2h 1d`` in seconds; ``MalformedError`` otherwise."""
     match = _DURATION.fullmatch(text)
     if not match:
-        raise MalformedError(f"{quote(text)} is no duration such as 500ms, 30s, 10m, 2h or 1d")
+        raise MalformedError(f"{quote(text)} is not a duration such as 500ms, 30s, 10m, 2h or 1d")
     return int(match[1]) * SECONDS[match[2]]
 
 
@@ -129,10 +129,10 @@ def parse_moment(text: str, now: float) -> float:
         try:
             moment = datetime.fromisoformat(text.upper()).timestamp()
         except (ValueError, OverflowError) as error:
-            raise MalformedError(f"{quote(text)} is no time: {error}") from None
+            raise MalformedError(f"{quote(text)} is not a time: {error}") from None
     else:
         raise MalformedError(
-            f"{quote(text)} is neither a duration such as 30s nor a time such as {timestamp(0)}"
+            f"{quote(text)} is not a time; use a duration such as 30s, or {timestamp(0)}"
         )
     if moment <= 0:
         raise MalformedError(f"{quote(text)} is before the year 1970")
@@ -144,7 +144,7 @@ def parse_moment(text: str, now: float) -> float:
 def parse_number(text: str) -> int:
     """ASCII digits; ``MalformedError`` otherwise."""
     if not _NUMBER.fullmatch(text):
-        raise MalformedError(f"{quote(text)} is no number (digits 0-9)")
+        raise MalformedError(f"{quote(text)} is not a number; use digits 0-9")
     return int(text)
 
 
@@ -152,14 +152,14 @@ def parse_size(text: str) -> int:
     """A number of bytes, or of K, M, G or T of them (powers of 1024)."""
     match = _SIZE.fullmatch(text)
     if not match:
-        raise MalformedError(f"{quote(text)} is no size such as 1048576, 512K, 64M or 2G")
+        raise MalformedError(f"{quote(text)} is not a size such as 1048576, 512K, 64M or 2G")
     return int(match[1]) * _BYTES[match[2]]
 
 
 def check_choice(text: str, choices: tuple[str, ...]) -> str:
     """``text`` if it is one of ``choices``; ``MalformedError`` naming them otherwise."""
     if text not in choices:
-        raise MalformedError(f"{quote(text)} is none of: {', '.join(choices)}")
+        raise MalformedError(f"unknown value {quote(text)}; use {', '.join(choices)}")
     return text
 
 
@@ -168,7 +168,7 @@ def check_absolute(text: str, what: str = "path") -> str:
     if not _PLAIN_PATH.fullmatch(text):
         raise MalformedError(
             f"{what} {quote(text)} is not absolute and plain: "
-            'it begins with "/" and has no ".", ".." or empty component'
+            'it must begin with "/" and have no ".", ".." or empty component'
         )
     if len(text.encode()) > 4095:
         raise MalformedError(f"{what} {quote(text)} is longer than 4095 bytes")
@@ -181,7 +181,7 @@ def parse_env_line(line: str) -> tuple[str, str]:
     if not separator or not _ENV_KEY.fullmatch(key):
         raise MalformedError(f"{quote(line)} is not KEY=VALUE with a key of A-Z a-z 0-9 _")
     if key.startswith("CTX_"):
-        raise MalformedError(f"{quote(key)} is set by the runtime: CTX_* cannot be given")
+        raise MalformedError(f"{quote(key)} is reserved: the runtime sets CTX_*")
     return key, value
 
 
@@ -207,7 +207,7 @@ def split_command(line: str) -> list[str]:
         else:
             what = "escaped character" if match[0] == "\\" else "closing quotation"
             raise MalformedError(
-                f"{quote(line)} is no command line: no {what}; "
+                f"{quote(line)} is not a command line: no {what}; "
                 "close the quotation, or write \\ before a quote that is meant literally"
             )
     if word:
@@ -222,7 +222,7 @@ def _refuse_constant(text: str) -> Any:
 def _finite(text: str) -> float:
     value = float(text)
     if value in (float("inf"), float("-inf")):
-        raise MalformedError(f"{quote(text)} is larger than any number")
+        raise MalformedError(f"{quote(text)} is too large a number")
     return value
 
 
@@ -276,7 +276,7 @@ def parse_json(text: str) -> Any:
         if "\\ud" in text or "\\uD" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise MalformedError("the JSON has a lone surrogate, which is no character") from None
+        raise MalformedError("the JSON contains a lone surrogate") from None
     except (ValueError, RecursionError) as error:
         raise MalformedError(f"not JSON: {error}") from None
     return value
@@ -286,7 +286,7 @@ def parse_json_object(text: str) -> dict[str, Any]:
     """A JSON object; ``MalformedError`` for any other value."""
     value = parse_json(text)
     if not isinstance(value, dict):
-        raise MalformedError(f'{quote(text)} is no JSON object such as {{"key": "value"}}')
+        raise MalformedError(f'{quote(text)} is not a JSON object such as {{"key": "value"}}')
     return value
 
 

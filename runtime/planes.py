@@ -70,7 +70,7 @@ class Plane(Generic[_I]):
         """``MissingError`` if there is none of this name."""
         item = self._items.named(agent.index, self._cls, name)
         if item is None:
-            raise MissingError(f"{quote(name)} is no {self._what} of {quote(agent.name)}")
+            raise MissingError(f"{quote(agent.name)} has no {self._what} {quote(name)}")
         return item
 
     def check_there(self, item: _I) -> None:
@@ -96,7 +96,7 @@ class Plane(Generic[_I]):
         check_name(name)
         there = self.of(change, agent)
         if any(item.name == name for item in there):
-            raise TakenError(f"{quote(agent.name)} has a {self._what} {quote(name)} already")
+            raise TakenError(f"{quote(agent.name)} already has a {self._what} {quote(name)}")
         self.making.check_when(Act.MAKE, f"a {self._what}", agent)
         limit = self._limit(self._settings.config)
         if sum(map(self._counts, there)) >= limit:

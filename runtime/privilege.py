@@ -1,8 +1,8 @@
-"""Whose rights the daemon has: root's, or those of one ordinary user.
+"""The rights of the daemon: root's, or those of one ordinary user.
 
 What differs between the two is asked for here, or follows from ``rootless``.
 Without root every agent has the daemon's own ids, for no process may take
-others, and whoever is that user outside of agents is what root is elsewhere.
+others, and that user's processes outside all agents are what root is elsewhere.
 """
 
 from __future__ import annotations

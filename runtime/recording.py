@@ -141,7 +141,7 @@ class Recorder:
             try:
                 self._add_conversation(change, agent, outcome, reason)
             except OSError as error:  # a full disk, say: the end is recorded all the same
-                log.error("%s: the result could not be kept: %s", agent.name, error.strerror)
+                log.error("%s: cannot keep the result: %s", agent.name, error.strerror)
             add_run_end(change, agent, record, outcome, reason, usage)
         self._end_message(change, agent, outcome, reason)
         with contextlib.suppress(OSError):

@@ -138,6 +138,6 @@ def check_accepts(parent: Agent) -> None:
     """``WrongStateError`` if nothing may be made or started below an agent."""
     if not parent.accepts_children:
         raise WrongStateError(
-            f"the parent {quote(parent.name)} is {parent.status}: nothing is made "
-            "or started below it"
+            f"the parent {quote(parent.name)} is {parent.status}: agents below it cannot "
+            "be created or started"
         )

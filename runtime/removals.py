@@ -75,7 +75,7 @@ class Removals:
         for member in (*members, *left):
             if member.live:
                 raise WrongStateError(
-                    f"{quote(member.name)} is {member.status}: stop it, wait, then remove"
+                    f"{quote(member.name)} is {member.status}: stop it and wait for its end, then remove it"
                 )
             self._tasks.check_not_fetching(member)
         self._cancel_new_of(members)
@@ -135,7 +135,7 @@ class Removals:
                     self._cancel_new_of(there)
                     self._remove(Change(by=RUNTIME), there)
                 except CtxError as error:
-                    log.error("what a removed agent owned could not be removed: %s", error)
+                    log.error("cannot remove what a removed agent owned: %s", error)
                 await trio.lowlevel.checkpoint()
 
     def unmake(self, agent: Agent) -> None:
@@ -173,7 +173,7 @@ class Removals:
         try:
             self.remove(agent)
         except CtxError as error:
-            log.error("%s: it is temp and could not be removed: %s", agent.name, error)
+            log.error("%s: cannot remove this temp agent: %s", agent.name, error)
 
     def forget(self, agent: Agent) -> None:
         """One whose removal is committed: nothing of it is left in memory, nor of its files."""

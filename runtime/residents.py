@@ -32,7 +32,7 @@ from runtime.tails import Tail
 log = logging.getLogger("ctxd.residents")
 
 _RETRY_SECONDS: Final = 1.0
-#: a line that is longer is no reply
+#: a longer line is not a reply
 _LINE_MAX: Final = 2 << 20
 #: heard at a time: others wait meanwhile
 _BLOCK: Final = 16 << 10
@@ -84,7 +84,7 @@ class Listener:
         whole, newline, self._rest = (self._rest + data).rpartition(b"\n")
         left = len(self._rest) + len(whole) + len(newline)
         if b'"type"' not in whole:
-            # lines may be very short, and very many: there is no reply among these
+            # lines may be very short, and very many: none of these is a reply
             left -= len(whole) + len(newline)
             self._keep(whole + newline, self._tail.position - left)
         else:
@@ -99,7 +99,7 @@ class Listener:
             self._rest = b""
         self._append()
         if self._kept > self._agent.kept_offset:
-            # a crash before this is noted repeats a block of it, which is no reply
+            # a crash before this is noted repeats a block of it, which is not a reply
             change = Change()
             change.set(self._agent, kept_offset=self._kept)
             self._agents.journal.note(change)
@@ -145,7 +145,7 @@ class Listener:
         self._pieces.clear()
 
     def _keep(self, data: bytes, position: int) -> None:
-        """What is no reply to the message at hand is output like any other; once."""
+        """Keeps what does not reply to the current message as ordinary output; once."""
         new = position - self._kept
         if new > 0:
             self._kept = position
@@ -204,13 +204,13 @@ class Resident:
             try:
                 self._deliver(message)
             except NoSpaceError as error:
-                log.error("%s: its next message waits: %s", agent.name, error)
+                log.error("%s: the next message waits: %s", agent.name, error)
                 await trio.sleep(_RETRY_SECONDS)
                 continue
             await self._write(message)
 
     async def _wait(self) -> None:
-        # whoever waits beside us for the same must not miss it
+        # other tasks that wait for the same must not miss it
         await self._following.speak.wait_changed()
 
     def _deliver(self, message: Message) -> None:
@@ -266,7 +266,7 @@ class Resident:
         who = Payer(self._agent.owner, self._agent.name)
         with self._watcher.watching(directory, changes):
             while True:
-                # whoever talks without pause has our ear, not alone
+                # a program that talks without pause must not have the loop alone
                 if not await self._streams.gentle.do(who, self._hear):
                     await changes.wait_changed()
 

@@ -1,5 +1,5 @@
 """Runs inside a cell that is held: of turn agents one for each message, of resident ones
-the program that stays, of once agents those after an abort (ABI section 6)."""
+the program that stays, of once agents those after an abort (ctxfs(5), Runs)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Runs:
             try:
                 begun = self._begin(agent, following)
             except NoSpaceError as error:
-                log.error("%s: its next run does not begin yet: %s", agent.name, error)
+                log.error("%s: the next run cannot begin yet: %s", agent.name, error)
                 await trio.sleep(_RETRY_SECONDS)
                 continue
             if not begun and self._is_left(agent, following):

@@ -110,8 +110,8 @@ def _check_machine(privilege: Privilege) -> None:
         raise StartupError("fusermount3 is missing: apt-get install fuse3")
     if linux.mount_at(Path("/")) is None:
         raise StartupError(
-            "/ is no mount point here, as below chroot(8): the kernel makes no sandboxes there; "
-            "mount the directory upon itself and start ctxd by unshare --mount with pivot_root(8), "
+            "/ is not a mount point, as in a chroot(8): the kernel refuses sandboxes there; "
+            "mount the directory on itself and start ctxd by unshare --mount with pivot_root(8), "
             "or in a container"
         )
 
@@ -136,7 +136,7 @@ def _check_namespaces(privilege: Privilege, spawner: Spawner) -> None:
         )
         if tried.wait_now() != 0:
             complaint = " ".join(os.pread(said, 1000, 0).decode(errors="replace").split())
-            raise StartupError(f"no sandbox can be made here ({complaint}): see ctx doctor")
+            raise StartupError(f"cannot make a sandbox here ({complaint}): see ctx doctor")
 
 
 def _check_reachable(path: Path) -> None:
@@ -144,7 +144,7 @@ def _check_reachable(path: Path) -> None:
     for parent in path.parents:
         if parent.is_dir() and not parent.stat().st_mode & 0o001:
             raise StartupError(
-                f"{path}: agents could not reach it, {parent} is closed to others; "
+                f"{path}: agents cannot reach it, because others may not search {parent}; "
                 f"choose another --runtime, or chmod o+x {parent}"
             )
 
@@ -169,13 +169,13 @@ def _prepare_shared(places: Places, privilege: Privilege) -> None:
         around = linux.mount_of(places.shared.resolve())
         if "noexec" in around.options.split(","):
             raise StartupError(
-                f"{places.runtime}: nothing can be executed there ({around.point} is mounted "
+                f"{places.runtime}: cannot execute programs there ({around.point} is mounted "
                 "noexec); choose another --runtime"
             )
         if not around.shared:
             log.warning(
-                "%s is on no shared mount (%s): should ctxd die, its next start gives "
-                "the agents that live then no filesystem again",
+                "%s is not on a shared mount (%s): if ctxd dies, its next start cannot give "
+                "the filesystem to agents that still live",
                 places.shared,
                 around.point,
             )
@@ -241,7 +241,7 @@ async def open_runtime(
                 hierarchy.bound(privilege.uid, depth=config.depth, agents=config.agents)
         except OSError as error:
             raise StartupError(
-                f"{hierarchy.root.path}: no cgroups can be made there ({error.strerror})"
+                f"{hierarchy.root.path}: cannot create cgroups there ({error.strerror})"
             ) from None
         spare.keep()
         stack.callback(spare.release)

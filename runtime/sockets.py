@@ -1,4 +1,4 @@
-"""The agents' sockets: JSON Lines over a Unix stream socket (ABI section 6).
+"""The agents' sockets: JSON Lines over a Unix stream socket (ctxfs(5), Sockets).
 
 The sockets are bound on the filesystem itself, by a process of its own
 (``runtime.binder``), because the daemon serves the request that this makes.
@@ -159,7 +159,7 @@ class Connection:
         while (end := self._buffer.find(b"\n", searched)) < 0:
             searched = len(self._buffer)
             if searched > self._frame_max:
-                raise TooLongError(f"a frame is at most {self._frame_max} bytes")
+                raise TooLongError(f"a frame may have at most {self._frame_max} bytes")
             data = await self._received()
             if not data:
                 return None
@@ -168,14 +168,14 @@ class Connection:
             if not searched:
                 self._drop_blanks()
         if end > self._frame_max:
-            raise TooLongError(f"a frame is at most {self._frame_max} bytes")
+            raise TooLongError(f"a frame may have at most {self._frame_max} bytes")
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
         self._answering = end + 1
         try:
             return line.decode()
         except UnicodeDecodeError:
-            raise MalformedError("a frame is UTF-8") from None
+            raise MalformedError("a frame must be UTF-8") from None
 
     async def _received(self) -> bytes:
         """What came, in its turn; so are ends, which hundreds of connections may come to at
@@ -236,7 +236,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class DaemonOperation:
-    """The same of ``ctxd.sock``, where whoever may connect may ask for all."""
+    """The same of ``ctxd.sock``: every process that may connect may ask for all of them."""
 
     name: str
     handler: Callable[[Sockets, Connection, dict[str, Any]], Coroutine[Any, Any, None]]
@@ -374,7 +374,7 @@ class Sockets(Watching):
     ) -> Payer | None:
         """Serves one more connection, or refuses it without a task of its own.
 
-        Returns on whose account it is, None if nobody is served any more.
+        Returns the account that pays for it, None if no connection is served any more.
         """
         begun = time.thread_time()
         raw = stream.socket
@@ -470,7 +470,7 @@ class Sockets(Watching):
             return
         roles = self._agents.identity.roles(caller, agent)
         if not roles or (agent.private and not roles & INSIDERS):
-            raise DeniedError(f"the agent {quote(agent.name)} is private: its socket is not yours")
+            raise DeniedError(f"{quote(agent.name)} is private: the caller may not use its socket")
 
     async def _answer(
         self,
@@ -535,7 +535,7 @@ class Sockets(Watching):
     ) -> None:
         """Answers in a task of its own; ``QuotaError``."""
         if len(staying.child_tasks) >= _STAYING_MAX:
-            raise QuotaError(f"{_STAYING_MAX} operations of this connection wait already")
+            raise QuotaError(f"{_STAYING_MAX} operations of this connection are pending already")
         connection.hold(size)
         staying.start_soon(self._stay, connection, answer, request, size)
 
@@ -565,7 +565,7 @@ class Sockets(Watching):
         name = str(request.get("agent"))
         agent = self._agents.registry.named(name)
         if agent is None or not self._agents.identity.roles(connection.caller, agent) & OPERATORS:
-            raise MissingError(f"{quote(name)} is no agent that you are an operator of")
+            raise MissingError(f"{quote(name)}: the caller is not an operator of such an agent")
         return agent
 
     def _audit(self, caller: Caller, agent: Agent | None) -> dict[str, Any]:
@@ -619,7 +619,7 @@ class Sockets(Watching):
         """Replays the session's events after an id, then sends new ones until the end."""
         after = request.get("after")
         if after is not None and not (isinstance(after, str) and _EVENT_ID.fullmatch(after)):
-            raise MalformedError(f"after: {quote(str(after))} is no event id such as e17")
+            raise MalformedError(f"after: {quote(str(after))} is not an event id such as e17")
         session = self._agents.sessions.get(agent.session)
         if session is None:
             raise MissingError("the session was removed")
@@ -668,9 +668,9 @@ class Sockets(Watching):
         name = request.get("id")
         text = request.get("input")
         if not isinstance(name, str):
-            raise MalformedError("id: a text that names this message is wanted")
+            raise MalformedError("id: write a string that names this message")
         if not isinstance(text, str):
-            raise MalformedError("input: the text of the message is wanted")
+            raise MalformedError("input: write a string, the text of the message")
         message = self._agents.messages.find(agent, check_id(name))
         if message is None or message.asked != caller.key:
             priority = request.get("priority", "normal")
@@ -707,13 +707,13 @@ class Sockets(Watching):
     async def _cancel(
         self, server: Server, agent: Agent, connection: Connection, request: dict[str, Any]
     ) -> None:
-        """Ends a message; whoever sent it may, and whoever may stop the agent."""
+        """Ends a message; permitted to its sender, and to all who may stop the agent."""
         name = str(request.get("id"))
         message = self._agents.messages.find(agent, name)
         if message is None:
-            raise MissingError(f"{quote(name)}: no such message is known here")
+            raise MissingError(f"there is no message {quote(name)} in this session")
         if message.over:
-            raise NotRunningError(f"the message {quote(name)} is {message.status} already")
+            raise NotRunningError(f"the message {quote(name)} is already {message.status}")
         with self._agents.journal.acting(connection.caller):
             self._agents.messages.cancel(agent, message)
 
@@ -726,7 +726,7 @@ class Sockets(Watching):
     async def _answer_tool(self, connection: Connection, request: dict[str, Any]) -> None:
         name = request.get("name")
         if not isinstance(name, str):
-            raise MalformedError("name: the name of a tool is wanted")
+            raise MalformedError("name: write the name of a tool")
         output = await self._call_tool(connection.caller, name, request.get("input", {}))
         frame = {"type": "tool", "output": output}
         if isinstance(request.get("id"), str):

@@ -1,7 +1,7 @@
-"""What paths lead to that somebody wrote: looked up by a helper when they are written.
+"""The files that paths in controls lead to; a helper looks them up when they are written.
 
 The daemon resolves no such path itself, neither with its rights nor in its loop: look.c does,
-as whoever wrote it, in the view where it means something, for a second at most.
+with the ids of the writer, in the view that the path belongs to, for a second at most.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Looker:
             asker.leaf.create(self._hierarchy.controllers)
             answer = await self._run(spec, asker, keeper)
         except OSError as error:
-            raise UnansweredError(f"{quote(paths[0])}: nobody could look: {error}") from None
+            raise UnansweredError(f"{quote(paths[0])}: cannot look up the path: {error}") from None
         finally:
             self._done(asker)
         return _parse(answer, paths)
@@ -179,11 +179,11 @@ class Looker:
                 self._begun(asker)
                 self._nursery.start_soon(self._bury, process, asker)
                 raise UnansweredError(
-                    "what the path leads to did not answer within a second: try again"
+                    "the file system of the path did not answer within a second: try again"
                 )
             if status != 0:
                 said = os.pread(fds[2], 500, 0).decode(errors="replace").strip()
-                raise UnansweredError(f"nobody could look where the path leads: {said}")
+                raise UnansweredError(f"cannot look up the path: {said}")
             return os.pread(fds[1], _ANSWER_MAX, 0)
         finally:
             for fd in fds:
@@ -198,15 +198,15 @@ class Looker:
 
 
 def _parse(answer: bytes, paths: list[str]) -> dict[str, Source]:
-    """Raises what the first refusal is; ``UnansweredError`` for what is no answer."""
+    """Raises the first refusal; ``UnansweredError`` if the answer is damaged."""
     words = answer.split(b"\0")
     if len(words) != _FIELDS * len(paths) + 1 or words[-1]:
-        raise UnansweredError("the answer to where the paths lead is damaged: try again")
+        raise UnansweredError("the answer of the path look-up is damaged: try again")
     found = {}
     for number, source in enumerate(paths):
         code, why, identity, path, text = words[_FIELDS * number : _FIELDS * (number + 1)]
         if not code.isdigit():
-            raise UnansweredError("the answer to where the paths lead is damaged: try again")
+            raise UnansweredError("the answer of the path look-up is damaged: try again")
         if int(code):
             raise _refusal(source, int(code), os.fsdecode(why), os.fsdecode(path), text)
         found[source] = Source(_plain(source, path), identity.decode("ascii"))
@@ -226,7 +226,7 @@ def _refusal(source: str, code: int, why: str, path: str, text: bytes) -> CtxErr
     at = "" if path == source else f" ({quote(path)})"
     if why == "link":
         return DeniedError(
-            f"{quote(source)}: {quote(path)} is a link to {quote(os.fsdecode(text))} and not "
+            f"{quote(source)}: {quote(path)} links to {quote(os.fsdecode(text))} and is not "
             "root's, so that an agent may have made it: write the path where it leads"
         )
     if why in ("kernel", "daemon"):
@@ -236,8 +236,8 @@ def _refusal(source: str, code: int, why: str, path: str, text: bytes) -> CtxErr
         )
     says = os.strerror(code)
     by_errno: dict[int, CtxError] = {
-        errno.ENOENT: MissingError(f"{quote(source)}{at} is not there"),
-        errno.ENOTDIR: NotADirectoryNodeError(f"{quote(source)}{at} is in no directory"),
+        errno.ENOENT: MissingError(f"{quote(source)}{at} does not exist"),
+        errno.ENOTDIR: NotADirectoryNodeError(f"{quote(source)}{at} is not in a directory"),
         errno.EAGAIN: UnansweredError(f"{quote(source)} was moved meanwhile: try again"),
         errno.ENAMETOOLONG: MalformedError(f"{quote(source)}: {says}"),
     }

@@ -186,7 +186,7 @@ class Starter:
             await starter.wait()
             if not execution.record_path.exists():
                 said = os.pread(complaint, 1000, 0).decode(errors="replace").strip()
-                raise UnsupportedError(f"its monitor could not be started: {said}")
+                raise UnsupportedError(f"cannot start its monitor: {said}")
             execution.monitored = True
         finally:
             os.close(complaint)
@@ -199,7 +199,7 @@ class Starter:
                 raise ProcessLookupError
             return above.open_keeper()
         except OSError:
-            raise WrongStateError(f"{quote(owner.name)} has no cell any more") from None
+            raise WrongStateError(f"{quote(owner.name)} no longer has a cell") from None
 
     def open_handoff(self, agent: Agent) -> int:
         """The task of a ``once`` agent, after what it inherits, as standard input."""

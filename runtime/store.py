@@ -118,7 +118,7 @@ class Store:
             self._db.close()
             raise StartupError(
                 f"{path}: made by another version of ctxd (schema {version}, "
-                f"this one has {_SCHEMA_VERSION})"
+                f"this one has {_SCHEMA_VERSION}); use another --state"
             )
 
     def _take_texts_out(self) -> None:

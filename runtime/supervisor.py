@@ -202,7 +202,7 @@ class Supervisor(Watching):
         if agent.owned and parent is not None:
             if parent.waits_to_restart:
                 raise WrongStateError(
-                    f"the parent {quote(parent.name)} waits for its next run: try again then"
+                    f"the parent {quote(parent.name)} waits for its next run: try again later"
                 )
             for owner in (*self._agents.registry.ancestors(parent), parent):
                 if owner.status is Status.PAUSED:
@@ -302,7 +302,7 @@ class Supervisor(Watching):
         with self._agents.journal.changing() as change:
             change.move(agent, Event.RESUME)
             if agent.run_cause is not None:
-                raise WrongStateError(f"the run {agent.run} is still ending: try again then")
+                raise WrongStateError(f"the run {agent.run} is still ending: try again later")
 
     def _thaw(self, agent: Agent) -> None:
         crashpoints.reach("resume.committed")
@@ -318,13 +318,13 @@ class Supervisor(Watching):
         if not agent.run:
             raise NotRunningError(f"no run to abort: {quote(agent.name)} is between two runs")
         if run is not None and run != agent.run:
-            raise StaleError(f"{quote(run)} is not the current run: that is {agent.run}")
+            raise StaleError(f"{quote(run)} is not the current run; the current run is {agent.run}")
         if agent.run_cause is not None:
             self._followed[agent.index].impatient.set()
             return
         following = self._followed.get(agent.index)
         if following is None:
-            raise NotRunningError(f"{quote(agent.name)} is not followed yet: try again")
+            raise NotRunningError(f"{quote(agent.name)} has not been taken over yet: try again")
         if agent.run == agent.cell and not following.hold():
             raise NotRunningError(f"the run {agent.run} has just ended")
         change = Change()
@@ -535,7 +535,7 @@ class Supervisor(Watching):
                 if agent.live:
                     self._record_lost(agent, Event.LOST, "runtime_lost")
         finally:
-            # Also when cancelled: whoever waits for this agent must not wait forever.
+            # Also when cancelled: tasks that wait for this agent must not wait forever.
             following.reachable.set()
             following.launched.set()
             following.over.set()
@@ -559,7 +559,7 @@ class Supervisor(Watching):
                 self._add_start(change, agent)
                 self._agents.journal.commit(change)
             except NoSpaceError as error:
-                log.error("%s: not started again yet: %s", agent.name, error)
+                log.error("%s: cannot restart it yet: %s", agent.name, error)
                 due = time.time() + _RETRY_SECONDS
                 continue
             crashpoints.reach("restart.due")
@@ -633,7 +633,7 @@ class Supervisor(Watching):
         if not self._is_followed(task) or task.index in self._led_tasks:
             return
         if not following.goes_on(agent):
-            return  # it ends with its agent, led by whoever leads that
+            return  # it ends with its agent, led by the task that leads the agent
         self._led_tasks.add(task.index)
         execution_of(self._places, agent, following, task)
         self._nursery.start_soon(self._task_of, agent, following, task)

@@ -40,7 +40,7 @@ class Tail:
         changes = Changes()
         with watcher.watching(self._directory, changes):
             while True:
-                # whoever writes faster than this is read must not have the loop alone
+                # a program that writes faster than this is read must not have the loop alone
                 while text := await gentle.do(who, self.text):
                     yield text
                 await changes.wait_changed()

@@ -208,7 +208,7 @@ def _judge(task: Task, record: Record) -> tuple[TaskEvent, str]:
         return TaskEvent.CANCEL, text
     if record.exit_code == 0:
         return TaskEvent.COMPLETE, text
-    # what never came to an exec says so in its output, which is no interruption
+    # a failure before the exec is in the output, and is not an interruption
     known = bool(text or record.failed or not (record.monitor or record.lost))
     return (TaskEvent.FAIL if known else TaskEvent.INTERRUPT), text
 

@@ -1,5 +1,5 @@
 """The task plane: managed executions of an agent's, and handles of supervised children
-(ABI section 8). What runs them is ``runtime.taskruns``."""
+(ctxfs(5), Tasks). What runs them is ``runtime.taskruns``."""
 
 from __future__ import annotations
 
@@ -70,19 +70,19 @@ def _why_lacking(facts: Facts, caller: Caller, obj: object) -> str:
 def _why_handle(facts: Facts, caller: Caller, task: Task) -> str:
     if not task.child:
         return ""
-    return f"{quote(task.name)} is the handle of an agent: its files say what it does"
+    return f"{quote(task.name)} is the handle of an agent: write the files of the agent"
 
 
 def _why_started(facts: Facts, caller: Caller, task: Task) -> str:
     if task.status is TaskStatus.MADE:
         return ""
-    return f"the task {quote(task.name)} was started already"
+    return f"the task {quote(task.name)} was already started"
 
 
 def _why_supervising(facts: Facts, caller: Caller, task: Task) -> str:
     if not task.child or task.over:
         return ""
-    return f"{quote(task.name)} is the handle of an agent: rmdir that"
+    return f"{quote(task.name)} is the handle of an agent: rmdir the agent"
 
 
 def _worktree_of(facts: Facts, task: Task) -> Worktree | None:
@@ -285,7 +285,7 @@ class TaskPlane(Plane[Task], Watching):
         size = self.output_size(task)
         if size <= 2 * _PREVIEW_PART:
             text = self.read_output(task, 0, size).decode(errors="replace")
-            # what is no text grows by that
+            # bytes that are not UTF-8 grow by that
             if len(text.encode()) <= _PREVIEW_MAX:
                 return text, False
         head = self.read_output(task, 0, _PREVIEW_PART).decode(errors="ignore")
@@ -339,7 +339,7 @@ class TaskPlane(Plane[Task], Watching):
         self._gone(change, agent, item)
 
     def _gone(self, change: Change, agent: Agent, task: Task) -> None:
-        """Whoever waits for it to end would wait for good."""
+        """Fires the waits on it, which would otherwise never fire."""
         if not task.over:
             payload = task_payload(task.name, TaskStatus.CANCELLED, "")
             self._waiting.resource_over(change, agent, "task", task.name, payload)
@@ -376,7 +376,7 @@ class TaskPlane(Plane[Task], Watching):
             if owner.frozen:
                 raise WrongStateError(f"{quote(owner.name)} is paused: resume it first")
         if not task.cmd.strip():
-            raise MalformedError("cmd is empty: write the command there first")
+            raise MalformedError("cmd is empty: write the command to it first")
         self._living.check_task(agent, task)
         with self._journal.changing() as change:
             change.step(task, TaskEvent.START)

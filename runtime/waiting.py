@@ -1,4 +1,4 @@
-"""What agents wait for, and what wakes them (ABI section 10).
+"""What agents wait for, and what wakes them (ctxfs(5), Waits).
 
 A wait is armed once and leaves that state once, in the change that tells of its
 cause: it is fired, cancelled or expired with everything that this means, or not at
@@ -101,7 +101,7 @@ def _why_over(facts: Facts, caller: Caller, wait: Wait) -> str:
 def _why_used(facts: Facts, caller: Caller, wait: Wait) -> str:
     if wait.status is WaitStatus.ARMED and wait.on == "trigger":
         return ""
-    return "this token is not good any more: it was used, or the wait is over"
+    return "this token is no longer valid: it was used, or the wait is over"
 
 
 #: ``on`` is written, its other files are, and its token is
@@ -157,7 +157,7 @@ class WaitingPlane(Plane[Wait], Watching):
         return sorted(waits, key=lambda wait: wait.index or math.inf)
 
     def with_token(self, token: str) -> Wait | None:
-        """The wait that whoever writes to this token fires; None for used ones."""
+        """The wait that a write to this token fires; None for a used token."""
         wait = self._items.with_token(token)
         return wait if wait is not None and self.is_trigger(wait) else None
 
@@ -222,8 +222,8 @@ class WaitingPlane(Plane[Wait], Watching):
         there = sum(1 for _ in armed_for(self._items, change, agent, "on", on))
         if there >= _FOR_THE_SAME:
             raise QuotaError(
-                f"{there} waits of {quote(agent.name)} are for {on!r} already, and no more can "
-                "be: cancel one first"
+                f"{there} waits of {quote(agent.name)} are for {on!r} already, the maximum: "
+                "cancel one first"
             )
 
     def _check_family(self, caller: Caller, family: str) -> None:
@@ -231,7 +231,7 @@ class WaitingPlane(Plane[Wait], Watching):
             return
         maker = self._registry.get(caller.agent)
         if maker is None or family not in self._authority.families(maker):
-            raise DeniedError(f"the calling agent lacks {family}, which this kind of wait is of")
+            raise DeniedError(f"the calling agent lacks {family}, which this kind of wait needs")
 
     def _open_work(self, change: Change, agent: Agent, name: str) -> Work | None:
         """The work item that a wait is to block; None for no name."""
@@ -320,7 +320,7 @@ class WaitingPlane(Plane[Wait], Watching):
         TRIGGERING.check_object(self._around, NOBODY, wait)
         agent = self._registry.get(wait.agent)
         if agent is None or not self.is_trigger(wait):
-            raise MissingError("the wait of this token is gone")
+            raise MissingError("this token is no longer valid: it was used, or the wait is over")
         with self._journal.changing() as change:
             self.fire(change, agent, wait, text)
         crashpoints.reach("wait.fired")
@@ -442,7 +442,7 @@ def _named(work: str) -> dict[str, str]:
 
 def _parse(text: str) -> tuple[_Kind, str]:
     """(kind, argument) of a line of ``on``; ``MalformedError``."""
-    kind, arguments = parse_usage(text, _KINDS, "kind of wait")
+    kind, arguments = parse_usage(text, _KINDS, "condition")
     return kind, "".join(arguments)
 
 
@@ -461,7 +461,7 @@ def _task_over(plane: WaitingPlane, change: Change, agent: Agent, argument: str)
     made = [t for t in change.newly_made(agent.index, Task) if t.name == argument]
     task = made[0] if made else plane._items.named(agent.index, Task, argument)
     if task is None:
-        raise MissingError(f"{quote(argument)} is no task of {quote(agent.name)}")
+        raise MissingError(f"{quote(agent.name)} has no task {quote(argument)}")
     if not change.is_over(task):
         return None
     return task_payload(task.name, change.peek(task, "status"), change.peek(task, "exit"))
@@ -473,7 +473,7 @@ def _child_over(plane: WaitingPlane, change: Change, agent: Agent, argument: str
             if change.peek_agent(child, "status") is not Status.DEAD:
                 return None
             return child_payload(child.name, child.status, child.outcome, child.reason)
-    raise MissingError(f"{quote(argument)} is no child of {quote(agent.name)}")
+    raise MissingError(f"{quote(agent.name)} has no child {quote(argument)}")
 
 
 def _message_over(

@@ -1,6 +1,6 @@
 """Waiting for an end without the daemon: FIFOs on a tmpfs of its own (fifo(7)).
 
-The kernel blocks whoever opens one for reading. At the end the FIFO is
+The kernel blocks a process that opens one for reading. At the end the FIFO is
 replaced by an empty file and the old one opened for writing, which lets its
 readers go. The names cannot be guessed and the directory cannot be listed.
 """

@@ -1,8 +1,9 @@
-"""What an agent works on: its work items, and which of them has the focus (ABI section 9).
+"""What an agent works on: its work items, and which of them has the focus (ctxfs(5), Work items).
 
 An item is blocked while something is in its way: an armed wait, or an item in its
 ``blocked_by`` that is not over. With nothing in the way it is open again, or active
-if it has the focus. Whoever writes ``blocked`` without such a reason takes it back.
+if it has the focus. A ``blocked`` that was written without such a reason is revoked by writing
+``open``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def _why_over(facts: Facts, caller: Caller, item: Work) -> str:
 
 def _why_in_use(facts: Facts, caller: Caller, item: Work) -> str:
     if item.status in (WorkStatus.ACTIVE, WorkStatus.BLOCKED):
-        return f"the work item {quote(item.name)} is {item.status}: end it, or open it, first"
+        return f"the work item {quote(item.name)} is {item.status}: end it or open it first"
     return ""
 
 
@@ -117,7 +118,7 @@ class WorkPlane(Plane[Work]):
         self.check_open(item)
         limit = self._settings.config.control_max
         if len(text.encode()) > limit:
-            raise TooLongError(f"{field} is at most {limit} bytes")
+            raise TooLongError(f"{field} may have at most {limit} bytes")
         setter = _SETTERS.get(field)
         if setter is None:
             change.put(item, **{field: text})
@@ -196,7 +197,7 @@ class WorkPlane(Plane[Work]):
 
     def _set_parent(self, change: Change, agent: Agent, item: Work, text: str) -> None:
         if "\n" in text:
-            raise MalformedError(f"{quote(text)}: a parent is one line")
+            raise MalformedError(f"{quote(text)}: a parent must be one line")
         change.put(item, parent=text)
 
     def _set_status(self, change: Change, agent: Agent, item: Work, text: str) -> None:
@@ -223,7 +224,7 @@ class WorkPlane(Plane[Work]):
     def _finish(self, change: Change, agent: Agent, item: Work) -> None:
         if not change.peek(item, "objective").strip():
             raise WrongStateError(
-                f"the work item {quote(item.name)} has no objective: without one it is never done"
+                f"the work item {quote(item.name)} has no objective: write one first"
             )
         self._end(change, agent, item, WorkEvent.FINISH)
 
@@ -246,7 +247,7 @@ class WorkPlane(Plane[Work]):
         )
         for name in names:
             if name == item.name:
-                raise MalformedError(f"{quote(name)} cannot be in its own way")
+                raise MalformedError(f"{quote(name)} cannot block itself")
             self.named(change, agent, name)
         before = self.obstacles(change, agent, item)
         change.put(item, blocked_by=tuple(names))

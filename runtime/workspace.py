@@ -18,7 +18,7 @@ Where things are, below the directory that all worktrees of a repository share
     ctx/<name>/fetch          while something is taken over: the repository of ours
 
 Below ``common``, because the parent can write there if it can commit at all; it
-lasts as long as the commits do, is on the disk of whoever pays for these, is reached
+lasts as long as the commits do, is on the disk of the user that pays for these, is reached
 by the parent's view alone, and git looks for nothing there. The child has its ``git``
 at ``common/ctx``: so its siblings' are covered, and its own children get theirs in
 the same way, one level further down.
@@ -229,26 +229,26 @@ printf '%s\\n' "$objects" >"$ours/objects/info/alternates"
 facts=$(git for-each-ref --format='%(objectname) [%(symref)] %(worktreepath)' "$ref") || exit 1
 case $facts in
 "$commit "*) ;;
-"") keep "the branch is not there any more" ;;
+"") keep "the branch no longer exists" ;;
 "$left [] ")
     printf '%s\\n' "$commit" "^$left" "^$base" |
         GIT_DIR=$ours git pack-objects --revs --local --stdout -q >"$ours/pack" ||
-        keep "objects of it are missing, or are not what they are called"
+        keep "its objects are missing, or do not match their names"
     # without objects it is a header and a hash
     if [ "$(wc -c <"$ours/pack")" -gt 44 ]; then
         pack=$(git index-pack --stdin --strict --fix-thin --keep=ctxfs <"$ours/pack") ||
-            keep "git found its objects to be unsound"
+            keep "git found errors in its objects"
         pack=${pack#keep?}
     fi
     [ "$(git cat-file -t "$commit")" = commit ] &&
         git rev-list --objects --quiet "$commit" --not --all ||
-        keep "objects of it are missing, or are not what they are called"
+        keep "its objects are missing, or do not match their names"
     lost=$(git rev-list --max-count=1 "$left" --not "$commit" --exclude="$ref" --all) || exit 1
     [ -z "$lost" ] || keep "commits that only the branch has would be lost"
-    git update-ref --no-deref "$ref" "$commit" "$left" || keep "the branch could not be moved"
+    git update-ref --no-deref "$ref" "$commit" "$left" || keep "cannot move the branch"
     ;;
 "$left [] "*) keep "the branch is checked out by its parent" ;;
-*) keep "the branch is not where it was left" ;;
+*) keep "the branch was moved" ;;
 esac
 say moved "$commit"
 """
@@ -258,7 +258,7 @@ say moved "$commit"
 _JUDGE: Final = """
 count=$({ cat "$ours/commits"; echo "^$commit"; git for-each-ref --format='^%(objectname)'; } |
     GIT_DIR=$ours git rev-list --count --stdin) || exit 1
-[ "$count" = 0 ] || keep "$count commits of it are on no branch here"
+[ "$count" = 0 ] || keep "$count of its commits are on no branch here"
 shift 5
 for path in $(find "$place/git/ctx" -mindepth 1 -maxdepth 1); do
     for settled in "$@"; do [ "$path" != "$place/git/ctx/$settled" ] || continue 2; done
@@ -333,7 +333,7 @@ class Worktree:
         return self.commit or self.base
 
     def describe(self) -> str:
-        """What the handle shows: ``key=value``, one a line."""
+        """What the handle shows: ``key=value``, one per line."""
         values = {
             "state": self.state.value,
             "path": self.path,
@@ -379,23 +379,23 @@ def check_possible(agent: Agent) -> None:
     """``MalformedError`` if the agent can have no worktree, whatever its parent has."""
     if agent.parent is None:
         raise MalformedError(
-            "worktree: a root agent has no parent whose workspace it could be made of; "
-            "inherit or explicit_root:/PATH would do"
+            "worktree: a root agent has no parent to make a worktree from; "
+            "use inherit or explicit_root:/PATH"
         )
     if not agent.owned:
         raise MalformedError(
-            f"worktree: life {quote(agent.life)}: only an owned or temp child has one; "
-            "inherit or explicit_root:/PATH would do"
+            f"worktree: life {quote(agent.life)}: only an owned or temp child can have one; "
+            "use inherit or explicit_root:/PATH"
         )
 
 
 def check_branch(name: str) -> None:
-    """``MalformedError`` if an agent's name is none for a branch (git-check-ref-format(1))."""
+    """``MalformedError`` if an agent's name cannot name a branch (git-check-ref-format(1))."""
     check_name(name)
     # the rest of what git forbids no name has
     if ".." in name or name.endswith((".", ".lock")):
         raise MalformedError(
-            f'{quote(name)}: the branch of a worktree cannot have "..", nor end in "." or ".lock"'
+            f'{quote(name)}: the branch of a worktree cannot contain "..", or end in "." or ".lock"'
         )
 
 
@@ -467,7 +467,7 @@ class _Answer:
     def one(self, word: str) -> str:
         found = self.words.get(word, [])
         if len(found) != 1:
-            raise WrongStateError(f"git did not say {word}, but {_said(self.text)}")
+            raise WrongStateError(f"git did not report {word}, but said {_said(self.text)}")
         return found[0]
 
     @property
@@ -524,7 +524,7 @@ def _without_hooks(names: Iterable[str]) -> dict[str, str]:
         hook, dot, _ = rest.rpartition(".")
         if section != "hook" or not name.isprintable() or "\ufffd" in name:
             raise UnsupportedError(
-                f"{quote(name)} in the configuration cannot be switched off: its name has to be "
+                f"{quote(name)} in the configuration cannot be disabled: its name must be "
                 "printable UTF-8"
             )
         if dot:
@@ -533,12 +533,12 @@ def _without_hooks(names: Iterable[str]) -> dict[str, str]:
 
 
 def _said(text: str) -> str:
-    return quote(" ".join(text.split()) or "it said nothing", 300)
+    return quote(" ".join(text.split()) or "no output", 300)
 
 
 def _object_id(text: str) -> str:
     if not _OBJECT_ID.fullmatch(text):
-        raise WrongStateError(f"git named no commit, but said {_said(text)}")
+        raise WrongStateError(f"git did not report a commit, but said {_said(text)}")
     return text
 
 
@@ -556,10 +556,10 @@ async def plan(run: Run, parent: Agent, child: Agent, root: str) -> Worktree:
     answer = await _ask(run, parent, _LOOK, child.name, cwd=root)
     whose = f"{quote(root)}, the workspace of {quote(parent.name)}"
     if answer.code == _NO_REPOSITORY and "not a git repository" in answer.text:
-        raise MalformedError(f"workspace=worktree: {whose}, is in no git repository")
+        raise MalformedError(f"workspace=worktree: {whose}, is not in a git repository")
     if answer.code == _NO_COMMIT:
         raise MalformedError(
-            f"workspace=worktree: the repository of {whose}, has no commit yet to begin at"
+            f"workspace=worktree: the repository of {whose}, has no commit yet"
         )
     if answer.code in (_SHALLOW, _PARTIAL):
         what = "shallow" if answer.code == _SHALLOW else "a partial clone"
@@ -569,16 +569,16 @@ async def plan(run: Run, parent: Agent, child: Agent, root: str) -> Worktree:
         )
     if answer.code == _NO_WORKSPACE:
         raise UnsupportedError(
-            f"the view of {quote(parent.name)} has no {WORKSPACE}, where a child's worktree "
-            f"would be: {_said(answer.text)}"
+            f"the view of {quote(parent.name)} has no {WORKSPACE} for a child's worktree"
+            f": {_said(answer.text)}"
         )
     if answer.code == _TAKEN and "branch" in answer.words:
         raise TakenError(
-            f"the branch {quote(answer.one('branch'))} is there already: rename or delete it"
+            f"the branch {quote(answer.one('branch'))} already exists: rename or delete it"
         )
     if answer.code == _TAKEN:
         there = quote(answer.one("there"), 300)
-        raise TakenError(f"{there} is there already, perhaps of an earlier worktree")
+        raise TakenError(f"{there} already exists, perhaps from an earlier worktree")
     if not answer.whole:
         raise WrongStateError(f"the repository of {whose}: {_said(answer.text)}")
     _without_hooks(answer.words.get("hook", []))
@@ -586,7 +586,7 @@ async def plan(run: Run, parent: Agent, child: Agent, root: str) -> Worktree:
     if len(objects) > _OBJECTS_MAX:
         raise UnsupportedError(
             f"the repository of {whose}, borrows from {len(objects) - 1} others, more than "
-            f"{_OBJECTS_MAX - 1} (git repack -a there ends that)"
+            f"{_OBJECTS_MAX - 1} (git repack -a there removes them)"
         )
     return Worktree(
         name=child.name,

@@ -160,7 +160,7 @@ class Worktrees(Watching):
             self._put(agent, worktree)
 
         if why := await self._care(parent, agent.index, steps, starting=agent):
-            raise WrongStateError(f"its worktree was not made: {why}")
+            raise WrongStateError(f"cannot make its worktree: {why}")
 
     # taking over
 
@@ -187,7 +187,7 @@ class Worktrees(Watching):
         if child is None or child.worktree is None:
             raise MalformedError(f"fetch: {quote(task.name)} has no worktree")
         if not child.worktree_made:
-            raise WrongStateError(f"the worktree of {quote(task.name)} is not made yet")
+            raise WrongStateError(f"the worktree of {quote(task.name)} does not exist yet")
         if Worktree.load(child.worktree).state is State.FETCHING:
             raise WrongStateError(f"the worktree of {quote(task.name)} is being fetched")
         if child.status is Status.STOPPING:

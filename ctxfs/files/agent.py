@@ -1,4 +1,4 @@
-"""The files of an agent, ``/ctx/agent/NAME.d``, as rows (ABI section 3)."""
+"""The files of an agent, ``/ctx/agent/NAME.d``, as rows (ctxfs(5), Files of an agent)."""
 
 from __future__ import annotations
 
@@ -144,10 +144,10 @@ def _parse_parent(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> Ag
     if word == "operator":
         return None
     if not word.startswith("agent:"):
-        raise MalformedError(f"{quote(line)} is neither operator nor agent:NAME")
+        raise MalformedError(f"unknown parent {quote(line)}; use operator or agent:NAME")
     parent = fs.runtime.agents.registry.named(names.check_name(word.removeprefix("agent:")))
     if parent is None or not fs.runtime.agents.identity.roles(caller, parent) & OPERATORS:
-        raise DeniedError(f"{quote(word)} is no agent that you are an operator of")
+        raise DeniedError(f"{quote(word)}: the caller is not an operator of such an agent")
     return parent
 
 
@@ -213,7 +213,7 @@ def _parse_owner(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> int
 def _parse_id(line: str) -> int:
     value = names.parse_number(line)
     if value >= 2**32 - 1:
-        raise MalformedError(f"{quote(line)} is no id: at most {2**32 - 2}")
+        raise MalformedError(f"{quote(line)} is not an id: use a number up to {2**32 - 2}")
     return value
 
 
@@ -256,7 +256,7 @@ def _parse_groups(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> tu
         if extra:
             raise DeniedError(f"groups {extra} exceed those of the parent {quote(parent.name)}")
     elif not fs.runtime.agents.identity.is_master(caller):
-        raise DeniedError("groups of a root agent are set by operators with uid 0")
+        raise DeniedError("only operators with uid 0 may set the groups of a root agent")
     elif 0 in groups and not fs.runtime.config.allow_root_agents:
         raise DeniedError("0: agents do not run as root (allow_root_agents is not set)")
     return groups
@@ -278,7 +278,7 @@ def _groups(fs: Filesystem, agent: Agent, caller: Caller) -> str:
 
 def _parse_label(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
     if not _LABEL.fullmatch(line):
-        raise MalformedError(f"{quote(line)} is no label: letters, digits and . _ + -, at most 64")
+        raise MalformedError(f"{quote(line)} is not a label: up to 64 letters, digits and . _ + -")
     return line
 
 
@@ -319,8 +319,8 @@ class _PolicyCheck:
             for rule in rules:
                 if not present.covers_as(rule):
                     raise WrongStateError(
-                        f"{rule.cls}:{rule.object} {rule.perm} would widen the policy: "
-                        "that is done while the agent is new"
+                        f"{rule.cls}:{rule.object} {rule.perm} would extend the policy: "
+                        "that is possible only while the agent is new"
                     )
         self._lines += text.removesuffix("\n").count("\n") + 1
         return rules
@@ -390,7 +390,7 @@ def _check_expansion(
     if source is not None and inside is not None and inside.path in ancestry(source.path):
         return
     raise DeniedError(
-        f"{what} is outside of the workspace of {quote(maker.name)}, whose profile "
+        f"{what} is outside the workspace of {quote(maker.name)}, whose profile "
         f"{maker.profile} lacks authority_expansion"
     )
 
@@ -407,7 +407,7 @@ def _found_sources(
     known = mounts.Sources.load(agent.sources.get(name)).joined(boot, found, paths)
     missing = known.missing(paths)
     if missing and caller.agent is not None:
-        raise UnansweredError(f"{quote(missing[0])}: nobody could look at it: write it anew")
+        raise UnansweredError(f"{quote(missing[0])}: the look-up failed: write it again")
     others = {key: value for key, value in agent.sources.items() if key != name}
     return {**others, name: known.dump()} if paths else others
 
@@ -470,7 +470,7 @@ def _parse_iso(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
     iso = names.check_choice(line, ("sandbox", "shared"))
     if iso == "shared":
         if caller.agent is not None:
-            raise DeniedError("shared is written by operators only")
+            raise DeniedError("only operators may write shared")
         if fs.runtime.agents.privilege.rootless:
             raise UnsupportedError(
                 "iso=shared: this ctxd runs without root: an agent with its uid and the host's "
@@ -493,7 +493,7 @@ def _parse_workspace(fs: Filesystem, agent: Agent, caller: Caller, line: str) ->
         if path == "/":
             raise MalformedError("explicit_root:/ would be the whole view; name a directory in it")
         return line
-    raise MalformedError(f"{quote(line)} is none of: inherit, worktree, explicit_root:/PATH")
+    raise MalformedError(f"{quote(line)} is not inherit, worktree or explicit_root:/PATH")
 
 
 def _path_row(
@@ -565,13 +565,13 @@ def _tool_path(fs: Filesystem, agent: Agent, caller: Caller) -> str:
 
 def _parse_context(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
     if names.check_choice(line, ("fresh", "fork")) == "fork" and agent.parent is None:
-        raise MalformedError("fork: a root agent has no parent whose context it could inherit")
+        raise MalformedError("fork: a root agent has no parent to inherit a context from")
     return line
 
 
 def _parse_model(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
     if len(line) > 256 or not line.isprintable():
-        raise MalformedError(f"{quote(line)} is no model id: printable, at most 256 characters")
+        raise MalformedError(f"{quote(line)} is not a model id; use up to 256 printable characters")
     if line and not fs.runtime.agents.authority.allows(agent, "model", line, "use"):
         raise DeniedError(f"model:{line} use is not in the agent's effective policy")
     return line
@@ -579,7 +579,7 @@ def _parse_model(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str
 
 def _parse_exec(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
     if any(ord(c) < 32 and c != "\t" for c in line):
-        raise MalformedError(f"{quote(line)}: a command line has no control characters")
+        raise MalformedError(f"{quote(line)}: a command line cannot contain control characters")
     names.split_command(line)
     return line
 
@@ -591,7 +591,7 @@ def _parse_mode(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
 def _parse_restart(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
     value = names.check_choice(line, ("no", "on-failure", "always"))
     if value != "no" and agent.parent is not None:
-        raise MalformedError(f"{quote(line)}: only root agents restart; a child has no")
+        raise MalformedError(f"{quote(line)}: only root agents restart; for a child, use no")
     return value
 
 
@@ -611,7 +611,7 @@ def _parse_limit(line: str) -> tuple[str, str]:
     elif key == "pids.max":
         value = str(names.parse_number(value))
     elif not _CPU.fullmatch(value):
-        raise MalformedError(f"{quote(value)} is no cpu.max: microseconds, or quota and period")
+        raise MalformedError(f"{quote(value)} is not a cpu.max: microseconds, or quota and period")
     return key, value
 
 
@@ -719,7 +719,7 @@ def _receive(
     """rename(2) of a file in ``artifact/`` over ``result.md``."""
     own = fs.spaces.known(ARTIFACT, agent)
     if new_name != "result.md" or not isinstance(source, DurableNode) or source.space is not own:
-        raise ForbiddenError("only files of artifact/ are renamed here, over result.md")
+        raise ForbiddenError("only files of artifact/ can be renamed here, over result.md")
     node = fs.durable.find(source, name)
     if node.is_directory():
         raise ForbiddenError("result.md is a file")
@@ -782,29 +782,30 @@ ROWS: Final[tuple[Row, ...]] = (
         target=lambda fs, agent: f"agent/{agent.name}.d"),
     Control(name="parent", default="creator", public=True,
         guard=Guard(who=OPERATORS, when=NEW),
-        doc="who made it: operator uid:N, or agent:NAME session:NAME run:ID. "
-            "An operator of both may write agent:NAME; a child's defaults are then applied",
+        doc="its creator: operator uid:N, or agent:NAME session:NAME run:ID. An "
+        "operator of both agents may write agent:NAME; a child's defaults are then "
+        "applied",
         render=_value("lineage"), check=_checked(_parse_parent),
         commit=_set_parent, single=True, depends=("lineage",)),
     Shown(name="supervisor", default="creator",
-        doc="who owns its lifetime now: agent:NAME; operator, of a root agent; "
-            "none, of a detached child",
+        doc="the owner of its lifetime: agent:NAME; operator, of a root agent; none, "
+        "of a detached child",
         render=_supervisor, depends=("parent", "life")),
     Control(name="life", default="owned (child), detached (root)", public=True,
         guard=_WHILE_NEW, render=_value("life"), commit=_set_life,
         check=_checked(_parse_life), single=True,
-        doc="owned; temp: removed when its end is recorded, the parent's channel stays; "
+        doc="owned; temp: removed when its end is recorded, the parent's channel remains; "
             "detached: lives on when its parent ends. A root agent is detached"),
     Control(name="profile", default="private_child (child), public_named (root)", public=True,
         guard=_WHILE_NEW, render=_value("profile"), check=_check_profile,
         commit=_set_profile, single=True,
-        doc="private_child goes with owned and temp, public_named with detached"),
+        doc="private_child for owned and temp, public_named for detached"),
     Shown(name="visibility", default="from profile", public=True, render=_visibility,
         depends=("profile",), doc="private or public"),
     Shown(name="ownership", default="from profile", render=_ownership, depends=("profile",),
         doc="parent_supervised or self_owned"),
     Shown(name="families", default="from profile", render=_families, generated=True,
-        doc="tool families that are on, one a line"),
+        doc="enabled tool families, one per line"),
     Shown(name="ingress", default="from profile", render=_ingress, depends=("profile",),
         doc="supervisor_only or operators_and_policy"),
     Control(name="owner", default="creator's", guard=_BY_ROOT,
@@ -815,23 +816,23 @@ ROWS: Final[tuple[Row, ...]] = (
     _single("gid", "gid of its processes; a child's is its parent's", _parse_gid,
             default="creator's", render=_number("gid"), guard=_BY_ROOT),
     Control(name="groups", default="creator's", guard=_WHILE_NEW, render=_groups,
-        check=_checked(_parse_groups), commit=_set_groups, doc="supplementary gids, one a line"),
+        check=_checked(_parse_groups), commit=_set_groups, doc="supplementary gids, one per line"),
     Control(name="label", default="NAME_t", guard=_WHILE_NEW,
         render=_value("label"), commit=_set_label,
         check=_checked(_parse_label), single=True,
-        doc="the subject of its policy lines"),
+        doc="the label of its policy lines"),
     Control(name="policy", default="configured; a child's from its parent",
         guard=Guard(who=CONTROLLERS, when=NOT_TERMINAL), render=_text("policy"),
         checking=_PolicyCheck, commit=_set_policy,
-        doc="what it may: allow LABEL CLASS:OBJECT PERM[,PERM...], at most 256 lines; "
-        "wider only while new"),
+        doc="its authority: allow LABEL CLASS:OBJECT PERM[,PERM...], at most 256 "
+        "lines; can be extended only while new"),
     Shown(name="policy.effective", render=_policy_effective, generated=True,
-        doc="the policy within its parent's effective one"),
+        doc="its policy, as far as its parent's effective policy permits"),
     PathControl(name="mount", guard=_WHILE_NEW, render=_text("mount"),
         paths=_mount_paths, check_found=_check_mounts, commit_found=_set_mount,
         doc="mount table: SOURCE TARGET ro|rw|hide [OPTIONS]"),
     Shown(name="mount.effective", render=_mount_effective, generated=True,
-        doc="its ancestors' tables, then its own"),
+        doc="the tables of its ancestors, then its own"),
     _path_row("root", "directory to use as the root of its view instead of the base view",
               _parse_path, expands=False),
     _single("iso", "sandbox, or shared (the host's tree; set by operators)", _parse_iso,
@@ -841,9 +842,9 @@ ROWS: Final[tuple[Row, ...]] = (
     _single("cwd", "working directory of its program", _parse_path,
             default="workspace or home"),
     Control(name="env", mode=0o600, read=PARTIES, guard=_WHILE_NEW, render=_text("env"),
-        check=_check_env_line, commit=_set_env, doc="environment: KEY=VALUE, one a line"),
+        check=_check_env_line, commit=_set_env, doc="environment: KEY=VALUE, one per line"),
     Control(name="path", default="/ctx/tool", guard=_WHILE_NEW, render=_tool_path,
-        check=_check_tool_path, commit=_set_tool_path, doc="tool directories, one a line"),
+        check=_check_tool_path, commit=_set_tool_path, doc="tool directories, one per line"),
     _single("context", "fresh, or fork", _parse_context, default="fresh"),
     _single("model", "free text for the program, allowed by policy", _parse_model,
             public=True, guard=_BETWEEN_RUNS),
@@ -865,7 +866,7 @@ ROWS: Final[tuple[Row, ...]] = (
     Shown(name="incarnation", render=_value("incarnation"), doc="id of this life of the name"),
     # of a page that is read while the value gets shorter, the kernel shows NULs at the end
     Shown(name="pid", render=_number("pid"), volatile=True,
-        doc="main process, as the host sees it"),
+        doc="its main process, as a PID of the host"),
     Shown(name="run", render=_value("run"), volatile=True, doc="current run"),
     Shown(name="cgroup", render=_cgroup, volatile=True, doc="path of its cgroup"),
     Shown(name="usage", render=_usage, generated=True,
@@ -876,32 +877,32 @@ ROWS: Final[tuple[Row, ...]] = (
         doc="standard error, and lines of the runtime"),
     Shown(name="error", render=_error, generated=True, doc="the last rejection, with its time"),
     Verbs(name="ctl", guard=Guard(who=PARTIES | Role.STARTER | Role.STOPPER),
-        act=act, render=describe_verbs, doc="takes verbs, one a line; reading lists them"),
+        act=act, render=describe_verbs, doc="takes verbs, one per line; reading lists them"),
     Link(name="wait", public=True, depends=("wait_token",),
         target=lambda fs, agent: str(fs.runtime.agents.waits.path(agent.wait_token)),
         doc="reading it blocks until the agent is dead"),
     Inlet(name="inbox", guard=SENDING,
-        opener=_open_inbox, doc="one message per flush; not of a once agent"),
+        opener=_open_inbox, doc="one message per flush; not in mode once"),
     Shown(name="queue", polled=True, generated=True, render=_queue,
-        doc="pending messages, a JSON line each"),
+        doc="waiting messages, one JSON object per line"),
     document("handoff.md", "the delegated task; the program's standard input", read=PARTIES,
              guard=_DELEGATION),
-    lines_document("input.jsonl", "references to its inputs, a JSON object a line", check_input,
+    lines_document("input.jsonl", "references to its inputs, one JSON object per line", check_input,
                    read=PARTIES, guard=_DELEGATION),
-    kept_document("inherited.md", "with context=fork, what it inherits of its parent; precedes "
-                  "the handoff"),
+    kept_document("inherited.md", "with context=fork: the context inherited from its parent; "
+                  "precedes the handoff"),
     kept_document("inherited.json", "the same as a JSON object"),
-    document("result.md", "what it gives back", guard=_RESULT),
-    lines_document("refs.jsonl", 'references: {"path", "hash"?, "kind"?, "summary"?} a line',
+    document("result.md", "its result", guard=_RESULT),
+    lines_document("refs.jsonl", 'references: {"path", "hash"?, "kind"?, "summary"?} per line',
                    check_ref, guard=_RESULT),
     Directory(name="artifact", guard=ARTIFACT.write, space=ARTIFACT,
-        doc="files and directories that it gives back"),
+        doc="files and directories that are part of its result"),
     Directory(name="child", entries=_children, find=_find_child,
         doc="links to the directories of its children"),
-    task.PLANE.directory("what it runs beside its program: mkdir makes a task"),
-    work.PLANE.directory("what it works on: mkdir makes a work item"),
+    task.PLANE.directory("commands that it runs beside its program: mkdir creates a task"),
+    work.PLANE.directory("what it works on: mkdir creates a work item"),
     work.CURRENT,
-    waiting.PLANE.directory("what it waits for: mkdir makes a wait"),
+    waiting.PLANE.directory("what it waits for: mkdir creates a wait"),
     Link(name="session", target=_session_target, depends=("owner",),
         doc="link to the current session"),
 )

@@ -1,4 +1,4 @@
-"""Documents: real files of an agent or session that rows stand for (ABI section 4)."""
+"""Documents: real files of an agent or session that rows stand for (ctxfs(5), Agents)."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def open_real(
 
     def check_alive() -> None:
         if not fs.runtime.agents.identity.still(caller):
-            raise DeniedError("whoever opened this file is gone: so are its rights")
+            raise DeniedError("the process that opened this file is gone, and its rights with it")
 
     def may_read() -> None:
         check_alive()
         if not node.may_read(caller):
-            raise DeniedError(f"{node.row.name} is not yours to read any more")
+            raise DeniedError(f"the caller may not read {node.row.name} any more")
 
     def may_write() -> None:
         check_alive()
@@ -138,9 +138,9 @@ def check_ref(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
     ref = names.parse_json_object(line)
     for key, value in ref.items():
         if key not in ("path", "hash", "kind", "summary"):
-            raise MalformedError(f"{quote(key)} is none of: path, hash, kind, summary")
+            raise MalformedError(f"unknown key {quote(key)}; use path, hash, kind or summary")
         if not isinstance(value, str):
-            raise MalformedError(f"{key} is no text")
+            raise MalformedError(f"{key} is not a string")
     path = ref.get("path")
     if not path:
         raise MalformedError(f"{quote(line)} has no path")
@@ -149,4 +149,4 @@ def check_ref(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
     elif not path.startswith("artifact/") or any(
         part in ("", ".", "..") for part in path.split("/")
     ):
-        raise MalformedError(f"{quote(path)}: a relative path is below artifact/")
+        raise MalformedError(f"{quote(path)}: a relative path must be below artifact/")

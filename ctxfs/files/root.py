@@ -1,4 +1,4 @@
-"""The root of the filesystem, as rows (ABI section 2)."""
+"""The root of the filesystem, as rows (ctxfs(5), The root)."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _find_agent(fs: Filesystem, _: Any, call: Call, name: str) -> Node | None:
 
 def _make_agent(fs: Filesystem, _: Any, call: Call, name: str, mode: int) -> Node:
     if not name.endswith(".d"):
-        raise MalformedError(f"{quote(name)}: an agent is made by mkdir agent/NAME.d")
+        raise MalformedError(f"{quote(name)}: create an agent with mkdir agent/NAME.d")
     made = fs.runtime.agents.births.create(call.caller, name.removesuffix(".d"))
     return agent.entry(fs, made, ".d")
 
@@ -188,7 +188,7 @@ def _make_space(fs: Filesystem, _: Any, call: Call, name: str, mode: int) -> Nod
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
-        raise TakenError(f"the space {quote(name)} exists") from None
+        raise TakenError(f"the space {quote(name)} already exists") from None
     os.chown(path, call.uid, call.gid)
     os.chmod(path, mode & 0o1777)
     return fs.tree(spaces.SHARED, name)
@@ -206,7 +206,7 @@ def _space_target(fs: Filesystem, _: Any, caller: Caller, name: str) -> Target:
 
 
 def _why_full(facts: Facts, caller: Caller, path: Path) -> str:
-    return f"the space {quote(path.name)} has files" if any(path.iterdir()) else ""
+    return f"the space {quote(path.name)} is not empty" if any(path.iterdir()) else ""
 
 
 def _remove_space(fs: Filesystem, _: Any, caller: Caller, path: Path) -> None:
@@ -258,7 +258,7 @@ ROWS: Final[tuple[Row, ...]] = (
     Shown(name="error", public=True, generated=True, render=_error,
         doc="the caller's own last rejection: TIME ERRNO PATH: SENTENCE"),
     Shown(name="metrics", public=True, generated=True, render=_metrics,
-        doc="the same facts and those of the event loop as Prometheus text"),
+        doc="the same values and those of the event loop, as Prometheus text"),
     Socket(name="ctxd.sock", public=True,
         doc="the daemon's socket, for operators"),
     Directory(name="bin", public=True, doc="programs for sandboxes"),
@@ -275,11 +275,10 @@ ROWS: Final[tuple[Row, ...]] = (
         find=_find_home, doc="per-user durable files: sessions, data"),
     Directory(name="shared", mode=0o1777, public=True, entries=_list_spaces,
         find=_find_space, make=_MAKING_SPACES, remove=_REMOVING_SPACES,
-        doc="durable spaces, each its maker's; made outside of agents, removed by the maker and "
-        "uid 0"),
+        doc="durable spaces, owned by their creators; created and removed by operators"),
     Directory(name="trigger", mode=0o311, public=True, read=Role.NONE,
         entries=_nothing, find=_find_token, secret=True,
-        doc="the tokens of waits, which whoever knows one writes to; cannot be listed"),
+        doc="tokens of waits: to fire a wait, write to its token; cannot be listed"),
 )
 
 

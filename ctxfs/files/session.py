@@ -1,4 +1,4 @@
-"""Sessions and the parent's side of delegations, as rows (ABI section 4)."""
+"""Sessions and the parent's side of delegations, as rows (ctxfs(5), Sessions)."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _open_messages(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Han
             message = parse_json_object(line)
             role = message.get("role")
             if role not in _ROLES:
-                raise MalformedError(f"role: {quote(str(role))} is none of: {', '.join(_ROLES)}")
+                raise MalformedError(f"unknown role {quote(str(role))}; use {', '.join(_ROLES)}")
             if "content" not in message:
                 raise MalformedError(f"{quote(line)} has no content")
             kept = {key: value for key, value in message.items() if key not in _GIVEN}
@@ -170,10 +170,12 @@ ROWS: Final[tuple[Row, ...]] = (
     History(name="messages.jsonl", mode=0o644, read=HISTORIANS, guard=_WRITING,
         opener=_open_messages, size=_file_size("messages.jsonl"),
         mtime=_file_time("messages.jsonl"),
-        doc="the conversation: {id, ts, role, from, run, content} a line; only appended to"),
+        doc="the conversation: {id, ts, role, from, run, content} per line; only "
+        "appended to"),
     History(name="events.jsonl", read=HISTORIANS, polled=True, opener=_open_events,
         size=_file_size("events.jsonl"), mtime=_file_time("events.jsonl"),
-        doc="what happened: {id, ts, type, agent, ...} a line; written by the runtime only"),
+        doc="what happened: {id, ts, type, agent, ...} per line; written by the "
+        "runtime only"),
     Kept(name="latest.md", read=HISTORIANS, render=_read_file("latest.md"),
         size=_file_size("latest.md"), mtime=_file_time("latest.md"), doc="the last reply"),
     Shown(name="state", doc="active done error cancelled", read=HISTORIANS, render=_state),
@@ -181,18 +183,19 @@ ROWS: Final[tuple[Row, ...]] = (
     Shown(name="created_at", doc="RFC 3339 time", read=HISTORIANS, render=_time("created")),
     Shown(name="updated_at", doc="RFC 3339 time of the last event", read=HISTORIANS,
         render=_time("updated"), depends=("updated",)),
-    Shown(name="meta.json", doc="whose session it is", read=HISTORIANS, render=_meta),
+    Shown(name="meta.json", read=HISTORIANS, render=_meta,
+        doc="the agent that the session belongs to"),
     Directory(name="context", read=HISTORIANS,
         doc="the working set, rebuildable"),
     Document(name="memory.md", within="context", read=HISTORIANS, guard=_WRITING,
         opener=_open_memory, size=_file_size("context/memory.md"),
         mtime=_file_time("context/memory.md"), doc="the agent's own notes"),
     Directory(name="episode", within="context", read=HISTORIANS,
-        guard=EPISODE.write, space=EPISODE, doc="the agent's episodes, one file a work item"),
+        guard=EPISODE.write, space=EPISODE, doc="the agent's episodes, one file per work item"),
     Shown(name="pack.md", within="context", read=HISTORIANS, render=_pack, generated=True,
         doc="results, references and artifact paths of its children"),
     Directory(name="child", within="context", read=HISTORIANS,
-        entries=_channels, find=_find_channel, doc="its side of each delegation"),
+        entries=_channels, find=_find_channel, doc="the parent's side of each delegation"),
 )
 
 

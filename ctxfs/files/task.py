@@ -1,4 +1,4 @@
-"""The task plane, ``agent/NAME.d/task``, as rows (ABI section 8)."""
+"""The task plane, ``agent/NAME.d/task``, as rows (ctxfs(5), Tasks)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _single(name: str, doc: str, parse: Callable[[str], Any], **more: Any) -> Co
 
 def _parse_title(line: str) -> str:
     if len(line) > _TITLE_MAX or not line.isprintable():
-        raise MalformedError(f"{quote(line)} is no title: printable, at most {_TITLE_MAX}")
+        raise MalformedError(f"{quote(line)} is not a title: printable, at most {_TITLE_MAX}")
     return line
 
 
@@ -95,7 +95,7 @@ def _set_env(fs: Filesystem, task: Task, caller: Caller, text: str) -> None:
 
 def _check_work(fs: Filesystem, task: Task, caller: Caller, line: str) -> None:
     if line and fs.runtime.agents.items.named(task.agent, Work, line) is None:
-        raise MissingError(f"{quote(line)} is no work item of this agent")
+        raise MissingError(f"this agent has no work item {quote(line)}")
 
 
 def _set_work(fs: Filesystem, task: Task, caller: Caller, text: str) -> None:
@@ -189,37 +189,40 @@ def _worktree(fs: Filesystem, task: Task, caller: Caller) -> str:
 ROWS: Final[tuple[Row, ...]] = (
     Directory(name="", top=True),
     Shown(name="kind", doc="command_task or child_agent_task", render=_value("task_kind")),
-    _single("title", "what it is about, one line; of a child's handle the first line of its task",
+    _single("title", "its title, one line; for a child's handle: the first line of its task",
             _parse_title, render=_title),
     Control(name="cmd", guard=WRITING, render=_cmd, commit=_set_cmd,
         doc="the command, run by sh -c"),
     _single("cwd", "its working directory", _parse_cwd, default="the agent's"),
     Control(name="env", mode=0o600, read=PARTIES, guard=WRITING,
         render=lambda fs, task, caller: str(task.env), check=_check_env,
-        commit=_set_env, doc="more environment: KEY=VALUE, one a line"),
+        commit=_set_env, doc="additional environment: KEY=VALUE, one per line"),
     _single("accepts_input", "0, or 1: input is its standard input", _parse_flag,
             default="0", render=_accepts),
     Shown(name="status", polled=True, render=_status,
         doc="queued running cancelling completed failed cancelled interrupted"),
     Shown(name="exit", render=_value("exit"), doc="exit:N or signal:N, once it has ended"),
-    Shown(name="pid", render=_value("pid"), volatile=True, doc="its shell, as the host sees it"),
+    Shown(name="pid", render=_value("pid"), volatile=True, doc="its shell, as a PID of the host"),
     Output(name="output", opener=_open_output,
         size=lambda fs, task: fs.runtime.agents.tasks.output_size(task),
-        doc="all that it wrote; of a child's handle its latest reply, then its result"),
+        doc="everything it wrote; for a child's handle: its latest reply, then its "
+        "result"),
     Shown(name="preview", volatile=True,
         render=lambda fs, task, caller: fs.runtime.agents.tasks.preview(task)[0],
         doc="head and tail of output, at most 8 KiB"),
     Inlet(name="input", guard=INPUT, opener=_open_input,
-        doc="its standard input; of a child's handle a message at each flush"),
+        doc="its standard input; for a child's handle: one message per flush"),
     Verbs(name="ctl", guard=_PARTIES, act=act,
         render=_verbs,
-        doc="takes start, stop, kill, or of a child with a worktree fetch, one a line"),
+        doc="takes start, stop, kill and, for a child with a worktree, fetch, one per "
+        "line"),
     Link(name="wait", target=lambda fs, task: str(fs.runtime.agents.tasks.wait_path(task)),
         doc="reading it blocks until the task has ended"),
     Control(name="work", guard=_PARTIES, render=_value("work"), check=_check_work,
         commit=_set_work, single=True, doc="the work item that it is for"),
     Shown(name="worktree", render=_worktree, polled=True,
-        doc="of a child's handle: state= path= branch= base= commit= reason= of its worktree"),
+        doc="for a child's handle: state= path= branch= base= commit= reason= of its "
+        "worktree"),
     Shown(name="started_at", render=_time("started"), depends=("started",), doc="RFC 3339 time"),
     Shown(name="ended_at", render=_time("ended"), depends=("ended",), doc="RFC 3339 time"),
 )

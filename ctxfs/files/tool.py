@@ -1,4 +1,4 @@
-"""The tools, ``/ctx/tool``, as rows (ABI section 12)."""
+"""The tools, ``/ctx/tool``, as rows (ctxfs(5), Tools)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ROWS: Final[tuple[Row, ...]] = (
     Shown(name="", path=lambda tool: f"tool/{tool.name}", kept=False, mode=0o555, public=True,
         render=lambda fs, tool, caller: fs.client_program),
     Shown(name="description", public=True, render=lambda fs, tool, caller: f"{tool.description}\n",
-        doc="what it is for"),
+        doc="its purpose"),
     Shown(name="schema", public=True, render=lambda fs, tool, caller: f"{dump_json(tool.schema)}\n",
-        doc="what goes in, as a JSON Schema"),
+        doc="its input, as a JSON Schema"),
     Shown(name="output_schema", public=True,
         render=lambda fs, tool, caller: f"{dump_json(tool.output_schema)}\n",
-        doc="what comes out, as a JSON Schema"),
+        doc="its output, as a JSON Schema"),
     Shown(name="family", public=True, render=lambda fs, tool, caller: f"{tool.family}\n",
-        doc="the family that it is of"),
+        doc="the family that it belongs to"),
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The waiting plane, ``agent/NAME.d/waiting``, and ``trigger``, as rows (ABI section 10)."""
+"""The waiting plane, ``agent/NAME.d/waiting``, and ``trigger``, as rows (ctxfs(5), Waits)."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ ROWS: Final[tuple[Row, ...]] = (
     Shown(name="status", default="new", polled=True, render=_value("status"),
         doc=" ".join(WaitStatus)),
     Shown(name="payload", render=lambda fs, wait, caller: wait.payload,
-        doc="what it was answered with: an object of JSON, or what was written to its token"),
+        doc="what fired it: a JSON object, or the text that was written to its token"),
     # who may only look must not be able to send it anything
     Shown(name="token", read=PARTIES, render=_token, depends=("on",),
-        doc="of a trigger: the name in trigger/ of the file that fires it"),
+        doc="for a trigger: the name of the file in trigger/ that fires it"),
     # joined to nothing, and nothing can be read: each flush is a whole of its own
     Control(name="TOKEN", path=lambda wait: "trigger", kept=False, mode=0o222, read=Role.NONE,
         guard=TRIGGERING, merges=True, volatile=True, render=_nothing,
-        commit=_trigger, doc="fires the wait with what is written to it, once: then it is gone"),
+        commit=_trigger, doc="what is written to it fires the wait, once; then it is gone"),
 )
 
 PLANE: Final = ItemPlane(

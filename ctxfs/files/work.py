@@ -1,4 +1,4 @@
-"""The work plane, ``agent/NAME.d/work``, as rows (ABI section 9)."""
+"""The work plane, ``agent/NAME.d/work``, as rows (ctxfs(5), Work items)."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def _set_focus(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
 CURRENT: Final = Control(
     name="current", within="work", guard=Guard(who=PARTIES, when=LIVE), single=True,
     render=_focus, check=_check_focus, commit=_set_focus, depends=("focus",),
-    doc="id of the item that has the focus; writing one gives it the focus, an empty line "
-    "takes it away",
+    doc="id of the item that has the focus; writing an id gives that item the focus, an empty line "
+    "removes it",
 )  # fmt: skip
 
 
@@ -96,16 +96,16 @@ def _control(name: str, doc: str, **more: Any) -> Control:
 
 ROWS: Final[tuple[Row, ...]] = (
     Directory(name="", top=True),
-    _control("objective", "what it is to reach; without one it is never done",
+    _control("objective", "its objective; an item without one is never done",
              render=_text("objective"), commit=_set_text("objective")),
-    _control("plan.md", "how, and how far it has come",
+    _control("plan.md", "its plan and progress",
              render=_text("plan"), commit=_set_text("plan"), depends=("plan",)),
-    _control("acceptance.md", "how one sees that it is done",
+    _control("acceptance.md", "how to tell that it is done",
              render=_text("acceptance"), commit=_set_text("acceptance"), depends=("acceptance",)),
-    _control("status", "open active blocked done cancelled; the last two are for good",
+    _control("status", "open active blocked done cancelled; the last two are final",
              default="open", polled=True, single=True, render=_value("status"),
              check=_checked("status"), commit=_set_line("status")),
-    _control("blocked_by", "ids of items that come first, one a line; then, not written, "
+    _control("blocked_by", "ids of items that come first, one per line; then, read-only, "
              "wait NAME for each armed wait that blocks it",
              volatile=True, render=_blocked_by, check=_checked("blocked_by"),
              commit=_set("blocked_by")),

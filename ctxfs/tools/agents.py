@@ -95,7 +95,7 @@ async def _get(request: Request) -> dict[str, Any]:
     agent = _asked(request)
     agents = request.agents
     if not agents.identity.roles(request.caller, agent) & INSIDERS:
-        raise DeniedError(f"agent_id: {quote(agent.name)} is not yours to look at")
+        raise DeniedError(f"agent_id: the caller may not look at {quote(agent.name)}")
     waits = agents.items.of(agent.index, Wait)
     return {
         "agent_id": agent.name,
@@ -119,7 +119,7 @@ def _asked(request: Request) -> Agent:
     name = wanted("agent_id", request.input, "an operator names the agent")
     agent = request.agents.registry.named(name)
     if agent is None or not request.fs.visible(agent, request.call):
-        raise MissingError(f"agent_id: {quote(name)} is no agent that you can see")
+        raise MissingError(f"agent_id: the caller sees no agent {quote(name)}")
     return agent
 
 
@@ -180,24 +180,24 @@ TOOLS: Final = (
         family="agent_creation",
         concerns=Concerns.PARENT,
         description=(
-            "Make another agent, with a context of its own, and start it. A private_child works "
-            "on what initial_message says, for its parent, which gets a task_handle to wait for "
-            "and read. A public_named agent belongs to nobody and lives on; it needs a name and "
-            "the policy detach. What is not said is as mkdir makes it; to give it less authority, "
-            "make it with files instead."
+            "Create another agent with its own context, and start it. A private_child works "
+            "on initial_message for its parent, and the parent gets a task_handle to wait for "
+            "and read. A public_named agent has no supervisor and lives on; it needs a name and "
+            "the policy detach. Omitted values are as after mkdir. To give it less authority, "
+            "create it with files instead."
         ),
         schema=inputs(
             Concerns.PARENT,
             {},
             {
-                "preset": words("what it is to its parent; private_child by default", *PROFILES),
+                "preset": words("its relation to its parent; private_child by default", *PROFILES),
                 "name": text("its name; PARENT-1, PARENT-2 and so on by default"),
-                "initial_message": text("its task, or the first that it is told"),
+                "initial_message": text("its task, or its first message"),
                 "exec": text("its program and arguments, one line; the parent's by default"),
-                "mode": words("how its program is run; once by default", *MODES),
-                "context": words("what it knows of its parent", "fresh", "fork"),
+                "mode": words("its mode; once by default", *MODES),
+                "context": words("its context: fork inherits that of its parent", "fresh", "fork"),
                 "workspace_mode": text("inherit, worktree or explicit_root:/PATH"),
-                "model": text("the model that it is to use; policy decides"),
+                "model": text("the model to use, subject to policy"),
             },
         ),
         output_schema=record({"agent_id": _NAME}, {"task_handle": HANDLE}),
@@ -208,15 +208,15 @@ TOOLS: Final = (
         family="core",
         concerns=Concerns.OTHERS,
         description=(
-            "What an agent is and does: status, current run, work focus, armed waits, children "
-            "and how many tasks it has. By default the calling agent; others as policy allows."
+            "Get the state of an agent: status, current run, work focus, armed waits, children "
+            "and number of tasks. By default the calling agent; others as policy allows."
         ),
-        schema=inputs(Concerns.OTHERS, {}, {"agent_id": text("whom; operators always say it")}),
+        schema=inputs(Concerns.OTHERS, {}, {"agent_id": text("the agent; required for operators")}),
         output_schema=record(
             {
                 "agent_id": _NAME,
                 "visibility": _VISIBILITY,
-                "ownership": words("who owns its lifetime", "parent_supervised", "self_owned"),
+                "ownership": words("the owner of its lifetime", "parent_supervised", "self_owned"),
                 "status": _STATUS,
                 "outcome": _OUTCOME,
                 "reason": text("why, such as exit:3"),
@@ -238,7 +238,7 @@ TOOLS: Final = (
         name="AgentList",
         family="core",
         concerns=Concerns.OTHERS,
-        description="The agents that the caller may list.",
+        description="List the agents that the caller may see.",
         schema=inputs(Concerns.OTHERS, {}),
         output_schema=record(
             {
@@ -247,7 +247,7 @@ TOOLS: Final = (
                         {
                             "agent_id": _NAME,
                             "visibility": _VISIBILITY,
-                            "parent": text("who made it: operator uid:N, or agent:NAME and more"),
+                            "parent": text("its creator: operator uid:N, or agent:NAME and more"),
                             "status": _STATUS,
                             "outcome": _OUTCOME,
                         }
@@ -264,20 +264,20 @@ TOOLS: Final = (
         concerns=Concerns.OTHERS,
         description=(
             "Send a message to an agent of mode turn or resident. It is queued; its reply goes "
-            "to the agent's history. Supervisors, operators and agents with policy write may."
+            "to the agent's history. Supervisors, operators and agents with policy write may send."
         ),
         schema=inputs(
             Concerns.OTHERS,
-            {"agent_id": text("to whom"), "text": text("the message", minLength=1)},
+            {"agent_id": text("the agent"), "text": text("the message", minLength=1)},
             {
                 "priority": words("normal by default", *PRIORITIES),
-                "id": text("a name for it: said again, it is not sent again", minLength=1),
+                "id": text("an id; a message with a known id is not sent again", minLength=1),
             },
         ),
         output_schema=record(
             {
                 "message_id": text("its id"),
-                "status": words("what became of it", *(s.value for s in MessageStatus)),
+                "status": words("its status", *(s.value for s in MessageStatus)),
             }
         ),
         handler=_send,
@@ -287,13 +287,13 @@ TOOLS: Final = (
         family="core",
         concerns=Concerns.OTHERS,
         description=(
-            "End an agent and all that it owns: SIGTERM, a grace period, SIGKILL. "
-            "Its history stays. An agent may end itself, its children, and others by policy."
+            "End an agent and everything it owns: SIGTERM, a grace period, SIGKILL. "
+            "Its history remains. An agent may end itself, its children, and others by policy."
         ),
         schema=inputs(
             Concerns.OTHERS,
-            {"agent_id": text("whom")},
-            {"kill": flag("without the grace period; not for itself")},
+            {"agent_id": text("the agent")},
+            {"kill": flag("skip the grace period; an agent cannot use it on itself")},
         ),
         output_schema=record({"agent_id": _NAME, "status": _STATUS}),
         handler=_stop,

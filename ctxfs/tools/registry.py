@@ -1,4 +1,4 @@
-"""All tools: which of them a caller has, and how one is called (ABI section 12)."""
+"""All tools: which of them a caller has, and how one is called (ctxfs(5), Tools)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def refusal(fs: Filesystem, caller: Caller, tool: Tool) -> str:
     """
     agents = fs.runtime.agents
     if not agents.identity.still(caller):
-        return "the caller could not be identified, or is gone"
+        return "the caller cannot be identified, or is gone"
     agent = agents.registry.get(caller.agent) if caller.agent is not None else None
     if agent is None:
         return ""
@@ -77,7 +77,7 @@ async def call(fs: Filesystem, caller: Caller, name: str, given: Any) -> dict[st
     try:
         tool = BY_NAME.get(name)
         if tool is None:
-            raise MissingError(f"{quote(name)} is none of the tools: {', '.join(BY_NAME)}")
+            raise MissingError(f"unknown tool {quote(name)}; use {', '.join(BY_NAME)}")
         request = _request(fs, caller, tool, given)
         if tool.waits is not None:
             await tool.waits(request)
@@ -118,7 +118,7 @@ def _subject(fs: Filesystem, caller: Caller, tool: Tool, given: dict[str, Any]) 
         own = agents.registry.get(caller.agent)
         named = given.get("agent_id") if tool.concerns is not Concerns.OTHERS else None
         if own is not None and named not in (None, own.name):
-            raise DeniedError("agent_id: an agent's calls concern itself: leave it out")
+            raise DeniedError("agent_id: a call by an agent concerns that agent: leave this out")
         return own
     if tool.concerns is Concerns.OTHERS:
         return None
@@ -127,7 +127,7 @@ def _subject(fs: Filesystem, caller: Caller, tool: Tool, given: dict[str, Any]) 
     name = wanted("agent_id", given, "an operator names the agent that the call concerns")
     agent = agents.registry.named(name)
     if agent is None or not agents.identity.roles(caller, agent) & OPERATORS:
-        raise MissingError(f"agent_id: {quote(name)} is no agent that you are an operator of")
+        raise MissingError(f"agent_id: {quote(name)}: not an agent that the caller operates")
     return agent
 
 
@@ -150,7 +150,7 @@ def _check_sizes(tool: Tool, given: Any) -> None:
     known = tool.schema.get("properties", {})
     if len(given) > len(known):
         extra = next(key for key in given if key not in known)
-        raise MalformedError(f"{escape(extra[:200])}: is none of: {', '.join(known)}")
+        raise MalformedError(f"{escape(extra[:200])}: unknown key; use {', '.join(known)}")
     for field, value in given.items():
         if isinstance(value, list | dict) and len(value) > _ENTRIES_MAX:
             raise MalformedError(f"{escape(field[:200])}: at most {_ENTRIES_MAX} entries")
@@ -159,7 +159,7 @@ def _check_sizes(tool: Tool, given: Any) -> None:
 def _check_texts(value: Any, field: str) -> None:
     """Texts become files: none has a NUL."""
     if isinstance(value, str) and "\0" in value:
-        raise MalformedError(f"{field}: the text has a NUL byte")
+        raise MalformedError(f"{field}: the text contains a NUL byte")
     if isinstance(value, dict):
         for key, inner in value.items():
             _check_texts(inner, f"{field}.{key}".lstrip("."))
@@ -191,7 +191,7 @@ def _shown(error: ValidationError) -> str:
 def _unknown(error: ValidationError) -> tuple[str, str]:
     known = _properties(error)
     extra = next(key for key in _items(error.instance) if key not in known)
-    return str(extra), f"is none of: {', '.join(known)}" if known else "nothing is taken"
+    return str(extra), f"unknown key; use {', '.join(known)}" if known else "nothing is taken"
 
 
 def _properties(error: ValidationError) -> Schema:
@@ -202,7 +202,7 @@ def _properties(error: ValidationError) -> Schema:
 
 def _missing(error: ValidationError) -> tuple[str, str]:
     there = _items(error.instance)
-    return next(str(key) for key in _items(error.validator_value) if key not in there), "is wanted"
+    return next(str(key) for key in _items(error.validator_value) if key not in there), "is missing"
 
 
 def _items(value: Any) -> list[Any]:
@@ -211,12 +211,12 @@ def _items(value: Any) -> list[Any]:
 
 
 def _wrong_type(error: ValidationError) -> tuple[str, str]:
-    return "", f"{_shown(error)} is no {' or '.join(_items(error.validator_value))}"
+    return "", f"{_shown(error)} is not of type {' or '.join(_items(error.validator_value))}"
 
 
 def _no_choice(error: ValidationError) -> tuple[str, str]:
     choices = ", ".join(map(str, _items(error.validator_value)))
-    return "", f"{_shown(error)} is none of: {choices}"
+    return "", f"unknown value {_shown(error)}; use {choices}"
 
 
 _SENTENCES: Final[dict[str, Callable[[ValidationError], tuple[str, str]]]] = {

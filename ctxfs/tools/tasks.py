@@ -91,7 +91,7 @@ def _env_line(key: str, value: str) -> str:
     with about(f"env.{key}"):
         line = f"{key}={value}"
         if "\n" in line or parse_env_line(line) != (key, value):
-            raise MalformedError(f"{quote(line)} is no variable on one line")
+            raise MalformedError(f"{quote(line)} is not a variable on one line")
     return line + "\n"
 
 
@@ -147,7 +147,7 @@ _FACTS: Final = record(
     {
         "task_id": _ID,
         "task_kind": _KIND,
-        "title": text("what it is about"),
+        "title": text("its title"),
         "status": _STATUS,
         "exit": _EXIT,
         "work": text("id of the work item that it is for"),
@@ -173,17 +173,17 @@ TOOLS: Final = (
         concerns=Concerns.CALLER,
         description=(
             "Run a command with sh -c beside the agent's program, in its view and with its "
-            "authority, and go on. Its end wakes the agent with a task_result message."
+            "authority, without waiting for it. Its end wakes the agent with a task_result message."
         ),
         schema=inputs(
             Concerns.CALLER,
             {"cmd": text("the command", minLength=1)},
             {
-                "title": text("what it is about, one line"),
+                "title": text("its title, one line"),
                 "cwd": text("its working directory, an absolute path; the agent's by default"),
                 "env": {
                     "type": "object",
-                    "description": "more environment",
+                    "description": "additional environment",
                     "additionalProperties": {"type": "string"},
                 },
                 "accepts_input": flag("whether TaskInput may write to its standard input"),
@@ -198,7 +198,7 @@ TOOLS: Final = (
         name="TaskList",
         family=_FAMILY,
         concerns=Concerns.CALLER,
-        description="The tasks that have not ended, handles of children among them.",
+        description="List the tasks that have not ended, including handles of children.",
         schema=inputs(Concerns.CALLER, {}),
         output_schema=record({"tasks": listed(_FACTS, "oldest first")}),
         handler=_list,
@@ -207,7 +207,7 @@ TOOLS: Final = (
         name="TaskStatus",
         family=_FAMILY,
         concerns=Concerns.CALLER,
-        description="What became of a task.",
+        description="Get the status of a task.",
         schema=inputs(Concerns.CALLER, _OF_TASK),
         output_schema=_FACTS,
         handler=_status,
@@ -217,8 +217,8 @@ TOOLS: Final = (
         family=_FAMILY,
         concerns=Concerns.CALLER,
         description=(
-            "Head and tail of what a task has written, and the path of all of it; of a child its "
-            "latest reply, then its result. With block it answers when the task has ended."
+            "Get head and tail of the output of a task, and the path of all of it; for a child its "
+            "latest reply, then its result. With block, it answers when the task has ended."
         ),
         schema=inputs(
             Concerns.CALLER,
@@ -251,21 +251,21 @@ TOOLS: Final = (
         concerns=Concerns.CALLER,
         description=(
             "Write to the standard input of a running command that accepts it, or send a child "
-            "a message. A command that does not read takes only what fits into its pipe."
+            "a message. A command that does not read its input takes only what fits into the pipe."
         ),
         schema=inputs(
             Concerns.CALLER,
             {**_OF_TASK, "text": text("what to write; a line ends with a newline", minLength=1)},
         ),
-        output_schema=record({"task_id": _ID, "accepted": count("bytes that were taken")}),
+        output_schema=record({"task_id": _ID, "accepted": count("number of accepted bytes")}),
         handler=_input,
     ),
     Tool(
         name="TaskStop",
         family=_FAMILY,
         concerns=Concerns.CALLER,
-        description="End a task: SIGTERM, a grace period, SIGKILL; of a handle, the child.",
-        schema=inputs(Concerns.CALLER, _OF_TASK, {"kill": flag("without the grace period")}),
+        description="End a task: SIGTERM, a grace period, SIGKILL; for a handle, the child.",
+        schema=inputs(Concerns.CALLER, _OF_TASK, {"kill": flag("skip the grace period")}),
         output_schema=record({"task_id": _ID, "status": _STATUS}),
         handler=_stop,
     ),

@@ -135,11 +135,11 @@ def record(required: dict[str, Schema], optional: dict[str, Schema] | None = Non
 
 _AGENT_ID: Final = {
     Concerns.CALLER: text(
-        "the agent that the call concerns. Operators name it; an agent's calls concern itself"
+        "the agent that the call concerns; only for operators. A call by an agent concerns itself"
     ),
     Concerns.PARENT: text(
-        "the agent that is to be the parent, for operators; without it a root agent is made. "
-        "An agent is the parent itself"
+        "the parent, for operators; without it, the new agent is a root agent. "
+        "An agent is the parent of what it creates"
     ),
 }
 

@@ -89,7 +89,7 @@ _REQUIRED: Final = {
 _OPTIONAL: Final = {
     "work": text("id of the work item that it blocks"),
     "deadline": text("when it expires, as it was given"),
-    "payload": text("what it was answered with"),
+    "payload": text("what fired it"),
 }
 WAIT: Final = record(_REQUIRED, _OPTIONAL)
 
@@ -99,15 +99,15 @@ TOOLS: Final = (
         family="core",
         concerns=Concerns.CALLER,
         description=(
-            "Wait for something without running: the agent is woken with a message when it is "
-            "there, at once if it is there already. Instead of asking again and again."
+            "Wait for something without running. A message wakes the agent when it happens, or at "
+            "once if it has already happened. Use this instead of polling."
         ),
         schema=inputs(
             Concerns.CALLER,
             {
                 "wake": words(
-                    "what wakes: a time, the end of a task or a child, any message, or whoever "
-                    "writes to a token",
+                    "what wakes: a time, the end of a task or a child, any message, or a "
+                    "write to a token",
                     *_WAKES,
                 )
             },
@@ -123,7 +123,7 @@ TOOLS: Final = (
         ),
         output_schema=record(
             _REQUIRED,
-            {**_OPTIONAL, "token": text("external: the file that fires it, once written to")},
+            {**_OPTIONAL, "token": text("external: a write to this file fires the wait")},
         ),
         handler=_wait_for,
     ),
@@ -131,7 +131,7 @@ TOOLS: Final = (
         name="WaitCancel",
         family="core",
         concerns=Concerns.CALLER,
-        description="Take a wait away, whatever has become of it; an armed one is cancelled.",
+        description="Remove a wait in any status; an armed wait is cancelled.",
         schema=inputs(Concerns.CALLER, {"wait_id": _ID}),
         output_schema=record({"wait_id": _ID, "status": _STATUS}),
         handler=_cancel,

@@ -117,9 +117,9 @@ _FOCUS: Final = text("id of the item that has the focus, or empty")
 _VIEW: Final = record(
     {
         "id": _ID,
-        "objective": text(f"what it is to reach, its first {_OBJECTIVE_MAX} characters"),
+        "objective": text(f"its objective, the first {_OBJECTIVE_MAX} characters"),
         "status": words("its status", *(status.value for status in WorkStatus)),
-        "blocked_by": listed(text("an id, or wait NAME"), "what is in its way"),
+        "blocked_by": listed(text("an id, or wait NAME"), "what blocks it"),
         "parent": text("id of a chain that it belongs to"),
         "focus": flag("whether it has the focus"),
         "updated_at": text("RFC 3339 time of its last change"),
@@ -127,25 +127,25 @@ _VIEW: Final = record(
     }
 )
 _FIELDS: Final[dict[str, Schema]] = {
-    "plan": text("how, and how far it has come"),
-    "acceptance": text("how one sees that it is done"),
+    "plan": text("its plan and progress"),
+    "acceptance": text("how to tell that it is done"),
     "parent": text("id of a chain that it belongs to, any line"),
 }
-_OBJECTIVE: Final = text("what it is to reach", minLength=1)
+_OBJECTIVE: Final = text("its objective", minLength=1)
 
 TOOLS: Final = (
     Tool(
         name="WorkCreate",
         family="core",
         concerns=Concerns.CALLER,
-        description="Note down a work item: something that the agent is to achieve.",
+        description="Create a work item: something that the agent has to achieve.",
         schema=inputs(
             Concerns.CALLER,
             {"objective": _OBJECTIVE},
             {
                 "id": text("an id for it; work-1, work-2 and so on by default", minLength=1),
                 **_FIELDS,
-                "focus": flag("turn to it at once"),
+                "focus": flag("give it the focus at once"),
             },
         ),
         output_schema=_VIEW,
@@ -156,8 +156,8 @@ TOOLS: Final = (
         family="core",
         concerns=Concerns.CALLER,
         description=(
-            "Change a work item that is not over: all of what is given, or nothing. "
-            "done needs an objective; done and cancelled are for good and cancel its waits."
+            "Change a work item that is not over: all given values, or none. "
+            "done needs an objective; done and cancelled are final and cancel its waits."
         ),
         schema=inputs(
             Concerns.CALLER,
@@ -165,7 +165,7 @@ TOOLS: Final = (
             {
                 "objective": _OBJECTIVE,
                 **_FIELDS,
-                "blocked_by": listed(_ID, "ids of the items that come first, instead of before"),
+                "blocked_by": listed(_ID, "ids of the items that come first; replaces the list"),
                 "status": words("its new status", *(status.value for status in WorkStatus)),
             },
         ),
@@ -176,8 +176,8 @@ TOOLS: Final = (
         name="WorkList",
         family="core",
         concerns=Concerns.CALLER,
-        description="The work items that are not over, and which of them has the focus.",
-        schema=inputs(Concerns.CALLER, {}, {"all": flag("those that are over, too")}),
+        description="List the work items that are not over, and the one that has the focus.",
+        schema=inputs(Concerns.CALLER, {}, {"all": flag("include those that are over")}),
         output_schema=record({"items": listed(_VIEW, "oldest first"), "focus": _FOCUS}),
         handler=_list,
     ),
@@ -186,8 +186,8 @@ TOOLS: Final = (
         family="core",
         concerns=Concerns.CALLER,
         description=(
-            "Turn to a work item: it becomes active, the one before is open again. "
-            "Null turns to none."
+            "Give a work item the focus: it becomes active, and the previous one open. "
+            "Null removes the focus."
         ),
         schema=inputs(
             Concerns.CALLER,

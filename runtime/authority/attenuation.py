@@ -1,4 +1,4 @@
-"""What agents may, never more than their parents (ABI section 7).
+"""What agents may, never more than their parents (ctxfs-policy(5)).
 
 An agent's effective policy is its own within what its parent may use or
 delegate, all the way up. It is looked at when it is asked for, so that what an
@@ -177,7 +177,7 @@ class Authority:
             left = self._effective_then(member, then)
             if not policy.allows(left, "network", "default", "connect"):
                 raise WrongStateError(
-                    f"{quote(member.name)} runs with the network, which cannot be taken "
+                    f"{quote(member.name)} is running with the network, which cannot be taken "
                     "from it: stop it first"
                 )
 
@@ -193,8 +193,8 @@ class Authority:
         return found
 
     def _with_network(self, agent: Agent) -> Iterator[Agent]:
-        """Who has it of an agent and all below: whoever neither has it nor hands it on has
-        nobody below who does."""
+        """The agents that have it: this one and all below. If an agent neither has it nor passes
+        it on, no agent below it has it."""
         own = self.own_policy(agent)
         if not own.joined("network", "connect").all:
             return

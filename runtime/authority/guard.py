@@ -109,10 +109,10 @@ class Guard:
         """``ForbiddenError`` if nobody may, ``DeniedError`` if these may not."""
         infinitive, participle = act.value
         if not self.who:
-            raise ForbiddenError(f"{what} is not {participle} by anyone")
+            raise ForbiddenError(f"{what} cannot be {participle}")
         wanted = self.wanted(facts, agent)
         if not roles & wanted:
-            raise DeniedError(f"{what} is not yours to {infinitive}: {said(wanted)} may")
+            raise DeniedError(f"the caller may not {infinitive} {what}; {said(wanted)} may")
 
     def check_when(self, act: Act, what: str, agent: Agent) -> None:
         """``WrongStateError``, or the ``misfit``, in another status."""
@@ -122,7 +122,7 @@ class Guard:
             raise self.misfit(agent.status)
         _, participle = act.value
         raise WrongStateError(
-            f"{what} is {participle} {times(self.when)}; {quote(agent.name)} is {agent.status}"
+            f"{what} can be {participle} {times(self.when)}; {quote(agent.name)} is {agent.status}"
         )
 
     def check_object(self, facts: Facts, caller: Caller, obj: Any) -> None:

@@ -1,4 +1,4 @@
-"""Who calls: calling thread -> cgroup -> agent incarnation, and what that makes it.
+"""The identity of a caller: calling thread -> cgroup -> agent incarnation, and its roles.
 
 A caller that cannot be resolved has no rights, uid 0 included. Names are not
 identities: a caller is bound to an incarnation, and checked again at every use.
@@ -125,7 +125,7 @@ class Identity:
         return agent is not None and agent.live and agent.incarnation == caller.incarnation
 
     def is_master(self, caller: Caller) -> bool:
-        """Whether it is root, or whoever runs the daemon without root, in person."""
+        """Whether it is root, or the user that runs the daemon without root, outside all agents."""
         return caller.known and caller.agent is None and self._privilege.is_master(caller.uid)
 
     def payer(self, caller: Caller) -> Payer:

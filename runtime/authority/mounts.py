@@ -50,18 +50,18 @@ def parse_line(line: str) -> Mount | None:
         words = [word for word in stripped.split(" ") if word]
     if not 3 <= len(words) <= 4:
         raise MalformedError(
-            f"{quote(line)} is no mount line: source target ro|rw|hide [options], "
+            f"{quote(line)} is not a mount line; use: source target ro|rw|hide [options], "
             "separated by blanks or TABs"
         )
     source, target, mode = words[:3]
     if mode not in MODES:
-        raise MalformedError(f"{quote(mode)} is none of: {', '.join(MODES)}")
+        raise MalformedError(f"unknown mode {quote(mode)}; use {', '.join(MODES)}")
     if mode != "hide":
         check_absolute(source, "source")
     check_absolute(target, "target")
     if target == "/" or target in _OWN or target.startswith(_BELOW_OWN):
         raise MalformedError(
-            f"target {quote(target)}: /, /proc and /dev are the agent's own and take no mount"
+            f"target {quote(target)}: /, /proc and /dev cannot be targets: they are the agent's own"
         )
     options: tuple[str, ...] = ()
     if len(words) == 4 and words[3] != "-":
@@ -69,7 +69,7 @@ def parse_line(line: str) -> Mount | None:
         for option in options:
             if option not in OPTIONS:
                 raise MalformedError(
-                    f"{quote(option)} is no mount option: - or a list of {', '.join(OPTIONS)}"
+                    f"unknown mount option {quote(option)}; use - or a list of {', '.join(OPTIONS)}"
                 )
         if {"bind", "rbind"} <= set(options):
             raise MalformedError(f"{quote(words[3])}: bind and rbind exclude each other")
@@ -96,7 +96,7 @@ def parse(text: str) -> tuple[Mount, ...]:
             if mount is None:
                 continue
             if mount.target in seen:
-                raise MalformedError(f"target {quote(mount.target)} is there twice")
+                raise MalformedError(f"target {quote(mount.target)} occurs twice")
         except MalformedError as error:
             raise MalformedError(f"line {number}: {error.sentence}") from None
         seen.add(mount.target)

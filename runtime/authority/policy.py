@@ -172,25 +172,25 @@ def _parse_line(line: str, label: str, may_delegate: bool) -> tuple[str, str, st
     found = words(line)
     if len(found) != 4 or found[0] not in ("allow", "delegate"):
         raise MalformedError(
-            f"{quote(line)} is no policy line such as: allow {label} agent:rev-* create,start"
+            f"{quote(line)} is not a policy line such as: allow {label} agent:rev-* create,start"
         )
     kind, subject, target, perms = found
     if kind == "delegate" and not may_delegate:
-        raise MalformedError(f"{quote(line)}: only an operator may delegate; write allow")
+        raise MalformedError(f"{quote(line)}: only an operator may write delegate; use allow")
     if subject != label:
-        raise MalformedError(f"{quote(subject)} is a foreign subject: this agent's is {label}")
+        raise MalformedError(f"{quote(subject)} is another agent's label; use {label}")
     cls, separator, name = target.partition(":")
     if not separator or cls not in PERMS:
-        raise MalformedError(f"{quote(target)}: the class is none of: {', '.join(PERMS)}")
+        raise MalformedError(f"{quote(target)}: unknown class; use {', '.join(PERMS)}")
     if not name or not _OBJECT.fullmatch(name):
-        raise MalformedError(f"{quote(target)}: the object is no name, or prefix ending in *")
+        raise MalformedError(f"{quote(target)}: the object is not a name or a prefix ending in *")
     if cls == "network" and name != "default":
-        raise MalformedError(f"{quote(target)}: the only network is network:default")
+        raise MalformedError(f"{quote(target)}: unknown network; use network:default")
     wanted = perms.split(",")
     for perm in wanted:
         if perm not in PERMS[cls]:
             raise MalformedError(
-                f"{quote(perm)} is no permission on {cls}, which has: {', '.join(PERMS[cls])}"
+                f"unknown permission {quote(perm)} on {cls}; use {', '.join(PERMS[cls])}"
             )
     return kind, cls, name, wanted
 
@@ -199,12 +199,12 @@ def parse_question(perm: str, target: str) -> tuple[str, str]:
     """(class, name) of an object such as ``agent:coder``; ``MalformedError``."""
     cls, separator, name = target.partition(":")
     if not separator or cls not in PERMS:
-        raise MalformedError(f"{quote(target)} is no CLASS:NAME with a class of {', '.join(PERMS)}")
+        raise MalformedError(f"{quote(target)} is not CLASS:NAME; use the class {', '.join(PERMS)}")
     if not name or not _OBJECT.fullmatch(name):
-        raise MalformedError(f"{quote(target)}: the object is no name")
+        raise MalformedError(f"{quote(target)}: the object is not a name")
     if perm not in PERMS[cls]:
         raise MalformedError(
-            f"{quote(perm)} is no permission on {cls}, which has: {', '.join(PERMS[cls])}"
+            f"unknown permission {quote(perm)} on {cls}; use {', '.join(PERMS[cls])}"
         )
     return cls, name
 

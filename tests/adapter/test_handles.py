@@ -484,14 +484,14 @@ def test_verbs_before_a_refused_one_have_acted_and_later_ones_do_not(mounted: Mo
     ("line", "name", "wrong"),
     [
         ("fly", "EINVAL", 'unknown verb "fly"; use start, stop'),
-        ("start now", "EINVAL", "is written start"),
-        ("session", "EINVAL", "is written session NAME"),
+        ("start now", "EINVAL", "wrong arguments; use start"),
+        ("session", "EINVAL", "wrong arguments; use session NAME"),
         ("START", "EINVAL", "unknown verb"),
         ("pause", "EBUSY", "the agent is new"),
         ("abort", "ESRCH", "no run to abort"),
         ("reset", "EBUSY", "the agent is new"),
         ("start\0", "EINVAL", "NUL"),
-        ("session current", "EINVAL", "is no name"),
+        ("session current", "EINVAL", "is not a name"),
     ],
 )
 def test_a_refused_verb_says_why(mounted: Mounted, line: str, name: str, wrong: str) -> None:
@@ -938,7 +938,7 @@ def test_who_kept_ctl_open_resets_an_agent_once(mounted: Mounted) -> None:
     new = the_agent(mounted)
     with refused("ENOENT"):
         mounted.write(second, b"reset\n")
-    assert "open it again" in mounted.reason
+    assert "open the file again" in mounted.reason
     assert the_agent(mounted) is new
     assert [each.name for each in mounted.agents.registry].count("x") == 1
 

@@ -185,7 +185,7 @@ def test_a_command_is_said_until_it_is_started(mounted: Mounted, name: str) -> N
         mounted.put(f"{T}/{name}", text)
     with refused("EBUSY"):
         mounted.write(open_before, text.encode())
-    assert "was started already" in mounted.reason
+    assert "was already started" in mounted.reason
 
 
 @pytest.mark.parametrize(("name", "text", "error"), BAD)

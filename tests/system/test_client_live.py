@@ -128,13 +128,13 @@ def test_the_installed_command_does_the_same(daemon: Daemon) -> None:
 def test_every_failure_prints_the_daemons_reason(daemon: Daemon) -> None:
     daemon.make("coder")
     for arguments, reason in (
-        (("set", "coder", "life", "forever"), '"forever" is none of: owned, temp, detached'),
-        (("set", "coder", "policy", "allow x agent:* create"), "is a foreign subject"),
+        (("set", "coder", "life", "forever"), 'unknown value "forever"; use owned, temp, detached'),
+        (("set", "coder", "policy", "allow x agent:* create"), "is another agent's label"),
         (("start", "coder"), "exec is empty"),
-        (("pause", "coder"), "pause does not fit: the agent is new"),
+        (("pause", "coder"), "cannot pause: the agent is new"),
         (("new", "-bad-"), "usage"),
         (("new", "coder"), "exists"),
-        (("new", "other", "mode=loop"), '"loop" is none of'),
+        (("new", "other", "mode=loop"), 'unknown value "loop"'),
         (("rm", "nobody"), 'no agent "nobody"'),
         (("wait", "nobody"), 'no agent "nobody"'),
     ):
@@ -154,7 +154,7 @@ def test_the_client_works_inside_a_sandbox(daemon: Daemon) -> None:
     out = read(agent, "out")
     assert "from the child\n" in out
     assert "agent:boss" in out
-    assert "ctx: agent/boss.d/label: label is not yours to" in read(agent, "log")
+    assert "ctx: agent/boss.d/label: the caller may not write label" in read(agent, "log")
     assert read(agent, "reason") == "exit:1\n"
 
 

@@ -456,8 +456,8 @@ def test_an_unknown_place_is_refused() -> None:
     daemon = Daemon()
     try:
         for value, sentence in (
-            ("nowhere", "'nowhere' is none of: create.documents"),
-            ("start.planned:0", "'0' is no count"),
+            ("nowhere", "unknown place 'nowhere'; use one of: create.documents"),
+            ("start.planned:0", "'0' is not a count"),
         ):
             result = subprocess.run(
                 daemon.command(), capture_output=True, text=True, check=False, timeout=30,

@@ -201,7 +201,7 @@ for name in ("mine", "roots"):
             f"mine removed\nroots {errno.EPERM}\n"
         )
         agent = daemon.finish("maker", "sh -c 'mkdir $CTX_ROOT/shared/own; cat $CTX_ROOT/error'")
-        assert "spaces are made by operators" in read(agent, "out")
+        assert "only operators may create spaces" in read(agent, "out")
 
 
 def test_who_holds_what_is_told_to_the_owner_and_all_of_it_to_root() -> None:

@@ -410,7 +410,7 @@ def test_a_childs_sources_are_looked_up_in_its_parents_view(shared_user: Ordinar
     ))
     said = _said(shared_user, "onlooker", script, policy="allow onlooker_t agent:* create")
     assert "/tmp/own\t/x\tro\t-\n" in said
-    assert '"/tmp/link" is a link to "/etc" and not root' in said
+    assert '"/tmp/link" links to "/etc" and is not root' in said
     assert "taken" not in said
 
 
@@ -499,7 +499,7 @@ def test_nobody_hangs_when_the_daemon_dies_in_a_knot(fusectl: str, number: int) 
 
 def test_without_shared_mounts_agents_live_on_without_the_filesystem() -> None:
     with ordinary_daemon(propagation="private") as user:
-        assert "is on no shared mount" in user.log.read_text()
+        assert "is not on a shared mount" in user.log.read_text()
 
         def begin() -> int:
             agent = user.run("survivor", "sleep 1000")
@@ -543,8 +543,8 @@ def test_cgroups_that_are_not_delegated(stopped: OrdinaryDaemon) -> None:
     outside = stopped.cgroup.path.parent
     assert "no cgroup is delegated to this user" in _refused(stopped, cgroup=outside)
     wanted = ("--cgroup", str(stopped.cgroup.path))
-    assert "processes cannot be moved there" in _refused(stopped, *wanted, cgroup=outside)
-    assert "no right to use this cgroup" in _refused(stopped, "--cgroup", f"{outside}/ctxtest-no")
+    assert "cannot move processes there" in _refused(stopped, *wanted, cgroup=outside)
+    assert "not permitted to use" in _refused(stopped, "--cgroup", f"{outside}/ctxtest-no")
 
 
 def test_a_cgroup_with_other_processes(stopped: OrdinaryDaemon) -> None:

@@ -72,7 +72,7 @@ def test_ends_are_told_apart(
 def test_a_missing_mount_source_and_cwd_are_named(shared_daemon: Daemon) -> None:
     agent = shared_daemon.make("lost", "true")
     assert refusal(agent / "mount", "/no/such/source /project ro") == "ENOENT"
-    assert '"/no/such/source" ("/no") is not there' in shared_daemon.error()
+    assert '"/no/such/source" ("/no") does not exist' in shared_daemon.error()
     agent.rmdir()
     agent = shared_daemon.finish("lost", "true", cwd="/no/such/place")
     assert "cwd /no/such/place: No such file" in read(agent, "reason")

@@ -113,11 +113,11 @@ def test_wrong_arguments_and_configuration(stopped: Daemon) -> None:
     assert "no such configuration file" in _refused(stopped, "--config", "/no/such")
     config = stopped.base / "config.yaml"
     for text, sentence in (
-        ("depht: 3\n", "unknown setting 'depht'; known are"),
-        ("depth: many\n", "depth: 'many' is no number"),
-        ("- 1\n", "a map of settings is wanted"),
+        ("depht: 3\n", "unknown setting 'depht'; use "),
+        ("depth: many\n", "depth: 'many' is not a number"),
+        ("- 1\n", "not a map of settings"),
         ("a: [\n", "not YAML"),
-        ("grace: 5\n", "is no duration"),
+        ("grace: 5\n", "is not a duration"),
     ):
         config.write_text(text)
         assert sentence in _refused(stopped, "--config", str(config))
@@ -130,7 +130,7 @@ def test_a_user_without_a_name(stopped: Daemon) -> None:
         capture_output=True, text=True, check=False,
     )
     assert result.returncode == 1
-    assert result.stderr.startswith("ctxd: uid 12345 has no name: fusermount3 mounts for users")
+    assert result.stderr.startswith("ctxd: uid 12345 has no entry in passwd(5), which")
 
 
 def test_a_missing_fuse_device(stopped: Daemon) -> None:
@@ -156,7 +156,7 @@ def test_no_cgroup_v2(stopped: Daemon) -> None:
 
 def test_a_runtime_directory_that_agents_cannot_reach(stopped: Daemon) -> None:
     closed = Path(tempfile.mkdtemp(dir=stopped.base))
-    assert "agents could not reach it" in _refused(stopped, "--runtime", str(closed / "run"))
+    assert "agents cannot reach it" in _refused(stopped, "--runtime", str(closed / "run"))
 
 
 def test_a_stale_mount_is_cleared(stopped: Daemon) -> None:
@@ -181,7 +181,7 @@ def test_sighup_reads_the_configuration_again() -> None:
         wait_until(lambda: refusal(agent / "exec", "x" * 200) == "accepted", "the new setting")
         (daemon.base / "config.yaml").write_text("nonsense\n")
         os.kill(daemon.pid, signal.SIGHUP)
-        wait_until(lambda: "the settings stay as they were" in daemon.log.read_text(), "a word")
+        wait_until(lambda: "the settings remain unchanged" in daemon.log.read_text(), "a word")
         write(agent / "exec", "y" * 200)
 
 
@@ -226,7 +226,7 @@ def test_below_a_chroot_it_says_why_it_does_not_start(stopped: Daemon, tmp_path:
         env={**os.environ, "PYTHONPATH": os.getcwd()},
     )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr.startswith("ctxd: / is no mount point here, as below chroot(8): ")
+    assert done.stderr.startswith("ctxd: / is not a mount point, as in a chroot(8): ")
     assert done.stderr.count("\n") == 1
 
 

@@ -155,7 +155,7 @@ def test_operators_name_the_agent_and_strangers_are_refused(daemon: Daemon) -> N
         check=False, env={"PATH": "/usr/bin:/bin"},
     )  # fmt: skip
     assert (found.returncode, found.stdout) == (13, "")
-    assert "not yours" in found.stderr
+    assert "the caller may not look at" in found.stderr
 
 
 def test_whoever_hangs_up_cancels_nothing(daemon: Daemon) -> None:

@@ -117,7 +117,7 @@ def test_a_name_is_taken_once(world: World) -> None:
 def test_who_cannot_be_identified_makes_nothing(world: World) -> None:
     caller = operator(0)
     unknown = type(caller)(0, 0, 5, known=False)
-    with pytest.raises(DeniedError, match="could not be identified"):
+    with pytest.raises(DeniedError, match="cannot identify the calling process"):
         world.agents.births.create(unknown, "x")
 
 
@@ -752,7 +752,7 @@ def test_nobody_is_adopted_by_a_descendant(world: World) -> None:
 
 def test_who_does_not_live_adopts_nobody(world: World) -> None:
     parent = world.agents.births.create(operator(1), "p")
-    with pytest.raises(WrongStateError, match='"p" is new: nothing is made'):
+    with pytest.raises(WrongStateError, match='"p" is new: agents below it cannot be'):
         world.agents.births.adopt(world.agents.births.create(operator(1), "x"), parent)
 
 
@@ -770,7 +770,7 @@ def test_a_new_owner_gets_the_name_and_the_session(world: World) -> None:
 def test_a_new_owner_with_such_a_session_is_refused(world: World) -> None:
     world.agents.removals.remove(world.agents.births.create(operator(2), "x"))
     agent = world.agents.births.create(ROOT, "x")
-    with pytest.raises(TakenError, match="uid 2 has a session default"):
+    with pytest.raises(TakenError, match="uid 2 already has a session default"):
         world.agents.births.change_owner(agent, 2)
     assert agent.owner == 0
 

@@ -149,9 +149,9 @@ def test_the_network_is_not_taken_from_what_runs(
     authority = world.agents.authority
     world.agents.journal.update(parent, policy=f"delegate p_t {NETWORK}")
     world.agents.journal.update(child, policy=f"allow c_t {NETWORK}")
-    with pytest.raises(WrongStateError, match='"c" runs with the network'):
+    with pytest.raises(WrongStateError, match='"c" is running with the network'):
         authority.check_network(parent, policy.EMPTY)
-    with pytest.raises(WrongStateError, match='"c" runs with the network'):
+    with pytest.raises(WrongStateError, match='"c" is running with the network'):
         authority.check_network(child, policy.EMPTY)
     assert authority.allows(child, "network", "default", "connect"), "nothing is changed"
     with monkeypatch.context() as patched, pytest.raises(WrongStateError):

@@ -20,7 +20,7 @@ from runtime.workspace import binds as worktree_mounts
 from tests.unit.fakes import World, inside, operator, world_in
 
 PLACES = Places(mount=Path("/ctx"), state=Path("/var/lib/c"), runtime=Path("/run/c"))
-#: ABI section 6: what programs start from, besides ``env``
+#: ctxfs(5), Environment: what programs start from, besides ``env``
 VARIABLES = {
     "CTX_ROOT",
     "CTX_AGENT",
@@ -453,7 +453,7 @@ def test_a_worktree_is_mounted_before_the_childs_table(world: World, child: Agen
 
 def test_without_its_worktree_there_is_no_plan(world: World, child: Agent) -> None:
     world.agents.journal.update(child, workspace="worktree")
-    with pytest.raises(WrongStateError, match="has not been made"):
+    with pytest.raises(WrongStateError, match="does not exist yet"):
         plan(world, child)
 
 

@@ -363,7 +363,7 @@ def test_the_longest_names_leave_room_in_the_least_limit() -> None:
 
 
 def test_less_than_the_least_limit_is_refused() -> None:
-    with pytest.raises(ValueError, match="4095 bytes are no room"):
+    with pytest.raises(ValueError, match="4095 bytes are too few"):
         derive(PARENT, "", LIMIT_MIN - 1)
 
 

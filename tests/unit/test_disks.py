@@ -107,7 +107,7 @@ def test_an_owner_cuts_off_so_much_at_a_time(beside: Disks) -> None:
             for name, size in (("a", 3 * gibibyte), ("b", gibibyte)):
                 nursery.start_soon(beside.do, who(name), held.work(name), None, size)
             await trio.testing.wait_all_tasks_blocked()
-            with pytest.raises(OverTimeError, match="uid 1000 cuts off 4294967296 bytes already"):
+            with pytest.raises(OverTimeError, match="1000 is already truncating 4294967296 bytes"):
                 await beside.do(who("c"), held.work("c"), None, 2 << 20)
             nursery.start_soon(beside.do, who("d"), held.work("d"), None, 1 << 20)
             nursery.start_soon(beside.do, who("e", 1001), held.work("e"), None, 9 * gibibyte)

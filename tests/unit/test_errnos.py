@@ -11,7 +11,7 @@ import pytest
 from ctxfs.errnos import ERRNOS, errno_of, name_of
 from runtime import errors
 
-ABI = {
+CONTRACT = {
     "MalformedError": "EINVAL",
     "DeniedError": "EACCES",
     "ForbiddenError": "EPERM",
@@ -44,9 +44,9 @@ def test_every_error_is_in_the_table(cls: type[errors.CtxError]) -> None:
     assert errno_of(cls("why")) == ERRNOS[cls]
 
 
-@pytest.mark.parametrize("name", sorted(ABI))
-def test_errors_have_the_errnos_of_the_abi(name: str) -> None:
-    assert name_of(getattr(errors, name)("why")) == ABI[name]
+@pytest.mark.parametrize("name", sorted(CONTRACT))
+def test_errors_have_the_errnos_of_the_manual(name: str) -> None:
+    assert name_of(getattr(errors, name)("why")) == CONTRACT[name]
 
 
 def test_no_two_errors_share_an_errno() -> None:

@@ -36,10 +36,10 @@ def test_blank_lines_and_comments_mount_nothing(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "wrong"),
     [
-        ("/a /b", "is no mount line: source target ro|rw|hide"),
-        ("/a /b ro - x", "is no mount line"),
-        ("/a b /c ro", "is none of: ro, rw, hide"),
-        ("/a /b RO", '"RO" is none of: ro, rw, hide'),
+        ("/a /b", "is not a mount line; use: source target ro|rw|hide"),
+        ("/a /b ro - x", "is not a mount line"),
+        ("/a b /c ro", "; use ro, rw, hide"),
+        ("/a /b RO", 'unknown mode "RO"; use ro, rw, hide'),
         ("a /b ro", 'source "a" is not absolute'),
         ("/a/.. /b ro", "source .* is not absolute and plain"),
         ("/a b ro", 'target "b" is not absolute'),
@@ -50,10 +50,10 @@ def test_blank_lines_and_comments_mount_nothing(line: str) -> None:
         ("/a /proc ro", "are the agent's own"),
         ("/a /proc/1 ro", "are the agent's own"),
         ("x /dev/shm hide", "are the agent's own"),
-        ("/a /b ro suid", '"suid" is no mount option'),
-        ("/a /b ro bind,", '"" is no mount option'),
+        ("/a /b ro suid", 'unknown mount option "suid"'),
+        ("/a /b ro bind,", 'unknown mount option ""'),
         ("/a /b ro bind,rbind", "exclude each other"),
-        ("/a /b ro\r", "is none of: ro, rw, hide"),
+        ("/a /b ro\r", "; use ro, rw, hide"),
     ],
 )
 def test_a_bad_line_is_named_with_what_is_wrong(line: str, wrong: str) -> None:
@@ -68,7 +68,7 @@ def test_names_that_only_begin_like_the_agents_own_are_free(target: str) -> None
 
 
 def test_a_target_is_there_once() -> None:
-    with pytest.raises(MalformedError, match='line 3: target "/b" is there twice'):
+    with pytest.raises(MalformedError, match='line 3: target "/b" occurs twice'):
         mounts.parse("/a /b ro\n\n/c /b rw\n")
 
 

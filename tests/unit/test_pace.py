@@ -94,7 +94,7 @@ def test_operators_always_have_time() -> None:
 
 
 def test_what_is_refused_says_why() -> None:
-    with pytest.raises(OverTimeError, match="uid 1000 have used their time"):
+    with pytest.raises(OverTimeError, match="uid 1000 have used up their time"):
         paced().refuse(AGENT)
 
 
@@ -224,5 +224,5 @@ def test_only_so_many_wait_for_the_disk() -> None:
     async def main() -> None:
         await made.synced(Caller(1000, 1000, 1), None)
 
-    with pytest.raises(OverTimeError, match=r"fsync\(2\) of uid 1000 wait already"):
+    with pytest.raises(OverTimeError, match=r"fsync\(2\) of uid 1000 are waiting"):
         trio.run(main)

@@ -126,7 +126,7 @@ def test_the_test_knows_every_pair() -> None:
 def test_each_pair_moves_or_is_refused(kind: str, status: str, event: str, to: str) -> None:
     moves, statuses, events = MOVES[kind]
     if to == "-":
-        with pytest.raises(WrongStateError, match=f"{event} does not fit: the {kind} is {status}"):
+        with pytest.raises(WrongStateError, match=f"cannot {event}: the {kind} is {status}"):
             moves.move(statuses(status), events(event))
     else:
         assert moves.move(statuses(status), events(event)).status is statuses(to)
@@ -150,7 +150,7 @@ def test_a_refusal_names_what_would_fit(kind: str) -> None:
             if to != "-" and (not moves.verbs or n in moves.verbs)
         )  # fmt: skip
         refused = next(n for n, to in zip(names, row, strict=True) if to == "-")
-        wanted = f"which takes {', '.join(fits) or 'nothing'}$"
+        wanted = f"which permits {', '.join(fits) or 'nothing'}$"
         with pytest.raises(WrongStateError, match=wanted):
             moves.move(statuses(status), events(refused))
 

@@ -42,20 +42,20 @@ def meaning(found: Rules, kind: str | None = None) -> set[tuple[str, str, str]]:
 @pytest.mark.parametrize(
     ("line", "wrong"),
     [
-        ("allow", '"allow" is no policy line'),
-        ("deny t agent:* create", "is no policy line"),
-        ("allow t agent:* create extra", "is no policy line"),
-        ("allow u agent:* create", '"u" is a foreign subject: this agent\'s is t'),
-        ("allow t files:* read", '"files:\\*": the class is none of: agent, shared'),
-        ("allow t agent create", "the class is none of"),
-        ("allow t agent: create", "the object is no name"),
-        ("allow t agent:a*b create", "the object is no name"),
-        ("allow t agent:ä create", "the object is no name"),
-        ("allow t network:lan connect", "the only network is network:default"),
-        ("allow t network:* connect", "the only network is network:default"),
-        ("allow t tool:x read", '"read" is no permission on tool, which has: execute'),
-        ("allow t agent:x create,", '"" is no permission on agent'),
-        ("allow t agent:x create,fly", '"fly" is no permission on agent'),
+        ("allow", '"allow" is not a policy line'),
+        ("deny t agent:* create", "is not a policy line"),
+        ("allow t agent:* create extra", "is not a policy line"),
+        ("allow u agent:* create", '"u" is another agent\'s label; use t'),
+        ("allow t files:* read", '"files:\\*": unknown class; use agent, shared'),
+        ("allow t agent create", "unknown class"),
+        ("allow t agent: create", "the object is not a name"),
+        ("allow t agent:a*b create", "the object is not a name"),
+        ("allow t agent:ä create", "the object is not a name"),
+        ("allow t network:lan connect", "unknown network; use network:default"),
+        ("allow t network:* connect", "unknown network; use network:default"),
+        ("allow t tool:x read", 'unknown permission "read" on tool; use execute'),
+        ("allow t agent:x create,", 'unknown permission "" on agent'),
+        ("allow t agent:x create,fly", 'unknown permission "fly" on agent'),
     ],
 )
 def test_a_bad_line_is_named_with_what_is_wrong(line: str, wrong: str) -> None:
@@ -68,7 +68,7 @@ def test_a_bad_line_is_named_with_what_is_wrong(line: str, wrong: str) -> None:
 def test_delegation_is_the_operators() -> None:
     line = "delegate t network:default connect"
     assert [rule.kind for rule in policy.parse(line, "t")] == ["delegate"]
-    with pytest.raises(MalformedError, match="only an operator may delegate"):
+    with pytest.raises(MalformedError, match="only an operator may write delegate"):
         policy.parse(line, "t", may_delegate=False)
 
 

@@ -1,4 +1,4 @@
-"""The tables of files agree with themselves and with the ABI."""
+"""The tables of files agree with themselves and with ctxfs(5)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from runtime.lifecycle import Status
 ROWS = [(plane, row) for plane in PLANES for row in plane.rows]
 FILES = [(plane, row) for plane, row in ROWS if row.kind is Kind.FILE]
 
-#: ABI section 3
+#: ctxfs(5), Files of an agent
 AGENT = {
     "parent",
     "supervisor",
@@ -180,7 +180,7 @@ WHEN = {
     "not stopping": {"starting", "ready", "busy", "idle", "paused"},
     "taking messages": set(Status) - {"stopping", "dead"},
 }
-#: ABI section 8
+#: ctxfs(5), Tasks
 TASK = {
     *("kind", "title", "cmd", "cwd", "env", "accepts_input", "status", "exit", "pid"),
     *("output", "preview", "input", "ctl", "wait", "work", "started_at", "ended_at"),
@@ -188,7 +188,7 @@ TASK = {
 }
 #: of these, until it is started
 TASK_WRITTEN = {"title", "cmd", "cwd", "env", "accepts_input"}
-#: ABI section 9
+#: ctxfs(5), Work items
 WORK = {
     "objective",
     "plan.md",
@@ -199,7 +199,7 @@ WORK = {
     "created_at",
     "updated_at",
 }
-#: ABI section 10
+#: ctxfs(5), Waits
 WAITING = {"on", "work", "deadline", "status", "payload", "token"}
 #: of both: written by the agent itself too, while it is live
 PLANES_WRITTEN = {
@@ -447,7 +447,7 @@ def test_one_value_is_without_its_newline(text: str, value: str) -> None:
 
 @pytest.mark.parametrize("text", ["a\nb", "a\n\n", "\na\n", "\n\n"])
 def test_two_lines_are_no_value(text: str) -> None:
-    with pytest.raises(MalformedError, match="one value is wanted"):
+    with pytest.raises(MalformedError, match="write one value, on one line"):
         one_line(text)
 
 

@@ -137,7 +137,7 @@ def test_what_is_no_name_is_refused(world: World, agent: Agent, name: str) -> No
 def test_a_name_is_given_once_and_there_are_so_many(world: World, agent: Agent) -> None:
     for name in "abc":
         make(world, agent, name)
-    with pytest.raises(TakenError, match='has a task "a" already'):
+    with pytest.raises(TakenError, match='already has a task "a"'):
         make(world, agent, "a")
     with pytest.raises(QuotaError, match="has 3 of them"):
         make(world, agent, "d")
@@ -208,9 +208,9 @@ def test_a_command_is_started_once(world: World, agent: Agent) -> None:
     assert task.status == "queued"
     for status in (s for s in TaskStatus if s is not TaskStatus.MADE):
         put_status(world, task, status)
-        with pytest.raises(WrongStateError, match="start does not fit"):
+        with pytest.raises(WrongStateError, match="cannot start"):
             world.agents.tasks.start(USER, agent, task)
-        with pytest.raises(WrongStateError, match="was started already"):
+        with pytest.raises(WrongStateError, match="was already started"):
             world.agents.tasks.set(task, cmd="false")
     assert task.cmd == "true"
 
@@ -256,7 +256,7 @@ def test_what_runs_is_asked_to_end_and_killed_by_the_next_word(
     put_status(world, task, status)
     world.agents.tasks.stop(USER, agent, task, kill=False)
     assert (task.status, task.given_up) == ("cancelling", False)
-    with pytest.raises(WrongStateError, match="which takes kill"):
+    with pytest.raises(WrongStateError, match="which permits kill"):
         world.agents.tasks.stop(USER, agent, task, kill=False)
     for _ in range(2):
         world.agents.tasks.stop(USER, agent, task, kill=True)
@@ -570,7 +570,7 @@ def test_a_handle_is_not_configured_and_goes_with_its_child(world: World, agent:
     child = world.live(child_of(world, agent))
     with pytest.raises(ForbiddenError, match="handle of an agent"):
         world.agents.tasks.set(the_handle(world, agent), cmd="true")
-    with pytest.raises(WrongStateError, match="rmdir that"):
+    with pytest.raises(WrongStateError, match="rmdir the agent"):
         world.agents.tasks.remove(USER, agent, "rev")
     record_end(world, child)
     world.agents.removals.remove(child)

@@ -162,7 +162,7 @@ def test_what_is_no_name_is_refused(world: World, agent: Agent, name: str) -> No
 
 def test_a_name_is_given_once(world: World, agent: Agent) -> None:
     make(world, agent, "w")
-    with pytest.raises(TakenError, match='work item "w" already'):
+    with pytest.raises(TakenError, match='already has a work item "w"'):
         make(world, agent, "w")
 
 
@@ -253,11 +253,11 @@ def test_what_is_over_is_not_written(world: World, agent: Agent, field: str, end
     ("field", "text", "error", "match"),
     [
         ("status", "finished", MalformedError, "open, active, blocked, done, cancelled"),
-        ("status", "done\n", MalformedError, "none of"),
-        ("status", "", MalformedError, "none of"),
+        ("status", "done\n", MalformedError, "unknown value"),
+        ("status", "", MalformedError, "unknown value"),
         ("parent", "a\nb", MalformedError, "one line"),
-        ("blocked_by", "w\n", MalformedError, "in its own way"),
-        ("blocked_by", "other\nnone\n", MissingError, '"none" is no work item'),
+        ("blocked_by", "w\n", MalformedError, "block itself"),
+        ("blocked_by", "other\nnone\n", MissingError, 'has no work item "none"'),
         ("plan", "x" * 65537, TooLongError, "65536"),
         ("objective", "ä" * 32769, TooLongError, "65536"),
     ],
@@ -319,7 +319,7 @@ def test_what_is_over_takes_no_focus(world: World, agent: Agent, end: str) -> No
 
 def test_what_is_not_there_takes_no_focus(world: World, agent: Agent) -> None:
     for refused in (world.agents.work.focus, world.agents.work.check_focus):
-        with pytest.raises(MissingError, match='"none" is no work item'):
+        with pytest.raises(MissingError, match='has no work item "none"'):
             refused(agent, "none")
 
 

@@ -317,7 +317,7 @@ def test_it_commits_as_who_its_parent_does(repo: Path, make: Callable[..., Workt
 
 
 def test_no_repository(make: Callable[..., Worktree], tmp_path: Path) -> None:
-    with pytest.raises(MalformedError, match=f'"{tmp_path}".*is in no git repository'):
+    with pytest.raises(MalformedError, match=f'"{tmp_path}".*is not in a git repository'):
         make(tmp_path)
 
 
@@ -355,7 +355,7 @@ def test_no_such_workspace(make: Callable[..., Worktree], tmp_path: Path) -> Non
 def test_the_branch_is_there(make: Callable[..., Worktree], repo: Path, branch: str) -> None:
     git(repo, "branch", branch)
     git(repo, "pack-refs", "--all")
-    with pytest.raises(TakenError, match=f'"{branch}" is there already'):
+    with pytest.raises(TakenError, match=f'"{branch}" already exists'):
         make(repo)
 
 
@@ -376,7 +376,7 @@ def test_something_is_in_its_place(
 ) -> None:
     (repo / ".git/ctx").mkdir()
     (repo / ".git/ctx/kid").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(TakenError, match="is there already"):
+    with pytest.raises(TakenError, match="already exists"):
         make(repo)
     assert not (tmp_path / "nowhere").exists()
 
@@ -568,7 +568,7 @@ def test_a_hook_that_cannot_be_named_is_refused(
         )
         return done.returncode, (done.stdout + done.stderr).decode(errors="replace")
 
-    with pytest.raises(UnsupportedError, match="cannot be switched off"):
+    with pytest.raises(UnsupportedError, match="cannot be disabled"):
         make(repo, run)
     assert branches(repo) == ["main"]
 
@@ -949,8 +949,8 @@ def _no_directory(kid: Kid) -> None:
     shutil.rmtree(kid.tree)
 
 
-_OWN = "commits of it are on no branch here"
-_MISSING = "missing, or are not what they are called"
+_OWN = "of its commits are on no branch here"
+_MISSING = "missing, or do not match their names"
 _NO_REF = 'no branch "ctx/kid"'
 
 KEPT: dict[str, tuple[Callable[[Kid], None], str]] = {
@@ -984,9 +984,9 @@ KEPT: dict[str, tuple[Callable[[Kid], None], str]] = {
     "alternates": (_alternates, _MISSING),
     "an object that is a link": (_linked_object, _MISSING),
     "an object that is a FIFO": (_object_that_is_a_fifo, _MISSING),
-    "a forged file": (_forged_file, "unsound"),
+    "a forged file": (_forged_file, "found errors"),
     "a forged commit": (_forged_commit, _MISSING),
-    "an unsound tree": (_unsound, "unsound"),
+    "an unsound tree": (_unsound, "found errors"),
     "a symbolic ref": (partial(_ref, text=b"ref: refs/heads/main\n"), _NO_REF),
     "no id": (partial(_ref, text=b"a" * 39 + b"\n"), _NO_REF),
     "an id of nothing": (partial(_ref, text=b"a" * 40 + b"\n"), _MISSING),
@@ -1070,12 +1070,12 @@ def _pruned(repo: Path, base: str) -> None:
 @pytest.mark.parametrize(
     ("act", "why"),
     [
-        (_moved, "not where it was left"),
-        (_gone, "not there any more"),
-        (_symbolic, "not where it was left"),
+        (_moved, "was moved"),
+        (_gone, "no longer exists"),
+        (_symbolic, "was moved"),
         (_checked_out, "checked out"),
         (_checked_out_elsewhere, "checked out"),
-        (_pruned, "not there any more"),
+        (_pruned, "no longer exists"),
     ],
 )
 def test_what_the_parent_did_with_the_branch_is_left_alone(
@@ -1559,7 +1559,7 @@ def test_a_child_of_a_child(views: Views, boss: Agent) -> None:
     assert views.take(kid, low).state is State.FETCHED
     assert views.sh(kid, "git log --format=%s ctx/low") == (0, "two\none\ntool\n")
     said = views.take(boss, kid, "low", "other")
-    assert said.state is State.KEPT and "1 commits of it are on no branch" in said.reason
+    assert said.state is State.KEPT and "1 of its commits are on no branch" in said.reason
     assert views.sh(kid, "git merge -q --ff-only ctx/low") == (0, "")
     said = views.take(boss, kid, "low", "other")
     assert said.state is State.FETCHED
