@@ -289,12 +289,17 @@ class Births:
         if agent.status in (Status.BUSY, Status.STARTING, Status.STOPPING, Status.DEAD):
             raise WrongStateError(f"cannot switch the session: the agent is {agent.status}")
         if agent.status is Status.PAUSED and agent.run:
-            raise WrongStateError(f"cannot switch the session: the run {agent.run} is paused; resume it first")
+            raise WrongStateError(
+                f"cannot switch the session: the run {agent.run} is paused; resume it first"
+            )
         index = self._store.session_named(agent.owner, agent.name, name)
         if index == agent.session:
             return
         if index is not None and self._sessions.load(index).incarnation != agent.index:
-            raise DeniedError(f"the session {quote(name)} belongs to an earlier incarnation of {quote(agent.name)}")
+            raise DeniedError(
+                f"the session {quote(name)} belongs to an earlier incarnation of "
+                f"{quote(agent.name)}"
+            )
         change = Change()
         with self._store.transaction():
             if index is None:
@@ -370,7 +375,9 @@ class Births:
         old = self._sessions.directory(session)
         new = self._sessions.directory(dataclasses.replace(session, owner=owner))
         if self._store.session_named(owner, agent.name, session.name) is not None:
-            raise TakenError(f"uid {owner} already has a session {session.name} of {quote(agent.name)}")
+            raise TakenError(
+                f"uid {owner} already has a session {session.name} of {quote(agent.name)}"
+            )
         new.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.rename(old, new)
         try:

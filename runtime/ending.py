@@ -271,26 +271,8 @@ class Ender:
     async def _tell_end(self, following: Following, execution: Execution) -> None:
         """Nobody leads what entered a cell that ends; the agent waits for its last output."""
         await execution.launched.wait()
-        await self.watch_monitor(execution)
+        await watch_monitor(self._hierarchy, execution)
         following.changes.notify()
-
-    async def watch_monitor(self, execution: Execution) -> None:
-        """Until the monitor, whichever daemon started it, is gone."""
-        monitor = execution.record().monitor
-        with contextlib.suppress(OSError):
-            if monitor:
-                fd = os.pidfd_open(monitor)
-                try:
-                    # a pid may have been given to another process since
-                    if self._hierarchy.holds_monitors(cgroups.path_of(monitor) or ""):
-                        await trio.lowlevel.wait_readable(fd)
-                finally:
-                    os.close(fd)
-        if monitor:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(monitor, os.WNOHANG)  # ours to reap, unless adopted
-        execution.monitor_gone = True
-        execution.changes.notify()
 
     async def _wait_released(self, members: list[Following]) -> None:
         """Until the subtree is empty; cells that are held are told again and again, since
@@ -387,6 +369,25 @@ async def terminate(execution: Execution, grace: float, impatient: trio.Event) -
 async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
     await event.wait()
     scope.cancel()
+
+
+async def watch_monitor(hierarchy: Hierarchy, execution: Execution) -> None:
+    """Until the monitor of a program, whichever daemon started it, is gone."""
+    monitor = execution.record().monitor
+    with contextlib.suppress(OSError):
+        if monitor:
+            fd = os.pidfd_open(monitor)
+            try:
+                # a pid may have been given to another process since
+                if hierarchy.holds_monitors(cgroups.path_of(monitor) or ""):
+                    await trio.lowlevel.wait_readable(fd)
+            finally:
+                os.close(fd)
+    if monitor:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(monitor, os.WNOHANG)  # ours to reap, unless adopted
+    execution.monitor_gone = True
+    execution.changes.notify()
 
 
 def left_of(execution: Execution) -> list[int]:

@@ -3,7 +3,6 @@ its cgroup, and no longer than a while."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import shutil
 from pathlib import Path
@@ -16,11 +15,10 @@ from runtime.cell import Command, Places
 from runtime.ending import Ender
 from runtime.errors import UnsupportedError, WrongStateError
 from runtime.following import Execution, Followed, Following
-from runtime.inotify import Watcher
+from runtime.leading import Leader
 from runtime.model import Agent
 from runtime.names import quote
 from runtime.output import Output
-from runtime.starting import Starter
 
 #: whatever the agent's view holds, nobody waits longer for it
 _SECONDS: Final = 60.0
@@ -35,17 +33,15 @@ class Inside:
         self,
         *,
         agents: Agents,
-        watcher: Watcher,
         places: Places,
-        starter: Starter,
         ender: Ender,
+        leader: Leader,
         followed: Followed,
     ) -> None:
         self._agents = agents
-        self._watcher = watcher
         self._places = places
-        self._starter = starter
         self._ender = ender
+        self._leader = leader
         self._followed = followed
         self._numbers = itertools.count(1)
 
@@ -84,25 +80,21 @@ class Inside:
             command = Command(
                 words=tuple(words), cwd=cwd, run=agent.run, out=directory, env=tuple(env.items())
             )
-            await self._starter.enter(agent, following, execution, command)
+            await self._leader.enter(agent, following, execution, command)
             execution.monitored = True
             return await self._wait(execution, directory, words[0])
         finally:
             execution.launched.set()
             execution.leaf.kill()
-            execution.over.set()
             following.tasks.pop(name, None)
-            execution.record_path.unlink(missing_ok=True)
-            execution.leaf.remove()
+            self._leader.clear(execution)
             shutil.rmtree(directory, ignore_errors=True)
 
     async def _wait(self, execution: Execution, directory: Path, what: str) -> tuple[int, str]:
         with trio.move_on_after(_SECONDS) as scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._ender.watch_monitor, execution)
-                with contextlib.suppress(OSError):
-                    await self._until_finished(execution)
-                nursery.cancel_scope.cancel()
+            async with self._leader.attending(execution, execution.changes):
+                while not execution.record().finished and not execution.monitor_gone:
+                    await execution.changes.wait_changed()
         if scope.cancelled_caught:
             raise UnsupportedError(f"{what} did not end within {_SECONDS:g} s: it was killed")
         record = execution.record()
@@ -112,8 +104,3 @@ class Inside:
         if record.failed:
             return 127, record.failed
         return 128 + (record.signal or 9), text
-
-    async def _until_finished(self, execution: Execution) -> None:
-        with self._watcher.watching(execution.record_path, execution.changes):
-            while not execution.record().finished and not execution.monitor_gone:
-                await execution.changes.wait_changed()

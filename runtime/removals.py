@@ -75,7 +75,8 @@ class Removals:
         for member in (*members, *left):
             if member.live:
                 raise WrongStateError(
-                    f"{quote(member.name)} is {member.status}: stop it and wait for its end, then remove it"
+                    f"{quote(member.name)} is {member.status}: stop it and wait for its end, "
+                    "then remove it"
                 )
             self._tasks.check_not_fetching(member)
         self._cancel_new_of(members)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from functools import partial
 from typing import Final
 
 import trio
@@ -29,14 +28,15 @@ from runtime.conclusions import (
 )
 from runtime.daemonlog import because_of
 from runtime.ending import Ender, guarded, left_of, terminate
-from runtime.errors import CtxError, NoSpaceError
+from runtime.errors import NoSpaceError
 from runtime.following import Execution, Following
 from runtime.inotify import Changes, Watcher
 from runtime.items import Message
+from runtime.leading import Lead, Leader
 from runtime.lifecycle import Event, Status
 from runtime.limits import spent
 from runtime.model import Agent, Outcome
-from runtime.names import escape
+from runtime.record import Record
 from runtime.residents import Resident
 from runtime.starting import Starter
 from runtime.streams import Streams
@@ -59,6 +59,7 @@ class Runs:
         places: Places,
         starter: Starter,
         ender: Ender,
+        leader: Leader,
         streams: Streams,
     ) -> None:
         self._agents = agents
@@ -66,6 +67,7 @@ class Runs:
         self._places = places
         self._starter = starter
         self._ender = ender
+        self._leader = leader
         self._streams = streams
 
     async def serve(self, agent: Agent, following: Following) -> None:
@@ -141,153 +143,20 @@ class Runs:
 
     async def _lead(self, agent: Agent, following: Following) -> None:
         """The current run, from wherever it is to its recorded end, or that of the agent."""
-        run = agent.run
-        own = run == agent.cell
         execution: Execution = following
-        if not own:
-            record_path = self._places.records / f"{agent.incarnation}-{run}"
+        if agent.run != agent.cell:
+            record_path = self._places.records / f"{agent.incarnation}-{agent.run}"
             if following.run is None or following.run.record_path != record_path:
                 following.run = Execution(following.run_leaf, record_path)
                 following.run.changes = following.wake
             execution = following.run
-        failure = ""
-        if not own and not execution.record_path.exists() and agent.run_cause is None:
-            try:
-                command = self._command(agent)
-                await self._starter.enter(agent, following, execution, command)
-                crashpoints.reach("run.launched")
-            except (CtxError, OSError) as error:
-                failure = escape(str(error))
-        execution.launched.set()
-        execution.monitored = execution.record_path.exists()
-        message = self._agents.messages.current(agent)
-        if message is not None:
-            self._streams.of(message.index).begin()
-        async with trio.open_nursery() as nursery:
-            with contextlib.ExitStack() as watches:
-                for path in (execution.record_path, execution.leaf.path / "cgroup.events"):
-                    with contextlib.suppress(OSError):
-                        watches.enter_context(self._watcher.watching(path, following.wake))
-                if not own:
-                    nursery.start_soon(self._ender.watch_monitor, execution)
-                if message is not None and message.asked and agent.how.run_per_message:
-                    nursery.start_soon(self._pump, agent, message)
-                if agent.how.converses:
-                    resident = Resident(
-                        agents=self._agents,
-                        watcher=self._watcher,
-                        places=self._places,
-                        streams=self._streams,
-                        agent=agent,
-                        following=following,
-                    )
-                    nursery.start_soon(resident.serve)
-                await self._until_over(agent, following, execution, nursery, failure)
-                nursery.cancel_scope.cancel()
+        led = _LedRun(self, agent, following, execution)
+        await led.lead()
         if following.goes_on(agent) and following.hear_rest is not None:
             await following.hear_rest()
         if following.goes_on(agent):
             crashpoints.reach("run.ended")
-            self._conclude(agent, following, execution, failure)
-        following.wake.notify()
-
-    def _command(self, agent: Agent) -> Command:
-        directory = self._agents.documents.directory(agent)
-        return Command(
-            words=tuple(cell.program(agent)),
-            cwd=cell.working_directory(self._agents, agent),
-            run=agent.run,
-            out=directory / "out",
-            log=directory / "log",
-            reply=directory / "reply" if agent.how.converses else None,
-            open_input=partial(self._open_input, agent),
-            leads=not agent.how.run_per_message,
-        )
-
-    def _open_input(self, agent: Agent) -> int:
-        """What the program finds as its standard input."""
-        if agent.how.converses:
-            return cell.open_input(self._places, agent, agent.run)
-        if not agent.how.run_per_message:
-            return self._starter.open_handoff(agent)
-        message = self._agents.messages.current(agent)
-        text = message.text if message is not None else ""
-        # a text file, as shells read them
-        return cell.sealed_file("message", (text if text.endswith("\n") else text + "\n").encode())
-
-    async def _until_over(
-        self,
-        agent: Agent,
-        following: Following,
-        execution: Execution,
-        nursery: trio.Nursery,
-        failure: str,
-    ) -> None:
-        """Returns when nothing of the run is left, or the agent is ending instead."""
-        terminating = False
-        while following.goes_on(agent):
-            record = execution.record()
-            if record.started and not execution.settled:
-                execution.note_settled()
-            if record.started and not agent.pid:
-                self._note_start(agent, execution)
-                continue
-            ended = bool(failure or record.over or execution.monitor_gone)
-            if ended and agent.run_cause is None and not agent.how.run_per_message:
-                # the program is the agent
-                outcome = (Outcome.ERROR, f"start_failed: {failure}")
-                if not failure:
-                    # with its monitor a cell ends, and so does what runs inside
-                    lost = is_lost(following)
-                    outcome = LOST if lost else judge_run(self._agents, agent, execution)
-                self._ender.end(agent, *outcome)
-                return
-            # what is frozen reports nothing, and yet can be killed
-            known = ended or (agent.run_cause is not None and execution.settled)
-            if known and self._is_gone(following, execution):
-                return
-            if (ended or agent.run_cause is not None) and not terminating:
-                terminating = True
-                nursery.start_soon(self._terminate, agent, following, execution)
-            deadline = self._deadline(agent) if not terminating else trio.current_time() + 3600
-            with trio.move_on_at(deadline) as scope:
-                await following.wake.wait_changed()
-            if scope.cancelled_caught and not terminating:
-                self._cause(agent, Outcome.CANCELLED, "timeout")
-
-    @staticmethod
-    def _is_gone(following: Following, execution: Execution) -> bool:
-        if execution is following:
-            return not left_of(following)
-        # its monitor, if there is one, has heard it to its end
-        over = execution.record().finished
-        return over or (execution.monitor_gone and not execution.leaf.populated())
-
-    def _deadline(self, agent: Agent) -> float:
-        """When the run is too old; that of the whole agent is the supervisor's."""
-        timeout = self._agents.settings.timeout(agent)
-        if timeout is None or not agent.how.run_per_message:
-            return trio.current_time() + 3600
-        return trio.current_time() + agent.run_started + timeout - time.time()
-
-    def _cause(self, agent: Agent, outcome: Outcome, reason: str) -> None:
-        """The current run is to end, and why; the first cause wins."""
-        if agent.run_cause is None:
-            change = Change()
-            by = self._agents.journal.actor
-            change.set(agent, run_cause=(outcome.value, reason), run_caused_by=by)
-            self._agents.journal.note(change)
-
-    async def _terminate(self, agent: Agent, following: Following, execution: Execution) -> None:
-        """SIGTERM, grace, SIGKILL to what is left of the run."""
-        with guarded(agent):
-            grace = 0.0 if agent.frozen else self._agents.settings.grace(agent)
-            if execution is not following:
-                with contextlib.suppress(FileNotFoundError):
-                    execution.record_path.chmod(0o400)  # its monitor is not to end the cell
-            elif not agent.frozen:
-                await self._hold(following)
-            await terminate(execution, grace, following.impatient)
+            self._conclude(agent, following, execution, led.failure)
         following.wake.notify()
 
     async def _hold(self, following: Following) -> None:
@@ -303,14 +172,6 @@ class Runs:
                     return
                 with trio.move_on_after(_REPEAT_SECONDS):
                     await changes.wait_changed()
-
-    def _note_start(self, agent: Agent, execution: Execution) -> None:
-        change = Change()
-        add_run_start(change, agent, execution.record())
-        if agent.status is Status.STARTING:
-            change.move(agent, agent.how.begun)
-        self._agents.journal.note(change)
-        crashpoints.reach("run.running")
 
     async def _pump(self, agent: Agent, message: Message) -> None:
         """The output of a run to those who listen, as it grows."""
@@ -366,13 +227,134 @@ class Runs:
         crashpoints.reach("run.recorded")
         following.hear_rest = None
         if execution is not following:  # with which the agent would be over
-            execution.over.set()
             following.run = None
-            execution.leaf.remove()
-            execution.record_path.unlink(missing_ok=True)
-            cell.remove_input(self._places, execution.record_path)
+            self._leader.clear(execution)
         run, why = record_run(execution), because_of(agent.owner)
         log.info("%s: %s: %s (%s)", agent.name, run, outcome, reason, extra=why)
+
+class _LedRun(Lead):
+    """The current run of an agent."""
+
+    launched = "run.launched"
+
+    def __init__(
+        self, runs: Runs, agent: Agent, following: Following, execution: Execution
+    ) -> None:
+        super().__init__(runs._leader, agent, following, execution, following.wake)
+        self._runs = runs
+        self._agents = runs._agents
+        self._message = runs._agents.messages.current(agent)
+
+    def command(self) -> Command | None:
+        agent = self._agent
+        if self._execution is self._following or agent.run_cause is not None:
+            return None
+        directory = self._agents.documents.directory(agent)
+        return Command(
+            words=tuple(cell.program(agent)),
+            cwd=cell.working_directory(self._agents, agent),
+            run=agent.run,
+            out=directory / "out",
+            log=directory / "log",
+            reply=directory / "reply" if agent.how.converses else None,
+            open_input=self._open_input,
+            leads=not agent.how.run_per_message,
+        )
+
+    def _open_input(self) -> int:
+        """What the program finds as its standard input."""
+        agent, runs = self._agent, self._runs
+        if agent.how.converses:
+            return cell.open_input(runs._places, agent, agent.run)
+        if not agent.how.run_per_message:
+            return runs._starter.open_handoff(agent)
+        text = self._message.text if self._message is not None else ""
+        # a text file, as shells read them
+        return cell.sealed_file("message", (text if text.endswith("\n") else text + "\n").encode())
+
+    def beside(self, nursery: trio.Nursery) -> None:
+        agent, runs, message = self._agent, self._runs, self._message
+        if message is not None:
+            runs._streams.of(message.index).begin()
+        if message is not None and message.asked and agent.how.run_per_message:
+            nursery.start_soon(runs._pump, agent, message)
+        if agent.how.converses:
+            resident = Resident(
+                agents=self._agents,
+                watcher=runs._watcher,
+                places=runs._places,
+                streams=runs._streams,
+                agent=agent,
+                following=self._following,
+            )
+            nursery.start_soon(resident.serve)
+
+    def look(self, record: Record) -> None:
+        agent = self._agent
+        if agent.pid or not record.started:
+            return
+        change = Change()
+        add_run_start(change, agent, record)
+        if agent.status is Status.STARTING:
+            change.move(agent, agent.how.begun)
+        self._agents.journal.note(change)
+        crashpoints.reach("run.running")
+
+    def hand_over(self, *, ended: bool) -> bool:
+        agent = self._agent
+        if not self._following.goes_on(agent):
+            return True
+        if not ended or agent.run_cause is not None or agent.how.run_per_message:
+            return False
+        # the program is the agent
+        outcome = (Outcome.ERROR, f"start_failed: {self.failure}")
+        if not self.failure:
+            # with its monitor a cell ends, and so does what runs inside
+            lost = is_lost(self._following)
+            outcome = LOST if lost else judge_run(self._agents, agent, self._execution)
+        self._runs._ender.end(agent, *outcome)
+        return True
+
+    def is_unwanted(self, record: Record) -> bool:
+        return self._agent.run_cause is not None
+
+    def is_gone(self, record: Record) -> bool:
+        ended = self.failure or record.over or self._execution.monitor_gone
+        # what is frozen reports nothing, and yet can be killed
+        if not ended and not self._execution.settled:
+            return False
+        if self._execution is self._following:
+            return not left_of(self._following)
+        return super().is_gone(record)
+
+    async def terminate(self) -> None:
+        """SIGTERM, grace, SIGKILL to what is left of the run."""
+        agent, following, execution = self._agent, self._following, self._execution
+        with guarded(agent):
+            grace = 0.0 if agent.frozen else self._agents.settings.grace(agent)
+            if execution is not following:
+                with contextlib.suppress(FileNotFoundError):
+                    execution.record_path.chmod(0o400)  # its monitor is not to end the cell
+            elif not agent.frozen:
+                await self._runs._hold(following)
+            await terminate(execution, grace, following.impatient)
+        following.wake.notify()
+
+    def deadline(self) -> float:
+        """That of a whole agent is the supervisor's."""
+        agent = self._agent
+        timeout = self._agents.settings.timeout(agent)
+        if timeout is None or not agent.how.run_per_message:
+            return super().deadline()
+        return trio.current_time() + agent.run_started + timeout - time.time()
+
+    def be_late(self) -> None:
+        agent = self._agent
+        if agent.run_cause is None:  # the first cause wins
+            change = Change()
+            by = self._agents.journal.actor
+            change.set(agent, run_cause=(Outcome.CANCELLED.value, "timeout"), run_caused_by=by)
+            self._agents.journal.note(change)
 
 
 def record_run(execution: Execution) -> str:

@@ -7,7 +7,6 @@ cgroup, so that an agent adopted after a crash is followed by the same code.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import secrets
@@ -24,13 +23,14 @@ from runtime.cell import Places
 from runtime.cgroups import Cgroup, Hierarchy
 from runtime.change import Change, Watching
 from runtime.conclusions import add_run_start, end_message, judge_agent
-from runtime.ending import Ender, guarded
+from runtime.ending import Ender, guarded, watch_monitor
 from runtime.errors import CtxError, NoSpaceError, NotRunningError, StaleError, WrongStateError
 from runtime.following import Execution, Followed, Following
 from runtime.forking import inherit
 from runtime.inotify import Watcher
 from runtime.inside import Inside
 from runtime.items import Item, Message, MessageStatus, Task, TaskStatus
+from runtime.leading import Leader, watching
 from runtime.lifecycle import AGENT_MOVES, Effect, Event, Status
 from runtime.limits import apply_limits, check_limits, in_use
 from runtime.model import Agent, Outcome
@@ -105,28 +105,25 @@ class Supervisor(Watching):
             followed=followed,
             nursery=nursery,
         )
+        leader = Leader(
+            hierarchy=hierarchy, watcher=watcher, places=places, starter=self._starter
+        )
         self._runs = Runs(
             agents=agents,
             watcher=watcher,
             places=places,
             starter=self._starter,
             ender=self._ender,
+            leader=leader,
             streams=streams,
         )
-        self._task_runs = TaskRuns(
-            agents=agents,
-            watcher=watcher,
-            places=places,
-            starter=self._starter,
-            ender=self._ender,
-        )
+        self._task_runs = TaskRuns(agents=agents, places=places, leader=leader)
         self._led_tasks: set[int] = set()
         self._inside = Inside(
             agents=agents,
-            watcher=watcher,
             places=places,
-            starter=self._starter,
             ender=self._ender,
+            leader=leader,
             followed=followed,
         )
         self._worktrees = Worktrees(
@@ -580,11 +577,10 @@ class Supervisor(Watching):
         following.launched.set()
         self._serve(agent, following)
         path = following.record_path
-        with contextlib.ExitStack() as watches:
-            for watched in (path, following.node.path / "cgroup.events"):
-                with contextlib.suppress(OSError):
-                    watches.enter_context(self._watcher.watching(watched, following.changes))
-            self._nursery.start_soon(self._ender.watch_monitor, following)
+        with watching(
+            self._watcher, following.changes, path, following.node.path / "cgroup.events"
+        ):
+            self._nursery.start_soon(watch_monitor, self._hierarchy, following)
             while not self._is_over(agent, following):
                 self._note_progress(agent, following, failure)
                 if self._is_over(agent, following):

@@ -13,15 +13,14 @@ from runtime.agents import Agents
 from runtime.cell import Command, Places
 from runtime.change import RUNTIME, Change
 from runtime.daemonlog import because_of
-from runtime.ending import Ender, guarded, terminate
-from runtime.errors import CtxError, WrongStateError
+from runtime.ending import guarded, terminate
+from runtime.errors import WrongStateError
 from runtime.following import Execution, Following
-from runtime.inotify import Watcher
 from runtime.items import Task, TaskEvent, TaskStatus
+from runtime.leading import Lead, Leader
 from runtime.model import Agent
-from runtime.names import escape, parse_env_line, quote
+from runtime.names import parse_env_line, quote
 from runtime.record import Record
-from runtime.starting import Starter
 
 log = logging.getLogger("ctxd.taskruns")
 
@@ -39,113 +38,19 @@ def execution_of(places: Places, agent: Agent, following: Following, task: Task)
 class TaskRuns:
     """Starts commands, follows them, and records their ends."""
 
-    def __init__(
-        self,
-        *,
-        agents: Agents,
-        watcher: Watcher,
-        places: Places,
-        starter: Starter,
-        ender: Ender,
-    ) -> None:
+    def __init__(self, *, agents: Agents, places: Places, leader: Leader) -> None:
         self._agents = agents
-        self._watcher = watcher
         self._places = places
-        self._starter = starter
-        self._ender = ender
+        self._leader = leader
 
     async def follow(self, agent: Agent, following: Following, task: Task) -> None:
         """One command, from wherever it is to its recorded end, or that of its agent."""
         execution = execution_of(self._places, agent, following, task)
         with guarded(agent):
-            failure = await self._launch(agent, following, task, execution)
-            async with trio.open_nursery() as nursery:
-                with contextlib.ExitStack() as watches:
-                    for path in (execution.record_path, execution.leaf.path / "cgroup.events"):
-                        with contextlib.suppress(OSError):
-                            watches.enter_context(self._watcher.watching(path, execution.changes))
-                    nursery.start_soon(self._ender.watch_monitor, execution)
-                    await self._until_over(
-                        agent, following, task, execution, nursery, failure
-                    )
-                    nursery.cancel_scope.cancel()
+            led = _LedTask(self, agent, following, execution, task)
+            await led.lead()
             if following.goes_on(agent):
-                self._conclude(agent, following, task, execution, failure)
-
-    async def _launch(
-        self, agent: Agent, following: Following, task: Task, execution: Execution
-    ) -> str:
-        """Starts it, if no daemon has; returns why it could not be."""
-        failure = ""
-        if not execution.record_path.exists() and task.status is TaskStatus.QUEUED:
-            try:
-                await self._starter.enter(
-                    agent, following, execution, self._command(agent, task)
-                )
-                crashpoints.reach("task.launched")
-            except (CtxError, OSError) as error:
-                failure = escape(str(error))
-        execution.launched.set()
-        execution.monitored = execution.record_path.exists()
-        return failure
-
-    def _command(self, agent: Agent, task: Task) -> Command:
-        lines = [line for line in task.env.split("\n") if line]
-        name = f"task-{task.name}"
-        return Command(
-            words=("/bin/sh", "-c", task.cmd),
-            cwd=task.cwd or cell.working_directory(self._agents, agent),
-            run=agent.run,
-            out=self._agents.tasks.directory(agent, task),
-            env=tuple(parse_env_line(line) for line in lines),
-            open_input=(
-                (lambda: cell.open_input(self._places, agent, name))
-                if task.accepts_input
-                else None
-            ),
-        )
-
-    async def _until_over(
-        self,
-        agent: Agent,
-        following: Following,
-        task: Task,
-        execution: Execution,
-        nursery: trio.Nursery,
-        failure: str,
-    ) -> None:
-        impatient = trio.Event()
-        terminating = False
-        while following.goes_on(agent):
-            record = execution.record()
-            if record.started and not execution.settled:
-                execution.note_settled()
-                self._note_start(agent, task, record)
-            if task.given_up:
-                impatient.set()
-            ended = bool(failure or record.over or execution.monitor_gone)
-            gone = execution.monitor_gone and not execution.leaf.populated()
-            if ended and (record.finished or gone):
-                return
-            stopping = task.status is TaskStatus.CANCELLING and record.settled
-            if (ended or stopping) and not terminating:
-                terminating = True
-                grace = 0.0 if agent.frozen else self._agents.settings.grace(agent)
-                nursery.start_soon(terminate, execution, grace, impatient)
-            await execution.changes.wait_changed()
-
-    def _note_start(self, agent: Agent, task: Task, record: Record) -> None:
-        if task.pid:
-            return  # an earlier daemon did
-        change = Change(by=task.by)
-        change.put(task, pid=record.program, started=record.started / 1e9)
-        if task.status is TaskStatus.QUEUED:
-            change.step(task, TaskEvent.RUN)
-        change.event(
-            agent.session, "task.start", agent.name, task=task.name, pid=record.program
-        )
-        self._agents.journal.note(change)
-        crashpoints.reach("task.running")
+                self._conclude(agent, following, task, execution, led.failure)
 
     def _conclude(
         self,
@@ -167,10 +72,7 @@ class TaskRuns:
         self._agents.journal.note(change)
         crashpoints.reach("task.recorded")
         following.tasks.pop(task.name, None)
-        execution.over.set()
-        execution.leaf.remove()
-        execution.record_path.unlink(missing_ok=True)
-        cell.remove_input(self._places, execution.record_path)
+        self._leader.clear(execution)
         why = because_of(agent.owner)
         log.info("%s: task %s: %s %s", agent.name, task.name, task.status, exit_text, extra=why)
 
@@ -195,6 +97,71 @@ class TaskRuns:
             ) from None
         finally:
             os.close(fd)
+
+
+class _LedTask(Lead):
+    """A command of an agent's."""
+
+    launched = "task.launched"
+
+    def __init__(
+        self,
+        runs: TaskRuns,
+        agent: Agent,
+        following: Following,
+        execution: Execution,
+        task: Task,
+    ) -> None:
+        super().__init__(runs._leader, agent, following, execution, execution.changes)
+        self._agents = runs._agents
+        self._places = runs._places
+        self._task = task
+        #: set when it is not to have the rest of its grace
+        self._impatient = trio.Event()
+
+    def command(self) -> Command | None:
+        agent, task = self._agent, self._task
+        if task.status is not TaskStatus.QUEUED:
+            return None
+        lines = [line for line in task.env.split("\n") if line]
+        name = f"task-{task.name}"
+        return Command(
+            words=("/bin/sh", "-c", task.cmd),
+            cwd=task.cwd or cell.working_directory(self._agents, agent),
+            run=agent.run,
+            out=self._agents.tasks.directory(agent, task),
+            env=tuple(parse_env_line(line) for line in lines),
+            open_input=(
+                (lambda: cell.open_input(self._places, agent, name))
+                if task.accepts_input
+                else None
+            ),
+        )
+
+    def look(self, record: Record) -> None:
+        agent, task = self._agent, self._task
+        if task.given_up:
+            self._impatient.set()
+        if task.pid or not record.started:
+            return
+        change = Change(by=task.by)
+        change.put(task, pid=record.program, started=record.started / 1e9)
+        if task.status is TaskStatus.QUEUED:
+            change.step(task, TaskEvent.RUN)
+        change.event(
+            agent.session, "task.start", agent.name, task=task.name, pid=record.program
+        )
+        self._agents.journal.note(change)
+        crashpoints.reach("task.running")
+
+    def is_unwanted(self, record: Record) -> bool:
+        # before it has begun or failed SIGTERM cannot reach it
+        return self._task.status is TaskStatus.CANCELLING and record.settled
+
+    async def terminate(self) -> None:
+        agent = self._agent
+        grace = 0.0 if agent.frozen else self._agents.settings.grace(agent)
+        await terminate(self._execution, grace, self._impatient)
 
 
 def _judge(task: Task, record: Record) -> tuple[TaskEvent, str]:
