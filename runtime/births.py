@@ -9,7 +9,7 @@ import os
 import secrets
 import shutil
 import time
-from typing import Any, Final
+from typing import Any
 
 from runtime import crashpoints
 from runtime.authority import policy
@@ -40,16 +40,6 @@ from runtime.store import Store
 from runtime.tasks import TaskPlane
 from runtime.waiting import WaitingPlane, child_payload
 from runtime.waits import Waits
-
-#: what a new incarnation does not have from the one before
-_OF_ONE_LIFE: Final = (
-    *("status", "outcome", "reason", "cause", "run", "pid", "boot", "cgroup", "session"),
-    *("caused_by", "run_caused_by"),
-    *("cell", "run_cause", "run_started", "frozen", "other_sessions", "reply_offset"),
-    *("kept_offset", "started", "ended", "usage", "paused_from", "restarts", "restart_at"),
-    *("output_start", "result_from_output"),
-    *("bound_policy", "bound_mount", "bound_root", "focus"),
-)
 
 
 class Births:
@@ -245,10 +235,7 @@ class Births:
         parent = self._registry.live_parent(agent)
         if parent is not None and agent.owned:
             self._tasks.check_handle(parent, agent.name)
-        fresh = Agent(index=0, incarnation="", name="", owner=0, uid=0, gid=0)
-        new = dataclasses.replace(
-            agent,
-            **{name: getattr(fresh, name) for name in _OF_ONE_LIFE},
+        new = agent.renewed(
             index=0,
             incarnation=secrets.token_hex(8),
             created=time.time(),

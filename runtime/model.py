@@ -49,12 +49,12 @@ SESSION_STATES: Final = {
 
 
 @dataclass(slots=True, kw_only=True)
-class Agent:
-    """One incarnation of a name. Times are seconds since the epoch, limits as written.
+class AgentIdentity:
+    """Who an agent is: one incarnation of a name, its owner's, and somebody's child.
 
-    ``parent`` is the index of the agent that it is a child of; ``lineage`` the
-    text that says so and outlives it. ``creator_*`` are the ids with which an
-    operator's paths are reached.
+    Times are seconds since the epoch. ``parent`` is the index of the agent that it is a child
+    of; ``lineage`` the text that says so and outlives it. ``creator_*`` are the ids with which
+    an operator's paths are reached.
     """
 
     index: int
@@ -71,6 +71,17 @@ class Agent:
     parent_session: int | None = None
     channel: str = ""
     lineage: str = ""
+    created: float = 0.0
+    wait_token: str = ""
+    removed: bool = False
+    #: whether its documents stay, as those of its session: it was reset
+    archived: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class AgentConfiguration(AgentIdentity):
+    """What it was told to be, which a reset keeps; limits as written."""
+
     life: str = "detached"
     profile: str = Profile.PUBLIC_NAMED
     label: str = ""
@@ -94,6 +105,19 @@ class Agent:
     limits: dict[str, str] = field(default_factory=dict)
     restart: str = "no"
     meta: str = "{}"
+    #: the worktree that was made for it (runtime.workspace)
+    worktree: dict[str, Any] | None = None
+    #: whether that was finished
+    worktree_made: bool = False
+    #: worktrees of removed handles that are still to be taken away
+    discards: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Agent(AgentConfiguration):
+    """An agent: who it is, what it was told to be, and here its life, of which a reset begins
+    another."""
+
     status: Status = Status.NEW
     outcome: str = ""
     reason: str = ""
@@ -112,12 +136,9 @@ class Agent:
     boot: str = ""
     cgroup: str = ""
     session: int = 0
-    created: float = 0.0
     started: float = 0.0
     ended: float = 0.0
     usage: dict[str, int] = field(default_factory=dict)
-    wait_token: str = ""
-    removed: bool = False
     #: what it was before it was paused, and whether it is frozen since
     paused_from: str = ""
     frozen: bool = False
@@ -140,14 +161,6 @@ class Agent:
     bound_root: bool = False
     #: the work item that it is at, which may be blocked
     focus: str = ""
-    #: the worktree that was made for it (runtime.workspace), which a reset keeps
-    worktree: dict[str, Any] | None = None
-    #: whether that was finished
-    worktree_made: bool = False
-    #: worktrees of removed handles that are still to be taken away
-    discards: tuple[dict[str, Any], ...] = ()
-    #: whether its documents stay, as those of its session: it was reset
-    archived: bool = False
 
     @property
     def live(self) -> bool:
@@ -180,6 +193,11 @@ class Agent:
     @property
     def families(self) -> tuple[str, ...]:
         return _PRIVATE_FAMILIES if self.private else FAMILIES
+
+    def renewed(self, **identity: Any) -> Agent:
+        """The same with another identity, before its life."""
+        kept = {f.name: getattr(self, f.name) for f in fields(AgentConfiguration)}
+        return Agent(**{**kept, **identity})
 
     def dump(self) -> dict[str, Any]:
         """All but the index, not copied: for serialising at once."""
