@@ -13,8 +13,11 @@ from hypothesis import settings
 
 from runtime import linux
 from runtime.cgroups import unified_mount
-from tests.harness import MARK, Daemon, begun, daemon_of, sampled
-from tests.membership import WATCH
+from tests.worlds.daemon import MARK, Daemon, begun, running, sampled
+from tests.worlds.membership import WATCH
+from tests.worlds.preloaded import PRELOADED
+from tests.worlds.records import World, world_in
+from tests.worlds.tree import Mounted
 
 # A machine that does other things is no fault of what is tested.
 settings.register_profile("ctxfs", deadline=None)
@@ -73,6 +76,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_unconfigure() -> None:
+    PRELOADED.stop()
     WATCH.stop()
 
 
@@ -84,11 +88,45 @@ def own_cgroups() -> Iterator[None]:
         each.check_own_cgroup()
 
 
+# the worlds (tests/README.md)
+
+
+def _settings(node: pytest.Item | pytest.Collector) -> dict[str, Any]:
+    """What the nearest mark says, of the test, or of the module for what its tests share."""
+    mark = node.get_closest_marker("settings")
+    return dict(mark.kwargs) if mark is not None else {}
+
+
+def _daemon(node: pytest.Item | pytest.Collector) -> Daemon:
+    lines = (f"{name}: {value}\n" for name, value in _settings(node).items())
+    return Daemon(config="".join(lines))
+
+
 @pytest.fixture
-def daemon() -> Iterator[Daemon]:
-    """A running daemon with everything of its own."""
-    with daemon_of() as running:
-        yield running
+def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
+    """Records: agents over a store, without processes or a mount."""
+    with world_in(tmp_path, **_settings(request.node)) as made:
+        yield made
+
+
+@pytest.fixture
+def mounted(world: World) -> Mounted:
+    """The tree: the filesystem's operations over such records, without a kernel."""
+    return Mounted(world)
+
+
+@pytest.fixture
+def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
+    """A daemon that runs, with everything of its own."""
+    with running(_daemon(request.node)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared_daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
+    """One for the tests of a module that need none of their own: each names its own agents."""
+    with running(_daemon(request.node)) as made:
+        yield made
 
 
 def _processes() -> dict[int, str]:

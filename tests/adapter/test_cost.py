@@ -52,8 +52,8 @@ from runtime.model import Agent, Outcome
 from runtime.names import dump_json
 from runtime.sockets import DAEMON_OPERATIONS, OPERATIONS, Server, Sockets
 from runtime.streams import Streams
-from tests.adapter.mounted import CONTEXT, USER, Mounted, mounted_in
-from tests.unit.fakes import ROOT, add_end, inside
+from tests.worlds.records import ROOT, add_end, inside
+from tests.worlds.tree import CONTEXT, USER, Mounted, mounted_in
 
 SECONDS: Final = 0.050
 TRIES: Final = 6

@@ -17,7 +17,7 @@ import trio
 import trio.testing
 
 from runtime.accounts import Resource
-from tests.adapter.mounted import CONTEXT, Mounted, complete, mounted_in, refused
+from tests.worlds.tree import CONTEXT, Mounted, complete, refused
 
 LARGE = 3 << 20
 HOME = "home/0/data"
@@ -57,10 +57,9 @@ def _is_costly(fd: int) -> bool:
 
 
 @pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[Mounted]:
-    with mounted_in(tmp_path) as made:
-        yield made
-        close_all(made)
+def mounted(mounted: Mounted) -> Iterator[Mounted]:
+    yield mounted
+    close_all(mounted)
 
 
 def close_all(mounted: Mounted) -> None:

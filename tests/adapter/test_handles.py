@@ -20,7 +20,8 @@ from runtime.caller import Caller
 from runtime.change import Watching
 from runtime.lifecycle import Status
 from runtime.model import Agent
-from tests.adapter.mounted import (
+from tests.worlds.records import inside
+from tests.worlds.tree import (
     CONTEXT,
     STRANGER,
     USER,
@@ -30,7 +31,6 @@ from tests.adapter.mounted import (
     mounted_in,
     refused,
 )
-from tests.unit.fakes import inside
 
 WRITE = os.O_WRONLY | os.O_TRUNC
 APPEND = os.O_WRONLY | os.O_APPEND
@@ -40,10 +40,9 @@ EVENTS = "home/0/agent/x/session/default/events.jsonl"
 
 
 @pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[Mounted]:
-    with mounted_in(tmp_path) as made:
-        made.make("x")
-        yield made
+def mounted(mounted: Mounted) -> Mounted:
+    mounted.make("x")
+    return mounted
 
 
 def the_agent(mounted: Mounted, name: str = "x") -> Agent:

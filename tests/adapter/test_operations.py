@@ -29,7 +29,7 @@ from runtime.accounts import Payer, Reserve, Resource, accounts_of
 from runtime.caller import Caller
 from runtime.config import Config
 from runtime.privilege import ROOT
-from tests.adapter.mounted import CONTEXT, complete, refused
+from tests.worlds.tree import CONTEXT, complete, refused
 
 ME = Caller(1000, 1000, 1)
 

@@ -6,8 +6,6 @@ import json
 import logging
 import os
 import stat
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import pyfuse3
@@ -20,29 +18,30 @@ from ctxfs.files import work as work_files
 from runtime.items import Message, Wait, Work
 from runtime.lifecycle import Status
 from runtime.model import Agent
-from tests.adapter.mounted import (
+from tests.worlds.records import inside
+from tests.worlds.tree import (
     CONTEXT,
     STRANGER,
     USER,
     Mounted,
     Waiter,
     complete,
-    mounted_in,
     refused,
 )
-from tests.unit.fakes import inside
 
 D = "agent/x.d"
 APPEND = os.O_APPEND
 PLANES = ["work", "waiting"]
 
 
+pytestmark = pytest.mark.settings(work_items=3, waits=3)
+
+
 @pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[Mounted]:
-    with mounted_in(tmp_path, work_items=3, waits=3) as made:
-        agent = made.world.live(made.make("x", USER))
-        made.agents.journal.update(agent, mode="turn")
-        yield made
+def mounted(mounted: Mounted) -> Mounted:
+    agent = mounted.world.live(mounted.make("x", USER))
+    mounted.agents.journal.update(agent, mode="turn")
+    return mounted
 
 
 def the_agent(mounted: Mounted) -> Agent:

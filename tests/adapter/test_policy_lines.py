@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from runtime.authority import policy
-from tests.adapter.mounted import Mounted, mounted_in, refused
-
-
-@pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[Mounted]:
-    with mounted_in(tmp_path) as made:
-        yield made
+from tests.worlds.tree import Mounted, refused
 
 
 def lines(count: int) -> str:

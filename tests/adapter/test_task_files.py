@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,8 @@ from runtime.items import Task, TaskEvent, TaskStatus
 from runtime.lifecycle import Status
 from runtime.model import Agent
 from runtime.output import append
-from tests.adapter.mounted import (
+from tests.worlds.records import inside
+from tests.worlds.tree import (
     CONTEXT,
     STRANGER,
     USER,
@@ -23,10 +23,8 @@ from tests.adapter.mounted import (
     Mounted,
     Waiter,
     complete,
-    mounted_in,
     refused,
 )
-from tests.unit.fakes import inside
 
 D = "agent/x.d"
 T = f"{D}/task/t"
@@ -47,16 +45,18 @@ class Fed(FakeSupervisor):
         return len(taken)
 
 
+pytestmark = pytest.mark.settings(tasks=2, messages=3, frame_max=16)
+
+
 @pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[Mounted]:
-    with mounted_in(tmp_path, tasks=2, messages=3, frame_max=16) as made:
-        made.supervisor = Fed()
-        made.supervisor.world = made.world
-        made.fs.runtime.supervisor = made.supervisor  # type: ignore[assignment]
-        agent = made.world.live(made.make("x", USER), Status.IDLE)
-        made.agents.journal.update(agent, mode="turn")
-        mkdir(made, T)
-        yield made
+def mounted(mounted: Mounted) -> Mounted:
+    mounted.supervisor = Fed()
+    mounted.supervisor.world = mounted.world
+    mounted.fs.runtime.supervisor = mounted.supervisor  # type: ignore[assignment]
+    agent = mounted.world.live(mounted.make("x", USER), Status.IDLE)
+    mounted.agents.journal.update(agent, mode="turn")
+    mkdir(mounted, T)
+    return mounted
 
 
 def mkdir(mounted: Mounted, path: str) -> None:

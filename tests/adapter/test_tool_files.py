@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -14,17 +12,11 @@ from jsonschema import Draft202012Validator
 from ctxfs.tools.registry import TOOLS
 from runtime.caller import Caller
 from runtime.model import Agent
-from tests.adapter.mounted import CONTEXT, STRANGER, USER, Mounted, complete, mounted_in, refused
-from tests.unit.fakes import ROOT, inside
+from tests.worlds.records import ROOT, inside
+from tests.worlds.tree import CONTEXT, STRANGER, USER, Mounted, complete, refused
 
 NAMES = [tool.name for tool in TOOLS]
 UNKNOWN = Caller(0, 0, 7, known=False)
-
-
-@pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[Mounted]:
-    with mounted_in(tmp_path) as made:
-        yield made
 
 
 @pytest.fixture

@@ -28,7 +28,8 @@ from runtime.caller import Caller
 from runtime.items import TaskStatus
 from runtime.lifecycle import Status
 from runtime.model import Agent
-from tests.adapter.mounted import (
+from tests.worlds.records import ROOT, inside, operator
+from tests.worlds.tree import (
     CONTEXT,
     STRANGER,
     USER,
@@ -36,7 +37,6 @@ from tests.adapter.mounted import (
     Mounted,
     mounted_in,
 )
-from tests.unit.fakes import ROOT, inside, operator
 
 #: (list, stat, read, write)
 Cells = tuple[str, str, str, str]

@@ -26,7 +26,7 @@ from runtime.loop import Turns
 from runtime.messages import check_id
 from runtime.record import judge, read_record
 from runtime.sockets import Connection
-from tests.unit.fakes import ROOT
+from tests.worlds.records import ROOT
 
 Target = Callable[[bytes], None]
 TARGETS: Final[dict[str, Target]] = {}

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from ctxfs.files import agent as agent_files
-from tests.harness import Daemon, read, refusal, wait_dead, write
+from tests.worlds.daemon import Daemon, read, refusal, wait_dead, write
+
+
+@pytest.fixture(scope="module")
+def shared_daemon(shared_daemon: Daemon) -> Daemon:
+    """For tests that only try what is refused."""
+    shared_daemon.make("coder")
+    return shared_daemon
 
 
 def test_root_has_what_the_manual_lists(daemon: Daemon) -> None:

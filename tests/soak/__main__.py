@@ -20,10 +20,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.harness import Daemon, alive, end_process, wait_until
-from tests.invariants import Invariants, Journal
 from tests.system.hostile.guarded import resident
 from tests.system.test_random_kills import Worker, _disturb, _hold
+from tests.worlds.daemon import Daemon, alive, end_process, wait_until
+from tests.worlds.invariants import Invariants, Journal
 
 _WORKERS: Final = 3
 _ROUNDS: Final = 8

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.harness import Daemon, daemon_of
+from tests.worlds.daemon import Daemon, daemon_of
 
 HERE: Final = Path(__file__).parent
 CROWD: Final = (300, 50, 20)

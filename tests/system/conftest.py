@@ -1,4 +1,4 @@
-"""One daemon for the tests of a module that need none of their own."""
+"""Attacks, and who stands beside them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.harness import Daemon, daemon_of
 from tests.system.hostile.guarded import Guard, guarded
-
-
-@pytest.fixture(scope="module")
-def shared_daemon() -> Iterator[Daemon]:
-    with daemon_of() as running:
-        yield running
+from tests.worlds.daemon import Daemon
 
 
 @pytest.fixture

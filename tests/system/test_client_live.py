@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from tests.harness import Daemon, read, wait_dead, wait_status, wait_until
+from tests.worlds.daemon import Daemon, read, wait_dead, wait_status, wait_until
 
 
 def started(daemon: Daemon, *arguments: str) -> subprocess.Popen[str]:

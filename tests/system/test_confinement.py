@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import Daemon, read, wait_dead, wait_status, wait_until, write
+from tests.worlds.daemon import Daemon, read, wait_dead, wait_status, wait_until, write
 
 CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 PYTHON = "/usr/bin/python3"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from runtime.record import VERSION
-from tests.harness import (
+from tests.worlds.daemon import (
     Daemon,
     alive,
     end_process,

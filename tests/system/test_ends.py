@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 
 from runtime.cgroups import Cgroup
-from tests.harness import (
+from tests.worlds.daemon import (
     Daemon,
     end_process,
     read,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import TIMEOUT, Daemon, read, wait_status, wait_until, write
+from tests.worlds.daemon import TIMEOUT, Daemon, read, wait_status, wait_until, write
 
 EXAMPLES = Path(__file__).parents[2] / "contrib" / "examples"
 RESIDENTS = ("python3 /examples/resident.py", "sh /examples/resident.sh")

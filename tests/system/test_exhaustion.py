@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runtime import linux
-from tests.harness import Daemon, daemon_of, read, wait_dead, wait_status, wait_until, write
+from tests.worlds.daemon import Daemon, read, wait_dead, wait_status, wait_until, write
 
 
 @pytest.fixture
@@ -71,57 +71,57 @@ def test_sigterm_ends_everything_on_a_full_disk(small_disk: Daemon) -> None:
     assert read(agent, "status") == "dead\n"
 
 
-def test_files_cost_no_descriptors_and_are_counted() -> None:
-    with daemon_of(config="files: 1500\n") as daemon:
-        program = (
-            "sh -c 'cd $CTX_SELF/artifact; i=0; "
-            "while [ $i -lt 1600 ]; do echo x > f$i || break; i=$((i+1)); done; echo $i; "
-            "cat $CTX_ROOT/error'"
-        )
-        agent = daemon.finish("maker", program)
-        assert read(agent, "out").startswith("1500\n")
-        assert "EDQUOT agent/maker.d/artifact/f1500" in read(agent, "out")
-        assert len(os.listdir(agent / "artifact")) == 1500
-        assert len(os.listdir(f"/proc/{daemon.pid}/fd")) < 700
+@pytest.mark.settings(files=1500)
+def test_files_cost_no_descriptors_and_are_counted(daemon: Daemon) -> None:
+    program = (
+        "sh -c 'cd $CTX_SELF/artifact; i=0; "
+        "while [ $i -lt 1600 ]; do echo x > f$i || break; i=$((i+1)); done; echo $i; "
+        "cat $CTX_ROOT/error'"
+    )
+    agent = daemon.finish("maker", program)
+    assert read(agent, "out").startswith("1500\n")
+    assert "EDQUOT agent/maker.d/artifact/f1500" in read(agent, "out")
+    assert len(os.listdir(agent / "artifact")) == 1500
+    assert len(os.listdir(f"/proc/{daemon.pid}/fd")) < 700
 
 
-def test_artifacts_have_a_limit_together() -> None:
-    with daemon_of(config="artifact_max: 1M\n") as daemon:
-        other = daemon.run("other", "sleep 1000")
-        wait_status(other, "busy")
-        script = (
-            "cd $CTX_SELF/artifact; cat /dev/zero > a; stat -c %s a; cat $CTX_ROOT/error; "
-            "truncate -s 1 b || echo no; exec 3<a; rm a; echo x > b || echo no; "
-            "exec 3<&-; head -c 1M /dev/zero > b; stat -c %s b; "
-            "echo x > $CTX_SELF/session/context/episode/e && echo apart"
-        )
-        agent = daemon.finish("filler", f"sh -c '{script}'")
-        out = read(agent, "out").splitlines()
-        assert (out[0], *out[2:]) == ("1048576", "no", "no", "1048576", "apart"), out
-        assert "EDQUOT agent/filler.d/artifact" in out[1]
-        assert "1048576 of at most 1048576 bytes (artifact_max)" in out[1]
-        assert "cat: write error: Disk quota exceeded" in read(agent, "log")
-        assert read(other, "status") == "busy\n"
-        assert daemon.finish("next", "sh -c 'echo x > $CTX_SELF/artifact/a'").is_dir()
-        assert read(daemon.agent_dir("next"), "artifact/a") == "x\n"
+@pytest.mark.settings(artifact_max="1M")
+def test_artifacts_have_a_limit_together(daemon: Daemon) -> None:
+    other = daemon.run("other", "sleep 1000")
+    wait_status(other, "busy")
+    script = (
+        "cd $CTX_SELF/artifact; cat /dev/zero > a; stat -c %s a; cat $CTX_ROOT/error; "
+        "truncate -s 1 b || echo no; exec 3<a; rm a; echo x > b || echo no; "
+        "exec 3<&-; head -c 1M /dev/zero > b; stat -c %s b; "
+        "echo x > $CTX_SELF/session/context/episode/e && echo apart"
+    )
+    agent = daemon.finish("filler", f"sh -c '{script}'")
+    out = read(agent, "out").splitlines()
+    assert (out[0], *out[2:]) == ("1048576", "no", "no", "1048576", "apart"), out
+    assert "EDQUOT agent/filler.d/artifact" in out[1]
+    assert "1048576 of at most 1048576 bytes (artifact_max)" in out[1]
+    assert "cat: write error: Disk quota exceeded" in read(agent, "log")
+    assert read(other, "status") == "busy\n"
+    assert daemon.finish("next", "sh -c 'echo x > $CTX_SELF/artifact/a'").is_dir()
+    assert read(daemon.agent_dir("next"), "artifact/a") == "x\n"
 
 
-def test_a_daemon_that_starts_again_counts_what_is_there() -> None:
-    with daemon_of(config="artifact_max: 1M\n") as daemon:
-        data = daemon.base / "data"
-        data.mkdir()
-        data.chmod(0o777)
-        script = (
-            "head -c 600K /dev/zero > $CTX_SELF/artifact/a; touch /data/there; "
-            "while ! test -e /data/go; do sleep 0.02; done; "
-            "head -c 600K /dev/zero > $CTX_SELF/artifact/b"
-        )
-        agent = daemon.run("filler", f"sh -c '{script}'", mount=f"{data} /data rw")
-        wait_until((data / "there").exists, "the first file is written")
-        daemon.restart()
-        (data / "go").touch()
-        wait_dead(agent)
-        assert "Disk quota exceeded" in read(agent, "log")
-        sizes = [(agent / "artifact" / name).stat().st_size for name in ("a", "b")]
-        assert sizes[0] == 600 << 10
-        assert (800 << 10) < sum(sizes) <= 1 << 20
+@pytest.mark.settings(artifact_max="1M")
+def test_a_daemon_that_starts_again_counts_what_is_there(daemon: Daemon) -> None:
+    data = daemon.base / "data"
+    data.mkdir()
+    data.chmod(0o777)
+    script = (
+        "head -c 600K /dev/zero > $CTX_SELF/artifact/a; touch /data/there; "
+        "while ! test -e /data/go; do sleep 0.02; done; "
+        "head -c 600K /dev/zero > $CTX_SELF/artifact/b"
+    )
+    agent = daemon.run("filler", f"sh -c '{script}'", mount=f"{data} /data rw")
+    wait_until((data / "there").exists, "the first file is written")
+    daemon.restart()
+    (data / "go").touch()
+    wait_dead(agent)
+    assert "Disk quota exceeded" in read(agent, "log")
+    sizes = [(agent / "artifact" / name).stat().st_size for name in ("a", "b")]
+    assert sizes[0] == 600 << 10
+    assert (800 << 10) < sum(sizes) <= 1 << 20

@@ -6,8 +6,10 @@ import os
 import shlex
 from pathlib import Path
 
+import pytest
+
 from runtime.cgroups import Cgroup
-from tests.harness import (
+from tests.worlds.daemon import (
     Daemon,
     alive,
     end_process,
@@ -172,17 +174,15 @@ def test_a_child_starts_nothing_below_an_ended_parent(daemon: Daemon) -> None:
     assert read(kid, "reason") == "parent_dead\n"
 
 
-def test_depth_and_number_of_children_are_limited() -> None:
-    from tests.harness import daemon_of
-
-    with daemon_of(config="depth: 2\nchildren: 1\n") as daemon:
-        deep = _script("mkdir l3.d || cat $CTX_ROOT/error")
-        lines = [*_child("l2", deep, may_create=True), "cat l2.d/wait"]
-        lines.append("mkdir other.d || cat $CTX_ROOT/error")
-        agent = daemon.finish("l1", _script(*lines))
-        assert "EDQUOT agent/l3.d" in read(daemon.agent_dir("l2"), "out")
-        assert "EDQUOT agent/other.d" in read(agent, "out")
-        assert "Disk quota exceeded" in read(agent, "log")
+@pytest.mark.settings(depth=2, children=1)
+def test_depth_and_number_of_children_are_limited(daemon: Daemon) -> None:
+    deep = _script("mkdir l3.d || cat $CTX_ROOT/error")
+    lines = [*_child("l2", deep, may_create=True), "cat l2.d/wait"]
+    lines.append("mkdir other.d || cat $CTX_ROOT/error")
+    agent = daemon.finish("l1", _script(*lines))
+    assert "EDQUOT agent/l3.d" in read(daemon.agent_dir("l2"), "out")
+    assert "EDQUOT agent/other.d" in read(agent, "out")
+    assert "Disk quota exceeded" in read(agent, "log")
 
 
 def test_self_is_the_callers_own(daemon: Daemon) -> None:

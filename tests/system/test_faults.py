@@ -16,8 +16,8 @@ import pytest
 
 from runtime.cgroups import Cgroup
 from runtime.crashpoints import POINTS
-from tests import stages
-from tests.harness import (
+from tests.worlds import stages
+from tests.worlds.daemon import (
     Daemon,
     alive,
     end_process,
@@ -27,8 +27,8 @@ from tests.harness import (
     wait_until,
     write,
 )
-from tests.invariants import Crashed, told_write
-from tests.scene import CRASH_AT, SLEEP, Scene, child, inside, reboot, scene_of
+from tests.worlds.fates import CRASH_AT, SLEEP, Scene, child, inside, reboot, scene_of
+from tests.worlds.invariants import Crashed, told_write
 
 _STUBBORN: Final = "sh -c 'trap \"\" TERM; sleep 1000'"
 _CROWD: Final = 100

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from runtime.record import Record, read_record
-from tests import stages
-from tests.harness import alive, end_process, read, wait_dead, wait_status, wait_until, write
-from tests.scene import SLEEP, Scene, reboot, scene_of
+from tests.worlds import stages
+from tests.worlds.daemon import alive, end_process, read, wait_dead, wait_status, wait_until, write
+from tests.worlds.fates import SLEEP, Scene, reboot, scene_of
 
 ALONE = pytest.mark.parametrize("alone", [False, True], ids=["daemon", "alone"])
 

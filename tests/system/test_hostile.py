@@ -20,15 +20,6 @@ import pytest
 
 from runtime import linux
 from runtime.cgroups import Cgroup
-from tests.harness import (
-    Daemon,
-    daemon_of,
-    read,
-    wait_dead,
-    wait_status,
-    wait_until,
-    write,
-)
 from tests.system.hostile.attempts import (
     FLOODS,
     FULL,
@@ -41,6 +32,15 @@ from tests.system.hostile.attempts import (
 from tests.system.hostile.guarded import guarded
 from tests.system.hostile.stage import CHECKS, CONFIG, Stage, compile_programs, heard
 from tests.system.hostile.staged import STAGED, Staged
+from tests.worlds.daemon import (
+    Daemon,
+    daemon_of,
+    read,
+    wait_dead,
+    wait_status,
+    wait_until,
+    write,
+)
 
 #: whatever others do, an answer comes in this time
 PATIENCE = 10.0
@@ -138,6 +138,8 @@ def first(agent: Path) -> str:
 
 class Careless(Daemon):
     """Started from a terminal, with a keyring and an open file that it knows nothing of."""
+
+    executed = True
 
     def command(self, *more: str) -> list[str]:
         return [str(self.base / "host"), "careless", *super().command(*more)]
@@ -272,33 +274,34 @@ def test_what_leaves_messages_behind_is_not_begun_without_end() -> None:
         wait_dead(agent)
 
 
-def test_a_git_that_hangs_holds_up_its_own_parent_only() -> None:
+@pytest.mark.usefixtures("guard")
+@pytest.mark.settings(grace="300ms")
+def test_a_git_that_hangs_holds_up_its_own_parent_only(daemon: Daemon) -> None:
     """More starts need it than the filesystem answers requests at a time: none waits."""
-    with daemon_of(config="grace: 300ms\n") as daemon, guarded(daemon):
-        bystander = daemon.run("bystander", "sleep 1000")
-        wait_status(bystander, "busy")
-        repository = daemon.base / "repository"
-        repository.mkdir()
-        os.chown(repository, 61000, 61000)
-        git = daemon.base / "git"
-        git.write_text("#!/bin/sh\nexec sleep 1000\n")
-        git.chmod(0o755)
-        lines = (
-            "cd $CTX_ROOT/agent; exec 2> /dev/null",
-            "i=0; while [ $i -lt 120 ]; do mkdir c$i.d; echo worktree > c$i.d/workspace",
-            "echo true > c$i.d/exec; echo start > c$i.d/ctl || echo refused",
-            "i=$((i+1)); done",
-            "echo over; sleep 1000",
-        )
-        agent = daemon.run("patient", f"sh -c {shlex.quote(' ; '.join(lines))}",
-                           workspace=f"explicit_root:{repository}", mount=f"{git} /usr/bin/git ro")
-        wait_until(lambda: read(agent, "out") == "over\n", "each start is answered")
-        assert read(daemon.agent_dir("c0"), "status") == "starting\n"
-        is_answered(daemon, bystander, 1)
-        begun = time.monotonic()
-        write(agent / "ctl", "kill")
-        wait_dead(agent)
-        assert time.monotonic() - begun < 10
+    bystander = daemon.run("bystander", "sleep 1000")
+    wait_status(bystander, "busy")
+    repository = daemon.base / "repository"
+    repository.mkdir()
+    os.chown(repository, 61000, 61000)
+    git = daemon.base / "git"
+    git.write_text("#!/bin/sh\nexec sleep 1000\n")
+    git.chmod(0o755)
+    lines = (
+        "cd $CTX_ROOT/agent; exec 2> /dev/null",
+        "i=0; while [ $i -lt 120 ]; do mkdir c$i.d; echo worktree > c$i.d/workspace",
+        "echo true > c$i.d/exec; echo start > c$i.d/ctl || echo refused",
+        "i=$((i+1)); done",
+        "echo over; sleep 1000",
+    )
+    agent = daemon.run("patient", f"sh -c {shlex.quote(' ; '.join(lines))}",
+                       workspace=f"explicit_root:{repository}", mount=f"{git} /usr/bin/git ro")
+    wait_until(lambda: read(agent, "out") == "over\n", "each start is answered")
+    assert read(daemon.agent_dir("c0"), "status") == "starting\n"
+    is_answered(daemon, bystander, 1)
+    begun = time.monotonic()
+    write(agent / "ctl", "kill")
+    wait_dead(agent)
+    assert time.monotonic() - begun < 10
 
 
 def test_a_full_disk_keeps_nobody_alive_and_no_history_broken() -> None:

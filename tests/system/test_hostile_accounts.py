@@ -12,7 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.harness import (
+import pytest
+
+from tests.system.hostile.guarded import guarded
+from tests.worlds.daemon import (
     Daemon,
     daemon_of,
     read,
@@ -21,7 +24,6 @@ from tests.harness import (
     wait_until,
     write,
 )
-from tests.system.hostile.guarded import guarded
 
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
 OWNER = "4000"
@@ -30,6 +32,8 @@ POOR = 3000
 
 class Poor(Daemon):
     """May not open many files."""
+
+    executed = True
 
     def command(self, *more: str) -> list[str]:
         return ["prlimit", f"--nofile={POOR}:{POOR}", *super().command(*more)]
@@ -125,25 +129,25 @@ def test_out_of_descriptors_nobody_is_unknown_and_root_is_obeyed() -> None:
         wait_status(other, "busy")
 
 
-def test_the_process_without_any_descriptor_knows_its_callers() -> None:
+@pytest.mark.usefixtures("guard_alone")
+def test_the_process_without_any_descriptor_knows_its_callers(daemon: Daemon) -> None:
     """Whatever took the last one, the accounts or not."""
-    with daemon_of() as daemon, guarded(daemon, bystanders=False):
-        agent = daemon.run("sleeper", "sleep 1000")
-        wait_status(agent, "busy")
-        most = max(int(fd) for fd in os.listdir(f"/proc/{daemon.pid}/fd")) + 1
-        used = {int(fd) for fd in os.listdir(f"/proc/{daemon.pid}/fd")}
-        lowest = next(n for n in range(most + 1) if n not in used)
-        hard = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)[1]
-        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (lowest, hard))
-        try:
-            told = as_stranger("import os, sys; print(os.listdir(sys.argv[1]))",
-                               str(daemon.root / "agent"))
-            assert "sleeper.d" in told, told
-            assert read(agent, "status") == "busy\n"
-        finally:
-            resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (hard, hard))
-        write(agent / "ctl", "kill")
-        wait_dead(agent)
+    agent = daemon.run("sleeper", "sleep 1000")
+    wait_status(agent, "busy")
+    most = max(int(fd) for fd in os.listdir(f"/proc/{daemon.pid}/fd")) + 1
+    used = {int(fd) for fd in os.listdir(f"/proc/{daemon.pid}/fd")}
+    lowest = next(n for n in range(most + 1) if n not in used)
+    hard = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)[1]
+    resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        told = as_stranger("import os, sys; print(os.listdir(sys.argv[1]))",
+                           str(daemon.root / "agent"))
+        assert "sleeper.d" in told, told
+        assert read(agent, "status") == "busy\n"
+    finally:
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (hard, hard))
+    write(agent / "ctl", "kill")
+    wait_dead(agent)
 
 
 FILLER = """
@@ -155,23 +159,24 @@ sleep 1000
 """
 
 
-def test_an_owner_that_fills_its_disk_account_touches_nobody_else() -> None:
-    with daemon_of(config="owner_disk_max: 8M\ngrace: 1s\n") as daemon, guarded(daemon):
-        ids = {"uid": OWNER, "gid": OWNER}
-        agent = boss(daemon, FILLER.format(owner=OWNER), **ids)
-        wait_until(lambda: read(agent, "out").count("refused") == 2, "it is refused")
-        assert "EDQUOT" in read(agent, "out")
-        assert f"account disk of uid {OWNER}" in read(agent, "out")
-        zeros = daemon.root / "home" / OWNER / "data" / "zeros"
-        assert zeros.stat().st_size <= 8 << 20
-        other = daemon.finish("other", "sh -c 'echo fine > $CTX_SELF/result.md'", owner="4001")
-        assert read(other, "result.md") == "fine\n"
-        zeros.unlink()
-        again = daemon.make("again", "true", owner=OWNER)
-        wait_until(lambda: accepted(again / "ctl", "start"), "there is room again")
-        wait_dead(again)
-        write(agent / "ctl", "stop")
-        wait_dead(agent)
+@pytest.mark.usefixtures("guard")
+@pytest.mark.settings(owner_disk_max="8M", grace="1s")
+def test_an_owner_that_fills_its_disk_account_touches_nobody_else(daemon: Daemon) -> None:
+    ids = {"uid": OWNER, "gid": OWNER}
+    agent = boss(daemon, FILLER.format(owner=OWNER), **ids)
+    wait_until(lambda: read(agent, "out").count("refused") == 2, "it is refused")
+    assert "EDQUOT" in read(agent, "out")
+    assert f"account disk of uid {OWNER}" in read(agent, "out")
+    zeros = daemon.root / "home" / OWNER / "data" / "zeros"
+    assert zeros.stat().st_size <= 8 << 20
+    other = daemon.finish("other", "sh -c 'echo fine > $CTX_SELF/result.md'", owner="4001")
+    assert read(other, "result.md") == "fine\n"
+    zeros.unlink()
+    again = daemon.make("again", "true", owner=OWNER)
+    wait_until(lambda: accepted(again / "ctl", "start"), "there is room again")
+    wait_dead(again)
+    write(agent / "ctl", "stop")
+    wait_dead(agent)
 
 
 def accepted(path: Path, text: str) -> bool:
@@ -204,44 +209,43 @@ for name in ("mine", "roots"):
         assert "only operators may create spaces" in read(agent, "out")
 
 
-def test_who_holds_what_is_told_to_the_owner_and_all_of_it_to_root() -> None:
-    with daemon_of() as daemon:
-        agent = daemon.run("holder", "sh -c 'exec 3<$CTX_SELF/status; sleep 1000'", owner=OWNER)
-        wait_status(agent, "busy")
-        rows = json.loads(daemon.ctx("quota", "--json").stdout)
-        own = {row["account"]: row for row in rows if str(row["owner"]) == OWNER}
-        assert set(own) == {"descriptors", "connections", "memory", "tasks", "monitors", "disk",
-                            "time"}
-        assert own["monitors"]["use"] == 1
-        assert own["descriptors"]["most"] == "holder"
-        assert own["descriptors"]["reserve"] == own["descriptors"]["limit"] // 10
-        shown = daemon.ctx("quota").stdout
-        assert shown.startswith("OWNER  ACCOUNT")
-        inside = daemon.finish("asker", "ctx quota --json", owner=OWNER)
-        assert {row["owner"] for row in json.loads(read(inside, "out"))} == {int(OWNER)}
-        assert 'ctxfs_account_used{account="monitors"}' in (daemon.root / "metrics").read_text()
+def test_who_holds_what_is_told_to_the_owner_and_all_of_it_to_root(daemon: Daemon) -> None:
+    agent = daemon.run("holder", "sh -c 'exec 3<$CTX_SELF/status; sleep 1000'", owner=OWNER)
+    wait_status(agent, "busy")
+    rows = json.loads(daemon.ctx("quota", "--json").stdout)
+    own = {row["account"]: row for row in rows if str(row["owner"]) == OWNER}
+    assert set(own) == {"descriptors", "connections", "memory", "tasks", "monitors", "disk",
+                        "time"}
+    assert own["monitors"]["use"] == 1
+    assert own["descriptors"]["most"] == "holder"
+    assert own["descriptors"]["reserve"] == own["descriptors"]["limit"] // 10
+    shown = daemon.ctx("quota").stdout
+    assert shown.startswith("OWNER  ACCOUNT")
+    inside = daemon.finish("asker", "ctx quota --json", owner=OWNER)
+    assert {row["owner"] for row in json.loads(read(inside, "out"))} == {int(OWNER)}
+    assert 'ctxfs_account_used{account="monitors"}' in (daemon.root / "metrics").read_text()
 
 
-def test_memory_is_given_back_and_long_texts_are_not_in_it() -> None:
+@pytest.mark.usefixtures("guard")
+def test_memory_is_given_back_and_long_texts_are_not_in_it(daemon: Daemon) -> None:
     """Work items once stayed in the daemon's memory, after their agent's death too."""
-    with daemon_of() as daemon, guarded(daemon):
-        text = "x" * 60_000
-        sizes = []
-        for cycle in range(4):
-            agent = daemon.run(f"planner-{cycle}", "sleep 1000", owner=OWNER)
-            wait_status(agent, "busy")
-            for number in range(100):
-                (agent / "work" / f"w{number}").mkdir()
-                write(agent / "work" / f"w{number}" / "plan.md", text)
-            assert read(agent, "work/w7/plan.md").strip() == text
-            write(agent / "ctl", "kill")
-            wait_dead(agent)
-            agent.rmdir()
-            sizes.append(resident_memory(daemon))
-        assert sizes[-1] - sizes[0] < 12 << 20, sizes
-        rows = json.loads(daemon.ctx("quota", "--json").stdout)
-        left = {row["account"]: row["use"] for row in rows if str(row["owner"]) == OWNER}
-        assert not any(left.get(name) for name in ("memory", "tasks", "monitors", "descriptors"))
+    text = "x" * 60_000
+    sizes = []
+    for cycle in range(4):
+        agent = daemon.run(f"planner-{cycle}", "sleep 1000", owner=OWNER)
+        wait_status(agent, "busy")
+        for number in range(100):
+            (agent / "work" / f"w{number}").mkdir()
+            write(agent / "work" / f"w{number}" / "plan.md", text)
+        assert read(agent, "work/w7/plan.md").strip() == text
+        write(agent / "ctl", "kill")
+        wait_dead(agent)
+        agent.rmdir()
+        sizes.append(resident_memory(daemon))
+    assert sizes[-1] - sizes[0] < 12 << 20, sizes
+    rows = json.loads(daemon.ctx("quota", "--json").stdout)
+    left = {row["account"]: row["use"] for row in rows if str(row["owner"]) == OWNER}
+    assert not any(left.get(name) for name in ("memory", "tasks", "monitors", "descriptors"))
 
 
 HALF_FRAMES = """
@@ -262,18 +266,19 @@ time.sleep(1000)
 """
 
 
-def test_unfinished_frames_of_children_are_one_account() -> None:
-    with daemon_of(config="owner_memory_max: 8M\ngrace: 1s\n") as daemon, guarded(daemon):
-        before = resident_memory(daemon)
-        (daemon.base / "bin").mkdir()
-        (daemon.base / "bin" / "frames.py").write_text(HALF_FRAMES)
-        agent = boss(daemon, CHILDREN.format(command=f"{PYTHON} /attack/frames.py"))
-        said = children_said(daemon)
-        assert all(count == "60" for count, _ in said)
-        assert resident_memory(daemon) - before < 64 << 20, "not the 180 MB that were sent"
-        assert "pong" in as_stranger(PING, str(daemon.root / "agent" / "boss.sock"))
-        write(agent / "ctl", "kill")
-        wait_dead(agent)
+@pytest.mark.usefixtures("guard")
+@pytest.mark.settings(owner_memory_max="8M", grace="1s")
+def test_unfinished_frames_of_children_are_one_account(daemon: Daemon) -> None:
+    before = resident_memory(daemon)
+    (daemon.base / "bin").mkdir()
+    (daemon.base / "bin" / "frames.py").write_text(HALF_FRAMES)
+    agent = boss(daemon, CHILDREN.format(command=f"{PYTHON} /attack/frames.py"))
+    said = children_said(daemon)
+    assert all(count == "60" for count, _ in said)
+    assert resident_memory(daemon) - before < 64 << 20, "not the 180 MB that were sent"
+    assert "pong" in as_stranger(PING, str(daemon.root / "agent" / "boss.sock"))
+    write(agent / "ctl", "kill")
+    wait_dead(agent)
 
 
 PING = """
@@ -285,24 +290,25 @@ print(peer.recv(1000))
 """
 
 
-def test_a_hundred_tasks_are_on_the_owners_account() -> None:
-    with daemon_of(config="owner_tasks: 10\ngrace: 1s\n") as daemon, guarded(daemon):
-        agent = daemon.run("busy", "sleep 1000", owner=OWNER)
-        wait_status(agent, "busy")
-        refused = 0
-        for number in range(12):
-            task = agent / "task" / f"t{number}"
-            task.mkdir()
-            write(task / "cmd", "sleep 1000")
-            try:
-                write(task / "ctl", "start")
-            except OSError as error:
-                assert error.errno == errno.EDQUOT
-                refused += 1
-        assert refused == 3
-        assert f"account tasks of uid {OWNER} has 9 of 10" in daemon.error()
-        write(agent / "task" / "t0" / "ctl", "kill")
-        last = agent / "task" / "t11" / "ctl"
-        wait_until(lambda: accepted(last, "start"), "what ended makes room")
-        write(agent / "ctl", "kill")
-        wait_dead(agent)
+@pytest.mark.usefixtures("guard")
+@pytest.mark.settings(owner_tasks=10, grace="1s")
+def test_a_hundred_tasks_are_on_the_owners_account(daemon: Daemon) -> None:
+    agent = daemon.run("busy", "sleep 1000", owner=OWNER)
+    wait_status(agent, "busy")
+    refused = 0
+    for number in range(12):
+        task = agent / "task" / f"t{number}"
+        task.mkdir()
+        write(task / "cmd", "sleep 1000")
+        try:
+            write(task / "ctl", "start")
+        except OSError as error:
+            assert error.errno == errno.EDQUOT
+            refused += 1
+    assert refused == 3
+    assert f"account tasks of uid {OWNER} has 9 of 10" in daemon.error()
+    write(agent / "task" / "t0" / "ctl", "kill")
+    last = agent / "task" / "t11" / "ctl"
+    wait_until(lambda: accepted(last, "start"), "what ended makes room")
+    write(agent / "ctl", "kill")
+    wait_dead(agent)

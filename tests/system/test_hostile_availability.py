@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.harness import Daemon, daemon_of, read, wait_until
 from tests.system.hostile.guarded import (
     OBEDIENCE,
     TIMES_BASELINE,
@@ -18,6 +17,7 @@ from tests.system.hostile.guarded import (
     guarded,
 )
 from tests.system.test_hostile_requests import compiled, run
+from tests.worlds.daemon import Daemon, daemon_of, read, wait_until
 
 #: that an attack goes on, in seconds
 LONG_ENOUGH = 1.5

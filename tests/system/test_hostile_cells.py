@@ -7,17 +7,15 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from runtime.cgroups import Cgroup, path_of
-from tests.harness import (
+from tests.worlds.daemon import (
     AGENT_UID,
     Daemon,
     alive,
-    daemon_of,
     end_process,
     read,
     wait_dead,
@@ -25,21 +23,11 @@ from tests.harness import (
     wait_until,
     write,
 )
-from tests.membership import WATCH, Place, Watch
+from tests.worlds.membership import WATCH, Place, Watch
 
 #: what made cells at some time, or does; and what a start may want to look with
 FORGED = ("test", "bwrap", "setpriv", "enter", "view", "keeper", "stage", "find", "stat", "env")
 LIBRARIES = ("libcap.so.2", "libc.so.6", "libselinux.so.1", "ld.so.preload")
-
-
-@pytest.fixture
-def daemon() -> Iterator[Daemon]:
-    made = Daemon()
-    try:
-        made.start()
-        yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture
@@ -273,22 +261,22 @@ def test_a_violation_fails_what_ends_the_daemon_and_ends_it(daemon: Daemon, watc
     daemon.check_own_cgroup()
 
 
-def test_a_daemon_that_begins_anew_in_its_process_is_watched() -> None:
-    with daemon_of(config="watchdog: 2s\n") as daemon:
-        if WATCH.why_not:
-            pytest.skip(f"membership is not watched: {WATCH.why_not}")
-        pid = daemon.pid
-        house = living_in(daemon) - {pid}
-        subprocess.run(["umount", "-f", str(daemon.runtime / "root" / "ctx")], check=False,
-                       stderr=subprocess.DEVNULL)
-        wait_until(lambda: is_ready(daemon), "it is mounted anew")
-        assert len(living_in(daemon)) == len(house) + 1
-        assert not house & living_in(daemon), "it has begun anew"
-        assert daemon.pid == pid and not daemon.has_ended()
+@pytest.mark.settings(watchdog="2s")
+def test_a_daemon_that_begins_anew_in_its_process_is_watched(daemon: Daemon) -> None:
+    if WATCH.why_not:
+        pytest.skip(f"membership is not watched: {WATCH.why_not}")
+    pid = daemon.pid
+    house = living_in(daemon) - {pid}
+    subprocess.run(["umount", "-f", str(daemon.runtime / "root" / "ctx")], check=False,
+                   stderr=subprocess.DEVNULL)
+    wait_until(lambda: is_ready(daemon), "it is mounted anew")
+    assert len(living_in(daemon)) == len(house) + 1
+    assert not house & living_in(daemon), "it has begun anew"
+    assert daemon.pid == pid and not daemon.has_ended()
+    daemon.check_own_cgroup()
+    moved(daemon, daemon.own.path, "true")
+    with pytest.raises(AssertionError, match="own cgroup"):
         daemon.check_own_cgroup()
-        moved(daemon, daemon.own.path, "true")
-        with pytest.raises(AssertionError, match="own cgroup"):
-            daemon.check_own_cgroup()
 
 
 def living_in(daemon: Daemon) -> set[int]:

@@ -19,7 +19,7 @@ from typing import Final
 
 import pytest
 
-from tests.harness import Daemon, read, wait_dead, wait_status, write
+from tests.worlds.daemon import Daemon, read, wait_dead, wait_status, write
 
 #: of one step; 50 ms is held by tests/adapter/test_cost.py, on a machine that does little else
 LONGEST: Final = 0.25

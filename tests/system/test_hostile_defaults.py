@@ -11,8 +11,7 @@ import time
 
 import pytest
 
-from tests.harness import Daemon, daemon_of, read, wait_dead, wait_status, wait_until, write
-from tests.system.hostile.guarded import guarded
+from tests.worlds.daemon import Daemon, read, wait_dead, wait_status, wait_until, write
 
 SLEEP = "sleep 1000"
 
@@ -155,45 +154,45 @@ def test_tasks_and_runs_that_somebody_ends_say_who(daemon: Daemon) -> None:
     assert told["run.start"] == "runtime"
 
 
-def test_refusals_of_one_agent_fill_no_log_and_hold_up_nobody() -> None:
-    with daemon_of() as daemon, guarded(daemon):
-        bystander = daemon.run("bystander", SLEEP)
-        flood = daemon.run("flood", sh(
-            "x=$(printf %200s | tr ' ' x); cd $CTX_ROOT/agent; "
-            "while :; do for i in 1 2 3 4 5 6 7 8 9; do (: > bystander.d/$x) 2>/dev/null; "
-            "mkdir $x$x 2>/dev/null; done; done & "
-            "while :; do rmdir bystander.d; done 2>/dev/null"
-        ), policy="")
-        begun_with = daemon.log.stat().st_size
-        wait_until(lambda: daemon.log.stat().st_size > begun_with + 500, "it is refused")
-        before, begun = daemon.log.stat().st_size, time.monotonic()
-        slowest = 0.0
-        while (spent := time.monotonic() - begun) < 3.0:
-            at = time.monotonic()
-            assert read(bystander, "status") == "busy\n"
-            slowest = max(slowest, time.monotonic() - at)
-        grown = daemon.log.stat().st_size - before
-        assert grown < 12_000 * (spent + 2), f"{grown} bytes in {spent:.1f} s"
-        assert slowest < 1.0
-        write(flood / "ctl", "kill")
-        wait_dead(flood)
-        wait_until(lambda: re.search("… [0-9]+ more: ctxd.rejected agent:flood",
-                                     daemon.log.read_text()), "the others are counted")
+@pytest.mark.usefixtures("guard")
+def test_refusals_of_one_agent_fill_no_log_and_hold_up_nobody(daemon: Daemon) -> None:
+    bystander = daemon.run("bystander", SLEEP)
+    flood = daemon.run("flood", sh(
+        "x=$(printf %200s | tr ' ' x); cd $CTX_ROOT/agent; "
+        "while :; do for i in 1 2 3 4 5 6 7 8 9; do (: > bystander.d/$x) 2>/dev/null; "
+        "mkdir $x$x 2>/dev/null; done; done & "
+        "while :; do rmdir bystander.d; done 2>/dev/null"
+    ), policy="")
+    begun_with = daemon.log.stat().st_size
+    wait_until(lambda: daemon.log.stat().st_size > begun_with + 500, "it is refused")
+    before, begun = daemon.log.stat().st_size, time.monotonic()
+    slowest = 0.0
+    while (spent := time.monotonic() - begun) < 3.0:
+        at = time.monotonic()
+        assert read(bystander, "status") == "busy\n"
+        slowest = max(slowest, time.monotonic() - at)
+    grown = daemon.log.stat().st_size - before
+    assert grown < 12_000 * (spent + 2), f"{grown} bytes in {spent:.1f} s"
+    assert slowest < 1.0
+    write(flood / "ctl", "kill")
+    wait_dead(flood)
+    wait_until(lambda: re.search("… [0-9]+ more: ctxd.rejected agent:flood",
+                                 daemon.log.read_text()), "the others are counted")
 
 
-def test_a_log_that_nobody_reads_holds_up_nothing() -> None:
-    with daemon_of() as daemon, guarded(daemon):
-        with open(f"/proc/{daemon.pid}/fd/2", "wb") as log:
-            fcntl.fcntl(log, fcntl.F_SETPIPE_SZ, 4096)
-        reader = daemon._tee.pid
-        os.kill(reader, signal.SIGSTOP)
-        try:
-            for number in range(200):
-                with pytest.raises(OSError, match="Invalid"):
-                    daemon.path("agent", f"{'x' * 240}{number}").mkdir()
-            assert read(daemon.finish("after", "echo hello"), "out") == "hello\n"
-        finally:
-            os.kill(reader, signal.SIGCONT)
+@pytest.mark.usefixtures("guard")
+def test_a_log_that_nobody_reads_holds_up_nothing(daemon: Daemon) -> None:
+    with open(f"/proc/{daemon.pid}/fd/2", "wb") as log:
+        fcntl.fcntl(log, fcntl.F_SETPIPE_SZ, 4096)
+    reader = daemon._tee.pid
+    os.kill(reader, signal.SIGSTOP)
+    try:
+        for number in range(200):
+            with pytest.raises(OSError, match="Invalid"):
+                daemon.path("agent", f"{'x' * 240}{number}").mkdir()
+        assert read(daemon.finish("after", "echo hello"), "out") == "hello\n"
+    finally:
+        os.kill(reader, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("name", ["cgroup.procs", "memory.max", "cgroup.kill", "a.b", "tasks"])

@@ -11,13 +11,15 @@ import shlex
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.harness import Daemon, daemon_of, read, wait_dead, wait_status, write
+from tests.worlds.daemon import Daemon, read, wait_dead, wait_status, write
+
+pytestmark = pytest.mark.settings(grace="300ms")
 
 #: seconds that an operator's request may wait on a machine that is busy
 PATIENCE: Final = 1.0
@@ -29,10 +31,9 @@ REFERENCE: Final = '{"path":"artifact/a","summary":"s"}'
 
 
 @pytest.fixture
-def daemon() -> Iterator[Daemon]:
-    with daemon_of(config="grace: 300ms\n") as made:
-        wait_status(made.run("bystander", "sleep 1000"), "busy")
-        yield made
+def daemon(daemon: Daemon) -> Daemon:
+    wait_status(daemon.run("bystander", "sleep 1000"), "busy")
+    return daemon
 
 
 def cost(daemon: Daemon, attack: Callable[[], object]) -> float:
@@ -164,12 +165,12 @@ def test_a_long_document_holds_nobody_up(daemon: Daemon) -> None:
     assert held_up(daemon, lambda: (agent / "input.jsonl").write_bytes(data)) < PATIENCE
 
 
-def test_homes_count_on_the_owners_disk_account() -> None:
-    with daemon_of(config="owner_disk_max: 8M\ngrace: 300ms\n") as daemon:
-        script = (
-            "head -c 20000000 /dev/zero > $CTX_ROOT/home/4000/data/zeros; cat $CTX_ROOT/error; "
-            "wc -c < $CTX_ROOT/home/4000/data/zeros"
-        )
-        agent = daemon.finish("filler", f"sh -c {shlex.quote(script)}", owner="4000",
-                              uid="4000", gid="4000")
-        assert int(read(agent, "out").split()[-1]) <= 8 << 20
+@pytest.mark.settings(owner_disk_max="8M", grace="300ms")
+def test_homes_count_on_the_owners_disk_account(daemon: Daemon) -> None:
+    script = (
+        "head -c 20000000 /dev/zero > $CTX_ROOT/home/4000/data/zeros; cat $CTX_ROOT/error; "
+        "wc -c < $CTX_ROOT/home/4000/data/zeros"
+    )
+    agent = daemon.finish("filler", f"sh -c {shlex.quote(script)}", owner="4000",
+                          uid="4000", gid="4000")
+    assert int(read(agent, "out").split()[-1]) <= 8 << 20

@@ -14,18 +14,19 @@ import pytest
 from ctxfs.files import agent as agent_files
 from ctxfs.inodes import PUBLIC
 from ctxfs.rows import Kind
-from tests.harness import (
+from tests.worlds.daemon import (
     AGENT_UID,
     TIMEOUT,
     Daemon,
     alive,
-    daemon_of,
     read,
     wait_dead,
     wait_status,
     wait_until,
     write,
 )
+
+pytestmark = pytest.mark.settings(grace="1s")
 
 HERE = Path(__file__).parent / "requests"
 #: whatever others do, an answer comes in this time on a busy machine
@@ -41,12 +42,6 @@ def compiled(daemon: Daemon, name: str) -> Path:
     subprocess.run(["cc", *flags, "-o", str(program), str(HERE / f"{name}.c")],
                    check=True, timeout=60)
     return program
-
-
-@pytest.fixture
-def daemon() -> Iterator[Daemon]:
-    with daemon_of(config="grace: 1s\n") as made:
-        yield made
 
 
 def run(daemon: Daemon, name: str, command: str, **files: str) -> Path:
@@ -159,12 +154,6 @@ def test_a_name_is_at_once_what_has_it_now(daemon: Daemon) -> None:
 # the watchdog
 
 
-@pytest.fixture
-def watched() -> Iterator[Daemon]:
-    with daemon_of(config="grace: 1s\nwatchdog: 2s\n") as made:
-        yield made
-
-
 def answers(daemon: Daemon) -> bool:
     try:
         return (daemon.root / "status").read_text().find("ready") >= 0
@@ -172,31 +161,33 @@ def answers(daemon: Daemon) -> bool:
         return False
 
 
-def test_a_connection_that_was_aborted_is_made_anew(watched: Daemon) -> None:
-    agent = watched.run("survivor", "sleep 1000")
+@pytest.mark.settings(grace="1s", watchdog="2s")
+def test_a_connection_that_was_aborted_is_made_anew(daemon: Daemon) -> None:
+    agent = daemon.run("survivor", "sleep 1000")
     wait_status(agent, "busy")
     pid = int(read(agent, "pid"))
     # MNT_FORCE aborts the connection, and fails because it is mounted elsewhere too
-    subprocess.run(["umount", "-f", str(watched.runtime / "root" / "ctx")], check=False,
+    subprocess.run(["umount", "-f", str(daemon.runtime / "root" / "ctx")], check=False,
                    stderr=subprocess.DEVNULL)
-    wait_until(lambda: answers(watched), "it is mounted anew")
+    wait_until(lambda: answers(daemon), "it is mounted anew")
     assert (read(agent, "status"), int(read(agent, "pid"))) == ("busy\n", pid)
     assert alive(pid)
-    assert not watched.has_ended()  # the same process
+    assert not daemon.has_ended()  # the same process
     write(agent / "ctl", "kill")
     wait_dead(agent)
 
 
-def test_a_daemon_that_answers_nobody_holds_nobody_up(watched: Daemon) -> None:
-    agent = watched.run("survivor", "sleep 1000")
+@pytest.mark.settings(grace="1s", watchdog="2s")
+def test_a_daemon_that_answers_nobody_holds_nobody_up(daemon: Daemon) -> None:
+    agent = daemon.run("survivor", "sleep 1000")
     wait_status(agent, "busy")
     pid = int(read(agent, "pid"))
-    os.kill(watched.pid, signal.SIGSTOP)
+    os.kill(daemon.pid, signal.SIGSTOP)
     # whoever asks is set free when the connection is aborted
-    asked = subprocess.run(["stat", str(watched.root / "agent" / "none")], timeout=TIMEOUT,
+    asked = subprocess.run(["stat", str(daemon.root / "agent" / "none")], timeout=TIMEOUT,
                            check=False, stderr=subprocess.PIPE)
     assert asked.returncode != 0
-    watched.wait_killed()
-    watched.start()
+    daemon.wait_killed()
+    daemon.start()
     assert (read(agent, "status"), int(read(agent, "pid"))) == ("busy\n", pid)
     assert alive(pid)

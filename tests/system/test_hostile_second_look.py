@@ -11,26 +11,25 @@ import pytest
 
 from runtime import linux
 from runtime.cgroups import Cgroup
-from tests.harness import (
+from tests.system.hostile.guarded import guarded
+from tests.worlds.daemon import (
     AGENT_UID,
     Daemon,
-    daemon_of,
     read,
     wait_dead,
     wait_status,
     wait_until,
     write,
 )
-from tests.system.hostile.guarded import guarded
 
 IDS = {"uid": str(AGENT_UID), "gid": str(AGENT_UID)}
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with daemon_of() as made, guarded(made):
-        (made.base / "scripts").mkdir()
-        yield made
+def daemon(shared_daemon: Daemon) -> Iterator[Daemon]:
+    with guarded(shared_daemon):
+        (shared_daemon.base / "scripts").mkdir()
+        yield shared_daemon
 
 
 def script(daemon: Daemon, name: str, text: str) -> str:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import AGENT_UID, Daemon, daemon_of, read, wait_dead, wait_until, write
 from tests.system.hostile.guarded import guarded
+from tests.worlds.daemon import AGENT_UID, Daemon, read, wait_dead, wait_until, write
 
 IDS = {"uid": str(AGENT_UID), "gid": str(AGENT_UID)}
 _CREATE_RULESET, _VERSION, _SCOPES = 444, 1, 6  # landlock(7)
@@ -21,10 +21,10 @@ AHEAD = 40
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with daemon_of() as made, guarded(made, bystanders=False):
-        (made.base / "scripts").mkdir()
-        yield made
+def daemon(shared_daemon: Daemon) -> Iterator[Daemon]:
+    with guarded(shared_daemon, bystanders=False):
+        (shared_daemon.base / "scripts").mkdir()
+        yield shared_daemon
 
 
 def public_files(*agents: Path) -> list[int]:

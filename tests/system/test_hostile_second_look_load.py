@@ -7,8 +7,10 @@ import sys
 import time
 from pathlib import Path
 
-from tests.harness import Daemon, daemon_of, read, wait_until
-from tests.system.hostile.guarded import Guard, guarded
+import pytest
+
+from tests.system.hostile.guarded import Guard
+from tests.worlds.daemon import Daemon, read, wait_until
 
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
 OWNER = "4000"
@@ -70,8 +72,8 @@ def time_used(daemon: Daemon, owner: str = OWNER) -> int:
     return next(int(line[2]) for line in lines if line[:2] == [owner, "time"])
 
 
-def test_frames_on_many_connections_are_on_their_owners_time() -> None:
-    with daemon_of(config="owner_time: 0.05\n") as daemon, guarded(daemon) as guard:
-        attacker(daemon, "frames", FRAMES)
-        wait_until(lambda: time_used(daemon) > 1000, "its owner is over its account")
-        let_it_go_on(guard)
+@pytest.mark.settings(owner_time=0.05)
+def test_frames_on_many_connections_are_on_their_owners_time(daemon: Daemon, guard: Guard) -> None:
+    attacker(daemon, "frames", FRAMES)
+    wait_until(lambda: time_used(daemon) > 1000, "its owner is over its account")
+    let_it_go_on(guard)

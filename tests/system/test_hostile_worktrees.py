@@ -7,15 +7,15 @@ import os
 import select
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.harness import (
+from tests.system.hostile.guarded import Guard
+from tests.worlds.daemon import (
     AGENT_UID,
     Daemon,
-    daemon_of,
     read,
     refusal,
     wait_dead,
@@ -23,7 +23,6 @@ from tests.harness import (
     wait_until,
     write,
 )
-from tests.system.hostile.guarded import guarded
 
 #: of calls that wait for nobody; the machine may be busy
 PROMPT = 5.0
@@ -34,7 +33,7 @@ GIT = """#!/bin/sh
 exec /usr/lib/git-core/git "$@"
 """
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+pytestmark = pytest.mark.settings(grace="300ms")
 
 
 def git(path: Path, *words: str) -> str:
@@ -99,9 +98,8 @@ class Family:
 
 
 @pytest.fixture
-def family() -> Iterator[Family]:
-    with daemon_of(config="grace: 300ms\n") as daemon, guarded(daemon):
-        yield Family(daemon)
+def family(daemon: Daemon, guard: Guard) -> Family:
+    return Family(daemon)
 
 
 def prompt(what: Callable[[], object]) -> None:

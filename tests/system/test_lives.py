@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from runtime.cgroups import Cgroup
-from tests.harness import (
+from tests.worlds.daemon import (
     Daemon,
     alive,
-    daemon_of,
     end_process,
     read,
     refusal,
@@ -430,30 +429,30 @@ def test_an_agent_may_not_detach_without_policy(daemon: Daemon) -> None:
 # a thousand idle agents
 
 
+@pytest.mark.settings(watchdog="0s")
 @pytest.mark.alone
-def test_idle_agents_cost_nothing() -> None:
+def test_idle_agents_cost_nothing(daemon: Daemon) -> None:
     """Nothing is woken for agents that do nothing: a second without a context switch.
 
     What the daemon does now and then, whatever agents it has, is left out: the watchdog by
     its setting, and the measuring of disks by looking again.
     """
-    with daemon_of(config="watchdog: 0s\n") as daemon:
-        agents = [busy(daemon, f"idle{number}") for number in range(10)]
-        pids = [daemon.pid, *daemon.monitors()]
-        pids += [pid for agent in agents for pid in node(agent).processes()]
+    agents = [busy(daemon, f"idle{number}") for number in range(10)]
+    pids = [daemon.pid, *daemon.monitors()]
+    pids += [pid for agent in agents for pid in node(agent).processes()]
 
-        def switches() -> dict[str, str]:
-            found = {}
-            for pid in pids:
-                for task in Path(f"/proc/{pid}/task").iterdir():
-                    found[str(task)] = (task / "status").read_text().partition("voluntary_ctxt")[2]
-            return found
+    def switches() -> dict[str, str]:
+        found = {}
+        for pid in pids:
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                found[str(task)] = (task / "status").read_text().partition("voluntary_ctxt")[2]
+        return found
 
-        def is_idle() -> bool:
-            before = switches()
-            time.sleep(1)
-            return switches() == before
+    def is_idle() -> bool:
+        before = switches()
+        time.sleep(1)
+        return switches() == before
 
-        wait_until(is_idle, "nothing is woken for a second")
+    wait_until(is_idle, "nothing is woken for a second")
 
 

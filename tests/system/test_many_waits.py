@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import Daemon, read, wait_dead, wait_status, wait_until, write
+from tests.worlds.daemon import Daemon, read, wait_dead, wait_status, wait_until, write
 
 CAPTAINS, LEADS, WORKERS = 4, 7, 6
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import (
+from tests.worlds.daemon import (
     TIMEOUT,
     Daemon,
     daemon_of,
@@ -50,10 +50,12 @@ for line in sys.stdin:
 """
 
 
+pytestmark = pytest.mark.settings(grace="500ms")
+
+
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with daemon_of(config="grace: 500ms\n") as running:
-        yield running
+def daemon(shared_daemon: Daemon) -> Daemon:
+    return shared_daemon
 
 
 @pytest.fixture

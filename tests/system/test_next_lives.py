@@ -5,34 +5,36 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.harness import daemon_of, read, wait_dead, wait_status, write
-from tests.system.hostile.guarded import guarded
+import pytest
+
+from tests.worlds.daemon import Daemon, read, wait_dead, wait_status, write
 
 LIVES = 6
 AGENTS = 24
 
 
-def test_the_end_of_a_life_ends_no_later_one() -> None:
+@pytest.mark.usefixtures("guard")
+@pytest.mark.settings(grace="300ms")
+def test_the_end_of_a_life_ends_no_later_one(daemon: Daemon) -> None:
     """Whoever leads an end may come round when the name has its next life already."""
-    with daemon_of(config="grace: 300ms\n") as daemon, guarded(daemon):
-        agents = [
-            daemon.make(f"again{number}", "sh -c 'sleep 0.5; exit 7'") for number in range(AGENTS)
-        ]
+    agents = [
+        daemon.make(f"again{number}", "sh -c 'sleep 0.5; exit 7'") for number in range(AGENTS)
+    ]
 
-        def live(agent: Path) -> list[str]:
-            reasons = []
-            for _ in range(LIVES):
-                write(agent / "ctl", "start")
-                wait_status(agent, "busy")
-                write(agent / "ctl", "stop")
-                wait_dead(agent)
-                write(agent / "ctl", "reset")
-                write(agent / "ctl", "start")
-                wait_dead(agent)
-                reasons.append(read(agent, "reason").strip())
-                write(agent / "ctl", "reset")
-            return reasons
+    def live(agent: Path) -> list[str]:
+        reasons = []
+        for _ in range(LIVES):
+            write(agent / "ctl", "start")
+            wait_status(agent, "busy")
+            write(agent / "ctl", "stop")
+            wait_dead(agent)
+            write(agent / "ctl", "reset")
+            write(agent / "ctl", "start")
+            wait_dead(agent)
+            reasons.append(read(agent, "reason").strip())
+            write(agent / "ctl", "reset")
+        return reasons
 
-        with ThreadPoolExecutor(AGENTS) as threads:
-            for reasons in threads.map(live, agents):
-                assert reasons == ["exit:7"] * LIVES
+    with ThreadPoolExecutor(AGENTS) as threads:
+        for reasons in threads.map(live, agents):
+            assert reasons == ["exit:7"] * LIVES

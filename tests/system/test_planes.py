@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import Daemon, read, wait_dead, wait_status, wait_until, write
+from tests.worlds.daemon import Daemon, read, wait_dead, wait_status, wait_until, write
 
 #: nobody's in these tests
 _STRANGER = 4242

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.harness import Daemon
+from tests.worlds.daemon import Daemon
 
 PAGE = Path(__file__).parents[2] / "man" / "ctxfs-policy.5"
 

@@ -13,9 +13,9 @@ from typing import Final
 
 import pytest
 
-from tests.harness import Daemon, alive, end_process, read, write
-from tests.invariants import GONE, Crashed, Invariants, Journal, told_write
-from tests.stages import PROGRAMS
+from tests.worlds.daemon import Daemon, alive, end_process, read, write
+from tests.worlds.invariants import GONE, Crashed, Invariants, Journal, told_write
+from tests.worlds.stages import PROGRAMS
 
 _ROUNDS: Final = 9
 _WORKERS: Final = 3

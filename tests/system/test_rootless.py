@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import (
+from tests.worlds.daemon import (
     TIMEOUT,
     alive,
     end_process,
@@ -24,7 +24,7 @@ from tests.harness import (
     wait_until,
     write,
 )
-from tests.ordinary import UID, OrdinaryDaemon, ordinary_daemon
+from tests.worlds.ordinary import UID, OrdinaryDaemon, ordinary_daemon
 
 
 @pytest.fixture

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from runtime.cgroups import Cgroup
-from tests.harness import (
+from tests.worlds.daemon import (
     AGENT_UID,
     Daemon,
     alive,
-    daemon_of,
     end_process,
     read,
     refusal,
@@ -368,15 +367,15 @@ def test_artifacts_and_references(daemon: Daemon) -> None:
         (agent / "artifact" / "mine").write_text("x")
 
 
-def test_full_documents_are_refused() -> None:
-    with daemon_of(config="document_max: 64K\n") as daemon:
-        agent = daemon.finish(
-            "big", "sh -c 'head -c 70000 /dev/zero > $CTX_SELF/result.md; cat $CTX_ROOT/error'"
-        )
-        assert "File too large" in read(agent, "log")
-        assert "EFBIG agent/big.d/result.md" in read(agent, "out")
-        new = daemon.make("other")
-        assert refusal(new / "handoff.md", "x" * 70000) == "EFBIG"
+@pytest.mark.settings(document_max="64K")
+def test_full_documents_are_refused(daemon: Daemon) -> None:
+    agent = daemon.finish(
+        "big", "sh -c 'head -c 70000 /dev/zero > $CTX_SELF/result.md; cat $CTX_ROOT/error'"
+    )
+    assert "File too large" in read(agent, "log")
+    assert "EFBIG agent/big.d/result.md" in read(agent, "out")
+    new = daemon.make("other")
+    assert refusal(new / "handoff.md", "x" * 70000) == "EFBIG"
 
 
 def test_cgroups_nest_and_processes_are_in_leaves(daemon: Daemon) -> None:

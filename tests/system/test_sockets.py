@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import Daemon, daemon_of, read, wait_dead, wait_status, wait_until, write
+from tests.worlds.daemon import Daemon, daemon_of, read, wait_dead, wait_status, wait_until, write
 
 
 class Peer:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from runtime.cgroups import Cgroup
-from tests import harness
-from tests.harness import AGENT_UID, TIMEOUT, Daemon, daemon_of, read, wait_dead, wait_until
 from tests.system.hostile.guarded import guarded
+from tests.worlds import daemon as harness
+from tests.worlds.daemon import AGENT_UID, TIMEOUT, Daemon, read, wait_dead, wait_until
 
 SECRET = "the operator's key\n"
 #: files of an agent that name a path in its creator's view, and how
@@ -194,31 +194,31 @@ def test_written_again_it_is_good_again(shared_daemon: Daemon, ground: Ground) -
     assert read(agent, "out") == SECRET
 
 
-def test_what_a_line_was_is_known_across_a_crash_and_looked_up_if_it_is_not() -> None:
+@pytest.mark.usefixtures("guard_alone")
+def test_what_a_line_was_is_known_across_a_crash_and_looked_up_if_it_is_not(daemon: Daemon) -> None:
     """As for what an earlier version has written, which recorded nothing."""
-    with daemon_of() as daemon, guarded(daemon, bystanders=False):
-        grounds = [Ground(daemon, name) for name in ("swapped", "plain", "linked")]
-        agents = [daemon.make(ground.base.name, "cat /x/key") for ground in grounds]
-        for agent, ground in zip(agents, grounds, strict=True):
-            write(agent / "mount", f"{ground.data} /x ro")
-        daemon.kill()
-        with sqlite3.connect(daemon.state / "ctxfs.db") as database:
-            for ground in grounds[1:]:
-                database.execute(
-                    "UPDATE agents SET data=json_remove(data, '$.sources') "
-                    "WHERE json_extract(data, '$.name')=?", (ground.base.name,)
-                )
-        database.close()
-        grounds[0].another()
-        (grounds[1].data / "key").write_text("plain\n")
-        grounds[2].link()
-        daemon.start()
-        for agent in agents:
-            write(agent / "ctl", "start")
-            wait_dead(agent)
-        assert "is another object" in read(agents[0], "reason")
-        assert read(agents[1], "out") == "plain\n"
-        assert f'"{grounds[2].data}" links to' in read(agents[2], "reason")
+    grounds = [Ground(daemon, name) for name in ("swapped", "plain", "linked")]
+    agents = [daemon.make(ground.base.name, "cat /x/key") for ground in grounds]
+    for agent, ground in zip(agents, grounds, strict=True):
+        write(agent / "mount", f"{ground.data} /x ro")
+    daemon.kill()
+    with sqlite3.connect(daemon.state / "ctxfs.db") as database:
+        for ground in grounds[1:]:
+            database.execute(
+                "UPDATE agents SET data=json_remove(data, '$.sources') "
+                "WHERE json_extract(data, '$.name')=?", (ground.base.name,)
+            )
+    database.close()
+    grounds[0].another()
+    (grounds[1].data / "key").write_text("plain\n")
+    grounds[2].link()
+    daemon.start()
+    for agent in agents:
+        write(agent / "ctl", "start")
+        wait_dead(agent)
+    assert "is another object" in read(agents[0], "reason")
+    assert read(agents[1], "out") == "plain\n"
+    assert f'"{grounds[2].data}" links to' in read(agents[2], "reason")
 
 
 # by agents, in their own view

@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 from runtime import linux
-from tests.harness import TIMEOUT, Daemon, read, wait_status, write
+from tests.worlds.daemon import TIMEOUT, Daemon, read, wait_status, write
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_a_stale_mount_is_cleared(stopped: Daemon) -> None:
 def test_sighup_reads_the_configuration_again() -> None:
     import signal
 
-    from tests.harness import daemon_of, refusal, wait_until
+    from tests.worlds.daemon import daemon_of, refusal, wait_until
 
     with daemon_of(config="control_max: 100\n") as daemon:
         agent = daemon.make("coder")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.harness import TIMEOUT, Daemon, read, wait_until
+from tests.worlds.daemon import TIMEOUT, Daemon, read, wait_until
 
 STORY = Path(__file__).parents[2] / "contrib" / "examples" / "story.sh"
 RESULT = "Greet the world as the tests want it on HEAD -> ctx/mender"

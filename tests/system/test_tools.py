@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from ctxfs.tools.registry import TOOLS
-from tests.harness import AGENT_UID, Daemon, read, wait_dead, wait_status, wait_until, write
 from tests.system.test_sockets import Peer
+from tests.worlds.daemon import AGENT_UID, Daemon, read, wait_dead, wait_status, wait_until, write
 
 NAMES = sorted(tool.name for tool in TOOLS)
 #: nobody's in these tests

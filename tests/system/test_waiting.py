@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 
-from tests.harness import Daemon, read, wait_dead, wait_status, wait_until, write
+from tests.worlds.daemon import Daemon, read, wait_dead, wait_status, wait_until, write
 
 
 def _blocked(pid: int) -> bool:

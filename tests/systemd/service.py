@@ -1,4 +1,4 @@
-"""ctxd as systemd runs it, with the harness's ways of using it."""
+"""ctxd as systemd runs it, with the ways of tests/worlds/daemon.py of using it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runtime import linux
 from runtime.cgroups import Cgroup
-from tests.harness import TIMEOUT, Daemon, end_process, wait_until
+from tests.worlds.daemon import TIMEOUT, Daemon, end_process, wait_until
 
 DAEMON = "ctxd.service"
 AGENTS = "ctxd-agents.service"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from runtime import linux
-from tests.harness import read, wait_dead
 from tests.systemd.service import Service
+from tests.worlds.daemon import read, wait_dead
 
 
 def test_an_orderly_reboot_cancels_agents(service: Service) -> None:

@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 
 from runtime import linux
-from tests.harness import (
+from tests.systemd.service import AGENTS, DAEMON, Service, systemctl
+from tests.worlds.daemon import (
     TIMEOUT,
     alive,
     end_process,
@@ -19,7 +20,6 @@ from tests.harness import (
     wait_until,
     write,
 )
-from tests.systemd.service import AGENTS, DAEMON, Service, systemctl
 
 #: ends when the operator writes "go" into its meta.json, which it can see when /ctx works
 UNTIL_GO = "while ! grep -q go $CTX_SELF/meta.json 2>/dev/null; do sleep 0.05; done"

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import (
+from tests.systemd.service import SECONDS, systemctl
+from tests.worlds.daemon import (
     TIMEOUT,
     Daemon,
     alive,
@@ -19,8 +20,7 @@ from tests.harness import (
     wait_until,
     write,
 )
-from tests.ordinary import UID, as_user
-from tests.systemd.service import SECONDS, systemctl
+from tests.worlds.ordinary import UID, as_user
 
 HOME = Path("/home/ordinary")
 RUN = Path(f"/run/user/{UID}")

@@ -15,7 +15,7 @@ from runtime.accounts import (
 )
 from runtime.caller import Caller
 from runtime.errors import QuotaError
-from tests.unit.fakes import ROOT, inside, operator, world_in
+from tests.worlds.records import ROOT, inside, operator, world_in
 
 FILES = Resource.DESCRIPTORS
 ALICE = 1000

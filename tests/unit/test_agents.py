@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,8 @@ from runtime.errors import (
 )
 from runtime.lifecycle import Status
 from runtime.model import Agent, Outcome
-from tests.unit.fakes import ROOT, World, add_end, cancel_new, inside, operator, world_in
 from tests.unit.test_history import full_disk
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with world_in(tmp_path) as made:
-        yield made
+from tests.worlds.records import ROOT, World, add_end, cancel_new, inside, operator, world_in
 
 
 def live_parent(world: World, name: str = "p", uid: int = 1000) -> Agent:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import product
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +14,7 @@ from runtime.authority.policy import PERMS, Rule, Rules
 from runtime.errors import DeniedError, WrongStateError
 from runtime.lifecycle import Status
 from runtime.model import Agent
-from tests.unit.fakes import World, inside, operator, world_in
+from tests.worlds.records import World, inside, operator, world_in
 
 NAMES = ["".join(letters) for n in range(1, 4) for letters in product("ab", repeat=n)]
 PAIRS = [(c, p) for c in ("agent", "shared", "tool") for p in PERMS[c][:2]]
@@ -29,12 +28,6 @@ rules = st.builds(
     st.sampled_from(["", "*"]),
 )
 policies = st.lists(rules, max_size=5)
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with world_in(tmp_path) as made:
-        yield made
 
 
 def family(world: World, *names: str) -> list[Agent]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from runtime.errors import MalformedError, WrongStateError
 from runtime.model import Agent
 from runtime.workspace import Worktree
 from runtime.workspace import binds as worktree_mounts
-from tests.unit.fakes import World, inside, operator, world_in
+from tests.worlds.records import World, inside, operator
 
 PLACES = Places(mount=Path("/ctx"), state=Path("/var/lib/c"), runtime=Path("/run/c"))
 #: ctxfs(5), Environment: what programs start from, besides ``env``
@@ -39,12 +38,6 @@ VARIABLES = {
     "TERM",
 }
 FD = {"report": "3", "spec": "4", "keeper": "5", "view": "6", "extra": "7", "cell": "8"}
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with world_in(tmp_path) as made:
-        yield made
 
 
 @pytest.fixture

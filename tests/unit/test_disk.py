@@ -13,7 +13,7 @@ from runtime.caller import Caller
 from runtime.disk import ENTRY_SIZE, Disk, Gait, Share, measure
 from runtime.errors import QuotaError
 from runtime.limits import log_room
-from tests.unit.fakes import World, inside, operator, world_in
+from tests.worlds.records import World, inside, operator, world_in
 
 OWNER = 1000
 SIZE = 1 << 20

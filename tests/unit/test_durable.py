@@ -25,8 +25,10 @@ from runtime.errors import (
     TakenError,
     TooLargeError,
 )
-from tests.adapter.mounted import CONTEXT, Mounted, complete, mounted_in, refused
-from tests.unit.fakes import ROOT, inside
+from tests.worlds.records import ROOT, inside
+from tests.worlds.tree import CONTEXT, Mounted, complete, mounted_in, refused
+
+pytestmark = pytest.mark.settings(files=3)
 
 OWNER = (61000, 61001)
 
@@ -521,12 +523,6 @@ def test_truncating_keeps_to_the_limit(top: DurableNode) -> None:
 
 
 # in the tree
-
-
-@pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[Mounted]:
-    with mounted_in(tmp_path, files=3) as made:
-        yield made
 
 
 def test_artifacts_belong_to_whom_the_agent_runs_as(mounted: Mounted) -> None:

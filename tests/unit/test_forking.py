@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,7 @@ from runtime import context, forking
 from runtime.change import Change
 from runtime.items import Task, Work
 from runtime.model import Agent
-from tests.unit.fakes import World, inside, operator, world_in
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with world_in(tmp_path) as made:
-        yield made
+from tests.worlds.records import World, inside, operator
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,9 @@ from runtime.authority.identity import supplementary_groups
 from runtime.caller import NOBODY, OPERATORS, PARTIES, Caller, Role
 from runtime.lifecycle import Status
 from runtime.model import Agent
-from tests.unit.fakes import ROOT, World, inside, operator, world_in
+from tests.worlds.records import ROOT, World, inside, operator
 
 NO_PROCESS = 2**22 + 1  # above every pid_max
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with world_in(tmp_path) as made:
-        yield made
 
 
 @pytest.fixture

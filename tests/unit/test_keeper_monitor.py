@@ -25,7 +25,7 @@ from runtime.cell import native
 from runtime.cgroups import Cgroup, path_of, unified_mount
 from runtime.output import Output, append_line
 from runtime.record import VERSION, Record, read_record
-from tests.harness import wait_until
+from tests.worlds.daemon import wait_until
 
 TIMEOUT = 10.0
 BWRAP = [shutil.which("bwrap") or "bwrap", "--unshare-user", "--unshare-pid", "--as-pid-1"]

@@ -12,7 +12,7 @@ from runtime.errors import QuotaError
 from runtime.items import TaskStatus
 from runtime.lifecycle import Status
 from runtime.living import INPUT_SIZE
-from tests.unit.fakes import World, inside, operator, world_in
+from tests.worlds.records import World, inside, operator, world_in
 
 OWNER = 1000
 HELD = (Resource.DESCRIPTORS, Resource.TASKS, Resource.MONITORS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +33,12 @@ from runtime.model import Agent, Outcome
 from runtime.residents import _line, _parse
 from runtime.streams import Streams
 from runtime.tails import Tail
-from tests.unit.fakes import ROOT, World, add_end, inside, operator, world_in
+from tests.worlds.records import ROOT, World, add_end, inside, operator, world_in
 
 USER = operator(1000)
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with world_in(tmp_path, messages=4, frame_max=64) as made:
-        yield made
+pytestmark = pytest.mark.settings(messages=4, frame_max=64)
 
 
 @pytest.fixture

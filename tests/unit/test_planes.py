@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,7 +35,7 @@ from runtime.items import (
 from runtime.lifecycle import Status
 from runtime.model import Agent
 from runtime.moves import Moves
-from tests.unit.fakes import World, operator, world_in
+from tests.worlds.records import World, operator
 
 USER = operator(1000)
 
@@ -187,12 +186,6 @@ def test_a_task_that_waits_to_be_started_is_shown_as_queued() -> None:
 
 
 # through the operations
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with world_in(tmp_path) as made:
-        yield made
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ from runtime.items import Item, Message, MessageStatus, Task, TaskEvent, Wait, W
 from runtime.lifecycle import Status
 from runtime.model import Agent, Outcome
 from runtime.names import timestamp
-from tests.unit.fakes import World, add_end, inside, operator
+from tests.worlds.records import World, add_end, inside, operator
 
 _EXAMPLES = int(os.environ.get("CTXFS_MODEL_EXAMPLES", "0"))
 SALTS = range(40) if not _EXAMPLES else [secrets.randbits(48) for _ in range(_EXAMPLES // 3)]

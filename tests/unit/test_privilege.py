@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,16 +15,12 @@ from runtime.cell import Places
 from runtime.errors import ForbiddenError
 from runtime.model import Agent
 from runtime.privilege import ROOT, Privilege
-from tests.unit.fakes import World, inside, operator, world_in
+from tests.worlds.records import World, inside, operator
 
 USER = Privilege(uid=1000, gid=100, groups=(4, 100))
 PLACES = Places(mount=Path("/r/ctx"), state=Path("/s"), runtime=Path("/r/ctxfs"))
 
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with world_in(tmp_path, privilege=USER) as made:
-        yield made
+pytestmark = pytest.mark.settings(privilege=USER)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from runtime.cgroups import Cgroup
 from runtime.conclusions import LOST, is_lost, judge_run
 from runtime.following import Execution
 from runtime.record import VERSION, Record, read_record
-from tests.unit.fakes import World, operator, world_in
+from tests.worlds.records import World, operator, world_in
 
 
 @pytest.fixture

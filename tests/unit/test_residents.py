@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +14,7 @@ from runtime.loop import Gentle, LoopMeter
 from runtime.model import Agent
 from runtime.residents import Listener
 from runtime.streams import Streams
-from tests.unit.fakes import ROOT, World, world_in
+from tests.worlds.records import ROOT, World, world_in
 
 #: of processor time, of one step
 SECONDS: Final = 0.050
@@ -33,12 +32,6 @@ LINES: Final = {
     "escapes": '{"type":"delta","text":"' + r"\u00e4" * 2600 + '"}',
     "quotes": '{"type":"delta","text":"' + r"\"" * 8000 + '"}',
 }
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with world_in(tmp_path) as made:
-        yield made
 
 
 def resident(world: World, waiting: int = 0) -> tuple[Agent, Message]:

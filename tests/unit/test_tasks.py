@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -29,15 +28,12 @@ from runtime.model import Agent, Outcome
 from runtime.output import append
 from runtime.record import Record
 from runtime.taskruns import _judge
-from tests.unit.fakes import ROOT, World, add_end, inside, operator, world_in
+from tests.worlds.records import ROOT, World, add_end, inside, operator, world_in
 
 USER = operator(1000)
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with world_in(tmp_path, tasks=3) as made:
-        yield made
+pytestmark = pytest.mark.settings(tasks=3)
 
 
 @pytest.fixture

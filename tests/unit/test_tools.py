@@ -32,8 +32,8 @@ from runtime.errors import (
 from runtime.items import TaskEvent, TaskStatus
 from runtime.lifecycle import Status
 from runtime.model import FAMILIES, Agent
-from tests.adapter.mounted import STRANGER, USER, Mounted, mounted_in
-from tests.unit.fakes import ROOT, inside
+from tests.worlds.records import ROOT, inside
+from tests.worlds.tree import STRANGER, USER, Mounted, mounted_in
 
 NAMES = [
     *("SpawnAgent", "AgentGet", "AgentList", "SendMessage", "AgentStop"),

@@ -30,7 +30,7 @@ from runtime.lifecycle import LIVE, Status
 from runtime.model import Agent, Outcome
 from runtime.names import parse_moment, timestamp
 from runtime.planes import armed_for
-from tests.unit.fakes import ROOT, World, add_end, cancel_new, inside, operator, world_in
+from tests.worlds.records import ROOT, World, add_end, cancel_new, inside, operator, world_in
 
 USER = operator(1000)
 NOON = 1_800_000_000.0
@@ -53,10 +53,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with world_in(tmp_path, waits=8) as made:
-        yield made
+pytestmark = pytest.mark.settings(waits=8)
 
 
 @pytest.fixture

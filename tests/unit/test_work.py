@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -23,15 +21,12 @@ from runtime.errors import (
 from runtime.items import WORK_MOVES, Wait, Work, WorkEvent, WorkStatus
 from runtime.lifecycle import LIVE, Status
 from runtime.model import Agent, Outcome
-from tests.unit.fakes import ROOT, World, add_end, cancel_new, inside, operator, world_in
+from tests.worlds.records import ROOT, World, add_end, cancel_new, inside, operator
 
 USER = operator(1000)
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with world_in(tmp_path, work_items=8, waits=8) as made:
-        yield made
+pytestmark = pytest.mark.settings(work_items=8, waits=8)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from runtime.errors import (
 )
 from runtime.model import Agent
 from runtime.workspace import Run, State, Worktree
-from tests.unit.fakes import World, inside, operator, world_in
+from tests.worlds.records import World, inside, operator
 
 _T = TypeVar("_T")
 _SECONDS = 60
@@ -90,12 +90,6 @@ async def run_here(
 
 def call(function: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
     return trio.run(partial(function, *arguments))
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with world_in(tmp_path / "world") as made:
-        yield made
 
 
 @pytest.fixture

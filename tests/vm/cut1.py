@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-from tests.harness import wait_dead, wait_status, wait_until, write
 from tests.systemd.service import SECONDS, Service
 from tests.vm.power import cut, sync, write_synced
+from tests.worlds.daemon import wait_dead, wait_status, wait_until, write
 
 
 def main() -> None:

@@ -6,9 +6,9 @@ import subprocess
 import time
 from pathlib import Path
 
-from tests.harness import wait_dead
 from tests.systemd.service import SECONDS, Service
 from tests.vm.power import STATE, cut, sync
+from tests.worlds.daemon import wait_dead
 
 BUSY_SECONDS = 15.0
 

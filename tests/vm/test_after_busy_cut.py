@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.harness import read
 from tests.systemd.service import Service
 from tests.vm.power import UNSYNCED, damaged
+from tests.worlds.daemon import read
 
 FINAL = {("done\n", "exit:0\n"), ("interrupted\n", "reboot\n")}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from tests.harness import read
 from tests.systemd.service import Service
 from tests.vm.power import UNSYNCED, damaged
+from tests.worlds.daemon import read
 
 RAN = ("runs", "above", "below", "partly")
 LOST = ("interrupted\n", "reboot\n")

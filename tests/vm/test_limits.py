@@ -7,8 +7,8 @@ import shlex
 from pathlib import Path
 
 from runtime.cgroups import Cgroup
-from tests.harness import alive, read, refusal, wait_dead, wait_status, wait_until, write
 from tests.systemd.service import AGENTS, SECONDS, Service, systemctl
+from tests.worlds.daemon import alive, read, refusal, wait_dead, wait_status, wait_until, write
 
 MIB = 1 << 20
 

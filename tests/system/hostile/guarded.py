@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tests.harness import Daemon, read, wait_dead, wait_status, wait_until, write
+from tests.worlds.daemon import Daemon, read, wait_dead, wait_status, wait_until, write
 
 HERE: Final = Path(__file__).parent
 #: owns the bystanders; nobody else of the suite has this uid

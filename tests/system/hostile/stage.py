@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tests.harness import alive, read, wait_status, wait_until, write
 from tests.system.hostile.attempts import TABLE, Attempt
 from tests.system.hostile.guarded import Guard
+from tests.worlds.daemon import alive, read, wait_status, wait_until, write
 
 HERE: Final = Path(__file__).parent
 OWNER: Final = 4242

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from runtime.cgroups import Cgroup
-from tests.harness import (
+from tests.system.hostile.attempts import frame
+from tests.system.hostile.stage import SECRETS, Stage, heard
+from tests.worlds.daemon import (
     Daemon,
     alive,
     read,
@@ -27,8 +29,6 @@ from tests.harness import (
     wait_until,
     write,
 )
-from tests.system.hostile.attempts import frame
-from tests.system.hostile.stage import SECRETS, Stage, heard
 
 #: every library and helper of a view ran as the agent, with nothing to gain
 RIGHTS: Final = (

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from runtime.cgroups import Cgroup
 from runtime.record import Record, read_record
-from tests.harness import Daemon, alive, wait_dead, wait_until, write
+from tests.worlds.daemon import Daemon, alive, wait_dead, wait_until, write
 
 #: recorded ends, adopted agents: all that a daemon does by itself after its start
 SETTLE_SECONDS: Final = 60.0

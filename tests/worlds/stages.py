@@ -14,8 +14,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
-from tests.harness import AGENT_UID, alive, read, wait_dead, wait_status, wait_until, write
-from tests.scene import SLEEP, Scene
+from tests.worlds.daemon import AGENT_UID, alive, read, wait_dead, wait_status, wait_until, write
+from tests.worlds.fates import SLEEP, Scene
 
 #: waits for the scene's gate to open
 AT_GATE: Final = "until test -e /gate/open; do sleep 0.02; done"

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from tests.harness import Daemon
+from tests.worlds.daemon import Daemon
 
 T = TypeVar("T")
 UID: Final = 61001
@@ -107,6 +107,7 @@ class OrdinaryDaemon(Daemon):
     """One ctxd of an ordinary user, with the places and the cgroup that it finds itself."""
 
     rootless = True
+    executed = True
 
     def __init__(self, *, config: str = "", propagation: str = "shared", fusectl: str = "yes"):
         super().__init__()
@@ -141,7 +142,7 @@ class OrdinaryDaemon(Daemon):
                 os.chown(owned, UID, UID)
 
     def _make_machine(self, propagation: str, fusectl: str) -> subprocess.Popen[bytes]:
-        checkout = Path(__file__).parents[1]
+        checkout = Path(__file__).parents[2]
         needed = []
         closed = set()
         for path in {Path(sys.base_prefix), Path(sys.prefix).resolve(), checkout}:

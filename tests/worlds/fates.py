@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from runtime import linux
-from tests.harness import Daemon, wait_status, wait_until
-from tests.invariants import Crashed, Invariants, Journal
+from tests.worlds.daemon import Daemon, wait_status, wait_until
+from tests.worlds.invariants import Crashed, Invariants, Journal
 
 CRASH_AT: Final = "CTXD_CRASH_AT"
 SLEEP: Final = "sleep 1000"

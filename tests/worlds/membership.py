@@ -1,8 +1,8 @@
 """Who is where, told by the kernel at each fork and exec: nothing is sampled.
 
 The proc connector (CONFIG_PROC_EVENTS) reports every fork(2) and exec(2) of the machine, to
-one ``Watch`` for all tests of a run. Each daemon of the harness has a ``Place`` in it as long
-as it runs. A violation is
+one ``Watch`` for all tests of a run. Each daemon of the tests has a ``Place`` in it as long as it
+runs. A violation is
 
 - a program in the daemon's own cgroup that is none of its house: ctxd, binder, guard, and the
   launcher before it moves;
@@ -231,6 +231,13 @@ class Watch:
             for path in (place.root, place.own):
                 self._places[_first(path)] = place
             yield
+
+    def is_forked(self, place: Place, pid: int) -> None:
+        """The place's daemon, which executes nothing to be one: what it forks is looked at."""
+        with self._lock:
+            self.look()  # its own fork, by somebody who is nowhere
+            place.pid = pid
+            self._known[pid] = place.own
 
     def forget(self, place: Place) -> None:
         """It is over."""

@@ -27,7 +27,7 @@ from runtime.lifecycle import Event
 from runtime.loop import LoopMeter
 from runtime.model import Agent
 from runtime.runtime import Runtime
-from tests.unit.fakes import ROOT, World, operator, world_in
+from tests.worlds.records import ROOT, World, operator, world_in
 
 CONTEXT = pyfuse3.RequestContext()
 

@@ -15,12 +15,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from runtime.cgroups import Cgroup, unified_mount
-from tests.membership import WATCH, Place
+from tests.worlds.membership import WATCH, Place
+from tests.worlds.preloaded import PRELOADED, Forked
 
 TIMEOUT = 30.0
 AGENT_UID = 61000
@@ -50,6 +51,8 @@ class Daemon:
     """One ctxd. Start, stop and kill it as often as the test needs."""
 
     rootless = False
+    #: whether its command is executed: the whole way, which costs three times as much
+    executed = False
 
     def __init__(self, *, config: str = "", env: Mapping[str, str] | None = None) -> None:
         #: added to the environment of the daemon, at each start
@@ -73,7 +76,7 @@ class Daemon:
         if config:
             (self.base / "config.yaml").write_text(config)
             self.arguments += ["--config", str(self.base / "config.yaml")]
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Forked | None = None
         #: what the kernel tells of its cgroups
         self.place: Place | None = None
 
@@ -166,6 +169,21 @@ class Daemon:
             wait_until(lambda: not self.strangers(), "only ctxd is in its cgroup")
         assert not (found := self.strangers()), f"in the daemon's own cgroup: {found}"
 
+    def _spawn(self, stderr: int) -> subprocess.Popen[bytes] | Forked:
+        """The daemon, in a session of its own as a service, and told to the watch."""
+        assert self.place is not None
+        environment = {**os.environ, **self.env}
+        if self.executed:
+            process = subprocess.Popen(self._placed(self.command()), stderr=stderr,
+                                       env=environment, start_new_session=True)
+            self.place.pid = process.pid
+            return process
+        self.own.path.mkdir(exist_ok=True)
+        forked = PRELOADED.fork(self.command(), environment, self.own.path, stderr)
+        WATCH.is_forked(self.place, forked.pid)
+        PRELOADED.go()
+        return forked
+
     def _begin(self) -> bytes:
         """What the daemon says until it is ready, or dead."""
         said = b""
@@ -177,16 +195,9 @@ class Daemon:
                 self.place = Place(WATCH, root=self.cgroup.path, own=self.own.path,
                                    programs=self.runtime / "root" / "bin", rootless=self.rootless)
                 begun.append(self)
-            with WATCH.beginning(self.place):
-                self.process = subprocess.Popen(
-                    self._placed(self.command()),
-                    stderr=tee.stdin,
-                    env={**os.environ, **self.env},
-                    start_new_session=True,  # as a service
-                )
-                self.place.pid = self.process.pid
             assert tee.stdin is not None
-            tee.stdin.close()
+            with tee.stdin, WATCH.beginning(self.place):
+                self.process = self._spawn(tee.stdin.fileno())
             self._tee = tee
 
             def is_over() -> bool:
@@ -329,13 +340,17 @@ class Daemon:
 
 
 @contextmanager
-def daemon_of(**options: Any) -> Iterator[Daemon]:
-    daemon = Daemon(**options)
+def running(daemon: Daemon) -> Iterator[Daemon]:
+    """Starts it, and takes away all that it made."""
     daemon.start()
     try:
         yield daemon
     finally:
         daemon.close()
+
+
+def daemon_of(**options: Any) -> AbstractContextManager[Daemon]:
+    return running(Daemon(**options))
 
 
 def write(path: Path, text: str) -> None:
