@@ -17,10 +17,10 @@ import trio
 import trio.testing
 
 from runtime.accounts import Resource
-from tests.worlds.tree import CONTEXT, Mounted, complete, refused
+from tests.worlds.tree import OWN_CONTEXT, Mounted, complete, refused
 
 LARGE = 3 << 20
-HOME = "home/0/data"
+HOME = f"home/{os.getuid()}/data"
 
 
 class Watched:
@@ -58,6 +58,7 @@ def _is_costly(fd: int) -> bool:
 
 @pytest.fixture
 def mounted(mounted: Mounted) -> Iterator[Mounted]:
+    (mounted.world.state / HOME).parent.mkdir()
     yield mounted
     close_all(mounted)
 
@@ -78,7 +79,7 @@ def close_all(mounted: Mounted) -> None:
 def real(mounted: Mounted) -> Path:
     """A large file of an operator's home, as it is on the disk."""
     inode = mounted.inode(HOME)
-    info, _ = complete(mounted.ops.create, inode, b"file", 0o644, os.O_WRONLY, CONTEXT)
+    info, _ = complete(mounted.ops.create, inode, b"file", 0o644, os.O_WRONLY, OWN_CONTEXT)
     complete(mounted.ops.release, info.fh)
     path = mounted.world.state / HOME / "file"
     fill(path)
@@ -99,7 +100,7 @@ def set_size(
     fields = SimpleNamespace(update_size=True, **{f"update_{name}": False for name in names})
     if inode is None:
         inode = mounted.inode(f"{HOME}/file")
-    complete(mounted.ops.setattr, inode, entry, cast(Any, fields), fh, CONTEXT)
+    complete(mounted.ops.setattr, inode, entry, cast(Any, fields), fh, OWN_CONTEXT)
 
 
 def test_a_large_file_is_cut_off_by_a_thread(
@@ -142,7 +143,7 @@ def test_other_changes_of_a_file_wait_for_the_thread_that_cuts_it_off(
         may.wait(10)
         real_cut(fd, size)
 
-    complete(mounted.ops.link, inode, home, b"second", CONTEXT)
+    complete(mounted.ops.link, inode, home, b"second", OWN_CONTEXT)
     monkeypatch.setattr(os, "ftruncate", slow)
     ended: list[str] = []
     entry = pyfuse3.EntryAttributes()
@@ -153,7 +154,7 @@ def test_other_changes_of_a_file_wait_for_the_thread_that_cuts_it_off(
     )
 
     async def do(name: str, operation: Callable[..., Any], *args: Any) -> None:
-        await operation(*args, CONTEXT)
+        await operation(*args, OWN_CONTEXT)
         ended.append(name)
 
     async def main() -> None:
@@ -187,7 +188,7 @@ def test_a_large_file_is_closed_by_a_thread(
     mounted.close(mounted.open(f"{HOME}/file", os.O_WRONLY))
     assert watched.taken() == []
     inode = mounted.inode(f"{HOME}/file")
-    complete(mounted.ops.unlink, home, b"file", CONTEXT)
+    complete(mounted.ops.unlink, home, b"file", OWN_CONTEXT)
     mounted.close(open_before)
     complete(mounted.ops.forget, [(inode, 100)])
     assert watched.taken() == []
@@ -200,8 +201,8 @@ def test_a_document_that_is_replaced_is_closed_by_a_thread(
 ) -> None:
     watched, home = Watched(monkeypatch), mounted.inode(HOME)
     inode = mounted.inode(f"{HOME}/file")
-    complete(mounted.ops.mknod, home, b"new", 0o100644, 0, CONTEXT)
-    complete(mounted.ops.rename, home, b"new", home, b"file", 0, CONTEXT)
+    complete(mounted.ops.mknod, home, b"new", 0o100644, 0, OWN_CONTEXT)
+    complete(mounted.ops.rename, home, b"new", home, b"file", 0, OWN_CONTEXT)
     complete(mounted.ops.forget, [(inode, 100)])
     assert watched.taken() == []
     assert real.stat().st_size == 0

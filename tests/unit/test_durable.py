@@ -26,7 +26,7 @@ from runtime.errors import (
     TooLargeError,
 )
 from tests.worlds.records import ROOT, inside
-from tests.worlds.tree import CONTEXT, Mounted, complete, mounted_in, refused
+from tests.worlds.tree import CONTEXT, OWN_CONTEXT, Mounted, complete, mounted_in, refused
 
 pytestmark = pytest.mark.settings(files=3)
 
@@ -36,7 +36,7 @@ OWNER = (61000, 61001)
 class Someone:
     """Stands for the request of a process with these ids."""
 
-    uid, gid, pid = 0, 0, 0
+    uid, gid, pid = os.getuid(), os.getgid(), 0
     caller = ROOT
 
 
@@ -639,8 +639,8 @@ def test_the_bytes_of_a_taken_result_are_the_results(tmp_path: Path) -> None:
 
 def test_a_space_made_anew_is_another(mounted: Mounted) -> None:
     shared = mounted.inode("shared")
-    first = complete(mounted.ops.mkdir, shared, b"s", 0o755, CONTEXT).st_ino
+    first = complete(mounted.ops.mkdir, shared, b"s", 0o755, OWN_CONTEXT).st_ino
     complete(mounted.ops.rmdir, shared, b"s", CONTEXT)
-    second = complete(mounted.ops.mkdir, shared, b"s", 0o755, CONTEXT).st_ino
+    second = complete(mounted.ops.mkdir, shared, b"s", 0o755, OWN_CONTEXT).st_ino
     assert first != second
     evict(mounted.fs.durable)

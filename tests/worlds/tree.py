@@ -30,6 +30,11 @@ from runtime.runtime import Runtime
 from tests.worlds.records import ROOT, World, operator, world_in
 
 CONTEXT = pyfuse3.RequestContext()
+#: the same of whoever runs the tests, to whom real files can be given
+OWN_CONTEXT = cast(
+    pyfuse3.RequestContext,
+    SimpleNamespace(uid=os.getuid(), gid=os.getgid(), pid=0, umask=0),
+)
 
 
 class FixedIdentity(Identity):
