@@ -8,7 +8,8 @@ PROGRAMS := $(addprefix $(NATIVE)/,binder enter gather guard keeper launcher loo
 CFLAGS  := -std=gnu11 -O2 -Wall -Wextra -Werror
 MANPAGES := $(wildcard man/*.[1-8])
 
-.PHONY: help setup programs demo test test-unit test-faults test-hostile test-systemd test-vm test-load soak fuzz lint bench man words clean
+.PHONY: help setup programs demo test test-unit test-faults test-hostile test-systemd test-vm \
+	test-load soak fuzz mutate lint bench man words clean
 
 help:
 	@echo "make setup   make .venv with ctxd and ctx, installing what is missing"
@@ -19,6 +20,7 @@ help:
 	@echo "make test-systemd  the units in a container that boots systemd"
 	@echo "make test-vm       limits and a power cut in an emulated machine"
 	@echo "make test-load     many at work without malice (SECONDS=300)"
+	@echo "make mutate        which small faults in the source no test sees (NUMBER=60, SEED=1)"
 	@echo "make soak          random lives and deaths by a seed (SECONDS=3600, SEED=1)"
 	@echo "make fuzz          every parser on made-up input (SECONDS=3600)"
 	@echo "make bench   ratios of speed to named references"
@@ -43,10 +45,16 @@ $(NATIVE)/%: $(NATIVE)/%.c $(wildcard $(NATIVE)/*.h)
 demo: $(STAMP) $(PROGRAMS)
 	sh contrib/demo.sh
 
+# Most tests wait for processes: half as many again as there are processors keep those at work.
+WORKERS := $(shell expr `nproc` \* 3 / 2)
+
 # what measures how long others are held up has the machine for itself
 test: lint
-	$(PYTHON) -m pytest -n 2 --dist worksteal -m "not long and not alone" $(TESTS)
+	$(PYTHON) -m pytest -n $(WORKERS) --dist worksteal -m "not long and not alone" $(TESTS)
 	$(PYTHON) -m pytest -m "not long and alone" $(TESTS)
+
+mutate: $(STAMP) $(PROGRAMS)
+	$(PYTHON) -m tests.mutate --number $(or $(NUMBER),60) --seed $(or $(SEED),1) $(TESTS)
 
 test-unit: $(STAMP)
 	$(PYTHON) -m pytest tests/unit tests/adapter

@@ -27,14 +27,11 @@ settings.load_profile("ctxfs")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-#: modules whose tests measure how long others are held up
-_ALONE = ("test_hostile", "test_next_lives", "test_sources")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The mount and system layers need root; without it they are skipped, aloud."""
     for item in items:
-        if item.path.name.startswith(_ALONE):
+        # whose bystanders note how long they wait
+        if "guard" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.alone)
         for layer in ("mount", "system"):
             if f"tests/{layer}/" not in str(item.path):

@@ -12,13 +12,13 @@ from tests.worlds.daemon import Daemon
 
 @pytest.fixture
 def guard(daemon: Daemon) -> Iterator[Guard]:
-    """The whole test is an attack."""
+    """The whole test is an attack, beside which others work: it is marked ``alone``."""
     with guarded(daemon) as made:
         yield made
 
 
 @pytest.fixture
-def guard_alone(daemon: Daemon) -> Iterator[Guard]:
-    """So is this one, which takes a moment."""
+def guard_after(daemon: Daemon) -> Iterator[Guard]:
+    """So is this one, which holds up nobody: what it leaves is looked at."""
     with guarded(daemon, bystanders=False) as made:
         yield made

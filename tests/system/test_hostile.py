@@ -66,6 +66,7 @@ def stage() -> Iterator[Stage]:
             made.close()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("attempt", TABLE, ids=by_name)
 def test_what_is_tried_is_refused(stage: Stage, attempt: Attempt) -> None:
     for path, makes in stage.targets(attempt):
@@ -78,6 +79,7 @@ def test_what_is_tried_is_refused(stage: Stage, attempt: Attempt) -> None:
     CHECKS[attempt.holds](stage)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("attempt", STAGED, ids=by_name)
 def test_what_takes_more_hands_is_refused(stage: Stage, attempt: Staged) -> None:
     assert attempt.play(stage) == stage.expand(attempt.expect)
@@ -184,6 +186,7 @@ def is_answered(daemon: Daemon, bystander: Path, number: int) -> None:
     assert time.monotonic() - begun < PATIENCE
 
 
+@pytest.mark.alone
 def test_floods_end_at_limits_and_with_their_agents() -> None:
     daemon = Daemon(config=LIMITS)
     with closing(daemon), started(daemon), guarded(daemon):
@@ -226,35 +229,38 @@ SPEECH = (
 )
 
 
+@pytest.mark.usefixtures("guard")
+@pytest.mark.settings(log_max="1M", grace="300ms")
 @pytest.mark.parametrize("program", SPEECH, ids=lambda program: program[0])
 def test_who_is_spoken_to_says_what_it_likes_and_holds_up_nobody(
-    program: tuple[str, str, str]
+    daemon: Daemon, program: tuple[str, str, str]
 ) -> None:
     _, mode, text = program
-    with daemon_of(config="log_max: 1M\ngrace: 300ms\n") as daemon, guarded(daemon):
-        bystander = daemon.run("bystander", "sleep 1000")
-        wait_status(bystander, "busy")
-        agent = daemon.run("talker", f"sh -c {shlex.quote(text)}", mode=mode)
-        wait_status(agent, "idle", "ready")
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(str(daemon.root / "agent" / "talker.sock"))
-            connection.sendall(b'{"op":"send","id":"1","input":"go"}\n')
-            wait_until(lambda: "message.queued" in {e["type"] for e in daemon.events("talker")},
-                       "it is told")
-            for number in range(3):
-                is_answered(daemon, bystander, number)
-            begun = time.monotonic()
-            write(agent / "ctl", "stop")
-            wait_dead(agent)
-            assert time.monotonic() - begun < 5
-        for kept in ("out", "log", "reply"):
-            assert daemon.kept(kept) < 3 << 20, f"{kept} is limited"
-        events = (agent / "session" / "events.jsonl").read_text().split("\n")
-        assert max(map(len, events)) < 10_000, "what goes wrong is told in short"
-        assert not list((daemon.runtime / "input").iterdir()), "its FIFO goes with it"
+    bystander = daemon.run("bystander", "sleep 1000")
+    wait_status(bystander, "busy")
+    agent = daemon.run("talker", f"sh -c {shlex.quote(text)}", mode=mode)
+    wait_status(agent, "idle", "ready")
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(daemon.root / "agent" / "talker.sock"))
+        connection.sendall(b'{"op":"send","id":"1","input":"go"}\n')
+        wait_until(lambda: "message.queued" in {e["type"] for e in daemon.events("talker")},
+                   "it is told")
+        for number in range(3):
+            is_answered(daemon, bystander, number)
+        begun = time.monotonic()
+        write(agent / "ctl", "stop")
+        wait_dead(agent)
+        assert time.monotonic() - begun < 5
+    for kept in ("out", "log", "reply"):
+        assert daemon.kept(kept) < 3 << 20, f"{kept} is limited"
+    events = (agent / "session" / "events.jsonl").read_text().split("\n")
+    assert max(map(len, events)) < 10_000, "what goes wrong is told in short"
+    assert not list((daemon.runtime / "input").iterdir()), "its FIFO goes with it"
 
 
-def test_what_leaves_messages_behind_is_not_begun_without_end() -> None:
+@pytest.mark.usefixtures("guard_after")
+@pytest.mark.settings(messages=30, grace="300ms")
+def test_what_leaves_messages_behind_is_not_begun_without_end(daemon: Daemon) -> None:
     """Waits that fire at once, and tasks that are stopped before they start, both removed."""
     lines = (
         "cd $CTX_SELF; exec 2> /dev/null",
@@ -264,14 +270,13 @@ def test_what_leaves_messages_behind_is_not_begun_without_end() -> None:
         "&& rmdir task/x && echo stopped; i=$((i+1)); done",
         "echo over; sleep 1000",
     )
-    with daemon_of(config="messages: 30\ngrace: 300ms\n") as daemon, guarded(daemon):
-        agent = daemon.run("noter", f"sh -c {shlex.quote('; '.join(lines))}", "go", mode="turn")
-        wait_until(lambda: "over\n" in read(agent, "out"), "it has tried it all")
-        assert read(agent, "out").count("waited\n") == 30
-        assert read(agent, "out").count("stopped\n") == 0
-        assert read(agent, "queue").count("\n") == 30
-        write(agent / "ctl", "stop")
-        wait_dead(agent)
+    agent = daemon.run("noter", f"sh -c {shlex.quote('; '.join(lines))}", "go", mode="turn")
+    wait_until(lambda: "over\n" in read(agent, "out"), "it has tried it all")
+    assert read(agent, "out").count("waited\n") == 30
+    assert read(agent, "out").count("stopped\n") == 0
+    assert read(agent, "queue").count("\n") == 30
+    write(agent / "ctl", "stop")
+    wait_dead(agent)
 
 
 @pytest.mark.usefixtures("guard")

@@ -101,6 +101,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.alone
 def test_out_of_descriptors_nobody_is_unknown_and_root_is_obeyed() -> None:
     """Six children open files until they are refused: that was once the daemon's last."""
     daemon = Poor()
@@ -129,7 +130,7 @@ def test_out_of_descriptors_nobody_is_unknown_and_root_is_obeyed() -> None:
         wait_status(other, "busy")
 
 
-@pytest.mark.usefixtures("guard_alone")
+@pytest.mark.usefixtures("guard_after")
 def test_the_process_without_any_descriptor_knows_its_callers(daemon: Daemon) -> None:
     """Whatever took the last one, the accounts or not."""
     agent = daemon.run("sleeper", "sleep 1000")
@@ -226,7 +227,7 @@ def test_who_holds_what_is_told_to_the_owner_and_all_of_it_to_root(daemon: Daemo
     assert 'ctxfs_account_used{account="monitors"}' in (daemon.root / "metrics").read_text()
 
 
-@pytest.mark.usefixtures("guard")
+@pytest.mark.usefixtures("guard_after")
 def test_memory_is_given_back_and_long_texts_are_not_in_it(daemon: Daemon) -> None:
     """Work items once stayed in the daemon's memory, after their agent's death too."""
     text = "x" * 60_000
@@ -290,7 +291,7 @@ print(peer.recv(1000))
 """
 
 
-@pytest.mark.usefixtures("guard")
+@pytest.mark.usefixtures("guard_after")
 @pytest.mark.settings(owner_tasks=10, grace="1s")
 def test_a_hundred_tasks_are_on_the_owners_account(daemon: Daemon) -> None:
     agent = daemon.run("busy", "sleep 1000", owner=OWNER)

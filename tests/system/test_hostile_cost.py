@@ -131,7 +131,7 @@ def test_nobody_waits_for_what_one_call_costs(
     assert took[len(took) // 2] < 3.0
 
 
-@pytest.mark.usefixtures("guard")
+@pytest.mark.usefixtures("guard_after")
 def test_one_write_of_thousands_of_messages_is_one_change(daemon: Daemon, tmp_path: Path) -> None:
     line = '{"role":"user","content":""}'
     script = f"yes '{line}' | head -n 4681 > /tmp/m; cat /tmp/m >> $CTX_SELF/session/messages.jsonl"

@@ -25,7 +25,7 @@ def try_each(*commands: str) -> str:
     return sh("; ".join(f"if {c}; then echo ok; else echo no; fi" for c in commands))
 
 
-@pytest.mark.usefixtures("guard_alone")
+@pytest.mark.usefixtures("guard_after")
 def test_a_root_agent_reads_writes_and_stops_no_other_by_default(daemon: Daemon) -> None:
     victim = daemon.make("victim", SLEEP, env="SECRET=hidden", mode="turn")
     write(victim / "ctl", "start")
@@ -64,7 +64,7 @@ def test_what_an_agent_made_it_controls_without_a_line(daemon: Daemon) -> None:
     assert read(boss, "out") == "SECRET=x\nsupervisor_stop\n" * 2, read(boss, "log")
 
 
-@pytest.mark.usefixtures("guard_alone")
+@pytest.mark.usefixtures("guard_after")
 def test_an_environment_is_for_no_agent_by_policy(daemon: Daemon) -> None:
     daemon.run("victim", SLEEP, env="SECRET=hidden")
     reader = daemon.finish("reader", try_each(
@@ -104,7 +104,7 @@ def test_the_history_names_who_wrote_and_who_stopped(daemon: Daemon) -> None:
     assert "by=runtime" not in said
 
 
-@pytest.mark.usefixtures("guard_alone")
+@pytest.mark.usefixtures("guard_after")
 def test_what_was_refused_is_told_with_who_tried(daemon: Daemon) -> None:
     daemon.run("victim", SLEEP)
     daemon.finish("thief", try_each("cat $CTX_ROOT/agent/victim.d/env"), policy="")
@@ -118,7 +118,7 @@ def test_what_was_refused_is_told_with_who_tried(daemon: Daemon) -> None:
     assert "rejected" not in read(daemon.agent_dir("victim"), "session/events.jsonl")
 
 
-@pytest.mark.usefixtures("guard_alone")
+@pytest.mark.usefixtures("guard_after")
 def test_what_a_socket_refuses_is_told_too(daemon: Daemon) -> None:
     victim = daemon.run("victim", SLEEP)
     knock = (

@@ -121,6 +121,7 @@ def test_what_children_gave_back_is_not_rendered_to_tell_its_size(daemon: Daemon
     assert cost(daemon, attack) < COST
 
 
+@pytest.mark.alone
 def test_a_child_with_all_the_hidden_paths_there_may_be_starts(daemon: Daemon) -> None:
     boss = daemon.run("boss", "sleep 1000")
     wait_status(boss, "busy")
@@ -134,6 +135,7 @@ def test_a_child_with_all_the_hidden_paths_there_may_be_starts(daemon: Daemon) -
     assert time.monotonic() - begun < STARTED
 
 
+@pytest.mark.alone
 def test_large_frames_on_many_connections_hold_nobody_up(daemon: Daemon) -> None:
     frame = b'{"op":"ping","x":[' + b"[[]]," * 200_000 + b"0]}\n"
 
@@ -149,6 +151,7 @@ def test_large_frames_on_many_connections_hold_nobody_up(daemon: Daemon) -> None
     assert held_up(daemon, attack) < PATIENCE
 
 
+@pytest.mark.alone
 def test_thousands_of_messages_in_one_write_hold_nobody_up(daemon: Daemon) -> None:
     script = (
         """yes '{"role":"user","content":""}' | head -n 4500 > /tmp/m; """
@@ -159,6 +162,7 @@ def test_thousands_of_messages_in_one_write_hold_nobody_up(daemon: Daemon) -> No
     assert (writer / "session" / "messages.jsonl").read_text().count("\n") >= 500
 
 
+@pytest.mark.alone
 def test_a_long_document_holds_nobody_up(daemon: Daemon) -> None:
     agent = daemon.make("reader")
     data = b'{"path":"/a"}\n' * 150_000

@@ -14,6 +14,7 @@ import pytest
 from ctxfs.files import agent as agent_files
 from ctxfs.inodes import PUBLIC
 from ctxfs.rows import Kind
+from tests.system.hostile.compiling import compile_to
 from tests.worlds.daemon import (
     AGENT_UID,
     TIMEOUT,
@@ -37,11 +38,7 @@ def compiled(daemon: Daemon, name: str) -> Path:
     """A program of ``requests/``, where agents can be shown it."""
     directory = daemon.base / "programs"
     directory.mkdir(exist_ok=True)
-    program = directory / name
-    flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-static", "-pthread"]
-    subprocess.run(["cc", *flags, "-o", str(program), str(HERE / f"{name}.c")],
-                   check=True, timeout=60)
-    return program
+    return compile_to(directory / name, HERE / f"{name}.c", flags=("-static", "-pthread"))
 
 
 def run(daemon: Daemon, name: str, command: str, **files: str) -> Path:
@@ -85,7 +82,7 @@ def readable() -> Iterator[str]:
             yield row.name
 
 
-@pytest.mark.usefixtures("guard")
+@pytest.mark.usefixtures("guard_after")
 def test_controls_are_nobodys_to_lease(daemon: Daemon) -> None:
     program = compiled(daemon, "grants")
     # its user, outside of every cell: no filter of system calls is in the way
@@ -113,7 +110,7 @@ def test_controls_are_nobodys_to_lease(daemon: Daemon) -> None:
             holder.kill()
 
 
-@pytest.mark.usefixtures("guard")
+@pytest.mark.usefixtures("guard_after")
 def test_what_an_agent_owns_it_cannot_lease_either(daemon: Daemon) -> None:
     compiled(daemon, "grants")
     own = daemon.agent_dir("leaser")
@@ -124,7 +121,7 @@ def test_what_an_agent_owns_it_cannot_lease_either(daemon: Daemon) -> None:
     took(["cat", str(own / "artifact" / "a")])
 
 
-@pytest.mark.usefixtures("guard_alone")
+@pytest.mark.usefixtures("guard_after")
 def test_whose_right_was_taken_away_reads_nothing_new(daemon: Daemon) -> None:
     compiled(daemon, "reread")
     told = daemon.run("told", "sleep 1000", **{"meta.json": '{"n": 1}'})

@@ -27,7 +27,7 @@ IDS = {"uid": str(AGENT_UID), "gid": str(AGENT_UID)}
 
 @pytest.fixture(scope="module")
 def daemon(shared_daemon: Daemon) -> Iterator[Daemon]:
-    with guarded(shared_daemon):
+    with guarded(shared_daemon, bystanders=False):
         (shared_daemon.base / "scripts").mkdir()
         yield shared_daemon
 

@@ -59,7 +59,7 @@ def agent_name(ground: Ground) -> str:
 @pytest.fixture(scope="module", autouse=True)
 def guarded_module(shared_daemon: Daemon) -> Iterator[None]:
     """The whole module is an attack."""
-    with guarded(shared_daemon):
+    with guarded(shared_daemon, bystanders=False):
         yield
 
 
@@ -194,7 +194,7 @@ def test_written_again_it_is_good_again(shared_daemon: Daemon, ground: Ground) -
     assert read(agent, "out") == SECRET
 
 
-@pytest.mark.usefixtures("guard_alone")
+@pytest.mark.usefixtures("guard_after")
 def test_what_a_line_was_is_known_across_a_crash_and_looked_up_if_it_is_not(daemon: Daemon) -> None:
     """As for what an earlier version has written, which recorded nothing."""
     grounds = [Ground(daemon, name) for name in ("swapped", "plain", "linked")]

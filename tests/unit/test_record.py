@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,14 +13,7 @@ from runtime.cgroups import Cgroup
 from runtime.conclusions import LOST, is_lost, judge_run
 from runtime.following import Execution
 from runtime.record import VERSION, Record, read_record
-from tests.worlds.records import World, operator, world_in
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with world_in(tmp_path) as made:
-        yield made
-
+from tests.worlds.records import World, operator
 
 WHOLE = (
     "monitor 10\nchain 11\nkeeper 12\nstart 13 1000\nexit 3 2000\nend 3000\n",

@@ -25,8 +25,8 @@ from tests.worlds.daemon import Daemon, alive, wait_dead, wait_until, write
 
 #: recorded ends, adopted agents: all that a daemon does by itself after its start
 SETTLE_SECONDS: Final = 60.0
-#: looking at everything costs the daemon more than a moment
-_INTERVAL: Final = 0.02
+#: looking at everything costs the daemon more than a moment, in which it could get on
+_INTERVAL: Final = 0.1
 _LOOKS: Final = 3
 
 GONE: Final = (errno.ENOTCONN, errno.ECONNABORTED, errno.EIO)

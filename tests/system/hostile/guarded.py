@@ -22,7 +22,6 @@ requests took then.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -33,6 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from tests.system.hostile.compiling import compile_to
 from tests.worlds.daemon import Daemon, read, wait_dead, wait_status, wait_until, write
 
 HERE: Final = Path(__file__).parent
@@ -217,12 +217,7 @@ class Guard:
     def _let_others_work(self) -> None:
         directory = Path(tempfile.mkdtemp(prefix="by-", dir=self.daemon.base))
         directory.chmod(0o755)
-        program = directory / "probe"
-        made = self.daemon.base / "probe"
-        if not made.exists():
-            subprocess.run(["cc", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-static",
-                            "-o", str(made), str(HERE / "probe.c")], check=True, timeout=60)
-        shutil.copy(made, program)
+        program = compile_to(directory / "probe", HERE / "probe.c")
         os.chown(directory, BYSTANDER, BYSTANDER)
         for name in ("by-user", "by-agent"):
             bystander = Bystander(self.daemon, name, program, directory / f"{name}.log")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.system.hostile.attempts import TABLE, Attempt
+from tests.system.hostile.compiling import compile_to
 from tests.system.hostile.guarded import Guard
 from tests.worlds.daemon import alive, read, wait_status, wait_until, write
 
@@ -45,16 +46,11 @@ _PATH: Final = re.compile(r"@[a-z][a-z-]*(/[^ \n]*)?")
 def compile_programs(directory: Path) -> None:
     """hostile, statically linked, and a library for loaders; both readable by all."""
     directory.mkdir(mode=0o755)
-    flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"]
-    sources = [str(s) for s in HERE.glob("*.c") if s.name not in ("preload.c", "host.c", "probe.c")]
-    program = directory / "hostile"
-    for command in (
-        ["cc", *flags, "-static", "-pthread", "-o", str(program), *sources],
-        ["cc", *flags, "-shared", "-fPIC", "-o", str(directory / "preload.so"),
-         str(HERE / "preload.c")],
-        ["cc", *flags, "-static", "-o", str(directory.parent / "host"), str(HERE / "host.c")],
-    ):
-        subprocess.run(command, check=True, timeout=60)
+    others = ("preload.c", "host.c", "probe.c")
+    sources = sorted(source for source in HERE.glob("*.c") if source.name not in others)
+    program = compile_to(directory / "hostile", *sources, flags=("-static", "-pthread"))
+    compile_to(directory / "preload.so", HERE / "preload.c", flags=("-shared", "-fPIC"))
+    compile_to(directory.parent / "host", HERE / "host.c")
     shutil.copy(program, directory / "setuid")
     (directory / "setuid").chmod(0o4755)
 
