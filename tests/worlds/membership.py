@@ -20,6 +20,7 @@ daemon is long ready, and alive.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import select
 import socket
@@ -254,12 +255,20 @@ class Watch:
 
     def _check_told(self) -> None:
         """A fork of our own must be told, or nothing is."""
-        pid = os.posix_spawn("/bin/true", ["true"], {})
-        os.waitpid(pid, 0)
+        pid = 0
         while True:
+            if not pid:
+                pid = os.posix_spawn("/bin/true", ["true"], {})
+                os.waitpid(pid, 0)
             if not select.select([self._socket], [], [], 5)[0]:
                 raise OSError(0, "it is silent")
-            what, *numbers = _EVENT.unpack_from(self._socket.recv(4096))
+            try:
+                what, *numbers = _EVENT.unpack_from(self._socket.recv(4096))
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                pid = 0  # of a busy machine there may be too much at once
+                continue
             if what == _FORK and numbers[3] == pid:
                 return
 
