@@ -2,8 +2,8 @@
 
     python -m tests.soak [SECONDS [SEED]]
 
-Chapters of several rounds on one state. In a round operators work on agents of theirs (the
-workers of the random kills), beside programs of another user that make, remove, ask and
+Chapters of several rounds on one state. In a round operators work on agents of theirs, as in the
+random kills, beside programs of another user that make, remove, ask and
 print without end. Then the daemon is killed, and now and then monitors, keepers, programs, the
 binder or the guard, too; the next daemon is held to all invariants. At the end of a chapter
 everything is stopped and removed, and what ctxd still uses is noted: over the chapters it must
@@ -17,13 +17,14 @@ import select
 import shlex
 import sys
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Final
 
 from tests.system.hostile.guarded import resident
-from tests.system.test_random_kills import Worker, _disturb, _hold
 from tests.worlds.daemon import Daemon, alive, end_process, wait_until
 from tests.worlds.invariants import Invariants, Journal
+from tests.worlds.random_lives import Worker, disturb, hold, told_of
 
 _WORKERS: Final = 3
 _ROUNDS: Final = 8
@@ -87,7 +88,7 @@ def _chapter(
     journal, invariants = Journal(daemon), Invariants(daemon)
     seed = chance.randrange(1 << 30)
     workers = [Worker(100 * chapter + n, seed, journal, daemon) for n in range(_WORKERS)]
-    try:
+    with closing(invariants), told_of(workers, daemon, f"in chapter {chapter}"):
         _let_hostile_work(chance, daemon, chapter)
         for _ in range(_ROUNDS):
             if time.monotonic() > until:
@@ -98,14 +99,14 @@ def _chapter(
             select.select([], [], [], chance.uniform(0.05, 1.5))
             if chance.random() < 0.5:
                 invariants.observe()
-                _hold(chance, invariants, daemon)
+                hold(chance, invariants, daemon)
             figures.others += _kill_helpers(chance, daemon)
             daemon.kill()
             figures.kills += 1
             for worker in workers:
                 worker.join()
             invariants.observe()
-            figures.others += _disturb(chance, daemon)
+            figures.others += disturb(chance, daemon)
             begun = time.monotonic()
             daemon.start()
             figures.longest_start = max(figures.longest_start, time.monotonic() - begun)
@@ -114,15 +115,6 @@ def _chapter(
         figures.operations += sum(len(worker.done) for worker in workers)
         invariants.dismantle(journal)
         daemon.check_own_cgroup()
-    except BaseException as error:
-        if daemon.process is not None:
-            daemon.kill()
-        said = [f"in chapter {chapter}"]
-        said += [f"{worker.name}: {', '.join(worker.done[-12:])}" for worker in workers]
-        error.add_note("\n".join(said))
-        raise
-    finally:
-        invariants.close()
 
 
 def _measure(daemon: Daemon, begun: float) -> tuple[float, int, int, int]:
