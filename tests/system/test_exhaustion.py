@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runtime import linux
-from tests.worlds.daemon import Daemon, read, wait_dead, wait_status, wait_until, write
+from tests.worlds.daemon import Daemon, read, refusal, wait_dead, wait_status, wait_until, write
 
 
 @pytest.fixture
@@ -46,7 +46,10 @@ def test_on_a_full_disk_agents_end_and_room_is_made(small_disk: Daemon) -> None:
     assert read(other, "reason") == "operator_stop\n"
     filler.rmdir()
     wait_until(lambda: os.statvfs(small_disk.state).f_bavail > 100, "there is room again")
-    assert read(small_disk.finish("more", "echo hello"), "out") == "hello\n"
+    more = small_disk.make("more", "echo hello")
+    wait_until(lambda: refusal(more / "ctl", "start") == "accepted", "what is used is measured")
+    wait_dead(more)
+    assert read(more, "out") == "hello\n"
     wait_until(lambda: small_disk.events("other")[-1]["type"] == "agent.stop", "it is recorded")
     types = [event["type"] for event in small_disk.events("other")]
     assert types.count("run.end") == types.count("agent.stop") == 1

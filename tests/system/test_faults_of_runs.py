@@ -8,6 +8,7 @@ import shlex
 import signal
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -51,8 +52,10 @@ def kill(scene: Scene, alone: bool, *pids: int) -> None:
     """Ends processes; if there is no daemon meanwhile, there is one again afterwards."""
     if alone:
         scene.daemon.kill()
-    for pid in pids:
-        end_process(pid)
+    end_process(pids[0])
+    for pid in pids[1:]:
+        with suppress(ProcessLookupError):  # the end of one may be that of the next
+            end_process(pid)
     wait_until(lambda: not any(alive(pid) for pid in pids), "they are gone")
     if alone:
         scene.invariants.observe()

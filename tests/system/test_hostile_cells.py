@@ -266,14 +266,12 @@ def test_a_daemon_that_begins_anew_in_its_process_is_watched(daemon: Daemon) -> 
     if WATCH.why_not:
         pytest.skip(f"membership is not watched: {WATCH.why_not}")
     pid = daemon.pid
-    # the guard is two processes, of which one may come a moment later
-    wait_until(lambda: len(living_in(daemon)) == 4, "it is with its binder and guard")
     house = living_in(daemon) - {pid}
     subprocess.run(["umount", "-f", str(daemon.runtime / "root" / "ctx")], check=False,
                    stderr=subprocess.DEVNULL)
     wait_until(lambda: is_ready(daemon), "it is mounted anew")
-    wait_until(lambda: len(living_in(daemon)) == 4, "it is with its binder and guard again")
-    assert not house & living_in(daemon), "it has begun anew"
+    wait_until(lambda: not house & living_in(daemon), "it has begun anew")
+    wait_until(daemon.guards, "there is a guard again")
     assert daemon.pid == pid and not daemon.has_ended()
     daemon.check_own_cgroup()
     moved(daemon, daemon.own.path, "true")
