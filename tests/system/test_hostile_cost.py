@@ -142,7 +142,7 @@ def test_one_write_of_thousands_of_messages_is_one_change(daemon: Daemon, tmp_pa
     assert longest_step(daemon) < LONGEST
 
 
-@pytest.mark.usefixtures("guard")
+@pytest.mark.usefixtures("guard_after")
 def test_what_threads_write_read_and_cut_off_is_right(daemon: Daemon) -> None:
     """Far more than is written at once, by two who add to one file and one who goes on alone."""
     numbers = "seq 12000000 | dd bs=64K iflag=fullblock status=none"

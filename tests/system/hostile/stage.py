@@ -82,6 +82,8 @@ class Stage:
         self._answers: dict[str, dict[str, str | None]] = {}
         self.pids: dict[str, str] = {}
         self.kept: dict[str, str] = {}
+        #: checks that hold, of what was tried all at once before any of them
+        self._held: set[str] = set()
         self.waiter: subprocess.Popen[bytes] | None = None
         self.human: subprocess.Popen[str] | None = None
 
@@ -279,6 +281,12 @@ class Stage:
         said = found[attempt.name]
         assert said is not None, f"{attempt.actor} was not answered: {attempt.name}"
         return said
+
+    def hold(self, name: str) -> None:
+        """Makes a check of what the whole table has done, once; it fails again if it failed."""
+        if name not in self._held:
+            CHECKS[name](self)
+            self._held.add(name)
 
     def targets(self, attempt: Attempt) -> Iterator[tuple[str, bool]]:
         """The paths of /ctx and the host that an attempt names, and whether it makes them."""
