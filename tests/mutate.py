@@ -32,7 +32,8 @@ TESTS: Final = ("tests/unit", "tests/adapter")
 #: where most of the rules are
 MODULES: Final = (
     *("runtime/messages.py", "runtime/tasks.py", "runtime/work.py", "runtime/waiting.py"),
-    *("runtime/planes.py", "runtime/agents.py", "ctxfs/handles.py", "ctxfs/rows.py"),
+    *("runtime/items.py", "runtime/births.py", "runtime/removals.py", "runtime/journal.py"),
+    *("ctxfs/handles.py", "ctxfs/rows.py"),
 )
 #: seconds of one fault; what hangs is seen, too
 PATIENCE: Final = 600
@@ -169,7 +170,7 @@ def main() -> int:
         for number in range(workers):
             copy = Path(scratch, str(number))
             shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(
-                ".git", ".venv", ".*_cache", ".hypothesis", "__pycache__"))
+                ".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info"))
             copies.put(copy)
         if failed := first_failure(copy, tests):
             print(f"without any fault {failed} fails already: mend that first", file=sys.stderr)

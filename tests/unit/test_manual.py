@@ -56,12 +56,6 @@ def test_the_page_is_up_to_date() -> None:
     assert manual.main(["--check", str(MAN / "ctxfs.5")]) == 0, "run: make man"
 
 
-def test_every_agent_file_is_on_the_page() -> None:
-    text = (MAN / "ctxfs.5").read_text()
-    for row in manual.described(agent.PLANE):
-        assert f"\n.It Pa {row.within}/{row.name}".replace(" /", " ") in text
-
-
 def test_every_operation_of_a_socket_is_on_the_page() -> None:
     _, _, sockets = (MAN / "ctxfs.5").read_text().partition(".Sh SOCKETS\n")
     for name in OPERATIONS:
