@@ -288,11 +288,10 @@ class Model:
                 self._leave(agent, wait, "cancelled", None)
         agent.status = "dead"
         agent.outcome, agent.reason = outcome, reason
-        for message in agent.messages:
-            if message.status in ("queued", "running"):
-                self._end_message(
-                    agent, message, "dropped" if message.status == "queued" else "failed"
-                )
+        # what was worked on first, though it may have been queued after what still waits
+        for status, end in (("running", "failed"), ("queued", "dropped")):
+            for message in [m for m in agent.messages if m.status == status]:
+                self._end_message(agent, message, end)
         for task in agent.tasks.values():
             if not task.over and task.child is None:
                 how = "interrupted" if outcome == "interrupted" else "cancelled"
