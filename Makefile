@@ -16,7 +16,7 @@ help:
 	@echo "make demo    run a parent agent and its children on this checkout"
 	@echo "make test    lint, types and all tests"
 	@echo "make test-faults   more instants in which the daemon dies"
-	@echo "make test-hostile  the whole adversarial suite"
+	@echo "make test-hostile  the whole adversarial suite, with others at work beside it"
 	@echo "make test-systemd  the units in a container that boots systemd"
 	@echo "make test-vm       limits and a power cut in an emulated machine"
 	@echo "make test-load     many at work without malice (SECONDS=300)"
@@ -63,7 +63,8 @@ test-faults: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m pytest -m long tests/system
 
 test-hostile: $(STAMP) $(PROGRAMS)
-	$(PYTHON) -m pytest -m "long or not long" tests/system/test_hostile*.py
+	CTXFS_TEST_BYSTANDERS=1 $(PYTHON) -m pytest -m "long or not long" tests/system/test_hostile*.py \
+		tests/system/test_next_lives.py tests/system/test_sources.py
 
 test-systemd: $(STAMP) $(PROGRAMS)
 	sh tests/systemd/packages.sh systemd-nspawn:systemd-container \

@@ -28,7 +28,7 @@ from bench.measure import Pair, Part, Ratio, Side, compare, compare_episodes
 from bench.minimal import FILES
 from bench.setting import Setting
 from bench.trees import idling, killed_cgroup, killed_parent, running_tree, settle
-from runtime.config import FALLBACK_AGENT_ID, Config
+from runtime.records.config import FALLBACK_AGENT_ID, Config
 
 #: agents in the row ``crowd``
 CROWD: Final = 100

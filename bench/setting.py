@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Final
 
-from runtime import linux
-from runtime.cgroups import Cgroup, find_root
 from runtime.errors import StartupError
+from runtime.kernel import linux
+from runtime.kernel.cgroups import Cgroup, find_root
 
 _START_SECONDS: Final = 30.0
 _END_SECONDS: Final = 60.0

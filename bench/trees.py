@@ -18,7 +18,7 @@ from typing import Final
 from bench.agents import await_busy, directory_of, fresh_name, make, running_agent, start, write
 from bench.measure import Episode, undisturbed
 from bench.setting import Setting
-from runtime import cgroups
+from runtime.kernel import cgroups
 
 _EMPTY_SECONDS: Final = 60.0
 #: longer than worker threads wait for more work before they end

@@ -27,7 +27,7 @@ from typing import Final
 import pyfuse3
 import trio
 
-from runtime.loop import Batches
+from runtime.authority.loop import Batches
 
 #: seconds; as good as forever, because every change is told
 FOREVER: Final = 3600.0

@@ -29,11 +29,11 @@ from ctxfs.mount import Guard, check_device, check_point, check_user, clear_stal
 from ctxfs.operations import WORKERS, Operations
 from ctxfs.tools import registry as tools
 from runtime import crashpoints
-from runtime.cell import Places
-from runtime.config import Config, load_config
-from runtime.daemonlog import DaemonLog
+from runtime.cell.cell import Places
 from runtime.errors import StartupError
-from runtime.privilege import Privilege
+from runtime.kernel.daemonlog import DaemonLog
+from runtime.kernel.privilege import Privilege
+from runtime.records.config import Config, load_config
 from runtime.runtime import VERSION, Runtime, open_runtime
 from runtime.sockets import Sockets
 

@@ -23,10 +23,10 @@ from weakref import WeakValueDictionary
 
 import trio
 
-from runtime.accounts import Payer, Reserve
+from runtime.authority.accounts import Payer, Reserve
+from runtime.authority.loop import Batches
 from runtime.caller import Caller
 from runtime.errors import OverTimeError
-from runtime.loop import Batches
 
 log = logging.getLogger("ctxd.disks")
 

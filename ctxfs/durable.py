@@ -22,8 +22,8 @@ from ctxfs.disks import Work
 from ctxfs.handles import FileHandle, truncating_by_path
 from ctxfs.inodes import REAL
 from ctxfs.nodes import Attributes, Call, Changes, Handle, Node
+from runtime.authority.disk import ENTRY_SIZE, Share
 from runtime.caller import Caller
-from runtime.disk import ENTRY_SIZE, Share
 from runtime.errors import (
     CtxError,
     ForbiddenError,
@@ -35,7 +35,7 @@ from runtime.errors import (
     QuotaError,
     TakenError,
 )
-from runtime.names import quote
+from runtime.texts.names import quote
 
 #: above every computed inode number
 _FIRST: Final = 1 << 62

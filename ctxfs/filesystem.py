@@ -27,15 +27,15 @@ from ctxfs.reasons import Reasons
 from ctxfs.rownodes import RowNode
 from ctxfs.rows import Directory, Opened, Row
 from runtime.caller import INSIDERS, NOBODY, OPERATORS, PARTIES, Caller, Role
-from runtime.cell import working_directory, workspace
-from runtime.change import Watching
+from runtime.cell.cell import working_directory, workspace
 from runtime.errors import CtxError, DeniedError, ForbiddenError, GoneError, MissingError
-from runtime.items import Item, Message, Task
-from runtime.model import Agent
-from runtime.names import quote
-from runtime.output import Output
+from runtime.kernel.output import Output
+from runtime.records.change import Watching
+from runtime.records.items import Item, Message, Task
+from runtime.records.model import Agent
 from runtime.runtime import Runtime
 from runtime.sockets import DAEMON_BIND_NAME
+from runtime.texts.names import quote
 
 ROOT_INODE: Final = 1
 PLANES: Final = (

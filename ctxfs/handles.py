@@ -14,9 +14,8 @@ import pyfuse3
 
 from ctxfs.disks import Work, read_cached
 from ctxfs.nodes import Handle
-from runtime.accounts import Hold, Resource
-from runtime.authority.mounts import Source
-from runtime.disk import Share
+from runtime.authority.accounts import Hold, Resource
+from runtime.authority.disk import Share
 from runtime.errors import (
     DeniedError,
     ForbiddenError,
@@ -25,8 +24,9 @@ from runtime.errors import (
     TooLongError,
     WrongStateError,
 )
-from runtime.names import quote
-from runtime.output import Output
+from runtime.kernel.output import Output
+from runtime.texts.mounts import Source
+from runtime.texts.names import quote
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem

@@ -27,9 +27,9 @@ from ctxfs.rows import Directory, Document, File, History, Kind, Row, Staged
 from ctxfs.tools.registry import TOOLS
 from ctxfs.tools.tool import Concerns, Schema
 from runtime.authority.guard import Guard, said, times
-from runtime.authority.policy import PERMS
 from runtime.caller import INSIDERS, Role
 from runtime.sockets import OPERATIONS
+from runtime.texts.policy import PERMS
 
 _WIDTH: Final = 96
 _SUFFIXES: Final = {

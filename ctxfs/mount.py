@@ -24,12 +24,12 @@ import pyfuse3
 import trio
 
 from ctxfs.operations import Operations
-from runtime import linux
-from runtime.cell import Places
-from runtime.cgroups import Cgroup
+from runtime.cell.cell import Places
 from runtime.errors import StartupError
-from runtime.privilege import Privilege
-from runtime.spawn import Spawner, run_alone
+from runtime.kernel import linux
+from runtime.kernel.cgroups import Cgroup
+from runtime.kernel.privilege import Privilege
+from runtime.kernel.spawn import Spawner, run_alone
 
 log = logging.getLogger("ctxd.mount")
 

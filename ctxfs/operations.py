@@ -35,7 +35,7 @@ from ctxfs.order import Order
 from ctxfs.pace import MANNERS, Manner, Pace
 from ctxfs.rownodes import RowNode
 from ctxfs.rows import File, Verbs
-from runtime.accounts import Hold, Payer, Resource
+from runtime.authority.accounts import Hold, Payer, Resource
 from runtime.caller import Caller
 from runtime.errors import CtxError, GoneError, MalformedError, MissingError
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 import pyfuse3
 import trio
 
-from runtime.accounts import Payer, Reserve
+from runtime.authority.accounts import Payer, Reserve
 
 #: requests that the kernel may send with the lock of a directory
 _LOCKED: Final = frozenset(

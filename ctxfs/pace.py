@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 
-from runtime.accounts import Payer
+from runtime.authority.accounts import Payer
+from runtime.authority.loop import Late, Timed, Turns
 from runtime.errors import CtxError, OverTimeError
-from runtime.loop import Late, Timed, Turns
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem

@@ -17,15 +17,15 @@ from ctxfs.caching import FOREVER
 from ctxfs.nodes import Call, Node
 from ctxfs.rownodes import RowNode
 from ctxfs.rows import Directory, Making, Removing, Row, Target
-from runtime import planes
+from runtime.agents import planes
 from runtime.caller import Caller
 from runtime.errors import MissingError
-from runtime.items import Item
-from runtime.model import Agent
+from runtime.records.items import Item
+from runtime.records.model import Agent
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem
-    from runtime.agents import Agents
+    from runtime.agents.parts import Agents
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

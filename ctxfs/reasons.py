@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ctxfs.errnos import name_of
-from runtime.agents import Agents
+from runtime.agents.parts import Agents
 from runtime.caller import Caller
-from runtime.daemonlog import CALLER_RATE, Rates, because_of
 from runtime.errors import CtxError, ExceedingError
-from runtime.model import Agent
-from runtime.names import escape, timestamp
+from runtime.kernel.daemonlog import CALLER_RATE, Rates, because_of
+from runtime.records.model import Agent
+from runtime.texts.names import escape, timestamp
 
 log = logging.getLogger("ctxd.rejected")
 

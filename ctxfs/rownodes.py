@@ -22,9 +22,9 @@ from runtime.errors import (
     ForbiddenError,
     MissingError,
 )
-from runtime.items import Item
-from runtime.lifecycle import Status
-from runtime.model import Agent
+from runtime.records.items import Item
+from runtime.records.lifecycle import Status
+from runtime.records.model import Agent
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem

@@ -17,12 +17,12 @@ from ctxfs.handles import ControlHandle, RowHandle, VerbHandle, decode
 from ctxfs.inodes import CONTROL, NAMED, PUBLIC, Treatment
 from ctxfs.nodes import Call, Handle, Node
 from runtime.authority.guard import ANY_STATUS, NEVER, Guard
-from runtime.authority.mounts import Source
 from runtime.caller import INSIDERS, Caller, Role
-from runtime.config import Config
 from runtime.errors import CtxError, MalformedError, TooLargeError, TooLongError
-from runtime.lifecycle import Status
-from runtime.model import Agent
+from runtime.records.config import Config
+from runtime.records.lifecycle import Status
+from runtime.records.model import Agent
+from runtime.texts.mounts import Source
 
 if TYPE_CHECKING:
     from ctxfs.files.spaces import SpaceRow

@@ -11,9 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from runtime.authority import mounts
-from runtime.cgroups import CONTROLLERS
-from runtime.items import (
+from runtime.kernel.cgroups import CONTROLLERS
+from runtime.records.items import (
     PRIORITIES,
     TASK_MOVES,
     WAIT_MOVES,
@@ -22,9 +21,10 @@ from runtime.items import (
     WaitStatus,
     WorkStatus,
 )
-from runtime.model import LIVES, SESSION_STATES
-from runtime.modes import MODES
-from runtime.names import SECONDS
+from runtime.records.model import LIVES, SESSION_STATES
+from runtime.records.modes import MODES
+from runtime.texts import mounts
+from runtime.texts.names import SECONDS
 
 _HEAD: Final = '''\
 """The words of the runtime's tables. Written by `make words` (ctxfs/words.py): do not edit."""

@@ -14,20 +14,21 @@ from pathlib import Path
 
 import trio
 
-from runtime import cell, cgroups, linux, orders, spare
-from runtime.agents import Agents, open_agents
-from runtime.binder import Binder
-from runtime.cell import Places
-from runtime.config import Config
+from runtime.agents.parts import Agents, open_agents
+from runtime.authority.loop import Gentle, LoopMeter
+from runtime.cell import cell
+from runtime.cell.cell import Places
 from runtime.errors import StartupError
-from runtime.inotify import Watcher
-from runtime.loop import Gentle, LoopMeter
-from runtime.privilege import Privilege
-from runtime.spawn import Spawner
-from runtime.store import Store
-from runtime.streams import Streams
-from runtime.supervisor import Supervisor
-from runtime.waits import Waits
+from runtime.kernel import cgroups, linux, orders, spare
+from runtime.kernel.binder import Binder
+from runtime.kernel.inotify import Watcher
+from runtime.kernel.privilege import Privilege
+from runtime.kernel.spawn import Spawner
+from runtime.kernel.waits import Waits
+from runtime.life.streams import Streams
+from runtime.life.supervisor import Supervisor
+from runtime.records.config import Config
+from runtime.records.store import Store
 
 log = logging.getLogger("ctxd.runtime")
 

@@ -1,7 +1,7 @@
 """The agents' sockets: JSON Lines over a Unix stream socket (ctxfs(5), Sockets).
 
 The sockets are bound on the filesystem itself, by a process of its own
-(``runtime.binder``), because the daemon serves the request that this makes.
+(``runtime.kernel.binder``), because the daemon serves the request that this makes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any, Final
 
 import trio
 
-from runtime.accounts import Accounts, Hold, Payer, Resource
-from runtime.agents import Agents
-from runtime.authority import policy
+from runtime.agents.messages import SENDING, check_id
+from runtime.agents.parts import Agents
+from runtime.authority.accounts import Accounts, Hold, Payer, Resource
 from runtime.authority.guard import Act, Facts, Guard, Unless
-from runtime.binder import Binder
+from runtime.authority.loop import Late, Timed, Turns
 from runtime.caller import (
     CONTROLLERS,
     HISTORIANS,
@@ -34,9 +34,7 @@ from runtime.caller import (
     Caller,
     Role,
 )
-from runtime.cell import Places
-from runtime.change import Watching
-from runtime.config import Config
+from runtime.cell.cell import Places
 from runtime.errors import (
     CtxError,
     DeniedError,
@@ -47,13 +45,15 @@ from runtime.errors import (
     TooLongError,
     WrongStateError,
 )
-from runtime.items import Message, MessageStatus
-from runtime.lifecycle import Effect
-from runtime.loop import Late, Timed, Turns
-from runtime.messages import SENDING, check_id
-from runtime.model import Agent
-from runtime.names import check_known, dump_json, parse_json_object, quote
-from runtime.streams import Stream, Streams
+from runtime.kernel.binder import Binder
+from runtime.life.streams import Stream, Streams
+from runtime.records.change import Watching
+from runtime.records.config import Config
+from runtime.records.items import Message, MessageStatus
+from runtime.records.lifecycle import Effect
+from runtime.records.model import Agent
+from runtime.texts import policy
+from runtime.texts.names import check_known, dump_json, parse_json_object, quote
 
 log = logging.getLogger("ctxd.sockets")
 

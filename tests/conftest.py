@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from runtime import linux
-from runtime.cgroups import unified_mount
+from runtime.kernel import linux
+from runtime.kernel.cgroups import unified_mount
 from tests.worlds.daemon import MARK, Daemon, begun, running, sampled
 from tests.worlds.membership import WATCH
 from tests.worlds.preloaded import PRELOADED

@@ -31,8 +31,9 @@ ROOT: Final = Path(__file__).parents[1]
 TESTS: Final = ("tests/unit", "tests/adapter")
 #: where most of the rules are
 MODULES: Final = (
-    *("runtime/messages.py", "runtime/tasks.py", "runtime/work.py", "runtime/waiting.py"),
-    *("runtime/items.py", "runtime/births.py", "runtime/removals.py", "runtime/journal.py"),
+    *("runtime/agents/messages.py", "runtime/agents/tasks.py", "runtime/agents/work.py"),
+    *("runtime/agents/waiting.py", "runtime/agents/births.py", "runtime/agents/removals.py"),
+    *("runtime/records/items.py", "runtime/records/journal.py"),
     *("ctxfs/handles.py", "ctxfs/rows.py"),
 )
 #: seconds of one fault; what hangs is seen, too

@@ -40,11 +40,9 @@ from ctxfs.rows import (
     Verbs,
 )
 from ctxfs.rows import one_line as _one
-from runtime import names
-from runtime.authority import mounts, policy
+from runtime.agents.messages import SENDING
+from runtime.agents.workspace import check_possible as check_worktree_possible
 from runtime.authority.guard import Guard
-from runtime.authority.mounts import Source, ancestry
-from runtime.authority.policy import Rules
 from runtime.caller import CONTROLLERS, OPERATORS, PARTIES, Caller, Role
 from runtime.errors import (
     DeniedError,
@@ -55,13 +53,14 @@ from runtime.errors import (
     UnsupportedError,
     WrongStateError,
 )
-from runtime.lifecycle import Status
-from runtime.linux import boot_id
-from runtime.messages import SENDING
-from runtime.model import FAMILIES, LIVES, PROFILES, Agent, Profile
-from runtime.modes import MODES
-from runtime.names import quote
-from runtime.workspace import check_possible as check_worktree_possible
+from runtime.kernel.linux import boot_id
+from runtime.records.lifecycle import Status
+from runtime.records.model import FAMILIES, LIVES, PROFILES, Agent, Profile
+from runtime.records.modes import MODES
+from runtime.texts import mounts, names, policy
+from runtime.texts.mounts import Source, ancestry
+from runtime.texts.names import quote
+from runtime.texts.policy import Rules
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem

@@ -11,12 +11,12 @@ from ctxfs.handles import FileHandle
 from ctxfs.nodes import Call, Handle
 from ctxfs.rownodes import RowNode
 from ctxfs.rows import Check, Document, Kept, Lines, Render, Size, Time
-from runtime import names
 from runtime.authority.guard import Guard
 from runtime.caller import INSIDERS, PARTIES, Caller, Role
 from runtime.errors import DeniedError, MalformedError
-from runtime.model import Agent
-from runtime.names import quote
+from runtime.records.model import Agent
+from runtime.texts import names
+from runtime.texts.names import quote
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem

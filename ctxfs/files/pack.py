@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from runtime.agents import Agents
+from runtime.agents.parts import Agents
 from runtime.errors import MalformedError
-from runtime.model import Agent, Session
-from runtime.names import escape, parse_json_object
+from runtime.records.model import Agent, Session
+from runtime.texts.names import escape, parse_json_object
 
 #: bytes of all, and children that are looked at
 SIZE_MAX: Final = 64 << 10

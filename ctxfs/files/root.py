@@ -13,7 +13,7 @@ from ctxfs.nodes import Call, Node
 from ctxfs.planes import Plane
 from ctxfs.rownodes import RowNode
 from ctxfs.rows import Directory, Making, Removing, Row, Shown, Socket, Target
-from runtime.accounts import Resource
+from runtime.authority.accounts import Resource
 from runtime.authority.guard import Facts, Guard, Unless
 from runtime.caller import CONTROLLERS, INSIDERS, OPERATORS, Caller, Role
 from runtime.errors import (
@@ -24,8 +24,8 @@ from runtime.errors import (
     TakenError,
     WrongStateError,
 )
-from runtime.model import Agent, Session
-from runtime.names import check_name, quote
+from runtime.records.model import Agent, Session
+from runtime.texts.names import check_name, quote
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem

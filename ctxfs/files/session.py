@@ -17,11 +17,11 @@ from ctxfs.rownodes import RowNode
 from ctxfs.rows import Directory, Document, History, Kept, Render, Row, Shown
 from runtime.authority.guard import Guard
 from runtime.caller import HISTORIANS, Caller, Role
-from runtime.change import Change
 from runtime.errors import MalformedError
-from runtime.lifecycle import Status
-from runtime.model import Agent, Session
-from runtime.names import dump_json, parse_json_object, quote, timestamp
+from runtime.records.change import Change
+from runtime.records.lifecycle import Status
+from runtime.records.model import Agent, Session
+from runtime.texts.names import dump_json, parse_json_object, quote, timestamp
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem

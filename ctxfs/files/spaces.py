@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ctxfs.durable import Space
+from runtime.authority.disk import Share
 from runtime.authority.guard import ANY_STATUS, Act, Facts, Guard, Unless
 from runtime.caller import HISTORIANS, INSIDERS, Caller, Role
-from runtime.disk import Share
 from runtime.errors import DeniedError, MissingError
-from runtime.lifecycle import Status
-from runtime.model import Agent, Session
-from runtime.names import quote
+from runtime.records.lifecycle import Status
+from runtime.records.model import Agent, Session
+from runtime.texts.names import quote
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem

@@ -13,14 +13,14 @@ from ctxfs.planes import ItemPlane
 from ctxfs.rownodes import RowNode
 from ctxfs.rows import Control, Directory, Inlet, Link, Output, Render, Row, Shown, Verbs
 from ctxfs.rows import one_line as _one
-from runtime import names
+from runtime.agents.tasks import INPUT, STARTING, STOPPING, WRITING, TaskPlane, accepts_input
 from runtime.authority.guard import Guard
 from runtime.caller import PARTIES, Caller
 from runtime.errors import MalformedError, MissingError, WrongStateError
-from runtime.items import Task, Work
-from runtime.model import Agent
-from runtime.names import parse_usage, quote, timestamp
-from runtime.tasks import INPUT, STARTING, STOPPING, WRITING, TaskPlane, accepts_input
+from runtime.records.items import Task, Work
+from runtime.records.model import Agent
+from runtime.texts import names
+from runtime.texts.names import parse_usage, quote, timestamp
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem

@@ -10,7 +10,7 @@ from ctxfs.planes import Plane
 from ctxfs.rows import Directory, Row, Shown
 from ctxfs.tools.registry import BY_NAME, TOOLS, refusal, visible
 from ctxfs.tools.tool import Tool
-from runtime.names import dump_json
+from runtime.texts.names import dump_json
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from runtime.authority.guard import Act, Facts, Guard, Unless
 from runtime.caller import CONTROLLERS, Caller, Role
 from runtime.errors import CtxError, NotRunningError, WrongStateError
-from runtime.lifecycle import AGENT_MOVES, Event, Status
-from runtime.model import Agent
-from runtime.names import check_name, parse_usage, quote
+from runtime.records.lifecycle import AGENT_MOVES, Event, Status
+from runtime.records.model import Agent
+from runtime.texts.names import check_name, parse_usage, quote
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem

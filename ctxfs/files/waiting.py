@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 from ctxfs.planes import ItemPlane, agent_with
 from ctxfs.rownodes import RowNode
 from ctxfs.rows import Control, Directory, Render, Row, Shown, one_line
+from runtime.agents.waiting import ARMING, TRIGGERING, WRITING, WaitingPlane
 from runtime.caller import PARTIES, Caller, Role
-from runtime.items import Wait, WaitStatus
-from runtime.waiting import ARMING, TRIGGERING, WRITING, WaitingPlane
+from runtime.records.items import Wait, WaitStatus
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ctxfs.planes import ItemPlane, agent_with
 from ctxfs.rows import Check, Control, Directory, Render, Row, Shown, one_line
+from runtime.agents.work import WRITING, WorkPlane
 from runtime.authority.guard import Guard
 from runtime.caller import PARTIES, Caller
-from runtime.items import Work
-from runtime.lifecycle import LIVE
-from runtime.model import Agent
-from runtime.names import timestamp
-from runtime.work import WRITING, WorkPlane
+from runtime.records.items import Work
+from runtime.records.lifecycle import LIVE
+from runtime.records.model import Agent
+from runtime.texts.names import timestamp
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem

@@ -24,14 +24,14 @@ from ctxfs.tools.tool import (
     words,
 )
 from ctxfs.tools.waiting import WAIT, wait_of
+from runtime.agents.messages import check_id
 from runtime.caller import INSIDERS
 from runtime.errors import DeniedError, MissingError
-from runtime.items import PRIORITIES, MessageStatus, TaskStatus, Wait, WaitStatus
-from runtime.lifecycle import Status
-from runtime.messages import check_id
-from runtime.model import PROFILES, Agent, Outcome, Profile
-from runtime.modes import MODES
-from runtime.names import quote
+from runtime.records.items import PRIORITIES, MessageStatus, TaskStatus, Wait, WaitStatus
+from runtime.records.lifecycle import Status
+from runtime.records.model import PROFILES, Agent, Outcome, Profile
+from runtime.records.modes import MODES
+from runtime.texts.names import quote
 
 #: agents of a list before others have their turn
 _LISTED_AT_ONCE: Final = 256

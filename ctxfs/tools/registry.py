@@ -20,8 +20,8 @@ from runtime.errors import (
     MissingError,
     NoSpaceError,
 )
-from runtime.model import Agent
-from runtime.names import dump_json, escape, quote
+from runtime.records.model import Agent
+from runtime.texts.names import dump_json, escape, quote
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator, ValidationError

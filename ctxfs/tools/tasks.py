@@ -21,10 +21,10 @@ from ctxfs.tools.tool import (
     text,
     words,
 )
+from runtime.agents.tasks import CHILD, COMMAND
 from runtime.errors import MalformedError
-from runtime.items import Task, TaskStatus
-from runtime.names import parse_env_line, quote, timestamp
-from runtime.tasks import CHILD, COMMAND
+from runtime.records.items import Task, TaskStatus
+from runtime.texts.names import parse_env_line, quote, timestamp
 
 
 def handle_of(request: Request, task: Task) -> dict[str, Any]:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 from ctxfs.nodes import Call
 from ctxfs.tools.tree import Tree
 from runtime.caller import Caller
-from runtime.change import Change
 from runtime.errors import CtxError, MalformedError, QuotaError, WrongStateError
-from runtime.model import Agent
-from runtime.names import quote
+from runtime.records.change import Change
+from runtime.records.model import Agent
+from runtime.texts.names import quote
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem
-    from runtime.agents import Agents
+    from runtime.agents.parts import Agents
 
 Schema = dict[str, Any]
 

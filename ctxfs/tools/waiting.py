@@ -17,8 +17,8 @@ from ctxfs.tools.tool import (
     words,
 )
 from runtime.errors import MalformedError
-from runtime.items import Wait, WaitStatus
-from runtime.names import quote
+from runtime.records.items import Wait, WaitStatus
+from runtime.texts.names import quote
 
 #: what wakes: (word of the file ``on``, what ``resource`` is then)
 _WAKES: Final = {

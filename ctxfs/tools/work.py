@@ -22,10 +22,10 @@ from ctxfs.tools.tool import (
     text,
     words,
 )
-from runtime.change import Change
-from runtime.items import Work, WorkStatus
-from runtime.model import Agent
-from runtime.names import timestamp
+from runtime.records.change import Change
+from runtime.records.items import Work, WorkStatus
+from runtime.records.model import Agent
+from runtime.texts.names import timestamp
 
 #: of the objective in a view
 _OBJECTIVE_MAX: Final = 1000

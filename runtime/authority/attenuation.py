@@ -12,14 +12,14 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from runtime import linux
-from runtime.authority import mounts, policy
-from runtime.authority.policy import Rule, Rules
 from runtime.errors import ExceedingError, WrongStateError
-from runtime.model import Agent
-from runtime.names import quote
-from runtime.registry import Registry
-from runtime.settings import Settings
+from runtime.kernel import linux
+from runtime.records.model import Agent
+from runtime.records.registry import Registry
+from runtime.records.settings import Settings
+from runtime.texts import mounts, policy
+from runtime.texts.names import quote
+from runtime.texts.policy import Rule, Rules
 
 #: rules that are kept parsed, of all agents together; each takes about 100 bytes
 _KEPT_MAX: Final = 1 << 18

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from runtime.caller import Caller, Role
 from runtime.errors import CtxError, DeniedError, ForbiddenError, WrongStateError
-from runtime.lifecycle import Status
-from runtime.model import Agent
-from runtime.names import quote
+from runtime.records.lifecycle import Status
+from runtime.records.model import Agent
+from runtime.texts.names import quote
 
 if TYPE_CHECKING:
     from runtime.authority.attenuation import Authority
-    from runtime.registry import Registry
+    from runtime.records.registry import Registry
 
 ANY_STATUS: Final = frozenset(Status)
 #: of an agent below which something may begin

@@ -12,14 +12,14 @@ import socket
 from dataclasses import replace
 from typing import Final
 
-from runtime import cgroups, linux, spare
-from runtime.accounts import OPERATORS as OPERATORS_SHARE
-from runtime.accounts import Payer, Reserve
+from runtime.authority.accounts import OPERATORS as OPERATORS_SHARE
+from runtime.authority.accounts import Payer, Reserve
 from runtime.authority.attenuation import Authority
 from runtime.caller import OPERATORS, Caller, Role
-from runtime.model import Agent
-from runtime.privilege import Privilege
-from runtime.registry import Registry
+from runtime.kernel import cgroups, linux, spare
+from runtime.kernel.privilege import Privilege
+from runtime.records.model import Agent
+from runtime.records.registry import Registry
 
 _BY_POLICY: Final = (
     ("agent", "read", Role.READER),
@@ -31,18 +31,6 @@ _BY_POLICY: Final = (
 
 #: that getsockopt(2) can be asked for
 _GROUPS_MAX: Final = 256
-
-
-def supplementary_groups(pid: int) -> tuple[int, ...]:
-    """Groups of a process from /proc (proc(5)); empty if it is gone."""
-    try:
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if line.startswith("Groups:"):
-                    return tuple(int(word) for word in line.split()[1:])
-    except OSError:
-        pass
-    return ()
 
 
 def _peer_groups(connection: socket.socket) -> tuple[int, ...]:

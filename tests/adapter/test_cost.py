@@ -38,20 +38,20 @@ from ctxfs.planes import Plane
 from ctxfs.rows import NEW, Document, File, History, Kind, Lines, Row, Staged
 from ctxfs.tools import registry
 from ctxfs.tools.tool import Tool
-from runtime import forking
-from runtime.accounts import Resource
+from runtime.agents import forking
+from runtime.authority.accounts import Resource
+from runtime.authority.loop import Gentle, LoopMeter
 from runtime.caller import Caller, Role
-from runtime.change import Change
-from runtime.ending import Ender
+from runtime.cell.following import Followed
 from runtime.errors import CtxError
-from runtime.following import Followed
-from runtime.items import Message, Task, TaskStatus, Wait, WaitStatus, Work
-from runtime.lifecycle import Status
-from runtime.loop import Gentle, LoopMeter
-from runtime.model import Agent, Outcome
-from runtime.names import dump_json
+from runtime.life.ending import Ender
+from runtime.life.streams import Streams
+from runtime.records.change import Change
+from runtime.records.items import Message, Task, TaskStatus, Wait, WaitStatus, Work
+from runtime.records.lifecycle import Status
+from runtime.records.model import Agent, Outcome
 from runtime.sockets import DAEMON_OPERATIONS, OPERATIONS, Server, Sockets
-from runtime.streams import Streams
+from runtime.texts.names import dump_json
 from tests.worlds.records import ROOT, add_end, inside
 from tests.worlds.tree import CONTEXT, USER, Mounted, mounted_in
 

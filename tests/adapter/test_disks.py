@@ -16,7 +16,7 @@ import pytest
 import trio
 import trio.testing
 
-from runtime.accounts import Resource
+from runtime.authority.accounts import Resource
 from tests.worlds.tree import OWN_CONTEXT, Mounted, complete, refused
 
 LARGE = 3 << 20

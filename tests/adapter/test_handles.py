@@ -17,9 +17,9 @@ from ctxfs.files import agent as agent_files
 from ctxfs.handles import RowHandle
 from ctxfs.rows import Shown
 from runtime.caller import Caller
-from runtime.change import Watching
-from runtime.lifecycle import Status
-from runtime.model import Agent
+from runtime.records.change import Watching
+from runtime.records.lifecycle import Status
+from runtime.records.model import Agent
 from tests.worlds.records import inside
 from tests.worlds.tree import (
     CONTEXT,

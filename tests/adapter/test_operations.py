@@ -25,10 +25,10 @@ from ctxfs.nodes import Attributes, Call, Changes, Handle, Node
 from ctxfs.operations import Operations
 from ctxfs.reasons import Reasons
 from runtime import errors
-from runtime.accounts import Payer, Reserve, Resource, accounts_of
+from runtime.authority.accounts import Payer, Reserve, Resource, accounts_of
 from runtime.caller import Caller
-from runtime.config import Config
-from runtime.privilege import ROOT
+from runtime.kernel.privilege import ROOT
+from runtime.records.config import Config
 from tests.worlds.tree import CONTEXT, complete, refused
 
 ME = Caller(1000, 1000, 1)

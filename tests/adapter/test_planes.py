@@ -15,9 +15,9 @@ from ctxfs import rownodes
 from ctxfs.files import agent as agent_files
 from ctxfs.files import waiting as waiting_files
 from ctxfs.files import work as work_files
-from runtime.items import Message, Wait, Work
-from runtime.lifecycle import Status
-from runtime.model import Agent
+from runtime.records.items import Message, Wait, Work
+from runtime.records.lifecycle import Status
+from runtime.records.model import Agent
 from tests.worlds.records import inside
 from tests.worlds.tree import (
     CONTEXT,

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from runtime.authority import policy
+from runtime.texts import policy
 from tests.worlds.tree import Mounted, refused
 
 

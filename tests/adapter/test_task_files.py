@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.documents import replace_file
-from runtime.items import Task, TaskEvent, TaskStatus
-from runtime.lifecycle import Status
-from runtime.model import Agent
-from runtime.output import append
+from runtime.kernel.output import append
+from runtime.records.documents import replace_file
+from runtime.records.items import Task, TaskEvent, TaskStatus
+from runtime.records.lifecycle import Status
+from runtime.records.model import Agent
 from tests.worlds.records import inside
 from tests.worlds.tree import (
     CONTEXT,

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 from ctxfs.tools.registry import TOOLS
 from runtime.caller import Caller
-from runtime.model import Agent
+from runtime.records.model import Agent
 from tests.worlds.records import ROOT, inside
 from tests.worlds.tree import CONTEXT, STRANGER, USER, Mounted, complete, refused
 

@@ -25,9 +25,9 @@ from ctxfs.files import work as work_files
 from ctxfs.files.verbs import VERBS
 from ctxfs.rows import Kind, Row
 from runtime.caller import Caller
-from runtime.items import TaskStatus
-from runtime.lifecycle import Status
-from runtime.model import Agent
+from runtime.records.items import TaskStatus
+from runtime.records.lifecycle import Status
+from runtime.records.model import Agent
 from tests.worlds.records import ROOT, inside, operator
 from tests.worlds.tree import (
     CONTEXT,

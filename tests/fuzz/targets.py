@@ -16,16 +16,17 @@ import trio
 
 from ctxfs.handles import decode
 from ctxfs.tools import registry
-from runtime import names, residents, waiting
-from runtime.accounts import Payer, accounts_of
-from runtime.authority import mounts, policy
-from runtime.config import Config, load_config
+from runtime.agents import waiting
+from runtime.agents.messages import check_id
+from runtime.authority.accounts import Payer, accounts_of
+from runtime.authority.loop import Turns
+from runtime.cell.record import judge, read_record
 from runtime.errors import CtxError, StartupError
-from runtime.history import History
-from runtime.loop import Turns
-from runtime.messages import check_id
-from runtime.record import judge, read_record
+from runtime.life import residents
+from runtime.records.config import Config, load_config
+from runtime.records.history import History
 from runtime.sockets import Connection
+from runtime.texts import mounts, names, policy
 from tests.worlds.records import ROOT
 
 Target = Callable[[bytes], None]

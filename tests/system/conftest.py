@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.system.hostile.guarded import Guard, guarded
+from tests.system.hostile.guarded import BESIDE, Guard, guarded
 from tests.worlds.daemon import Daemon
 
 
@@ -18,7 +18,15 @@ def guard(daemon: Daemon) -> Iterator[Guard]:
 
 
 @pytest.fixture
+def guard_beside(daemon: Daemon) -> Iterator[Guard]:
+    """So is this one, which holds up nobody: what it leaves is looked at, and who works beside
+    it where that can be measured."""
+    with guarded(daemon, bystanders=BESIDE) as made:
+        yield made
+
+
+@pytest.fixture
 def guard_after(daemon: Daemon) -> Iterator[Guard]:
-    """So is this one, which holds up nobody: what it leaves is looked at."""
+    """So is this one, which fills what everybody shares, or takes a moment."""
     with guarded(daemon, bystanders=False) as made:
         yield made

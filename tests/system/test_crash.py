@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.record import VERSION
+from runtime.cell.record import VERSION
 from tests.worlds.daemon import (
     Daemon,
     alive,

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 
-from runtime.cgroups import Cgroup
+from runtime.kernel.cgroups import Cgroup
 from tests.worlds.daemon import (
     Daemon,
     end_process,

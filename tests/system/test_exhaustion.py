@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime import linux
+from runtime.kernel import linux
 from tests.worlds.daemon import Daemon, read, refusal, wait_dead, wait_status, wait_until, write
 
 

@@ -14,8 +14,8 @@ from typing import Final
 
 import pytest
 
-from runtime.cgroups import Cgroup
 from runtime.crashpoints import POINTS
+from runtime.kernel.cgroups import Cgroup
 from tests.worlds import stages
 from tests.worlds.daemon import (
     Daemon,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.record import Record, read_record
+from runtime.cell.record import Record, read_record
 from tests.worlds import stages
 from tests.worlds.daemon import alive, end_process, read, wait_dead, wait_status, wait_until, write
 from tests.worlds.fates import SLEEP, Scene, reboot, scene_of

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime import linux
-from runtime.cgroups import Cgroup
+from runtime.kernel import linux
+from runtime.kernel.cgroups import Cgroup
 from tests.system.hostile.attempts import (
     FLOODS,
     FULL,
@@ -258,7 +258,7 @@ def test_who_is_spoken_to_says_what_it_likes_and_holds_up_nobody(
     assert not list((daemon.runtime / "input").iterdir()), "its FIFO goes with it"
 
 
-@pytest.mark.usefixtures("guard_after")
+@pytest.mark.usefixtures("guard_beside")
 @pytest.mark.settings(messages=30, grace="300ms")
 def test_what_leaves_messages_behind_is_not_begun_without_end(daemon: Daemon) -> None:
     """Waits that fire at once, and tasks that are stopped before they start, both removed."""

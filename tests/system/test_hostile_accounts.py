@@ -207,7 +207,7 @@ for name in ("mine", "roots"):
             f"mine removed\nroots {errno.EPERM}\n"
         )
         agent = daemon.finish("maker", "sh -c 'mkdir $CTX_ROOT/shared/own; cat $CTX_ROOT/error'")
-        assert "only operators may create spaces" in read(agent, "out")
+        assert "the caller may not make shared/own; operators may" in read(agent, "out")
 
 
 def test_who_holds_what_is_told_to_the_owner_and_all_of_it_to_root(daemon: Daemon) -> None:
@@ -227,7 +227,7 @@ def test_who_holds_what_is_told_to_the_owner_and_all_of_it_to_root(daemon: Daemo
     assert 'ctxfs_account_used{account="monitors"}' in (daemon.root / "metrics").read_text()
 
 
-@pytest.mark.usefixtures("guard_after")
+@pytest.mark.usefixtures("guard_beside")
 def test_memory_is_given_back_and_long_texts_are_not_in_it(daemon: Daemon) -> None:
     """Work items once stayed in the daemon's memory, after their agent's death too."""
     text = "x" * 60_000
@@ -291,7 +291,7 @@ print(peer.recv(1000))
 """
 
 
-@pytest.mark.usefixtures("guard_after")
+@pytest.mark.usefixtures("guard_beside")
 @pytest.mark.settings(owner_tasks=10, grace="1s")
 def test_a_hundred_tasks_are_on_the_owners_account(daemon: Daemon) -> None:
     agent = daemon.run("busy", "sleep 1000", owner=OWNER)

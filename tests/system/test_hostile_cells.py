@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cgroups import Cgroup, path_of
+from runtime.kernel.cgroups import Cgroup, path_of
 from tests.worlds.daemon import (
     AGENT_UID,
     Daemon,
@@ -60,7 +60,7 @@ def forged(daemon: Daemon) -> Path:
     return made
 
 
-@pytest.mark.usefixtures("guard_after")
+@pytest.mark.usefixtures("guard_beside")
 def test_a_forged_test_in_a_parents_view_runs_nowhere(
     daemon: Daemon, watch: Place, forged: Path
 ) -> None:
@@ -93,7 +93,7 @@ def test_a_forged_test_in_a_parents_view_runs_nowhere(
     assert watch.violations() == []
 
 
-@pytest.mark.usefixtures("guard_after")
+@pytest.mark.usefixtures("guard_beside")
 def test_a_forged_keeper_is_not_what_a_later_run_enters_by(
     daemon: Daemon, watch: Place, forged: Path
 ) -> None:

@@ -131,7 +131,7 @@ def test_nobody_waits_for_what_one_call_costs(
     assert took[len(took) // 2] < 3.0
 
 
-@pytest.mark.usefixtures("guard_after")
+@pytest.mark.usefixtures("guard_beside")
 def test_one_write_of_thousands_of_messages_is_one_change(daemon: Daemon, tmp_path: Path) -> None:
     line = '{"role":"user","content":""}'
     script = f"yes '{line}' | head -n 4681 > /tmp/m; cat /tmp/m >> $CTX_SELF/session/messages.jsonl"
@@ -142,7 +142,7 @@ def test_one_write_of_thousands_of_messages_is_one_change(daemon: Daemon, tmp_pa
     assert longest_step(daemon) < LONGEST
 
 
-@pytest.mark.usefixtures("guard_after")
+@pytest.mark.usefixtures("guard_beside")
 def test_what_threads_write_read_and_cut_off_is_right(daemon: Daemon) -> None:
     """Far more than is written at once, by two who add to one file and one who goes on alone."""
     numbers = "seq 12000000 | dd bs=64K iflag=fullblock status=none"

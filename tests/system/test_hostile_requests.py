@@ -82,7 +82,7 @@ def readable() -> Iterator[str]:
             yield row.name
 
 
-@pytest.mark.usefixtures("guard_after")
+@pytest.mark.usefixtures("guard_beside")
 def test_controls_are_nobodys_to_lease(daemon: Daemon) -> None:
     program = compiled(daemon, "grants")
     # its user, outside of every cell: no filter of system calls is in the way
@@ -110,7 +110,7 @@ def test_controls_are_nobodys_to_lease(daemon: Daemon) -> None:
             holder.kill()
 
 
-@pytest.mark.usefixtures("guard_after")
+@pytest.mark.usefixtures("guard_beside")
 def test_what_an_agent_owns_it_cannot_lease_either(daemon: Daemon) -> None:
     compiled(daemon, "grants")
     own = daemon.agent_dir("leaser")

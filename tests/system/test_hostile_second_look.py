@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from runtime import linux
-from runtime.cgroups import Cgroup
-from tests.system.hostile.guarded import guarded
+from runtime.kernel import linux
+from runtime.kernel.cgroups import Cgroup
+from tests.system.hostile.guarded import BESIDE, guarded
 from tests.worlds.daemon import (
     AGENT_UID,
     Daemon,
@@ -27,7 +27,7 @@ IDS = {"uid": str(AGENT_UID), "gid": str(AGENT_UID)}
 
 @pytest.fixture(scope="module")
 def daemon(shared_daemon: Daemon) -> Iterator[Daemon]:
-    with guarded(shared_daemon, bystanders=False):
+    with guarded(shared_daemon, bystanders=BESIDE):
         (shared_daemon.base / "scripts").mkdir()
         yield shared_daemon
 

@@ -107,7 +107,7 @@ def prompt(what: Callable[[], object]) -> None:
     assert time.monotonic() - begun < PROMPT
 
 
-@pytest.mark.usefixtures("guard_after")
+@pytest.mark.usefixtures("guard_beside")
 def test_a_branch_comes_over_before_the_end_is_told(family: Family) -> None:
     base = family.commit("main")
     kid = family.child("kid", f"echo two >> file && {COMMIT} Two && git rev-parse HEAD")
@@ -134,7 +134,7 @@ def test_a_branch_comes_over_before_the_end_is_told(family: Family) -> None:
     assert git(family.repository, "log", "--format=%s", "ctx/brief").split() == ["Three", "One"]
 
 
-@pytest.mark.usefixtures("guard_after")
+@pytest.mark.usefixtures("guard_beside")
 def test_a_branch_is_fetched_while_its_child_works(family: Family) -> None:
     script = f"echo two >> file && {COMMIT} Two && echo x > dirt && echo over && sleep 1000"
     kid = family.child("kid", script)
@@ -205,7 +205,7 @@ def test_the_removal_of_a_handle_waits_for_no_git(family: Family) -> None:
         assert Path(found["path"]).is_dir()
 
 
-@pytest.mark.usefixtures("guard_after")
+@pytest.mark.usefixtures("guard_beside")
 def test_what_a_paused_parent_cannot_take_over_is_kept(family: Family) -> None:
     script = f"echo two >> file && {COMMIT} Two && echo over && sleep 1000"
     kid = family.child("kid", script)
@@ -233,7 +233,7 @@ def test_what_a_paused_parent_cannot_take_over_is_kept(family: Family) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.usefixtures("guard_after")
+@pytest.mark.usefixtures("guard_beside")
 def test_a_child_forges_nothing_of_its_parents(family: Family) -> None:
     """Row by row what worked when they shared a repository."""
     sibling = family.child("sib", "sleep 1000")
@@ -277,7 +277,7 @@ def test_a_child_forges_nothing_of_its_parents(family: Family) -> None:
     assert done.returncode and "invalid gitfile" in done.stderr
 
 
-@pytest.mark.usefixtures("guard_after")
+@pytest.mark.usefixtures("guard_beside")
 def test_what_a_start_needs_git_for_fails_the_start(family: Family) -> None:
     git(family.repository, "branch", "ctx/taken")
     family.own()

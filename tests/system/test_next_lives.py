@@ -13,7 +13,7 @@ LIVES = 6
 AGENTS = 24
 
 
-@pytest.mark.usefixtures("guard_after")
+@pytest.mark.usefixtures("guard_beside")
 @pytest.mark.settings(grace="300ms")
 def test_the_end_of_a_life_ends_no_later_one(daemon: Daemon) -> None:
     """Whoever leads an end may come round when the name has its next life already."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cgroups import Cgroup
+from runtime.kernel.cgroups import Cgroup
 from tests.worlds.daemon import (
     AGENT_UID,
     Daemon,

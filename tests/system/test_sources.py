@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cgroups import Cgroup
-from tests.system.hostile.guarded import guarded
+from runtime.kernel.cgroups import Cgroup
+from tests.system.hostile.guarded import BESIDE, guarded
 from tests.worlds import daemon as harness
 from tests.worlds.daemon import AGENT_UID, TIMEOUT, Daemon, read, wait_dead, wait_until
 
@@ -59,7 +59,7 @@ def agent_name(ground: Ground) -> str:
 @pytest.fixture(scope="module", autouse=True)
 def guarded_module(shared_daemon: Daemon) -> Iterator[None]:
     """The whole module is an attack."""
-    with guarded(shared_daemon, bystanders=False):
+    with guarded(shared_daemon, bystanders=BESIDE):
         yield
 
 

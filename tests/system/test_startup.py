@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from runtime import linux
+from runtime.kernel import linux
 from tests.worlds.daemon import TIMEOUT, Daemon, read, wait_status, write
 
 

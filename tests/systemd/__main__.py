@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from runtime.cgroups import Cgroup, unified_mount
+from runtime.kernel.cgroups import Cgroup, unified_mount
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 PREFIX: Final = "ctxfs-machine-"

@@ -6,8 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
-from runtime import linux
-from runtime.cgroups import Cgroup
+from runtime.kernel import linux
+from runtime.kernel.cgroups import Cgroup
 from tests.worlds.daemon import TIMEOUT, Daemon, end_process, wait_until
 
 DAEMON = "ctxd.service"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from runtime import linux
+from runtime.kernel import linux
 from tests.systemd.service import Service
 from tests.worlds.daemon import read, wait_dead
 

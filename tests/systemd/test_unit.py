@@ -8,7 +8,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from runtime import linux
+from runtime.kernel import linux
 from tests.systemd.service import AGENTS, DAEMON, Service, systemctl
 from tests.worlds.daemon import (
     TIMEOUT,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.accounts import (
+from runtime.authority.accounts import (
     Accounts,
     Payer,
     Reserve,

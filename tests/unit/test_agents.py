@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import trio
 
-from runtime.change import Change, Watching
 from runtime.errors import (
     DeniedError,
     MalformedError,
@@ -21,8 +20,9 @@ from runtime.errors import (
     TakenError,
     WrongStateError,
 )
-from runtime.lifecycle import Status
-from runtime.model import Agent, Outcome
+from runtime.records.change import Change, Watching
+from runtime.records.lifecycle import Status
+from runtime.records.model import Agent, Outcome
 from tests.unit.test_history import full_disk
 from tests.worlds.records import ROOT, World, add_end, cancel_new, inside, operator, world_in
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.authority import mounts, policy
-from runtime.authority.policy import PERMS, Rule, Rules
 from runtime.errors import DeniedError, WrongStateError
-from runtime.lifecycle import Status
-from runtime.model import Agent
+from runtime.records.lifecycle import Status
+from runtime.records.model import Agent
+from runtime.texts import mounts, policy
+from runtime.texts.policy import PERMS, Rule, Rules
 from tests.worlds.records import World, inside, operator, world_in
 
 NAMES = ["".join(letters) for n in range(1, 4) for letters in product("ab", repeat=n)]

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from runtime import cell, linux, orders
-from runtime.authority import mounts
-from runtime.cell import HOME, Places, Plan
+from runtime.agents.workspace import Worktree
+from runtime.agents.workspace import binds as worktree_mounts
+from runtime.cell import cell
+from runtime.cell.cell import HOME, Places, Plan
 from runtime.errors import MalformedError, WrongStateError
-from runtime.model import Agent
-from runtime.workspace import Worktree
-from runtime.workspace import binds as worktree_mounts
+from runtime.kernel import linux, orders
+from runtime.records.model import Agent
+from runtime.texts import mounts
 from tests.worlds.records import World, inside, operator
 
 PLACES = Places(mount=Path("/ctx"), state=Path("/var/lib/c"), runtime=Path("/run/c"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runtime.cgroups import CONTROLLERS, Cgroup, Hierarchy
+from runtime.kernel.cgroups import CONTROLLERS, Cgroup, Hierarchy
 
 
 def hierarchy_in(path: Path, *controllers: str) -> Hierarchy:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from runtime.config import FALLBACK_AGENT_ID, Config, load_config
 from runtime.errors import StartupError
+from runtime.records.config import FALLBACK_AGENT_ID, Config, load_config
 
 
 def load(tmp_path: Path, text: str | bytes) -> Config:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.context import (
+from runtime.texts.context import (
     LIMIT_MIN,
     Child,
     Inherited,

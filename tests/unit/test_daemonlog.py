@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from runtime.daemonlog import DaemonLog, Rates, because_of
+from runtime.kernel.daemonlog import DaemonLog, Rates, because_of
 
 
 class Clock:

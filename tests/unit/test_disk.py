@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from runtime.accounts import Accounts, Payer, Reserve, Resource
+from runtime.authority.accounts import Accounts, Payer, Reserve, Resource
+from runtime.authority.disk import ENTRY_SIZE, Disk, Gait, Share, measure
+from runtime.authority.limits import log_room
 from runtime.caller import Caller
-from runtime.disk import ENTRY_SIZE, Disk, Gait, Share, measure
 from runtime.errors import QuotaError
-from runtime.limits import log_room
 from tests.worlds.records import World, inside, operator, world_in
 
 OWNER = 1000
@@ -86,8 +86,8 @@ def test_who_measures_works_little_at_a_time(
         now += 0.001
         gait.step()
 
-    monkeypatch.setattr("runtime.disk.time.monotonic", lambda: now)
-    monkeypatch.setattr("runtime.disk.time.sleep", slept.append)
+    monkeypatch.setattr("runtime.authority.disk.time.monotonic", lambda: now)
+    monkeypatch.setattr("runtime.authority.disk.time.sleep", slept.append)
     gait = Gait()
     for number in range(100):
         write(tmp_path / str(number % 7) / str(number), 1)

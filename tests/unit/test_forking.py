@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from runtime import context, forking
-from runtime.change import Change
-from runtime.items import Task, Work
-from runtime.model import Agent
+from runtime.agents import forking
+from runtime.records.change import Change
+from runtime.records.items import Task, Work
+from runtime.records.model import Agent
+from runtime.texts import context
 from tests.worlds.records import World, inside, operator
 
 

@@ -14,8 +14,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.history import History
-from runtime.names import dump_json
+from runtime.records.history import History
+from runtime.texts.names import dump_json
 
 LINE = '{"id":"e1","type":"agent.create"}'
 

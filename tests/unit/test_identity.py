@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.authority.identity import supplementary_groups
 from runtime.caller import NOBODY, OPERATORS, PARTIES, Caller, Role
-from runtime.lifecycle import Status
-from runtime.model import Agent
+from runtime.kernel import linux
+from runtime.records.lifecycle import Status
+from runtime.records.model import Agent
 from tests.worlds.records import ROOT, World, inside, operator
 
 NO_PROCESS = 2**22 + 1  # above every pid_max
@@ -116,8 +116,8 @@ def test_a_peer_that_is_gone_is_unknown(world: World, tmp_path: Path) -> None:
 
 
 def test_groups_are_those_of_the_process() -> None:
-    assert set(supplementary_groups(os.getpid())) == set(os.getgroups())
-    assert supplementary_groups(NO_PROCESS) == ()
+    assert set(linux.groups_of(os.getpid())) == set(os.getgroups())
+    assert linux.groups_of(NO_PROCESS) == ()
 
 
 # still

@@ -126,7 +126,40 @@ def test_no_modules_of_the_runtime_import_each_other_in_a_circle() -> None:
     assert circle(graph(RUNTIME)) == set()
 
 
-PURE = ("lifecycle", "names", "errors", "authority/policy", "authority/mounts")
+#: from the ground up; a module names those of its own floor and of those below
+FLOORS = ("ground", "texts", "kernel", "records", "authority", "agents", "cell", "life", "roof")
+#: modules of the runtime that are in no folder
+GROUND = {"runtime.unaided", "runtime.errors", "runtime.caller", "runtime.crashpoints"}
+ROOF = {"runtime.sockets", "runtime.runtime"}
+
+
+def floor_of(name: str) -> int:
+    if name in GROUND:
+        return FLOORS.index("ground")
+    if name in ROOF:
+        return FLOORS.index("roof")
+    return FLOORS.index(name.split(".")[1])
+
+
+def test_arrows_between_the_floors_of_the_runtime_point_down() -> None:
+    found = graph([path for path in RUNTIME if path.name != "__init__.py"])
+    up = [f"{name} -> {below}" for name in sorted(found) for below in sorted(found[name])
+          if floor_of(below) > floor_of(name)]  # fmt: skip
+    assert up == []
+
+
+@pytest.mark.parametrize("floor", ["texts", "kernel"])
+def test_what_is_below_the_records_knows_no_agent(floor: str) -> None:
+    for path in (HOUSE / "runtime" / floor).glob("*.py"):
+        assert "Agent" not in {
+            node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)
+        }
+
+
+PURE = (
+    *("errors", "records/lifecycle", "records/moves", "records/modes"),
+    *("texts/names", "texts/policy", "texts/mounts"),
+)
 
 
 @pytest.mark.parametrize("name", PURE)
@@ -154,7 +187,7 @@ CALLS = (
 
 @pytest.mark.parametrize("path", RUNTIME + CTXFS + CLIENT, ids=name_of)
 def test_one_module_starts_processes(path: Path) -> None:
-    if name_of(path) == "runtime/spawn.py":
+    if name_of(path) == "runtime/kernel/spawn.py":
         return
     assert not packages(path) & STARTING
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

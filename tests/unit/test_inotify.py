@@ -11,8 +11,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from runtime import linux
-from runtime.inotify import Changes, Watcher
+from runtime.kernel import linux
+from runtime.kernel.inotify import Changes, Watcher
 
 
 def run(test: Callable[[Watcher], Awaitable[None]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.record import Record, judge
+from runtime.cell.record import Record, judge
 
 
 @pytest.mark.parametrize(

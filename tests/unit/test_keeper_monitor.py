@@ -20,11 +20,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime import linux, orders
-from runtime.cell import native
-from runtime.cgroups import Cgroup, path_of, unified_mount
-from runtime.output import Output, append_line
-from runtime.record import VERSION, Record, read_record
+from runtime.cell.cell import native
+from runtime.cell.record import VERSION, Record, read_record
+from runtime.kernel import linux, orders
+from runtime.kernel.cgroups import Cgroup, path_of, unified_mount
+from runtime.kernel.output import Output, append_line
 from tests.worlds.daemon import wait_until
 
 TIMEOUT = 10.0

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.change import Change
 from runtime.errors import NotRunningError, WrongStateError
-from runtime.lifecycle import AGENT_MOVES, LIVE, VERBS, Effect, Event, Status
-from runtime.model import Agent
-from runtime.supervisor import PERFORMED
+from runtime.life.supervisor import PERFORMED
+from runtime.records.change import Change
+from runtime.records.lifecycle import AGENT_MOVES, LIVE, VERBS, Effect, Event, Status
+from runtime.records.model import Agent
 
 #: the table of verbs in ctxfs(5): a next status, "same" (what it was before), or an errno's name
 VERB_NAMES = ("start", "stop", "kill", "pause", "resume", "abort", "reset")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from runtime.accounts import Resource
-from runtime.change import Change
+from runtime.authority.accounts import Resource
+from runtime.authority.living import INPUT_SIZE
 from runtime.errors import QuotaError
-from runtime.items import TaskStatus
-from runtime.lifecycle import Status
-from runtime.living import INPUT_SIZE
+from runtime.records.change import Change
+from runtime.records.items import TaskStatus
+from runtime.records.lifecycle import Status
 from tests.worlds.records import World, inside, operator, world_in
 
 OWNER = 1000

@@ -12,7 +12,7 @@ from ctxfs import manual
 from ctxfs.files import agent, root, session, task, tool, waiting, work
 from ctxfs.planes import Plane
 from ctxfs.rows import Row
-from runtime.config import Config
+from runtime.records.config import Config
 from runtime.sockets import OPERATIONS
 
 MAN = Path(__file__).parents[2] / "man"

@@ -13,9 +13,10 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime import messages as messages_module
-from runtime.accounts import Payer, TimeAccounts
-from runtime.change import Change
+from runtime.agents import messages as messages_module
+from runtime.agents.messages import check_id
+from runtime.authority.accounts import Payer, TimeAccounts
+from runtime.authority.loop import Gentle
 from runtime.errors import (
     DeniedError,
     MalformedError,
@@ -24,15 +25,14 @@ from runtime.errors import (
     TooLongError,
     WrongStateError,
 )
-from runtime.inotify import Watcher
-from runtime.items import PRIORITIES, Message, MessageStatus
-from runtime.lifecycle import Status
-from runtime.loop import Gentle
-from runtime.messages import check_id
-from runtime.model import Agent, Outcome
-from runtime.residents import _line, _parse
-from runtime.streams import Streams
-from runtime.tails import Tail
+from runtime.kernel.inotify import Watcher
+from runtime.life.residents import _line, _parse
+from runtime.life.streams import Streams
+from runtime.life.tails import Tail
+from runtime.records.change import Change
+from runtime.records.items import PRIORITIES, Message, MessageStatus
+from runtime.records.lifecycle import Status
+from runtime.records.model import Agent, Outcome
 from tests.worlds.records import ROOT, World, add_end, inside, operator, world_in
 
 USER = operator(1000)

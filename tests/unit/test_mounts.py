@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.authority import mounts
-from runtime.authority.mounts import MODES, OPTIONS, Mount
 from runtime.errors import MalformedError
+from runtime.texts import mounts
+from runtime.texts.mounts import MODES, OPTIONS, Mount
 
 
 @pytest.mark.parametrize(

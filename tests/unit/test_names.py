@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime import names
 from runtime.errors import MalformedError
-from runtime.names import (
+from runtime.texts import names
+from runtime.texts.names import (
     JSON_DEPTH,
     JSON_VALUES,
     check_absolute,

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from ctxfs.order import Order
-from runtime.accounts import Payer, Reserve
+from runtime.authority.accounts import Payer, Reserve
 
 ROOT = Payer(0, reserve=Reserve.MASTER)
 

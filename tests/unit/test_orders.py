@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime import orders
-from runtime.orders import Order
+from runtime.kernel import orders
+from runtime.kernel.orders import Order
 
 
 @pytest.mark.parametrize(

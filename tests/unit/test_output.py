@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.output import Output, append, append_line, segment_max
+from runtime.kernel.output import Output, append, append_line, segment_max
 
 
 def segments(directory: Path, *parts: bytes, start: int = 0) -> None:

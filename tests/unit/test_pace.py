@@ -20,11 +20,11 @@ import ctxfs
 from ctxfs import pace
 from ctxfs.operations import Operations
 from ctxfs.pace import MANNERS, WAITS, Manner, Pace
-from runtime import loop
-from runtime.accounts import Payer, Reserve, TimeAccounts
+from runtime.authority import loop
+from runtime.authority.accounts import Payer, Reserve, TimeAccounts
+from runtime.authority.loop import Gentle
 from runtime.caller import Caller
 from runtime.errors import OverTimeError
-from runtime.loop import Gentle
 
 PACKAGE = Path(inspect.getfile(ctxfs)).parent
 #: what requests reach; sockets and tools are answered in tasks of their own

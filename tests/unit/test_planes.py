@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import CtxError, MissingError, WrongStateError
-from runtime.items import (
+from runtime.records.items import (
     KINDS,
     MESSAGE_MOVES,
     TASK_MOVES,
@@ -32,9 +32,9 @@ from runtime.items import (
     WorkEvent,
     WorkStatus,
 )
-from runtime.lifecycle import Status
-from runtime.model import Agent
-from runtime.moves import Moves
+from runtime.records.lifecycle import Status
+from runtime.records.model import Agent
+from runtime.records.moves import Moves
 from tests.worlds.records import World, operator
 
 USER = operator(1000)

@@ -35,8 +35,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from runtime import waiting
-from runtime.change import Change
+from runtime.agents import waiting
 from runtime.errors import (
     CtxError,
     MalformedError,
@@ -46,10 +45,11 @@ from runtime.errors import (
     TooLongError,
     WrongStateError,
 )
-from runtime.items import Item, Message, MessageStatus, Task, TaskEvent, Wait, Work
-from runtime.lifecycle import Status
-from runtime.model import Agent, Outcome
-from runtime.names import timestamp
+from runtime.records.change import Change
+from runtime.records.items import Item, Message, MessageStatus, Task, TaskEvent, Wait, Work
+from runtime.records.lifecycle import Status
+from runtime.records.model import Agent, Outcome
+from runtime.texts.names import timestamp
 from tests.worlds.records import World, add_end, inside, operator
 
 _EXAMPLES = int(os.environ.get("CTXFS_MODEL_EXAMPLES", "0"))

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.authority import policy
-from runtime.authority.policy import PERMS, Rule, Rules
 from runtime.errors import MalformedError
+from runtime.texts import policy
+from runtime.texts.policy import PERMS, Rule, Rules
 
 #: every short name of a small alphabet: on these, rules are compared as sets
 NAMES = ["".join(letters) for n in range(4) for letters in product("ab", repeat=n)]

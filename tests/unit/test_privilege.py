@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from ctxfs.daemon import Defaults
-from runtime import cell
 from runtime.caller import OPERATORS, Role
-from runtime.cell import Places
+from runtime.cell import cell
+from runtime.cell.cell import Places
 from runtime.errors import ForbiddenError
-from runtime.model import Agent
-from runtime.privilege import ROOT, Privilege
+from runtime.kernel.privilege import ROOT, Privilege
+from runtime.records.model import Agent
 from tests.worlds.records import World, inside, operator
 
 USER = Privilege(uid=1000, gid=100, groups=(4, 100))

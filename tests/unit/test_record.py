@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.cgroups import Cgroup
-from runtime.conclusions import LOST, is_lost, judge_run
-from runtime.following import Execution
-from runtime.record import VERSION, Record, read_record
+from runtime.cell.following import Execution
+from runtime.cell.record import VERSION, Record, read_record
+from runtime.kernel.cgroups import Cgroup
+from runtime.life.conclusions import LOST, is_lost, judge_run
 from tests.worlds.records import World, operator
 
 WHOLE = (

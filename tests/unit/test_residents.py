@@ -8,12 +8,12 @@ from typing import Final
 import pytest
 import trio
 
-from runtime.change import Change
-from runtime.items import Message, MessageStatus
-from runtime.loop import Gentle, LoopMeter
-from runtime.model import Agent
-from runtime.residents import Listener
-from runtime.streams import Streams
+from runtime.authority.loop import Gentle, LoopMeter
+from runtime.life.residents import Listener
+from runtime.life.streams import Streams
+from runtime.records.change import Change
+from runtime.records.items import Message, MessageStatus
+from runtime.records.model import Agent
 from tests.worlds.records import ROOT, World, world_in
 
 #: of processor time, of one step

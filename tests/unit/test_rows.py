@@ -30,7 +30,7 @@ from ctxfs.rows import (
 from runtime.authority.guard import said, times
 from runtime.caller import CONTROLLERS, OPERATORS, PARTIES, Role
 from runtime.errors import MalformedError, NotRunningError, WrongStateError
-from runtime.lifecycle import Status
+from runtime.records.lifecycle import Status
 
 ROWS = [(plane, row) for plane in PLANES for row in plane.rows]
 FILES = [(plane, row) for plane, row in ROWS if row.kind is Kind.FILE]
@@ -135,7 +135,7 @@ CONTEXT = {
     "child",
 }
 
-#: ABI section 3, "written by, when"
+#: the columns "written by" and "when" of ctxfs(5)
 WRITTEN = {
     "parent": (OPERATORS, "new"),
     "life": (CONTROLLERS, "new"),
@@ -267,7 +267,7 @@ def test_the_verbs_are_those_of_the_abi() -> None:
     assert {verb for verb, row in VERBS.items() if row.guard.who & Role.SELF} == {"stop"}
 
 
-#: ABI section 3, the table of verbs: in which statuses each is not refused
+#: the table of verbs of ctxfs(5): in which statuses each is not refused
 SAID = {
     "start": {"new"},
     "stop": {"new", "starting", "ready", "idle", "busy", "paused"},

@@ -8,8 +8,8 @@ from pathlib import Path
 import trio
 import trio.testing
 
-from runtime.cgroups import Cgroup
-from runtime.spawn import Spawner
+from runtime.kernel.cgroups import Cgroup
+from runtime.kernel.spawn import Spawner
 
 LEAF = Cgroup(Path("/cg/leaf"))
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import NoSpaceError, StartupError
-from runtime.items import Kept, Work
-from runtime.model import Agent, Session
-from runtime.store import Pending, Store
+from runtime.records.items import Kept, Work
+from runtime.records.model import Agent, Session
+from runtime.records.store import Pending, Store
 
 
 @pytest.fixture

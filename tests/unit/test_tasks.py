@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.caller import Caller
-from runtime.change import Change
-from runtime.documents import replace_file
+from runtime.cell.record import Record
 from runtime.errors import (
     DeniedError,
     ForbiddenError,
@@ -22,12 +21,13 @@ from runtime.errors import (
     TakenError,
     WrongStateError,
 )
-from runtime.items import TASK_MOVES, Task, TaskEvent, TaskStatus, Wait
-from runtime.lifecycle import LIVE, Status
-from runtime.model import Agent, Outcome
-from runtime.output import append
-from runtime.record import Record
-from runtime.taskruns import _judge
+from runtime.kernel.output import append
+from runtime.life.taskruns import _judge
+from runtime.records.change import Change
+from runtime.records.documents import replace_file
+from runtime.records.items import TASK_MOVES, Task, TaskEvent, TaskStatus, Wait
+from runtime.records.lifecycle import LIVE, Status
+from runtime.records.model import Agent, Outcome
 from tests.worlds.records import ROOT, World, add_end, inside, operator, world_in
 
 USER = operator(1000)

@@ -29,9 +29,9 @@ from runtime.errors import (
     TooLongError,
     WrongStateError,
 )
-from runtime.items import TaskEvent, TaskStatus
-from runtime.lifecycle import Status
-from runtime.model import FAMILIES, Agent
+from runtime.records.items import TaskEvent, TaskStatus
+from runtime.records.lifecycle import Status
+from runtime.records.model import FAMILIES, Agent
 from tests.worlds.records import ROOT, inside
 from tests.worlds.tree import STRANGER, USER, Mounted, mounted_in
 

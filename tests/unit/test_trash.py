@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from runtime import linux
-from runtime.trash import Trash
+from runtime.kernel import linux
+from runtime.kernel.trash import Trash
 
 
 @pytest.fixture

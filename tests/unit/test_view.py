@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime import orders
-from runtime.cell import bind, native
+from runtime.cell.cell import bind, native
+from runtime.kernel import orders
 
 TIMEOUT = 60.0
 #: agents' ids, where there is the right to take them

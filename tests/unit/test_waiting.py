@@ -13,8 +13,8 @@ import pytest
 import trio
 import trio.testing
 
-from runtime import waiting
-from runtime.change import Change
+from runtime.agents import waiting
+from runtime.agents.planes import armed_for
 from runtime.errors import (
     CtxError,
     DeniedError,
@@ -25,11 +25,20 @@ from runtime.errors import (
     TakenError,
     WrongStateError,
 )
-from runtime.items import WAIT_MOVES, Message, Task, TaskStatus, Wait, WaitEvent, WaitStatus, Work
-from runtime.lifecycle import LIVE, Status
-from runtime.model import Agent, Outcome
-from runtime.names import parse_moment, timestamp
-from runtime.planes import armed_for
+from runtime.records.change import Change
+from runtime.records.items import (
+    WAIT_MOVES,
+    Message,
+    Task,
+    TaskStatus,
+    Wait,
+    WaitEvent,
+    WaitStatus,
+    Work,
+)
+from runtime.records.lifecycle import LIVE, Status
+from runtime.records.model import Agent, Outcome
+from runtime.texts.names import parse_moment, timestamp
 from tests.worlds.records import ROOT, World, add_end, cancel_new, inside, operator, world_in
 
 USER = operator(1000)

@@ -11,7 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from runtime.waits import Waits
+from runtime.kernel.waits import Waits
 
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="the FIFOs are 0444: only root opens them for writing"
@@ -79,17 +79,6 @@ def test_a_removed_wait_is_gone(waits: Waits, tmp_path: Path) -> None:
     waits.remove("t")
     waits.remove("t")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_ended_before_this_boot_does_not_block(waits: Waits) -> None:
-    waits.ended("t")
-    assert waits.path("t").read_bytes() == b""
-
-
-def test_an_end_that_is_known_already_keeps_the_file(waits: Waits) -> None:
-    waits.create("t")
-    waits.ended("t")
-    assert stat.S_ISFIFO(waits.path("t").stat().st_mode)
 
 
 @needs_root

@@ -19,8 +19,8 @@ from ctxfs.files import work as work_files
 from ctxfs.files.verbs import VERBS
 from ctxfs.planes import Plane
 from ctxfs.rows import Kind
-from runtime.items import MESSAGE_MOVES
-from runtime.model import Outcome
+from runtime.records.items import MESSAGE_MOVES
+from runtime.records.model import Outcome
 
 MODULE = Path(client.words.__file__)
 PLANES = {

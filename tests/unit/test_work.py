@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.change import Change
 from runtime.errors import (
     CtxError,
     DeniedError,
@@ -18,9 +17,10 @@ from runtime.errors import (
     TooLongError,
     WrongStateError,
 )
-from runtime.items import WORK_MOVES, Wait, Work, WorkEvent, WorkStatus
-from runtime.lifecycle import LIVE, Status
-from runtime.model import Agent, Outcome
+from runtime.records.change import Change
+from runtime.records.items import WORK_MOVES, Wait, Work, WorkEvent, WorkStatus
+from runtime.records.lifecycle import LIVE, Status
+from runtime.records.model import Agent, Outcome
 from tests.worlds.records import ROOT, World, add_end, cancel_new, inside, operator
 
 USER = operator(1000)

@@ -16,17 +16,18 @@ from typing import Any, TypeVar
 import pytest
 import trio
 
-from runtime import cell, workspace
-from runtime.authority.mounts import Mount
-from runtime.cell import Places
+from runtime.agents import workspace
+from runtime.agents.workspace import Run, State, Worktree
+from runtime.cell import cell
+from runtime.cell.cell import Places
 from runtime.errors import (
     MalformedError,
     TakenError,
     UnsupportedError,
     WrongStateError,
 )
-from runtime.model import Agent
-from runtime.workspace import Run, State, Worktree
+from runtime.records.model import Agent
+from runtime.texts.mounts import Mount
 from tests.worlds.records import World, inside, operator
 
 _T = TypeVar("_T")

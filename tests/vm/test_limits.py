@@ -6,7 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
-from runtime.cgroups import Cgroup
+from runtime.kernel.cgroups import Cgroup
 from tests.systemd.service import AGENTS, SECONDS, Service, systemctl
 from tests.worlds.daemon import alive, read, refusal, wait_dead, wait_status, wait_until, write
 

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from runtime.cgroups import Cgroup, unified_mount
+from runtime.kernel.cgroups import Cgroup, unified_mount
 from tests.worlds.membership import WATCH, Place
 from tests.worlds.preloaded import PRELOADED, Forked
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
-from runtime import linux
+from runtime.kernel import linux
 from tests.worlds.daemon import Daemon, wait_status, wait_until
 from tests.worlds.invariants import Crashed, Invariants, Journal
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from runtime.cgroups import Cgroup
-from runtime.record import Record, read_record
+from runtime.cell.record import Record, read_record
+from runtime.kernel.cgroups import Cgroup
 from tests.worlds.daemon import Daemon, alive, wait_dead, wait_until, write
 
 #: recorded ends, adopted agents: all that a daemon does by itself after its start

@@ -32,7 +32,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from runtime.cgroups import path_of, unified_mount
+from runtime.kernel.cgroups import path_of, unified_mount
 
 _NETLINK_CONNECTOR: Final = 11
 _CN_IDX_PROC: Final = 1
@@ -136,6 +136,9 @@ class Place:
         if path != self.own:
             self._check_ids(pid, program, path, "ran")
         elif not program:
+            # one that has exited has a name, and no file any more
+            if self._rootless and _name(pid) in _MOUNTING:
+                return
             if not gone or (self.ready and not self._rootless and self._daemon_lives()):
                 self._found.append(f"{_name(pid) or pid} ran in the daemon's own cgroup")
         elif not self._may_stay(program):

@@ -7,17 +7,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from runtime.agents import Agents, open_agents
+from runtime.agents.parts import Agents, open_agents
 from runtime.caller import Caller
-from runtime.cgroups import Hierarchy
-from runtime.change import Change, Watching
-from runtime.config import Config
-from runtime.lifecycle import Event, Status
-from runtime.model import Agent, Outcome
-from runtime.privilege import ROOT as ROOT_PRIVILEGE
-from runtime.privilege import Privilege
-from runtime.store import Store
-from runtime.waits import Waits
+from runtime.kernel.cgroups import Hierarchy
+from runtime.kernel.privilege import ROOT as ROOT_PRIVILEGE
+from runtime.kernel.privilege import Privilege
+from runtime.kernel.waits import Waits
+from runtime.records.change import Change, Watching
+from runtime.records.config import Config
+from runtime.records.lifecycle import Event, Status
+from runtime.records.model import Agent, Outcome
+from runtime.records.store import Store
 
 ROOT = Caller(0, 0, 0)
 

@@ -18,15 +18,15 @@ import trio
 from ctxfs.filesystem import ROOT_INODE, Filesystem
 from ctxfs.operations import Operations
 from runtime.authority.identity import Identity
-from runtime.authority.mounts import Source
+from runtime.authority.loop import LoopMeter
 from runtime.caller import Caller
-from runtime.cell import Places
+from runtime.cell.cell import Places
 from runtime.errors import WrongStateError
-from runtime.items import Task, TaskStatus
-from runtime.lifecycle import Event
-from runtime.loop import LoopMeter
-from runtime.model import Agent
+from runtime.records.items import Task, TaskStatus
+from runtime.records.lifecycle import Event
+from runtime.records.model import Agent
 from runtime.runtime import Runtime
+from runtime.texts.mounts import Source
 from tests.worlds.records import ROOT, World, operator, world_in
 
 CONTEXT = pyfuse3.RequestContext()

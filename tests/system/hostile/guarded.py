@@ -53,6 +53,9 @@ QUIET: Final = 0.6
 #: what may stay: caches that were filled, the allocator's arenas
 DESCRIPTORS: Final = 16
 MEMORY: Final = 48 << 20
+#: whether others work beside attacks that hold up nobody, too: make test-hostile, which has the
+#: machine for itself
+BESIDE: Final = os.environ.get("CTXFS_TEST_BYSTANDERS") == "1"
 #: requests that are judged; the others are only not refused
 JUDGED: Final = ("read", "write", "stop")
 

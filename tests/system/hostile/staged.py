@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from runtime.cgroups import Cgroup
+from runtime.kernel.cgroups import Cgroup
 from tests.system.hostile.attempts import frame
 from tests.system.hostile.stage import SECRETS, Stage, heard
 from tests.worlds.daemon import (

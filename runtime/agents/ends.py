@@ -1,0 +1,95 @@
+"""What the end of an agent means for its records: its session, its parent, what it had begun."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from runtime.agents.messages import Messages
+from runtime.agents.tasks import TaskPlane
+from runtime.agents.waiting import WaitingPlane, child_payload
+from runtime.records.change import Change
+from runtime.records.items import TaskEvent
+from runtime.records.lifecycle import Event, Status
+from runtime.records.model import SESSION_STATES, Agent, Outcome
+from runtime.records.registry import Registry
+
+#: records of one agent that end in one change
+_AT_ONCE: Final = 64
+
+
+class Ends:
+    """Adds ends to changes that others commit."""
+
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        messages: Messages,
+        tasks: TaskPlane,
+        waiting: WaitingPlane,
+    ) -> None:
+        self._registry = registry
+        self._messages = messages
+        self._tasks = tasks
+        self._waiting = waiting
+
+    def record(
+        self, change: Change, agent: Agent, event: Event, outcome: Outcome, reason: str
+    ) -> None:
+        """Adds to ``change`` that an event makes an agent dead, and what this means for it, its
+        session and its parent."""
+        self._waiting.cancel_all(change, agent)
+        self._tasks.keep_worktree(change, agent, f"it ended without that being seen ({reason})")
+        change.set(
+            agent,
+            outcome=outcome.value,
+            reason=reason,
+            ended=time.time(),
+            pid=0,
+            run="",
+            cell="",
+            run_cause=None,
+            frozen=False,
+            cgroup="",
+        )
+        for session in (agent.session, *agent.other_sessions):
+            change.set_session(session, state=SESSION_STATES[outcome])
+        change.move(agent, event, outcome=outcome, reason=reason)
+        parent = self._registry.parent_of(agent)
+        if parent is not None and "parent_dead" in reason and agent.parent_session is not None:
+            change.event(
+                agent.parent_session,
+                "agent.child.cancel",
+                parent.name,
+                parent=parent.name,
+                child=agent.name,
+                reason="parent_dead",
+            )
+        self._messages.add_ends(change, agent, reason)
+        lost = outcome is Outcome.INTERRUPTED
+        self._tasks.add_ends(change, agent, TaskEvent.INTERRUPT if lost else TaskEvent.CANCEL)
+        change.event(agent.session, "agent.stop", agent.name, status=outcome.value, reason=reason)
+        if parent is not None:
+            self._tasks.child_ended(change, parent, agent, outcome)
+            payload = child_payload(agent.name, Status.DEAD, outcome.value, reason)
+            self._waiting.resource_over(change, parent, "child", agent.name, payload)
+
+    def record_some(
+        self, change: Change, agent: Agent, reason: str, *, everything: bool
+    ) -> bool:
+        """Of what ``record`` will end, some, if it is so much that it would hold up others.
+
+        Without ``everything`` the agent is started again: only its commands end.
+        """
+        tasks = self._tasks.unfinished(change, agent)
+        waits = self._waiting.armed(change, agent) if everything else []
+        queued = self._messages.pending(agent) if everything else []
+        if len(tasks) + len(waits) + len(queued) <= _AT_ONCE:
+            return False
+        for wait in waits[:_AT_ONCE]:
+            self._waiting.cancel(change, agent, wait)
+        self._messages.drop(change, agent, queued[:_AT_ONCE], reason)
+        for task in tasks[:_AT_ONCE]:
+            self._tasks.end(change, agent, task, TaskEvent.CANCEL)
+        return True

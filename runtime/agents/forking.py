@@ -1,0 +1,192 @@
+"""Gathering what a forked child inherits (``runtime.texts.context`` derives it)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from runtime.agents.parts import Agents
+from runtime.records.items import Task, Wait, WaitStatus, Work
+from runtime.records.model import Agent, Session
+from runtime.texts import context
+
+#: of the messages that are looked at, and of the hand-off in which names are looked for
+_TAIL: Final = 64 << 10
+_HANDOFF: Final = 32 << 10
+#: of the texts that tell which items belong together, in characters
+_PARENTS: Final = 1 << 20
+#: of the children, the newest: their channels are without number
+_CHILDREN: Final = 256
+
+
+class _Room:
+    """How much is still read: what is further down than that has no room in what is derived.
+
+    So texts are taken in the order of ``runtime.texts.context``.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+
+    def file(self, path: str) -> context.Text:
+        """The beginning of a file of which no link is followed; nothing if there is none."""
+        try:
+            if self._left <= 0:
+                st = os.lstat(path)
+                there = stat.S_ISREG(st.st_mode) and st.st_size
+                return context.Part("", st.st_size) if there else ""
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return ""
+        try:
+            st = os.fstat(fd)
+            if not stat.S_ISREG(st.st_mode):
+                return ""
+            data = os.pread(fd, self._left, 0)
+        finally:
+            os.close(fd)
+        self._left -= len(data)
+        text = data.decode(errors="replace")
+        return text if len(data) == st.st_size else context.Part(text, st.st_size)
+
+    def field(self, item: Work, name: str) -> context.Text:
+        """A text of a record."""
+        length = item.length(name)
+        if self._left <= 0 < length:
+            return context.Part("", length)
+        text: str = getattr(item, name)
+        self._left = max(0, self._left - len(text.encode()))
+        return text
+
+
+def inherit(agents: Agents, parent: Agent, child: Agent) -> context.Inherited:
+    """What a child inherits of its parent as that is now, within ``fork_limit``."""
+    session = agents.sessions.get(parent.session)
+    assert session is not None
+    work = {item.name: item for item in agents.items.of(parent.index, Work)}
+    handoff = _beginning(agents.documents.path(child, "handoff.md"), _HANDOFF)
+    items = _items(list(work.values()), work.get(parent.focus))
+    focus = items.get(parent.focus)
+    shown = [focus.id] if focus is not None else []
+    if focus is not None:
+        shown += [item.id for _, item in context.related(focus, items.values(), handoff)]
+    room = _Room(agents.settings.config.fork_limit)
+    for name in shown:
+        items[name] = dataclasses.replace(
+            items[name],
+            objective=room.field(work[name], "objective"),
+            acceptance=room.field(work[name], "acceptance"),
+            plan=room.field(work[name], "plan"),
+        )
+    del shown[context.RELATED_MAX + 1 :]
+    directory = agents.sessions.directory(session) / "context"
+    memory = room.file(f"{directory}/memory.md")
+    episodes = {name: room.file(f"{directory}/episode/{name}.md") for name in shown}
+    snapshot = context.Snapshot(
+        agent=parent.name,
+        session=session.name,
+        run=parent.run,
+        items=tuple(items.values()),
+        focus=parent.focus,
+        waits=tuple(
+            context.Wait(
+                id=wait.name,
+                on=wait.on,
+                work=wait.work,
+                status=wait.status.value,
+                deadline=wait.deadline,
+                payload=wait.payload,
+            )
+            for wait in agents.items.of(parent.index, Wait)
+            if wait.work in shown[:1] and wait.status is WaitStatus.ARMED
+        ),
+        memory=memory,
+        episodes=episodes,
+        children=tuple(_children(agents, parent, session, shown, room)),
+        tail=tuple(_tail(agents, parent, session)),
+    )
+    return context.derive(snapshot, handoff, agents.settings.config.fork_limit)
+
+
+def _items(work: list[Work], focus: Work | None) -> dict[str, context.Item]:
+    """By id, without the texts that are shown of them."""
+    size = focus.length("parent") if focus is not None else 0
+    room = _PARENTS
+    found = {}
+    for item in work:
+        # a long one is read if it may be the same
+        alike = size == item.length("parent") <= room
+        room -= size if alike else 0
+        found[item.name] = context.Item(
+            id=item.name,
+            status=item.status.value,
+            blocked_by=item.blocked_by,
+            parent=item.parent if alike else "",
+            updated=item.updated,
+        )
+    return found
+
+
+def _beginning(path: Path, size: int) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(size).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _children(
+    agents: Agents, parent: Agent, session: Session, shown: list[str], room: _Room
+) -> Iterator[context.Child]:
+    """Those that were made for what is shown, or for nothing in particular."""
+    if not shown:
+        return
+    for name, index in sorted(agents.sessions.channels(session.index)[-_CHILDREN:]):
+        child = agents.registry.recall(index)
+        if child is None:
+            continue
+        handle = agents.items.named(parent.index, Task, name)
+        work = handle.work if handle is not None and handle.child == index else ""
+        if work and work not in shown:
+            continue
+        yield context.Child(
+            name=name,
+            status=child.outcome or child.status.value,
+            result=room.file(str(agents.documents.path(child, "result.md"))),
+            work=work,
+        )
+
+
+def _tail(agents: Agents, parent: Agent, session: Session) -> list[context.Message]:
+    """What was said last in the current run, the message that it works on first."""
+    found = []
+    current = agents.messages.current(parent)
+    if current is not None:
+        found.append(context.Message(role="user", sender=current.sender, content=current.text))
+    if not parent.run:
+        return found
+    try:
+        with (agents.sessions.directory(session) / "messages.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return found
+    said: list[context.Message] = []
+    for line in reversed(lines):
+        try:
+            message = json.loads(line)
+        except ValueError:
+            continue  # the first, which may be cut
+        if message.get("run") == parent.run:
+            content = message.get("content")
+            text = content if isinstance(content, str) else json.dumps(content)
+            role, sender = str(message.get("role")), str(message.get("from"))
+            said.append(context.Message(role=role, sender=sender, content=text))
+            if len(said) == context.TAIL_MESSAGES:
+                break
+    return found + said[::-1]

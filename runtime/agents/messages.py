@@ -1,0 +1,357 @@
+"""Messages to an agent: the queue, and what becomes of each (ctxfs(5), Messages)."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from runtime import crashpoints
+from runtime.agents.planes import Around
+from runtime.authority.guard import ANY_STATUS, Act, Facts, Guard, Unless
+from runtime.caller import CONTROLLERS, NOBODY, Caller, Role
+from runtime.errors import MalformedError, QuotaError, TakenError, TooLongError, WrongStateError
+from runtime.records.change import Change
+from runtime.records.items import (
+    NOTICES,
+    PRIORITIES,
+    Message,
+    MessageEvent,
+    MessageStatus,
+    check_priority,
+)
+from runtime.records.lifecycle import Event, Status
+from runtime.records.model import Agent, Outcome
+from runtime.texts.names import dump_json, quote, timestamp
+
+#: ended messages that are remembered for a repeated id, and characters of their replies
+_REMEMBERED: Final = 1024
+_REMEMBERED_SIZE: Final = 8 << 20
+_ID: Final = re.compile(r"[!-~]{1,128}")
+#: what a message is, by what its sender is to the agent
+_PROVENANCES: Final = (
+    (Role.OPERATOR | Role.ROOT, "operator"),
+    (Role.CREATOR, "supervisor"),
+    (Role.WRITER, "agent"),
+)
+_ENDS: Final = {
+    MessageStatus.PROCESSED: MessageEvent.PROCESS,
+    MessageStatus.FAILED: MessageEvent.FAIL,
+    MessageStatus.ABORTED: MessageEvent.ABORT,
+    MessageStatus.DROPPED: MessageEvent.DROP,
+}
+
+
+def _why_once(facts: Facts, caller: Caller, agent: Agent) -> str:
+    if agent.how.takes_messages:
+        return ""
+    return (
+        f"{quote(agent.name)} is a once agent, which takes no messages; "
+        "write handoff.md before its start, or make a turn or resident agent"
+    )
+
+
+#: who sends an agent messages
+SENDING: Final = Guard(
+    who=CONTROLLERS | Role.WRITER,
+    when=ANY_STATUS - {Status.STOPPING, Status.DEAD},
+    unless=(Unless("it is of mode once", WrongStateError, _why_once),),
+    delegated=True,
+)
+
+
+def check_id(text: str) -> str:
+    """A message's id as its sender gives it; ``MalformedError``."""
+    if not _ID.fullmatch(text):
+        raise MalformedError(
+            f"{quote(text)} is not an id; use 1 to 128 printable ASCII characters without blanks"
+        )
+    return text
+
+
+class Messages:
+    """The queues of all agents. Everything is added to a change that the caller commits."""
+
+    def __init__(self, around: Around) -> None:
+        self._around = around
+        self._settings = around.settings
+        self._registry = around.registry
+        self._items = around.items
+        self._journal = around.journal
+        self._identity = around.identity
+        self._when_queued: list[Callable[[Change, Agent, Message], None]] = []
+
+    def when_queued(self, told: Callable[[Change, Agent, Message], None]) -> None:
+        """It is called in each change that queues a message."""
+        self._when_queued.append(told)
+
+    # looking
+
+    def pending(self, agent: Agent) -> list[Message]:
+        """Those that wait, in the order in which they will be delivered."""
+        found = [m for m in self._of(agent) if m.status is MessageStatus.QUEUED]
+        return sorted(found, key=lambda m: (not m.first, PRIORITIES.index(m.priority)))
+
+    def current(self, agent: Agent) -> Message | None:
+        """The one that is being worked on."""
+        return next((m for m in self._of(agent) if m.status is MessageStatus.RUNNING), None)
+
+    def find(self, agent: Agent, name: str) -> Message | None:
+        """A message of the agent's current session."""
+        return self._items.named(agent.index, Message, f"{agent.session}/{name}")
+
+    def _of(self, agent: Agent) -> list[Message]:
+        return self._items.of(agent.index, Message)
+
+    def render(self, agent: Agent) -> str:
+        """The lines of ``queue``."""
+        return "".join(self.lines(agent))
+
+    def lines(self, agent: Agent) -> Iterator[str]:
+        """The same one by one, of the messages that wait now."""
+        for m in self.pending(agent):
+            if m.status is not MessageStatus.QUEUED:
+                continue  # delivered, or dropped, since the first line was read
+            facts = {
+                "id": m.name,
+                "ts": timestamp(m.created),
+                "from": m.sender,
+                "provenance": m.provenance,
+                "priority": m.priority,
+                "text": m.text,
+            }
+            yield dump_json(facts) + "\n"
+
+    # changing
+
+    def _check_sender(self, caller: Caller, agent: Agent) -> Role:
+        """What a caller is to the agent by which it may send it messages; ``DeniedError``."""
+        roles = self._identity.roles(caller, agent)
+        what = f"a message to {quote(agent.name)}"
+        SENDING.check_who(Act.SEND, what, self._around, roles, agent)
+        return roles & SENDING.wanted(self._around, agent)
+
+    def check_accepts(self, agent: Agent) -> None:
+        """``WrongStateError`` for an agent that takes no messages, by mode or by status."""
+        SENDING.check_object(self._around, NOBODY, agent)
+        SENDING.check_when(Act.SEND, f"a message to {quote(agent.name)}", agent)
+
+    def send(
+        self,
+        caller: Caller,
+        agent: Agent,
+        text: str,
+        *,
+        priority: str = "normal",
+        name: str = "",
+        asked: str = "",
+    ) -> Message:
+        """A message from somebody to an agent, as its ``ingress`` allows.
+
+        ``DeniedError``, and whatever ``queue`` raises.
+        """
+        roles = self._check_sender(caller, agent)
+        provenance = next(word for role, word in _PROVENANCES if roles & role)
+        sender = f"operator uid:{caller.uid}"
+        if caller.agent is not None and (actor := self._registry.get(caller.agent)) is not None:
+            sender = f"agent:{actor.name}"
+        with self._journal.acting(caller), self._journal.changing() as change:
+            message = self.queue(
+                change,
+                agent,
+                text=text,
+                sender=sender,
+                provenance=provenance,
+                priority=priority,
+                name=name,
+                asked=asked,
+            )
+        crashpoints.reach("message.queued")
+        return message
+
+    def queue(
+        self,
+        change: Change,
+        agent: Agent,
+        *,
+        text: str,
+        sender: str,
+        provenance: str,
+        priority: str = "normal",
+        name: str = "",
+        asked: str = "",
+    ) -> Message:
+        """One more message.
+
+        ``TooLongError``, ``QuotaError``, ``TakenError`` or ``WrongStateError``.
+        """
+        check_priority(priority)
+        self.check_accepts(agent)
+        config = self._settings.config
+        if len(text.encode()) > config.frame_max:
+            raise TooLongError(f"a message may have at most {config.frame_max} bytes")
+        waiting = len(self.pending(agent)) + len(change.newly_made(agent.index, Message))
+        if waiting >= config.messages:
+            raise QuotaError(
+                f"{config.messages} messages wait for {quote(agent.name)}, the configured maximum"
+            )
+        if name and self.find(agent, check_id(name)) is not None:
+            raise TakenError(f"{quote(name)} is the id of another message of this session")
+        return self._add(change, agent, text, sender, provenance, priority, name, asked)
+
+    def check_room(self, agent: Agent) -> None:
+        """``QuotaError`` if the notices of what is over, and not read yet, are so many that
+        nothing more may be begun that would end in one."""
+        if not agent.how.takes_messages:
+            return  # it gets none
+        config = self._settings.config
+        notices = [m for m in self.pending(agent) if m.provenance in NOTICES]
+        if len(notices) >= config.messages:
+            raise QuotaError(
+                f"{len(notices)} notices of tasks and waits are in the queue of "
+                f"{quote(agent.name)}: read them first"
+            )
+
+    def notify(
+        self, change: Change, agent: Agent, *, text: str, provenance: str, sender: str = "runtime"
+    ) -> None:
+        """A notice of the runtime's own; once agents, and those that are ending, get none.
+
+        Each is owed to a task, a wait or a child; ``check_room`` bounds the number of those.
+        """
+        ending = change.peek_agent(agent, "status") in (Status.STOPPING, Status.DEAD)
+        if agent.how.takes_messages and agent.accepts_children and not ending:
+            self._add(change, agent, text, sender, provenance, "normal", "", "")
+
+    def _add(
+        self,
+        change: Change,
+        agent: Agent,
+        text: str,
+        sender: str,
+        provenance: str,
+        priority: str,
+        name: str,
+        asked: str,
+        *,
+        first: bool = False,
+    ) -> Message:
+        message = Message(
+            agent=agent.index,
+            session=agent.session,
+            name=name or secrets.token_hex(8),
+            sender=sender,
+            provenance=provenance,
+            priority=priority,
+            text=text,
+            asked=asked,
+            first=first,
+        )
+        change.make(message)
+        change.event(
+            agent.session,
+            "message.queued",
+            agent.name,
+            message=message.name,
+            **{"from": sender},
+            provenance=provenance,
+            priority=priority,
+        )
+        for told in self._when_queued:
+            told(change, agent, message)
+        return message
+
+    def queue_first(
+        self, change: Change, agent: Agent, *, text: str, sender: str, provenance: str
+    ) -> None:
+        """The delegated task, before all others; it may be as long as a document."""
+        self._add(change, agent, text, sender, provenance, "interject", "", "", first=True)
+
+    def deliver(self, change: Change, agent: Agent, message: Message, run: str) -> None:
+        """It is being worked on, in ``run``."""
+        change.put(message, run=run)
+        change.step(message, MessageEvent.DELIVER)
+
+    def end(
+        self,
+        change: Change,
+        agent: Agent,
+        message: Message,
+        status: MessageStatus,
+        *,
+        reply: str = "",
+        reason: str = "",
+    ) -> None:
+        """What became of it; only one with an id of its sender's is remembered."""
+        self._end(change, agent, message, status, reply, reason)
+        if message.asked:
+            self._forget_old(change, agent, len(reply))
+
+    def _end(
+        self,
+        change: Change,
+        agent: Agent,
+        message: Message,
+        status: MessageStatus,
+        reply: str,
+        reason: str,
+    ) -> None:
+        to = change.step(message, _ENDS[status])
+        fields = {"reason": reason} if reason else {}
+        change.event(
+            message.session,
+            "message.end",
+            agent.name,
+            message=message.name,
+            outcome=to.value,
+            **({"run": message.run} if message.run else {}),
+            **fields,
+        )
+        change.put(message, reply=reply, reason=reason, text="")
+        if not message.asked:
+            change.drop(message)
+
+    def _forget_old(self, change: Change, agent: Agent, size: int, kept: int = 1) -> None:
+        """What ended before, if it is too much with so many that end now, of so much text."""
+        ended = [m for m in self._of(agent) if m.over]
+        ended.sort(key=lambda m: m.updated, reverse=True)  # what waited long has ended just now
+        for old in ended:
+            kept, size = kept + 1, size + old.length("reply")
+            if kept > _REMEMBERED or size > _REMEMBERED_SIZE:
+                change.drop(old)
+
+    def cancel(self, agent: Agent, message: Message) -> None:
+        """Ends one message: it is dropped if it waits, its run ended if it has one.
+
+        A resident program is not ended: it is asked no more about it.
+        """
+        with self._journal.changing() as change:
+            why = "message_cancelled"
+            if message.status is MessageStatus.QUEUED:
+                self.end(change, agent, message, MessageStatus.DROPPED, reason=why)
+            elif agent.how.converses:
+                self.end(change, agent, message, MessageStatus.ABORTED, reason=why)
+                if agent.status is Status.BUSY:
+                    change.move(agent, Event.READYING)
+                elif agent.status is Status.PAUSED:
+                    change.set(agent, paused_from=Status.READY.value)
+            elif agent.run_cause is None:
+                cause = (Outcome.CANCELLED.value, why)
+                change.set(agent, run_cause=cause, run_caused_by=self._journal.actor)
+
+    def add_ends(self, change: Change, agent: Agent, reason: str) -> None:
+        """The agent is dead: nobody will read what is left."""
+        messages = (*self._of(agent), *change.newly_made(agent.index, Message))
+        for message in messages:
+            if change.peek(message, "status") is MessageStatus.RUNNING:
+                self.end(change, agent, message, MessageStatus.FAILED, reason=reason)
+        queued = [m for m in messages if change.peek(m, "status") is MessageStatus.QUEUED]
+        self.drop(change, agent, queued, reason)
+
+    def drop(self, change: Change, agent: Agent, queued: list[Message], reason: str) -> None:
+        """Nobody will read these."""
+        for message in queued:
+            self._end(change, agent, message, MessageStatus.DROPPED, "", reason)
+        if asked := sum(bool(message.asked) for message in queued):
+            self._forget_old(change, agent, 0, asked)

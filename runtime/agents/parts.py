@@ -1,0 +1,189 @@
+"""All that there is of agents but their processes, put together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from runtime.agents.births import Births
+from runtime.agents.ends import Ends
+from runtime.agents.messages import Messages
+from runtime.agents.planes import Around
+from runtime.agents.removals import Removals
+from runtime.agents.tasks import TaskPlane
+from runtime.agents.waiting import WaitingPlane
+from runtime.agents.work import WorkPlane
+from runtime.authority.accounts import Accounts, accounts_of
+from runtime.authority.attenuation import Authority
+from runtime.authority.disk import Disk
+from runtime.authority.identity import Identity
+from runtime.authority.living import Living
+from runtime.kernel.cgroups import Hierarchy
+from runtime.kernel.privilege import ROOT, Privilege
+from runtime.kernel.trash import Trash
+from runtime.kernel.waits import Waits
+from runtime.records.config import Config
+from runtime.records.documents import Documents
+from runtime.records.history import History
+from runtime.records.items import Items
+from runtime.records.journal import Journal
+from runtime.records.registry import Registry
+from runtime.records.sessions import Sessions
+from runtime.records.settings import Settings
+from runtime.records.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agents:
+    """The parts, each of one subject; whoever needs one takes that."""
+
+    settings: Settings
+    privilege: Privilege
+    accounts: Accounts
+    #: which agents there are, what is below them, and their sessions
+    registry: Registry
+    items: Items
+    sessions: Sessions
+    #: the one way in which any of that changes
+    journal: Journal
+    documents: Documents
+    waits: Waits
+    trash: Trash
+    #: who calls, what that may, and on whose account
+    authority: Authority
+    identity: Identity
+    disk: Disk
+    living: Living
+    #: what can be done
+    messages: Messages
+    work: WorkPlane
+    waiting: WaitingPlane
+    tasks: TaskPlane
+    ends: Ends
+    removals: Removals
+    births: Births
+
+    async def run(self) -> None:
+        """What goes on beside requests."""
+        async with trio.open_nursery() as nursery:
+            for each in (self.journal, self.waits, self.trash, self.disk, self.waiting):
+                nursery.start_soon(each.run)
+            nursery.start_soon(self.removals.run)
+
+
+def open_agents(
+    *,
+    config: Config,
+    store: Store,
+    hierarchy: Hierarchy,
+    waits: Waits,
+    state: Path,
+    privilege: Privilege = ROOT,
+) -> Agents:
+    """Whatever the store has; ``state`` is the state directory."""
+    settings, accounts = Settings(config), accounts_of(config)
+    trash = Trash(state / "trash")
+    registry, items = Registry(store), Items()
+    for item in store.load_items():
+        items.add(item)
+    sessions = Sessions(store=store, registry=registry, trash=trash, state=state)
+    journal = Journal(
+        store=store,
+        history=History(state),
+        registry=registry,
+        items=items,
+        sessions=sessions,
+        state=state,
+    )
+    documents = Documents(journal=journal, trash=trash, state=state)
+    authority = Authority(registry, settings)
+    identity = Identity(
+        registry=registry, authority=authority, hierarchy=hierarchy, privilege=privilege
+    )
+    disk = Disk(accounts, state, store.holders, identity.payer)
+    living = Living(
+        registry=registry,
+        items=items,
+        journal=journal,
+        accounts=accounts,
+        disk=disk,
+        payer=identity.payer,
+    )
+    around = Around(
+        settings=settings,
+        registry=registry,
+        items=items,
+        journal=journal,
+        identity=identity,
+        authority=authority,
+    )
+    messages, work = Messages(around), WorkPlane(around)
+    waiting = WaitingPlane(around, authority=authority, messages=messages, work=work)
+    tasks = TaskPlane(
+        around,
+        authority=authority,
+        living=living,
+        sessions=sessions,
+        documents=documents,
+        messages=messages,
+        waiting=waiting,
+        waits=waits,
+        trash=trash,
+    )
+    ends = Ends(registry=registry, messages=messages, tasks=tasks, waiting=waiting)
+    removals = Removals(
+        store=store,
+        registry=registry,
+        items=items,
+        sessions=sessions,
+        journal=journal,
+        documents=documents,
+        disk=disk,
+        waits=waits,
+        trash=trash,
+        authority=authority,
+        tasks=tasks,
+        ends=ends,
+    )
+    births = Births(
+        settings=settings,
+        store=store,
+        registry=registry,
+        items=items,
+        sessions=sessions,
+        journal=journal,
+        documents=documents,
+        waits=waits,
+        identity=identity,
+        authority=authority,
+        privilege=privilege,
+        messages=messages,
+        tasks=tasks,
+        waiting=waiting,
+        removals=removals,
+    )
+    return Agents(
+        settings=settings,
+        privilege=privilege,
+        accounts=accounts,
+        registry=registry,
+        items=items,
+        sessions=sessions,
+        journal=journal,
+        documents=documents,
+        waits=waits,
+        trash=trash,
+        authority=authority,
+        identity=identity,
+        disk=disk,
+        living=living,
+        messages=messages,
+        work=work,
+        waiting=waiting,
+        tasks=tasks,
+        ends=ends,
+        removals=removals,
+        births=births,
+    )

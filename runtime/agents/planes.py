@@ -1,0 +1,157 @@
+"""A plane: the records of one kind below every agent, who makes, finds and removes them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+from runtime.authority.attenuation import Authority
+from runtime.authority.guard import TAKING, Act, Guard
+from runtime.authority.identity import Identity
+from runtime.caller import PARTIES, Caller
+from runtime.errors import MissingError, QuotaError, TakenError
+from runtime.records.change import Change
+from runtime.records.config import Config
+from runtime.records.items import Item, Items, Wait, WaitStatus
+from runtime.records.journal import Journal
+from runtime.records.model import Agent
+from runtime.records.registry import Registry
+from runtime.records.settings import Settings
+from runtime.texts.names import check_name, quote
+
+_I = TypeVar("_I", bound=Item)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """What every plane works on."""
+
+    settings: Settings
+    registry: Registry
+    items: Items
+    journal: Journal
+    identity: Identity
+    authority: Authority
+
+
+class Plane(Generic[_I]):
+    """One kind of records below every agent: who makes, finds and removes them.
+
+    ``limit`` says of which setting the maximum for one agent is.
+    """
+
+    making: ClassVar[Guard] = Guard(who=PARTIES, when=TAKING)
+    removing: ClassVar[Guard] = Guard(who=PARTIES)
+
+    def __init__(
+        self, around: Around, cls: type[_I], what: str, limit: Callable[[Config], int]
+    ) -> None:
+        self._around = around
+        self._settings = around.settings
+        self._registry = around.registry
+        self._items = around.items
+        self._journal = around.journal
+        self._identity = around.identity
+        self._cls = cls
+        self._what = what
+        self._limit = limit
+
+    # looking
+
+    def of(self, change: Change, agent: Agent) -> list[_I]:
+        """Those of an agent, oldest first, with what a change is about to make."""
+        return self._items.of(agent.index, self._cls) + change.newly_made(
+            agent.index, self._cls
+        )
+
+    def find(self, agent: Agent, name: str) -> _I:
+        """``MissingError`` if there is none of this name."""
+        item = self._items.named(agent.index, self._cls, name)
+        if item is None:
+            raise MissingError(f"{quote(agent.name)} has no {self._what} {quote(name)}")
+        return item
+
+    def check_there(self, item: _I) -> None:
+        """``MissingError`` for one that was removed while somebody had it open."""
+        if item.index and self._items.get(item.index) is not item:
+            raise MissingError(f"the {self._what} {quote(item.name)} was removed")
+
+    # changing
+
+    def make(self, caller: Caller, agent: Agent, name: str) -> _I:
+        """A new one; ``DeniedError``, then whatever ``add`` raises."""
+        self._check_who(self.making, Act.MAKE, caller, agent)
+        self.making.check_object(self._around, caller, agent)
+        with self._journal.changing() as change:
+            return self.add(change, agent, name)
+
+    def add(self, change: Change, agent: Agent, name: str) -> _I:
+        """A new one, in a change that the caller commits.
+
+        ``MalformedError``, ``TakenError``, ``WrongStateError`` (the agent is not live)
+        or ``QuotaError``.
+        """
+        check_name(name)
+        there = self.of(change, agent)
+        if any(item.name == name for item in there):
+            raise TakenError(f"{quote(agent.name)} already has a {self._what} {quote(name)}")
+        self.making.check_when(Act.MAKE, f"a {self._what}", agent)
+        limit = self._limit(self._settings.config)
+        if sum(map(self._counts, there)) >= limit:
+            raise QuotaError(
+                f"{quote(agent.name)} has {limit} of them, the configured maximum: "
+                f"remove a {self._what} that is over (rmdir)"
+            )
+        self._check_room(agent)
+        item = self._cls(agent=agent.index, name=name)
+        change.make(item)
+        self._added(change, agent, item)
+        return item
+
+    def remove(self, caller: Caller, agent: Agent, name: str) -> None:
+        """``DeniedError``, ``MissingError``, or ``WrongStateError`` for one that is in use."""
+        self._check_who(self.removing, Act.REMOVE, caller, agent)
+        item = self.find(agent, name)
+        self.removing.check_object(self._around, caller, item)
+        with self._journal.changing() as change:
+            self._removing(change, agent, item)
+            change.drop(item)
+
+    def _check_who(self, guard: Guard, act: Act, caller: Caller, agent: Agent) -> None:
+        roles = self._identity.roles(caller, agent)
+        what = f"a {self._what} of {quote(agent.name)}"
+        guard.check_who(act, what, self._around, roles, agent)
+
+    def _counts(self, item: _I) -> bool:
+        """Whether it counts against the maximum."""
+        return True
+
+    def _check_room(self, agent: Agent) -> None:
+        """``QuotaError`` if what a new one leads to has no room."""
+
+    def _added(self, change: Change, agent: Agent, item: _I) -> None:
+        """What else its making means."""
+
+    def _removing(self, change: Change, agent: Agent, item: _I) -> None:
+        """What else its removal means."""
+
+
+def armed_for(
+    items: Items, change: Change, agent: Agent, field: str, value: str
+) -> Iterator[Wait]:
+    """The waits of an agent that are armed, once a change is applied, for a thing (``on``), or
+    that hold up a work item (``work``).
+
+    The newest first: the change may have ended the others, from the oldest on.
+    """
+    seen = set()
+    for wait in itertools.chain(
+        reversed(change.rearmed(agent.index)), items.armed(agent.index, field, value)
+    ):
+        if id(wait) in seen or change.peek(wait, "status") is not WaitStatus.ARMED:
+            continue
+        if change.peek(wait, field) == value:
+            seen.add(id(wait))
+            yield wait

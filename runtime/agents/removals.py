@@ -1,0 +1,214 @@
+"""How agents and sessions go: what was removed leaves its history, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import deque
+from typing import Final
+
+import trio
+
+from runtime import crashpoints
+from runtime.agents.ends import Ends
+from runtime.agents.tasks import TaskPlane
+from runtime.authority.attenuation import Authority
+from runtime.authority.disk import Disk
+from runtime.errors import CtxError, NoSpaceError, WrongStateError
+from runtime.kernel.trash import Trash
+from runtime.kernel.waits import Waits
+from runtime.records.change import RUNTIME, Change
+from runtime.records.documents import Documents
+from runtime.records.items import Items, Task
+from runtime.records.journal import Journal
+from runtime.records.lifecycle import Event, Status
+from runtime.records.model import Agent, Outcome, Session
+from runtime.records.registry import Registry
+from runtime.records.sessions import Sessions
+from runtime.records.store import Store
+from runtime.texts.names import quote
+
+log = logging.getLogger("ctxd.removals")
+
+#: agents that are removed in one step of the loop
+_AT_ONCE: Final = 64
+
+
+class Removals:
+    """Removes agents and sessions."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        registry: Registry,
+        items: Items,
+        sessions: Sessions,
+        journal: Journal,
+        documents: Documents,
+        disk: Disk,
+        waits: Waits,
+        trash: Trash,
+        authority: Authority,
+        tasks: TaskPlane,
+        ends: Ends,
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._items = items
+        self._sessions = sessions
+        self._journal = journal
+        self._documents = documents
+        self._disk = disk
+        self._waits = waits
+        self._trash = trash
+        self._authority = authority
+        self._tasks = tasks
+        self._ends = ends
+        #: owned by what was removed, and still to be
+        self._left: deque[Agent] = deque()
+        self._more_left = trio.Event()
+
+    def remove(self, agent: Agent) -> None:
+        """Removes a ``new`` or ``dead`` agent and its descendants; history stays."""
+        members, left = self.going(agent)
+        for member in (*members, *left):
+            if member.live:
+                raise WrongStateError(
+                    f"{quote(member.name)} is {member.status}: stop it and wait for its end, "
+                    "then remove it"
+                )
+            self._tasks.check_not_fetching(member)
+        self._cancel_new_of(members)
+        change = Change()
+        parent = self._registry.parent_of(agent)
+        if parent is not None:
+            self._tasks.drop_handle(change, parent, agent)
+        self._remove(change, members)
+        self.leave(left)
+
+    def going(self, agent: Agent) -> tuple[list[Agent], list[Agent]]:
+        """What goes with an agent: at once, itself included, and a little at a time after it."""
+        members = [agent, *self._registry.descendants(agent)]
+        return members[:_AT_ONCE], members[_AT_ONCE:]
+
+    def _cancel_new_of(self, members: list[Agent]) -> None:
+        """In changes of their own, before anything is said of handles: those end with them."""
+        for member in members:
+            if member.status is Status.NEW:
+                change = Change()
+                self._ends.record(
+                    change, member, Event.REMOVING, Outcome.CANCELLED, "operator_stop"
+                )
+                self._journal.note(change)
+
+    def _remove(self, change: Change, members: list[Agent]) -> None:
+        for member in members:
+            change.set(member, removed=True)
+        try:
+            self._journal.commit(change)
+        except NoSpaceError:
+            # removing makes room: it is what the reserve is kept for
+            self._store.release_reserve()
+            self._journal.commit(change)
+        crashpoints.reach("remove.committed")
+        for member in reversed(members):
+            self.forget(member)
+
+    def leave(self, members: list[Agent]) -> None:
+        """What these were owned by is removed: they go soon, and never start meanwhile, since
+        what has lost its owner cannot (``live_parent``)."""
+        if members:
+            self._left += members
+            self._more_left.set()
+
+    async def run(self) -> None:
+        """What an owner that was removed has left behind, also with an earlier daemon."""
+        self.leave([a for a in self._registry if a.owned and self._registry.parent_of(a) is None])
+        while True:
+            await self._more_left.wait()
+            self._more_left = trio.Event()
+            while self._left:
+                part = [self._left.popleft() for _ in range(min(len(self._left), _AT_ONCE))]
+                there = [m for m in part if self._registry.get(m.index) is m and not m.live]
+                crashpoints.reach("remove.more")
+                try:
+                    self._cancel_new_of(there)
+                    self._remove(Change(by=RUNTIME), there)
+                except CtxError as error:
+                    log.error("cannot remove what a removed agent owned: %s", error)
+                await trio.lowlevel.checkpoint()
+
+    def unmake(self, agent: Agent) -> None:
+        """Takes back the making of a ``new`` agent, whose configuration failed.
+
+        Unlike after ``remove``, neither a session nor a channel tells of it.
+        """
+        session = self._sessions.load(agent.session)
+        channel_of = agent.parent_session
+        change = Change()
+        change.set(agent, removed=True, parent_session=None, channel="")
+        parent = self._registry.parent_of(agent)
+        if parent is not None:
+            self._tasks.drop_handle(change, parent, agent)
+        try:
+            self._erase(change, session)
+        except NoSpaceError:
+            self._store.release_reserve()
+            self._erase(change, session)
+        self.forget(agent)
+        directory = self._sessions.directory(session)
+        self._trash.discard(directory)
+        with contextlib.suppress(OSError):  # an earlier life of the name has sessions there
+            directory.parent.rmdir()
+        if channel_of is not None:
+            self._journal.tell_session(channel_of, ("child",))
+
+    def _erase(self, change: Change, session: Session) -> None:
+        with self._store.transaction():
+            self._journal.commit(change)
+            self._sessions.erase(session)
+
+    def remove_temporary(self, agent: Agent) -> None:
+        """Of a ``temp`` child only the parent's channel stays."""
+        try:
+            self.remove(agent)
+        except CtxError as error:
+            log.error("%s: cannot remove this temp agent: %s", agent.name, error)
+
+    def forget(self, agent: Agent) -> None:
+        """One whose removal is committed: nothing of it is left in memory, nor of its files."""
+        self._authority.forget(agent)
+        self._registry.drop(agent)
+        for task in self._items.of(agent.index, Task):
+            self._tasks.forget(task)
+        self._items.drop_all(agent.index)
+        for session in (agent.session, *agent.other_sessions):
+            self._sessions.forget(session)
+        self._waits.remove(agent.wait_token)
+        crashpoints.reach("remove.forgotten")
+        self._documents.clear(agent)
+        self._disk.look()
+        self._journal.tell_listed(agent)
+
+    def remove_strays(self) -> None:
+        """Files of no agent: left by a crash between two steps."""
+        self._documents.remove_strays(
+            {agent.incarnation for agent in self._registry}, self._store.kept_incarnations()
+        )
+        tokens = {task.wait_token for task in self._items.all(Task) if not task.child}
+        self._waits.keep(tokens | {agent.wait_token for agent in self._registry})
+
+    def remove_session(self, session: Session) -> None:
+        """Removes the directory and record of a session whose incarnation is over."""
+        agent = self._registry.get(session.incarnation)
+        if agent is not None:
+            raise WrongStateError(f"the agent {quote(agent.name)} of this session still exists")
+        with self._store.transaction():
+            self._sessions.erase(session)
+        self._trash.discard(self._sessions.directory(session))
+        self._disk.look()
+        agent = self._registry.recall(session.incarnation)
+        if agent is not None and agent.archived and agent.parent_session is None:
+            self._trash.discard(self._documents.directory(agent))
+        self._sessions.forget(session.index)

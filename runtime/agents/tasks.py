@@ -1,0 +1,527 @@
+"""The task plane: managed executions of an agent's, and handles of supervised children
+(ctxfs(5), Tasks). What runs them is ``runtime.life.taskruns``."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from runtime import crashpoints
+from runtime.agents.messages import Messages
+from runtime.agents.planes import Around, Plane
+from runtime.agents.waiting import WaitingPlane, task_payload
+from runtime.agents.workspace import State, Worktree
+from runtime.authority.attenuation import Authority
+from runtime.authority.guard import TAKING, Act, Facts, Guard, Unless
+from runtime.authority.living import Living
+from runtime.caller import NOBODY, PARTIES, Caller
+from runtime.errors import (
+    DeniedError,
+    ForbiddenError,
+    MalformedError,
+    NotEmptyError,
+    TakenError,
+    WrongStateError,
+)
+from runtime.kernel.output import Output
+from runtime.kernel.trash import Trash
+from runtime.kernel.waits import Waits
+from runtime.records.change import Change, Watching
+from runtime.records.documents import Documents
+from runtime.records.items import TASK_MOVES, Item, Task, TaskEvent, TaskStatus
+from runtime.records.lifecycle import Status
+from runtime.records.model import Agent, Outcome
+from runtime.records.sessions import Sessions
+from runtime.texts.names import dump_json, quote
+
+COMMAND: Final = "command_task"
+CHILD: Final = "child_agent_task"
+_PREVIEW_MAX: Final = 8 << 10
+#: of each end of an output that does not fit
+_PREVIEW_PART: Final = 4000
+#: of a handoff: where its first line is looked for
+_TITLE_WITHIN: Final = 4096
+
+_OF_OUTCOME: Final = {
+    Outcome.DONE.value: TaskEvent.COMPLETE,
+    Outcome.ERROR.value: TaskEvent.FAIL,
+    Outcome.CANCELLED.value: TaskEvent.CANCEL,
+    Outcome.INTERRUPTED.value: TaskEvent.INTERRUPT,
+}
+_OF_STATUS: Final = {
+    Status.NEW: TaskStatus.QUEUED,
+    Status.STOPPING: TaskStatus.CANCELLING,
+}
+
+
+def _why_lacking(facts: Facts, caller: Caller, obj: object) -> str:
+    actor = facts.registry.get(caller.agent) if caller.agent is not None else None
+    if actor is None or "local_environment" in facts.authority.families(actor):
+        return ""
+    return f"{quote(actor.name)} is a {actor.profile}, which lacks local_environment"
+
+
+def _why_handle(facts: Facts, caller: Caller, task: Task) -> str:
+    if not task.child:
+        return ""
+    return f"{quote(task.name)} is the handle of an agent: write the files of the agent"
+
+
+def _why_started(facts: Facts, caller: Caller, task: Task) -> str:
+    if task.status is TaskStatus.MADE:
+        return ""
+    return f"the task {quote(task.name)} was already started"
+
+
+def _why_supervising(facts: Facts, caller: Caller, task: Task) -> str:
+    if not task.child or task.over:
+        return ""
+    return f"{quote(task.name)} is the handle of an agent: rmdir the agent"
+
+
+def _worktree_of(facts: Facts, task: Task) -> Worktree | None:
+    child = facts.registry.recall(task.child) if task.child else None
+    if child is None or child.worktree is None or not child.worktree_made:
+        return None
+    return Worktree.load(child.worktree)
+
+
+def _why_kept(facts: Facts, caller: Caller, task: Task) -> str:
+    found = _worktree_of(facts, task)
+    if found is None or found.state is not State.KEPT:
+        return ""
+    return f"the worktree of {quote(task.name)} is kept: {found.reason}"
+
+
+def _why_fetching(facts: Facts, caller: Caller, task: Task) -> str:
+    found = _worktree_of(facts, task)
+    if found is None or found.state is not State.FETCHING:
+        return ""
+    return f"the worktree of {quote(task.name)} is being fetched"
+
+
+def _why_running(facts: Facts, caller: Caller, task: Task) -> str:
+    if task.over or task.status is TaskStatus.MADE:
+        return ""
+    return f"the task {quote(task.name)} is {task.status.shown}: stop it"
+
+
+def accepts_input(facts: Facts, task: Task) -> bool:
+    """Whether something can be written to it; a child takes messages, unless it is ``once``."""
+    child = facts.registry.recall(task.child) if task.child else None
+    return child.how.holds_cell if child is not None else task.accepts_input
+
+
+def _why_no_input(facts: Facts, caller: Caller, task: Task) -> str:
+    if accepts_input(facts, task):
+        return ""
+    return f"the task {quote(task.name)} takes no input: accepts_input is 0"
+
+
+def _why_over(facts: Facts, caller: Caller, task: Task) -> str:
+    return f"the task {quote(task.name)} is {task.status.shown}" if task.over else ""
+
+
+_LACKING: Final = Unless(
+    "an agent asks that lacks the family local_environment", DeniedError, _why_lacking
+)
+#: its files are written, its input is; a command is started; it is stopped, a worktree fetched
+WRITING: Final = Guard(
+    who=PARTIES,
+    unless=(
+        Unless("it is the handle of a child", ForbiddenError, _why_handle),
+        Unless("it was started", WrongStateError, _why_started),
+    ),
+)
+INPUT: Final = Guard(
+    who=PARTIES,
+    unless=(
+        Unless("it accepts none", DeniedError, _why_no_input),
+        Unless("it has ended", WrongStateError, _why_over),
+    ),
+)
+STARTING: Final = Guard(who=PARTIES, when=TAKING, unless=(_LACKING,))
+STOPPING: Final = Guard(who=PARTIES, unless=(_LACKING,))
+
+
+class TaskPlane(Plane[Task], Watching):
+    """The tasks of all agents."""
+
+    making = Guard(who=PARTIES, when=TAKING, unless=(_LACKING,))
+    removing = Guard(
+        who=PARTIES,
+        unless=(
+            _LACKING,
+            Unless("it is the handle of a child that has not ended", WrongStateError,
+                   _why_supervising),
+            Unless("its worktree is kept", NotEmptyError, _why_kept),
+            Unless("its worktree is being fetched", WrongStateError, _why_fetching),
+            Unless("it runs", WrongStateError, _why_running),
+        ),
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        around: Around,
+        *,
+        authority: Authority,
+        living: Living,
+        sessions: Sessions,
+        documents: Documents,
+        messages: Messages,
+        waiting: WaitingPlane,
+        waits: Waits,
+        trash: Trash,
+    ) -> None:
+        super().__init__(around, Task, "task", lambda config: config.tasks)
+        self._authority = authority
+        self._living = living
+        self._sessions = sessions
+        self._documents = documents
+        self._messages = messages
+        self._waiting = waiting
+        self._waits = waits
+        self._trash = trash
+        #: of those that somebody waits for, by index
+        self._ends: dict[int, trio.Event] = {}
+        self._journal.watch(self)
+
+    # Watching
+
+    def item_changed(self, item: Item, names: Iterable[str]) -> None:
+        if not isinstance(item, Task) or not item.over:
+            return
+        if item.wait_token:
+            self._waits.release(item.wait_token)
+        self._tell_end(item)
+
+    def item_listed(self, item: Item) -> None:
+        if isinstance(item, Task) and not self._is_there(item):
+            self._tell_end(item)
+
+    def _tell_end(self, task: Task) -> None:
+        waiting = self._ends.pop(task.index, None)
+        if waiting is not None:
+            waiting.set()
+
+    def _is_there(self, task: Task) -> bool:
+        return self._items.get(task.index) is task
+
+    async def wait_over(self, task: Task) -> None:
+        """Returns once it has ended, or was removed."""
+        while self._is_there(task) and not task.over:
+            await self._ends.setdefault(task.index, trio.Event()).wait()
+
+    # looking
+
+    def known(self, agent: Agent) -> list[Task]:
+        """Those of an agent, oldest first."""
+        return self._items.of(agent.index, Task)
+
+    def agent_of(self, task: Task) -> Agent | None:
+        return self._registry.recall(task.agent)
+
+    def child_of(self, task: Task) -> Agent | None:
+        """The child that a handle supervises, None for a command."""
+        return self._registry.recall(task.child) if task.child else None
+
+    def status(self, task: Task) -> str:
+        """The status as it is shown: that of a handle is its child's, until it has ended."""
+        child = self.child_of(task)
+        if child is None or task.over:
+            return task.status.shown
+        return _OF_STATUS.get(child.status, TaskStatus.RUNNING).shown
+
+    def title(self, task: Task) -> str:
+        """A handle's is the first line of its child's task."""
+        child = self.child_of(task)
+        if child is None:
+            return task.title
+        head = self._documents.read(child, "handoff.md", _TITLE_WITHIN)
+        lines = head.decode(errors="replace").splitlines()
+        return next((line.strip() for line in lines if line.strip()), "")[:200]
+
+    def directory(self, agent: Agent, task: Task) -> Path:
+        """Where the output of a command is kept."""
+        return self._documents.directory(agent) / "task" / task.name
+
+    def output_size(self, task: Task) -> int:
+        child = self.child_of(task)
+        if child is None:
+            return self._kept(task).size
+        try:
+            return self._output_of_child(child).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def read_output(self, task: Task, offset: int, length: int) -> bytes:
+        child = self.child_of(task)
+        if child is not None:
+            return _read(self._output_of_child(child), offset, length)
+        return self._kept(task).read(offset, length)
+
+    def _kept(self, task: Task) -> Output:
+        agent = self.agent_of(task)
+        assert agent is not None
+        return Output(self.directory(agent, task))
+
+    def _output_of_child(self, child: Agent) -> Path:
+        """Its latest reply; once it is dead, its result. There may be none."""
+        result = self._documents.path(child, "result.md")
+        session = self._sessions.get(child.session)
+        if child.status is Status.DEAD or session is None:
+            return result
+        return self._sessions.directory(session) / "latest.md"
+
+    def preview(self, task: Task) -> tuple[str, bool]:
+        """Head and tail of the output, at most 8 KiB, saying what was left out; and whether
+        something was."""
+        size = self.output_size(task)
+        if size <= 2 * _PREVIEW_PART:
+            text = self.read_output(task, 0, size).decode(errors="replace")
+            # bytes that are not UTF-8 grow by that
+            if len(text.encode()) <= _PREVIEW_MAX:
+                return text, False
+        head = self.read_output(task, 0, _PREVIEW_PART).decode(errors="ignore")
+        start = max(_PREVIEW_PART, size - _PREVIEW_PART)
+        tail = self.read_output(task, start, _PREVIEW_PART).decode(errors="ignore")
+        left = size - len(head.encode()) - len(tail.encode())
+        return f"{head}\n[{left} bytes left out: see output]\n{tail}", True
+
+    def worktree(self, task: Task) -> str:
+        """Of a handle: what there is to know of its child's worktree."""
+        child = self.child_of(task)
+        if child is None or child.worktree is None or not child.worktree_made:
+            return ""
+        return Worktree.load(child.worktree).describe()
+
+    def wait_path(self, task: Task) -> Path:
+        child = self.child_of(task)
+        token = child.wait_token if child is not None else task.wait_token
+        return self._waits.path(token)
+
+    # changing
+
+    def check_command(
+        self, guard: Guard, act: Act, verb: str, caller: Caller, agent: Agent, task: Task
+    ) -> None:
+        """Whether a caller may say a verb to one of an agent's tasks, and whether it is there."""
+        roles = self._identity.roles(caller, agent)
+        guard.check_who(act, verb, self._around, roles, agent)
+        guard.check_object(self._around, caller, task)
+        self.check_there(task)
+
+    def make(self, caller: Caller, agent: Agent, name: str) -> Task:
+        """A command that is not started yet; raises as every plane does."""
+        task = super().make(caller, agent, name)
+        self._waits.create(task.wait_token)
+        return task
+
+    def _counts(self, item: Task) -> bool:
+        return not item.child
+
+    def _check_room(self, agent: Agent) -> None:
+        self._messages.check_room(agent)
+
+    def _added(self, change: Change, agent: Agent, item: Task) -> None:
+        item.wait_token = secrets.token_hex(16)
+
+    def _removing(self, change: Change, agent: Agent, item: Task) -> None:
+        child = self.child_of(item)
+        if child is not None and child.worktree is not None and child.worktree_made:
+            self._discard_worktree(change, agent, child)
+        self._gone(change, agent, item)
+
+    def _gone(self, change: Change, agent: Agent, task: Task) -> None:
+        """Fires the waits on it, which would otherwise never fire."""
+        if not task.over:
+            payload = task_payload(task.name, TaskStatus.CANCELLED, "")
+            self._waiting.resource_over(change, agent, "task", task.name, payload)
+
+    def remove(self, caller: Caller, agent: Agent, name: str) -> None:
+        """Takes an ended task away, and what it wrote."""
+        task = self.find(agent, name)
+        super().remove(caller, agent, name)
+        self.forget(task)
+        if not task.child:
+            self._trash.discard(self.directory(agent, task))
+
+    def forget(self, task: Task) -> None:
+        """Nobody can wait for it any more."""
+        if task.wait_token:
+            self._waits.remove(task.wait_token)
+
+    def set(self, task: Task, **values: Any) -> None:
+        """Fields of a command, until it is started."""
+        self.check_settable(task)
+        with self._journal.changing() as change:
+            change.put(task, **values)
+
+    def check_settable(self, task: Task) -> None:
+        self.check_there(task)
+        WRITING.check_object(self._around, NOBODY, task)
+
+    def start(self, caller: Caller, agent: Agent, task: Task) -> None:
+        """Queues a command; it runs as soon as its agent's cell is there."""
+        self.check_command(STARTING, Act.SAY, "start", caller, agent, task)
+        TASK_MOVES.check(task.status, TaskEvent.START)
+        STARTING.check_when(Act.SAY, "start", agent)
+        for owner in (*self._registry.ancestors(agent), agent):
+            if owner.frozen:
+                raise WrongStateError(f"{quote(owner.name)} is paused: resume it first")
+        if not task.cmd.strip():
+            raise MalformedError("cmd is empty: write the command to it first")
+        self._living.check_task(agent, task)
+        with self._journal.changing() as change:
+            change.step(task, TaskEvent.START)
+            change.put(task, by=self._journal.actor)
+        crashpoints.reach("task.queued")
+
+    def stop(self, caller: Caller, agent: Agent, task: Task, *, kill: bool) -> None:
+        """Asks a command to end."""
+        self.check_command(STOPPING, Act.SAY, "kill" if kill else "stop", caller, agent, task)
+        event = TaskEvent.KILL if kill else TaskEvent.STOP
+        with self._journal.changing() as change:
+            if task.status is TaskStatus.MADE:  # nothing of it runs
+                self.end(change, agent, task, event)
+                return
+            change.step(task, event)
+            change.put(task, given_up=task.given_up or kill, by=self._journal.actor)
+
+    # ending
+
+    def end(
+        self,
+        change: Change,
+        agent: Agent,
+        task: Task,
+        event: TaskEvent,
+        *,
+        exit_text: str = "",
+    ) -> None:
+        """A task is over: its status, its event, a message, and the waits on it."""
+        status = change.step(task, event)
+        change.put(task, exit=exit_text, pid=0, ended=time.time())
+        change.event(
+            agent.session,
+            "task.end",
+            agent.name,
+            task=task.name,
+            status=status.value,
+            exit=exit_text,
+        )
+        facts = {
+            "task": task.name,
+            "kind": task.task_kind,
+            "title": self.title(task),
+            "status": status.value,
+            "exit": exit_text,
+        }
+        self._messages.notify(
+            change,
+            agent,
+            text=dump_json(facts),
+            provenance="task_result",
+            sender=f"task:{task.name}",
+        )
+        payload = task_payload(task.name, status, exit_text)
+        self._waiting.resource_over(change, agent, "task", task.name, payload)
+
+    def add_ends(self, change: Change, agent: Agent, event: TaskEvent) -> None:
+        """The cell is gone, and with it every command."""
+        for task in self.unfinished(change, agent):
+            self.end(change, agent, task, event)
+
+    def unfinished(self, change: Change, agent: Agent) -> list[Task]:
+        """Its commands that are not over, oldest first."""
+        return [
+            task
+            for task in self.known(agent)
+            if not task.child and not change.is_over(task)
+        ]
+
+    # handles
+
+    def make_handle(self, change: Change, parent: Agent, child: Agent) -> None:
+        """The parent's handle of a child that it supervises, in place of an earlier one."""
+        self.drop_handle(change, parent, child)
+        handle = Task(agent=parent.index, name=child.name, task_kind=CHILD, child=child.index)
+        change.make_handle(handle, child)
+
+    def check_handle(self, parent: Agent, name: str) -> None:
+        """``TakenError`` if a command of the parent has the name of a child to be."""
+        task = self._named(parent, name)
+        if task is not None and not task.child:
+            raise TakenError(f"{quote(parent.name)} has a task {quote(name)}: choose another name")
+
+    def drop_handle(self, change: Change, parent: Agent, child: Agent) -> None:
+        """The handle of a child, or of an earlier one of its name.
+
+        It stays while its worktree is kept.
+        """
+        task = self._named(parent, child.name)
+        if task is None or not task.child:
+            return
+        if task.child == child.index and child.worktree is not None and child.worktree_made:
+            if Worktree.load(child.worktree).state is State.KEPT:
+                return
+            self._discard_worktree(change, parent, child)
+        change.drop(task)
+        self._gone(change, parent, task)
+
+    def _discard_worktree(self, change: Change, parent: Agent, child: Agent) -> None:
+        """It is taken away beside whatever this change is of (``runtime.life.worktrees``)."""
+        change.set(
+            parent, discards=(*change.peek_agent(parent, "discards"), child.worktree)
+        )
+        change.set(child, worktree=None, worktree_made=False)
+
+    def check_not_fetching(self, agent: Agent) -> None:
+        """``WrongStateError`` while what an agent committed is being taken over."""
+        if agent.worktree is None or not agent.worktree_made:
+            return
+        if Worktree.load(agent.worktree).state is State.FETCHING:
+            raise WrongStateError(f"the worktree of {quote(agent.name)} is being fetched")
+
+    def keep_worktree(self, change: Change, agent: Agent, why: str) -> None:
+        """An agent ends: of its worktree nothing was taken over, unless that is recorded."""
+        if agent.worktree is None or not agent.worktree_made:
+            return
+        found = Worktree.load(agent.worktree)
+        if found.state not in (State.OPEN, State.FETCHING):
+            return
+        change.set(agent, worktree=found.kept(why).dump())
+        parent = self._registry.parent_of(agent)
+        task = self._named(parent, agent.name) if parent is not None else None
+        if task is not None and task.child == agent.index:
+            change.put(task, worktree=State.KEPT.value)
+
+    def check_fetch(self, caller: Caller, agent: Agent, task: Task) -> None:
+        """Whether a caller may have a handle's worktree fetched."""
+        self.check_command(STOPPING, Act.SAY, "fetch", caller, agent, task)
+
+    def child_ended(self, change: Change, parent: Agent, child: Agent, outcome: Outcome) -> None:
+        """The handle ends with its child."""
+        task = self._named(parent, child.name)
+        if task is None or task.child != child.index or task.over:
+            return
+        if change.peek(task, "status") is TaskStatus.MADE:
+            change.step(task, TaskEvent.FOLLOW)
+        self.end(change, parent, task, _OF_OUTCOME[outcome.value])
+
+    def _named(self, agent: Agent, name: str) -> Task | None:
+        return self._items.named(agent.index, Task, name)
+
+
+def _read(path: Path, offset: int, length: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return os.pread(file.fileno(), length, offset)
+    except FileNotFoundError:
+        return b""

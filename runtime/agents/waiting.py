@@ -1,0 +1,509 @@
+"""What agents wait for, and what wakes them (ctxfs(5), Waits).
+
+A wait is armed once and leaves that state once, in the change that tells of its
+cause: it is fired, cancelled or expired with everything that this means, or not at
+all. Causes in one change see each other (``Change.peek``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import trio
+
+from runtime import crashpoints
+from runtime.agents.messages import Messages
+from runtime.agents.planes import Around, Plane, armed_for
+from runtime.agents.work import WorkPlane
+from runtime.authority.attenuation import Authority
+from runtime.authority.guard import TAKING, Act, Facts, Guard, Unless
+from runtime.caller import NOBODY, PARTIES, Caller, Role
+from runtime.errors import DeniedError, MissingError, QuotaError, WrongStateError
+from runtime.records.change import Change, Watching
+from runtime.records.items import (
+    NOTICES,
+    WAIT_MOVES,
+    Item,
+    Message,
+    MessageStatus,
+    Task,
+    TaskStatus,
+    Wait,
+    WaitEvent,
+    WaitStatus,
+    Work,
+)
+from runtime.records.lifecycle import LIVE, Status
+from runtime.records.model import Agent
+from runtime.texts.names import dump_json, parse_moment, parse_usage, quote, timestamp
+
+log = logging.getLogger("ctxd.waiting")
+
+#: what a wait was answered with: a text as it is, or an object that is shown as JSON
+Payload = str | dict[str, Any]
+
+#: seconds after which the clock is looked at again: it may have been set
+_LOOK_AGAIN: Final = 60.0
+#: armed waits of one agent for the same task, child, or for a message
+_FOR_THE_SAME: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A word of ``on``; ``over`` gives what it is answered with if that is there already.
+
+    It raises ``MissingError`` if what is waited for can never come.
+    """
+
+    usage: str
+    family: str
+    over: Callable[[WaitingPlane, Change, Agent, str], Payload | None]
+    #: whether many can wait for the same
+    shared: bool = False
+
+
+def child_payload(name: str, status: str, outcome: str, reason: str) -> dict[str, Any]:
+    """What a wait for a child is answered with."""
+    return {"child": name, "status": str(status), "outcome": outcome, "reason": reason}
+
+
+def task_payload(name: str, status: TaskStatus, exit_text: str) -> dict[str, Any]:
+    """What a wait for a task is answered with."""
+    return {"task": name, "status": status.shown, "exit": exit_text}
+
+
+def _message_payload(message: Message) -> dict[str, Any]:
+    return {
+        "message": message.name,
+        "from": message.sender,
+        "provenance": message.provenance,
+        "priority": message.priority,
+    }
+
+
+def _why_armed(facts: Facts, caller: Caller, wait: Wait) -> str:
+    if (wait.status, WaitEvent.ARM) in WAIT_MOVES.table:
+        return ""
+    return WAIT_MOVES.refusal(wait.status, WaitEvent.ARM).sentence
+
+
+def _why_over(facts: Facts, caller: Caller, wait: Wait) -> str:
+    return f"the wait {quote(wait.name)} is {wait.status}: it is over" if wait.over else ""
+
+
+def _why_used(facts: Facts, caller: Caller, wait: Wait) -> str:
+    if wait.status is WaitStatus.ARMED and wait.on == "trigger":
+        return ""
+    return "this token is no longer valid: it was used, or the wait is over"
+
+
+#: ``on`` is written, its other files are, and its token is
+ARMING: Final = Guard(
+    who=PARTIES, when=TAKING, unless=(Unless("it was armed before", WrongStateError, _why_armed),)
+)
+WRITING: Final = Guard(
+    who=PARTIES, when=LIVE, unless=(Unless("it is over", WrongStateError, _why_over),)
+)
+TRIGGERING: Final = Guard(
+    who=Role.ANYONE,
+    unless=(Unless("it was used, or the wait is over", MissingError, _why_used),),
+)
+
+
+class WaitingPlane(Plane[Wait], Watching):
+    """The waits of all agents."""
+
+    def __init__(
+        self, around: Around, *, authority: Authority, messages: Messages, work: WorkPlane
+    ) -> None:
+        super().__init__(around, Wait, "wait", lambda config: config.waits)
+        self._authority = authority
+        self._messages = messages
+        self._work = work
+        #: (epoch seconds, index) of timers and deadlines, some of them out of date
+        self._moments: list[tuple[float, int]] = []
+        self._crowded = 1024
+        self._sooner = trio.Event()
+        for wait in self._items.all(Wait):
+            self._expect(wait)
+        messages.when_queued(self._message_queued)
+        work.when_over(self._cancel_on)
+        self._journal.watch(self)
+
+    # Watching
+
+    def item_changed(self, item: Item, names: Iterable[str]) -> None:
+        if isinstance(item, Wait):
+            self._expect(item)
+
+    # looking
+
+    def armed(self, change: Change, agent: Agent) -> list[Wait]:
+        """Those that are, once a change is applied."""
+        waits = self.of(change, agent)
+        return [w for w in waits if change.peek(w, "status") is WaitStatus.ARMED]
+
+    def _oldest_first(
+        self, change: Change, agent: Agent, field: str, value: str
+    ) -> list[Wait]:
+        waits = armed_for(self._items, change, agent, field, value)
+        return sorted(waits, key=lambda wait: wait.index or math.inf)
+
+    def with_token(self, token: str) -> Wait | None:
+        """The wait that a write to this token fires; None for a used token."""
+        wait = self._items.with_token(token)
+        return wait if wait is not None and self.is_trigger(wait) else None
+
+    def is_trigger(self, wait: Wait) -> bool:
+        """Whether its token is good."""
+        return (
+            wait.status is WaitStatus.ARMED
+            and wait.on == "trigger"
+            and self._items.get(wait.index) is wait
+        )
+
+    def check_pending(self, wait: Wait) -> None:
+        """``WrongStateError`` for one that is over."""
+        self.check_there(wait)
+        WRITING.check_object(self._around, NOBODY, wait)
+
+    # arming
+
+    def arm(self, caller: Caller, agent: Agent, wait: Wait, text: str) -> None:
+        """Says what it waits for; if that is over, the wait fires at once.
+
+        ``MalformedError``, ``MissingError``, ``DeniedError`` (the caller's families),
+        or ``WrongStateError``: it was armed before, or the agent is ending.
+        """
+        with self._journal.changing() as change:
+            self.begin(change, caller, agent, wait, text)
+        crashpoints.reach("wait.armed")
+
+    def check_arm(self, caller: Caller, agent: Agent, wait: Wait, text: str) -> None:
+        """What ``arm`` would raise."""
+        self.begin(Change(), caller, agent, wait, text)
+
+    def begin(self, change: Change, caller: Caller, agent: Agent, wait: Wait, text: str) -> None:
+        """The same in a change that the caller commits."""
+        self.check_there(wait)
+        ARMING.check_when(Act.WRITE, "on", agent)
+        to = change.step(wait, WaitEvent.ARM)
+        kind, argument = _parse(text)
+        self._check_family(caller, kind.family)
+        work = self._open_work(change, agent, change.peek(wait, "work"))
+        now = time.time()
+        on = f"{kind.usage.split()[0]} {argument}".rstrip()
+        deadline = change.peek(wait, "deadline")
+        self._check_few(change, agent, kind, on)
+        change.put(
+            wait,
+            on=on,
+            due=parse_moment(argument, now) if kind is _TIMER else 0.0,
+            expires=parse_moment(deadline, now) if deadline else 0.0,
+        )
+        answer = kind.over(self, change, agent, argument)
+        self._tell(change, agent, wait, to)
+        if answer is not None:
+            self.fire(change, agent, wait, answer)
+        elif work is not None:
+            self._work.hold(change, agent, work)
+
+    def _check_few(self, change: Change, agent: Agent, kind: _Kind, on: str) -> None:
+        """All that wait for the same are answered at once, in the change of their cause."""
+        if not kind.shared:
+            return
+        there = sum(1 for _ in armed_for(self._items, change, agent, "on", on))
+        if there >= _FOR_THE_SAME:
+            raise QuotaError(
+                f"{there} waits of {quote(agent.name)} are for {on!r} already, the maximum: "
+                "cancel one first"
+            )
+
+    def _check_family(self, caller: Caller, family: str) -> None:
+        if caller.agent is None:
+            return
+        maker = self._registry.get(caller.agent)
+        if maker is None or family not in self._authority.families(maker):
+            raise DeniedError(f"the calling agent lacks {family}, which this kind of wait needs")
+
+    def _open_work(self, change: Change, agent: Agent, name: str) -> Work | None:
+        """The work item that a wait is to block; None for no name."""
+        if not name:
+            return None
+        item = self._work.named(change, agent, name)
+        if change.is_over(item):
+            raise WrongStateError(f"the work item {quote(name)} is {item.status}: it is over")
+        return item
+
+    def set(self, agent: Agent, wait: Wait, field: str, text: str) -> None:
+        """``work`` or ``deadline``, empty for none, of a wait that is not over.
+
+        ``MalformedError``, ``MissingError`` or ``WrongStateError``.
+        """
+        with self._journal.changing() as change:
+            self.update(change, agent, wait, field, text)
+
+    def check(self, agent: Agent, wait: Wait, field: str, text: str) -> None:
+        """What ``set`` would raise."""
+        self.update(Change(), agent, wait, field, text)
+
+    def update(self, change: Change, agent: Agent, wait: Wait, field: str, text: str) -> None:
+        """The same in a change that the caller commits."""
+        self.check_pending(wait)
+        _SETTERS[field](self, change, agent, wait, text)
+
+    def _set_work(self, change: Change, agent: Agent, wait: Wait, text: str) -> None:
+        before = change.peek(wait, "work")
+        if before == text:
+            return
+        item = self._open_work(change, agent, text)
+        change.put(wait, work=text)
+        if change.peek(wait, "status") is not WaitStatus.ARMED:
+            return
+        self._release(change, agent, before)
+        if item is not None:
+            self._work.hold(change, agent, item)
+
+    def _set_deadline(self, change: Change, agent: Agent, wait: Wait, text: str) -> None:
+        expires = parse_moment(text, time.time()) if text else 0.0
+        armed = change.peek(wait, "status") is WaitStatus.ARMED
+        change.put(wait, deadline=text, expires=expires if armed else 0.0)
+
+    # what becomes of them
+
+    def fire(self, change: Change, agent: Agent, wait: Wait, payload: Payload) -> None:
+        """What an armed one waited for is there; the agent is told."""
+        self._leave(change, agent, wait, WaitEvent.FIRE, payload)
+
+    def expire(self, change: Change, agent: Agent, wait: Wait) -> None:
+        """Its deadline is over; the agent is told."""
+        payload = {"deadline": timestamp(change.peek(wait, "expires"))}
+        self._leave(change, agent, wait, WaitEvent.EXPIRE, payload)
+
+    def cancel(self, change: Change, agent: Agent, wait: Wait) -> None:
+        """Nobody wants to know any more."""
+        self._leave(change, agent, wait, WaitEvent.CANCEL, None)
+
+    def cancel_all(self, change: Change, agent: Agent) -> None:
+        """The agent has ended."""
+        for wait in self.armed(change, agent):
+            self.cancel(change, agent, wait)
+
+    def _cancel_on(self, change: Change, agent: Agent, item: Work) -> None:
+        """The work item is over."""
+        for wait in self._oldest_first(change, agent, "work", item.name):
+            self.cancel(change, agent, wait)
+
+    def resource_over(
+        self, change: Change, agent: Agent, kind: str, name: str, payload: Payload
+    ) -> None:
+        """A ``task`` or ``child`` of the agent's has ended."""
+        for wait in self._oldest_first(change, agent, "on", f"{kind} {name}"):
+            self.fire(change, agent, wait, payload)
+
+    def _message_queued(self, change: Change, agent: Agent, message: Message) -> None:
+        """Somebody sent the agent a message."""
+        if message.provenance in NOTICES:
+            return
+        for wait in self._oldest_first(change, agent, "on", "message"):
+            self.fire(change, agent, wait, _message_payload(message))
+
+    def trigger(self, wait: Wait, text: str) -> None:
+        """Somebody wrote to its token; ``MissingError`` if that is not good any more."""
+        TRIGGERING.check_object(self._around, NOBODY, wait)
+        agent = self._registry.get(wait.agent)
+        if agent is None or not self.is_trigger(wait):
+            raise MissingError("this token is no longer valid: it was used, or the wait is over")
+        with self._journal.changing() as change:
+            self.fire(change, agent, wait, text)
+        crashpoints.reach("wait.fired")
+
+    def _leave(
+        self, change: Change, agent: Agent, wait: Wait, event: WaitEvent, payload: Payload | None
+    ) -> None:
+        """It is over, and with it what it meant; told to the agent if there is a payload."""
+        to = change.step(wait, event)
+        self._tell(change, agent, wait, to)
+        work = change.peek(wait, "work")
+        if payload is not None:
+            shown = payload if isinstance(payload, str) else dump_json(payload) + "\n"
+            change.put(wait, payload=shown)
+            notice = {"wait": wait.name, "on": change.peek(wait, "on"), "status": to.value}
+            self._messages.notify(
+                change,
+                agent,
+                text=dump_json({**notice, **_named(work), "payload": payload}) + "\n",
+                provenance="wait",
+                sender=f"wait:{wait.name}",
+            )
+        self._release(change, agent, work)
+
+    def _release(self, change: Change, agent: Agent, work: str) -> None:
+        if not work:
+            return
+        with contextlib.suppress(MissingError):
+            self._work.release(change, agent, self._work.named(change, agent, work))
+
+    @staticmethod
+    def _tell(change: Change, agent: Agent, wait: Wait, status: WaitStatus) -> None:
+        change.event(
+            agent.session,
+            f"wait.{status}",
+            agent.name,
+            wait=wait.name,
+            on=change.peek(wait, "on"),
+            **_named(change.peek(wait, "work")),
+        )
+
+    def _check_room(self, agent: Agent) -> None:
+        self._messages.check_room(agent)
+
+    def _removing(self, change: Change, agent: Agent, wait: Wait) -> None:
+        if wait.status is WaitStatus.ARMED:
+            self.cancel(change, agent, wait)
+
+    # timers and deadlines
+
+    def _expect(self, wait: Wait) -> None:
+        """An armed one has changed: its moments may be sooner than the others'."""
+        if wait.status is not WaitStatus.ARMED:
+            return
+        for moment in (wait.due, wait.expires):
+            if moment:
+                heapq.heappush(self._moments, (moment, wait.index))
+                if self._moments[0] == (moment, wait.index):
+                    self._sooner.set()
+        if len(self._moments) > self._crowded:
+            # mostly moments of waits that were cancelled
+            armed = [w for w in self._items.all(Wait) if w.status is WaitStatus.ARMED]
+            moments = {(m, w.index) for w in armed for m in (w.due, w.expires) if m}
+            self._moments = sorted(moments)
+            self._crowded = max(1024, 2 * len(self._moments))
+
+    async def run(self) -> None:
+        """Fires timers and ends what is past its deadline, those first that were due meanwhile."""
+        while True:
+            self._sooner = trio.Event()
+            while (moment := self._next()) is not None and moment[0] <= time.time():
+                heapq.heappop(self._moments)
+                self._come(*moment)
+                await trio.lowlevel.checkpoint()
+            # a clock that was set must not make it much longer
+            left = math.inf if moment is None else moment[0] - time.time()
+            with trio.move_on_after(min(max(left, 0.0), _LOOK_AGAIN) if moment else math.inf):
+                await self._sooner.wait()
+
+    def _next(self) -> tuple[float, int] | None:
+        """The first moment of a wait that is still armed."""
+        while self._moments:
+            moment, index = self._moments[0]
+            wait = self._items.get(index)
+            if (
+                isinstance(wait, Wait)
+                and wait.status is WaitStatus.ARMED
+                and moment in (wait.due, wait.expires)
+            ):
+                return moment, index
+            heapq.heappop(self._moments)
+        return None
+
+    def _come(self, moment: float, index: int) -> None:
+        """A moment has come; what has happened cannot be refused."""
+        wait = self._items.get(index)
+        assert isinstance(wait, Wait)
+        agent = self._registry.get(wait.agent)
+        if agent is None:
+            return
+        change = Change()
+        try:
+            # of the two, what was due first is what happened
+            if moment == wait.due:
+                self.fire(change, agent, wait, {"due": timestamp(wait.due)})
+            else:
+                self.expire(change, agent, wait)
+        except Exception:
+            log.exception("%s: a bug in ctxfs", agent.name)
+            return
+        crashpoints.reach("wait.due")
+        self._journal.note(change)
+        crashpoints.reach("wait.fired")
+
+
+def _named(work: str) -> dict[str, str]:
+    return {"work": work} if work else {}
+
+
+def _parse(text: str) -> tuple[_Kind, str]:
+    """(kind, argument) of a line of ``on``; ``MalformedError``."""
+    kind, arguments = parse_usage(text, _KINDS, "condition")
+    return kind, "".join(arguments)
+
+
+# what may be over already
+
+
+def _timer_over(
+    plane: WaitingPlane, change: Change, agent: Agent, argument: str
+) -> Payload | None:
+    now = time.time()
+    due = parse_moment(argument, now)
+    return {"due": timestamp(due)} if due <= now else None
+
+
+def _task_over(plane: WaitingPlane, change: Change, agent: Agent, argument: str) -> Payload | None:
+    made = [t for t in change.newly_made(agent.index, Task) if t.name == argument]
+    task = made[0] if made else plane._items.named(agent.index, Task, argument)
+    if task is None:
+        raise MissingError(f"{quote(agent.name)} has no task {quote(argument)}")
+    if not change.is_over(task):
+        return None
+    return task_payload(task.name, change.peek(task, "status"), change.peek(task, "exit"))
+
+
+def _child_over(plane: WaitingPlane, change: Change, agent: Agent, argument: str) -> Payload | None:
+    for child in plane._registry.children(agent):
+        if child.name == argument:
+            if change.peek_agent(child, "status") is not Status.DEAD:
+                return None
+            return child_payload(child.name, child.status, child.outcome, child.reason)
+    raise MissingError(f"{quote(agent.name)} has no child {quote(argument)}")
+
+
+def _message_over(
+    plane: WaitingPlane, change: Change, agent: Agent, argument: str
+) -> Payload | None:
+    queued = [m for m in plane._messages.pending(agent) if m.provenance not in NOTICES]
+    for message in queued:
+        if change.peek(message, "status") is MessageStatus.QUEUED:
+            return _message_payload(message)
+    return None
+
+
+def _never_over(
+    plane: WaitingPlane, change: Change, agent: Agent, argument: str
+) -> Payload | None:
+    return None
+
+
+_TIMER: Final = _Kind("timer DURATION|TIME", "core", _timer_over)
+_KINDS: Final[dict[str, _Kind]] = {
+    kind.usage.split()[0]: kind
+    for kind in (
+        _TIMER,
+        _Kind("task NAME", "core", _task_over, shared=True),
+        _Kind("child NAME", "core", _child_over, shared=True),
+        _Kind("message", "core", _message_over, shared=True),
+        _Kind("trigger", "external_trigger", _never_over),
+    )
+}
+_SETTERS: Final[dict[str, Callable[[WaitingPlane, Change, Agent, Wait, str], None]]] = {
+    "work": WaitingPlane._set_work,
+    "deadline": WaitingPlane._set_deadline,
+}

@@ -1,0 +1,681 @@
+"""Worktrees: a child's own repository, made of its parent's.
+
+The child sees it at ``/workspace``, on the branch ``ctx/<name>``. Nothing of its
+parent's repository is writable for it, and nothing that it writes is obeyed by any
+git but its own: its parent's side takes single commits over, checked, by way of a
+repository of ours. Git runs in the parent's cell, with nothing but the parent's
+rights, through a callable that is given (``Run``); whatever it prints is that
+agent's claim, and is used in that agent's view only. The parent's repository cannot
+make it execute anything either: what a configuration could name is overridden.
+
+Where things are, below the directory that all worktrees of a repository share
+(``common``: ``.git``, mostly)::
+
+    refs/heads/ctx/<name>     the branch, which keeps what the child borrows
+    ctx/<name>/work           its files; the child has them at /workspace
+    ctx/<name>/git            its repository: objects, refs, HEAD, index are its own
+    ctx/<name>/config dotgit  what is in that repository's config, and in /workspace/.git
+    ctx/<name>/fetch          while something is taken over: the repository of ours
+
+Below ``common``, because the parent can write there if it can commit at all; it
+lasts as long as the commits do, is on the disk of the user that pays for these, is reached
+by the parent's view alone, and git looks for nothing there. The child has its ``git``
+at ``common/ctx``: so its siblings' are covered, and its own children get theirs in
+the same way, one level further down.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import PurePosixPath
+from typing import Any, Final, Self
+
+from runtime.errors import (
+    CtxError,
+    MalformedError,
+    TakenError,
+    UnsupportedError,
+    WrongStateError,
+)
+from runtime.records.model import Agent
+from runtime.texts.mounts import Mount
+from runtime.texts.names import check_absolute, check_name, escape, quote
+
+#: (whose cell, argument vector, working directory there, more environment) ->
+#: (exit status, stdout and stderr together: all of it up to 64 KiB at least)
+Run = Callable[[Agent, list[str], str, dict[str, str]], Awaitable[tuple[int, str]]]
+
+#: where a child with a worktree has it
+WORKSPACE: Final = "/workspace"
+#: made afresh for every agent: what the parent has there is none of the child's
+_FRESH: Final = ("/tmp", "/proc", "/dev")
+#: in the child's repository, but not its own
+_OURS: Final = ("config", "hooks", "info")
+#: directories of objects that a repository may borrow from, its own included
+_OBJECTS_MAX: Final = 64
+_WHY_MAX: Final = 500
+
+_OBJECT_ID: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_NOT_FOUND: Final = (126, 127)
+
+_VARIABLES: Final = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "LC_ALL": "C",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_PAGER": "cat",
+    "GIT_EDITOR": ":",
+    # nothing is fetched, not even by a partial clone; protocol.<name>.allow would
+    # win over protocol.allow, but not over this
+    "GIT_ALLOW_PROTOCOL": "",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_COMMITTER_NAME": "ctxfs",
+    "GIT_COMMITTER_EMAIL": "ctxfs@localhost",
+}
+_SETTINGS: Final = {
+    "core.hooksPath": "/dev/null",
+    "core.fsmonitor": "false",
+    "core.untrackedCache": "false",
+    "core.attributesFile": "/dev/null",
+    "core.excludesFile": "/dev/null",
+    "core.fileMode": "true",
+    "core.alternateRefsCommand": ":",
+    "core.pager": "cat",
+    "core.editor": ":",
+    "core.sshCommand": ":",
+    "core.askPass": "",
+    "credential.helper": "",
+    "gc.auto": "0",
+    "maintenance.auto": "false",
+    "protocol.allow": "never",
+    "submodule.recurse": "false",
+    "pack.threads": "1",
+    # the parent may work in what another uid owns; nothing there is executed
+    "safe.directory": "*",
+}
+
+# Scripts say something in lines "=WORD VALUE", the last of them "=end"; what else they
+# print is git's, for people. An exit status above 20 is one of these:
+_NO_PATH, _NO_REPOSITORY, _NO_COMMIT, _SHALLOW, _PARTIAL, _NO_WORKSPACE, _TAKEN = range(21, 28)
+_GONE, _OF_EARLIER_VERSION, _NO_BRANCH = range(28, 31)
+_SAY: Final = """
+say() {
+    case $2 in
+    *[[:cntrl:]]*) echo "there are control characters in a path"; exit 21 ;;
+    esac
+    printf '=%s %s\\n' "$1" "$2"
+}
+hooks() { # configured ones, which newer versions of git know
+    git config --name-only --get-regexp '^hook[.]' | sed 's/^/=hook /'
+}
+"""
+#: What there is, in the workspace: NAME. Object directories the eldest first: git reads what
+#: each borrows from in turn, and gives up at the seventh link of a chain.
+_LOOK: Final = _SAY + """
+say root "$(pwd -P)"
+common=$(git rev-parse --path-format=absolute --git-common-dir) || exit 22
+common=$(cd "$common" && pwd -P) || exit 21
+base=$(git rev-parse --verify --quiet 'HEAD^{commit}') || exit 23
+[ "$(git rev-parse --is-shallow-repository)" = false ] || exit 24
+export GIT_DIR="$common"
+partial='^(extensions[.]partialclone|remote[.].*[.](promisor|partialclonefilter))$'
+! git config --get-regexp "$partial" >/dev/null || exit 25
+[ -d /workspace ] || mkdir /workspace || exit 26
+for ref in "refs/heads/ctx/$1" refs/heads/ctx; do
+    ! git show-ref --verify --quiet "$ref" || { say branch "${ref#refs/heads/}"; exit 27; }
+done
+if [ -e "$common/ctx/$1" ] || [ -L "$common/ctx/$1" ]; then
+    say there "$common/ctx/$1"
+    exit 27
+fi
+say common "$common"
+say base "$base"
+git count-objects -v | sed -n 's/^alternate: //p' | while IFS= read -r path; do
+    say objects "$(cd "$path" && pwd -P)"
+done
+path=$(git rev-parse --path-format=absolute --git-path objects)
+say objects "$(cd "$path" && pwd -P)"
+hooks
+say end
+"""
+#: Makes one: NAME BASE ZERO FORMAT OBJECTS... Files of submodules and of filters are not had.
+_MAKE: Final = """
+set -e
+name=$1 base=$2 zero=$3 format=$4
+shift 4
+place=$GIT_DIR/ctx/$name
+git=$place/git
+mkdir -p "$GIT_DIR/ctx"
+mkdir "$place"
+git update-ref --no-deref "refs/heads/ctx/$name" "$base" "$zero"
+mkdir -p "$place/work" "$git/hooks" "$git/info" "$git/objects/info" "$git/objects/pack" \\
+    "$git/refs/heads/ctx" "$git/ctx"
+put() { git config --file "$place/config" "$1" "$2"; }
+put core.bare false
+# that would be below info, which is not its to write
+put repack.updateServerInfo false
+if [ "$format" = sha1 ]; then
+    put core.repositoryFormatVersion 0
+else
+    put core.repositoryFormatVersion 1
+    put extensions.objectFormat "$format"
+fi
+for key in user.name user.email core.autocrlf core.eol core.safecrlf core.symlinks \\
+    core.ignoreCase core.precomposeUnicode i18n.commitEncoding; do
+    if value=$(git config --get "$key"); then put "$key" "$value"; fi
+done
+cp "$place/config" "$git/config"
+printf '%s\\n' "$@" >"$git/objects/info/alternates"
+printf 'ref: refs/heads/ctx/%s\\n' "$name" >"$git/HEAD"
+printf '%s\\n' "$base" >"$git/refs/heads/ctx/$name"
+printf 'gitdir: %s\\n' "$GIT_DIR/ctx" >"$place/dotgit"
+# in the child's view the line above; here nothing, so that git does not begin to work
+: >"$place/work/.git"
+cd "$place/work"
+GIT_DIR=$git GIT_WORK_TREE=$place/work git reset --hard --quiet
+"""
+#: Takes away what is there of one: NAME BASE, and its branch if nothing was ever committed.
+_DISCARD: Final = """
+place=$GIT_DIR/ctx/$1 ref=refs/heads/ctx/$1
+if [ -d "$place" ] && [ ! -L "$place" ]; then
+    chmod -R u+rwX "$place" 2>/dev/null
+    rm -rf "$place" || exit 1
+fi
+git config --get-regexp '^hook[.]' >/dev/null && exit 0
+facts=$(git for-each-ref --format='%(objectname) [%(symref)] %(worktreepath)' "$ref")
+# of a git that was killed
+rm -f "$GIT_DIR/$ref.lock"
+[ "$facts" != "$2 [] " ] || git update-ref --no-deref -d "$ref" "$2"
+"""
+#: Brings the child's objects where ours looks for them: PLACE REF PROGRAM.
+_GATHER: Final = _SAY + """
+[ -d "$1" ] || exit 28
+[ -d "$1/git" ] && [ -d "$1/work" ] && [ -f "$1/config" ] || exit 29
+rm -rf "$1/fetch"
+mkdir -p "$1/fetch/objects/info" "$1/fetch/refs" || exit 1
+commit=$("$3" "$1/git" "$2" "$1/fetch/objects")
+case $? in
+0) ;;
+3) exit 30 ;;
+126 | 127) exit 127 ;;
+*) exit 1 ;;
+esac
+say commit "$commit"
+hooks
+say end
+"""
+#: Takes a commit over: PLACE REF COMMIT LEFT BASE, and says why not all is well, if so.
+#: Git checks no hash of what it has, but index-pack computes all of them: so everything is
+#: packed from the repository of ours, and what is missing then is missing.
+_TAKE: Final = _SAY + """
+place=$1 ref=$2 commit=$3 left=$4 base=$5 ours=$1/fetch pack=
+keep() { say kept "$1"; say end; exit 0; }
+trap 'rm -rf "$ours"; [ -z "$pack" ] || rm -f "$objects/pack/pack-$pack.keep"' EXIT
+objects=$(git rev-parse --path-format=absolute --git-path objects) || exit 1
+printf 'ref: refs/heads/none\\n' >"$ours/HEAD"
+cp "$place/config" "$ours/config" || exit 1
+GIT_DIR=$ours git cat-file --batch-all-objects --unordered \\
+    --batch-check='%(objecttype) %(objectname)' >"$ours/all" ||
+    keep "its objects cannot be read"
+sed -n 's/^commit //p' "$ours/all" >"$ours/commits"
+printf '%s\\n' "$objects" >"$ours/objects/info/alternates"
+facts=$(git for-each-ref --format='%(objectname) [%(symref)] %(worktreepath)' "$ref") || exit 1
+case $facts in
+"$commit "*) ;;
+"") keep "the branch no longer exists" ;;
+"$left [] ")
+    printf '%s\\n' "$commit" "^$left" "^$base" |
+        GIT_DIR=$ours git pack-objects --revs --local --stdout -q >"$ours/pack" ||
+        keep "its objects are missing, or do not match their names"
+    # without objects it is a header and a hash
+    if [ "$(wc -c <"$ours/pack")" -gt 44 ]; then
+        pack=$(git index-pack --stdin --strict --fix-thin --keep=ctxfs <"$ours/pack") ||
+            keep "git found errors in its objects"
+        pack=${pack#keep?}
+    fi
+    [ "$(git cat-file -t "$commit")" = commit ] &&
+        git rev-list --objects --quiet "$commit" --not --all ||
+        keep "its objects are missing, or do not match their names"
+    lost=$(git rev-list --max-count=1 "$left" --not "$commit" --exclude="$ref" --all) || exit 1
+    [ -z "$lost" ] || keep "commits that only the branch has would be lost"
+    git update-ref --no-deref "$ref" "$commit" "$left" || keep "cannot move the branch"
+    ;;
+"$left [] "*) keep "the branch is checked out by its parent" ;;
+*) keep "the branch was moved" ;;
+esac
+say moved "$commit"
+"""
+#: What would be lost with the child's repository and files, judged by ours: submodules are
+#: left out of the index, so that whatever is in their place shows as untracked. What follows
+#: the five words are worktrees below that hold nothing.
+_JUDGE: Final = """
+count=$({ cat "$ours/commits"; echo "^$commit"; git for-each-ref --format='^%(objectname)'; } |
+    GIT_DIR=$ours git rev-list --count --stdin) || exit 1
+[ "$count" = 0 ] || keep "$count of its commits are on no branch here"
+shift 5
+for path in $(find "$place/git/ctx" -mindepth 1 -maxdepth 1); do
+    for settled in "$@"; do [ "$path" != "$place/git/ctx/$settled" ] || continue 2; done
+    keep "worktrees of its own children are kept in it"
+done
+cd "$place/work" || exit 1
+find . -mindepth 2 -name .git >"$ours/found" || keep "not all of its files can be read"
+if [ ! -s "$ours/found" ]; then
+    export GIT_DIR="$ours" GIT_WORK_TREE="$place/work" GIT_INDEX_FILE="$ours/index"
+    export GIT_OBJECT_DIRECTORY="$objects"
+    git ls-tree -r -z "$commit" >"$ours/tree" || exit 1
+    grep -zv '^160000 ' "$ours/tree" | git update-index -z --index-info || exit 1
+    git ls-files --others --modified --deleted >"$ours/found" || exit 1
+fi
+[ ! -s "$ours/found" ] || keep "uncommitted: $(head -n 5 "$ours/found" | tr '[:cntrl:]' ' ')"
+"""
+_END: Final = "say end\n"
+
+
+class State(StrEnum):
+    """What became of what a child committed."""
+
+    OPEN = "open"
+    FETCHING = "fetching"
+    FETCHED = "fetched"
+    KEPT = "kept"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worktree:
+    """One worktree, in the parent's view.
+
+    ``root`` is the parent's workspace that it was made of and ``common`` what its
+    repository keeps for all worktrees, both without symbolic links; ``base`` the
+    commit that the branch began at; ``objects`` the directories that the child
+    borrows objects from, its parent's last. ``commit`` is where the parent's branch
+    was left, ``reason`` why it, or something else, is kept. ``earlier`` is one of
+    an earlier version: a ``git worktree`` in its parent's repository.
+    """
+
+    name: str
+    root: str
+    common: str
+    base: str
+    objects: tuple[str, ...] = ()
+    state: State = State.OPEN
+    commit: str = ""
+    reason: str = ""
+    earlier: bool = False
+
+    @property
+    def branch(self) -> str:
+        return f"ctx/{self.name}"
+
+    @property
+    def ref(self) -> str:
+        return f"refs/heads/{self.branch}"
+
+    @property
+    def place(self) -> str:
+        """All that there is of it."""
+        return f"{self.common}/ctx/{self.name}"
+
+    @property
+    def path(self) -> str:
+        """The child's files."""
+        return self.place if self.earlier else f"{self.place}/work"
+
+    @property
+    def left(self) -> str:
+        """The commit that the parent's branch was left at."""
+        return self.commit or self.base
+
+    def describe(self) -> str:
+        """What the handle shows: ``key=value``, one per line."""
+        values = {
+            "state": self.state.value,
+            "path": self.path,
+            "branch": self.branch,
+            "base": self.base,
+            "commit": self.commit,
+            "reason": self.reason,
+        }
+        return "".join(f"{key}={value}\n" for key, value in values.items())
+
+    def kept(self, why: str) -> Self:
+        """The same, kept; ``reason`` then says what can be done, too."""
+        return replace(self, state=State.KEPT, reason=f"{why}; {self._remedy()}")
+
+    def _remedy(self) -> str:
+        place = quote(self.place, 300)
+        if self.earlier:
+            return (
+                f"commit there, or remove it with git worktree remove --force {place}; once it is "
+                "gone, write fetch to ctl"
+            )
+        return (
+            "mend that, or take what you want from there, without git, and remove "
+            f"{place}; then write fetch to ctl"
+        )
+
+    def dump(self) -> dict[str, Any]:
+        """As it comes back from the store, too."""
+        return {**asdict(self), "objects": list(self.objects), "state": self.state.value}
+
+    @classmethod
+    def load(cls, values: dict[str, Any]) -> Self:
+        """What ``dump`` returned, of any version."""
+        if "objects" not in values:
+            found = cls(**{key: values[key] for key in ("name", "root", "common", "base")})
+            found = replace(found, earlier=True)
+            return found.kept("it is of an earlier version: a git worktree of its parent's")
+        known = {**values, "objects": tuple(values["objects"]), "state": State(values["state"])}
+        return cls(**known)
+
+
+def check_possible(agent: Agent) -> None:
+    """``MalformedError`` if the agent can have no worktree, whatever its parent has."""
+    if agent.parent is None:
+        raise MalformedError(
+            "worktree: a root agent has no parent to make a worktree from; "
+            "use inherit or explicit_root:/PATH"
+        )
+    if not agent.owned:
+        raise MalformedError(
+            f"worktree: life {quote(agent.life)}: only an owned or temp child can have one; "
+            "use inherit or explicit_root:/PATH"
+        )
+
+
+def check_branch(name: str) -> None:
+    """``MalformedError`` if an agent's name cannot name a branch (git-check-ref-format(1))."""
+    check_name(name)
+    # the rest of what git forbids no name has
+    if ".." in name or name.endswith((".", ".lock")):
+        raise MalformedError(
+            f'{quote(name)}: the branch of a worktree cannot contain "..", or end in "." or ".lock"'
+        )
+
+
+# the view
+
+
+def binds(worktree: Worktree) -> list[Mount]:
+    """What the child's view has of it, in order; none of an earlier version's.
+
+    Sources are paths in the parent's view, without symbolic links, and are opened there
+    as the parent would, with all that is mounted below them; the last of each list is on
+    top. Directories are bound on directories and files on files, all of which are there
+    once it is made: the targets below ``common/ctx`` and ``/workspace`` are in what an
+    earlier line of the list binds. They carry no recorded identity: they are made by the
+    parent's git just before, below what the parent may write, and no child can put a link
+    in the place of any of them.
+
+    All of the parent's repository is read-only, and all that it borrows from. The child's
+    own repository is in the place of ``ctx`` there, whatever is the same for all of git's
+    own files read-only on top; and what leads from its files to that repository is not in
+    the child's hands, neither in its view nor in its parent's.
+    """
+    if worktree.earlier:
+        return []
+    common, place = worktree.common, worktree.place
+    found = [Mount(path, path, "rw") for path in _pinned(worktree)]
+    covered: list[str] = []
+    for path in (worktree.root, common, *worktree.objects):
+        if not any(_is_inside(path, other) for other in covered):
+            covered.append(path)
+            found.append(Mount(path, path, "ro"))
+    own = f"{common}/ctx"
+    found.append(Mount(f"{place}/git", own, "rw"))
+    found += [Mount(f"{place}/git/{name}", f"{own}/{name}", "ro") for name in _OURS]
+    found.append(Mount(f"{place}/work", WORKSPACE, "rw"))
+    found.append(Mount(f"{place}/dotgit", f"{WORKSPACE}/.git", "ro"))
+    return found
+
+
+def _pinned(worktree: Worktree) -> list[str]:
+    """Directories above what is read-only, the outermost first.
+
+    A child that may write there could rename them, and put a repository of its own
+    in the place of its parent's. A mount point cannot be renamed.
+    """
+    kept = (worktree.root, worktree.common, *worktree.objects)
+    above = {str(p) for path in kept for p in PurePosixPath(path).parents}
+    return sorted(
+        path for path in above
+        if path != "/" and not any(_is_inside(path, other) for other in (*kept, *_FRESH))
+    )
+
+
+def _is_inside(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+# calls
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a script said: its exit status, its words, and what else was printed."""
+
+    code: int
+    words: dict[str, list[str]]
+    text: str
+
+    def one(self, word: str) -> str:
+        found = self.words.get(word, [])
+        if len(found) != 1:
+            raise WrongStateError(f"git did not report {word}, but said {_said(self.text)}")
+        return found[0]
+
+    @property
+    def whole(self) -> bool:
+        return self.code == 0 and "end" in self.words
+
+
+async def _ask(
+    run: Run,
+    agent: Agent,
+    script: str,
+    *words: str,
+    cwd: str = "/",
+    hooks: Iterable[str] = (),
+    **variables: str,
+) -> _Answer:
+    """Runs a script in an agent's cell, in an environment that nobody else writes.
+
+    ``hooks`` are names that the configuration has, to be switched off;
+    ``UnsupportedError`` if there is no git, or no shell.
+    """
+    values = {**_VARIABLES, **variables}
+    configured = {**_SETTINGS, **_without_hooks(hooks)}
+    # not by -c: a name may have a "="
+    values["GIT_CONFIG_COUNT"] = str(len(configured))
+    for number, (key, value) in enumerate(configured.items()):
+        values[f"GIT_CONFIG_KEY_{number}"] = key
+        values[f"GIT_CONFIG_VALUE_{number}"] = value
+    # The agent's environment may set anything: GIT_DIR, GIT_TRACE, LD_PRELOAD.
+    command = ["env", "-i", *(f"{key}={value}" for key, value in values.items())]
+    code, text = await run(agent, [*command, "sh", "-c", script, "ctxfs", *words], cwd, {})
+    found: dict[str, list[str]] = {}
+    rest = []
+    for line in text.split("\n"):
+        word, _, value = line.removeprefix("=").partition(" ")
+        if line.startswith("=") and word:
+            found.setdefault(word, []).append(value)
+        else:
+            rest.append(line)
+    answer = _Answer(code, found, "\n".join(rest))
+    if code in _NOT_FOUND or "git: not found" in answer.text:
+        raise UnsupportedError(
+            f"a worktree needs git, sh, coreutils, findutils, grep and sed in the view of "
+            f"{quote(agent.name)}: {_said(answer.text)}"
+        )
+    return answer
+
+
+def _without_hooks(names: Iterable[str]) -> dict[str, str]:
+    """Settings that disable each hook which a configuration names."""
+    settings: dict[str, str] = {}
+    for name in names:
+        section, _, rest = name.partition(".")
+        hook, dot, _ = rest.rpartition(".")
+        if section != "hook" or not name.isprintable() or "\ufffd" in name:
+            raise UnsupportedError(
+                f"{quote(name)} in the configuration cannot be disabled: its name must be "
+                "printable UTF-8"
+            )
+        if dot:
+            settings[f"hook.{hook}.enabled"] = "false"
+    return settings
+
+
+def _said(text: str) -> str:
+    return quote(" ".join(text.split()) or "no output", 300)
+
+
+def _object_id(text: str) -> str:
+    if not _OBJECT_ID.fullmatch(text):
+        raise WrongStateError(f"git did not report a commit, but said {_said(text)}")
+    return text
+
+
+# making one
+
+
+async def plan(run: Run, parent: Agent, child: Agent, root: str) -> Worktree:
+    """The worktree that ``add`` will make of ``root``, the parent's workspace in force.
+
+    Changes nothing in it. ``MalformedError`` if there is no repository or no commit,
+    ``UnsupportedError`` if it is shallow or a partial clone, ``TakenError`` if the branch
+    or the worktree is there already.
+    """
+    check_branch(child.name)
+    answer = await _ask(run, parent, _LOOK, child.name, cwd=root)
+    whose = f"{quote(root)}, the workspace of {quote(parent.name)}"
+    if answer.code == _NO_REPOSITORY and "not a git repository" in answer.text:
+        raise MalformedError(f"workspace=worktree: {whose}, is not in a git repository")
+    if answer.code == _NO_COMMIT:
+        raise MalformedError(
+            f"workspace=worktree: the repository of {whose}, has no commit yet"
+        )
+    if answer.code in (_SHALLOW, _PARTIAL):
+        what = "shallow" if answer.code == _SHALLOW else "a partial clone"
+        raise UnsupportedError(
+            f"workspace=worktree: the repository of {whose}, is {what}: "
+            "fetch all of it there (git fetch --unshallow, git clone without --filter)"
+        )
+    if answer.code == _NO_WORKSPACE:
+        raise UnsupportedError(
+            f"the view of {quote(parent.name)} has no {WORKSPACE} for a child's worktree"
+            f": {_said(answer.text)}"
+        )
+    if answer.code == _TAKEN and "branch" in answer.words:
+        raise TakenError(
+            f"the branch {quote(answer.one('branch'))} already exists: rename or delete it"
+        )
+    if answer.code == _TAKEN:
+        there = quote(answer.one("there"), 300)
+        raise TakenError(f"{there} already exists, perhaps from an earlier worktree")
+    if not answer.whole:
+        raise WrongStateError(f"the repository of {whose}: {_said(answer.text)}")
+    _without_hooks(answer.words.get("hook", []))
+    objects = [check_absolute(path, "a directory of objects") for path in answer.words["objects"]]
+    if len(objects) > _OBJECTS_MAX:
+        raise UnsupportedError(
+            f"the repository of {whose}, borrows from {len(objects) - 1} others, more than "
+            f"{_OBJECTS_MAX - 1} (git repack -a there removes them)"
+        )
+    return Worktree(
+        name=child.name,
+        root=check_absolute(answer.one("root"), "the workspace"),
+        common=check_absolute(answer.one("common"), "the repository"),
+        base=_object_id(answer.one("base")),
+        objects=tuple(dict.fromkeys(objects)),
+    )
+
+
+async def add(run: Run, parent: Agent, worktree: Worktree) -> None:
+    """Makes what ``plan`` returned; ``CtxError`` if it cannot: then ``discard`` it."""
+    answer = await _ask(run, parent, _SAY + "hooks\n", GIT_DIR=worktree.common)
+    answer = await _ask(
+        run,
+        parent,
+        _MAKE,
+        *(worktree.name, worktree.base, "0" * len(worktree.base)),
+        "sha1" if len(worktree.base) == 40 else "sha256",
+        *worktree.objects,
+        hooks=answer.words.get("hook", []),
+        GIT_DIR=worktree.common,
+    )
+    if answer.code:
+        raise WrongStateError(f"making the worktree {quote(worktree.name)}: {_said(answer.text)}")
+
+
+async def discard(run: Run, parent: Agent, worktree: Worktree) -> None:
+    """Takes away all that is there of one, and the branch if that is at its base still.
+
+    ``CtxError`` if it could not be: it can be tried again.
+    """
+    answer = await _ask(
+        run, parent, _DISCARD, worktree.name, worktree.base, GIT_DIR=worktree.common
+    )
+    if answer.code:
+        raise WrongStateError(f"removing {quote(worktree.place, 300)}: {_said(answer.text)}")
+
+
+# taking over
+
+
+async def take(
+    run: Run, parent: Agent, worktree: Worktree, program: str, *, settled: list[str] | None
+) -> Worktree:
+    """What became of it: the child's commits are in its parent's repository and the branch is
+    there, or why not. ``program`` is where the parent's view has gather (gather.c).
+
+    Of a child that has ended (``settled`` are those of its own children's worktrees that may
+    go with it) it is also kept if more would be lost: each file must be as in the branch, no
+    other file there, ignored or not, and no commit of the child's own anywhere but on branches
+    of the parent's.
+    """
+    try:
+        return await _take(run, parent, worktree, program, settled=settled)
+    except CtxError as error:
+        return worktree.kept(error.sentence)
+
+
+async def _take(
+    run: Run, parent: Agent, worktree: Worktree, program: str, *, settled: list[str] | None
+) -> Worktree:
+    answer = await _ask(
+        run, parent, _GATHER, *(worktree.place, worktree.ref, program), GIT_DIR=worktree.common
+    )
+    if answer.code == _GONE:
+        return replace(worktree, state=State.FETCHED, reason="its directory was removed")
+    if answer.code == _OF_EARLIER_VERSION and worktree.earlier:
+        return worktree
+    if answer.code == _NO_BRANCH:
+        return worktree.kept(f"it has no branch {quote(worktree.branch)} any more")
+    if not answer.whole:
+        return worktree.kept(f"it cannot be read: {_said(answer.text)}")
+    commit = _object_id(answer.one("commit"))
+    answer = await _ask(
+        run,
+        parent,
+        _TAKE + (_JUDGE if settled is not None else "") + _END,
+        *(worktree.place, worktree.ref, commit, worktree.left, worktree.base),
+        *(settled or ()),
+        hooks=answer.words.get("hook", []),
+        GIT_DIR=worktree.common,
+    )
+    if answer.words.get("moved") == [commit]:
+        worktree = replace(worktree, commit=commit)
+    if not answer.whole:
+        return worktree.kept(f"it could not be judged: {_said(answer.text)}")
+    if "kept" in answer.words:
+        why = " ".join(answer.one("kept").split())
+        more = f" ({_said(answer.text)})" if answer.text.strip() else ""
+        return worktree.kept(escape(why)[:_WHY_MAX] + more)
+    return replace(worktree, state=State.FETCHED, reason="")

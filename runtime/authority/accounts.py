@@ -1,0 +1,455 @@
+"""What the daemon holds for each owner: one account for each resource of the machine.
+
+An owner is a uid; all its agents share its accounts, whichever agent made them, so that
+children do not multiply what one may have. Of each account a tenth is kept for the
+owner's operators, and of all accounts together a tenth for operators of uid 0 (of a
+daemon without root: for its user): agents that took all there is can still be stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import IntEnum, StrEnum
+from resource import RLIMIT_NOFILE, getrlimit
+from typing import Final
+
+from runtime.errors import QuotaError
+from runtime.records.config import Config
+from runtime.texts.names import quote
+
+#: descriptors that the daemon needs for itself: its store, its helpers, the real files it
+#: knows (ctxfs.durable), and what one request opens for a moment
+_OWN_DESCRIPTORS: Final = 1500
+#: of an account for its operators, and of all accounts for those of uid 0
+_TENTH: Final = 10
+#: nobody is made to wait longer for what it used, in seconds: who waits cannot be killed
+#: before, and root's kill is obeyed within a second
+_DELAY_MAX: Final = 0.5
+
+
+class Resource(StrEnum):
+    """What is accounted; amounts are numbers, of ``memory`` and ``disk`` bytes."""
+
+    DESCRIPTORS = "descriptors"
+    CONNECTIONS = "connections"
+    MEMORY = "memory"
+    TASKS = "tasks"
+    MONITORS = "monitors"
+    DISK = "disk"
+
+
+class Reserve(IntEnum):
+    """How much of what is kept back somebody may use."""
+
+    #: an agent
+    NONE = 0
+    #: an operator: of its own account all
+    OWNER = 1
+    #: an operator of uid 0, or of a daemon without root its user: all there is
+    MASTER = 2
+
+
+#: the setting, and how one gets room
+_ABOUT: Final[dict[Resource, tuple[str, str]]] = {
+    Resource.DESCRIPTORS: ("owner_descriptors", "close open files, or stop agents"),
+    Resource.CONNECTIONS: ("owner_connections", "close connections"),
+    Resource.MEMORY: (
+        "owner_memory_max",
+        "close files that are being written or listed, and read waiting answers",
+    ),
+    Resource.TASKS: ("owner_tasks", "let tasks end, or stop some"),
+    Resource.MONITORS: ("owner_monitors", "let runs and tasks end, or stop some"),
+    Resource.DISK: ("owner_disk_max", "remove files (rm), or sessions and agents (rmdir)"),
+}
+
+#: who has what is not an agent's
+OPERATORS: Final = "its operators"
+
+
+@dataclass(frozen=True, slots=True)
+class Payer:
+    """The account that is charged: the owner's uid, the agent's name, and its reserve."""
+
+    owner: int
+    name: str = OPERATORS
+    reserve: Reserve = Reserve.NONE
+
+
+class _Account:
+    """What one owner has of one resource."""
+
+    __slots__ = ("holders", "use")
+
+    def __init__(self) -> None:
+        self.use = 0
+        self.holders: dict[str, int] = {}
+
+    def add(self, name: str, amount: int) -> None:
+        self.use += amount
+        held = self.holders.get(name, 0) + amount
+        if held:
+            self.holders[name] = held
+        else:
+            self.holders.pop(name, None)
+
+    def most(self) -> tuple[str, int]:
+        """Who holds most, and how much; an empty name if nobody does."""
+        if not self.holders:
+            return "", 0
+        return max(self.holders.items(), key=lambda item: item[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """One account as it is: ``use``, ``limit`` and ``reserve`` in the resource's unit.
+
+    That of ``time`` is what is used up of what may be used at once, in milliseconds.
+    """
+
+    owner: int
+    resource: str
+    use: int
+    limit: int
+    reserve: int
+    most: str
+    held: int
+
+
+class Hold:
+    """Something of one resource that is held for somebody, until it is released."""
+
+    __slots__ = ("_accounts", "amount", "payer", "resource")
+
+    def __init__(self, accounts: Accounts, payer: Payer, resource: Resource) -> None:
+        self._accounts = accounts
+        self.payer = payer
+        self.resource = resource
+        self.amount = 0
+
+    def resize(self, amount: int) -> None:
+        """Holds so much from now on; ``QuotaError`` if that is more and too much."""
+        change = amount - self.amount
+        if change > 0:
+            self._accounts.pay(self.payer, self.resource, change)
+        elif change < 0:
+            self._accounts.give_back(self.payer, self.resource, -change)
+        self.amount = amount
+
+    def set(self, amount: int) -> None:
+        """The same for what is there already: nothing is refused."""
+        self._accounts.pay_anyway(self.payer, self.resource, amount - self.amount)
+        self.amount = amount
+
+    def release(self) -> None:
+        self.resize(0)
+
+
+class Accounts:
+    """All accounts of all owners.
+
+    ``limits`` are those of one owner. ``totals`` are what all owners may have together;
+    a resource that is not in them has no other bound than the owners'.
+    """
+
+    def __init__(
+        self,
+        limits: dict[Resource, int],
+        totals: dict[Resource, int] | None = None,
+        *,
+        share: float = 0.5,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits = dict(limits)
+        self._totals = dict(totals or {})
+        self._accounts: dict[tuple[int, Resource], _Account] = {}
+        self._used: dict[Resource, int] = dict.fromkeys(Resource, 0)
+        #: time of the event loop, in seconds
+        self.time = TimeAccounts(share, clock=clock)
+
+    # limits
+
+    def configure(self, config: Config) -> None:
+        """Other limits from now on; what is held already stays."""
+        self._limits = _limits_of(config, _descriptors() // 2)
+        self.time.share = config.owner_time
+
+    def set_total(self, resource: Resource, total: int) -> None:
+        self._totals[resource] = total
+
+    def limit(self, resource: Resource) -> int:
+        """Of one owner; never more than there is for all."""
+        limit, total = self._limits[resource], self._totals.get(resource)
+        return limit if total is None else min(limit, total)
+
+    # using
+
+    def charge(
+        self,
+        owner: int,
+        resource: Resource,
+        amount: int,
+        *,
+        name: str = OPERATORS,
+        reserve: Reserve = Reserve.NONE,
+    ) -> None:
+        """Takes so much of an owner's account for its agent ``name``; ``QuotaError``."""
+        self.check(owner, resource, amount, reserve=reserve)
+        self._add(owner, resource, amount, name)
+
+    def release(
+        self, owner: int, resource: Resource, amount: int, *, name: str = OPERATORS
+    ) -> None:
+        """Gives back what ``charge`` took."""
+        self._add(owner, resource, -amount, name)
+
+    def _add(self, owner: int, resource: Resource, amount: int, name: str) -> None:
+        account = self._accounts.setdefault((owner, resource), _Account())
+        account.add(name, amount)
+        self._used[resource] += amount
+        if not account.use and not account.holders:
+            del self._accounts[owner, resource]
+
+    def check(
+        self, owner: int, resource: Resource, amount: int, *, reserve: Reserve = Reserve.NONE
+    ) -> None:
+        """``QuotaError`` if there is no room for so much more."""
+        total = self._totals.get(resource)
+        if reserve is Reserve.MASTER and resource is Resource.DISK:
+            return  # what is left for root the filesystem itself knows, and says
+        if total is not None:
+            most = total if reserve is Reserve.MASTER else total - total // _TENTH
+            if self._used[resource] + amount > most:
+                raise QuotaError(self._all_taken(resource, amount, total))
+        if reserve is Reserve.MASTER:
+            return
+        limit = self.limit(resource)
+        most = limit if reserve is Reserve.OWNER else limit - limit // _TENTH
+        if self.use(owner, resource) + amount > most:
+            raise QuotaError(self._taken(owner, resource, amount, limit))
+
+    def pay(self, payer: Payer, resource: Resource, amount: int) -> None:
+        """``charge`` for somebody."""
+        self.charge(payer.owner, resource, amount, name=payer.name, reserve=payer.reserve)
+
+    def give_back(self, payer: Payer, resource: Resource, amount: int) -> None:
+        """``release`` for somebody."""
+        self.release(payer.owner, resource, amount, name=payer.name)
+
+    def pay_anyway(self, payer: Payer, resource: Resource, amount: int) -> None:
+        """``pay`` for what cannot be refused; less than 0 is given back."""
+        self._add(payer.owner, resource, amount, payer.name)
+
+    def hold(self, payer: Payer, resource: Resource, amount: int = 0) -> Hold:
+        """So much, until it is released; ``QuotaError``."""
+        held = Hold(self, payer, resource)
+        held.resize(amount)
+        return held
+
+    def hold_anyway(self, payer: Payer, resource: Resource, amount: int) -> Hold:
+        """The same for what is there already; nothing is refused."""
+        held = Hold(self, payer, resource)
+        held.set(amount)
+        return held
+
+    # looking
+
+    def use(self, owner: int, resource: Resource) -> int:
+        account = self._accounts.get((owner, resource))
+        return account.use if account is not None else 0
+
+    def room(self, owner: int, resource: Resource, *, reserve: Reserve = Reserve.NONE) -> int:
+        """How much more somebody may take; 0 if nothing."""
+        limit, total = self.limit(resource), self._totals.get(resource)
+        kept = 0 if reserve is not Reserve.NONE else limit // _TENTH
+        room = limit - kept - self.use(owner, resource)
+        if total is not None:
+            room = min(room, total - total // _TENTH - self._used[resource])
+        return max(0, room)
+
+    def used(self, resource: Resource) -> int:
+        """By all owners."""
+        return self._used[resource]
+
+    def total(self, resource: Resource) -> int | None:
+        """What all owners may have together; None without such a bound."""
+        return self._totals.get(resource)
+
+    def owners(self) -> list[int]:
+        """The owners that hold anything."""
+        return sorted({owner for owner, _ in self._accounts} | set(self.time.owners()))
+
+    def standings(self, owner: int) -> list[Standing]:
+        """All accounts of one owner, also those that are empty."""
+        found = []
+        for resource in Resource:
+            account = self._accounts.get((owner, resource), _Account())
+            most, held = account.most()
+            limit = self.limit(resource)
+            found.append(
+                Standing(
+                    owner=owner,
+                    resource=resource.value,
+                    use=account.use,
+                    limit=limit,
+                    reserve=limit // _TENTH,
+                    most=most,
+                    held=held,
+                )
+            )
+        found.append(
+            Standing(
+                owner=owner,
+                resource="time",
+                use=round(1000 * self.time.used(owner)),
+                limit=round(1000 * self.time.burst),
+                reserve=0,
+                most="",
+                held=0,
+            )
+        )
+        return found
+
+    def _taken(self, owner: int, resource: Resource, amount: int, limit: int) -> str:
+        setting, remedy = _ABOUT[resource]
+        account = self._accounts.get((owner, resource), _Account())
+        return (
+            f"the account {resource} of uid {owner} has {account.use} of {limit} and would need "
+            f"{amount} more, a tenth is kept for its operators ({setting}){_most(account)}: "
+            f"{remedy}"
+        )
+
+    def _all_taken(self, resource: Resource, amount: int, total: int) -> str:
+        _, remedy = _ABOUT[resource]
+        return (
+            f"the accounts {resource} of all owners have {self._used[resource]} of {total} and "
+            f"would need {amount} more, a tenth is kept for root: {remedy}"
+        )
+
+
+def _descriptors() -> int:
+    """How many the process may open for others."""
+    soft, _ = getrlimit(RLIMIT_NOFILE)
+    return max(soft // 4, soft - _OWN_DESCRIPTORS)
+
+
+def _limits_of(config: Config, descriptors: int) -> dict[Resource, int]:
+    """What one owner may have; ``descriptors`` if nothing is said of those."""
+    own = config.owner_descriptors
+    return {
+        Resource.DESCRIPTORS: descriptors if own is None else own,
+        Resource.CONNECTIONS: config.owner_connections,
+        Resource.MEMORY: config.owner_memory_max,
+        Resource.TASKS: config.owner_tasks,
+        Resource.MONITORS: config.owner_monitors,
+        Resource.DISK: config.owner_disk_max,
+    }
+
+
+def accounts_of(config: Config) -> Accounts:
+    """Those that the settings and this process's limits make."""
+    total = _descriptors()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    return Accounts(
+        _limits_of(config, total // 2),
+        {Resource.DESCRIPTORS: total, Resource.MEMORY: memory},
+        share=config.owner_time,
+    )
+
+
+def _most(account: _Account) -> str:
+    name, held = account.most()
+    if not name:
+        return ""
+    return f"; {name if name == OPERATORS else quote(name)} holds most ({held})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """What was left in a bucket, and when."""
+
+    left: float
+    at: float
+
+
+class _Buckets:
+    """Token buckets: so much a second for each owner, at most a burst at once.
+
+    An owner that used nothing for as long as a burst takes is forgotten.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._levels: dict[int, _Level] = {}
+
+    def level(self, owner: int, rate: float, burst: float) -> _Level:
+        now = self._clock()
+        known = self._levels.get(owner)
+        if known is None:
+            return _Level(burst, now)
+        return _Level(min(burst, known.left + rate * (now - known.at)), now)
+
+    def set(self, owner: int, level: _Level, burst: float) -> None:
+        if level.left >= burst:
+            self._levels.pop(owner, None)
+        else:
+            self._levels[owner] = level
+
+    def owners(self) -> list[int]:
+        return list(self._levels)
+
+
+class TimeAccounts:
+    """Time of the event loop: each owner has a share of it.
+
+    ``share`` is a part of one second in each second. An owner may use ``burst`` seconds of
+    work at once; what it owes beyond is at most as much again, so that it is over for a
+    bounded time after it has stopped.
+    """
+
+    def __init__(
+        self,
+        share: float,
+        *,
+        burst: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.share = share
+        self.burst = burst
+        self._buckets = _Buckets(clock)
+
+    def charge(self, owner: int, seconds: float) -> None:
+        """So much of the loop's time was used for this owner's agents."""
+        level = self._buckets.level(owner, self.share, self.burst)
+        left = max(-self.burst, level.left - seconds)
+        self._buckets.set(owner, replace(level, left=left), self.burst)
+
+    def delay(self, owner: int) -> float:
+        """Seconds until it has time again, 0 to 1: how late it is to be answered."""
+        left = self._buckets.level(owner, self.share, self.burst).left
+        if left >= 0:
+            return 0.0
+        return min(_DELAY_MAX, -left / self.share) if self.share else _DELAY_MAX
+
+    def is_over(self, owner: int) -> bool:
+        """Whether it has used more than it has."""
+        return self._buckets.level(owner, self.share, self.burst).left < 0
+
+    def pay(self, who: Payer, seconds: float) -> None:
+        """``charge`` for somebody: what operators use is on no account."""
+        if who.reserve is Reserve.NONE:
+            self.charge(who.owner, seconds)
+
+    def makes_wait(self, who: Payer) -> bool:
+        """Whether somebody's owner is over its account; operators always have time."""
+        return who.reserve is Reserve.NONE and self.is_over(who.owner)
+
+    def owners(self) -> list[int]:
+        """The owners that used some of it lately."""
+        return [owner for owner in self._buckets.owners() if self.used(owner) > 0]
+
+    def used(self, owner: int) -> float:
+        """Seconds of its burst that are used now."""
+        return self.burst - self._buckets.level(owner, self.share, self.burst).left

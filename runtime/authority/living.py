@@ -1,0 +1,307 @@
+"""What agents and their records hold of the daemon's, on their owners' accounts.
+
+It follows from their fields alone, so that what is adopted after a crash counts like
+what was started, and nothing is left of what was removed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from runtime.authority.accounts import Accounts, Hold, Payer, Reserve, Resource
+from runtime.authority.disk import INCARNATION_SIZE, Disk
+from runtime.caller import Caller
+from runtime.records.change import Change, Watching
+from runtime.records.items import KEPT_ABOVE, Item, Items, Task, TaskStatus, Work
+from runtime.records.journal import Journal
+from runtime.records.model import Agent
+from runtime.records.registry import Registry
+
+#: of an agent: its socket, the pidfds of its monitors, and one while something starts
+_DESCRIPTORS_OF_AGENT: Final = 4
+#: of a command: the pidfd of its monitor, and one while it starts or is written to
+_DESCRIPTORS_OF_TASK: Final = 2
+#: of the FIFO that is the input of a resident program or of a command, in bytes of memory
+INPUT_SIZE: Final = 256 << 10
+#: of a record, beside its texts, in bytes of memory
+_RECORD: Final = 1024
+_AGENT_TEXTS: Final = (
+    *("policy", "policy_of_root", "bound_policy", "mount", "bound_mount", "env", "exec"),
+    *("path", "meta", "root", "cwd"),
+    # what others say in it: where paths lead, and where a parent's git has its objects
+    *("sources", "worktree", "discards"),
+)
+_RUNNING: Final = frozenset({TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.CANCELLING})
+
+
+class _Texts:
+    """What the texts of one agent and of its records take."""
+
+    __slots__ = ("disk", "items", "memory", "own")
+
+    def __init__(self, memory: Hold, disk: Hold) -> None:
+        self.memory = memory
+        self.disk = disk
+        self.own = 0
+        #: bytes in memory and on the disk, by record
+        self.items: dict[int, tuple[int, int]] = {}
+
+    def release(self) -> None:
+        self.memory.release()
+        self.disk.release()
+
+
+class Living(Watching):
+    """Holds for each agent and record, until it is over or removed."""
+
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        items: Items,
+        journal: Journal,
+        accounts: Accounts,
+        disk: Disk,
+        payer: Callable[[Caller], Payer],
+    ) -> None:
+        self._registry = registry
+        self._items = items
+        self._journal = journal
+        self._accounts = accounts
+        self._disk = disk
+        self._payer = payer
+        self._of_agents: dict[int, list[Hold]] = {}
+        self._of_tasks: dict[int, list[Hold]] = {}
+        self._texts: dict[int, _Texts] = {}
+        for agent in registry:
+            self._note_agent(agent)
+            self._note_texts(agent)
+        for item in items.all(Item):
+            self._note_item(item)
+        journal.watch(self)
+
+    # Watching
+
+    def agent_changed(self, index: int, names: Iterable[str]) -> None:
+        agent = self._registry.get(index)
+        if agent is None:
+            return
+        if "status" in names:
+            self._note_agent(agent)
+        if not _NOTED.isdisjoint(names):
+            self._note_texts(agent)
+
+    def agent_listed(self, agent: Agent) -> None:
+        if self._registry.get(agent.index) is not agent:
+            _release(self._of_agents.pop(agent.index, ()))
+            texts = self._texts.pop(agent.index, None)
+            if texts is not None:
+                texts.release()
+        else:
+            self._note_texts(agent)
+            self._disk.note(agent.owner, INCARNATION_SIZE)
+
+    def item_changed(self, item: Item, names: Iterable[str]) -> None:
+        self._note_item(item)
+
+    def item_listed(self, item: Item) -> None:
+        self._note_item(item)
+
+    # before something changes
+
+    def admit(self, change: Change) -> None:
+        """``QuotaError`` if a change makes more and longer texts than there is room for."""
+        growth: Counter[int] = Counter()
+        kept: Counter[int] = Counter()
+        for agent, values in change.agents:
+            if values.get("removed"):
+                growth[agent.owner] -= _size(agent, _AGENT_TEXTS)
+            else:
+                growth[agent.owner] += _growth(agent, values, _AGENT_TEXTS)
+        owners = {agent.index: agent.owner for agent in change.made}
+        for agent in change.made:
+            growth[agent.owner] += _size(agent, _AGENT_TEXTS)
+        for item in change.made_items:
+            memory, disk = _sizes_of(item)
+            owner = self._owner(item, owners)
+            growth[owner] += _RECORD + memory
+            kept[owner] += disk
+        for item, values in change.items.values():
+            memory, disk = _item_growth(item, values)
+            owner = self._owner(item, owners)
+            growth[owner] += memory
+            kept[owner] += disk
+        for owner, amount in growth.items():
+            if amount > 0:
+                self._accounts.check(
+                    owner, Resource.MEMORY, amount, reserve=self._reserve(owner)
+                )
+        for owner, amount in kept.items():
+            if amount > 0:
+                self._disk.check(owner, amount, reserve=self._reserve(owner))
+        for agent in change.made:
+            self._disk.check(
+                agent.owner, INCARNATION_SIZE, reserve=self._reserve(agent.owner)
+            )
+
+    def _owner(self, item: Item, made: Mapping[int, int]) -> int:
+        agent = self._registry.get(item.agent)
+        return agent.owner if agent is not None else made.get(item.agent, 0)
+
+    def check_agent(self, agent: Agent) -> None:
+        """``QuotaError`` if the owner's accounts have no room for one more live agent."""
+        self._check(agent, _of_agent(agent))
+
+    def check_task(self, agent: Agent, task: Task) -> None:
+        """``QuotaError`` if they have none for one more running command."""
+        self._check(agent, _of_task(task))
+
+    def _check(self, agent: Agent, wanted: dict[Resource, int]) -> None:
+        # whichever caller starts it: what runs then is the agent's
+        for resource, amount in wanted.items():
+            self._accounts.check(agent.owner, resource, amount)
+        self._disk.check(agent.owner, 1)
+
+    def _reserve(self, owner: int) -> Reserve:
+        """The reserve of an owner's accounts that the acting caller may use."""
+        caller = self._journal.acting_caller
+        if caller is None:
+            return Reserve.NONE
+        found = self._payer(caller)
+        is_own = found.owner == owner or found.reserve is Reserve.MASTER
+        return found.reserve if is_own else Reserve.NONE
+
+    # what is
+
+    def _note_agent(self, agent: Agent) -> None:
+        if not agent.live:
+            _release(self._of_agents.pop(agent.index, ()))
+        elif agent.index not in self._of_agents:
+            self._of_agents[agent.index] = self._hold(agent, _of_agent(agent))
+
+    def _note_texts(self, agent: Agent) -> None:
+        texts = self._texts_of(agent)
+        size = _size(agent, _AGENT_TEXTS)
+        texts.memory.set(texts.memory.amount + size - texts.own)
+        texts.own = size
+
+    def _note_item(self, item: Item) -> None:
+        if isinstance(item, Task):
+            self._note_task(item)
+        agent = self._registry.get(item.agent)
+        if agent is None:
+            return
+        texts = self._texts_of(agent)
+        there = self._items.get(item.index) is item
+        memory, disk = _sizes_of(item) if there else (0, 0)
+        memory += _RECORD if there else 0
+        before = texts.items.pop(item.index, (0, 0))
+        texts.memory.set(texts.memory.amount + memory - before[0])
+        texts.disk.set(texts.disk.amount + disk - before[1])
+        if there:
+            texts.items[item.index] = memory, disk
+
+    def _texts_of(self, agent: Agent) -> _Texts:
+        texts = self._texts.get(agent.index)
+        if texts is None or texts.memory.payer.owner != agent.owner:
+            # of a new agent, the owner may be another one
+            who = Payer(agent.owner, agent.name)
+            amounts = (texts.memory.amount, texts.disk.amount) if texts is not None else (0, 0)
+            memory, disk = (
+                self._accounts.hold_anyway(who, resource, amount)
+                for resource, amount in zip((Resource.MEMORY, Resource.DISK), amounts, strict=True)
+            )
+            if texts is None:
+                texts = self._texts[agent.index] = _Texts(memory, disk)
+            else:
+                texts.release()
+                texts.memory, texts.disk = memory, disk
+        return texts
+
+    def _note_task(self, task: Task) -> None:
+        agent = self._registry.get(task.agent)
+        there = self._items.get(task.index) is task
+        if agent is None or not there or task.child or task.status not in _RUNNING:
+            _release(self._of_tasks.pop(task.index, ()))
+        elif task.index not in self._of_tasks:
+            self._of_tasks[task.index] = self._hold(agent, _of_task(task))
+
+    def _hold(self, agent: Agent, wanted: dict[Resource, int]) -> list[Hold]:
+        who = Payer(agent.owner, agent.name)
+        accounts = self._accounts
+        return [accounts.hold_anyway(who, resource, n) for resource, n in wanted.items()]
+
+
+
+def _of_agent(agent: Agent) -> dict[Resource, int]:
+    # that of its cell, and that of a run in it
+    monitors = 2 if agent.how.holds_cell else 1
+    held = {Resource.DESCRIPTORS: _DESCRIPTORS_OF_AGENT, Resource.MONITORS: monitors}
+    return {**held, Resource.MEMORY: INPUT_SIZE} if agent.how.converses else held
+
+
+def _of_task(task: Task) -> dict[Resource, int]:
+    held = {
+        Resource.DESCRIPTORS: _DESCRIPTORS_OF_TASK,
+        Resource.TASKS: 1,
+        Resource.MONITORS: 1,
+    }
+    return {**held, Resource.MEMORY: INPUT_SIZE} if task.accepts_input else held
+
+
+#: whatever of an agent means that its texts are to be looked at
+_NOTED: Final = frozenset((*_AGENT_TEXTS, "owner"))
+
+
+def _length(value: Any) -> int:
+    """Of a text, or of all that are in a value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_length, value.values()))
+    return sum(map(_length, value)) if isinstance(value, list | tuple) else 0
+
+
+def _size(what: object, names: tuple[str, ...]) -> int:
+    return sum(_length(getattr(what, name, "")) for name in names)
+
+
+def _growth(what: object, values: Mapping[str, Any], names: tuple[str, ...]) -> int:
+    """By how much its texts get longer; less than 0 if they get shorter."""
+    return sum(
+        _length(values[name]) - _length(getattr(what, name, "")) for name in names if name in values
+    )
+
+
+def _part(length: int) -> tuple[int, int]:
+    """What a long text takes in memory and on the disk."""
+    return (0, length) if length > KEPT_ABOVE else (length, 0)
+
+
+def _sizes_of(item: Item) -> tuple[int, int]:
+    """What the texts of a record take in memory and on the disk."""
+    parts = [_part(item.length(name)) for name in item.long]
+    memory = sum(part[0] for part in parts)
+    if isinstance(item, Work):
+        memory += _length(item.blocked_by)
+    return memory, sum(part[1] for part in parts)
+
+
+def _item_growth(item: Item, values: Mapping[str, Any]) -> tuple[int, int]:
+    """By how much more, or less, that is when these fields are changed."""
+    memory = disk = 0
+    for name in item.long:
+        if name in values:
+            before, after = _part(item.length(name)), _part(len(values[name]))
+            memory += after[0] - before[0]
+            disk += after[1] - before[1]
+    if isinstance(item, Work) and "blocked_by" in values:
+        memory += _length(values["blocked_by"]) - _length(item.blocked_by)
+    return memory, disk
+
+
+def _release(holds: Iterable[Hold]) -> None:
+    for hold in holds:
+        hold.release()

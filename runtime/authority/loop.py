@@ -1,0 +1,234 @@
+"""What the event loop costs: how long its steps are, and how late others are for them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
+
+import trio
+
+from runtime.authority.accounts import Payer, Reserve, TimeAccounts
+
+_R = TypeVar("_R")
+_T = TypeVar("_T")
+
+#: the last minute, in parts that are forgotten one by one
+_PART_SECONDS: Final = 10.0
+_PARTS: Final = 6
+#: of what a piece of work took
+_PAUSE: Final = 4
+#: of one owner that sleep; more only take turns
+_LATE_MAX: Final = 256
+
+
+class LoopMeter(trio.abc.Instrument):
+    """Measures every step of every task of one loop.
+
+    A step is what is done at once; its time is that of the processor, so that a busy machine
+    makes none longer. A pass is all that the loop does before it looks for what has come
+    next: nobody is answered sooner than the longest, in real time.
+
+    To ask for the processor's time costs as much as a short step. So it is asked for once in
+    a pass, and again for a step that seems to be the longest: that cannot have used more
+    than the pass so far.
+    """
+
+    def __init__(self) -> None:
+        #: since the daemon is ready: the longest step, the time of all, and their number
+        self.longest = 0.0
+        self.total = 0.0
+        self.steps = 0
+        self._begun = self._awake = time.monotonic()
+        self._used = time.thread_time()
+        self._step = self._pass = 0.0
+        self._part_ends = self._awake + _PART_SECONDS
+        #: longest step and pass of each part before this one
+        self._parts: deque[tuple[float, float]] = deque(maxlen=_PARTS - 1)
+
+    def reset(self) -> None:
+        """Forgets what was measured: how it was started is nobody's request."""
+        self.__init__()  # type: ignore[misc]
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self._begun = time.monotonic()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        took = time.monotonic() - self._begun
+        self.steps += 1
+        if took > self._step:
+            took = min(took, time.thread_time() - self._used)
+            self._step = max(took, self._step)
+            self.longest = max(took, self.longest)
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.total += time.thread_time() - self._used
+        took = time.monotonic() - self._awake
+        if took > self._pass:
+            self._pass = took
+
+    def after_io_wait(self, timeout: float) -> None:
+        self._used = time.thread_time()
+        self._awake = time.monotonic()
+        if self._awake > self._part_ends:
+            self._turn()
+
+    def _turn(self) -> None:
+        passed = int((self._awake - self._part_ends) // _PART_SECONDS) + 1
+        self._parts.append((self._step, self._pass))
+        self._parts.extend([(0.0, 0.0)] * min(passed - 1, _PARTS))
+        self._step = self._pass = 0.0
+        self._part_ends += passed * _PART_SECONDS
+
+    @property
+    def recent(self) -> tuple[float, float]:
+        """(longest step, longest pass) of about the last minute, in seconds."""
+        parts = [*self._parts, (self._step, self._pass)]
+        return max(step for step, _ in parts), max(whole for _, whole in parts)
+
+
+class Turns:
+    """Lets agents of one owner go on one after the other: in one pass of the loop one of each.
+
+    So however many of its tasks have something to do, others are served between any two.
+    Operators need none.
+    """
+
+    def __init__(self) -> None:
+        self._turns: dict[int, trio.Lock] = {}
+
+    async def take(self, who: Payer) -> None:
+        await self.rest(who, 0.0)
+
+    async def rest(self, who: Payer, seconds: float) -> None:
+        """Takes a turn and keeps it for so many seconds: the next in turn waits that long."""
+        if who.reserve is not Reserve.NONE:
+            return
+        turn = self._turns.setdefault(who.owner, trio.Lock())
+        try:
+            # who gets it goes on in the next pass, and who comes after in the one after that
+            async with turn:
+                if seconds:
+                    await trio.sleep(seconds)
+        finally:
+            if not turn.locked():
+                self._turns.pop(who.owner, None)
+
+
+class Gentle:
+    """Does a long work of an owner's agents piece by piece, at most a part of the time.
+
+    After each piece it pauses, so that all such works of one owner together take no more
+    than a fifth of the loop, however much there is to do.
+    """
+
+    def __init__(self, time: TimeAccounts) -> None:
+        self._time = time
+        self._turns: dict[int, trio.Lock] = {}
+
+    async def do(self, who: Payer, piece: Callable[[], _R]) -> _R:
+        """One piece, in its turn; its result after the pause. Raises what it raises."""
+        turn = self._turns.setdefault(who.owner, trio.Lock())
+        try:
+            async with turn:
+                begun = time.thread_time()
+                result = piece()
+                took = time.thread_time() - begun
+                self._time.pay(who, took)
+                await trio.sleep(_PAUSE * took)
+                return result
+        finally:
+            if not turn.locked():
+                self._turns.pop(who.owner, None)
+
+
+class Late:
+    """Delays callers of an owner that has used too much of the loop's time.
+
+    It sleeps, half a second at most, and then takes its turn.
+    """
+
+    def __init__(self, time: TimeAccounts, turns: Turns) -> None:
+        self._time = time
+        self._turns = turns
+        self._sleeping: Counter[int] = Counter()
+
+    async def wait(self, who: Payer) -> None:
+        owner = who.owner
+        if self._time.makes_wait(who) and self._sleeping[owner] < _LATE_MAX:
+            self._sleeping[owner] += 1
+            try:
+                await trio.sleep(self._time.delay(owner))
+            finally:
+                self._sleeping[owner] -= 1
+        if not self._sleeping[owner]:
+            del self._sleeping[owner]
+        await self._turns.take(who)
+
+
+class Timed(Generic[_R]):
+    """Awaits a coroutine and tells how long each of its steps took of the processor."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, _R], charge: Callable[[float], None]) -> None:
+        self._coroutine = coroutine
+        self._charge = charge
+
+    def __await__(self) -> Generator[Any, Any, _R]:
+        step = partial(self._coroutine.send, None)
+        while True:
+            begun = time.thread_time()
+            try:
+                trap = step()
+            except StopIteration as stop:
+                result: _R = stop.value
+                return result
+            finally:
+                self._charge(time.thread_time() - begun)
+            try:
+                answer = yield trap
+            except BaseException as error:
+                step = partial(self._coroutine.throw, error)
+            else:
+                step = partial(self._coroutine.send, answer)
+
+
+class Batches(Generic[_T]):
+    """What a thread does for the event loop: whatever came together while it was at work."""
+
+    def __init__(self, work: Callable[[set[_T]], None]) -> None:
+        self._work = work
+        self._waiting: set[_T] = set()
+        #: how many were ever added
+        self.added = 0
+        #: set when the batch that is being collected is done
+        self._done = trio.Event()
+        #: the same of the batch at work
+        self._working: trio.Event | None = None
+        self._wake = trio.Event()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, item: _T) -> None:
+        self.added += 1
+        self._waiting.add(item)
+        self._wake.set()
+
+    async def wait(self, since: int) -> None:
+        """Returns when everything is done that was added after so many."""
+        done = self._done if self._waiting else self._working
+        if self.added != since and done is not None:
+            await done.wait()
+
+    async def run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            batch, self._waiting = self._waiting, set()
+            self._working, self._done = self._done, trio.Event()
+            # It may hang on a directory when the filesystem goes: then it is left behind.
+            await trio.to_thread.run_sync(self._work, batch, abandon_on_cancel=True)
+            self._working.set()
+            self._working = None

@@ -1,0 +1,524 @@
+"""The cell: an agent's cgroup and namespaces, made inside its parent's.
+
+This module only plans: it turns an agent into the steps that lead from the
+daemon into the cell (``Plan``). A program of our own drops privileges, then
+builds the view (view.c); a child's steps first enter its parent's namespaces,
+so that what the parent cannot see cannot be named. Whatever runs in there is
+executed by descriptor: what lies at a path of the view is the parent's choice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pwd
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from runtime.agents.parts import Agents
+from runtime.agents.workspace import WORKSPACE, Worktree, binds
+from runtime.authority.living import INPUT_SIZE
+from runtime.errors import MalformedError, WrongStateError
+from runtime.kernel import linux, orders
+from runtime.records.model import Agent
+from runtime.texts import mounts
+from runtime.texts.names import parse_env_line, quote, split_command
+
+#: below the agent's own /tmp, which every view has: a directory of the host cannot be made
+HOME: Final = "/tmp/home"
+_SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
+_NATIVE: Final = Path(__file__).parents[1] / "native"
+#: descriptors as the steps find them (monitor.c)
+_REPORT_FD, _SPEC_FD, _KEEPER_FD, _VIEW_FD = 3, 4, 5, 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where the daemon's things are, on the host and, below ``shared``, in every view."""
+
+    mount: Path
+    state: Path
+    runtime: Path
+
+    @property
+    def shared(self) -> Path:
+        """The directory that all sandboxes see at the same path."""
+        return self.runtime / "root"
+
+    @property
+    def fuse(self) -> Path:
+        """Where the filesystem itself is mounted; ``mount`` shows it on the host."""
+        return self.shared / "ctx"
+
+    @property
+    def waits(self) -> Path:
+        return self.shared / "wait"
+
+    @property
+    def programs(self) -> Path:
+        """The daemon's own copies of the compiled programs: an upgrade must not change them.
+
+        On the mount of its own, because ``/run`` is often mounted noexec.
+        """
+        return self.shared / "bin"
+
+    def program(self, name: str) -> Path:
+        return self.programs / name
+
+    @property
+    def own(self) -> tuple[Path, Path]:
+        """The daemon's own directories, which no agent is given."""
+        return self.state, self.runtime
+
+    @property
+    def stage(self) -> Path:
+        return self.runtime / "stage"
+
+    @property
+    def records(self) -> Path:
+        """What monitors write of runs. Not on the disk of the state: a full one must not
+        lose an end. Of no use after a reboot, which ends every run."""
+        return self.runtime / "record"
+
+    @property
+    def inputs(self) -> Path:
+        """Standard input of what stays: FIFOs, which survive the daemon."""
+        return self.runtime / "input"
+
+    @property
+    def lifeline(self) -> Path:
+        return self.runtime / "lifeline"
+
+
+def native(name: str) -> Path:
+    """One of the compiled programs of the package."""
+    return _NATIVE / name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the monitor is to run; ``describe`` tells it for the log.
+
+    ``steps`` is the first program with its arguments, the next with its own among them, and so on;
+    ``spec``, ``view`` and ``stage`` are the orders that keeper, view and stage find in files.
+    ``view`` are operations of view.c, ``programs`` what the steps execute by descriptor
+    after they have left the host's view.
+    """
+
+    steps: tuple[str, ...]
+    spec: bytes
+    view: tuple[tuple[str, ...], ...] = ()
+    stage: bytes = b""
+    programs: tuple[str, ...] = ("keeper",)
+
+    def describe(self) -> str:
+        return " ".join(self.steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A program to run inside a cell that is there.
+
+    ``open_input`` gives its standard input, None means none; ``out``, ``log`` and
+    ``reply`` are what monitor.c calls OUT, LOG and REPLY. ``leads`` says that the cell
+    ends with it when no daemon is there to lead that end.
+    """
+
+    words: tuple[str, ...]
+    cwd: str
+    run: str
+    out: Path
+    env: tuple[tuple[str, str], ...] = ()
+    log: Path | None = None
+    reply: Path | None = None
+    open_input: Callable[[], int] | None = None
+    leads: bool = False
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in text.split("\n") if line]
+
+
+def environment(agents: Agents, agent: Agent, places: Places) -> dict[str, str]:
+    """All that a program is started with, besides descriptors 0 to 2."""
+    try:
+        user = pwd.getpwuid(agent.uid).pw_name
+    except KeyError:
+        user = str(agent.uid)
+    session = agents.sessions.get(agent.session)
+    root = str(places.mount)
+    values = {
+        "CTX_ROOT": root,
+        "CTX_AGENT": agent.name,
+        "CTX_SELF": f"{root}/agent/{agent.name}.d",
+        "CTX_SESSION": session.name if session is not None else "",
+        "CTX_RUN": agent.run,
+        "CTX_HOME": f"{root}/home/{agent.owner}",
+        "CTX_PATH": ":".join(_lines(agent.path)) or f"{root}/tool",
+        "CTX_MODEL": agent.model,
+        "HOME": HOME,
+        "PATH": f"{_SYSTEM_PATH}:{root}/bin",
+        "USER": user,
+        "LOGNAME": user,
+        "SHELL": "/bin/sh",
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+    }
+    values.update(parse_env_line(line) for line in _lines(agent.env))
+    return values
+
+
+def workspace(agents: Agents, agent: Agent) -> str | None:
+    """The workspace in force: the agent's own, or the nearest that it inherits."""
+    for node in (agent, *reversed(agents.registry.ancestors(agent))):
+        if node.workspace.startswith(mounts.EXPLICIT_ROOT):
+            return node.workspace.removeprefix(mounts.EXPLICIT_ROOT)
+        if node.workspace == "worktree":
+            return WORKSPACE
+    return None
+
+
+def working_directory(agents: Agents, agent: Agent) -> str:
+    """``cwd``, else the workspace in force, else the home.
+
+    A detached child inherits mounts, but no workspace.
+    """
+    return agent.cwd or workspace(agents, agent) or HOME
+
+
+def program(agent: Agent) -> list[str]:
+    """The words of ``exec``; ``MalformedError`` if there are none."""
+    words = split_command(agent.exec)
+    if not words:
+        raise MalformedError("exec is empty: write the program and its arguments there first")
+    return words
+
+
+def bind(source: str, target: str, options: str = "", identity: str = "-") -> tuple[str, ...]:
+    """What ``view`` (view.c) calls bind. ``identity`` is that of ``mounts.Mount``."""
+    return ("bind", options or "-", identity, source, target)
+
+
+def _base_view(agents: Agents, agent: Agent, places: Places) -> Iterator[tuple[str, ...]]:
+    """Operations for a root agent's base view, as configured."""
+    source = str(places.stage / "0") if agent.root else "/"  # staged first: _own_mounts
+    if agent.iso == "shared":
+        # with the mount of the filesystem, which may be another one later
+        yield bind(source, "/", "s")
+        yield bind("/sys/fs/cgroup", "/sys/fs/cgroup", "rt")
+        yield from (("tmpfs", "0755", str(path)) for path in places.own)
+        return
+    if agent.root:
+        yield bind(source, "/")
+        return
+    for entry in agents.settings.config.base_view:
+        path = Path(entry)
+        if path.is_symlink():
+            yield ("symlink", os.readlink(path), entry)
+        else:
+            yield bind(entry, entry, "rt")
+    yield from (("dir", "0755", "/run"), ("dir", "0755", "/var"))
+    yield from (("symlink", "../run", "/var/run"), ("tmpfs", "0755", "/var/tmp"))
+
+
+def has_own_root(agents: Agents, agent: Agent) -> bool:
+    """Whether the root of its view is of the runtime's making, and not the host's, nor one
+    that somebody named.
+
+    Those who live in it may change it, and with it the links by which programs are started.
+    So no two views share such a root: a child's is made anew, like its parent's.
+    """
+    family = [*agents.registry.ancestors(agent), agent]
+    if any(each.root or each.iso == "shared" for each in family):
+        return False
+    return family[0].parent is None or family[0].bound_root
+
+
+def _own_mounts(agents: Agents, agent: Agent) -> list[mounts.Mount]:
+    """What the agent's own fields bind, in order: root, workspace, table."""
+    return [*_root_mount(agent), *_workspace_mounts(agent), *agents.authority.own_mounts(agent)]
+
+
+def _root_mount(agent: Agent) -> list[mounts.Mount]:
+    """Its ``root``, as it was when it was written."""
+    if not agent.root:
+        return []
+    sources = mounts.Sources.load(agent.sources.get("root"))
+    return [sources.resolve(mounts.Mount(agent.root, "/", "rw"), linux.boot_id())]
+
+
+def _workspace_mounts(agent: Agent) -> list[mounts.Mount]:
+    """What its own workspace binds; nothing if that is inherited.
+
+    ``WrongStateError`` if its worktree has not been made.
+    """
+    if agent.workspace == "worktree":
+        if agent.worktree is None:
+            raise WrongStateError(f"the worktree of {quote(agent.name)} does not exist yet")
+        return binds(Worktree.load(agent.worktree))
+    if agent.workspace.startswith(mounts.EXPLICIT_ROOT):
+        path = agent.workspace.removeprefix(mounts.EXPLICIT_ROOT)
+        sources = mounts.Sources.load(agent.sources.get("workspace"))
+        return [sources.resolve(mounts.Mount(path, path, "rw"), linux.boot_id())]
+    return []
+
+
+def _inside(path: str, directories: Iterable[str]) -> bool:
+    return any(path == d or path.startswith(d + "/") for d in directories)
+
+
+def network_allowed(agents: Agents, agent: Agent) -> bool:
+    """Whether the effective policy opens the host's network."""
+    return agents.authority.allows(agent, "network", "default", "connect")
+
+
+def _network(agents: Agents, agent: Agent) -> str:
+    """NETWORK of enter.c: who has a network has the host's, be it its parent's too or handed
+    on by one without; to join that needs a right that an ordinary user's daemon lacks."""
+    return "host" if network_allowed(agents, agent) else "cell"
+
+
+def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
+    """The steps into the agent's cell; ``CtxError`` if it cannot have one as it is."""
+    parent = agents.registry.parent_of(agent)
+    nested = parent is not None and agent.owned
+    fresh = ["/tmp"]
+    own_root = parent is not None and has_own_root(agents, agent)
+    if own_root:
+        fresh.append("/var/tmp")
+    own = _own_mounts(agents, agent)
+    # what the parent had below the directories that are fresh for everyone
+    kept = list(_kept_mounts(agents, agent, fresh))
+    staged = [] if nested else [*kept, *(m for m in own if m.mode != "hide")]
+    if parent is not None and not nested and not agent.root:
+        staged.insert(0, mounts.Mount("/", "/", "rw"))
+    places_of: dict[mounts.Mount, int] = {}
+    for number, mount in enumerate(staged):
+        places_of.setdefault(mount, number)
+    view: list[tuple[str, ...]] = []
+    # not its parent's either, whose loopback it would share
+    if not network_allowed(agents, agent):
+        view.append(("network",))
+
+    if nested:
+        root = own[0] if agent.root else mounts.Mount("/", "/", "rw")
+    elif parent is not None:
+        root = mounts.Mount(str(places.stage / str(len(kept) if agent.root else 0)), "/", "rw")
+    if own_root:
+        view += [("root", root.source), ("tmpfs", "0755", "/var/tmp")]
+    elif parent is not None:
+        view.append(bind(root.source, "/", "" if agent.root else "s", root.identity))
+    else:
+        view += _base_view(agents, agent, places)
+    view += [("proc", "/proc"), ("dev", "/dev"), ("tmpfs", "0755", "/tmp"), ("dir", "0700", HOME)]
+
+    def source_of(mount: mounts.Mount) -> str:
+        return mount.source if nested else str(places.stage / str(places_of[mount]))
+
+    for mount in kept:
+        view.append(bind(source_of(mount), mount.target, "t"))
+    # Without root, what is there belongs to the agents' own uid: not its to change. The
+    # filesystem, mounted below, is another mount and stays writable. After a crash it is a
+    # new one, which is to come along.
+    shared = str(places.shared)
+    view.append(bind(shared, shared, "sR" if agents.privilege.rootless else "s"))
+    bare = parent is None or agent.root or _inside(str(places.mount), fresh)
+    if bare and agent.iso != "shared":
+        view.append(("symlink", str(places.fuse), str(places.mount)))
+    for mount in own:
+        if mount.target == "/":
+            continue
+        if mount.mode == "hide":
+            view.append(("hide", mount.target))
+            continue
+        options = "r" if mount.mode == "ro" else ""
+        # staged mounts have it already
+        options += "x" if nested and "noexec" in mount.options else ""
+        identity = mount.identity if nested else "-"
+        view.append(bind(source_of(mount), mount.target, options, identity))
+
+    # after the view come the program that builds it, or what is staged, then the cell
+    extra = _VIEW_FD + 1
+    privilege = agents.privilege
+    groups = privilege.groups_of(agent.groups)
+    ids = (agent.uid, agent.gid)
+    grace = int(agents.settings.grace(agent) * 1000)
+    keeper = orders.words("keeper", _SPEC_FD, _REPORT_FD, grace)
+    if nested:
+        # it has its groups by then
+        inner = orders.words("view", _VIEW_FD, _KEEPER_FD, *ids, "=", keeper)
+        enter, network = places.program("enter"), _network(agents, agent)
+        steps = orders.words(enter, extra + 1, extra, *ids, groups, network, inner)
+    else:
+        builder = places.program("view")
+        steps = orders.words(builder, _VIEW_FD, _KEEPER_FD, *ids, groups, keeper)
+    stage = b""
+    if staged:
+        cell = "-" if parent is None else extra + 1
+        steps = orders.words(places.program("stage"), extra, cell, steps)
+        stage = _stage(agents, agent, places, staged, optional=frozenset(kept))
+    return Plan(
+        steps=tuple(steps),
+        spec=_spec(
+            working_directory(agents, agent),
+            environment(agents, agent, places),
+            () if agent.how.holds_cell else program(agent),
+        ),
+        view=tuple(view),
+        stage=stage,
+        programs=("keeper", "view") if nested else ("keeper",),
+    )
+
+
+def _spec(cwd: str, variables: dict[str, str], words: Sequence[str]) -> bytes:
+    """What the keeper is to start; it keeps a cell without a program if there are no words."""
+    return orders.message(cwd, [f"{key}={value}" for key, value in variables.items()], words)
+
+
+def plan_inside(agents: Agents, agent: Agent, places: Places, command: Command) -> Plan:
+    """The steps of a program that enters the agent's cell."""
+    variables = {**environment(agents, agent, places), **dict(command.env)}
+    variables["CTX_RUN"] = command.run
+    groups = agents.privilege.groups_of(agent.groups)
+    enter, ids, network = places.program("enter"), (agent.uid, agent.gid), _network(agents, agent)
+    # after the specification and the keeper, which needs no view, comes the cell
+    keeper = orders.words("keeper", _SPEC_FD, _REPORT_FD, "-")
+    steps = orders.words(enter, _KEEPER_FD + 1, _KEEPER_FD, *ids, groups, network, keeper)
+    return Plan(
+        steps=tuple(steps),
+        spec=_spec(command.cwd, variables, command.words),
+    )
+
+
+def _kept_mounts(agents: Agents, agent: Agent, fresh: list[str]) -> Iterator[mounts.Mount]:
+    """Mounts and workspaces of its parent below directories that a child has afresh."""
+    parent = agents.registry.parent_of(agent)
+    if parent is None:
+        return
+    for mount in agents.authority.effective_mounts(parent):
+        if mount.mode != "hide" and _inside(mount.target, fresh):
+            yield mounts.Mount(mount.target, mount.target, mount.mode, mount.options)
+    for owner in agents.registry.ancestors(agent):
+        for mount in _workspace_mounts(owner):
+            if _inside(mount.target, fresh):
+                yield mounts.Mount(mount.target, mount.target, mount.mode)
+
+
+def _stage(
+    agents: Agents,
+    agent: Agent,
+    places: Places,
+    staged: list[mounts.Mount],
+    *,
+    optional: frozenset[mounts.Mount],
+) -> bytes:
+    uid, gid, groups = agent.creator_uid, agent.creator_gid, agent.creator_groups
+    if agent.parent is not None:
+        uid, gid, groups = agent.uid, agent.gid, agent.groups
+    wanted = []
+    for mount in staged:
+        letters = "" if "bind" in mount.options else "r"
+        letters += "t" if mount in optional else ""
+        letters += "".join(
+            letter
+            for option, letter in (("nosuid", "s"), ("nodev", "d"), ("noexec", "x"))
+            if option in mount.options
+        )
+        wanted.append((letters or "-", mount.identity, mount.source))
+    groups_word = agents.privilege.groups_of(groups)
+    return orders.message(places.stage, uid, gid, groups_word, places.own, wanted)
+
+
+def sealed_file(name: str, data: bytes) -> int:
+    """A descriptor to read ``data`` from (memfd_create(2)), changed by nobody who opens it
+    anew (F_ADD_SEALS in fcntl(2))."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with os.fdopen(os.dup(fd), "wb") as file:
+        file.write(data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    fcntl.fcntl(
+        fd,
+        fcntl.F_ADD_SEALS,
+        fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL,
+    )
+    return fd
+
+
+def input_path(places: Places, agent: Agent, name: str) -> Path:
+    """The FIFO that is the standard input of a resident run, or of a task; named like
+    its record."""
+    return places.inputs / f"{agent.incarnation}-{name}"
+
+
+def remove_input(places: Places, record: Path) -> None:
+    """Of a run, or task, whose record this is: nobody reads it any more."""
+    path = places.inputs / record.name
+    for each in (path, written_path(path)):
+        each.unlink(missing_ok=True)
+
+
+def written_path(path: Path) -> Path:
+    """Beside a FIFO, what is known to be in it (``runtime.life.residents``)."""
+    return path.with_name(f"{path.name}~")
+
+
+def open_input(places: Places, agent: Agent, name: str) -> int:
+    """A new one, open for what reads it: also for writing, so that it never sees an end,
+    and what is in it stays, whatever becomes of the daemon (fifo(7))."""
+    path = input_path(places, agent, name)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    if os.geteuid() == 0:
+        os.fchown(fd, agent.uid, -1)  # /dev/stdin opens it anew
+    with suppress(OSError):  # more than a user may have in pipes (pipe(7))
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, INPUT_SIZE)
+    return fd
+
+
+def open_program(places: Places, name: str, *, rootless: bool) -> int:
+    """A descriptor to execute one of the programs by.
+
+    Nobody who executes it can read it, so that no agent can trace what it becomes
+    (PR_SET_DUMPABLE in prctl(2)). Without root the file is the agents' own uid's: it is a
+    sealed copy then, which they cannot change even if they get at it.
+    """
+    path = places.program(name)
+    if not rootless:
+        return os.open(path, os.O_PATH | os.O_CLOEXEC)
+    fd = sealed_file(name, path.read_bytes())
+    try:
+        os.fchmod(fd, 0o111)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+@contextmanager
+def passed_files(
+    prepared: Plan, places: Places, parent_cell: int | None, *, rootless: bool
+) -> Iterator[list[int]]:
+    """The descriptors that the steps find from 4 on, in order.
+
+    ``parent_cell`` is a pidfd of the parent's keeper.
+    """
+    with ExitStack() as stack:
+        opened: list[int] = []
+
+        def add(fd: int) -> None:
+            stack.callback(os.close, fd)
+            opened.append(fd)
+
+        add(orders.memory_file("spec", prepared.spec))
+        add(open_program(places, "keeper", rootless=rootless))
+        if prepared.view:
+            add(orders.memory_file("view", orders.message(prepared.view)))
+        for name in prepared.programs[1:]:
+            add(open_program(places, name, rootless=rootless))
+        if prepared.stage:
+            add(orders.memory_file("stage", prepared.stage))
+        yield opened if parent_cell is None else [*opened, parent_cell]

@@ -1,0 +1,179 @@
+"""What the daemon knows in memory of programs that run, from their start to their recorded end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import trio
+
+from runtime.cell.record import VERSION, Record, read_record
+from runtime.kernel import cgroups, linux
+from runtime.kernel.cgroups import Cgroup
+from runtime.kernel.inotify import Changes, Watcher
+from runtime.records.model import Agent
+
+log = logging.getLogger("ctxd.following")
+
+
+class Execution:
+    """One monitored program in a leaf cgroup: a cell with its first run, a later run, a task."""
+
+    def __init__(self, leaf: Cgroup, record_path: Path) -> None:
+        self.leaf = leaf
+        self.record_path = record_path
+        self.changes = Changes()
+        #: set when the monitor runs, or it is certain that none will
+        self.launched = trio.Event()
+        self.monitored = False
+        self.monitor_gone = False
+        #: known to have begun or failed; before that SIGTERM cannot reach the program
+        self.settled = False
+        self._spared: set[int] | None = None
+        self._complained = False
+        #: set when its end is recorded, or nobody follows it any more
+        self.over = trio.Event()
+
+    def record(self) -> Record:
+        record = read_record(self.record_path)
+        if not record.understood and not self._complained:
+            self._complained = True
+            log.error(
+                "%s: a newer ctxd began this run: its record is of version %d, and this ctxd "
+                "knows none above %d: the run counts as lost, and is ended",
+                self.record_path,
+                record.version,
+                VERSION,
+            )
+        return record
+
+    def spared(self) -> set[int]:
+        """Pids of what leads to the program and waits for it, the cell's own PID 1 included."""
+        if self._spared is None:
+            record = self.record()
+            found = {record.chain, record.keeper, linux.parent_of(record.keeper)}
+            if not self.settled:
+                return found
+            self._spared = found
+        return self._spared
+
+    def note_settled(self) -> None:
+        """The program began: what surrounds it stays as it is until the end."""
+        self.settled = True
+        self.spared()
+
+    async def wait_settled(self, watcher: Watcher) -> None:
+        """Until it is known whether the program began: only then can SIGTERM reach it."""
+        if self.settled:
+            return
+        await self.launched.wait()
+        if not self.monitored or self.over.is_set():
+            return
+        changes = Changes()
+        with (
+            contextlib.suppress(FileNotFoundError),
+            watcher.watching(self.record_path, changes),
+        ):
+            while not self.record().settled:
+                if self.monitor_gone or self.over.is_set():
+                    return
+                await changes.wait_changed()
+
+
+class Following(Execution):
+    """A live agent: its cgroup, its cell, and what has entered that."""
+
+    def __init__(self, node: Cgroup, record_path: Path, *, holds_cell: bool) -> None:
+        # a held cell must outlive its runs: what holds it is in a leaf of its own
+        super().__init__(node.child("cell" if holds_cell else "run"), record_path)
+        self.node = node
+        self._holds_cell = holds_cell
+        self.unkillable = False
+        #: set when its socket answers
+        self.reachable = trio.Event()
+        #: somebody leads the runs that enter the cell
+        self.served = False
+        #: somebody wants it dead, so that it is not started again
+        self.given_up = False
+        #: whatever may make a next run due, or end the current one
+        self.wake = Changes()
+        #: whatever may make a resident program's next message due
+        self.speak = Changes()
+        #: set when the current run is not to have the rest of its grace
+        self.impatient = trio.Event()
+        #: the current run, if it has entered the cell
+        self.run: Execution | None = None
+        self.tasks: dict[str, Execution] = {}
+        #: takes what a resident program has said and nobody has heard yet
+        self.hear_rest: Callable[[], Awaitable[None]] | None = None
+
+    def goes_on(self, agent: Agent) -> bool:
+        """Whether what is inside begins and ends by itself: not once the agent is ending,
+        even if it is started again by now, in another cell."""
+        return agent.accepts_children and not self.over.is_set()
+
+    def rouse(self) -> None:
+        """Something changed that may be next."""
+        self.wake.notify()
+        self.speak.notify()
+
+    @property
+    def run_leaf(self) -> Cgroup:
+        """Where runs enter: they can be killed, and watched until it is empty, without the cell."""
+        return self.node.child("run" if self._holds_cell else "again")
+
+    def leaves(self) -> tuple[Cgroup, ...]:
+        """Wherever its programs may be."""
+        return tuple(self.node.child(name) for name in ("run", "again", "task"))
+
+    def task_leaf(self, name: str) -> Cgroup:
+        return self.node.child("task", cgroups.leaf_name(name))
+
+    def entered(self) -> Iterator[Execution]:
+        """What has entered the cell."""
+        if self.run is not None:
+            yield self.run
+        yield from self.tasks.values()
+
+    def open_keeper(self) -> int:
+        """A pidfd of the PID 1 of its cell; ``ProcessLookupError`` if that is gone."""
+        keeper = self.record().keeper
+        if not keeper:
+            raise ProcessLookupError
+        fd = os.pidfd_open(keeper)
+        # a pid may have been given to another process since
+        path = cgroups.path_of(keeper)
+        if not path or not str(self.leaf.path).endswith(path):
+            os.close(fd)
+            raise ProcessLookupError
+        return fd
+
+    def signal_keeper(self, number: int) -> bool:
+        """Tells the cell's PID 1 something (keeper.c); False if there is none any more."""
+        try:
+            fd = self.open_keeper()
+        except OSError:
+            return False
+        try:
+            signal.pidfd_send_signal(fd, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    def hold(self) -> bool:
+        """The cell is not to end with its first program (keeper.c)."""
+        return self.signal_keeper(signal.SIGUSR1)
+
+    def release(self) -> bool:
+        """The cell is to end as soon as nothing else is in it (keeper.c)."""
+        return self.signal_keeper(signal.SIGHUP)
+
+
+class Followed(dict[int, Following]):
+    """The agents that are followed, by index."""

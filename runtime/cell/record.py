@@ -1,0 +1,127 @@
+"""What a monitor has written about a run (monitor.c), read as a whole.
+
+A run outlives the daemon that started it, so that its monitor may be older than this daemon, or
+younger. A record says first in which version of the form it is written; one that says nothing is
+of version 0. Lines of a kind that is not known are passed over, whatever the version. A version
+that is higher than ours says that known lines mean something else: such a run counts as lost.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from runtime.records.model import Outcome
+from runtime.texts.names import escape
+
+#: the highest that is understood; the same as RECORD_VERSION of monitor.c
+VERSION: Final = 1
+_COMPLAINT_MAX: Final = 300
+#: a dozen lines, none longer than 600 bytes (monitor.c)
+_RECORD_MAX: Final = 16384
+
+
+@dataclass(slots=True)
+class Record:
+    """Pids are the host's, 0 if not (yet) known; times nanoseconds since the epoch."""
+
+    version: int = 0
+    monitor: int = 0
+    chain: int = 0
+    keeper: int = 0
+    program: int = 0
+    started: int = 0
+    failed: str = ""
+    #: its keeper holds the cell, whatever becomes of the program, if there is one
+    held: bool = False
+    exit_code: int | None = None
+    signal: int | None = None
+    ended: int = 0
+    #: nobody can tell what became of it: its keeper was killed, or this daemon is too old
+    lost: bool = False
+    finished: bool = False
+
+    @property
+    def understood(self) -> bool:
+        """Whether this daemon knows what its monitor writes; if not, it says nothing but lost."""
+        return self.version <= VERSION
+
+    @property
+    def over(self) -> bool:
+        """Whether the program has ended or never began."""
+        return bool(self.ended or self.lost or self.failed or self.finished)
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is known if the program began, or that there need be none."""
+        return bool(self.started or self.held or self.over)
+
+
+def read_record(path: Path) -> Record:
+    """The record in ``path``; an empty one if there is none. A torn last line is left out."""
+    record = Record()
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return record
+    try:
+        text = os.read(fd, _RECORD_MAX).decode(errors="replace")
+    finally:
+        os.close(fd)
+    for line in text.split("\n")[:-1]:
+        word, _, rest = line.partition(" ")
+        numbers = [int(n) for n in rest.split() if n.isascii() and n.isdigit()]
+        match word, numbers:
+            case "version", [version] if version > VERSION:
+                return Record(version=version, lost=True)
+            case "version", [version]:
+                record.version = version
+            case "monitor", [pid]:
+                record.monitor = pid
+            case "chain", [pid]:
+                record.chain = pid
+            case "keeper", [pid]:
+                record.keeper = pid
+            case "start", [pid, when]:
+                record.program, record.started = pid, when
+            case "failed", _:
+                record.failed = record.failed or escape(rest)
+            case "hold", []:
+                record.held = True
+            case "exit", [code, when]:
+                record.exit_code, record.ended = code, when
+            case "signal", [number, when]:
+                record.signal, record.ended = number, when
+            case "lost", [_]:
+                record.lost = True
+            case "end", _:
+                record.finished = True
+            case _:
+                continue
+    return record
+
+
+def judge(record: Record, *, oom: bool, complaint: str) -> tuple[Outcome, str]:
+    """Outcome and reason of a program that nobody stopped.
+
+    ``oom`` says that the kernel killed in its cgroup for memory, ``complaint``
+    what was said last on standard error: by the steps into the cell, if the
+    program never began.
+    """
+    if record.failed:
+        return Outcome.ERROR, f"start_failed: {record.failed}"
+    if record.exit_code == 0:
+        return Outcome.DONE, "exit:0"
+    if record.exit_code is not None:
+        return Outcome.ERROR, f"exit:{record.exit_code}"
+    if record.signal == signal.SIGKILL and oom:
+        return Outcome.ERROR, "oom"
+    if record.signal is not None:
+        return Outcome.ERROR, f"signal:{record.signal}"
+    if not record.started and not record.held:
+        return Outcome.ERROR, f"start_failed: {complaint[:_COMPLAINT_MAX] or 'no reason was given'}"
+    # its PID 1 was killed from outside, and everything with it
+    return Outcome.ERROR, f"signal:{int(signal.SIGKILL)}"

@@ -1,0 +1,244 @@
+"""The files that paths in controls lead to; a helper looks them up when they are written.
+
+The daemon resolves no such path itself, neither with its rights nor in its loop: look.c does,
+with the ids of the writer, in the view that the path belongs to, for a second at most.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from runtime.errors import (
+    CtxError,
+    DeniedError,
+    MalformedError,
+    MissingError,
+    NotADirectoryNodeError,
+    UnansweredError,
+)
+from runtime.kernel import linux, orders
+from runtime.kernel.cgroups import Cgroup, Hierarchy
+from runtime.kernel.spawn import Process, Spawner
+from runtime.texts import mounts
+from runtime.texts.mounts import Source
+from runtime.texts.names import check_absolute, quote
+
+if TYPE_CHECKING:
+    from runtime.agents.parts import Agents
+    from runtime.cell.cell import Places
+    from runtime.cell.following import Followed
+    from runtime.records.model import Agent
+
+_SECONDS: Final = 1.0
+#: helpers at once for one agent's view, or for one user's paths on the host: some may hang
+_HELPERS_MAX: Final = 4
+#: for all views of one owner's agents: children are not asked for more of those that hang
+_OWNERS_HELPERS_MAX: Final = 16
+_ANSWER_MAX: Final = 16 << 20
+_FIELDS: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """For whom a helper looks, in which view, and where it lives."""
+
+    owner: int
+    view: str
+    leaf: Cgroup
+
+
+class Looker:
+    """Starts the helpers."""
+
+    def __init__(
+        self,
+        *,
+        agents: Agents,
+        hierarchy: Hierarchy,
+        places: Places,
+        followed: Followed,
+        spawner: Spawner,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._agents = agents
+        self._hierarchy = hierarchy
+        self._places = places
+        self._followed = followed
+        self._spawner = spawner
+        self._nursery = nursery
+        #: helpers by view, and by owner
+        self._running: Counter[str] = Counter()
+        self._of: Counter[int] = Counter()
+        self._boot = linux.boot_id()
+
+    async def look(self, agent: Agent, paths: Iterable[str]) -> dict[str, Source]:
+        """What is at paths in the view of an agent's creator; each once.
+
+        Nothing if its parent has no cell (yet): then they are looked at when it starts. Raises
+        for the first that is not there (``MissingError``), or that may not be given
+        (``DeniedError``); ``UnansweredError`` if there is no answer within a second.
+        """
+        wanted = list(dict.fromkeys(paths))
+        parent = self._agents.registry.parent_of(agent)
+        if not wanted:
+            return {}
+        if parent is None:
+            ids = (agent.creator_uid, agent.creator_gid, agent.creator_groups)
+            asker = Asker(agent.creator_uid, f"uid {agent.creator_uid}", self._hierarchy.helpers)
+            return await self._ask(ids, wanted, asker, None)
+        following = self._followed.get(parent.index)
+        try:
+            if following is None:
+                return {}
+            keeper = following.open_keeper()
+        except OSError:
+            return {}
+        try:
+            ids = (agent.uid, agent.gid, agent.groups)
+            leaf = following.node.child("look")
+            asker = Asker(parent.owner, f"agent {parent.index}", leaf)
+            return await self._ask(ids, wanted, asker, keeper)
+        finally:
+            os.close(keeper)
+
+    async def complete(self, agent: Agent) -> None:
+        """Looks at what was written while nobody could look; raises like ``look``."""
+        for name, wanted in mounts.paths_of(agent.mount, agent.root, agent.workspace).items():
+            record = mounts.Sources.load(agent.sources.get(name))
+            missing = record.missing(wanted)
+            found = await self.look(agent, missing) if missing else {}
+            if found:
+                kept = record.joined(self._boot, found, wanted).dump()
+                self._agents.journal.update(agent, sources={**agent.sources, name: kept})
+
+    async def _ask(
+        self,
+        ids: tuple[int, int, tuple[int, ...]],
+        paths: list[str],
+        asker: Asker,
+        keeper: int | None,
+    ) -> dict[str, Source]:
+        running = max(
+            self._running[asker.view] / _HELPERS_MAX, self._of[asker.owner] / _OWNERS_HELPERS_MAX
+        )
+        if running >= 1:
+            raise UnansweredError(
+                f"{quote(paths[0])}: {_HELPERS_MAX} look-ups in this view, or "
+                f"{_OWNERS_HELPERS_MAX} of uid {asker.owner}, are waited for already: try again"
+            )
+        uid, gid, groups = ids
+        groups_word = self._agents.privilege.groups_of(groups)
+        spec = orders.message(uid, gid, groups_word, self._places.own, paths)
+        self._begun(asker)
+        try:
+            asker.leaf.create(self._hierarchy.controllers)
+            answer = await self._run(spec, asker, keeper)
+        except OSError as error:
+            raise UnansweredError(f"{quote(paths[0])}: cannot look up the path: {error}") from None
+        finally:
+            self._done(asker)
+        return _parse(answer, paths)
+
+    def _begun(self, asker: Asker) -> None:
+        self._running[asker.view] += 1
+        self._of[asker.owner] += 1
+
+    def _done(self, asker: Asker) -> None:
+        self._of[asker.owner] -= 1
+        if not self._of[asker.owner]:
+            del self._of[asker.owner]
+        self._running[asker.view] -= 1
+        if not self._running[asker.view]:
+            del self._running[asker.view]
+            if asker.leaf.path != self._hierarchy.helpers.path:
+                asker.leaf.remove()
+
+    async def _run(self, spec: bytes, asker: Asker, keeper: int | None) -> bytes:
+        """What the helper answers, which is born in its leaf."""
+        fds = []
+        try:
+            fds.append(orders.memory_file("paths", spec))
+            fds.append(os.memfd_create("answer", os.MFD_CLOEXEC))
+            fds.append(os.memfd_create("complaint", os.MFD_CLOEXEC))
+            view = "-" if keeper is None else "5"
+            words = orders.words(self._places.program("look"), 3, 4, view)
+            passed = [None, None, fds[2], fds[0], fds[1], *([] if keeper is None else [keeper])]
+            process = await self._spawner.start(asker.leaf, words, owner=asker.owner, fds=passed)
+            status: int | None = None
+            with trio.move_on_after(_SECONDS):
+                status = await process.wait()
+            if status is None:
+                process.kill()
+                self._begun(asker)
+                self._nursery.start_soon(self._bury, process, asker)
+                raise UnansweredError(
+                    "the file system of the path did not answer within a second: try again"
+                )
+            if status != 0:
+                said = os.pread(fds[2], 500, 0).decode(errors="replace").strip()
+                raise UnansweredError(f"cannot look up the path: {said}")
+            return os.pread(fds[1], _ANSWER_MAX, 0)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    async def _bury(self, process: Process, asker: Asker) -> None:
+        """One that hangs may not end before what it waits for does."""
+        try:
+            await process.wait()
+        finally:
+            self._done(asker)
+
+
+def _parse(answer: bytes, paths: list[str]) -> dict[str, Source]:
+    """Raises the first refusal; ``UnansweredError`` if the answer is damaged."""
+    words = answer.split(b"\0")
+    if len(words) != _FIELDS * len(paths) + 1 or words[-1]:
+        raise UnansweredError("the answer of the path look-up is damaged: try again")
+    found = {}
+    for number, source in enumerate(paths):
+        code, why, identity, path, text = words[_FIELDS * number : _FIELDS * (number + 1)]
+        if not code.isdigit():
+            raise UnansweredError("the answer of the path look-up is damaged: try again")
+        if int(code):
+            raise _refusal(source, int(code), os.fsdecode(why), os.fsdecode(path), text)
+        found[source] = Source(_plain(source, path), identity.decode("ascii"))
+    return found
+
+
+def _plain(source: str, path: bytes) -> str:
+    try:
+        return check_absolute(path.decode(), "what it leads to")
+    except (UnicodeDecodeError, MalformedError):
+        raise MalformedError(
+            f"{quote(source)} leads to a path that is not UTF-8, or has control characters"
+        ) from None
+
+
+def _refusal(source: str, code: int, why: str, path: str, text: bytes) -> CtxError:
+    at = "" if path == source else f" ({quote(path)})"
+    if why == "link":
+        return DeniedError(
+            f"{quote(source)}: {quote(path)} links to {quote(os.fsdecode(text))} and is not "
+            "root's, so that an agent may have made it: write the path where it leads"
+        )
+    if why in ("kernel", "daemon"):
+        return DeniedError(
+            f"{quote(source)}{at}: procfs, cgroupfs and the daemon's own directories "
+            "cannot be given to an agent"
+        )
+    says = os.strerror(code)
+    by_errno: dict[int, CtxError] = {
+        errno.ENOENT: MissingError(f"{quote(source)}{at} does not exist"),
+        errno.ENOTDIR: NotADirectoryNodeError(f"{quote(source)}{at} is not in a directory"),
+        errno.EAGAIN: UnansweredError(f"{quote(source)} was moved meanwhile: try again"),
+        errno.ENAMETOOLONG: MalformedError(f"{quote(source)}: {says}"),
+    }
+    return by_errno.get(code) or DeniedError(f"{quote(source)}{at} cannot be reached: {says}")

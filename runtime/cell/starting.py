@@ -1,0 +1,232 @@
+"""Starting a run: from the agent's record to a monitor that is born."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from runtime import crashpoints
+from runtime.agents.parts import Agents
+from runtime.authority.limits import apply_limits, log_room
+from runtime.cell import cell
+from runtime.cell.cell import Command, Places
+from runtime.cell.following import Execution, Followed, Following
+from runtime.cell.sources import Looker
+from runtime.errors import UnsupportedError, WrongStateError
+from runtime.kernel import orders
+from runtime.kernel.cgroups import Hierarchy
+from runtime.kernel.inotify import Watcher
+from runtime.kernel.spawn import Spawner
+from runtime.records.lifecycle import Status
+from runtime.records.model import Agent
+from runtime.texts.names import quote
+
+log = logging.getLogger("ctxd.starting")
+
+_SETTLE_SECONDS: Final = 10.0
+#: after standard input, output and error
+_FIRST_PASSED: Final = 3
+
+
+class Starter:
+    """Launches runs."""
+
+    def __init__(
+        self,
+        *,
+        agents: Agents,
+        hierarchy: Hierarchy,
+        watcher: Watcher,
+        places: Places,
+        spawner: Spawner,
+        followed: Followed,
+        looker: Looker,
+    ) -> None:
+        self._agents = agents
+        self._hierarchy = hierarchy
+        self._watcher = watcher
+        self._places = places
+        self._spawner = spawner
+        self._followed = followed
+        self._looker = looker
+
+    async def launch(self, agent: Agent, following: Following) -> None:
+        """Starts an agent's cell, in mode ``once`` with its program.
+
+        Returns when the monitor is recorded; what becomes of it is in its record.
+        ``CtxError`` or ``OSError`` if it cannot be started.
+        """
+        places = self._places
+        parent = self._agents.registry.parent_of(agent)
+        if parent is not None:
+            above = self._followed.get(parent.index)
+            if above is not None:  # itself just starting, perhaps
+                with trio.move_on_after(_SETTLE_SECONDS):
+                    await above.wait_settled(self._watcher)
+        await self._looker.complete(agent)
+        self._agents.authority.check_own_mounts(agent)
+        plan = cell.plan(self._agents, agent, places)
+        following.leaf.create(self._hierarchy.controllers)
+        apply_limits(self._hierarchy, following.node, agent.limits)
+        log.debug("%s %s: %s", agent.name, agent.cell, plan.describe())
+        crashpoints.reach("start.planned")
+        with contextlib.ExitStack() as stack:
+            keeper = None
+            if parent is not None:
+                keeper = self._open_keeper(parent)
+                stack.callback(os.close, keeper)
+            fds = stack.enter_context(self._passed_files(plan, keeper))
+            stdin = self.open_handoff(agent) if not agent.how.holds_cell else _null()
+            stack.callback(os.close, stdin)
+            if agent.status is not Status.STARTING:
+                return  # stopped meanwhile: nothing may start any more
+            directory = self._agents.documents.directory(agent)
+            await self._monitor(
+                agent,
+                following,
+                plan,
+                fds,
+                stdin=stdin,
+                # what is said on the way into a cell belongs into the log
+                out=directory / ("log" if agent.how.holds_cell else "out"),
+                log_directory=directory / "log",
+                lead="-" if agent.how.holds_cell else "cell",
+            )
+        crashpoints.reach("start.launched")
+
+    async def enter(
+        self,
+        agent: Agent,
+        following: Following,
+        execution: Execution,
+        command: Command,
+    ) -> None:
+        """Starts a program inside an agent's cell, as ``launch`` does the cell.
+
+        ``CtxError`` or ``OSError`` if it cannot be started.
+        """
+        with trio.move_on_after(_SETTLE_SECONDS):
+            await following.wait_settled(self._watcher)
+        if not following.goes_on(agent):
+            raise WrongStateError(f"{quote(agent.name)} is {agent.status}")
+        plan = cell.plan_inside(self._agents, agent, self._places, command)
+        # a crash may have left that of an earlier run; what is born into a cgroup that was
+        # ever killed is killed as well by Linux 6.x (clone3(2) from another one)
+        execution.leaf.remove()
+        execution.leaf.create(self._hierarchy.controllers)
+        log.debug("%s %s: %s", agent.name, execution.record_path.name, plan.describe())
+        with contextlib.ExitStack() as stack:
+            keeper = self._open_keeper(agent)
+            stack.callback(os.close, keeper)
+            fds = stack.enter_context(self._passed_files(plan, keeper))
+            stdin = command.open_input() if command.open_input is not None else _null()
+            stack.callback(os.close, stdin)
+            command.out.parent.mkdir(mode=0o700, exist_ok=True)
+            await self._monitor(
+                agent,
+                execution,
+                plan,
+                fds,
+                stdin=stdin,
+                out=command.out,
+                log_directory=command.log,
+                reply=command.reply,
+                lead=keeper if command.leads else "-",
+            )
+
+    async def _monitor(
+        self,
+        agent: Agent,
+        execution: Execution,
+        plan: cell.Plan,
+        fds: list[int],
+        *,
+        stdin: int,
+        out: Path,
+        log_directory: Path | None,
+        reply: Path | None = None,
+        lead: str | int,
+    ) -> None:
+        """Has a monitor (monitor.c) run a plan; it outlives the daemon.
+
+        Without a log directory standard error goes where standard output goes. ``lead``
+        is LEAD of monitor.c, or which of ``fds``.
+        """
+        places = self._places
+        # not a pipe: the monitor proper has it for a while, and nobody need wait for that
+        complaint = os.memfd_create("complaint", os.MFD_CLOEXEC)
+        try:
+            most = self._agents.settings.config.owner_monitors
+            monitors = self._hierarchy.monitors(agent.owner, most)
+            numbers = {fd: _FIRST_PASSED + i for i, fd in enumerate(fds)}
+            # it exits as soon as the monitor proper is born and recorded
+            starter = await self._spawner.start(
+                monitors,
+                orders.words(
+                    places.program("monitor"),
+                    execution.record_path,
+                    out,
+                    log_directory or "-",
+                    reply or "-",
+                    log_room(self._agents.settings, self._agents.disk, agent),
+                    places.lifeline,
+                    monitors.path,
+                    execution.leaf.path,
+                    agent.uid,
+                    lead if isinstance(lead, str) else numbers[lead],
+                    list(numbers.values()),
+                    plan.steps,
+                ),
+                owner=agent.owner,
+                fds=[stdin, None, complaint, *fds],
+            )
+            await starter.wait()
+            if not execution.record_path.exists():
+                said = os.pread(complaint, 1000, 0).decode(errors="replace").strip()
+                raise UnsupportedError(f"cannot start its monitor: {said}")
+            execution.monitored = True
+        finally:
+            os.close(complaint)
+
+    def _open_keeper(self, owner: Agent) -> int:
+        """A pidfd of the PID 1 of a cell that something enters; ``WrongStateError``."""
+        above = self._followed.get(owner.index)
+        try:
+            if above is None:
+                raise ProcessLookupError
+            return above.open_keeper()
+        except OSError:
+            raise WrongStateError(f"{quote(owner.name)} no longer has a cell") from None
+
+    def open_handoff(self, agent: Agent) -> int:
+        """The task of a ``once`` agent, after what it inherits, as standard input."""
+        inherited = self._agents.documents.read(agent, "inherited.md")
+        if inherited:
+            handoff = self._agents.documents.read(agent, "handoff.md")
+            return cell.sealed_file("handoff", inherited + b"\n" + handoff)
+        path = self._agents.documents.path(agent, "handoff.md")
+        try:
+            os.chmod(path, 0o644)  # /dev/stdin opens it anew
+            opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return _null()
+        if not self._agents.privilege.rootless:
+            return opened
+        # The file is the agent's own uid's, which could open it anew for writing.
+        with open(opened, "rb") as file:
+            return cell.sealed_file("handoff", file.read())
+
+    def _passed_files(
+        self, plan: cell.Plan, parent_cell: int | None
+    ) -> contextlib.AbstractContextManager[list[int]]:
+        rootless = self._agents.privilege.rootless
+        return cell.passed_files(plan, self._places, parent_cell, rootless=rootless)
+
+
+def _null() -> int:
+    return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)

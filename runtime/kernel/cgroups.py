@@ -1,0 +1,394 @@
+"""The daemon's part of the cgroup v2 hierarchy: one safe file API (cgroups(7)).
+
+Processes live in leaves only. Those of agents are below ``user-UID/agent-NAME``, the
+monitors of an owner's agents in ``user-UID/monitor``, what helps the daemon in
+``helper``, and the daemon with its binder and guard in its own cgroup, alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from runtime.errors import StartupError
+from runtime.kernel import linux, spare
+from runtime.kernel.privilege import ROOT, Privilege
+
+_MADE_HERE: Final = "user.ctxfs.made"
+#: it is gone; or of an agent's making, below longer names than a path may have
+_UNREACHABLE: Final = (errno.ENOENT, errno.ENAMETOOLONG)
+CONTROLLERS: Final = ("memory", "pids", "cpu")
+#: monitors that start others, and bytes of one with what it has not written to the disk
+_MONITORS_STARTING: Final = 256
+_MONITOR_MEMORY: Final = 256 << 10
+#: cgroups that agents may make of their own
+_SPARE: Final = 1000
+#: how an ordinary user comes by a cgroup
+DELEGATE: Final = "systemd-run --user --scope -p Delegate=yes ctxd (see ROOTLESS in ctxd(8))"
+
+
+#: what files of the kernel begin with, up to a dot; those of later kernels too, as far as known
+_KERNELS: Final = frozenset(
+    {"cgroup", "cpu", "cpuset", "debug", "dmem", "hugetlb", "io", "irq", "memory", "misc"}
+    | {"perf_event", "pids", "rdma"}
+)
+
+
+def leaf_name(name: str) -> str:
+    """What the directory of something with this name is called.
+
+    A name such as ``cgroup.procs`` is that of a file in every cgroup: as systemd does, an
+    underscore is put before it, with which no name of ours begins.
+    """
+    before, dot, _ = name.partition(".")
+    return f"_{name}" if dot and before in _KERNELS else name
+
+
+class Cgroup:
+    """One directory of the hierarchy."""
+
+    __slots__ = ("_text", "path")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # ends of large trees are a matter of microseconds for each file
+        self._text = str(path)
+
+    def __repr__(self) -> str:
+        return f"Cgroup({str(self.path)!r})"
+
+    def child(self, *names: str) -> Cgroup:
+        return Cgroup(self.path.joinpath(*names))
+
+    def exists(self) -> bool:
+        return self.path.is_dir()
+
+    def read(self, file: str) -> str | None:
+        """The file's text; None if the cgroup, or the controller's file, is not there."""
+        try:
+            fd = os.open(f"{self._text}/{file}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno in _UNREACHABLE:
+                return None
+            raise
+        try:
+            # one page holds all but long lists of processes
+            data = part = os.read(fd, 65536)
+            while len(part) >= 4096:
+                part = os.read(fd, 65536)
+                data += part
+            return data.decode()
+        except OSError as error:
+            if error.errno == errno.ENODEV:
+                return None
+            raise
+        finally:
+            os.close(fd)
+
+    def write(self, file: str, text: str) -> None:
+        # os.write, because a buffered file reports the kernel's refusal at close
+        fd = os.open(f"{self._text}/{file}", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
+
+    def create(self, controllers: tuple[str, ...]) -> None:
+        """mkdir(2) of this node and its missing parents, with controllers passed down."""
+        missing = []
+        node = self.path
+        while not node.is_dir():
+            missing.append(node)
+            node = node.parent
+        for path in reversed(missing):
+            parent = Cgroup(path.parent)
+            for controller in controllers:
+                parent.enable(controller)
+            path.mkdir(exist_ok=True)
+
+    def enable(self, controller: str) -> None:
+        enabled = (self.read("cgroup.subtree_control") or "").split()
+        if controller not in enabled:
+            self.write("cgroup.subtree_control", f"+{controller}")
+
+    def keys(self, file: str) -> dict[str, int]:
+        """A flat-keyed file such as cgroup.events or cpu.stat; empty if absent."""
+        pairs = (line.split() for line in (self.read(file) or "").splitlines())
+        return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+    def populated(self) -> bool:
+        """Whether a live process is in this cgroup or below; False if it is gone."""
+        return self.keys("cgroup.events").get("populated", 0) == 1
+
+    def number(self, file: str) -> int | None:
+        """A file that holds one number; None if it is absent or ``max``."""
+        text = (self.read(file) or "").strip()
+        return int(text) if text.isdigit() else None
+
+    def processes(self) -> list[int]:
+        """Pids in this cgroup and below. Those of other pid namespaces read as 0: left out."""
+        found = [int(word) for word in (self.read("cgroup.procs") or "").split() if word != "0"]
+        for below in self.children():
+            found += below.processes()
+        return found
+
+    def children(self) -> list[Cgroup]:
+        """The cgroups directly below; none if it is gone."""
+        try:
+            # "." and the entry above: without more links there is nothing to list
+            if os.stat(self._text).st_nlink <= 2:
+                return []
+            return [Cgroup(Path(e.path)) for e in os.scandir(self._text) if e.is_dir()]
+        except OSError as error:
+            if error.errno in _UNREACHABLE:
+                return []
+            raise
+
+    def kill(self) -> None:
+        """SIGKILL to everything here and below, forks in progress included."""
+        try:
+            self.write("cgroup.kill", "1")
+        except FileNotFoundError:
+            return
+
+    def freeze(self, frozen: bool) -> None:
+        try:
+            self.write("cgroup.freeze", "1" if frozen else "0")
+        except FileNotFoundError:
+            return
+
+    def is_held(self) -> bool:
+        """Whether this cgroup, or one above it, is to be frozen."""
+        paths = (self.path, *self.path.parents)
+        return any((Cgroup(p).read("cgroup.freeze") or "").strip() == "1" for p in paths)
+
+    def remove(self) -> bool:
+        """rmdir(2) of this cgroup and those below; False if a process is left in one."""
+        removed = self._rmdir()
+        if not removed and (below := self.children()):
+            for each in below:
+                each.remove()
+            removed = self._rmdir()
+        return removed
+
+    def _rmdir(self) -> bool:
+        try:
+            os.rmdir(self._text)
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            if error.errno in (errno.EBUSY, errno.ENOTEMPTY, errno.ENAMETOOLONG):
+                return False
+            raise
+        return True
+
+
+def unified_mount() -> Path | None:
+    """Where cgroup v2 is mounted, alone or beside v1 (hybrid)."""
+    for entry in linux.read_mounts():
+        if entry.fstype == "cgroup2":
+            return Path(entry.point)
+    return None
+
+
+def _read_cgroup(pid: int) -> bytes:
+    # On the path of every request that needs an identity: three system calls.
+    fd = os.open(f"/proc/{pid}/cgroup", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 65536)
+    finally:
+        os.close(fd)
+
+
+def path_of(pid: int) -> str | None:
+    """The v2 cgroup of a process or thread, from the hierarchy's root; None if it is gone.
+
+    ``OSError`` if that cannot be known now, which is not the same.
+    """
+    try:
+        text = spare.with_spare(lambda: _read_cgroup(pid))
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    for line in text.split(b"\n"):
+        # A hybrid machine has v1 lines too.
+        if line.startswith(b"0::"):
+            return os.fsdecode(line[3:]).removesuffix(" (deleted)")
+    return None
+
+
+def _has_mark(path: Path, attribute: str) -> bool:
+    try:
+        return os.getxattr(path, attribute) == b"1"
+    except OSError:
+        return False
+
+
+def _is_delegated(path: Path, privilege: Privilege) -> bool:
+    """Whether this cgroup was given to the daemon, to make others in it.
+
+    systemd leaves a mark (systemd.resource-control(5)). To an ordinary user it is
+    enough that the files are its own; other processes are looked for later.
+    """
+    if any(_has_mark(path, name) for name in ("trusted.delegate", "user.delegate")):
+        return True
+    wanted = (path, path / "cgroup.procs", path / "cgroup.subtree_control")
+    return privilege.rootless and all(os.access(each, os.W_OK) for each in wanted)
+
+
+class Hierarchy:
+    """The root of the daemon's cgroups, held against a second daemon."""
+
+    def __init__(self, root: Path, mount: Path) -> None:
+        self.root = Cgroup(root)
+        self.mount = mount
+        self.prefix = "/" + str(root.relative_to(mount)) if root != mount else ""
+        try:
+            if not root.is_dir():
+                root.mkdir(mode=0o755)
+                # a daemon that goes on after a crash must know, too
+                os.setxattr(root, _MADE_HERE, b"1")
+            self._lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StartupError(f"{root}: another ctxd uses this cgroup") from None
+        except OSError as error:
+            raise StartupError(
+                f"{root}: not permitted to use this cgroup ({error.strerror}): run ctxd as root, "
+                "or delegate a cgroup to it (Delegate=yes in its unit)"
+            ) from None
+        if not (root / "cgroup.kill").exists():
+            raise StartupError(f"{root}: this kernel lacks cgroup.kill; use Linux 5.14 or later")
+        available = (self.root.read("cgroup.controllers") or "").split()
+        self.controllers = tuple(c for c in CONTROLLERS if c in available)
+        #: those who start processes, and who look at operators' paths
+        self.helpers = self.root.child("helper")
+        #: where the daemon is
+        self.daemon = Cgroup(self.mount / (path_of(os.getpid()) or "/").removeprefix("/"))
+        self._came_from: Cgroup | None = None
+
+    def prepare(self, privilege: Privilege = ROOT) -> None:
+        """Makes the daemon's own leaves, and passes the controllers down.
+
+        The daemon moves to a leaf if it shares its cgroup with others, who would be taken
+        for it, and in a delegated cgroup, where it is a process of the root itself: that
+        may then have no controllers below it.
+        """
+        here = {int(pid) for pid in (self.root.read("cgroup.procs") or "").split()}
+        if privilege.rootless:
+            self._check_contained(here)
+        around = {int(pid) for pid in (self.daemon.read("cgroup.procs") or "").split()}
+        if os.getpid() in here or around - {os.getpid()}:
+            self._came_from, self.daemon = self.daemon, self.root.child("daemon")
+            self.daemon.path.mkdir(exist_ok=True)
+            self.daemon.write("cgroup.procs", "0")
+        self.helpers.create(self.controllers)
+
+    def monitors(self, uid: int, most: int) -> Cgroup:
+        """Where the monitors of one owner's agents are, ``most`` at once: not with an agent,
+        which may be frozen or killed."""
+        found = self.root.child(f"user-{uid}", "monitor")
+        found.create(self.controllers)
+        limits = {
+            # one that starts another is there for a moment, too
+            "pids": ("pids.max", _MONITORS_STARTING + most),
+            "memory": ("memory.max", (_MONITORS_STARTING + most) * _MONITOR_MEMORY),
+        }
+        for controller, (file, limit) in limits.items():
+            if controller in self.controllers and found.number(file) != limit:
+                found.write(file, str(limit))
+        return found
+
+    def holds_monitors(self, path: str) -> bool:
+        """Whether a process's cgroup path is one where monitors are; earlier versions had
+        one for all."""
+        below = self.agent_path(path) or ""
+        user, _, leaf = below.rpartition("/")
+        return leaf == "monitor" and (not user or (user.startswith("user-") and "/" not in user))
+
+    def is_own(self, path: str) -> bool:
+        """Whether a process's cgroup path is that of the daemon or its helpers."""
+        below = self.agent_path(path)
+        if below is None:
+            return self.mount / path.removeprefix("/") == self.daemon.path
+        return True
+
+    def bound(self, uid: int, *, depth: int, agents: int) -> None:
+        """Limits what agents make below the leaves that they live in, where those belong
+        to the agents' own uid; ``depth`` generations and ``agents`` must be possible."""
+        user = self.root.child(f"user-{uid}")
+        user.create(self.controllers)
+        user.write("cgroup.max.depth", str(2 * depth))
+        user.write("cgroup.max.descendants", str(3 * agents + _SPARE))
+
+    def _check_contained(self, here: set[int]) -> None:
+        """``StartupError`` unless an ordinary user can make cgroups here and start
+        processes in them (Delegation Containment in the kernel's cgroup-v2.rst)."""
+        if here - {os.getpid()}:
+            raise StartupError(
+                f"{self.root.path}: other processes are in this cgroup; start ctxd in its "
+                f"own: {DELEGATE}"
+            )
+        own = self.mount / (path_of(os.getpid()) or "/").removeprefix("/")
+        common = Path(os.path.commonpath([own, self.root.path]))
+        if not os.access(common / "cgroup.procs", os.W_OK):
+            raise StartupError(
+                f"{self.root.path}: cannot move processes there from {own}, because "
+                f"{common}/cgroup.procs does not belong to this user; start ctxd inside it, "
+                f"for example in {self.root.path}/daemon"
+            )
+
+    def agent_path(self, path: str) -> str | None:
+        """The part of a process's cgroup path below this root; None if it is not below."""
+        if path == self.prefix or not path.startswith(self.prefix + "/"):
+            return None
+        return path[len(self.prefix) + 1 :]
+
+    def close(self) -> None:
+        """Removes what was made here, if nothing is left in it."""
+        for path in (*self.root.path.glob("user-*"), self.root.child("monitor").path):
+            Cgroup(path).remove()
+        self.helpers.remove()
+        if _has_mark(self.root.path, _MADE_HERE):
+            if self.root.path in self.daemon.path.parents:
+                # of a daemon that began anew in its leaf it is not known where it came from
+                with suppress(OSError):  # that may be gone
+                    (self._came_from or Cgroup(self.root.path.parent)).write("cgroup.procs", "0")
+            self.root.remove()
+        os.close(self._lock)
+
+
+def find_root(wanted: Path | None, privilege: Privilege = ROOT) -> tuple[Path, Path]:
+    """(root for the daemon's cgroups, mount point of the hierarchy).
+
+    ``wanted``, else the cgroup delegated to this process, else, for root, ``ctxfs``
+    in the root of the v2 hierarchy. Raises ``StartupError``.
+    """
+    mount = unified_mount()
+    if mount is None:
+        raise StartupError(
+            "no cgroup v2 hierarchy is mounted: boot with systemd.unified_cgroup_hierarchy=1, "
+            "or mount one (mount -t cgroup2 none /sys/fs/cgroup/unified)"
+        )
+    if wanted is not None:
+        if not wanted.is_absolute():
+            wanted = mount / wanted
+        if mount not in wanted.parents:
+            raise StartupError(f"{wanted} is not inside the cgroup v2 hierarchy {mount}")
+        if not wanted.parent.is_dir():
+            raise StartupError(f"{wanted.parent}: no such cgroup")
+        return wanted, mount
+    own = path_of(os.getpid())
+    if own and own != "/":
+        delegated = mount / own.removeprefix("/")
+        # a restarted daemon may already sit in its leaf
+        if delegated.name == "daemon" and _is_delegated(delegated.parent, privilege):
+            delegated = delegated.parent
+        if _is_delegated(delegated, privilege):
+            return delegated, mount
+    if privilege.rootless:
+        raise StartupError(f"no cgroup is delegated to this user: {DELEGATE}")
+    return mount / "ctxfs", mount

@@ -1,0 +1,190 @@
+"""The daemon's log on standard error: bounded, and never waited for.
+
+A line that somebody caused says so (``because_of``): whoever causes many in one second
+is counted instead of shown. All others are bounded for each place in the program that
+writes them. A thread writes: a daemon whose standard error nobody reads goes on, drops
+lines and says how many.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from runtime.texts.names import escape
+
+#: lines a second: of one caller, and from one place in the program
+CALLER_RATE: Final = 10
+_PLACE_RATE: Final = 20
+#: the same, if it is followed by where the error was raised
+_TRACE_RATE: Final = 2
+#: bytes of one line, and of all that wait to be written
+_LINE_MAX: Final = 1000
+_TRACE_MAX: Final = 16 << 10
+_WAITING_MAX: Final = 1 << 20
+_WINDOW: Final = 1.0
+#: how long the last lines are waited for
+_FAREWELL: Final = 1.0
+_KEYS_MAX: Final = 4096
+
+
+def because_of(owner: int, caller: str = "") -> dict[str, Any]:
+    """``extra`` of a line that agents of an owner, or one caller among them, caused."""
+    return {"owner": owner, "caller": caller}
+
+
+class Rates:
+    """How many there were of each key in the present second, and how many too many."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._windows: dict[str, tuple[float, int, int]] = {}
+
+    def admit(self, key: str, rate: int) -> tuple[bool, int]:
+        """Whether one more is within the rate, and how many of the second before were not."""
+        now = self._clock()
+        begun, count, more = self._windows.get(key, (now, 0, 0))
+        before = 0
+        if now - begun >= _WINDOW:
+            begun, count, more, before = now, 0, 0, more
+        admitted = count < rate
+        if key not in self._windows and len(self._windows) >= _KEYS_MAX:
+            self._forget(now)
+        self._windows[key] = begun, count + 1, more + (not admitted)
+        return admitted, before
+
+    def over(self) -> dict[str, int]:
+        """Keys whose second is over, with how many were too many."""
+        now = self._clock()
+        found = {k: w[2] for k, w in self._windows.items() if w[2] and now - w[0] >= _WINDOW}
+        for key in found:
+            del self._windows[key]
+        return found
+
+    @property
+    def counting(self) -> bool:
+        """Whether some are counted that nobody was told of."""
+        return any(window[2] for window in self._windows.values())
+
+    def _forget(self, now: float) -> None:
+        kept = {k: w for k, w in self._windows.items() if w[2] or now - w[0] < _WINDOW}
+        self._windows = kept if len(kept) < _KEYS_MAX else {}
+
+
+class DaemonLog(logging.Handler):
+    """Writes to a descriptor, by a thread of its own. ``owner_rate`` is lines a second."""
+
+    def __init__(self, fd: int, *, owner_rate: int, clock: Callable[[], float] = time.monotonic):
+        super().__init__()
+        self._fd = fd
+        self.owner_rate = owner_rate
+        self._rates = Rates(clock)
+        self._waiting: deque[bytes] = deque()
+        self._size = 0
+        self._dropped = 0
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._write_all, name="ctxd-log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            lines = self._lines(record)
+        except Exception:  # a line that cannot be formatted ends nothing
+            lines = [f"E {record.name}: a line of the log could not be written"]
+        for line in lines:
+            self._put(line)
+
+    def say(self, line: str) -> None:
+        """A line that is not counted, in its place among the others."""
+        self._put(line)
+
+    def _lines(self, record: logging.LogRecord) -> list[str]:
+        shown = []
+        with self._changed:
+            for key, rate in self._keys(record):
+                admitted, before = self._rates.admit(key, rate)
+                if before:
+                    shown.append(_more(key, before))
+                if not admitted:
+                    return shown
+        text = escape(record.getMessage()).encode(errors="replace")[:_LINE_MAX]
+        shown.append(f"{record.levelname:.1} {record.name}: {text.decode(errors='ignore')}")
+        if record.exc_info:
+            trace = logging.Formatter().formatException(record.exc_info)
+            # so that none of it passes for a line of its own
+            shown += [f"  {escape(line)}"[:_LINE_MAX] for line in trace[-_TRACE_MAX:].splitlines()]
+        return shown
+
+    def _keys(self, record: logging.LogRecord) -> list[tuple[str, int]]:
+        owner, caller = getattr(record, "owner", None), getattr(record, "caller", "")
+        if owner is None:
+            rate = _TRACE_RATE if record.exc_info else _PLACE_RATE
+            return [(f"{record.name} {record.lineno}", rate)]
+        # a caller that is counted counts no more for its owner
+        keys = [(f"{record.name} {caller}", CALLER_RATE)] if caller else []
+        return [*keys, (f"{record.name} of all agents of uid:{owner}", self.owner_rate)]
+
+    def _put(self, line: str) -> None:
+        data = f"{line}\n".encode(errors="replace")
+        with self._changed:
+            if self._size + len(data) > _WAITING_MAX:
+                self._dropped += 1
+                return
+            if self._dropped:
+                note = f"W ctxd.journal: {self._dropped} lines dropped: nobody read them\n"
+                self._waiting.append(note.encode())
+                self._size += len(note)
+                self._dropped = 0
+            self._waiting.append(data)
+            self._size += len(data)
+            self._changed.notify_all()
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting and not self._closed:
+                    # only while something is counted is there anything to tell later
+                    self._changed.wait(_WINDOW if self._rates.counting else None)
+                lines = list(self._waiting)
+                self._waiting.clear()
+                lines += [f"{_more(k, n)}\n".encode() for k, n in self._rates.over().items()]
+                closed = self._closed
+            if not self._write(b"".join(lines)):
+                return
+            with self._changed:
+                # only now is there room again: what is being written waits too
+                self._size = sum(map(len, self._waiting))
+                self._changed.notify_all()
+                if closed and not self._waiting:
+                    return
+
+    def _write(self, data: bytes) -> bool:
+        while data:
+            try:
+                data = data[os.write(self._fd, data) :]
+            except BlockingIOError:  # whose descriptor it is too has made it so
+                select.select([], [self._fd], [])
+            except InterruptedError:
+                continue
+            except OSError:
+                return False  # nobody can read it any more
+        return True
+
+    def close(self) -> None:
+        """What was said is written, unless nobody reads it."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(_FAREWELL)
+        super().close()
+
+
+def _more(key: str, count: int) -> str:
+    return f"I ctxd.journal: … {count} more: {escape(key)}"

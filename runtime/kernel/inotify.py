@@ -1,0 +1,82 @@
+"""Waiting for files to change: one inotify(7) descriptor for the whole daemon.
+
+The kernel reports changes of ``cgroup.events`` this way too (cgroups(7)), so
+that neither exits nor emptiness need polling.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import trio
+
+from runtime.kernel import linux
+
+
+class Changes:
+    """Something to wait on; may stand for several files and for other causes too."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    def notify(self) -> None:
+        self._event.set()
+
+    async def wait_changed(self) -> None:
+        """Returns at once if the file has changed since the last return."""
+        await self._event.wait()
+        self._event = trio.Event()
+
+
+class Watcher:
+    """Hands the events of one inotify descriptor to those who wait for them."""
+
+    def __init__(self) -> None:
+        self._fd = linux.inotify_init()
+        self._watched: dict[int, list[Changes]] = {}
+
+    @contextmanager
+    def watching(self, path: Path, changes: Changes) -> Iterator[None]:
+        """Notifies ``changes`` whenever ``path`` is modified; ``OSError`` if it is not there."""
+        watch = linux.inotify_add_watch(self._fd, path, linux.IN_MODIFY)
+        self._watched.setdefault(watch, []).append(changes)
+        try:
+            yield
+        finally:
+            waiting = self._watched.get(watch)
+            if waiting is not None:
+                waiting.remove(changes)
+                if not waiting:
+                    del self._watched[watch]
+                    # EINVAL: the file went away, and its watch with it
+                    with suppress(OSError):
+                        linux.inotify_rm_watch(self._fd, watch)
+
+    async def run(self) -> None:
+        """Serves until cancelled."""
+        while True:
+            await trio.lowlevel.wait_readable(self._fd)
+            for watch, mask in linux.parse_inotify(os.read(self._fd, 65536)):
+                if mask & linux.IN_Q_OVERFLOW:
+                    self._notify_all()
+                    continue
+                # That the file is gone is a change too.
+                for changes in self._watched.get(watch, ()):
+                    changes.notify()
+                if mask & linux.IN_IGNORED:
+                    self._watched.pop(watch, None)
+
+    def _notify_all(self) -> None:
+        """The kernel's queue was full: whatever it dropped, everybody looks again.
+
+        A watch whose IN_IGNORED was dropped remains until the task that waits for it releases it.
+        """
+        for waiting in self._watched.values():
+            for changes in waiting:
+                changes.notify()
+
+    def close(self) -> None:
+        os.close(self._fd)

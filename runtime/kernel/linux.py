@@ -1,0 +1,202 @@
+"""The few system calls that Python 3.11 has no wrapper for."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+MS_NOSUID: Final = 2
+MS_NODEV: Final = 4
+MS_BIND: Final = 4096
+MS_SHARED: Final = 1 << 20
+MNT_DETACH: Final = 2
+
+IN_MODIFY: Final = 0x2
+IN_Q_OVERFLOW: Final = 0x4000
+IN_IGNORED: Final = 0x8000
+_IN_NONBLOCK: Final = os.O_NONBLOCK
+_IN_CLOEXEC: Final = os.O_CLOEXEC
+
+SO_PEERPIDFD: Final = 77
+SO_PEERGROUPS: Final = 59
+
+#: in the flags of a process (include/linux/sched.h)
+_PF_EXITING: Final = 0x4
+
+
+def _check(result: int, path: str | Path | None = None) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(path) if path is not None else None)
+    return result
+
+
+def mount(source: str, target: Path, fstype: str, flags: int, data: str = "") -> None:
+    """mount(2)."""
+    _check(
+        _libc.mount(
+            source.encode(),
+            os.fsencode(target),
+            fstype.encode(),
+            ctypes.c_ulong(flags),
+            data.encode() if data else None,
+        ),
+        target,
+    )
+
+
+def unmount(target: Path, flags: int = 0) -> None:
+    """umount2(2)."""
+    _check(_libc.umount2(os.fsencode(target), flags), target)
+
+
+def inotify_init() -> int:
+    """inotify_init1(2), non-blocking and closed on exec."""
+    return _check(_libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC))
+
+
+def inotify_add_watch(fd: int, path: Path, mask: int) -> int:
+    """inotify_add_watch(2)."""
+    return _check(_libc.inotify_add_watch(fd, os.fsencode(path), ctypes.c_uint32(mask)), path)
+
+
+def inotify_rm_watch(fd: int, watch: int) -> None:
+    """inotify_rm_watch(2)."""
+    _check(_libc.inotify_rm_watch(fd, watch))
+
+
+def parse_inotify(data: bytes) -> list[tuple[int, int]]:
+    """(watch descriptor, mask) of each event in a buffer read from inotify(7)."""
+    events = []
+    offset = 0
+    while offset + 16 <= len(data):
+        watch, mask, _cookie, length = struct.unpack_from("iIII", data, offset)
+        events.append((watch, mask))
+        offset += 16 + length
+    return events
+
+
+class MountEntry(NamedTuple):
+    """One line of /proc/self/mountinfo (proc(5))."""
+
+    root: str
+    point: str
+    options: str
+    fstype: str
+    source: str
+    super_options: str
+    #: MAJOR:MINOR of its filesystem
+    device: str
+    #: whether what is mounted below it reaches those who have a copy of it
+    shared: bool
+
+
+def _unescape(text: str) -> str:
+    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(code, character)
+    return text
+
+
+def read_mounts() -> list[MountEntry]:
+    """The mounts of this process's namespace, oldest first."""
+    entries = []
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            left, _, right = line.rstrip("\n").partition(" - ")
+            fields = left.split(" ")
+            fstype, source, super_options = [*right.split(" "), "", ""][:3]
+            entries.append(
+                MountEntry(
+                    _unescape(fields[3]),
+                    _unescape(fields[4]),
+                    fields[5],
+                    fstype,
+                    _unescape(source),
+                    super_options,
+                    fields[2],
+                    any(field.startswith("shared:") for field in fields[6:]),
+                )
+            )
+    return entries
+
+
+def mount_at(path: Path) -> MountEntry | None:
+    """The topmost mount on exactly this path."""
+    found = None
+    for entry in read_mounts():
+        if entry.point == str(path):
+            found = entry
+    return found
+
+
+def mount_of(path: Path) -> MountEntry:
+    """The mount that a path is on."""
+    around = {str(path), *map(str, path.parents)}
+    found = [entry for entry in read_mounts() if entry.point in around]
+    longest = max(len(entry.point) for entry in found)
+    return [entry for entry in found if len(entry.point) == longest][-1]
+
+
+@cache
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def sync_filesystem(path: Path) -> None:
+    """syncfs(2) of the filesystem that a directory is on."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _check(_libc.syncfs(fd), path)
+    finally:
+        os.close(fd)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs: not a zombie, and not on its way there (proc(5)).
+
+    PID 1 of a namespace, killed, waits for all that is in it before it is a zombie.
+    """
+    fields = _stat(pid)
+    return bool(fields) and fields[0] not in (b"Z", b"X") and not int(fields[6]) & _PF_EXITING
+
+
+def parent_of(pid: int) -> int:
+    """The pid of a process's parent; 0 if it is gone (proc(5))."""
+    fields = _stat(pid)
+    return int(fields[1]) if fields else 0
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat after the name, which may hold anything; none if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process uses; 0 if it is gone (proc(5))."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
+
+
+def groups_of(pid: int) -> tuple[int, ...]:
+    """The supplementary groups of a process; none if it is gone (proc(5))."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as lines:
+            for line in lines:
+                if line.startswith(b"Groups:"):
+                    return tuple(int(word) for word in line.split()[1:])
+    except OSError:
+        pass
+    return ()

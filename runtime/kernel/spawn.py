@@ -1,0 +1,190 @@
+"""Starting processes: the only module that does.
+
+Each is told its cgroup, in which it is born, its environment and its descriptors, and
+inherits nothing else. What is started here is a program of the host or of ours, named by
+an absolute path; what an agent's view holds is never looked up.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from runtime.kernel import orders
+from runtime.kernel.cgroups import Cgroup
+
+_ANSWER_MAX: Final = 64
+#: a launcher that does not answer is given up
+_SECONDS: Final = 30.0
+
+
+class Process:
+    """A child of the daemon."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._status: int | None = None
+
+    async def wait(self) -> int:
+        """Its exit status when it has ended, minus the number of a signal."""
+        if self._status is None:
+            with self._held() as fd:
+                await trio.lowlevel.wait_readable(fd)
+        return self._reap()
+
+    def wait_now(self, seconds: float | None = None) -> int | None:
+        """The same, in the way of everything else; None if it has not ended in time."""
+        if self._status is None:
+            with self._held() as fd:
+                if not select.select([fd], [], [], seconds)[0]:
+                    return None
+        return self._reap()
+
+    def kill(self) -> None:
+        # a child that nobody has waited for keeps its pid
+        if self._status is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[int]:
+        fd = os.pidfd_open(self.pid)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _reap(self) -> int:
+        if self._status is None:
+            self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._status
+
+
+class Spawner:
+    """Starts processes by a helper (launcher.c), which lives in a cgroup of its own.
+
+    Made, and used without ``await``, by the daemon's main thread: what is started is
+    told when that ends.
+    """
+
+    def __init__(self, program: Path, home: Cgroup) -> None:
+        self._program = program
+        self.home = home
+        self._one_at_a_time = trio.Lock()
+        #: of one owner no more than one waits for that: others come in between any two
+        self._turns: dict[int, trio.Lock] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.settimeout(_SECONDS)
+        with theirs:
+            self._launcher = subprocess.Popen(
+                [str(self._program), str(theirs.fileno()), str(self.home.path)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={},
+            )
+        # it has moved to its cgroup
+        _parse(self._channel.recv(_ANSWER_MAX))
+
+    async def start(
+        self,
+        leaf: Cgroup,
+        words: Sequence[str | Path],
+        *,
+        owner: int,
+        env: Mapping[str, str] | None = None,
+        fds: Sequence[int | None] = (None, None, None),
+    ) -> Process:
+        """Starts a program in ``leaf`` for an owner, in its turn. It finds ``fds`` from 0 on, in
+        this order, where None stands for /dev/null. ``OSError`` if it cannot be started."""
+        turn = self._turns.setdefault(owner, trio.Lock())
+        try:
+            async with turn, self._one_at_a_time:
+                # not cancelled between question and answer: the next one would get it
+                with trio.CancelScope(shield=True):
+                    self._ask(leaf, words, env or {}, fds)
+                    await trio.lowlevel.wait_readable(self._channel)
+                    answer = self._channel.recv(_ANSWER_MAX)
+        finally:
+            if not turn.locked():
+                self._turns.pop(owner, None)
+        return Process(_parse(answer))
+
+    def start_now(
+        self,
+        leaf: Cgroup,
+        words: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        fds: Sequence[int | None] = (None, None, None),
+    ) -> Process:
+        """The same, in the way of everything else: before the daemon serves, and after."""
+        self._ask(leaf, words, env or {}, fds)
+        return Process(_parse(self._channel.recv(_ANSWER_MAX)))
+
+    def _ask(
+        self,
+        leaf: Cgroup,
+        words: Sequence[str | Path],
+        env: Mapping[str, str],
+        fds: Sequence[int | None],
+    ) -> None:
+        data = orders.message(leaf.path, [f"{key}={env[key]}" for key in env], words)
+        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            passed = array.array("i", [null if fd is None else fd for fd in fds])
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)]
+            try:
+                self._channel.sendmsg([data], rights)
+            except (BrokenPipeError, ConnectionResetError):
+                # somebody has killed it
+                self._end()
+                self._begin()
+                self._channel.sendmsg([data], rights)
+        finally:
+            os.close(null)
+
+    def _end(self) -> None:
+        self._channel.close()
+        self._launcher.wait()
+
+    def close(self) -> None:
+        """What was started goes on."""
+        self._end()
+
+
+def _parse(answer: bytes) -> int:
+    """The pid in an answer of the launcher; ``OSError``."""
+    pid, _, error = answer.decode().partition(" ")
+    if not error:
+        raise BrokenPipeError("the launcher is gone")
+    if int(error):
+        raise OSError(int(error), os.strerror(int(error)))
+    return int(pid)
+
+
+def run_alone(words: Sequence[str | Path]) -> tuple[int, str]:
+    """(exit status, what it said) of a program of the host that is run before there are
+    cgroups, when there are no agents either."""
+    done = subprocess.run(
+        [str(word) for word in words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={},
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    return done.returncode, done.stdout.strip()

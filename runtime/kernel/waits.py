@@ -1,0 +1,92 @@
+"""Waiting for an end without the daemon: FIFOs on a tmpfs of its own (fifo(7)).
+
+The kernel blocks a process that opens one for reading. At the end the FIFO is
+replaced by an empty file and the old one opened for writing, which lets its
+readers go. The names cannot be guessed and the directory cannot be listed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Final
+
+import trio
+
+#: A reader may have looked the FIFO up before it was replaced and open it after.
+_RELEASES: Final = 10
+_RELEASE_SECONDS: Final = 0.1
+
+
+class Waits:
+    """The ``wait`` files of all agents, by token."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._released: list[int] = []
+        self._wake = trio.Event()
+
+    def path(self, token: str) -> Path:
+        return self._directory / token
+
+    def create(self, token: str) -> None:
+        """A FIFO that blocks its readers; one left by an earlier daemon is kept."""
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(self.path(token))
+            # written by nobody: a stranger's open for writing would release the waiters
+            os.chmod(self.path(token), 0o444)
+
+    @staticmethod
+    def _make_empty(path: Path) -> None:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444))
+
+    def release(self, token: str) -> None:
+        """Lets all readers go, those that are just opening it too; idempotent."""
+        path = self.path(token)
+        try:
+            held = os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return
+        temporary = path.with_name(f"{token}.ended")
+        self._make_empty(temporary)
+        os.replace(temporary, path)
+        self._nudge(held)
+        self._released.append(held)
+        self._wake.set()
+
+    def remove(self, token: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.release(token)
+            self.path(token).unlink()
+
+    def keep(self, tokens: set[str]) -> None:
+        """Removes what belongs to no agent any more."""
+        for name in os.listdir(self._directory):
+            if name not in tokens:
+                self.remove(name)
+
+    @staticmethod
+    def _nudge(held: int) -> None:
+        path, flags = f"/proc/self/fd/{held}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        # ENXIO: nobody reads; ENOENT: it was an empty file already
+        with contextlib.suppress(OSError):
+            try:
+                fd = os.open(path, flags)
+            except PermissionError:  # modes count for a daemon without root; it has no name now
+                os.chmod(path, 0o600)
+                fd = os.open(path, flags)
+            os.close(fd)
+
+    async def run(self) -> None:
+        """Repeats the release for readers that were between look-up and open."""
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            due, self._released = self._released, []
+            for _ in range(_RELEASES):
+                await trio.sleep(_RELEASE_SECONDS)
+                for held in due:
+                    self._nudge(held)
+            for held in due:
+                os.close(held)

@@ -1,0 +1,168 @@
+"""What the beginning and the end of a run mean for the session: events, results, replies."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, Final
+
+from runtime.agents.parts import Agents
+from runtime.cell.following import Execution, Following
+from runtime.cell.record import Record, judge
+from runtime.kernel import linux, output
+from runtime.records.change import Change
+from runtime.records.documents import replace_file
+from runtime.records.items import Message, MessageStatus
+from runtime.records.model import Agent, Outcome
+from runtime.texts.names import escape, timestamp
+
+log = logging.getLogger("ctxd.conclusions")
+
+LOST: Final = (Outcome.INTERRUPTED, "runtime_lost")
+_RESULT_TAIL: Final = 64 << 10
+#: so that a line of messages.jsonl stays below what a message may hold
+_CONTENT_MAX: Final = 512 << 10
+
+
+def judge_run(agents: Agents, agent: Agent, execution: Execution) -> tuple[Outcome, str]:
+    """Outcome and reason of a program that nobody stopped."""
+    if is_lost(execution):
+        return LOST
+    killed_for_memory = execution.leaf.keys("memory.events").get("oom_kill", 0) > 0
+    text = output.Output(agents.documents.directory(agent) / "log").tail(4096)
+    lines = text.decode(errors="replace").strip().splitlines()
+    complaint = escape(lines[-1]) if lines else ""
+    return judge(execution.record(), oom=killed_for_memory, complaint=complaint)
+
+
+def judge_agent(agents: Agents, agent: Agent, following: Following) -> tuple[Outcome, str]:
+    """The same of an agent whose cell has ended: by the program that it was, if that had
+    entered the cell and ended first."""
+    run = following.run
+    is_agent = run is not None and not agent.how.run_per_message and agent.run_cause is None
+    if run is not None and is_agent and run.record().over:
+        return LOST if is_lost(following) else judge_run(agents, agent, run)
+    return judge_run(agents, agent, following)
+
+
+def is_lost(execution: Execution) -> bool:
+    """Whether nobody can tell what became of it: its monitor was killed, or writes what this
+    daemon does not know."""
+    # in this order: the last that a monitor does is to record the end
+    gone = not linux.is_alive(execution.record().monitor)
+    record = execution.record()
+    return not record.understood or (gone and bool(record.monitor) and not record.over)
+
+
+def add_run_start(change: Change, agent: Agent, record: Record) -> None:
+    """The program of the current run is seen to run."""
+    change.set(agent, pid=record.program)
+    change.event(agent.session, "run.start", agent.name, run=agent.run, pid=record.program)
+
+
+def add_run_end(
+    change: Change,
+    agent: Agent,
+    record: Record,
+    outcome: str,
+    reason: str,
+    usage: dict[str, Any],
+) -> None:
+    """The current run is over, with everything in its leaf."""
+    if not record.started:
+        return
+    if not agent.pid:  # its end came before it was seen to run
+        change.event(agent.session, "run.start", agent.name, run=agent.run, pid=record.program)
+    if record.ended:
+        usage["wall_msec"] = (record.ended - record.started) // 1_000_000
+    change.event(
+        agent.session,
+        "run.end",
+        agent.name,
+        run=agent.run,
+        outcome=outcome,
+        reason=reason,
+        started=timestamp(record.started / 1e9),
+        ended=timestamp((record.ended or time.time_ns()) / 1e9),
+        usage=usage,
+    )
+
+
+def add_result(change: Change, agents: Agents, agent: Agent) -> None:
+    """By default the result of a run that ended well is the end of its standard output."""
+    if agents.documents.size(agent, "result.md"):
+        return
+    written = output.Output(agents.documents.directory(agent) / "out")
+    tail = written.tail(_RESULT_TAIL, since=agent.output_start)
+    if tail:
+        agents.documents.write(agent, "result.md", tail)
+        change.set(agent, result_from_output=True)
+
+
+def add_delegation(change: Change, agents: Agents, agent: Agent, outcome: Outcome) -> None:
+    """What the session shows of a ``once`` agent's run: its task, and its result."""
+    handoff = as_content(agents.documents.read(agent, "handoff.md"))
+    if handoff:
+        _add_line(change, agent, "user", agent.lineage.split(" ")[0], handoff)
+    if outcome is Outcome.DONE:
+        add_reply(change, agents, agent, as_content(agents.documents.read(agent, "result.md")))
+
+
+def add_reply(change: Change, agents: Agents, agent: Agent, text: str) -> None:
+    """A reply is the session's latest, and a line of the conversation."""
+    session = agents.sessions.get(agent.session)
+    if not text or session is None:
+        return
+    replace_file(agents.sessions.directory(session) / "latest.md", text.encode())
+    change.touched.append((agent.session, "latest.md"))
+    _add_line(change, agent, "assistant", f"agent:{agent.name}", text)
+
+
+def end_message(
+    change: Change,
+    agents: Agents,
+    agent: Agent,
+    message: Message,
+    status: MessageStatus,
+    *,
+    reply: str = "",
+    reason: str = "",
+) -> None:
+    """A message that was worked on is over: the conversation, and its end."""
+    _add_line(change, agent, "user", message.sender, as_content(message.text.encode()))
+    try:
+        if status is MessageStatus.PROCESSED:
+            add_reply(change, agents, agent, reply)
+    except OSError as error:  # a full disk, say: the end is recorded all the same
+        log.error("%s: cannot keep the reply: %s", agent.name, error.strerror)
+    agents.messages.end(change, agent, message, status, reply=reply, reason=reason)
+
+
+def message_status(outcome: str, reason: str) -> MessageStatus:
+    """What became of a message with the run, or the agent, that worked on it."""
+    if outcome == Outcome.DONE:
+        return MessageStatus.PROCESSED
+    if outcome == Outcome.CANCELLED and not reason.startswith("timeout"):
+        return MessageStatus.ABORTED
+    return MessageStatus.FAILED
+
+
+def reply_of_run(agents: Agents, agent: Agent) -> str:
+    """The standard output of the current run, its end if it is long."""
+    written = output.Output(agents.documents.directory(agent) / "out")
+    return written.tail(_CONTENT_MAX, since=agent.output_start).decode(errors="replace")
+
+
+def as_content(data: bytes) -> str:
+    """A document as a message's content, cut to what a message may hold."""
+    text = data.decode(errors="replace")
+    if len(data) > _CONTENT_MAX:
+        cut = len(data) - _CONTENT_MAX
+        text = data[:_CONTENT_MAX].decode(errors="ignore") + f"\n[{cut} bytes more]"
+    return text
+
+
+def _add_line(change: Change, agent: Agent, role: str, sender: str, content: str) -> None:
+    change.message(
+        agent.session, role=role, **{"from": sender}, run=agent.run, content=content
+    )

@@ -1,0 +1,475 @@
+"""End an agent and everything it owns (ctxfs(5), When a parent ends)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import trio
+
+from runtime import crashpoints
+from runtime.agents.parts import Agents
+from runtime.cell.following import Execution, Followed, Following
+from runtime.kernel import cgroups, output
+from runtime.kernel.cgroups import Cgroup, Hierarchy
+from runtime.kernel.inotify import Changes, Watcher
+from runtime.records.change import Change
+from runtime.records.items import Message
+from runtime.records.lifecycle import Event, Status
+from runtime.records.model import Agent, Outcome
+
+log = logging.getLogger("ctxd.ending")
+
+_REPEAT_SECONDS: Final = 0.5
+#: SIGKILL is given this long before an agent is recorded as unkillable
+_KILL_SECONDS: Final = 10.0
+#: agents of a tree that are told to end in one step
+_AT_ONCE: Final = 16
+#: agents that are marked as ending in one step
+_MARKED_AT_ONCE: Final = 64
+_SETTLE_SECONDS: Final = 10.0
+#: what waited for a program reports its end at once, if it is not frozen
+_REPORT_SECONDS: Final = 1.0
+#: what forks faster than so many looks at its processes meets ``cgroup.kill``
+_LOOKS: Final = 6
+
+
+class Ender:
+    """Leads ends until the processes are gone; recording them is the recorder's."""
+
+    def __init__(
+        self,
+        *,
+        agents: Agents,
+        hierarchy: Hierarchy,
+        watcher: Watcher,
+        followed: Followed,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._agents = agents
+        self._hierarchy = hierarchy
+        self._watcher = watcher
+        self._followed = followed
+        self._nursery = nursery
+        #: of large trees that are being marked: set when all that lives in them is
+        self._marking: dict[int, trio.Event] = {}
+
+    def end(
+        self, agent: Agent, outcome: Outcome, reason: str, *, event: Event = Event.ENDING
+    ) -> None:
+        """Begins the end of an agent and of everything it owns, or cancels one that is new.
+
+        The cause of one that is ending already stays what it was.
+        ``WrongStateError`` for a verb that does not fit.
+        """
+        if event is Event.ENDING and agent.status in (Status.STOPPING, Status.DEAD):
+            return
+        change = Change()
+        by = self._agents.journal.actor
+        self._mark(change, agent, event, outcome, reason, by)
+        for member in next(self._parts(self._unmarked(agent)), []):
+            self._mark_owned(change, member, by)
+        self._agents.journal.note(change)
+
+    def _unmarked(self, top: Agent) -> list[Agent]:
+        """What it owns and what has still to end, or be cancelled, with it; what lives, first."""
+        below = self._agents.registry.descendants(top)
+        live = [m for m in below if m.accepts_children]
+        return live + [m for m in below if m.status is Status.NEW]
+
+    def _parts(self, members: list[Agent]) -> Iterator[list[Agent]]:
+        """So many at a time as one step of the loop may take."""
+        part: list[Agent] = []
+        size = 0
+        for member in members:
+            queued = len(self._agents.items.of(member.index, Message))
+            size += 1 + (queued // 4 if member.status is Status.NEW else 0)
+            if part and size > _MARKED_AT_ONCE:
+                yield part
+                part, size = [], 1
+            part.append(member)
+        if part:
+            yield part
+
+    def _mark_owned(self, change: Change, member: Agent, by: str) -> None:
+        """It ends with its owner."""
+        self._mark(change, member, Event.OWNER_ENDING, Outcome.CANCELLED, "parent_dead", by)
+
+    def _mark(
+        self, change: Change, agent: Agent, event: Event, outcome: Outcome, reason: str, by: str
+    ) -> None:
+        if agent.status is Status.NEW:
+            self._agents.ends.record(change, agent, event, Outcome.CANCELLED, reason)
+            return
+        change.move(agent, event, reason=reason)
+        if agent.cause is None:
+            change.set(agent, cause=(outcome.value, reason), caused_by=by)
+
+    # effects of moves
+
+    def refuse(self, agent: Agent) -> None:
+        """It waits for no next run any more."""
+        following = self._followed.get(agent.index)
+        if following is not None:
+            following.wake.notify()
+            if not following.settled:
+                following.changes.notify()
+
+    def begin(self, agent: Agent) -> None:
+        """An end that has just been marked."""
+        crashpoints.reach("cancel.marked")
+        self.lead(agent)
+
+    def release(self, agent: Agent) -> None:
+        """Nobody waits for it any more; of a temporary one only the parent's channel stays."""
+        self._agents.waits.release(agent.wait_token)
+        crashpoints.reach("finish.released")
+        parent = self._agents.registry.parent_of(agent)
+        if parent is not None and (above := self._followed.get(parent.index)) is not None:
+            above.changes.notify()
+        if agent.life == "temp":
+            self._agents.removals.remove_temporary(agent)
+
+    def lead(self, top: Agent) -> None:
+        """Goes on with an end that is begun, down to the last process."""
+        following = self._followed.get(top.index)
+        if following is None:
+            return
+        below = self._unmarked(top)
+        lives = any(member.live for member in below)
+        if below:
+            if lives:
+                self._marking[top.index] = trio.Event()
+            self._nursery.start_soon(self._mark_rest, top)
+        if not lives:
+            self._lead_marked(top, following)
+
+    async def _mark_rest(self, top: Agent) -> None:
+        """A large tree, a little at a time; what lives ends as soon as all of that is marked."""
+        with guarded(top):
+            while below := self._unmarked(top):
+                live = [member for member in below if member.live]
+                if not live:
+                    self._end_marking(top)
+                for part in self._parts(live or below):
+                    # it may have ended by itself, or be gone, by now
+                    change = Change(by=top.caused_by)
+                    for member in filter(self._is_unmarked, part):
+                        self._mark_owned(change, member, top.caused_by)
+                    self._agents.journal.note(change)
+                    crashpoints.reach("cancel.more")
+                    await trio.lowlevel.checkpoint()
+        self._end_marking(top)
+        for member in (top, *self._agents.registry.descendants(top)):
+            if (following := self._followed.get(member.index)) is not None:
+                following.changes.notify()  # what it had to wait for is cancelled
+
+    def _is_unmarked(self, member: Agent) -> bool:
+        there = self._agents.registry.get(member.index) is member
+        return there and (member.status is Status.NEW or member.accepts_children)
+
+    def _end_marking(self, top: Agent) -> None:
+        """All that lives is marked: its end is led, if that was not begun already."""
+        marking = self._marking.pop(top.index, None)
+        if marking is None:
+            return
+        marking.set()
+        if (following := self._followed.get(top.index)) is not None:
+            self._lead_marked(top, following)
+
+    def _lead_marked(self, top: Agent, following: Following) -> None:
+        members = [following]
+        for member in self._agents.registry.descendants(top):
+            if (below := self._followed.get(member.index)) is not None:
+                members.append(below)
+        for each in members:
+            for execution in each.entered():
+                self._nursery.start_soon(self._tell_end, each, execution)
+        signalled = all(execution.settled for each in members for execution in _all_of(each))
+        if signalled:
+            self._signal(members[:_AT_ONCE])
+        self._nursery.start_soon(self._terminate, top, members, signalled)
+
+    @staticmethod
+    def _signal(members: list[Following]) -> None:
+        """Step 4. What is frozen has the signal when it is thawed."""
+        _signal_all(members)
+        crashpoints.reach("cancel.signalled")
+        for each in members:
+            each.node.freeze(False)
+            for leaf in each.leaves():
+                leaf.freeze(False)
+        crashpoints.reach("cancel.thawed")
+
+    def kill(self, agent: Agent) -> None:
+        """SIGKILL to the subtree of an ending agent, whatever is left of the grace."""
+        following = self._followed.get(agent.index)
+        if following is not None:
+            following.given_up = True
+            self._nursery.start_soon(self._kill, agent, following)
+
+    async def _kill(self, agent: Agent, following: Following) -> None:
+        with guarded(agent):
+            # What is being started escapes a kill that comes before it.
+            with trio.move_on_after(_SETTLE_SECONDS):
+                # what is killed before it is marked would seem to have failed by itself
+                for above in (agent, *self._agents.registry.ancestors(agent)):
+                    if (marking := self._marking.get(above.index)) is not None:
+                        await marking.wait()
+                await following.wait_settled(self._watcher)
+            if following.over.is_set():
+                return  # its cgroup's path may be that of a later life by now
+            following.node.kill()
+            crashpoints.reach("cancel.killed")
+
+    async def _terminate(self, top: Agent, members: list[Following], signalled: bool) -> None:
+        with guarded(top):
+            await self._end_processes(top, members, signalled)
+
+    async def _end_processes(
+        self, top: Agent, members: list[Following], signalled: bool
+    ) -> None:
+        """Steps 4 to 6: SIGTERM to all, one grace period, then ``cgroup.kill``."""
+        node = members[0].node
+        if not signalled:
+            for each in members:
+                each.node.freeze(False)  # what is frozen while it starts would never settle
+            with trio.move_on_after(_SETTLE_SECONDS):
+                for each in members:
+                    for execution in _all_of(each):
+                        await execution.wait_settled(self._watcher)
+        await self._signal_rest(members[_AT_ONCE:] if signalled else members)
+        with trio.move_on_after(self._agents.settings.grace(top)):
+            await self._wait_released(members)
+        if members[0].over.is_set():
+            return  # what is at the path of its cgroup now is a later life
+        if node.populated():
+            with contextlib.suppress(OSError):
+                directory = self._agents.documents.directory(top) / "log"
+                line = "the grace period is over: SIGKILL"
+                output.append_line(directory, line, self._agents.settings.log_max(top))
+            node.kill()
+            crashpoints.reach("cancel.killed")
+            with trio.move_on_after(_KILL_SECONDS):
+                await self.wait_empty(node)
+            for each in members:
+                if each.node.populated() and not each.over.is_set():
+                    each.unkillable = True
+                    each.changes.notify()
+
+    async def _signal_rest(self, members: list[Following]) -> None:
+        """Step 4 for many: others are served in between."""
+        for begin in range(0, len(members), _AT_ONCE):
+            # what is at the path of one that is over may be a later life
+            self._signal([m for m in members[begin : begin + _AT_ONCE] if not m.over.is_set()])
+            await trio.lowlevel.checkpoint()
+
+    async def _tell_end(self, following: Following, execution: Execution) -> None:
+        """Nobody leads what entered a cell that ends; the agent waits for its last output."""
+        await execution.launched.wait()
+        await watch_monitor(self._hierarchy, execution)
+        following.changes.notify()
+
+    async def _wait_released(self, members: list[Following]) -> None:
+        """Until the subtree is empty; cells that are held are told again and again, since
+        a signal may be lost among those that an agent sends to its PID 1."""
+        held = [each for each in members if each.record().held]
+        while members[0].node.populated() and not members[0].over.is_set():
+            with trio.move_on_after(_REPEAT_SECONDS if held else math.inf):
+                await self.wait_empty(members[0].node)
+            for each in reversed(held):
+                each.release()
+
+    def clear(self, ended: Following) -> None:
+        """Ends what is left in the cgroup of an agent that is dead, and removes it: who looks
+        at paths in its view, or runs git there, may have come late."""
+        self._nursery.start_soon(self._clear, ended)
+
+    async def _clear(self, ended: Following) -> None:
+        node = ended.node
+        while not self._is_next(ended) and not node.remove():
+            node.kill()
+            with trio.move_on_after(_KILL_SECONDS) as scope:
+                await self.wait_empty(node)
+            if scope.cancelled_caught:
+                log.warning("%s is not empty: %s", node.path, node.processes())
+
+    def _is_next(self, ended: Following) -> bool:
+        """Whether another life has the same cgroup by now."""
+        path = ended.node.path
+        return any(f is not ended and f.node.path == path for f in self._followed.values())
+
+    async def wait_empty(self, node: Cgroup) -> None:
+        """Until no process is left in a cgroup, or it is gone."""
+        changes = Changes()
+        try:
+            with self._watcher.watching(node.path / "cgroup.events", changes):
+                while node.populated():
+                    await changes.wait_changed()
+        except FileNotFoundError:
+            return
+
+
+def _all_of(following: Following) -> list[Execution]:
+    """A cell, and what has entered it or is about to."""
+    return [following, *following.entered()]
+
+
+def _signal_all(members: Iterable[Following]) -> None:
+    """SIGTERM to the programs of several agents, and to nothing that surrounds them."""
+    for each in members:
+        spared = set(each.spared())
+        for execution in each.entered():
+            spared |= execution.spared()
+        signal_leaves(each.leaves(), spared)
+        if each.record().held:
+            each.release()
+
+
+def signal_leaves(leaves: Iterable[Cgroup], spared: set[int]) -> None:
+    """SIGTERM, and SIGCONT so that a stopped process sees it.
+
+    Not to ``spared``, the cells' own PID 1 and the steps that led there: those end
+    with their cell. A pid may be another process's by the time it is used; the
+    process that a pidfd holds is the one that is meant if its pid is still in
+    the cgroup after it was opened. So each cgroup is looked at twice, and again
+    while new processes turn up.
+    """
+    for leaf in leaves:
+        held: dict[int, int] = {}
+        done = set(spared)
+        try:
+            for _ in range(_LOOKS):
+                if not _look(leaf, held, done):
+                    break
+        finally:
+            for fd in held.values():
+                os.close(fd)
+
+
+async def terminate(execution: Execution, grace: float, impatient: trio.Event) -> None:
+    """Ends what is left of one program, while its cell goes on: SIGTERM, after ``grace``
+    seconds, or once ``impatient``, SIGKILL. Returns when it is gone, or cannot be killed."""
+    if grace and not impatient.is_set():
+        signal_leaves((execution.leaf,), execution.spared())
+        execution.leaf.freeze(False)
+        with trio.move_on_after(grace) as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_cancel_when, impatient, scope)
+                await _wait_gone(execution)
+                nursery.cancel_scope.cancel()
+    with trio.move_on_after(_KILL_SECONDS):
+        await _kill_rest(execution)
+
+
+async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
+
+
+async def watch_monitor(hierarchy: Hierarchy, execution: Execution) -> None:
+    """Until the monitor of a program, whichever daemon started it, is gone."""
+    monitor = execution.record().monitor
+    with contextlib.suppress(OSError):
+        if monitor:
+            fd = os.pidfd_open(monitor)
+            try:
+                # a pid may have been given to another process since
+                if hierarchy.holds_monitors(cgroups.path_of(monitor) or ""):
+                    await trio.lowlevel.wait_readable(fd)
+            finally:
+                os.close(fd)
+    if monitor:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(monitor, os.WNOHANG)  # ours to reap, unless adopted
+    execution.monitor_gone = True
+    execution.changes.notify()
+
+
+def left_of(execution: Execution) -> list[int]:
+    """Pids of a program and of what it left, but for what surrounds it."""
+    spared = execution.spared()
+    return [pid for pid in execution.leaf.processes() if pid not in spared]
+
+
+async def _wait_gone(execution: Execution) -> None:
+    while left := left_of(execution):
+        await _wait_exit(left[0])
+
+
+async def _wait_exit(pid: int) -> None:
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        await trio.lowlevel.wait_readable(fd)
+    finally:
+        os.close(fd)
+
+
+async def _kill_rest(execution: Execution) -> None:
+    """SIGKILL to all but what is spared, which may be PID 1 of a cell that goes on.
+
+    What led a program that entered the cell is given time to say how that ended.
+    """
+    # what is frozen does not fork, so that a few rounds find them all
+    execution.leaf.freeze(True)
+    try:
+        while left := left_of(execution):
+            for pid in left:
+                with contextlib.suppress(OSError):
+                    fd = os.pidfd_open(pid)
+                    try:
+                        if pid in execution.leaf.processes():
+                            signal.pidfd_send_signal(fd, signal.SIGKILL)
+                    finally:
+                        os.close(fd)
+            for pid in left:
+                await _wait_exit(pid)
+        crashpoints.reach("abort.killed")
+    finally:
+        execution.leaf.freeze(False)
+    if isinstance(execution, Following):
+        return
+    if not execution.leaf.is_held():
+        with trio.move_on_after(_REPORT_SECONDS):
+            for pid in execution.leaf.processes():
+                await _wait_exit(pid)
+    execution.leaf.kill()
+
+
+def _look(leaf: Cgroup, held: dict[int, int], done: set[int]) -> bool:
+    """Signals what was there before, holds what is new; False if there is neither.
+
+    A signalled process may have forked just before: its children are looked at again.
+    """
+    found = False
+    for pid in leaf.processes():
+        if pid in done:
+            continue
+        if pid in held:
+            done.add(pid)
+            found = True
+            for number in (signal.SIGTERM, signal.SIGCONT):
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(held[pid], number)
+            continue
+        with contextlib.suppress(OSError):
+            held[pid] = os.pidfd_open(pid)
+            found = True
+    return found
+
+
+@contextlib.contextmanager
+def guarded(agent: Agent) -> Iterator[None]:
+    """A bug in the care of one agent ends neither the daemon nor the care of others."""
+    try:
+        yield
+    except Exception:
+        log.exception("%s: a bug in ctxfs", agent.name)

@@ -1,0 +1,106 @@
+"""Commands of the runtime's own inside an agent's cell: with the agent's rights and view, in
+its cgroup, and no longer than a while."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from runtime.agents.parts import Agents
+from runtime.cell.cell import Command, Places
+from runtime.cell.following import Execution, Followed, Following
+from runtime.errors import UnsupportedError, WrongStateError
+from runtime.kernel.output import Output
+from runtime.life.ending import Ender
+from runtime.life.leading import Leader
+from runtime.records.model import Agent
+from runtime.texts.names import quote
+
+#: whatever the agent's view holds, nobody waits longer for it
+_SECONDS: Final = 60.0
+_KILL_SECONDS: Final = 1.0
+_OUTPUT_MAX: Final = 256 << 10
+
+
+class Inside:
+    """Runs commands where an agent is."""
+
+    def __init__(
+        self,
+        *,
+        agents: Agents,
+        places: Places,
+        ender: Ender,
+        leader: Leader,
+        followed: Followed,
+    ) -> None:
+        self._agents = agents
+        self._places = places
+        self._ender = ender
+        self._leader = leader
+        self._followed = followed
+        self._numbers = itertools.count(1)
+
+    async def end_left(self, following: Following) -> None:
+        """Of an earlier daemon, which alone knew what for: it is done again, or not at all."""
+        for leaf in following.node.child("task").children():
+            if leaf.path.name.startswith("."):
+                leaf.kill()
+                with trio.move_on_after(_KILL_SECONDS):
+                    await self._ender.wait_empty(leaf)
+                leaf.remove()
+
+    async def run(
+        self, agent: Agent, words: list[str], cwd: str, env: dict[str, str]
+    ) -> tuple[int, str]:
+        """(exit status, what it wrote), 128 and the number after a signal.
+
+        ``WrongStateError`` if the agent has no cell; ``UnsupportedError`` if it did not
+        end in time.
+        """
+        following = self._followed.get(agent.index)
+        if following is None:
+            raise WrongStateError(f"{quote(agent.name)} has no cell: it is {agent.status}")
+        # no task has such a name; one of an earlier daemon may be there still
+        name = f".{next(self._numbers)}"
+        while (self._places.records / f"{agent.incarnation}-task-{name}").exists():
+            name = f".{next(self._numbers)}"
+        execution = Execution(
+            following.task_leaf(name), self._places.records / f"{agent.incarnation}-task-{name}"
+        )
+        directory = self._agents.documents.directory(agent) / "task" / name
+        # what one of an earlier daemon said
+        shutil.rmtree(directory, ignore_errors=True)
+        following.tasks[name] = execution
+        try:
+            command = Command(
+                words=tuple(words), cwd=cwd, run=agent.run, out=directory, env=tuple(env.items())
+            )
+            await self._leader.enter(agent, following, execution, command)
+            execution.monitored = True
+            return await self._wait(execution, directory, words[0])
+        finally:
+            execution.launched.set()
+            execution.leaf.kill()
+            following.tasks.pop(name, None)
+            self._leader.clear(execution)
+            shutil.rmtree(directory, ignore_errors=True)
+
+    async def _wait(self, execution: Execution, directory: Path, what: str) -> tuple[int, str]:
+        with trio.move_on_after(_SECONDS) as scope:
+            async with self._leader.attending(execution, execution.changes):
+                while not execution.record().finished and not execution.monitor_gone:
+                    await execution.changes.wait_changed()
+        if scope.cancelled_caught:
+            raise UnsupportedError(f"{what} did not end within {_SECONDS:g} s: it was killed")
+        record = execution.record()
+        text = Output(directory).read(0, _OUTPUT_MAX).decode(errors="replace")
+        if record.exit_code is not None:
+            return record.exit_code, text
+        if record.failed:
+            return 127, record.failed
+        return 128 + (record.signal or 9), text

@@ -1,0 +1,188 @@
+"""Leading one program, from wherever it is until nothing of it is left.
+
+The same for the runs of agents, for the commands of tasks and for the runtime's own: what
+differs is said by a ``Lead``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import ClassVar, Final
+
+import trio
+
+from runtime import crashpoints
+from runtime.cell import cell
+from runtime.cell.cell import Command, Places
+from runtime.cell.following import Execution, Following
+from runtime.cell.record import Record
+from runtime.cell.starting import Starter
+from runtime.errors import CtxError
+from runtime.kernel.cgroups import Hierarchy
+from runtime.kernel.inotify import Changes, Watcher
+from runtime.life.ending import watch_monitor
+from runtime.records.model import Agent
+from runtime.texts.names import escape
+
+#: nobody waits longer without looking again, in seconds
+_LOOK_AGAIN: Final = 3600.0
+
+
+class Leader:
+    """What it takes to lead a program."""
+
+    def __init__(
+        self, *, hierarchy: Hierarchy, watcher: Watcher, places: Places, starter: Starter
+    ) -> None:
+        self._hierarchy = hierarchy
+        self.watcher = watcher
+        self._places = places
+        self._starter = starter
+
+    async def enter(
+        self, agent: Agent, following: Following, execution: Execution, command: Command
+    ) -> None:
+        """Starts a program in an agent's cell; ``CtxError`` or ``OSError`` if it cannot be."""
+        await self._starter.enter(agent, following, execution, command)
+
+    @contextlib.asynccontextmanager
+    async def attending(
+        self, execution: Execution, changes: Changes
+    ) -> AsyncIterator[trio.Nursery]:
+        """While its record, its cgroup and its monitor are watched, which ``changes`` tells of.
+
+        What is started in the nursery is cancelled at the end. Whoever follows an agent
+        watches the monitor of its cell.
+        """
+        paths = (execution.record_path, execution.leaf.path / "cgroup.events")
+        with watching(self.watcher, changes, *paths):
+            async with trio.open_nursery() as nursery:
+                if not isinstance(execution, Following):
+                    nursery.start_soon(watch_monitor, self._hierarchy, execution)
+                yield nursery
+                nursery.cancel_scope.cancel()
+
+    def clear(self, execution: Execution) -> None:
+        """What a program that is over leaves goes: its cgroup, its record, its input."""
+        execution.over.set()
+        execution.leaf.remove()
+        execution.record_path.unlink(missing_ok=True)
+        cell.remove_input(self._places, execution.record_path)
+
+
+class Lead(ABC):
+    """One program that is led: what is to be done for it, and when."""
+
+    #: the instant after its start (``runtime.crashpoints``)
+    launched: ClassVar[str]
+
+    def __init__(
+        self,
+        leader: Leader,
+        agent: Agent,
+        following: Following,
+        execution: Execution,
+        changes: Changes,
+    ) -> None:
+        self._leader = leader
+        self._agent = agent
+        self._following = following
+        self._execution = execution
+        self._changes = changes
+        #: why it could not be started
+        self.failure = ""
+
+    # what differs
+
+    @abstractmethod
+    def command(self) -> Command | None:
+        """What is to be started if no daemon has; None for nothing."""
+
+    @abstractmethod
+    def look(self, record: Record) -> None:
+        """Something of it has changed: it may have begun, or somebody may want it to end."""
+
+    @abstractmethod
+    def is_unwanted(self, record: Record) -> bool:
+        """Whether it is to end though its program has not."""
+
+    @abstractmethod
+    async def terminate(self) -> None:
+        """Ends what is left of it."""
+
+    def hand_over(self, *, ended: bool) -> bool:
+        """Whether somebody else leads it from here on."""
+        return not self._following.goes_on(self._agent)
+
+    def is_gone(self, record: Record) -> bool:
+        """Whether nothing of it is left: its monitor, if there is one, has heard it to its end."""
+        execution = self._execution
+        return record.finished or (execution.monitor_gone and not execution.leaf.populated())
+
+    def deadline(self) -> float:
+        """When it has taken too long, on the clock of the event loop."""
+        return trio.current_time() + _LOOK_AGAIN
+
+    def be_late(self) -> None:  # noqa: B027 (most have no deadline)
+        """It has taken too long."""
+
+    def beside(self, nursery: trio.Nursery) -> None:  # noqa: B027 (for most nothing does)
+        """Starts what goes on while it runs."""
+
+    # what does not
+
+    async def lead(self) -> None:
+        """Returns when nothing of it is left, or somebody else leads it."""
+        await self._launch()
+        async with self._leader.attending(self._execution, self._changes) as nursery:
+            self.beside(nursery)
+            await self._until_gone(nursery)
+
+    async def _launch(self) -> None:
+        execution = self._execution
+        if not execution.record_path.exists() and (command := self.command()) is not None:
+            try:
+                await self._leader.enter(self._agent, self._following, execution, command)
+                crashpoints.reach(self.launched)
+            except (CtxError, OSError) as error:
+                self.failure = escape(str(error))
+        execution.launched.set()
+        execution.monitored = execution.record_path.exists()
+
+    async def _until_gone(self, nursery: trio.Nursery) -> None:
+        execution = self._execution
+        terminating = False
+        while True:
+            record = execution.record()
+            ended = bool(self.failure or record.over or execution.monitor_gone)
+            if self.hand_over(ended=False):
+                return
+            if record.started and not execution.settled:
+                execution.note_settled()
+            self.look(record)
+            if self.hand_over(ended=ended):
+                return
+            unwanted = self.is_unwanted(record)
+            if (ended or unwanted) and self.is_gone(record):
+                return
+            if (ended or unwanted) and not terminating:
+                terminating = True
+                nursery.start_soon(self.terminate)
+            deadline = trio.current_time() + _LOOK_AGAIN if terminating else self.deadline()
+            with trio.move_on_at(deadline) as scope:
+                await self._changes.wait_changed()
+            if scope.cancelled_caught and not terminating:
+                self.be_late()
+
+
+@contextlib.contextmanager
+def watching(watcher: Watcher, changes: Changes, *paths: Path) -> Iterator[None]:
+    """While changes of these files are told to ``changes``, of those that are there."""
+    with contextlib.ExitStack() as watches:
+        for path in paths:
+            with contextlib.suppress(OSError):
+                watches.enter_context(watcher.watching(path, changes))
+        yield

@@ -1,0 +1,243 @@
+"""Recording ends: what became of a run, and whether another follows.
+
+Whatever has ended when the recorder comes round is recorded in one
+transaction: a tree of a thousand costs one commit, not a thousand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from typing import Final
+
+import trio
+
+from runtime import crashpoints
+from runtime.agents.parts import Agents
+from runtime.authority.limits import spent
+from runtime.cell import cell
+from runtime.cell.cell import Places
+from runtime.cell.following import Followed, Following
+from runtime.cell.record import Record
+from runtime.kernel import output
+from runtime.kernel.cgroups import Hierarchy
+from runtime.kernel.daemonlog import because_of
+from runtime.life.conclusions import (
+    add_delegation,
+    add_result,
+    add_run_end,
+    end_message,
+    message_status,
+    reply_of_run,
+)
+from runtime.life.ending import Ender
+from runtime.life.residents import Listener
+from runtime.life.streams import Streams
+from runtime.records.change import RUNTIME, Change
+from runtime.records.items import TaskEvent
+from runtime.records.lifecycle import Event
+from runtime.records.model import Agent, Outcome
+
+log = logging.getLogger("ctxd.recording")
+
+#: the back-off doubles from the first to the last; a run that lasts as long as
+#: the last begins anew with the first
+_FIRST_BACK_OFF: Final = 1.0
+_LAST_BACK_OFF: Final = 60.0
+#: ends that are recorded in one transaction; others are served before the next ones
+_AT_ONCE: Final = 8
+
+
+class Recorder:
+    """Records runs that are over, in batches, and lets go of what they held."""
+
+    def __init__(
+        self,
+        *,
+        agents: Agents,
+        hierarchy: Hierarchy,
+        streams: Streams,
+        places: Places,
+        followed: Followed,
+        ender: Ender,
+    ) -> None:
+        self._agents = agents
+        self._ender = ender
+        self._hierarchy = hierarchy
+        self._streams = streams
+        self._places = places
+        self._followed = followed
+        self._due: list[tuple[Agent, Following]] = []
+        self._wake = trio.Event()
+        #: whether agents are started again that want to be
+        self.restarting = True
+
+    def add(self, agent: Agent, following: Following) -> None:
+        """A run that is over, with everything below it; ``following.over`` tells when done."""
+        self._due.append((agent, following))
+        self._wake.set()
+
+    async def hear_rest(self, agent: Agent, following: Following) -> None:
+        """A reply that was complete before the end, and heard by nobody, ends its message."""
+        if following.hear_rest is None and agent.how.converses and agent.run:
+            following.hear_rest = Listener(self._agents, self._streams, agent).hear_all
+        if following.hear_rest is not None:
+            await following.hear_rest()
+
+    async def shed(self, agent: Agent, following: Following) -> None:
+        """Ends most of what the records of one that is over hold, a little at a time, if it is
+        much: the rest ends with the agent, in one change."""
+        assert agent.cause is not None
+        outcome, reason = self._end_of(agent, following)
+        everything = not self._restarts(agent, outcome, following)
+        while True:
+            change = Change(by=agent.caused_by or RUNTIME)
+            if not self._agents.ends.record_some(change, agent, reason, everything=everything):
+                return
+            self._agents.journal.note(change)
+            crashpoints.reach("finish.shed")
+            await trio.lowlevel.checkpoint()
+
+    @staticmethod
+    def _end_of(agent: Agent, following: Following) -> tuple[Outcome, str]:
+        assert agent.cause is not None
+        outcome, reason = agent.cause
+        return Outcome(outcome), reason + (",unkillable" if following.unkillable else "")
+
+    async def run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            due, self._due = self._due, []
+            for begin in range(0, len(due), _AT_ONCE):
+                self._record(due[begin : begin + _AT_ONCE])
+                await trio.lowlevel.checkpoint()
+
+    def _record(self, due: list[tuple[Agent, Following]]) -> None:
+        change = Change()
+        recorded = []
+        for agent, following in due:
+            part = Change(change, by=agent.caused_by or RUNTIME)
+            try:
+                self._conclude(part, agent, following)
+            except Exception:
+                log.exception("%s: a bug in ctxfs", agent.name)
+                part = Change(change, by=RUNTIME)
+                self._agents.ends.record(
+                    part, agent, Event.ENDED, Outcome.INTERRUPTED, "runtime_lost"
+                )
+            recorded.append(following)
+            change.add(part)
+        crashpoints.reach("finish.conversation")
+        self._agents.journal.note(change)
+        for following in recorded:
+            following.over.set()
+
+    def _conclude(self, change: Change, agent: Agent, following: Following) -> None:
+        """Steps 7 and 8: the session, the channel, the events."""
+        outcome, reason = self._end_of(agent, following)
+        usage = {**spent(following.node), "processes": 0}
+        record = self._record_of_run(agent, following)
+        if record.started:
+            try:
+                self._add_conversation(change, agent, outcome, reason)
+            except OSError as error:  # a full disk, say: the end is recorded all the same
+                log.error("%s: cannot keep the result: %s", agent.name, error.strerror)
+            add_run_end(change, agent, record, outcome, reason, usage)
+        self._end_message(change, agent, outcome, reason)
+        with contextlib.suppress(OSError):
+            directory = self._agents.documents.directory(agent) / "log"
+            line = f"{agent.run or 'it'} ended: {outcome} {reason}"
+            output.append_line(directory, line, self._agents.settings.log_max(agent))
+        if self._restarts(agent, outcome, following):
+            self._agents.tasks.add_ends(change, agent, TaskEvent.CANCEL)
+            self._add_restart(change, agent, reason)
+        else:
+            self._agents.ends.record(change, agent, Event.ENDED, outcome, reason)
+        change.set(agent, usage=usage)
+        why = because_of(agent.owner)
+        log.info("%s: %s (%s)", agent.name, outcome, reason, extra=why)
+
+    def _restarts(self, agent: Agent, outcome: Outcome, following: Following) -> bool:
+        """Whether it is started again: not what somebody ended."""
+        if not self.restarting or following.given_up or following.unkillable:
+            return False
+        wanted = {
+            "always": (Outcome.DONE, Outcome.ERROR),
+            "on-failure": (Outcome.ERROR,),
+        }.get(agent.restart, ())
+        if agent.parent is not None or outcome not in wanted:
+            return False
+        if agent.cause is not None and agent.cause[1] == "self_stop":
+            return False
+        return self._restart_number(agent) <= self._agents.settings.config.restart_max
+
+    @staticmethod
+    def _restart_number(agent: Agent) -> int:
+        lasted = time.time() - agent.started
+        return 1 if lasted >= _LAST_BACK_OFF else agent.restarts + 1
+
+    def _add_restart(self, change: Change, agent: Agent, reason: str) -> None:
+        number = self._restart_number(agent)
+        delay = min(_FIRST_BACK_OFF * 2 ** (number - 1), _LAST_BACK_OFF)
+        change.set(
+            agent,
+            cause=None,
+            run="",
+            cell="",
+            run_cause=None,
+            pid=0,
+            cgroup="",
+            restarts=number,
+            restart_at=time.time() + delay,
+        )
+        change.move(agent, Event.RESTARTING, reason=f"restart:{number}", after=reason)
+        with contextlib.suppress(OSError):
+            directory = self._agents.documents.directory(agent) / "log"
+            maximum = self._agents.settings.config.restart_max
+            line = f"restart {number} of {maximum} in {delay:g} s"
+            output.append_line(directory, line, self._agents.settings.log_max(agent))
+
+    def clear(self, agent: Agent) -> None:
+        """What an end that is recorded leaves goes: its cgroup, and its record."""
+        following = self._followed[agent.index]
+        crashpoints.reach("finish.recorded")
+        following.leaf.remove()
+        for execution in following.entered():
+            execution.record_path.unlink(missing_ok=True)
+            cell.remove_input(self._places, execution.record_path)
+            execution.over.set()
+        if not following.unkillable and not following.node.remove():
+            self._ender.clear(following)
+        crashpoints.reach("finish.removed")
+        following.record_path.unlink(missing_ok=True)
+        if agent.live:  # it will be started again
+            crashpoints.reach("restart.recorded")
+
+    @staticmethod
+    def _record_of_run(agent: Agent, following: Following) -> Record:
+        """That of the run that ends with the agent; an empty one between two runs."""
+        if not agent.run:
+            return Record()
+        if agent.run == agent.cell:
+            return following.record()
+        return following.run.record() if following.run is not None else Record()
+
+    def _add_conversation(
+        self, change: Change, agent: Agent, outcome: Outcome, reason: str
+    ) -> None:
+        """The result (by default the end of stdout) and what the session shows of the run."""
+        if outcome is Outcome.DONE:
+            add_result(change, self._agents, agent)
+        if not agent.how.takes_messages:
+            add_delegation(change, self._agents, agent, outcome)
+
+    def _end_message(self, change: Change, agent: Agent, outcome: Outcome, reason: str) -> None:
+        """Of the message that was worked on; those that wait see the agent's next start."""
+        message = self._agents.messages.current(agent)
+        if message is None:
+            return
+        reply = reply_of_run(self._agents, agent) if agent.how.run_per_message else ""
+        status = message_status(outcome, reason)
+        end_message(change, self._agents, agent, message, status, reply=reply, reason=reason)

@@ -1,0 +1,312 @@
+"""Speaking with a resident program: a JSON line in for each message, JSON lines out."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from runtime import crashpoints
+from runtime.agents.parts import Agents
+from runtime.authority.accounts import Payer
+from runtime.cell import cell
+from runtime.cell.cell import Places
+from runtime.cell.following import Following
+from runtime.errors import CtxError, NoSpaceError
+from runtime.kernel import output
+from runtime.kernel.inotify import Changes, Watcher
+from runtime.life.conclusions import as_content, end_message
+from runtime.life.streams import Streams
+from runtime.life.tails import Tail
+from runtime.records.change import Change
+from runtime.records.documents import replace_file
+from runtime.records.items import Message, MessageStatus
+from runtime.records.lifecycle import Event, Status
+from runtime.records.model import Agent
+from runtime.texts.names import dump_json, escape, parse_json_object
+
+log = logging.getLogger("ctxd.residents")
+
+_RETRY_SECONDS: Final = 1.0
+#: a longer line is not a reply
+_LINE_MAX: Final = 2 << 20
+#: heard at a time: others wait meanwhile
+_BLOCK: Final = 16 << 10
+#: heard at the end of a run of what was said and not heard yet
+_REST_MAX: Final = 256 << 10
+#: of what it says went wrong, in events and frames; all of it is the reply
+_REASON_MAX: Final = 1000
+
+
+class Listener:
+    """What a resident program says during one run, line by line."""
+
+    def __init__(self, agents: Agents, streams: Streams, agent: Agent) -> None:
+        self._agents = agents
+        self._streams = streams
+        self._agent = agent
+        self.directory = agents.documents.directory(agent) / "reply"
+        # not after what was kept: pieces of a reply that is not complete are read again
+        self._tail = Tail(self.directory, agent.reply_offset)
+        self._rest = b""
+        self._kept = agent.kept_offset
+        self._others = bytearray()
+        #: the message at hand, while a block is heard, and pieces of the reply to it
+        self._message: Message | None = None
+        self._pieces: list[str] = []
+
+    async def hear_all(self) -> None:
+        """Whatever was said by now, the end of it if that is very much.
+
+        It is over, so there is no need to be gentle: but each block waits for its turn.
+        """
+        behind = output.Output(self.directory).end - self._tail.position
+        if behind > _REST_MAX:
+            self._tail.position += behind - _REST_MAX
+            self._rest = b""
+        who = Payer(self._agent.owner, self._agent.name)
+        heard = True
+        while heard:
+            await self._streams.turns.take(who)
+            begun = time.thread_time()
+            heard = self.hear()
+            self._agents.accounts.time.pay(who, time.thread_time() - begun)
+
+    def hear(self) -> bool:
+        """A block of what was said; False if there is none."""
+        data = self._tail.read(_BLOCK)
+        if not data:
+            return False
+        whole, newline, self._rest = (self._rest + data).rpartition(b"\n")
+        left = len(self._rest) + len(whole) + len(newline)
+        if b'"type"' not in whole:
+            # lines may be very short, and very many: none of these is a reply
+            left -= len(whole) + len(newline)
+            self._keep(whole + newline, self._tail.position - left)
+        else:
+            # asked for once: lines may be very many, and so may messages
+            self._message = self._agents.messages.current(self._agent)
+            for line in whole.split(b"\n"):
+                left -= len(line) + 1
+                self._take(line, self._tail.position - left)
+            self._add_pieces()
+        if len(self._rest) > _LINE_MAX:
+            self._keep(self._rest, self._tail.position)
+            self._rest = b""
+        self._append()
+        if self._kept > self._agent.kept_offset:
+            # a crash before this is noted repeats a block of it, which is not a reply
+            change = Change()
+            change.set(self._agent, kept_offset=self._kept)
+            self._agents.journal.note(change)
+        return True
+
+    def _take(self, line: bytes, position: int) -> None:
+        """One line, which ends at ``position`` of what it said."""
+        message = self._message
+        spoken = _parse(line) if message is not None else None
+        if spoken is None or message is None or spoken["id"] not in (None, message.name):
+            self._keep(line + b"\n", position)
+            return
+        if spoken["type"] == "delta":
+            self._pieces.append(spoken["text"])
+            return
+        self._add_pieces()
+        self._message = None
+        self._append()
+        failed = spoken["type"] == "error"
+        agent = self._agent
+        change = Change()
+        change.set(agent, reply_offset=position, kept_offset=max(self._kept, position))
+        end_message(
+            change,
+            self._agents,
+            agent,
+            message,
+            MessageStatus.FAILED if failed else MessageStatus.PROCESSED,
+            reply=as_content((spoken["text"] or self._streams.of(message.index).text).encode()),
+            reason=escape(spoken["text"][:_REASON_MAX]) if failed else "",
+        )
+        if agent.status is Status.BUSY:
+            change.move(agent, Event.READYING)
+        elif agent.status is Status.PAUSED:
+            change.set(agent, paused_from=Status.READY.value)
+        self._agents.journal.note(change)
+        crashpoints.reach("message.ended")
+
+    def _add_pieces(self) -> None:
+        """All that were heard of the reply at once: each makes a text that is long longer."""
+        if self._message is not None and self._pieces:
+            self._streams.of(self._message.index).add("".join(self._pieces))
+        self._pieces.clear()
+
+    def _keep(self, data: bytes, position: int) -> None:
+        """Keeps what does not reply to the current message as ordinary output; once."""
+        new = position - self._kept
+        if new > 0:
+            self._kept = position
+            self._others += data[-new:]
+
+    def _append(self) -> None:
+        """Once a block: lines may be very short, and very many."""
+        others, self._others = bytes(self._others), bytearray()
+        if others:
+            directory = self._agents.documents.directory(self._agent) / "out"
+            with contextlib.suppress(OSError):
+                output.append(directory, others, self._agents.settings.log_max(self._agent))
+
+
+class Resident:
+    """One run of a resident program."""
+
+    def __init__(
+        self,
+        *,
+        agents: Agents,
+        watcher: Watcher,
+        places: Places,
+        streams: Streams,
+        agent: Agent,
+        following: Following,
+    ) -> None:
+        self._agents = agents
+        self._watcher = watcher
+        self._places = places
+        self._streams = streams
+        self._agent = agent
+        self._following = following
+        self._listener = Listener(agents, streams, agent)
+        following.hear_rest = self._listener.hear_all
+
+    async def serve(self) -> None:
+        """Until cancelled, at the end of the run."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._listen)
+            nursery.start_soon(self._speak)
+
+    # speaking
+
+    async def _speak(self) -> None:
+        """One message after the other, each once the one before is done with."""
+        agent = self._agent
+        message = self._agents.messages.current(agent)
+        if message is not None:  # of an earlier daemon: it may be told in part
+            await self._write(message)
+        while True:
+            message = next(iter(self._agents.messages.pending(agent)), None)
+            if message is None or agent.status is not Status.READY:
+                await self._wait()
+                continue
+            try:
+                self._deliver(message)
+            except NoSpaceError as error:
+                log.error("%s: the next message waits: %s", agent.name, error)
+                await trio.sleep(_RETRY_SECONDS)
+                continue
+            await self._write(message)
+
+    async def _wait(self) -> None:
+        # other tasks that wait for the same must not miss it
+        await self._following.speak.wait_changed()
+
+    def _deliver(self, message: Message) -> None:
+        agent = self._agent
+        change = Change()
+        self._agents.messages.deliver(change, agent, message, agent.run)
+        change.move(agent, Event.RUNNING)
+        self._agents.journal.commit(change)
+        self._streams.of(message.index).begin()
+        crashpoints.reach("message.delivered")
+
+    async def _write(self, message: Message) -> None:
+        """Its line to the FIFO, unless an earlier daemon has; what is not read waits.
+
+        A daemon that dies between this and its note of it leaves the next one to
+        write the line again, after what may be a part of it.
+        """
+        path = cell.input_path(self._places, self._agent, self._agent.run)
+        progress = cell.written_path(path)
+        data = _line(message)
+        before = _progress(progress)
+        if before == [str(message.index), "all"]:
+            return
+        if before is not None and before[1:] not in (["all"], ["whole"]):
+            data = b"\n" + data
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return  # nobody reads any more: the run is over
+        try:
+            # so little is there as a whole or not at all (pipe(7))
+            kind = "whole" if len(data) <= select.PIPE_BUF else "part"
+            replace_file(progress, f"{message.index} {kind}\n".encode())
+            while data:
+                try:
+                    data = data[os.write(fd, data) :]
+                except BlockingIOError:
+                    await trio.lowlevel.wait_writable(fd)
+            crashpoints.reach("message.written")
+            replace_file(progress, f"{message.index} all\n".encode())
+        except BrokenPipeError:
+            return
+        finally:
+            os.close(fd)
+
+    # listening
+
+    async def _listen(self) -> None:
+        """What the program says, from what has been recorded on."""
+        directory = self._listener.directory
+        directory.mkdir(mode=0o700, exist_ok=True)
+        changes = Changes()
+        who = Payer(self._agent.owner, self._agent.name)
+        with self._watcher.watching(directory, changes):
+            while True:
+                # a program that talks without pause must not have the loop alone
+                if not await self._streams.gentle.do(who, self._hear):
+                    await changes.wait_changed()
+
+    def _hear(self) -> bool:
+        heard = self._listener.hear()
+        if heard:
+            self._following.speak.notify()
+        return heard
+
+
+def _line(message: Message) -> bytes:
+    fields = {
+        "type": "message",
+        "id": message.name,
+        "from": message.sender,
+        "provenance": message.provenance,
+        "text": message.text,
+    }
+    return (dump_json(fields) + "\n").encode()
+
+
+def _progress(path: Path) -> list[str] | None:
+    """[index of the message whose line was begun last, how much of it may be there]."""
+    try:
+        return path.read_text().split()
+    except OSError:
+        return None
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """``{"type", "id", "text"}`` of a reply; None for any other line."""
+    if b'"type"' not in line:
+        return None
+    try:
+        found = parse_json_object(line.decode())
+    except (CtxError, UnicodeDecodeError):
+        return None
+    text = found.get("text", "")
+    if found.get("type") not in ("delta", "message", "error") or not isinstance(text, str):
+        return None
+    return {"type": found["type"], "id": found.get("id"), "text": text}

@@ -1,0 +1,364 @@
+"""Runs inside a cell that is held: of turn agents one for each message, of resident ones
+the program that stays, of once agents those after an abort (ctxfs(5), Runs)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from typing import Final
+
+import trio
+
+from runtime import crashpoints
+from runtime.agents.parts import Agents
+from runtime.authority.accounts import Payer
+from runtime.authority.limits import spent
+from runtime.cell import cell
+from runtime.cell.cell import Command, Places
+from runtime.cell.following import Execution, Following
+from runtime.cell.record import Record
+from runtime.cell.starting import Starter
+from runtime.errors import NoSpaceError
+from runtime.kernel import linux, output
+from runtime.kernel.daemonlog import because_of
+from runtime.kernel.inotify import Changes, Watcher
+from runtime.life.conclusions import (
+    LOST,
+    add_result,
+    add_run_end,
+    add_run_start,
+    end_message,
+    is_lost,
+    judge_run,
+    message_status,
+    reply_of_run,
+)
+from runtime.life.ending import Ender, guarded, left_of, terminate
+from runtime.life.leading import Lead, Leader
+from runtime.life.residents import Resident
+from runtime.life.streams import Streams
+from runtime.life.tails import Tail
+from runtime.records.change import RUNTIME, Change
+from runtime.records.items import Message
+from runtime.records.lifecycle import Event, Status
+from runtime.records.model import Agent, Outcome
+
+log = logging.getLogger("ctxd.runs")
+
+_RETRY_SECONDS: Final = 1.0
+_REPEAT_SECONDS: Final = 0.2
+
+
+class Runs:
+    """Leads the runs of agents whose cell is held, and hands them their messages."""
+
+    def __init__(
+        self,
+        *,
+        agents: Agents,
+        watcher: Watcher,
+        places: Places,
+        starter: Starter,
+        ender: Ender,
+        leader: Leader,
+        streams: Streams,
+    ) -> None:
+        self._agents = agents
+        self._watcher = watcher
+        self._places = places
+        self._starter = starter
+        self._ender = ender
+        self._leader = leader
+        self._streams = streams
+
+    async def serve(self, agent: Agent, following: Following) -> None:
+        """Run after run, until the agent is ending."""
+        while following.goes_on(agent):
+            if agent.run and (agent.run != agent.cell or agent.run_cause is not None):
+                await self._lead(agent, following)
+                continue
+            try:
+                begun = self._begin(agent, following)
+            except NoSpaceError as error:
+                log.error("%s: the next run cannot begin yet: %s", agent.name, error)
+                await trio.sleep(_RETRY_SECONDS)
+                continue
+            if not begun and self._is_left(agent, following):
+                await self._hold(following)
+            elif not begun:
+                await following.wake.wait_changed()
+
+    @staticmethod
+    def _is_left(agent: Agent, following: Following) -> bool:
+        """Whether the cell has lost its first run and does not know yet that it goes on: its
+        PID 1 was frozen then, or its program was gone first."""
+        if agent.how.holds_cell or agent.run or agent.frozen or agent.status is not Status.STARTING:
+            return False
+        record = following.record()
+        return bool(record.started) and not record.held and linux.is_alive(record.keeper)
+
+    # beginning
+
+    def _begin(self, agent: Agent, following: Following) -> bool:
+        """Commits that there is a next run, or that it is waited for; False if nothing is due."""
+        record = following.record()
+        if not record.held or record.finished or not linux.is_alive(record.keeper):
+            return False  # no cell yet, or no more: that is the agent's end
+        message = None
+        if agent.how.run_per_message:
+            message = next(iter(self._agents.messages.pending(agent)), None)
+            if agent.status is Status.STARTING and message is None:
+                idle = Change()
+                idle.move(agent, Event.IDLING)
+                self._agents.journal.note(idle)
+                return True
+            if message is None or agent.status not in (Status.STARTING, Status.IDLE):
+                return False
+        elif agent.status is not Status.STARTING:
+            return False
+        change = Change()
+        run = self._agents.registry.next_run(agent)
+        said = output.Output(self._agents.documents.directory(agent) / "reply").end
+        if agent.result_from_output:  # of the run before
+            self._agents.documents.write(agent, "result.md", b"")
+        written = output.Output(self._agents.documents.directory(agent) / "out")
+        change.set(
+            agent,
+            run=run,
+            pid=0,
+            run_cause=None,
+            run_started=time.time(),
+            output_start=written.end,
+            result_from_output=False,
+            reply_offset=said,
+            kept_offset=said,
+        )
+        if message is not None:
+            self._agents.messages.deliver(change, agent, message, run)
+            change.move(agent, Event.RUNNING, run=run)
+        self._agents.journal.commit(change)
+        crashpoints.reach("run.committed")
+        return True
+
+    # leading
+
+    async def _lead(self, agent: Agent, following: Following) -> None:
+        """The current run, from wherever it is to its recorded end, or that of the agent."""
+        execution: Execution = following
+        if agent.run != agent.cell:
+            record_path = self._places.records / f"{agent.incarnation}-{agent.run}"
+            if following.run is None or following.run.record_path != record_path:
+                following.run = Execution(following.run_leaf, record_path)
+                following.run.changes = following.wake
+            execution = following.run
+        led = _LedRun(self, agent, following, execution)
+        await led.lead()
+        if following.goes_on(agent) and following.hear_rest is not None:
+            await following.hear_rest()
+        if following.goes_on(agent):
+            crashpoints.reach("run.ended")
+            self._conclude(agent, following, execution, led.failure)
+        following.wake.notify()
+
+    async def _hold(self, following: Following) -> None:
+        """Until the cell is known to go on without its program: a signal may be lost among
+        those that the agent sends to its PID 1, so it is repeated."""
+        changes = Changes()
+        with (
+            contextlib.suppress(OSError),
+            self._watcher.watching(following.record_path, changes),
+        ):
+            while not following.record().held and not following.monitor_gone:
+                if not following.hold():
+                    return
+                with trio.move_on_after(_REPEAT_SECONDS):
+                    await changes.wait_changed()
+
+    async def _pump(self, agent: Agent, message: Message) -> None:
+        """The output of a run to those who listen, as it grows."""
+        directory = self._agents.documents.directory(agent) / "out"
+        tail = Tail(directory, agent.output_start)
+        stream = self._streams.of(message.index)
+        who = Payer(agent.owner, agent.name)
+        following = tail.follow(self._watcher, self._streams.gentle, who)
+        async with contextlib.aclosing(following) as pieces:
+            async for text in pieces:
+                stream.add(text)
+                if stream.full:
+                    return
+
+    # concluding
+
+    def _conclude(
+        self, agent: Agent, following: Following, execution: Execution, failure: str
+    ) -> None:
+        """Records a run after which the agent goes on."""
+        record = execution.record()
+        if agent.run_cause is not None:
+            outcome, reason = agent.run_cause
+        elif failure:
+            outcome, reason = Outcome.ERROR.value, f"start_failed: {failure}"
+        else:
+            outcome, reason = judge_run(self._agents, agent, execution)
+        change = Change(by=agent.run_caused_by if agent.run_cause is not None else RUNTIME)
+        if outcome == Outcome.DONE:
+            with contextlib.suppress(OSError):
+                add_result(change, self._agents, agent)
+        usage: dict[str, int] = {} if execution is following else spent(execution.leaf)
+        add_run_end(change, agent, record, outcome, reason, usage)
+        message = self._agents.messages.current(agent)
+        if message is not None:
+            status = message_status(outcome, reason)
+            reply = reply_of_run(self._agents, agent) if agent.how.run_per_message else ""
+            end_message(
+                change, self._agents, agent, message, status, reply=reply,
+                reason="" if outcome == Outcome.DONE else reason,
+            )
+        change.set(agent, run="", pid=0, run_cause=None)
+        between = agent.how.between
+        if agent.status is Status.PAUSED:
+            change.set(agent, paused_from=between.value)
+        elif agent.status is Status.BUSY and between is Status.IDLE:
+            change.move(agent, Event.IDLING)
+        with contextlib.suppress(OSError):
+            directory = self._agents.documents.directory(agent) / "log"
+            line = f"{agent.run} ended: {outcome} {reason}"
+            output.append_line(directory, line, self._agents.settings.log_max(agent))
+        self._agents.journal.note(change)
+        crashpoints.reach("run.recorded")
+        following.hear_rest = None
+        if execution is not following:  # with which the agent would be over
+            following.run = None
+            self._leader.clear(execution)
+        run, why = record_run(execution), because_of(agent.owner)
+        log.info("%s: %s: %s (%s)", agent.name, run, outcome, reason, extra=why)
+
+class _LedRun(Lead):
+    """The current run of an agent."""
+
+    launched = "run.launched"
+
+    def __init__(
+        self, runs: Runs, agent: Agent, following: Following, execution: Execution
+    ) -> None:
+        super().__init__(runs._leader, agent, following, execution, following.wake)
+        self._runs = runs
+        self._agents = runs._agents
+        self._message = runs._agents.messages.current(agent)
+
+    def command(self) -> Command | None:
+        agent = self._agent
+        if self._execution is self._following or agent.run_cause is not None:
+            return None
+        directory = self._agents.documents.directory(agent)
+        return Command(
+            words=tuple(cell.program(agent)),
+            cwd=cell.working_directory(self._agents, agent),
+            run=agent.run,
+            out=directory / "out",
+            log=directory / "log",
+            reply=directory / "reply" if agent.how.converses else None,
+            open_input=self._open_input,
+            leads=not agent.how.run_per_message,
+        )
+
+    def _open_input(self) -> int:
+        """What the program finds as its standard input."""
+        agent, runs = self._agent, self._runs
+        if agent.how.converses:
+            return cell.open_input(runs._places, agent, agent.run)
+        if not agent.how.run_per_message:
+            return runs._starter.open_handoff(agent)
+        text = self._message.text if self._message is not None else ""
+        # a text file, as shells read them
+        return cell.sealed_file("message", (text if text.endswith("\n") else text + "\n").encode())
+
+    def beside(self, nursery: trio.Nursery) -> None:
+        agent, runs, message = self._agent, self._runs, self._message
+        if message is not None:
+            runs._streams.of(message.index).begin()
+        if message is not None and message.asked and agent.how.run_per_message:
+            nursery.start_soon(runs._pump, agent, message)
+        if agent.how.converses:
+            resident = Resident(
+                agents=self._agents,
+                watcher=runs._watcher,
+                places=runs._places,
+                streams=runs._streams,
+                agent=agent,
+                following=self._following,
+            )
+            nursery.start_soon(resident.serve)
+
+    def look(self, record: Record) -> None:
+        agent = self._agent
+        if agent.pid or not record.started:
+            return
+        change = Change()
+        add_run_start(change, agent, record)
+        if agent.status is Status.STARTING:
+            change.move(agent, agent.how.begun)
+        self._agents.journal.note(change)
+        crashpoints.reach("run.running")
+
+    def hand_over(self, *, ended: bool) -> bool:
+        agent = self._agent
+        if not self._following.goes_on(agent):
+            return True
+        if not ended or agent.run_cause is not None or agent.how.run_per_message:
+            return False
+        # the program is the agent
+        outcome = (Outcome.ERROR, f"start_failed: {self.failure}")
+        if not self.failure:
+            # with its monitor a cell ends, and so does what runs inside
+            lost = is_lost(self._following)
+            outcome = LOST if lost else judge_run(self._agents, agent, self._execution)
+        self._runs._ender.end(agent, *outcome)
+        return True
+
+    def is_unwanted(self, record: Record) -> bool:
+        return self._agent.run_cause is not None
+
+    def is_gone(self, record: Record) -> bool:
+        ended = self.failure or record.over or self._execution.monitor_gone
+        # what is frozen reports nothing, and yet can be killed
+        if not ended and not self._execution.settled:
+            return False
+        if self._execution is self._following:
+            return not left_of(self._following)
+        return super().is_gone(record)
+
+    async def terminate(self) -> None:
+        """SIGTERM, grace, SIGKILL to what is left of the run."""
+        agent, following, execution = self._agent, self._following, self._execution
+        with guarded(agent):
+            grace = 0.0 if agent.frozen else self._agents.settings.grace(agent)
+            if execution is not following:
+                with contextlib.suppress(FileNotFoundError):
+                    execution.record_path.chmod(0o400)  # its monitor is not to end the cell
+            elif not agent.frozen:
+                await self._runs._hold(following)
+            await terminate(execution, grace, following.impatient)
+        following.wake.notify()
+
+    def deadline(self) -> float:
+        """That of a whole agent is the supervisor's."""
+        agent = self._agent
+        timeout = self._agents.settings.timeout(agent)
+        if timeout is None or not agent.how.run_per_message:
+            return super().deadline()
+        return trio.current_time() + agent.run_started + timeout - time.time()
+
+    def be_late(self) -> None:
+        agent = self._agent
+        if agent.run_cause is None:  # the first cause wins
+            change = Change()
+            by = self._agents.journal.actor
+            change.set(agent, run_cause=(Outcome.CANCELLED.value, "timeout"), run_caused_by=by)
+            self._agents.journal.note(change)
+
+
+def record_run(execution: Execution) -> str:
+    """The id of the run, or cell, that a record is of."""
+    return execution.record_path.name.partition("-")[2]

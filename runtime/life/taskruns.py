@@ -1,0 +1,183 @@
+"""Running commands of the task plane inside their agents' cells."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+
+import trio
+
+from runtime import crashpoints
+from runtime.agents.parts import Agents
+from runtime.cell import cell
+from runtime.cell.cell import Command, Places
+from runtime.cell.following import Execution, Following
+from runtime.cell.record import Record
+from runtime.errors import WrongStateError
+from runtime.kernel import output
+from runtime.kernel.daemonlog import because_of
+from runtime.life.ending import guarded, terminate
+from runtime.life.leading import Lead, Leader
+from runtime.records.change import RUNTIME, Change
+from runtime.records.items import Task, TaskEvent, TaskStatus
+from runtime.records.model import Agent
+from runtime.texts.names import parse_env_line, quote
+
+log = logging.getLogger("ctxd.taskruns")
+
+
+def execution_of(places: Places, agent: Agent, following: Following, task: Task) -> Execution:
+    """What is known of a command, made with the first question for it."""
+    execution = following.tasks.get(task.name)
+    if execution is None:
+        record_path = places.records / f"{agent.incarnation}-task-{task.name}"
+        execution = Execution(following.task_leaf(task.name), record_path)
+        following.tasks[task.name] = execution
+    return execution
+
+
+class TaskRuns:
+    """Starts commands, follows them, and records their ends."""
+
+    def __init__(self, *, agents: Agents, places: Places, leader: Leader) -> None:
+        self._agents = agents
+        self._places = places
+        self._leader = leader
+
+    async def follow(self, agent: Agent, following: Following, task: Task) -> None:
+        """One command, from wherever it is to its recorded end, or that of its agent."""
+        execution = execution_of(self._places, agent, following, task)
+        with guarded(agent):
+            led = _LedTask(self, agent, following, execution, task)
+            await led.lead()
+            if following.goes_on(agent):
+                self._conclude(agent, following, task, execution, led.failure)
+
+    def _conclude(
+        self,
+        agent: Agent,
+        following: Following,
+        task: Task,
+        execution: Execution,
+        failure: str,
+    ) -> None:
+        record = execution.record()
+        event, exit_text = _judge(task, record)
+        reason = failure or record.failed
+        if reason and event is TaskEvent.FAIL:
+            with contextlib.suppress(OSError):
+                directory = self._agents.tasks.directory(agent, task)
+                output.append_line(directory, reason, self._agents.settings.log_max(agent))
+        change = Change(by=task.by if event is TaskEvent.CANCEL else RUNTIME)
+        self._agents.tasks.end(change, agent, task, event, exit_text=exit_text)
+        self._agents.journal.note(change)
+        crashpoints.reach("task.recorded")
+        following.tasks.pop(task.name, None)
+        self._leader.clear(execution)
+        why = because_of(agent.owner)
+        log.info("%s: task %s: %s %s", agent.name, task.name, task.status, exit_text, extra=why)
+
+    def write_input(self, agent: Agent, task: Task, data: bytes) -> int:
+        """Bytes for the standard input of a command; how many there was room for.
+
+        ``WrongStateError`` if it does not run, or does not read.
+        """
+        if task.status is not TaskStatus.RUNNING:
+            raise WrongStateError(f"the task {quote(task.name)} is {task.status.shown}")
+        path = cell.input_path(self._places, agent, f"task-{task.name}")
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            raise WrongStateError(f"the task {quote(task.name)} has just ended") from None
+        try:
+            return os.write(fd, data)
+        except BlockingIOError:
+            raise WrongStateError(
+                f"the task {quote(task.name)} does not read its input: what it was given is "
+                "as much as it can be"
+            ) from None
+        finally:
+            os.close(fd)
+
+
+class _LedTask(Lead):
+    """A command of an agent's."""
+
+    launched = "task.launched"
+
+    def __init__(
+        self,
+        runs: TaskRuns,
+        agent: Agent,
+        following: Following,
+        execution: Execution,
+        task: Task,
+    ) -> None:
+        super().__init__(runs._leader, agent, following, execution, execution.changes)
+        self._agents = runs._agents
+        self._places = runs._places
+        self._task = task
+        #: set when it is not to have the rest of its grace
+        self._impatient = trio.Event()
+
+    def command(self) -> Command | None:
+        agent, task = self._agent, self._task
+        if task.status is not TaskStatus.QUEUED:
+            return None
+        lines = [line for line in task.env.split("\n") if line]
+        name = f"task-{task.name}"
+        return Command(
+            words=("/bin/sh", "-c", task.cmd),
+            cwd=task.cwd or cell.working_directory(self._agents, agent),
+            run=agent.run,
+            out=self._agents.tasks.directory(agent, task),
+            env=tuple(parse_env_line(line) for line in lines),
+            open_input=(
+                (lambda: cell.open_input(self._places, agent, name))
+                if task.accepts_input
+                else None
+            ),
+        )
+
+    def look(self, record: Record) -> None:
+        agent, task = self._agent, self._task
+        if task.given_up:
+            self._impatient.set()
+        if task.pid or not record.started:
+            return
+        change = Change(by=task.by)
+        change.put(task, pid=record.program, started=record.started / 1e9)
+        if task.status is TaskStatus.QUEUED:
+            change.step(task, TaskEvent.RUN)
+        change.event(
+            agent.session, "task.start", agent.name, task=task.name, pid=record.program
+        )
+        self._agents.journal.note(change)
+        crashpoints.reach("task.running")
+
+    def is_unwanted(self, record: Record) -> bool:
+        # before it has begun or failed SIGTERM cannot reach it
+        return self._task.status is TaskStatus.CANCELLING and record.settled
+
+    async def terminate(self) -> None:
+        agent = self._agent
+        grace = 0.0 if agent.frozen else self._agents.settings.grace(agent)
+        await terminate(self._execution, grace, self._impatient)
+
+
+def _judge(task: Task, record: Record) -> tuple[TaskEvent, str]:
+    """What became of a command, as its monitor has it."""
+    text = ""
+    if record.exit_code is not None:
+        text = f"exit:{record.exit_code}"
+    elif record.signal is not None:
+        text = f"signal:{record.signal}"
+    if task.status is TaskStatus.CANCELLING:
+        return TaskEvent.CANCEL, text
+    if record.exit_code == 0:
+        return TaskEvent.COMPLETE, text
+    # a failure before the exec is in the output, and is not an interruption
+    known = bool(text or record.failed or not (record.monitor or record.lost))
+    return (TaskEvent.FAIL if known else TaskEvent.INTERRUPT), text
+

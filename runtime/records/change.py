@@ -1,0 +1,197 @@
+"""What one transaction changes, and who is told of it (``runtime.agents.parts``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any, Final, TypeVar
+
+from runtime.records.items import Item, Task, Wait
+from runtime.records.lifecycle import AGENT_MOVES, Effect, Event, Status
+from runtime.records.model import Agent
+
+_I = TypeVar("_I", bound=Item)
+
+EVENTS: Final = "events.jsonl"
+#: who caused what nobody did
+RUNTIME: Final = "runtime"
+#: of a wait: what it waits for, and what it holds up
+WAIT_KEYS: Final = {"on", "work"}
+
+
+class Watching:
+    """Somebody who wants to know of changes, of some of them."""
+
+    def admit(self, change: Change) -> None:
+        """Raises if a change is to be refused, before anything is done for it."""
+
+    def agent_changed(self, index: int, names: Iterable[str]) -> None:
+        """Fields or documents of an agent changed."""
+
+    def session_changed(self, index: int, names: Iterable[str]) -> None:
+        """Files of a session changed."""
+
+    def agent_listed(self, agent: Agent) -> None:
+        """An agent appeared or went."""
+
+    def item_changed(self, item: Item, names: Iterable[str]) -> None:
+        """Fields of a plane's record changed."""
+
+    def item_listed(self, item: Item) -> None:
+        """A plane's record appeared or went."""
+
+    def due(self, agent: Agent, effect: Effect) -> None:
+        """A move of an agent holds, and this is to be done for it."""
+
+
+class Change:
+    """What one transaction changes; collected first, applied all or not at all.
+
+    A part of a larger change sees, by ``peek`` and ``items_of``, what that holds already.
+
+    ``by`` names who caused the change, as in ``events.jsonl``. If it is empty, the caller that
+    acts when the change is committed is named (``Agents.acting``), or the runtime.
+    """
+
+    def __init__(self, whole: Change | None = None, *, by: str = "") -> None:
+        self._whole = whole
+        self.by: str = by or (whole.by if whole is not None else "")
+        self.items: dict[int, tuple[Item, dict[str, Any]]] = {}
+        self.made_items: list[Item] = []
+        #: the same by agent and kind, and the waits of each agent that get something to wait for
+        self._made_of: dict[tuple[int, type[Item]], list[Any]] = {}
+        self._rearmed: dict[int, list[Wait]] = {}
+        self.dropped_items: list[Item] = []
+        self.agents: list[tuple[Agent, dict[str, Any]]] = []
+        self.sessions: dict[int, dict[str, Any]] = {}
+        self.lines: list[tuple[int, str, dict[str, Any]]] = []
+        #: names that go to another owner
+        self.claims: list[tuple[str, int]] = []
+        #: channels that a new child takes over
+        self.channels: list[tuple[int, str]] = []
+        #: agents that come into being, and the handles of those
+        self.made: list[Agent] = []
+        self.handles: list[tuple[Task, Agent]] = []
+        #: files of sessions that were written beside the store
+        self.touched: list[tuple[int, str]] = []
+        #: what its moves call for, in their order
+        self.effects: list[tuple[Agent, Effect]] = []
+
+    def move(self, agent: Agent, event: Event, **why: Any) -> None:
+        """An agent's next status, as ``lifecycle`` has it, with what that calls for.
+
+        ``why`` goes into the event that tells of it, if it is another status than before.
+        ``WrongStateError`` or ``NotRunningError`` if the event does not fit.
+        """
+        status = self.peek_agent(agent, "status")
+        move = AGENT_MOVES.move(status, event)
+        self.effects += [(agent, Effect(effect)) for effect in move.effects]
+        to = move.status
+        if to is None:
+            to = Status(self.peek_agent(agent, "paused_from"))
+            self.set(agent, paused_from="", frozen=False)
+        elif to is Status.PAUSED and status is not to:
+            self.set(agent, paused_from=status.value, frozen=Effect.FREEZE in move.effects)
+        if to is not status:
+            self.set(agent, status=to)
+            self.event(agent.session, "agent.status", agent.name, status=to.value, **why)
+
+    def step(self, item: Item, event: StrEnum) -> Any:
+        """The next status of a plane's record, as its table has it; ``WrongStateError``."""
+        to = item.moves.move(self.peek(item, "status"), event).status
+        self.put(item, status=to)
+        return to
+
+    def is_over(self, item: Item) -> bool:
+        """Whether nothing follows the status that it has, or will have."""
+        return self.peek(item, "status") in item.moves.terminal
+
+    def set(self, agent: Agent, **values: Any) -> None:
+        self.agents.append((agent, values))
+
+    def put(self, item: Item, **values: Any) -> None:
+        """Changes a plane's record, one that is made in this change too."""
+        self.items.setdefault(id(item), (item, {}))[1].update(values)
+        if isinstance(item, Wait) and not values.keys().isdisjoint(WAIT_KEYS):
+            self._rearmed.setdefault(item.agent, []).append(item)
+
+    def make(self, item: Item) -> None:
+        self.made_items.append(item)
+        self._made_of.setdefault((item.agent, type(item)), []).append(item)
+
+    def make_handle(self, task: Task, child: Agent) -> None:
+        """A task that is the handle of a child, which may have no index yet."""
+        self.make(task)
+        self.handles.append((task, child))
+
+    def drop(self, item: Item) -> None:
+        self.dropped_items.append(item)
+
+    def peek(self, item: Item, name: str) -> Any:
+        """A field as it will be when all of this is applied."""
+        change: Change | None = self
+        while change is not None:
+            found = change.items.get(id(item))
+            if found is not None and name in found[1]:
+                return found[1][name]
+            change = change._whole
+        return getattr(item, name)
+
+    def peek_agent(self, agent: Agent, name: str) -> Any:
+        """The same for an agent."""
+        change: Change | None = self
+        while change is not None:
+            for changed, values in reversed(change.agents):
+                if changed is agent and name in values:
+                    return values[name]
+            change = change._whole
+        return getattr(agent, name)
+
+    def newly_made(self, agent: int, cls: type[_I]) -> list[_I]:
+        """The records of one kind and agent that are made in this change."""
+        above = self._whole.newly_made(agent, cls) if self._whole is not None else []
+        return above + self._made_of.get((agent, cls), [])
+
+    def rearmed(self, agent: int) -> list[Wait]:
+        """Waits of one agent that this change makes, or says anew what they are for."""
+        above = self._whole.rearmed(agent) if self._whole is not None else []
+        return above + self._made_of.get((agent, Wait), []) + self._rearmed.get(agent, [])
+
+    def set_session(self, index: int, **values: Any) -> None:
+        self.sessions.setdefault(index, {}).update(values)
+
+    def add(self, other: Change) -> None:
+        """All that another one changes, after what is here."""
+        for item, values in other.items.values():
+            self.put(item, **values)
+        for item in other.made_items:
+            self.make(item)
+        self.dropped_items += other.dropped_items
+        self.agents += other.agents
+        for index, values in other.sessions.items():
+            self.set_session(index, **values)
+        self.lines += other.lines
+        self.claims += other.claims
+        self.channels += other.channels
+        self.made += other.made
+        self.handles += other.handles
+        self.touched += other.touched
+        self.effects += other.effects
+
+    def event(self, session: int, kind: str, agent: str, **fields: Any) -> None:
+        """One line of ``events.jsonl``; id and time are set at the commit, and who caused it
+        if the change does not say."""
+        if self.by:
+            fields["by"] = self.by
+        self.lines.append((session, EVENTS, {"type": kind, "agent": agent, **fields}))
+
+    def attribute(self, by: str) -> None:
+        """Says of whatever does not say it yet who caused it."""
+        self.by = self.by or by
+        for _, file, fields in self.lines:
+            if file == EVENTS:
+                fields.setdefault("by", self.by)
+
+    def message(self, session: int, **fields: Any) -> None:
+        """One line of ``messages.jsonl``."""
+        self.lines.append((session, "messages.jsonl", fields))

@@ -1,0 +1,209 @@
+"""The configuration: one YAML map, every key with a built-in default."""
+
+from __future__ import annotations
+
+import logging
+import pwd
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from runtime.errors import MalformedError, StartupError
+from runtime.texts import policy
+from runtime.texts.context import LIMIT_MIN
+from runtime.texts.names import parse_duration, parse_size
+
+log = logging.getLogger("ctxd.config")
+
+FALLBACK_AGENT_ID: Final = 61000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Settings of one daemon. Sizes are bytes, times seconds."""
+
+    depth: int = 8
+    children: int = 1024
+    messages: int = 1024
+    tasks: int = 1024
+    work_items: int = 1024
+    waits: int = 1024
+    fork_limit: int = 64 << 10
+    agents: int = 20_000
+    control_max: int = 64 << 10
+    frame_max: int = 1 << 20
+    document_max: int = 16 << 20
+    artifact_max: int = 1 << 30
+    files: int = 10_000
+    spaces: int = 64
+    restart_max: int = 10
+    log_max: int = 64 << 20
+    owner_descriptors: int | None = None
+    owner_connections: int = 1024
+    owner_memory_max: int = 128 << 20
+    owner_tasks: int = 1024
+    owner_monitors: int = 4096
+    owner_disk_max: int = 16 << 30
+    owner_time: float = 0.5
+    owner_log_lines: int = 50
+    grace: float = 5.0
+    watchdog: float = 20.0
+    timeout: float | None = None
+    agent_user: str = "ctxfs"
+    allow_root_agents: bool = False
+    base_view: tuple[str, ...] = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc")
+    #: of root agents; over what an agent makes it has the rights of its creator without a line
+    policy: tuple[str, ...] = ("agent:* create", "tool:* execute", "model:* use")
+
+
+    def agent_ids(self) -> tuple[int, int]:
+        """uid and gid of agents whose creator is root (passwd(5))."""
+        try:
+            entry = pwd.getpwnam(self.agent_user)
+        except KeyError:
+            return FALLBACK_AGENT_ID, FALLBACK_AGENT_ID
+        return entry.pw_uid, entry.pw_gid
+
+
+def _size(value: Any) -> int:
+    return parse_size(str(value))
+
+
+def _fork_limit(value: Any) -> int:
+    size = _size(value)
+    if size < LIMIT_MIN:
+        raise MalformedError(f"{value!r} is too small; use at least {LIMIT_MIN} bytes")
+    return size
+
+
+def _duration(value: Any) -> float:
+    return parse_duration(str(value))
+
+
+def _optional_duration(value: Any) -> float | None:
+    return None if value is None else _duration(value)
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise MalformedError(f"{value!r} is not a number")
+    return value
+
+
+def _optional_count(value: Any) -> int | None:
+    return None if value is None else _count(value)
+
+
+def _share(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise MalformedError(f"{value!r} is not a share; use a number up to 1, such as 0.5")
+    return float(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise MalformedError(f"{value!r} is not a string")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise MalformedError(f"{value!r} is not a boolean; use true or false")
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise MalformedError(f"{value!r} is not a list")
+    return tuple(_text(item) for item in value)
+
+
+def _policy(value: Any) -> tuple[str, ...]:
+    lines = _texts(value)
+    policy.parse(policy.default_root(lines, "agent_t"), "agent_t")
+    return lines
+
+
+_PARSERS: Final = {
+    "depth": _count,
+    "children": _count,
+    "messages": _count,
+    "tasks": _count,
+    "work_items": _count,
+    "waits": _count,
+    "fork_limit": _fork_limit,
+    "agents": _count,
+    "control_max": _size,
+    "frame_max": _size,
+    "document_max": _size,
+    "artifact_max": _size,
+    "files": _count,
+    "spaces": _count,
+    "restart_max": _count,
+    "log_max": _size,
+    "owner_descriptors": _optional_count,
+    "owner_connections": _count,
+    "owner_memory_max": _size,
+    "owner_tasks": _count,
+    "owner_monitors": _count,
+    "owner_disk_max": _size,
+    "owner_time": _share,
+    "owner_log_lines": _count,
+    "grace": _duration,
+    "watchdog": _duration,
+    "timeout": _optional_duration,
+    "agent_user": _text,
+    "allow_root_agents": _flag,
+    "base_view": _texts,
+    "policy": _policy,
+}
+
+#: settings of version 0.1, and the accounts that bound the same since
+_OBSOLETE: Final = {
+    "messages_max": "owner_disk_max",
+    "staged_max": "owner_memory_max",
+    "connections": "owner_connections",
+    "open_files": "owner_descriptors",
+    "incarnations": "owner_disk_max",
+}
+
+
+def load_config(path: Path, *, required: bool) -> Config:
+    """The configuration in ``path``; the defaults if it need not exist.
+
+    Raises ``StartupError`` with one sentence that names the file and the key.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if required:
+            raise StartupError(f"{path}: no such configuration file") from None
+        return Config()
+    except (OSError, UnicodeError) as error:
+        raise StartupError(f"{path}: {error}") from None
+    try:
+        values = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, TypeError,
+            RecursionError) as error:
+        # numbers, times and keys of YAML's own that Python has no value for
+        where = " ".join(str(error).split())
+        raise StartupError(f"{path}: not YAML: {where}") from None
+    if values is None:
+        return Config()
+    if not isinstance(values, dict):
+        raise StartupError(f"{path}: not a map of settings; write one `key: value` per line")
+    parsed: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in _OBSOLETE:
+            log.warning("%s: %s is no longer used; see %s", path, key, _OBSOLETE[key])
+            continue
+        if not isinstance(key, str) or key not in _PARSERS:
+            known = ", ".join(field.name for field in fields(Config))
+            raise StartupError(f"{path}: unknown setting {key!r}; use {known}")
+        try:
+            parsed[key] = _PARSERS[key](value)
+        except MalformedError as error:
+            raise StartupError(f"{path}: {key}: {error.sentence}") from None
+    return Config(**parsed)

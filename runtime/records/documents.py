@@ -1,0 +1,84 @@
+"""The files that belong to one incarnation: its documents, what it printed, what it runs on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from runtime.kernel.trash import Trash
+from runtime.records.journal import Journal
+from runtime.records.model import Agent
+
+
+class Documents:
+    """The directories of all incarnations, below ``agent`` in the state."""
+
+    def __init__(self, *, journal: Journal, trash: Trash, state: Path) -> None:
+        self._journal = journal
+        self._trash = trash
+        self.base = state / "agent"
+
+    def directory(self, agent: Agent) -> Path:
+        """The incarnation's own directory: records, output, documents."""
+        return self.base / agent.incarnation
+
+    def path(self, agent: Agent, name: str) -> Path:
+        return self.base / f"{agent.incarnation}/doc/{name}"
+
+    def size(self, agent: Agent, name: str) -> int:
+        try:
+            return self.path(agent, name).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def read(self, agent: Agent, name: str, size: int = -1) -> bytes:
+        """All of it, or so many bytes; nothing if it was never written."""
+        try:
+            with open(self.path(agent, name), "rb") as file:
+                return file.read(size)
+        except FileNotFoundError:
+            return b""
+
+    def write(self, agent: Agent, name: str, data: bytes) -> None:
+        """Replaces a document as a whole; readers see the old or the new one."""
+        replace_file(self.path(agent, name), data)
+        self._journal.tell_agent(agent.index, (name,))
+
+    def make(self, agent: Agent) -> None:
+        """What an agent has on disk before it is recorded."""
+        documents = self.directory(agent) / "doc"
+        documents.mkdir(parents=True, mode=0o700)
+        (documents / "artifact").mkdir()
+
+    def discard(self, agent: Agent) -> None:
+        """All of it."""
+        self._trash.discard(self.directory(agent))
+
+    def clear(self, agent: Agent) -> None:
+        """Removes what only the object had; documents of a channel or a session stay."""
+        directory = self.directory(agent)
+        if agent.parent_session is None and not agent.archived:
+            self._trash.discard(directory)
+            return
+        for path in directory.iterdir() if directory.is_dir() else ():
+            if path.name == "doc":
+                continue
+            self._trash.discard(path)
+
+    def remove_strays(self, known: set[str], kept: set[str]) -> None:
+        """Files of incarnations that are neither known nor, for their documents, kept."""
+        for directory in self.base.iterdir():
+            if directory.name in known:
+                continue
+            for path in directory.iterdir():
+                if path.name != "doc" or directory.name not in kept:
+                    self._trash.discard(path)
+            if directory.name not in kept:
+                self._trash.discard(directory)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Writes beside it, then renames over it (rename(2))."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_bytes(data)
+    os.replace(temporary, path)

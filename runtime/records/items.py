@@ -1,0 +1,486 @@
+"""The records below an agent: messages, tasks, work items and waits.
+
+Each is one row of the store and belongs to one incarnation. What each may
+become is a table, as for agents (``runtime.records.lifecycle``): pure, and a pair that
+is not in it is refused.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from functools import partial
+from typing import Any, ClassVar, Final, Self, TypeVar
+
+from runtime.errors import MalformedError
+from runtime.records.moves import Moves
+from runtime.texts.names import quote
+
+
+class MessageStatus(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    PROCESSED = "processed"
+    FAILED = "failed"
+    ABORTED = "aborted"
+    DROPPED = "dropped"
+
+
+class MessageEvent(StrEnum):
+    DELIVER = "deliver"
+    PROCESS = "process"
+    FAIL = "fail"
+    ABORT = "abort"
+    DROP = "drop"
+
+
+_M = MessageStatus
+MESSAGE_MOVES: Final = Moves(
+    "message",
+    {
+        (_M.QUEUED, MessageEvent.DELIVER): _M.RUNNING,
+        (_M.QUEUED, MessageEvent.DROP): _M.DROPPED,
+        (_M.RUNNING, MessageEvent.PROCESS): _M.PROCESSED,
+        (_M.RUNNING, MessageEvent.FAIL): _M.FAILED,
+        (_M.RUNNING, MessageEvent.ABORT): _M.ABORTED,
+    },
+)
+
+
+class TaskStatus(StrEnum):
+    #: shown as queued: it waits to be configured and started
+    MADE = "made"
+    QUEUED = "queued"
+    RUNNING = "running"
+    CANCELLING = "cancelling"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def shown(self) -> str:
+        return "queued" if self is TaskStatus.MADE else self.value
+
+
+class TaskEvent(StrEnum):
+    START = "start"
+    STOP = "stop"
+    KILL = "kill"
+    RUN = "run"
+    COMPLETE = "complete"
+    FAIL = "fail"
+    CANCEL = "cancel"
+    INTERRUPT = "interrupt"
+    #: a handle, which nobody starts, ends: its child was what ran
+    FOLLOW = "follow"
+
+
+_T, _TE = TaskStatus, TaskEvent
+_TASK_ENDS: Final = {_TE.CANCEL: _T.CANCELLED, _TE.INTERRUPT: _T.INTERRUPTED}
+_TASK_RESULTS: Final = {_TE.COMPLETE: _T.COMPLETED, _TE.FAIL: _T.FAILED}
+TASK_MOVES: Final = Moves(
+    "task",
+    {
+        (_T.MADE, _TE.START): _T.QUEUED,
+        (_T.MADE, _TE.STOP): _T.CANCELLED,
+        (_T.MADE, _TE.KILL): _T.CANCELLED,
+        (_T.MADE, _TE.CANCEL): _T.CANCELLED,
+        (_T.MADE, _TE.INTERRUPT): _T.INTERRUPTED,
+        (_T.QUEUED, _TE.RUN): _T.RUNNING,
+        (_T.QUEUED, _TE.STOP): _T.CANCELLING,
+        (_T.QUEUED, _TE.KILL): _T.CANCELLING,
+        (_T.RUNNING, _TE.STOP): _T.CANCELLING,
+        (_T.RUNNING, _TE.KILL): _T.CANCELLING,
+        (_T.CANCELLING, _TE.KILL): _T.CANCELLING,
+        **{
+            (status, event): to
+            for status in (_T.QUEUED, _T.RUNNING)
+            for event, to in (*_TASK_ENDS.items(), *_TASK_RESULTS.items())
+        },
+        **{(_T.CANCELLING, event): to for event, to in _TASK_ENDS.items()},
+        (_T.MADE, _TE.FOLLOW): _T.RUNNING,
+    },
+    verbs=frozenset({_TE.START, _TE.STOP, _TE.KILL}),
+)
+
+
+class WorkStatus(StrEnum):
+    OPEN = "open"
+    ACTIVE = "active"
+    BLOCKED = "blocked"
+    DONE = "done"
+    CANCELLED = "cancelled"
+
+
+class WorkEvent(StrEnum):
+    #: it becomes, and stops being, what the agent works on now
+    FOCUS = "focus"
+    UNFOCUS = "unfocus"
+    BLOCK = "block"
+    UNBLOCK = "unblock"
+    FINISH = "finish"
+    CANCEL = "cancel"
+
+
+_W, _WE = WorkStatus, WorkEvent
+WORK_MOVES: Final = Moves(
+    "work item",
+    {
+        (_W.OPEN, _WE.FOCUS): _W.ACTIVE,
+        (_W.BLOCKED, _WE.FOCUS): _W.ACTIVE,
+        (_W.ACTIVE, _WE.UNFOCUS): _W.OPEN,
+        (_W.OPEN, _WE.BLOCK): _W.BLOCKED,
+        (_W.ACTIVE, _WE.BLOCK): _W.BLOCKED,
+        (_W.BLOCKED, _WE.UNBLOCK): _W.OPEN,
+        **{(status, _WE.FINISH): _W.DONE for status in (_W.OPEN, _W.ACTIVE, _W.BLOCKED)},
+        **{(status, _WE.CANCEL): _W.CANCELLED for status in (_W.OPEN, _W.ACTIVE, _W.BLOCKED)},
+    },
+)
+
+
+class WaitStatus(StrEnum):
+    NEW = "new"
+    ARMED = "armed"
+    FIRED = "fired"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+class WaitEvent(StrEnum):
+    ARM = "arm"
+    FIRE = "fire"
+    CANCEL = "cancel"
+    EXPIRE = "expire"
+
+
+_A, _AE = WaitStatus, WaitEvent
+WAIT_MOVES: Final = Moves(
+    "wait",
+    {
+        (_A.NEW, _AE.ARM): _A.ARMED,
+        (_A.NEW, _AE.CANCEL): _A.CANCELLED,
+        (_A.ARMED, _AE.FIRE): _A.FIRED,
+        (_A.ARMED, _AE.CANCEL): _A.CANCELLED,
+        (_A.ARMED, _AE.EXPIRE): _A.EXPIRED,
+    },
+)
+
+PRIORITIES: Final = ("interject", "next", "normal", "background")
+#: of messages that answer something themselves
+NOTICES: Final = ("task_result", "wait")
+
+
+#: a text of a record that is longer than this is on the disk, not in memory; in characters
+KEPT_ABOVE: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A long text of a record, which is read from the store when it is asked for."""
+
+    length: int
+    read: Callable[[], str]
+
+
+class _Long:
+    """A field that holds a text, or the place where it is kept; reading it gives the text."""
+
+    def __init__(self, slot: Any) -> None:
+        self.slot = slot
+
+    def __get__(self, item: Item | None, owner: type[Item]) -> Any:
+        if item is None:
+            return self
+        value = self.slot.__get__(item, owner)
+        return value.read() if isinstance(value, Kept) else value
+
+    def __set__(self, item: Item, value: str | Kept) -> None:
+        self.slot.__set__(item, value)
+
+
+_C = TypeVar("_C", bound="type[Item]")
+
+
+def _with_long(cls: _C) -> _C:
+    """A class whose fields in ``long`` may be kept elsewhere."""
+    for name in cls.long:
+        setattr(cls, name, _Long(cls.__dict__[name]))
+    return cls
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Item:
+    """One record of a plane. ``agent`` is the index of its incarnation, times are epoch seconds.
+
+    Fields in ``long`` may be texts of any length.
+    """
+
+    kind: ClassVar[str] = ""
+    statuses: ClassVar[type[StrEnum]] = StrEnum
+    moves: ClassVar[Moves[Any, Any]]
+    long: ClassVar[tuple[str, ...]] = ()
+
+    #: of its row in the store, 0 before it has one
+    index: int = 0
+    agent: int
+    name: str
+    #: one of ``statuses``
+    status: Any = None
+    created: float = 0.0
+    updated: float = 0.0
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing follows its status."""
+        return self.status in self.moves.terminal
+
+    @property
+    def key(self) -> str:
+        """What it is found by among those of its kind and agent."""
+        return self.name
+
+    def dump(self) -> dict[str, Any]:
+        """All but the index."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "index"}
+
+    def record(self) -> dict[str, Any]:
+        """The same with ``Kept`` for what is not in memory."""
+        return {f.name: self.raw(f.name) for f in fields(self) if f.name != "index"}
+
+    def raw(self, name: str) -> Any:
+        """A field as it is in memory: a text may be ``Kept``."""
+        if name in self.long:
+            return type(self).__dict__[name].slot.__get__(self, type(self))
+        return getattr(self, name)
+
+    def length(self, name: str) -> int:
+        """Of a text, in characters."""
+        value = self.raw(name)
+        return value.length if isinstance(value, Kept) else len(value)
+
+    def keep(self, read: Callable[[int, str], str]) -> None:
+        """Holds long texts no longer that ``read`` finds by index and field from now on."""
+        for name in self.long:
+            value = self.raw(name)
+            if isinstance(value, str) and len(value) > KEPT_ABOVE:
+                setattr(self, name, Kept(len(value), partial(read, self.index, name)))
+
+    @classmethod
+    def load(
+        cls, index: int, values: dict[str, Any], read: Callable[[int, str], str] | None = None
+    ) -> Self:
+        """From what the store has; ``read`` finds what it has elsewhere."""
+        known = {f.name for f in fields(cls)}
+        kept = {key: value for key, value in values.items() if key in known}
+        for name in cls.long:
+            if read is not None and isinstance(kept.get(name), int):
+                kept[name] = Kept(kept[name], partial(read, index, name))
+        kept["status"] = cls.statuses(kept["status"])
+        if "blocked_by" in kept:
+            kept["blocked_by"] = tuple(kept["blocked_by"])
+        return cls(index=index, **kept)
+
+
+@_with_long
+@dataclass(slots=True, kw_only=True, eq=False)
+class Message(Item):
+    """One message to an agent; ``name`` is its id, unique in its session.
+
+    ``asked`` is whose frames are kept for a repeated id, empty for messages without one.
+    """
+
+    kind: ClassVar[str] = "message"
+    statuses: ClassVar[type[StrEnum]] = MessageStatus
+    moves: ClassVar = MESSAGE_MOVES
+    long: ClassVar[tuple[str, ...]] = ("text", "reply")
+
+    status: MessageStatus = MessageStatus.QUEUED
+    session: int
+    sender: str
+    provenance: str
+    priority: str = "normal"
+    text: str = ""
+    run: str = ""
+    reply: str = ""
+    reason: str = ""
+    asked: str = ""
+    #: the delegated task, which comes before all others
+    first: bool = False
+
+    @property
+    def key(self) -> str:
+        return f"{self.session}/{self.name}"
+
+
+@_with_long
+@dataclass(slots=True, kw_only=True, eq=False)
+class Task(Item):
+    """A managed execution: a command of the agent's, or the handle of a supervised child."""
+
+    kind: ClassVar[str] = "task"
+    statuses: ClassVar[type[StrEnum]] = TaskStatus
+    moves: ClassVar = TASK_MOVES
+    long: ClassVar[tuple[str, ...]] = ("title", "cmd", "cwd", "env")
+
+    status: TaskStatus = TaskStatus.MADE
+    task_kind: str = "command_task"
+    title: str = ""
+    cmd: str = ""
+    cwd: str = ""
+    env: str = ""
+    accepts_input: bool = False
+    work: str = ""
+    exit: str = ""
+    pid: int = 0
+    #: of the machine's boot in which it was started (proc(5))
+    boot: str = ""
+    started: float = 0.0
+    ended: float = 0.0
+    #: a stop was asked for by KILL
+    given_up: bool = False
+    #: who asked last for its start or its end, as in ``by`` of events
+    by: str = ""
+    wait_token: str = ""
+    #: index of the child that a child_agent_task supervises
+    child: int = 0
+    #: the state of that child's worktree; all of it is the child's (runtime.workspace)
+    worktree: str = ""
+
+
+@_with_long
+@dataclass(slots=True, kw_only=True, eq=False)
+class Work(Item):
+    """A work item; what it is about are documents beside the store."""
+
+    kind: ClassVar[str] = "work"
+    statuses: ClassVar[type[StrEnum]] = WorkStatus
+    moves: ClassVar = WORK_MOVES
+    long: ClassVar[tuple[str, ...]] = ("objective", "plan", "acceptance", "parent")
+
+    status: WorkStatus = WorkStatus.OPEN
+    objective: str = ""
+    plan: str = ""
+    acceptance: str = ""
+    #: ids of other items
+    blocked_by: tuple[str, ...] = ()
+    parent: str = ""
+
+
+@_with_long
+@dataclass(slots=True, kw_only=True, eq=False)
+class Wait(Item):
+    """Why an agent, or one of its work items, cannot go on."""
+
+    kind: ClassVar[str] = "wait"
+    statuses: ClassVar[type[StrEnum]] = WaitStatus
+    moves: ClassVar = WAIT_MOVES
+    long: ClassVar[tuple[str, ...]] = ("on", "payload")
+
+    status: WaitStatus = WaitStatus.NEW
+    on: str = ""
+    work: str = ""
+    #: as written, and the moment that this was when it was armed, 0 for none
+    deadline: str = ""
+    expires: float = 0.0
+    #: of a timer
+    due: float = 0.0
+    payload: str = ""
+    #: what fires a ``trigger`` one; the others never show theirs
+    token: str = field(default_factory=lambda: secrets.token_hex(16))
+
+
+KINDS: Final[dict[str, type[Item]]] = {cls.kind: cls for cls in (Message, Task, Work, Wait)}
+_I = TypeVar("_I", bound=Item)
+
+
+class Items:
+    """The records of all agents that have not been removed, in memory."""
+
+    def __init__(self) -> None:
+        self._by_index: dict[int, Item] = {}
+        self._of: dict[tuple[int, str], dict[str, Item]] = {}
+        self._by_token: dict[str, Wait] = {}
+        #: armed waits by agent, field and what that holds; and the keys of each
+        self._armed: dict[tuple[int, str, str], dict[int, Wait]] = {}
+        self._armed_by: dict[int, list[tuple[int, str, str]]] = {}
+
+    def add(self, item: Item) -> None:
+        self._by_index[item.index] = item
+        if isinstance(item, Wait):
+            self._by_token[item.token] = item
+            self._note_wait(item)
+        known = self._of.setdefault((item.agent, item.kind), {})
+        # one that takes the name of another is younger than all
+        known.pop(item.key, None)
+        known[item.key] = item
+
+    def drop(self, item: Item) -> None:
+        self._forget(item)
+        known = self._of.get((item.agent, item.kind), {})
+        if known.get(item.key) is item:
+            del known[item.key]
+
+    def drop_all(self, agent: int) -> None:
+        """Those of one agent."""
+        for kind in KINDS:
+            for item in self._of.pop((agent, kind), {}).values():
+                self._forget(item)
+
+    def _forget(self, item: Item) -> None:
+        self._by_index.pop(item.index, None)
+        if isinstance(item, Wait):
+            self._by_token.pop(item.token, None)
+            self._disarm(item)
+
+    def note(self, item: Item) -> None:
+        """One has changed."""
+        if isinstance(item, Wait) and self._by_index.get(item.index) is item:
+            self._note_wait(item)
+
+    def _note_wait(self, wait: Wait) -> None:
+        self._disarm(wait)
+        if wait.status is not WaitStatus.ARMED:
+            return
+        keys = [(wait.agent, "on", wait.on)]
+        if wait.work:
+            keys.append((wait.agent, "work", wait.work))
+        self._armed_by[wait.index] = keys
+        for key in keys:
+            self._armed.setdefault(key, {})[wait.index] = wait
+
+    def _disarm(self, wait: Wait) -> None:
+        for key in self._armed_by.pop(wait.index, ()):
+            waits = self._armed[key]
+            del waits[wait.index]
+            if not waits:
+                del self._armed[key]
+
+    def armed(self, agent: int, field: str, value: str) -> Iterator[Wait]:
+        """The armed waits of an agent for a thing (``on``), or a work item, the newest first."""
+        return reversed(self._armed.get((agent, field, value), {}).values())
+
+    def with_token(self, token: str) -> Wait | None:
+        return self._by_token.get(token)
+
+    def get(self, index: int) -> Item | None:
+        return self._by_index.get(index)
+
+    def of(self, agent: int, cls: type[_I]) -> list[_I]:
+        """Those of one kind and agent, oldest first."""
+        return list(self._of.get((agent, cls.kind), {}).values())  # type: ignore[arg-type]
+
+    def named(self, agent: int, cls: type[_I], key: str) -> _I | None:
+        return self._of.get((agent, cls.kind), {}).get(key)  # type: ignore[return-value]
+
+    def all(self, cls: type[_I]) -> list[_I]:
+        return [item for item in self._by_index.values() if isinstance(item, cls)]
+
+
+def check_priority(text: str) -> str:
+    """``MalformedError`` if the text is not a priority."""
+    if text not in PRIORITIES:
+        raise MalformedError(f"unknown priority {quote(text)}; use {', '.join(PRIORITIES)}")
+    return text

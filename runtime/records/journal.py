@@ -1,0 +1,462 @@
+"""The one way in which anything changes: a change is committed, then told.
+
+A change is one transaction of the store. Its events go to an outbox in the same
+transaction and from there to the histories; then those who watch are told
+(``Watching``), and have done what the change calls for, in this order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from runtime import crashpoints
+from runtime.caller import Caller
+from runtime.errors import NoSpaceError
+from runtime.kernel import linux
+from runtime.records.change import EVENTS, RUNTIME, Change, Watching
+from runtime.records.history import History
+from runtime.records.items import Items
+from runtime.records.lifecycle import AFTERWARDS, Effect
+from runtime.records.model import Agent, Session
+from runtime.records.registry import Registry
+from runtime.records.sessions import Sessions
+from runtime.records.store import Pending, Store
+from runtime.texts.names import dump_json, timestamp
+
+log = logging.getLogger("ctxd.journal")
+
+_RETRY_SECONDS: Final = 1.0
+#: lines that are in their files, and in the outbox until these are synced
+_OUTBOX_MAX: Final = 1000
+
+
+class Journal:
+    """Commits changes, and knows who acts in the present step of the loop."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        history: History,
+        registry: Registry,
+        items: Items,
+        sessions: Sessions,
+        state: Path,
+    ) -> None:
+        self._store = store
+        self._history = history
+        self._registry = registry
+        self._items = items
+        self._sessions = sessions
+        self._state = state
+        self._watching: list[Watching] = []
+        #: None for the runtime itself
+        self.acting_caller: Caller | None = None
+        #: what of that is still to be told
+        self._order: tuple[int, str, dict[str, str]] | None = None
+        self._undelivered: list[Pending] = store.undelivered()
+        #: files to which a write failed
+        self._cut: set[str] = set()
+        #: changes that hold in memory, and wait for room on the disk
+        self._late: list[Change] = []
+        self._room = trio.Event()
+        self._long_log = trio.Event()
+        store.crowded = lambda: self._long_log.set()
+        #: up to where the outbox is in the histories, and where it was synced last
+        self._appended = self._synced = 0
+        self._syncing = trio.Lock()
+        self._crowded = trio.Event()
+        #: histories whose last number is known to be the session's
+        self._numbered: set[str] = set()
+        self._complete_histories()
+
+    def watch(self, watching: Watching) -> None:
+        """It is told of every change from now on, after those who watch already."""
+        self._watching.append(watching)
+
+    def _complete_histories(self) -> None:
+        """What an earlier daemon, or the disk, did not get from the outbox to the files."""
+        lines: dict[str, list[str]] = {}
+        for pending in self._undelivered:
+            lines.setdefault(pending.path, []).append(pending.line)
+        for path, wanted in lines.items():
+            with contextlib.suppress(FileNotFoundError):  # of a history since removed
+                self._history.complete(path, wanted)
+        if self._undelivered:
+            self._appended = self._undelivered[-1].seq
+        self._undelivered.clear()
+
+    # changing
+
+    def commit(self, change: Change) -> None:
+        """``NoSpaceError`` on a full disk, ``QuotaError`` if the owner's accounts have no room
+        for its texts; with nothing changed."""
+        for watching in self._watching:
+            watching.admit(change)
+        self._commit_late()
+        self._attribute(change)
+        self._commit(change)
+        self._have_done(change, afterwards=True)
+
+    def note(self, change: Change) -> None:
+        """Like ``commit``, for what has happened and cannot be refused.
+
+        On a full disk it holds in memory at once and is committed as soon as
+        there is room: nobody may keep an agent alive by filling the disk.
+        """
+        self._attribute(change)
+        try:
+            self._commit_late()
+            self._commit(change)
+        except NoSpaceError as error:
+            log.error("%s; %d changes are waiting for disk space", error, len(self._late) + 1)
+            self._late.append(change)
+            self._room.set()
+            for agent, values in change.agents:
+                for name, value in values.items():
+                    setattr(agent, name, value)
+            for item, values in change.items.values():
+                for name, value in values.items():
+                    setattr(item, name, value)
+                self._items.note(item)
+            self._have_done(change)
+            for agent, values in change.agents:
+                self.tell_agent(agent.index, values)
+            self._tell_changed(change)
+        self._have_done(change, afterwards=True)
+
+    def update(self, agent: Agent, **values: Any) -> None:
+        """Changes fields of one agent."""
+        change = Change()
+        change.set(agent, **values)
+        self.commit(change)
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[Change]:
+        """A change that is committed once all of it is said, and not at all after an error."""
+        change = Change()
+        yield change
+        self.commit(change)
+
+    def _have_done(self, change: Change, *, afterwards: bool = False) -> None:
+        """What a change calls for, once: it may be committed a second time (``_late``)."""
+        effects, change.effects = change.effects, []
+        due: list[tuple[Agent, Effect]] = []
+        for each in effects:
+            (due if (each[1] in AFTERWARDS) is afterwards else change.effects).append(each)
+        for agent, effect in due:
+            for watching in self._watching:
+                watching.due(agent, effect)
+
+    # who acts
+
+    @contextlib.contextmanager
+    def acting(self, caller: Caller, agent: Agent | None = None, **what: str) -> Iterator[None]:
+        """What is committed meanwhile was caused by ``caller``.
+
+        Not to be awaited in: others act then. ``what`` is a control of ``agent`` that is
+        written (``file``), or a verb obeyed (``verb``), which its history tells in the same
+        transaction, or after it where that changes nothing else in the store.
+        """
+        before = self.acting_caller, self._order
+        self.acting_caller, self._order = caller, None
+        if agent is not None:
+            self._order = (agent.session, agent.name, what)
+        try:
+            yield
+            if self._order is not None:  # it is obeyed, and cannot be refused any more
+                self.note(Change())
+        finally:
+            self.acting_caller, self._order = before
+
+    @property
+    def actor(self) -> str:
+        """Who acts now, as in ``by`` of events."""
+        return self.describe(self.acting_caller) if self.acting_caller is not None else RUNTIME
+
+    def describe(self, caller: Caller) -> str:
+        """``operator uid:N``, or ``agent:NAME run:ID`` without the run if there is none."""
+        if caller.agent is None:
+            return f"operator uid:{caller.uid}"
+        agent = self._registry.recall(caller.agent)
+        if agent is None:
+            return RUNTIME
+        return f"agent:{agent.name}" + (f" run:{agent.run}" if agent.run else "")
+
+    def _attribute(self, change: Change) -> None:
+        by = self.actor
+        if self._order is not None:
+            session, name, what = self._order
+            self._order = None
+            order = Change(by=by)
+            order.event(session, "agent.control", name, **what)
+            change.lines[:0] = order.lines
+        change.attribute(by)
+
+    # committing
+
+    def _commit_late(self) -> None:
+        while self._late:
+            self._commit(self._late[0])
+            del self._late[0]
+
+    def _commit(self, change: Change) -> None:
+        posted: list[Pending] = []
+        merged: dict[int, tuple[Agent, dict[str, Any]]] = {}
+        for agent, values in change.agents:
+            merged.setdefault(agent.index, (agent, {}))[1].update(values)
+        sessions: dict[int, Session] = {}
+        before: dict[int, dict[str, Any]] = {}
+        now = time.time()
+        try:
+            with self._store.transaction():
+                for name, owner in change.claims:
+                    self._store.claim_name(name, owner)
+                for index, name in change.channels:
+                    self._sessions.retire_channel(index, name)
+                for agent, values in merged.values():
+                    self._store.put_agent(agent.index, {**agent.dump(), **values})
+                    if values.get("removed"):
+                        self._store.delete_items(agent.index)
+                for agent in change.made:
+                    self._insert(agent)
+                    change.event(agent.session, "agent.create", agent.name, parent=agent.lineage)
+                for task, child in change.handles:
+                    task.child = child.index
+                self._store_items(change, now)
+                for index in (*change.sessions, *(line[0] for line in change.lines)):
+                    if index not in sessions:
+                        sessions[index] = self._sessions.load(index)
+                        before[index] = sessions[index].dump()
+                for index, values in change.sessions.items():
+                    for name, value in values.items():
+                        setattr(sessions[index], name, value)
+                for (index, file), some in itertools.groupby(change.lines, lambda line: line[:2]):
+                    fields = [line[2] for line in some]
+                    posted.append(self._post(sessions[index], file, fields, now))
+                for session in sessions.values():
+                    session.updated = now
+                    self._store.put_session(session)
+        except BaseException:
+            for index, values in before.items():
+                for name, value in values.items():
+                    setattr(sessions[index], name, value)
+            raise
+        for agent, values in merged.values():
+            for name, value in values.items():
+                setattr(agent, name, value)
+        self._apply_items(change, now)
+        crashpoints.reach("write.committed")
+        self._have_done(change)
+        self._undelivered += posted
+        self.deliver()
+        for agent, values in merged.values():
+            self.tell_agent(agent.index, values)
+        self._tell_items(change)
+        told: dict[int, set[str]] = {index: {"updated"} for index in sessions}
+        for index, values in change.sessions.items():
+            told[index].update(values)
+        for index, file, _ in change.lines:
+            told[index].add(file)
+        for index, name in change.touched:
+            told.setdefault(index, set()).add(name)
+        for index, names in told.items():
+            self.tell_session(index, names)
+
+    def _insert(self, agent: Agent) -> None:
+        """Inside the transaction: its record, its session, and whose name it is."""
+        if self._store.name_owner(agent.name) != agent.owner:
+            self._store.claim_name(agent.name, agent.owner)
+        self._sessions.retire_channel(agent.parent_session, agent.channel)
+        agent.index = self._store.insert_agent(agent)
+        agent.session = self._sessions.make(agent)
+        self._store.put_agent(agent.index, agent.dump())
+
+    def _store_items(self, change: Change, now: float) -> None:
+        """Inside the transaction. A record that is made gets its number here."""
+        for item in change.made_items:
+            for name, value in change.items.get(id(item), (item, {}))[1].items():
+                setattr(item, name, value)
+            item.created = item.created or now
+            item.updated = now
+            item.index = self._store.insert_item(item)
+        made, dropped = set(map(id, change.made_items)), set(map(id, change.dropped_items))
+        for item, values in change.items.values():
+            if id(item) not in made and id(item) not in dropped:
+                self._store.put_item(item.index, {**item.record(), "updated": now, **values})
+        for item in change.dropped_items:
+            self._store.delete_item(item.index)
+
+    def _apply_items(self, change: Change, now: float) -> None:
+        for item in change.made_items:
+            self._items.add(item)
+        for item, values in change.items.values():
+            item.updated = now
+            for name, value in values.items():
+                setattr(item, name, value)
+            self._items.note(item)
+        dropped = set(map(id, change.dropped_items))
+        for item in (*change.made_items, *(item for item, _ in change.items.values())):
+            if id(item) not in dropped:
+                item.keep(self._store.read_text)
+        for item in change.dropped_items:
+            self._items.drop(item)
+
+    # telling
+
+    def tell_agent(self, index: int, names: Iterable[str]) -> None:
+        """Fields or documents of an agent changed."""
+        for watching in self._watching:
+            watching.agent_changed(index, names)
+
+    def tell_session(self, index: int, names: Iterable[str]) -> None:
+        """Files of a session changed."""
+        for watching in self._watching:
+            watching.session_changed(index, names)
+
+    def tell_listed(self, agent: Agent) -> None:
+        """An agent appeared, or went."""
+        for watching in self._watching:
+            watching.agent_listed(agent)
+        self.tell_parent(agent)
+
+    def tell_parent(self, agent: Agent) -> None:
+        """An agent's parent has a child more, or less."""
+        if agent.parent is not None:
+            self.tell_agent(agent.parent, ("child",))
+        if agent.parent_session is not None:
+            self.tell_session(agent.parent_session, ("child",))
+
+    def _tell_items(self, change: Change) -> None:
+        for watching in self._watching:
+            for item in (*change.made_items, *change.dropped_items):
+                watching.item_listed(item)
+        self._tell_changed(change)
+
+    def _tell_changed(self, change: Change) -> None:
+        for watching in self._watching:
+            for item, values in change.items.values():
+                watching.item_changed(item, (*values, "updated"))
+
+    # histories
+
+    def _post(
+        self, session: Session, file: str, lines: list[dict[str, Any]], now: float
+    ) -> Pending:
+        path = f"{self._sessions.path(session)}/{file}"
+        if path not in self._numbered:
+            # A loss of power may have kept lines whose record it took.
+            self._numbered.add(path)
+            last = self._history.last_number(path)
+            if file == EVENTS:
+                session.events = max(session.events, last)
+            else:
+                session.messages = max(session.messages, last)
+        if file == EVENTS:
+            letter, last = "e", session.events
+            session.events += len(lines)
+        else:
+            letter, last = "m", session.messages
+            session.messages += len(lines)
+        when = timestamp(now)
+        texts = (
+            dump_json({"id": f"{letter}{number}", "ts": when, **fields})
+            for number, fields in enumerate(lines, last + 1)
+        )
+        return self._store.post(path, "\n".join(texts))
+
+    def deliver(self) -> None:
+        """Moves what the outbox holds to the histories, in order; the rest waits."""
+        lines: dict[str, list[str]] = {}
+        for pending in self._undelivered:
+            lines.setdefault(pending.path, []).append(pending.line)
+        for path, wanted in lines.items():
+            try:
+                if path in self._cut:
+                    self._history.complete(path, wanted)
+                else:
+                    self._history.append(path, wanted)
+            except FileNotFoundError:
+                log.warning("history %s was removed: dropping its events", path)
+            except OSError as error:
+                log.error("cannot write history %s: %s; trying again later", path, error.strerror)
+                self._cut.add(path)  # some of it may be there already
+                self._room.set()
+                continue
+            crashpoints.reach("outbox.appended")
+            self._cut.discard(path)
+        # What is in a file stays in the outbox until the file is synced: of two things
+        # that are written, a loss of power may keep either.
+        if self._undelivered and not self._cut:
+            self._appended = self._undelivered[-1].seq
+        self._undelivered = [each for each in self._undelivered if each.path in self._cut]
+        if self._appended - self._synced > _OUTBOX_MAX:
+            self._crowded.set()
+
+    # beside
+
+    async def run(self) -> None:
+        """Keeps the outbox short, and tries again what could not be written."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._empty_outbox)
+            nursery.start_soon(self._checkpoint)
+            nursery.start_soon(self._retry)
+
+    async def _empty_outbox(self) -> None:
+        """Nobody may ever ask for fsync(2): now and then the disk is synced beside the loop."""
+        while True:
+            await self._crowded.wait()
+            self._crowded = trio.Event()
+            async with self._syncing:
+                appended = self._appended
+                self._history.forget()
+                await trio.to_thread.run_sync(
+                    linux.sync_filesystem, self._state, abandon_on_cancel=True
+                )
+                self._note_synced(appended)
+
+    async def _checkpoint(self) -> None:
+        """Keeps the store's log of writes short: beside the loop, since it waits for the disk."""
+        while True:
+            await self._long_log.wait()
+            self._long_log = trio.Event()
+            try:
+                await trio.to_thread.run_sync(self._store.checkpoint, abandon_on_cancel=True)
+            except NoSpaceError as error:
+                log.error("%s; the store is written to its log only", error)
+                await trio.sleep(_RETRY_SECONDS)
+
+    def _note_synced(self, appended: int) -> None:
+        self._synced = max(self._synced, appended)
+        self._store.delivered(self._synced)
+
+    async def _retry(self) -> None:
+        """Once a second, while something is left."""
+        while True:
+            await self._room.wait()
+            await trio.sleep(_RETRY_SECONDS)
+            with contextlib.suppress(NoSpaceError):
+                self._commit_late()
+            self.deliver()
+            if not self._late and not self._undelivered:
+                self._room = trio.Event()
+
+    async def synced(self) -> None:
+        """Returns when everything acknowledged so far survives a loss of power; ``OSError``.
+
+        The disk is waited for beside the loop, by one at a time: whoever comes meanwhile
+        would else miss what another has taken to sync.
+        """
+        async with self._syncing:
+            appended = self._appended
+            await self._history.synced()
+            self._note_synced(appended)
+            await trio.to_thread.run_sync(self._store.sync)

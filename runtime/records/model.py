@@ -1,0 +1,252 @@
+"""The records that the daemon keeps: agents and sessions.
+
+Both are written as JSON rows (``runtime.records.store``) and changed through
+``runtime.agents.parts.Agents.update`` alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, Final, Self
+
+from runtime.records.lifecycle import LIVE, Status
+from runtime.records.modes import MODES, Mode
+from runtime.texts import policy
+
+
+class Outcome(StrEnum):
+    """How an agent ended."""
+
+    DONE = "done"
+    ERROR = "error"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+
+
+class Profile(StrEnum):
+    PRIVATE_CHILD = "private_child"
+    PUBLIC_NAMED = "public_named"
+
+
+LIVES: Final = ("owned", "temp", "detached")
+PROFILES: Final = tuple(p.value for p in Profile)
+FAMILIES: Final = (
+    "core",
+    "local_environment",
+    "agent_creation",
+    "authority_expansion",
+    "external_trigger",
+)
+_PRIVATE_FAMILIES: Final = ("core", "local_environment", "external_trigger")
+
+SESSION_STATES: Final = {
+    Outcome.DONE: "done",
+    Outcome.ERROR: "error",
+    Outcome.CANCELLED: "cancelled",
+    Outcome.INTERRUPTED: "cancelled",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class AgentIdentity:
+    """Who an agent is: one incarnation of a name, its owner's, and somebody's child.
+
+    Times are seconds since the epoch. ``parent`` is the index of the agent that it is a child
+    of; ``lineage`` the text that says so and outlives it. ``creator_*`` are the ids with which
+    an operator's paths are reached.
+    """
+
+    index: int
+    incarnation: str
+    name: str
+    owner: int
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+    creator_uid: int = 0
+    creator_gid: int = 0
+    creator_groups: tuple[int, ...] = ()
+    parent: int | None = None
+    parent_session: int | None = None
+    channel: str = ""
+    lineage: str = ""
+    created: float = 0.0
+    wait_token: str = ""
+    removed: bool = False
+    #: whether its documents stay, as those of its session: it was reset
+    archived: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class AgentConfiguration(AgentIdentity):
+    """What it was told to be, which a reset keeps; limits as written."""
+
+    life: str = "detached"
+    profile: str = Profile.PUBLIC_NAMED
+    label: str = ""
+    policy: str = ""
+    #: the rules of it that uid 0 wrote: they reach the agents of others, too
+    policy_of_root: tuple[str, ...] = ()
+    mount: str = ""
+    root: str = ""
+    #: what the paths in ``mount``, ``root`` and ``workspace`` led to when these were written,
+    #: by file (``mounts.Sources``)
+    sources: dict[str, Any] = field(default_factory=dict)
+    iso: str = "sandbox"
+    workspace: str = "inherit"
+    cwd: str = ""
+    env: str = ""
+    path: str = ""
+    context: str = "fresh"
+    model: str = ""
+    exec: str = ""
+    mode: str = "once"
+    limits: dict[str, str] = field(default_factory=dict)
+    restart: str = "no"
+    meta: str = "{}"
+    #: the worktree that was made for it (runtime.workspace)
+    worktree: dict[str, Any] | None = None
+    #: whether that was finished
+    worktree_made: bool = False
+    #: worktrees of removed handles that are still to be taken away
+    discards: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Agent(AgentConfiguration):
+    """An agent: who it is, what it was told to be, and here its life, of which a reset begins
+    another."""
+
+    status: Status = Status.NEW
+    outcome: str = ""
+    reason: str = ""
+    #: why it is ending, fixed when that begins: the first cause wins
+    cause: tuple[str, str] | None = None
+    #: who caused that, as in ``by`` of events
+    caused_by: str = ""
+    #: names the record of its cell: that of its first run in mode once
+    cell: str = ""
+    run: str = ""
+    #: why the current run, and only that, is being ended
+    run_cause: tuple[str, str] | None = None
+    run_caused_by: str = ""
+    run_started: float = 0.0
+    pid: int = 0
+    boot: str = ""
+    cgroup: str = ""
+    session: int = 0
+    started: float = 0.0
+    ended: float = 0.0
+    usage: dict[str, int] = field(default_factory=dict)
+    #: what it was before it was paused, and whether it is frozen since
+    paused_from: str = ""
+    frozen: bool = False
+    #: how often it was restarted in a row, and when the next time is due
+    restarts: int = 0
+    restart_at: float = 0.0
+    #: where in ``out`` the current run begins, and whether its result was taken from there
+    output_start: int = 0
+    result_from_output: bool = False
+    #: how much of what a resident program replied has been read
+    reply_offset: int = 0
+    #: up to where what was no reply went to ``out``
+    kept_offset: int = 0
+    #: sessions of this incarnation besides the current one
+    other_sessions: tuple[int, ...] = ()
+    #: of a detached child: what its parent had when it started, as texts
+    bound_policy: str | None = None
+    bound_mount: str | None = None
+    #: and whether the root of that one's view was the runtime's making (``runtime.cell.cell``)
+    bound_root: bool = False
+    #: the work item that it is at, which may be blocked
+    focus: str = ""
+
+    @property
+    def live(self) -> bool:
+        return self.status in LIVE
+
+    @property
+    def accepts_children(self) -> bool:
+        """Whether something may be made or started below it."""
+        return self.live and self.status is not Status.STOPPING
+
+    @property
+    def private(self) -> bool:
+        return self.profile == Profile.PRIVATE_CHILD
+
+    @property
+    def owned(self) -> bool:
+        """Whether it dies with its parent."""
+        return self.parent is not None and self.life != "detached"
+
+    @property
+    def waits_to_restart(self) -> bool:
+        """Whether it is between two runs: nothing of it runs."""
+        return self.status is Status.STARTING and not self.cell
+
+    @property
+    def how(self) -> Mode:
+        """How its program is run."""
+        return MODES[self.mode]
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        return _PRIVATE_FAMILIES if self.private else FAMILIES
+
+    def renewed(self, **identity: Any) -> Agent:
+        """The same with another identity, before its life."""
+        kept = {f.name: getattr(self, f.name) for f in fields(AgentConfiguration)}
+        return Agent(**{**kept, **identity})
+
+    def dump(self) -> dict[str, Any]:
+        """All but the index, not copied: for serialising at once."""
+        return {name: getattr(self, name) for name in _AGENT_FIELDS}
+
+    @classmethod
+    def load(cls, index: int, values: dict[str, Any]) -> Self:
+        known = {f.name for f in fields(cls)}
+        kept = {key: value for key, value in values.items() if key in known}
+        kept["status"] = Status(kept["status"])
+        kept["policy"] = policy.as_written(kept.get("policy", ""))
+        tuples = ("groups", "creator_groups", "policy_of_root", "other_sessions", "discards")
+        for name in tuples:
+            kept[name] = tuple(kept.get(name, ()))
+        for name in ("cause", "run_cause"):
+            if kept.get(name) is not None:
+                kept[name] = tuple(kept[name])
+        # as a daemon without held cells wrote it
+        kept.setdefault("cell", kept.get("run", ""))
+        kept.setdefault("frozen", kept["status"] is Status.PAUSED)
+        return cls(index=index, **kept)
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """One session of an agent's name: its directory, state and event count."""
+
+    index: int
+    owner: int
+    agent: str
+    name: str
+    incarnation: int
+    state: str = "active"
+    cwd: str = ""
+    created: float = 0.0
+    updated: float = 0.0
+    events: int = 0
+    messages: int = 0
+    removed: bool = False
+
+    def dump(self) -> dict[str, Any]:
+        """All but the index, not copied: for serialising at once."""
+        return {name: getattr(self, name) for name in _SESSION_FIELDS}
+
+    @classmethod
+    def load(cls, index: int, values: dict[str, Any]) -> Self:
+        known = {f.name for f in fields(cls)}
+        return cls(index=index, **{k: v for k, v in values.items() if k in known})
+
+
+_AGENT_FIELDS: Final = tuple(f.name for f in fields(Agent) if f.name != "index")
+_SESSION_FIELDS: Final = tuple(f.name for f in fields(Session) if f.name != "index")

@@ -1,0 +1,67 @@
+"""What a record may become: a table of (status, event) -> next status, and what that calls for.
+
+Pure. One table for agents (``runtime.records.lifecycle``), one for each kind of record below them
+(``runtime.agents.planes``); ``Change.move`` and ``Change.step`` are what looks moves up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from runtime.errors import CtxError, WrongStateError
+
+S = TypeVar("S", bound=StrEnum)
+E = TypeVar("E", bound=StrEnum)
+
+
+@dataclass(frozen=True, slots=True)
+class Move(Generic[S]):
+    """``status`` None means: what it was before it was paused."""
+
+    status: S | None
+    #: names of what is to be done once the move is committed, in this order
+    effects: tuple[StrEnum, ...] = ()
+
+
+class Moves(Generic[S, E]):
+    """The moves of one kind of record. ``verbs`` are the events that somebody may ask for."""
+
+    def __init__(
+        self,
+        what: str,
+        table: Mapping[tuple[S, E], Move[S] | S],
+        *,
+        verbs: frozenset[E] = frozenset(),
+    ) -> None:
+        self.what = what
+        self.table = {
+            pair: to if isinstance(to, Move) else Move(to) for pair, to in table.items()
+        }
+        self.verbs = verbs
+        self.terminal = frozenset(
+            s for s in type(next(iter(table))[0]) if not any(s is at for at, _ in table)
+        )
+
+    def check(self, status: S, event: E) -> None:
+        """What ``move`` would raise."""
+        self.move(status, event)
+
+    def move(self, status: S, event: E) -> Move[S]:
+        """The move for ``event`` in ``status``; an error for a pair that the table lacks."""
+        found = self.table.get((status, event))
+        if found is None:
+            raise self.refusal(status, event)
+        return found
+
+    def refusal(self, status: S, event: E) -> CtxError:
+        """``WrongStateError`` that names the verbs, or events, which would have been accepted."""
+        accepted = sorted(
+            e for s, e in self.table if s is status and (not self.verbs or e in self.verbs)
+        )
+        what = ", ".join(accepted) if accepted else "nothing"
+        return WrongStateError(
+            f"cannot {event}: the {self.what} is {status}, which permits {what}"
+        )

@@ -1,0 +1,143 @@
+"""Which agents there are, by index and by name, and who is whose child."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+
+from runtime.errors import WrongStateError
+from runtime.records.model import Agent
+from runtime.records.store import Store
+from runtime.texts.names import quote
+
+
+class Registry:
+    """The agents that have not been removed, in memory; the others are found in the store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._agents: dict[int, Agent] = {}
+        self._by_name: dict[str, Agent] = {}
+        self._children: dict[int, list[int]] = {}
+        for agent in store.load_agents():
+            self.add(agent)
+
+    # keeping
+
+    def add(self, agent: Agent) -> None:
+        """One that was made, or was there before this daemon."""
+        self._agents[agent.index] = agent
+        self._by_name[agent.name] = agent
+        self.join(agent)
+
+    def join(self, agent: Agent) -> None:
+        """It is among its parent's children from now on."""
+        if agent.parent is not None:
+            bisect.insort(self._children.setdefault(agent.parent, []), agent.index)
+
+    def part(self, agent: Agent, parent: int | None) -> None:
+        """It is not among this parent's children any more."""
+        if parent is not None and parent in self._children:
+            self._children[parent].remove(agent.index)
+
+    def drop(self, agent: Agent) -> None:
+        """One that was removed."""
+        del self._agents[agent.index]
+        del self._by_name[agent.name]
+        self._children.pop(agent.index, None)
+        self.part(agent, agent.parent)
+
+    # looking up
+
+    def __iter__(self) -> Iterator[Agent]:
+        return iter(list(self._agents.values()))
+
+    def get(self, index: int) -> Agent | None:
+        """An agent that has not been removed."""
+        return self._agents.get(index)
+
+    def recall(self, index: int) -> Agent | None:
+        """An agent, removed ones included (their channels outlive them)."""
+        return self._agents.get(index) or self._store.find_agent(index)
+
+    def named(self, name: str) -> Agent | None:
+        return self._by_name.get(name)
+
+    def by_cgroup(self, path: str) -> Agent | None:
+        """The agent whose cgroup a path below the daemon's root is in, however deep."""
+        agent: Agent | None = None
+        parts = path.split("/")[1:]
+        while parts and parts[0].startswith("agent-"):
+            found = self._by_name.get(parts[0].removeprefix("agent-"))
+            if found is None or (agent is not None and found.parent != agent.index):
+                break  # below a known agent: of that agent's own making
+            agent = found
+            parts = parts[2:] if parts[1:2] == ["child"] else []
+        if agent is None or not agent.cgroup:
+            return None
+        return agent
+
+    # family
+
+    def children(self, agent: Agent) -> list[Agent]:
+        """Children that have not been removed, oldest first."""
+        return [self._agents[i] for i in self._children.get(agent.index, ()) if i in self._agents]
+
+    def descendants(self, agent: Agent) -> list[Agent]:
+        """Owned descendants, parents before children."""
+        found: list[Agent] = []
+        for child in self.children(agent):
+            if child.owned:
+                found += [child, *self.descendants(child)]
+        return found
+
+    def parent_of(self, agent: Agent) -> Agent | None:
+        return self._agents.get(agent.parent) if agent.parent is not None else None
+
+    def live_parent(self, agent: Agent) -> Agent | None:
+        """The parent, None for a root agent.
+
+        ``WrongStateError`` if it is not live: nothing is made or started below it.
+        """
+        if agent.parent is None:
+            return None
+        parent = self._agents.get(agent.parent)
+        if parent is None:
+            raise WrongStateError(f"the parent of {quote(agent.name)} was removed")
+        check_accepts(parent)
+        return parent
+
+    def ancestors(self, agent: Agent) -> list[Agent]:
+        """Owners, the oldest first."""
+        found: list[Agent] = []
+        parent = self.parent_of(agent) if agent.owned else None
+        while parent is not None:
+            found.insert(0, parent)
+            parent = self.parent_of(parent) if parent.owned else None
+        return found
+
+    def depth(self, agent: Agent) -> int:
+        """1 for a root agent, and one more for each parent above it."""
+        parent = self.parent_of(agent)
+        return 1 + (self.depth(parent) if parent is not None else 0)
+
+    def node_path(self, agent: Agent) -> str:
+        """The agent's cgroup below the daemon's root."""
+        parent = self.parent_of(agent)
+        if parent is not None and agent.owned:
+            return f"{self.node_path(parent)}/child/agent-{agent.name}"
+        return f"user-{agent.owner}/agent-{agent.name}"
+
+    def next_run(self, agent: Agent) -> str:
+        """An id that no run of this name has had."""
+        with self._store.transaction():
+            return f"r{self._store.next_run(agent.name)}"
+
+
+def check_accepts(parent: Agent) -> None:
+    """``WrongStateError`` if nothing may be made or started below an agent."""
+    if not parent.accepts_children:
+        raise WrongStateError(
+            f"the parent {quote(parent.name)} is {parent.status}: agents below it cannot "
+            "be created or started"
+        )

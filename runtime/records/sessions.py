@@ -1,0 +1,146 @@
+"""The sessions of all names: where they are, and what the store has of them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from runtime.kernel.trash import Trash
+from runtime.records.model import Agent, Session
+from runtime.records.registry import Registry
+from runtime.records.store import Store
+
+
+class Sessions:
+    """Sessions by number, and by owner, agent's name and session's name."""
+
+    def __init__(self, *, store: Store, registry: Registry, trash: Trash, state: Path) -> None:
+        self._store = store
+        self._registry = registry
+        self._trash = trash
+        self._state = state
+        #: those of agents that have not been removed
+        self._loaded: dict[int, Session] = {}
+
+    # looking up
+
+    def get(self, index: int) -> Session | None:
+        session = self._loaded.get(index)
+        if session is None:
+            session = self._store.find_session(index)
+            if session is not None and self._registry.get(session.incarnation) is not None:
+                self._loaded[index] = session
+        return session
+
+    def load(self, index: int) -> Session:
+        """One that must be there; ``LookupError``."""
+        session = self.get(index)
+        if session is None:
+            raise LookupError(f"session {index} is not in the store")
+        return session
+
+    def of(self, owner: int, agent: str) -> list[tuple[str, int]]:
+        """(name, number) of all sessions of a name."""
+        return self._store.sessions(owner, agent)
+
+    def named(self, owner: int, agent: str, name: str) -> int | None:
+        return self._store.session_named(owner, agent, name)
+
+    def first(self, owner: int, agent: str) -> int | None:
+        return self._store.first_session(owner, agent)
+
+    def agents(self, owner: int) -> list[str]:
+        """The names that have sessions of an owner's."""
+        return self._store.session_agents(owner)
+
+    def owners(self) -> list[int]:
+        return self._store.session_owners()
+
+    def channels(self, session: int) -> list[tuple[str, int]]:
+        """(name, number of the child) of what a session gave to children."""
+        return self._store.channels(session)
+
+    def find_channel(self, session: int, name: str) -> int | None:
+        return self._store.find_channel(session, name)
+
+    # where they are
+
+    def path(self, session: Session) -> str:
+        """Relative to the state directory."""
+        return f"home/{session.owner}/agent/{session.agent}/{session.name}"
+
+    def directory(self, session: Session) -> Path:
+        return self._state / self.path(session)
+
+    # changing, inside a transaction that the caller has begun
+
+    def make(self, agent: Agent, wanted: str = "") -> int:
+        """A new session of an agent, named as wanted or by default; returns its number."""
+        name = wanted or "default"
+        if self._store.session_named(agent.owner, agent.name, name) is not None:
+            name = self._free(agent)
+        now = time.time()
+        session = Session(
+            index=0,
+            owner=agent.owner,
+            agent=agent.name,
+            name=name,
+            incarnation=agent.index,
+            created=now,
+            updated=now,
+        )
+        directory = self.directory(session)
+        # left over only where a crash came between this and the commit
+        self._trash.discard(directory)
+        (directory / "context" / "episode").mkdir(parents=True, mode=0o700)
+        session.index = self._store.insert_session(session)
+        self._loaded[session.index] = session
+        return session.index
+
+    def _free(self, agent: Agent) -> str:
+        """A free name ``default.NUMBER``, found by doubling and halving: thousands of sessions
+        of one agent are not all looked at. Gaps that removed sessions left may stay."""
+
+        def is_taken(number: int) -> bool:
+            name = f"default.{number}"
+            return self._store.session_named(agent.owner, agent.name, name) is not None
+
+        free = 2
+        while is_taken(free):
+            free *= 2
+        taken = free // 2  # 1 stands for the first, which has no number
+        while free - taken > 1:
+            middle = (taken + free) // 2
+            if is_taken(middle):
+                taken = middle
+            else:
+                free = middle
+        return f"default.{free}"
+
+    def retire_channel(self, session: int | None, channel: str) -> None:
+        """The channel of an earlier child of this name becomes NAME~1, NAME~2, …"""
+        if session is None:
+            return
+        earlier = self._store.find_channel(session, channel)
+        # As this transaction has it: memory follows when it is committed.
+        old = self._store.find_agent(earlier) if earlier is not None else None
+        if old is None:
+            return
+        number = self._store.retired_channels(session, channel) + 1
+        while self._store.find_channel(session, f"{channel}~{number}") is not None:
+            number += 1
+        # Only a removed agent leaves its name, so no record in memory changes with it.
+        self._store.put_agent(old.index, {**old.dump(), "channel": f"{channel}~{number}"})
+
+    def erase(self, session: Session) -> None:
+        """Its record, and the name that nothing tells of any more."""
+        self._store.delete_session(session.index)
+        if (
+            self._store.name_owner(session.agent) == session.owner
+            and self._store.first_session(session.owner, session.agent) is None
+        ):
+            self._store.release_name(session.agent)
+
+    def forget(self, index: int) -> None:
+        """Not in memory any more."""
+        self._loaded.pop(index, None)

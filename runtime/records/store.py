@@ -1,0 +1,446 @@
+"""Control state in SQLite (WAL), and the outbox that makes history exact.
+
+A change and the events that tell of it are one transaction; the events go
+from the outbox to their append-only files afterwards, again after a crash,
+each once (``runtime.records.history``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from runtime.errors import NoSpaceError, StartupError
+from runtime.records.items import KEPT_ABOVE, KINDS, Item, Kept
+from runtime.records.model import Agent, Session
+
+_SCHEMA_VERSION: Final = 3
+_RESERVE: Final = 512 << 10
+#: what is written between two checkpoints, and how long the WAL may be after one, in bytes
+_CHECKPOINT: Final = 4 << 20
+_WAL_MAX: Final = 64 << 20
+#: that a change of one row writes to the WAL, about: the row's, and those of its indexes
+_PAGES_OF_A_ROW: Final = 2
+_PAGE: Final = 4096
+_DISK_ERRORS: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
+_SCHEMA: Final = """
+CREATE TABLE agents (
+    idx INTEGER PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL,
+    parent_session INTEGER,
+    channel TEXT NOT NULL,
+    removed INTEGER NOT NULL,
+    data TEXT NOT NULL
+);
+CREATE INDEX agents_channel ON agents (parent_session, channel);
+CREATE INDEX agents_removed ON agents (removed);
+CREATE TABLE sessions (
+    idx INTEGER PRIMARY KEY AUTOINCREMENT,
+    owner INTEGER NOT NULL,
+    agent TEXT NOT NULL,
+    name TEXT NOT NULL,
+    removed INTEGER NOT NULL,
+    data TEXT NOT NULL,
+    UNIQUE (owner, agent, name)
+);
+CREATE TABLE names (name TEXT PRIMARY KEY, owner INTEGER NOT NULL, runs INTEGER NOT NULL);
+CREATE TABLE outbox (seq INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT NOT NULL, line TEXT NOT NULL);
+"""
+#: since version 2
+_ITEMS: Final = """
+CREATE TABLE items (
+    idx INTEGER PRIMARY KEY AUTOINCREMENT,
+    agent INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    data TEXT NOT NULL
+);
+CREATE INDEX items_agent ON items (agent);
+"""
+#: since version 3: texts of items that are long, and not in their data
+_TEXTS: Final = """
+CREATE TABLE texts (
+    item INTEGER NOT NULL,
+    field TEXT NOT NULL,
+    text TEXT NOT NULL,
+    PRIMARY KEY (item, field)
+);
+"""
+_LONG: Final = frozenset(name for cls in KINDS.values() for name in cls.long)
+
+
+class Pending(NamedTuple):
+    """Lines on their way to a history file, with newlines between them; ``path`` is relative
+    to the state directory."""
+
+    seq: int
+    path: str
+    line: str
+
+
+class Store:
+    """The database. Every write is inside ``transaction``."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._reserve = path.with_name("reserve")
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._depth = 0
+        self._delivered = 0
+        #: about how much the WAL has that no checkpoint has seen, in bytes
+        self._written = 0
+        self._rows = 0
+        #: told when that is much
+        self.crowded: Callable[[], None] = lambda: None
+        for pragma in (
+            "journal_mode=WAL",
+            # the WAL reaches the disk at fsync(2), see sync(); a crash of the daemon loses nothing
+            "synchronous=NORMAL",
+            # a checkpoint syncs: see checkpoint()
+            "wal_autocheckpoint=0",
+            "foreign_keys=ON",
+        ):
+            self._db.execute(f"PRAGMA {pragma}")
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version == 0:
+            version = f"PRAGMA user_version={_SCHEMA_VERSION};"
+            self._db.executescript(f"BEGIN; {_SCHEMA} {_ITEMS} {_TEXTS} {version} COMMIT;")
+        elif version == 1:
+            version = f"PRAGMA user_version={_SCHEMA_VERSION};"
+            self._db.executescript(f"BEGIN; {_ITEMS} {_TEXTS} {version} COMMIT;")
+        elif version == 2:
+            self._take_texts_out()
+        elif version != _SCHEMA_VERSION:
+            self._db.close()
+            raise StartupError(
+                f"{path}: made by another version of ctxd (schema {version}, "
+                f"this one has {_SCHEMA_VERSION}); use another --state"
+            )
+
+    def _take_texts_out(self) -> None:
+        """From version 2, in which items had all their texts with them."""
+        with self.transaction():
+            self._db.execute(_TEXTS)
+            for index, data in self._db.execute("SELECT idx, data FROM items").fetchall():
+                self.put_item(index, json.loads(data))
+            self._db.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def keep_reserve(self) -> None:
+        """Holds some room back, so that on a full disk something can still be removed."""
+        if self._reserve.exists():
+            return
+        fd = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, _RESERVE)
+        except OSError:
+            self.release_reserve()
+        finally:
+            os.close(fd)
+
+    def release_reserve(self) -> None:
+        self._reserve.unlink(missing_ok=True)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing; nested ones join the outermost. ``NoSpaceError`` on a full disk."""
+        if self._depth:
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+            return
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._depth = 1
+            try:
+                yield
+                if self._delivered:
+                    self._db.execute("DELETE FROM outbox WHERE seq <= ?", (self._delivered,))
+                self._db.execute("COMMIT")
+                self._delivered = 0
+                self._note_written()
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+            finally:
+                self._depth = 0
+        except sqlite3.OperationalError as error:
+            # some failures to make or grow a file are told as other errors of the disk
+            if error.sqlite_errorcode & 0xFF in _DISK_ERRORS:
+                raise NoSpaceError("the disk under the daemon's state is full") from None
+            raise
+
+    def _note_written(self) -> None:
+        rows = self._db.total_changes
+        self._written += (rows - self._rows + 1) * _PAGES_OF_A_ROW * _PAGE
+        self._rows = rows
+        if self._written > _CHECKPOINT:
+            self.crowded()
+
+    def checkpoint(self) -> None:
+        """Moves what the WAL has to the database, in any thread: it waits for the disk.
+
+        Writers go on meanwhile; only a WAL that grew very long for that reason keeps them
+        waiting for its last pages. ``NoSpaceError`` on a full disk: all is in the WAL still.
+        """
+        self._written = 0
+        db = sqlite3.connect(self._path, isolation_level=None)
+        try:
+            db.execute("PRAGMA synchronous=NORMAL")
+            db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            if os.stat(f"{self._path}-wal").st_size > _WAL_MAX:
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF in _DISK_ERRORS:
+                raise NoSpaceError("the disk under the daemon's state is full") from None
+            raise
+        finally:
+            db.close()
+
+    def sync(self) -> None:
+        """Makes everything committed survive a power loss."""
+        fd = os.open(f"{self._path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+
+    # agents
+
+    def insert_agent(self, agent: Agent) -> int:
+        cursor = self._db.execute(
+            "INSERT INTO agents (name, parent_session, channel, removed, data) VALUES (?,?,?,?,?)",
+            (agent.name, agent.parent_session, agent.channel, agent.removed, _dump(agent.dump())),
+        )
+        assert cursor.lastrowid is not None
+        return cursor.lastrowid
+
+    def put_agent(self, index: int, values: dict[str, Any]) -> None:
+        self._db.execute(
+            "UPDATE agents SET parent_session=?, channel=?, removed=?, data=? WHERE idx=?",
+            (
+                values["parent_session"],
+                values["channel"],
+                values["removed"],
+                _dump(values),
+                index,
+            ),
+        )
+
+    def load_agents(self) -> list[Agent]:
+        """Every agent that has not been removed."""
+        rows = self._db.execute("SELECT idx, data FROM agents WHERE removed=0 ORDER BY idx")
+        return [Agent.load(index, json.loads(data)) for index, data in rows]
+
+    def find_agent(self, index: int) -> Agent | None:
+        row = self._db.execute("SELECT data FROM agents WHERE idx=?", (index,)).fetchone()
+        return Agent.load(index, json.loads(row[0])) if row else None
+
+    def kept_incarnations(self) -> set[str]:
+        """Removed agents whose documents stay: in a channel, or with a session."""
+        rows = self._db.execute(
+            "SELECT json_extract(data, '$.incarnation') FROM agents WHERE removed=1 "
+            "AND (parent_session IS NOT NULL OR json_extract(data, '$.archived'))"
+        )
+        return {incarnation for (incarnation,) in rows}
+
+    def holders(self, incarnations: Collection[str]) -> dict[str, tuple[int, str]]:
+        """Owner and name of these agents, removed ones included, by incarnation.
+
+        For other threads: by a connection of its own.
+        """
+        with closing(sqlite3.connect(self._path)) as db:
+            rows = db.execute(
+                "SELECT json_extract(data, '$.incarnation') AS incarnation, "
+                "json_extract(data, '$.owner'), name FROM agents "
+                "WHERE incarnation IN (SELECT value FROM json_each(?))",
+                (json.dumps(list(incarnations)),),
+            )
+            return {incarnation: (owner, name) for incarnation, owner, name in rows}
+
+    def channels(self, session: int) -> list[tuple[str, int]]:
+        """(name of the channel, index of the agent) below a session's ``context/child``."""
+        return list(
+            self._db.execute(
+                "SELECT channel, idx FROM agents WHERE parent_session=? ORDER BY idx", (session,)
+            )
+        )
+
+    def find_channel(self, session: int, channel: str) -> int | None:
+        row = self._db.execute(
+            "SELECT idx FROM agents WHERE parent_session=? AND channel=?", (session, channel)
+        ).fetchone()
+        return int(row[0]) if row else None
+
+    def retired_channels(self, session: int, channel: str) -> int:
+        """How many of ``CHANNEL~1``, ``CHANNEL~2``, … there are."""
+        (count,) = self._db.execute(
+            "SELECT count(*) FROM agents WHERE parent_session=? AND channel GLOB ?",
+            (session, f"{channel}~*"),
+        ).fetchone()
+        return int(count)
+
+    # items of the planes
+
+    def insert_item(self, item: Item) -> int:
+        cursor = self._db.execute(
+            "INSERT INTO items (agent, kind, data) VALUES (?,?,?)",
+            (item.agent, item.kind, "{}"),
+        )
+        assert cursor.lastrowid is not None
+        self.put_item(cursor.lastrowid, item.record())
+        return cursor.lastrowid
+
+    def put_item(self, index: int, values: dict[str, Any]) -> None:
+        """All fields of an item; what is ``Kept`` stays as it is."""
+        short = dict(values)
+        elsewhere = []
+        for name in _LONG & values.keys():
+            value = values[name]
+            if isinstance(value, Kept):
+                short[name] = value.length
+            elif isinstance(value, str) and len(value) > KEPT_ABOVE:
+                short[name] = len(value)
+                self._db.execute("REPLACE INTO texts VALUES (?,?,?)", (index, name, value))
+            else:
+                continue
+            elsewhere.append(name)
+        marks = ",".join("?" * len(elsewhere))
+        self._db.execute(
+            f"DELETE FROM texts WHERE item=? AND field NOT IN ({marks})", (index, *elsewhere)
+        )
+        self._db.execute("UPDATE items SET data=? WHERE idx=?", (_dump(short), index))
+
+    def read_text(self, index: int, field: str) -> str:
+        """A long text of an item; empty if the item was removed."""
+        row = self._db.execute(
+            "SELECT text FROM texts WHERE item=? AND field=?", (index, field)
+        ).fetchone()
+        return str(row[0]) if row else ""
+
+    def delete_item(self, index: int) -> None:
+        self._db.execute("DELETE FROM texts WHERE item=?", (index,))
+        self._db.execute("DELETE FROM items WHERE idx=?", (index,))
+
+    def delete_items(self, agent: int) -> None:
+        """All those of one agent."""
+        self._db.execute(
+            "DELETE FROM texts WHERE item IN (SELECT idx FROM items WHERE agent=?)", (agent,)
+        )
+        self._db.execute("DELETE FROM items WHERE agent=?", (agent,))
+
+    def load_items(self) -> list[Item]:
+        """Those of agents that have not been removed, oldest first."""
+        rows = self._db.execute("SELECT idx, kind, data FROM items ORDER BY idx")
+        return [
+            KINDS[kind].load(index, json.loads(data), self.read_text) for index, kind, data in rows
+        ]
+
+    # names
+
+    def name_owner(self, name: str) -> int | None:
+        row = self._db.execute("SELECT owner FROM names WHERE name=?", (name,)).fetchone()
+        return int(row[0]) if row else None
+
+    def claim_name(self, name: str, owner: int) -> None:
+        self._db.execute(
+            "INSERT INTO names VALUES (?,?,0) "
+            "ON CONFLICT (name) DO UPDATE SET owner=excluded.owner",
+            (name, owner),
+        )
+
+    def release_name(self, name: str) -> None:
+        self._db.execute("DELETE FROM names WHERE name=?", (name,))
+
+    def next_run(self, name: str) -> int:
+        """The number of the next run of a name; they go on over incarnations."""
+        (runs,) = self._db.execute(
+            "UPDATE names SET runs=runs+1 WHERE name=? RETURNING runs", (name,)
+        ).fetchone()
+        return int(runs)
+
+    # sessions
+
+    def insert_session(self, session: Session) -> int:
+        cursor = self._db.execute(
+            "INSERT INTO sessions (owner, agent, name, removed, data) VALUES (?,?,?,?,?)",
+            (session.owner, session.agent, session.name, False, _dump(session.dump())),
+        )
+        assert cursor.lastrowid is not None
+        return cursor.lastrowid
+
+    def put_session(self, session: Session) -> None:
+        self._db.execute(
+            "UPDATE sessions SET owner=?, removed=?, data=? WHERE idx=?",
+            (session.owner, session.removed, _dump(session.dump()), session.index),
+        )
+
+    def delete_session(self, index: int) -> None:
+        self._db.execute("DELETE FROM sessions WHERE idx=?", (index,))
+
+    def find_session(self, index: int) -> Session | None:
+        row = self._db.execute("SELECT data FROM sessions WHERE idx=?", (index,)).fetchone()
+        return Session.load(index, json.loads(row[0])) if row else None
+
+    def sessions(self, owner: int, agent: str) -> list[tuple[str, int]]:
+        """(name, index) of the sessions of an agent's name."""
+        return list(
+            self._db.execute(
+                "SELECT name, idx FROM sessions WHERE owner=? AND agent=? ORDER BY idx",
+                (owner, agent),
+            )
+        )
+
+    def session_named(self, owner: int, agent: str, name: str) -> int | None:
+        """The index of one of them: there may be a great many."""
+        row = self._db.execute(
+            "SELECT idx FROM sessions WHERE owner=? AND agent=? AND name=?", (owner, agent, name)
+        ).fetchone()
+        return int(row[0]) if row else None
+
+    def first_session(self, owner: int, agent: str) -> int | None:
+        """The index of the oldest."""
+        (index,) = self._db.execute(
+            "SELECT MIN(idx) FROM sessions WHERE owner=? AND agent=?", (owner, agent)
+        ).fetchone()
+        return index if index is None else int(index)
+
+    def session_agents(self, owner: int) -> list[str]:
+        """The names that have sessions under this owner."""
+        rows = self._db.execute(
+            "SELECT DISTINCT agent FROM sessions WHERE owner=? ORDER BY agent", (owner,)
+        )
+        return [name for (name,) in rows]
+
+    def session_owners(self) -> list[int]:
+        rows = self._db.execute("SELECT DISTINCT owner FROM sessions ORDER BY owner")
+        return [owner for (owner,) in rows]
+
+    # outbox
+
+    def post(self, path: str, line: str) -> Pending:
+        """One line, or several with newlines between them."""
+        cursor = self._db.execute("INSERT INTO outbox (path, line) VALUES (?,?)", (path, line))
+        assert cursor.lastrowid is not None
+        return Pending(cursor.lastrowid, path, line)
+
+    def undelivered(self) -> list[Pending]:
+        rows = self._db.execute("SELECT seq, path, line FROM outbox ORDER BY seq")
+        return [Pending(*row) for row in rows]
+
+    def delivered(self, seq: int) -> None:
+        """Notes that the outbox is done up to ``seq``; the next transaction empties it."""
+        self._delivered = max(self._delivered, seq)
+
+
+def _dump(values: dict[str, Any]) -> str:
+    return json.dumps(values, ensure_ascii=False, separators=(",", ":"))

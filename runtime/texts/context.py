@@ -1,0 +1,447 @@
+"""What a forked child inherits: a bounded view of its parent, derived from a snapshot.
+
+Pure: the same snapshot, hand-off and limit give the same bytes. There are two
+renderings of one content, ``inherited.md`` for the child to read and
+``inherited.json`` for programs.
+
+Content is in order of importance, which is also the order from the lasting to
+the volatile: what does not fit is cut from the end, and two forks between which
+only a later part changed have all that is before it in common (models cache
+prompts by their prefix). For that the room of a part depends on nothing after it.
+
+In the Markdown every line of a text of several lines begins with a TAB, and a
+text of one line follows its key. So a heading, a key or a note of ours is what
+begins in the first column, and no text of an agent can forge one. Fences would
+need a count of the backticks inside, and would still show a heading of the
+agent's in the first column to who reads line by line. A newline takes two bytes
+then, as it does in JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from runtime.texts import names
+
+#: the least ``limit``: what is not content fits into it, and a little more
+LIMIT_MIN: Final = 4096
+
+#: items related to the current one that are shown
+RELATED_MAX: Final = 256
+#: "the last few messages": more would be a transcript
+TAIL_MESSAGES: Final = 10
+
+_INTRODUCTION: Final = """\
+# Inherited context
+
+Derived from the state of the agent that this one was forked from. What follows a key, and lines
+that begin with a TAB, are texts as they were written there: they make no section of this file.
+
+"""
+
+_WORD: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._+-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The beginning of a text that has so many bytes: the rest has no room in any case."""
+
+    text: str
+    size: int
+
+
+Text = str | Part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """A work item; ``updated`` in seconds since the epoch."""
+
+    id: str
+    objective: Text = ""
+    plan: Text = ""
+    acceptance: Text = ""
+    status: str = "open"
+    blocked_by: tuple[str, ...] = ()
+    parent: str = ""
+    updated: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """An entry of the waiting plane; ``work`` is the item that it blocks, or empty."""
+
+    id: str
+    on: str
+    work: str = ""
+    status: str = "armed"
+    deadline: str = ""
+    payload: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Child:
+    """A child and what it gave back; ``work`` is the item that it was made for, or empty."""
+
+    name: str
+    status: str
+    result: Text = ""
+    work: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A message of the conversation; ``sender`` is its ``from``."""
+
+    role: str
+    sender: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The parent at one moment. Texts are such as UTF-8 can encode.
+
+    ``focus`` is the id of the current work item, or empty; ``episodes`` are by
+    id of their work item; ``tail`` are messages of ``run``, oldest first. The
+    order of everything else does not matter.
+    """
+
+    agent: str
+    session: str
+    run: str
+    items: tuple[Item, ...] = ()
+    focus: str = ""
+    waits: tuple[Wait, ...] = ()
+    memory: Text = ""
+    episodes: Mapping[str, Text]
+    children: tuple[Child, ...] = ()
+    tail: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """``inherited.md`` and ``inherited.json``, each within the limit."""
+
+    markdown: str
+    json: str
+
+
+def derive(snapshot: Snapshot, handoff: str, limit: int) -> Inherited:
+    """What a child with this hand-off inherits, in at most ``limit`` bytes each.
+
+    JSON: ``{agent, session, work, waits, related, memory, episodes, results, tail,
+    left_out}``; ``work`` and ``memory`` are an object or null, ``left_out`` maps
+    sections to the bytes of entries that are missing altogether, the others are
+    lists of objects. An object some text of which is cut has ``left_out``, too:
+    bytes by key. ``ValueError`` if ``limit`` is less than ``LIMIT_MIN``.
+    """
+    if limit < LIMIT_MIN:
+        raise ValueError(f"{limit} bytes are too few for a context; use at least {LIMIT_MIN}")
+    sections = _sections(snapshot, handoff)
+    hollow = [replace(section, entries=(), left_out=10**18) for section in sections]
+    room = limit - max(
+        _size(_markdown(snapshot, hollow)),
+        _size(_json(snapshot, hollow)),
+    )
+    fitted = _fit(sections, room)
+    return Inherited(_markdown(snapshot, fitted), _json(snapshot, fitted))
+
+
+# What belongs to it
+
+
+def named_in(text: str) -> frozenset[str]:
+    """The whole words of ``text`` that could be names; one may end a sentence."""
+    words = _WORD.findall(text)
+    return frozenset(words) | {word.rstrip(".") for word in words}
+
+
+def related(focus: Item, items: Iterable[Item], handoff: str) -> list[tuple[str, Item]]:
+    """(why, item) for each item related to the current one, by reason, the strongest first,
+    and then by id."""
+    named, blockers = named_in(handoff), frozenset(focus.blocked_by)
+    found: dict[str, list[Item]] = {"blocks": [], "named": [], "same_parent": []}
+    for item in sorted(items, key=lambda item: item.id):
+        if item.id == focus.id:
+            continue
+        if item.id in blockers:
+            found["blocks"].append(item)
+        elif item.id in named:
+            found["named"].append(item)
+        elif item.parent == focus.parent != "":
+            found["same_parent"].append(item)
+    return [(why, item) for why, group in found.items() for item in group]
+
+
+def _sections(snapshot: Snapshot, handoff: str) -> list[_Section]:
+    focus = next((item for item in snapshot.items if item.id == snapshot.focus), None)
+    others = related(focus, snapshot.items, handoff) if focus else []
+    others, more = others[:RELATED_MAX], others[RELATED_MAX:]
+    ids = [item.id for item in (focus, *(item for _, item in others)) if item]
+    waits = [w for w in snapshot.waits if focus and (w.work, w.status) == (focus.id, "armed")]
+    # a child that is for no item in particular may well be for this one
+    wanted = {"", *ids}
+    children = [c for c in snapshot.children if focus and c.result and c.work in wanted]
+    episodes = [(id, snapshot.episodes[id]) for id in ids if snapshot.episodes.get(id)]
+    return [
+        _Section(
+            "work",
+            "Current work item",
+            tuple(_item(item) for item in (focus,) if item),
+            single=True,
+        ),
+        _Section(
+            "waits",
+            "Waits of the current work item",
+            tuple(_wait(wait) for wait in sorted(waits, key=lambda wait: wait.id)),
+        ),
+        _Section(
+            "related",
+            "Related work items",
+            tuple(_item(item, ("relation", why)) for why, item in others),
+            left_out=sum(
+                _text("", text).size
+                for _, item in more
+                for text in (item.objective, item.acceptance, item.plan)
+            ),
+        ),
+        _Section(
+            "memory",
+            "Memory",
+            tuple(_entry(text=memory) for memory in (snapshot.memory,) if memory),
+            single=True,
+        ),
+        _Section(
+            "episodes",
+            "Episodes of these work items",
+            tuple(_entry(("work", id), text=text) for id, text in episodes),
+        ),
+        _Section(
+            "results",
+            "Results of children",
+            tuple(
+                _entry(("child", child.name), ("status", child.status), result=child.result)
+                for child in sorted(children, key=lambda child: child.name)
+            ),
+        ),
+        _Section(
+            "tail",
+            "Last messages of the run",
+            tuple(
+                _entry(
+                    ("run", snapshot.run),
+                    ("role", message.role),
+                    ("from", message.sender),
+                    content=message.content,
+                )
+                for message in reversed(snapshot.tail[-TAIL_MESSAGES:])
+            ),
+            newest_first=True,
+        ),
+    ]
+
+
+def _item(item: Item, *labels: tuple[str, str]) -> _Entry:
+    # the plan last: it is the longest, and changes most
+    return _entry(
+        ("id", item.id),
+        *labels,
+        ("status", item.status),
+        ("updated_at", names.timestamp(item.updated)),
+        ("parent", item.parent),
+        objective=item.objective,
+        acceptance=item.acceptance,
+        blocked_by="\n".join(sorted(item.blocked_by)),
+        plan=item.plan,
+    )
+
+
+def _wait(wait: Wait) -> _Entry:
+    return _entry(
+        ("id", wait.id), ("on", wait.on), ("deadline", wait.deadline), payload=wait.payload
+    )
+
+
+def _entry(*labels: tuple[str, str], **texts: Text) -> _Entry:
+    return _Entry(
+        tuple(_text(key, text) for key, text in labels),
+        tuple(_text(key, text) for key, text in texts.items()),
+    )
+
+
+def _text(key: str, text: Text) -> _Text:
+    if isinstance(text, Part):
+        return _Text(key, text.text, text.size)
+    return _Text(key, text, _size(text))
+
+
+# How much of it has room
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """What is left of a text that had ``size`` bytes."""
+
+    key: str
+    text: str
+    size: int
+
+    @property
+    def left_out(self) -> int:
+        return self.size - _size(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One thing: ``labels`` are whole or it is not there, ``texts`` may be cut."""
+
+    labels: tuple[_Text, ...]
+    texts: tuple[_Text, ...]
+
+    @property
+    def fields(self) -> tuple[_Text, ...]:
+        return self.labels + self.texts
+
+    @property
+    def size(self) -> int:
+        return sum(field.size for field in self.fields)
+
+    @property
+    def characters(self) -> int:
+        """How many there are that may be cut."""
+        return sum(len(field.text) for field in self.texts)
+
+    def cut(self, characters: int) -> _Entry:
+        """With no more than the first so many characters of its texts."""
+        texts = []
+        for field in self.texts:
+            texts.append(replace(field, text=field.text[:characters]))
+            characters -= len(texts[-1].text)
+        return _Entry(self.labels, tuple(texts))
+
+    @property
+    def cost(self) -> int:
+        """The bytes that it takes in the rendering that needs more, a comma included."""
+        return max(
+            _size(_entry_markdown(self)),
+            _size(names.dump_json(_entry_json(self))) + 1,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """Entries, the most important first; ``left_out`` are the bytes of those that had no room.
+
+    ``single``: never more than one entry, in JSON without a list. ``newest_first``:
+    the other way round from how they are shown.
+    """
+
+    key: str
+    title: str
+    entries: tuple[_Entry, ...]
+    single: bool = False
+    newest_first: bool = False
+    left_out: int = 0
+
+
+def _fit(sections: list[_Section], room: int) -> list[_Section]:
+    """The first entries that have room, one that is cut, and none after that."""
+    fitted = []
+    for section in sections:
+        kept: list[_Entry] = []
+        for entry in section.entries:
+            largest = _largest(entry, room) if room > 0 else None
+            if largest is not None:
+                kept.append(largest[0])
+                room -= largest[1]
+            if largest is None or largest[0] is not entry:
+                room = 0
+        left_out = section.left_out + sum(entry.size for entry in section.entries[len(kept) :])
+        fitted.append(replace(section, entries=tuple(kept), left_out=left_out))
+    return fitted
+
+
+def _largest(entry: _Entry, room: int) -> tuple[_Entry, int] | None:
+    """The entry, cut if it must be, and what it costs; None if its labels alone have no room."""
+    # a character takes a byte at least, so only this much needs to be looked at
+    fits, too_many = -1, min(entry.characters, max(room, 0)) + 1
+    if entry.characters < too_many and (cost := entry.cost) <= room:
+        return entry, cost
+    cut: tuple[_Entry, int] | None = None
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        part = entry.cut(middle)
+        if (cost := part.cost) <= room:
+            fits, cut = middle, (part, cost)
+        else:
+            too_many = middle
+    return cut
+
+
+# The two renderings
+
+
+def _size(text: str) -> int:
+    return len(text.encode())
+
+
+def _note(left_out: int) -> str:
+    return f"[{left_out} bytes left out]\n"
+
+
+def _field_markdown(key: str, text: str) -> str:
+    if not text:
+        return f"{key}:\n"
+    if text.splitlines(keepends=True) == text.splitlines():
+        return f"{key}: {text}\n"
+    # splitlines() knows every character that some reader takes for the end of a line
+    lines = (text if text.endswith("\n") else text + "\n").splitlines(keepends=True)
+    return f"{key}:\n" + "".join(f"\t{line}" for line in lines)
+
+
+def _entry_markdown(entry: _Entry) -> str:
+    parts = []
+    for field in entry.fields:
+        if field.size:
+            parts.append(_field_markdown(field.key, field.text))
+        if field.left_out:
+            parts.append(_note(field.left_out))
+    return "\n" + "".join(parts)
+
+
+def _markdown(snapshot: Snapshot, sections: list[_Section]) -> str:
+    parts = [
+        _INTRODUCTION,
+        _field_markdown("agent", snapshot.agent),
+        _field_markdown("session", snapshot.session),
+    ]
+    for section in sections:
+        shown = [_entry_markdown(entry) for entry in section.entries]
+        if section.left_out:
+            shown.append("\n" + _note(section.left_out))
+        if section.newest_first:
+            shown.reverse()
+        if shown:
+            parts += [f"\n## {section.title}\n", *shown]
+    return "".join(parts)
+
+
+def _entry_json(entry: _Entry) -> dict[str, Any]:
+    shown: dict[str, Any] = {field.key: field.text for field in entry.fields}
+    left_out = {field.key: field.left_out for field in entry.texts if field.left_out}
+    return shown | ({"left_out": left_out} if left_out else {})
+
+
+def _json(snapshot: Snapshot, sections: list[_Section]) -> str:
+    shown: dict[str, Any] = {"agent": snapshot.agent, "session": snapshot.session}
+    for section in sections:
+        entries = [_entry_json(entry) for entry in section.entries]
+        if section.newest_first:
+            entries.reverse()
+        shown[section.key] = next(iter(entries), None) if section.single else entries
+    shown["left_out"] = {section.key: section.left_out for section in sections if section.left_out}
+    return names.dump_json(shown) + "\n"

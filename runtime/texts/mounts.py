@@ -1,0 +1,255 @@
+"""Mount tables: ``source target ro|rw|hide [options]``, one mount a line. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Final
+
+from runtime.errors import MalformedError, QuotaError
+from runtime.texts.names import check_absolute, quote
+
+MODES: Final = ("ro", "rw", "hide")
+OPTIONS: Final = ("bind", "rbind", "nosuid", "nodev", "noexec")
+RESTRICTIONS: Final = ("nosuid", "nodev", "noexec")
+#: in force for one agent, its parents' with its own: each costs the kernel a mount
+LINES_MAX: Final = 2048
+_OWN: Final = ("/proc", "/dev")
+_BELOW_OWN: Final = ("/proc/", "/dev/")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One line of a table. ``source`` is a path in the creator's view.
+
+    ``identity`` is what must be there (look.c): ``DEVICE:INODE``, ``*`` for anything that no
+    link leads to, ``-`` for whatever the path leads to.
+    """
+
+    source: str
+    target: str
+    mode: str
+    options: tuple[str, ...] = ()
+    identity: str = "-"
+
+    def line(self) -> str:
+        options = ",".join(self.options) or "-"
+        return f"{self.source}\t{self.target}\t{self.mode}\t{options}\n"
+
+
+def parse_line(line: str) -> Mount | None:
+    """The mount of one line, None for a blank line or comment; ``MalformedError``."""
+    stripped = line.strip(" \t")
+    if not stripped or stripped.startswith("#"):
+        return None
+    # With a TAB anywhere, TABs alone separate, so that a path may hold blanks.
+    if "\t" in stripped:
+        words = [word for w in stripped.split("\t") if (word := w.strip(" "))]
+    else:
+        words = [word for word in stripped.split(" ") if word]
+    if not 3 <= len(words) <= 4:
+        raise MalformedError(
+            f"{quote(line)} is not a mount line; use: source target ro|rw|hide [options], "
+            "separated by blanks or TABs"
+        )
+    source, target, mode = words[:3]
+    if mode not in MODES:
+        raise MalformedError(f"unknown mode {quote(mode)}; use {', '.join(MODES)}")
+    if mode != "hide":
+        check_absolute(source, "source")
+    check_absolute(target, "target")
+    if target == "/" or target in _OWN or target.startswith(_BELOW_OWN):
+        raise MalformedError(
+            f"target {quote(target)}: /, /proc and /dev cannot be targets: they are the agent's own"
+        )
+    options: tuple[str, ...] = ()
+    if len(words) == 4 and words[3] != "-":
+        options = tuple(words[3].split(","))
+        for option in options:
+            if option not in OPTIONS:
+                raise MalformedError(
+                    f"unknown mount option {quote(option)}; use - or a list of {', '.join(OPTIONS)}"
+                )
+        if {"bind", "rbind"} <= set(options):
+            raise MalformedError(f"{quote(words[3])}: bind and rbind exclude each other")
+    return Mount(source, target, mode, options)
+
+
+def check_count(count: int, above: int = 0) -> None:
+    """``QuotaError`` for more lines than there may be, ``above`` of them its parents'."""
+    if count + above > LINES_MAX:
+        raise QuotaError(
+            f"mount tables have at most {LINES_MAX} lines, a parent's with its child's; this would "
+            f"make {count + above}: mount a directory that holds several"
+        )
+
+
+@lru_cache(maxsize=8)
+def parse(text: str) -> tuple[Mount, ...]:
+    """The mounts of a table; ``MalformedError`` naming the first bad line."""
+    mounts: list[Mount] = []
+    seen: set[str] = set()
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            mount = parse_line(line)
+            if mount is None:
+                continue
+            if mount.target in seen:
+                raise MalformedError(f"target {quote(mount.target)} occurs twice")
+        except MalformedError as error:
+            raise MalformedError(f"line {number}: {error.sentence}") from None
+        seen.add(mount.target)
+        mounts.append(mount)
+    return tuple(mounts)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a source was when it was written: its path without links, and ``DEVICE:INODE``."""
+
+    path: str
+    identity: str
+
+
+class Sources:
+    """What the sources of one value were when it was written, and in which boot."""
+
+    def __init__(self, boot: str, found: Mapping[str, Source]) -> None:
+        self.boot = boot
+        self.found = found
+
+    @classmethod
+    def load(cls, record: Mapping[str, Any] | None) -> Sources:
+        """From a record; None is that of a value that nobody has looked at."""
+        if record is None:
+            return cls("", {})
+        found = {
+            source: Source(path or source, identity) for source, path, identity in record["found"]
+        }
+        return cls(record["boot"], found)
+
+    def dump(self) -> dict[str, Any]:
+        return {
+            "boot": self.boot,
+            "found": [
+                (source, "" if found.path == source else found.path, found.identity)
+                for source, found in self.found.items()
+            ],
+        }
+
+    def joined(self, boot: str, more: Mapping[str, Source], paths: Iterable[str]) -> Sources:
+        """What is known of some paths, with what was looked at in this boot."""
+        known = {**self._of_boot(boot), **more}
+        return Sources(boot, {path: known[path] for path in paths if path in known})
+
+    def _of_boot(self, boot: str) -> Mapping[str, Source]:
+        """Numbers mean nothing in another boot."""
+        if self.boot == boot:
+            return self.found
+        return {source: replace(found, identity="*") for source, found in self.found.items()}
+
+    def missing(self, paths: Iterable[str]) -> list[str]:
+        """Those that were not looked at, each once."""
+        return [path for path in dict.fromkeys(paths) if path not in self.found]
+
+    def path(self, source: str) -> str:
+        """Without links, or as it was written if nobody looked."""
+        found = self.found.get(source)
+        return source if found is None else found.path
+
+    def resolve(self, mount: Mount, boot: str) -> Mount:
+        """The line as it is to be mounted in a boot: numbers mean nothing in another one."""
+        found = self.found.get(mount.source)
+        if found is None or mount.mode == "hide":
+            return mount
+        identity = found.identity if self.boot == boot else "*"
+        return Mount(found.path, mount.target, mount.mode, mount.options, identity)
+
+
+EXPLICIT_ROOT: Final = "explicit_root:"
+
+
+def paths_of(mount: str, root: str, workspace: str) -> dict[str, list[str]]:
+    """The paths in the creator's view that the values of an agent's files name, by file."""
+    return {
+        "mount": [line.source for line in parse(mount) if line.mode != "hide"],
+        "root": [root] if root else [],
+        "workspace": (
+            [workspace.removeprefix(EXPLICIT_ROOT)] if workspace.startswith(EXPLICIT_ROOT) else []
+        ),
+    }
+
+
+def ancestry(path: str) -> list[str]:
+    """The directories that a path is in, from the root down, and itself."""
+    found = ["/"]
+    at = path.find("/", 1)
+    while at > 0:
+        found.append(path[:at])
+        at = path.find("/", at + 1)
+    if path != "/":
+        found.append(path)
+    return found
+
+
+class Index:
+    """A table to look paths up in, at a cost that does not depend on its length."""
+
+    def __init__(self, table: Iterable[Mount]) -> None:
+        self.table = tuple(table)
+        self._last = {mount.target: number for number, mount in enumerate(self.table)}
+
+    def last(self, path: str) -> int:
+        """The number of the last line whose target it is, or is below; -1 for none."""
+        last = self._last
+        return max([last.get(above, -1) for above in ancestry(path)])
+
+    def covering(self, path: str) -> Mount | None:
+        """The line that decides about a path."""
+        number = self.last(path)
+        return self.table[number] if number >= 0 else None
+
+
+def excess(own: Mount, above: Index, base: Iterable[str]) -> str:
+    """What a child's line wants more than its parent has; empty if nothing.
+
+    ``above`` is the parent's effective table, ``base`` the read-only entries of
+    its base view. What neither knows is left to the sandbox, which is made
+    inside the parent's and can name no more.
+    """
+    if own.mode == "hide":
+        return ""
+    cover = above.covering(own.source)
+    if cover is not None and cover.mode == "hide":
+        return "it is hidden there"
+    if own.mode == "rw":
+        if cover is not None and cover.mode == "ro":
+            return "it is read-only there"
+        if cover is None and any(own.source == b or own.source.startswith(b + "/") for b in base):
+            return "it is read-only there"
+    return ""
+
+
+def effective(parent: Iterable[Mount], own: Iterable[Mount]) -> tuple[Mount, ...]:
+    """The table in force: the parent's, then the agent's own within it.
+
+    A line's source is a path in the parent's view: what is read-only there stays
+    so, and restrictive options stick.
+    """
+    above = Index(parent)
+    return (*above.table, *(_within(mount, above.covering(mount.source)) for mount in own))
+
+
+def _within(own: Mount, cover: Mount | None) -> Mount:
+    if own.mode == "hide" or cover is None:
+        return own
+    mode = "ro" if cover.mode == "ro" else own.mode
+    kept = tuple(o for o in cover.options if o in RESTRICTIONS and o not in own.options)
+    if mode == own.mode and not kept:
+        return own
+    return replace(own, mode=mode, options=(*own.options, *kept))
+
+
+def render(mounts: Iterable[Mount]) -> str:
+    return "".join(mount.line() for mount in mounts)
