@@ -14,7 +14,7 @@ from ctxfs.caching import FOREVER
 from ctxfs.disks import Work
 from ctxfs.inodes import Owner
 from ctxfs.nodes import Attributes, Call, Changes, Handle, Node
-from ctxfs.rows import Control, Directory, File, Kind, Link, Rendered
+from ctxfs.rows import Control, Directory, File, Kind, Link, PathControl, Rendered
 from runtime.authority.guard import Act
 from runtime.caller import Caller, Role
 from runtime.errors import (
@@ -188,7 +188,7 @@ class RowNode(Node):
     def acting(self, caller: Caller) -> AbstractContextManager[None]:
         """Around a commit: what follows is the caller's doing, and a control tells of it."""
         agents = self.fs.runtime.agents
-        if self.plane.told and isinstance(self.row, Control):
+        if self.plane.told and isinstance(self.row, Control | PathControl):
             return agents.journal.acting(caller, self.obj, file=self.row.name)
         return agents.journal.acting(caller)
 

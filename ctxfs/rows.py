@@ -331,7 +331,9 @@ class PathControl(Staged):
     def put(
         self, node: RowNode, caller: Caller, whole: bytes, found: Mapping[str, Source]
     ) -> None:
-        self.commit_found(node.fs, node.obj, caller, decode(whole), found)
+        text = decode(whole)
+        with node.acting(caller):
+            self.commit_found(node.fs, node.obj, caller, text, found)
 
     def wanted(self, fs: Filesystem, obj: Any, caller: Caller, text: str) -> list[str]:
         return self.paths(fs, obj, caller, text)

@@ -77,6 +77,14 @@ def test_a_value_is_replaced(mounted: Mounted) -> None:
     assert mounted.get(f"{D}/exec") == "true\n"
 
 
+def test_every_kind_of_control_tells_that_it_was_written(mounted: Mounted) -> None:
+    for name, text in (("model", "m\n"), ("mount", "/usr /mnt ro\n"), ("root", "/usr\n")):
+        mounted.put(f"{D}/{name}", text)
+        told = [json.loads(line) for line in mounted.world.lines(the_agent(mounted))]
+        assert told[-1]["type"] == "agent.control"
+        assert told[-1]["file"] == name
+
+
 def test_a_value_without_a_newline_is_committed_at_close(mounted: Mounted) -> None:
     mounted.put(f"{D}/exec", "true")
     assert mounted.get(f"{D}/exec") == "true\n"
