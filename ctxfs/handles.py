@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import pyfuse3
 
 from ctxfs.disks import Work, read_cached
-from ctxfs.nodes import Handle
+from ctxfs.nodes import Handle, Node
 from runtime.authority.accounts import Hold, Resource
 from runtime.authority.disk import Share
+from runtime.caller import Caller
 from runtime.errors import (
     DeniedError,
     ForbiddenError,
@@ -62,8 +63,8 @@ class RowHandle(Handle):
 
     node: RowNode
 
-    def __init__(self, fs: Filesystem, node: RowNode, caller: object, *, writing: bool) -> None:
-        super().__init__(node, caller)  # type: ignore[arg-type]
+    def __init__(self, fs: Filesystem, node: RowNode, caller: Caller, *, writing: bool) -> None:
+        super().__init__(node, caller)
         self._fs = fs
         self._text: bytes | None = None
         self._pieces: Iterator[bytes] = iter(())
@@ -152,7 +153,7 @@ class ControlHandle(RowHandle):
     """
 
     def __init__(
-        self, fs: Filesystem, node: RowNode, row: Staged, caller: object, flags: int
+        self, fs: Filesystem, node: RowNode, row: Staged, caller: Caller, flags: int
     ) -> None:
         super().__init__(fs, node, caller, writing=True)
         self._row = row
@@ -319,7 +320,7 @@ class ControlHandle(RowHandle):
 class VerbHandle(RowHandle):
     """``ctl``: each complete line acts at once; a last line without newline at flush."""
 
-    def __init__(self, fs: Filesystem, node: RowNode, row: Verbs, caller: object) -> None:
+    def __init__(self, fs: Filesystem, node: RowNode, row: Verbs, caller: Caller) -> None:
         super().__init__(fs, node, caller, writing=True)
         self._row = row
         self._rest = b""
@@ -364,8 +365,8 @@ class FileHandle(Handle):
 
     def __init__(
         self,
-        node: object,
-        caller: object,
+        node: Node,
+        caller: Caller,
         fd: int,
         *,
         limit: int,
@@ -375,7 +376,7 @@ class FileHandle(Handle):
         may_write: Callable[[], None],
         changed: Callable[[], None],
     ) -> None:
-        super().__init__(node, caller)  # type: ignore[arg-type]
+        super().__init__(node, caller)
         self.fd = fd
         self._limit = limit
         self._append = append
@@ -480,7 +481,7 @@ class HistoryHandle(RowHandle):
         self,
         fs: Filesystem,
         node: RowNode,
-        caller: object,
+        caller: Caller,
         path: Path,
         *,
         flags: int,
@@ -577,7 +578,7 @@ class HistoryHandle(RowHandle):
 class OutputHandle(RowHandle):
     """``out`` and ``log``: what the monitor has kept, as it grows."""
 
-    def __init__(self, fs: Filesystem, node: RowNode, caller: object, directory: Path) -> None:
+    def __init__(self, fs: Filesystem, node: RowNode, caller: Caller, directory: Path) -> None:
         super().__init__(fs, node, caller, writing=True)
         self._directory = directory
 
@@ -589,7 +590,7 @@ class OutputHandle(RowHandle):
 class InboxHandle(RowHandle):
     """``inbox``: what is written becomes one message at each flush with new data."""
 
-    def __init__(self, fs: Filesystem, node: RowNode, caller: object, *, writing: bool) -> None:
+    def __init__(self, fs: Filesystem, node: RowNode, caller: Caller, *, writing: bool) -> None:
         super().__init__(fs, node, caller, writing=writing)
         self._text = b""
         self._refused = False

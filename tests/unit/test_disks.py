@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import trio
@@ -192,8 +192,8 @@ def test_what_is_not_in_memory_is_not_waited_for(tmp_path: Path) -> None:
 
 def handle_on(path: Path) -> FileHandle:
     return FileHandle(
-        None,
-        None,
+        cast(Any, None),
+        cast(Any, None),
         os.open(path, os.O_RDWR | os.O_CREAT),
         limit=1 << 20,
         append=False,
