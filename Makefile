@@ -9,7 +9,7 @@ CFLAGS  := -std=gnu11 -O2 -Wall -Wextra -Werror
 MANPAGES := $(wildcard man/*.[1-8])
 
 .PHONY: help setup programs demo test test-unit test-faults test-hostile test-systemd test-vm \
-	test-load soak fuzz mutate lint bench man words clean
+	test-upgrade test-load soak fuzz mutate lint bench man words clean
 
 help:
 	@echo "make setup   make .venv with ctxd and ctx, installing what is missing"
@@ -19,6 +19,7 @@ help:
 	@echo "make test-hostile  the whole adversarial suite, with others at work beside it"
 	@echo "make test-systemd  the units in a container that boots systemd"
 	@echo "make test-vm       limits and a power cut in an emulated machine"
+	@echo "make test-upgrade  what an earlier version began goes on (OLD=COMMIT)"
 	@echo "make test-load     many at work without malice (SECONDS=300)"
 	@echo "make mutate        which small faults in the source no test sees (NUMBER=60, SEED=1)"
 	@echo "make soak          random lives and deaths by a seed (SECONDS=3600, SEED=1)"
@@ -75,6 +76,9 @@ test-vm: $(STAMP) $(PROGRAMS)
 	sh tests/systemd/packages.sh qemu-system-x86_64:qemu-system-x86 debootstrap:debootstrap \
 		mke2fs:e2fsprogs
 	$(PYTHON) -m tests.vm
+
+test-upgrade: $(STAMP) $(PROGRAMS)
+	$(PYTHON) -m tests.upgrade "$(OLD)"
 
 test-load: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m tests.soak.load $(or $(SECONDS),300)

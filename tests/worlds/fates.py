@@ -112,9 +112,12 @@ def child(name: str, command: str, **files: str) -> list[str]:
 
 
 def reboot(scene: Scene) -> None:
-    """What a reboot leaves of a dead daemon's things: the state, under another boot id."""
-    daemon = scene.daemon
     scene.invariants.close()
+    lose_machine(scene.daemon)
+
+
+def lose_machine(daemon: Daemon) -> None:
+    """What a reboot leaves of a dead daemon's things: the state, under another boot id."""
     daemon.cgroup.kill()
     wait_until(lambda: not daemon.cgroup.populated(), "the cgroups are empty")
     daemon.cgroup.remove()

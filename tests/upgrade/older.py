@@ -1,0 +1,71 @@
+"""A daemon of an earlier version, and this one's after it on the same state and cgroup."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from tests.worlds.daemon import TIMEOUT, Daemon, wait_until, write
+from tests.worlds.stages import AT_GATE
+
+#: at the gate it looks whether the tree is there, as somebody whom an earlier version started
+ONCE = f"sh -c 'echo got $CTX_RUN; {AT_GATE}; cat $CTX_SELF/status; echo over'"
+
+
+class Successor(Daemon):
+    """``start_older`` starts the version that is installed in ``older``, ``start`` this one."""
+
+    def __init__(self, older: Path) -> None:
+        super().__init__(config="grace: 500ms\nrestart_max: 20\n")
+        self._older = older
+        self._earlier: subprocess.Popen[bytes] | None = None
+        self.gate = self.base / "gate"
+        self.gate.mkdir()
+
+    def start_older(self) -> None:
+        python = str(self._older / ".venv/bin/python")
+        with open(self.log, "ab") as log:
+            self._earlier = subprocess.Popen(
+                # without the directory it is started in, which has this version's modules
+                self._placed([python, "-P", "-m", "ctxfs.daemon", *self.arguments]),
+                stderr=log,
+                start_new_session=True,
+            )
+        wait_until(lambda: b"ready\n" in self.log.read_bytes(), "the older daemon is ready")
+
+    def kill_older(self) -> None:
+        assert self._earlier is not None
+        self._earlier.kill()
+        self._earlier.wait(TIMEOUT)
+        self._earlier = None
+        wait_until(lambda: not self.own.processes(), "what belonged to the older daemon is gone")
+
+    def abandon(self) -> None:
+        """Leaves nothing of what a failed test made."""
+        if self._earlier is not None:
+            self.kill_older()
+
+    def open_gate(self) -> None:
+        (self.gate / "open").touch()
+
+    # agents
+
+    def begin(self, name: str, program: str = ONCE, **files: str) -> Path:
+        """A started agent that sees the gate, unless its parent's view has it."""
+        if "parent" not in files:
+            files = {"mount": f"{self.gate} /gate ro", **files}
+        return self.run(name, program, **files)
+
+    def task(self, name: str, title: str, command: str) -> Path:
+        directory = self.agent_dir(name) / "task" / title
+        directory.mkdir()
+        write(directory / "cmd", command)
+        write(directory / "ctl", "start")
+        return directory
+
+    def wait_for(self, name: str, title: str, on: str, **files: str) -> Path:
+        directory = self.agent_dir(name) / "waiting" / title
+        directory.mkdir()
+        for file, text in {**files, "on": on}.items():
+            write(directory / file, text)
+        return directory
