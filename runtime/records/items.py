@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final, Self, TypeVar
 
 from runtime.errors import MalformedError
 from runtime.records.moves import Moves
+from runtime.records.stored import known_fields
 from runtime.texts.names import quote
 
 
@@ -273,8 +274,7 @@ class Item:
         cls, index: int, values: dict[str, Any], read: Callable[[int, str], str] | None = None
     ) -> Self:
         """From what the store has; ``read`` finds what it has elsewhere."""
-        known = {f.name for f in fields(cls)}
-        kept = {key: value for key, value in values.items() if key in known}
+        kept = known_fields(cls, values)
         for name in cls.long:
             if read is not None and isinstance(kept.get(name), int):
                 kept[name] = Kept(kept[name], partial(read, index, name))

@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 
 from runtime.records.lifecycle import LIVE, Status
 from runtime.records.modes import MODES, Mode
+from runtime.records.stored import known_fields
 from runtime.texts import policy
 
 
@@ -205,8 +206,7 @@ class Agent(AgentConfiguration):
 
     @classmethod
     def load(cls, index: int, values: dict[str, Any]) -> Self:
-        known = {f.name for f in fields(cls)}
-        kept = {key: value for key, value in values.items() if key in known}
+        kept = known_fields(cls, values)
         kept["status"] = Status(kept["status"])
         kept["policy"] = policy.as_written(kept.get("policy", ""))
         tuples = ("groups", "creator_groups", "policy_of_root", "other_sessions", "discards")
@@ -215,7 +215,7 @@ class Agent(AgentConfiguration):
         for name in ("cause", "run_cause"):
             if kept.get(name) is not None:
                 kept[name] = tuple(kept[name])
-        # as a daemon without held cells wrote it
+        # version 1 did not hold cells
         kept.setdefault("cell", kept.get("run", ""))
         kept.setdefault("frozen", kept["status"] is Status.PAUSED)
         return cls(index=index, **kept)
@@ -244,8 +244,7 @@ class Session:
 
     @classmethod
     def load(cls, index: int, values: dict[str, Any]) -> Self:
-        known = {f.name for f in fields(cls)}
-        return cls(index=index, **{k: v for k, v in values.items() if k in known})
+        return cls(index=index, **known_fields(cls, values))
 
 
 _AGENT_FIELDS: Final = tuple(f.name for f in fields(Agent) if f.name != "index")

@@ -19,7 +19,6 @@ from runtime.errors import NoSpaceError, StartupError
 from runtime.records.items import KEPT_ABOVE, KINDS, Item, Kept
 from runtime.records.model import Agent, Session
 
-_SCHEMA_VERSION: Final = 3
 _RESERVE: Final = 512 << 10
 #: what is written between two checkpoints, and how long the WAL may be after one, in bytes
 _CHECKPOINT: Final = 4 << 20
@@ -28,7 +27,7 @@ _WAL_MAX: Final = 64 << 20
 _PAGES_OF_A_ROW: Final = 2
 _PAGE: Final = 4096
 _DISK_ERRORS: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
-_SCHEMA: Final = """
+_AGENTS: Final = """
 CREATE TABLE agents (
     idx INTEGER PRIMARY KEY AUTOINCREMENT,
     name TEXT NOT NULL,
@@ -51,7 +50,6 @@ CREATE TABLE sessions (
 CREATE TABLE names (name TEXT PRIMARY KEY, owner INTEGER NOT NULL, runs INTEGER NOT NULL);
 CREATE TABLE outbox (seq INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT NOT NULL, line TEXT NOT NULL);
 """
-#: since version 2
 _ITEMS: Final = """
 CREATE TABLE items (
     idx INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -61,7 +59,7 @@ CREATE TABLE items (
 );
 CREATE INDEX items_agent ON items (agent);
 """
-#: since version 3: texts of items that are long, and not in their data
+#: texts of items that are long, and not in their data
 _TEXTS: Final = """
 CREATE TABLE texts (
     item INTEGER NOT NULL,
@@ -105,29 +103,42 @@ class Store:
             "foreign_keys=ON",
         ):
             self._db.execute(f"PRAGMA {pragma}")
-        (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version == 0:
-            version = f"PRAGMA user_version={_SCHEMA_VERSION};"
-            self._db.executescript(f"BEGIN; {_SCHEMA} {_ITEMS} {_TEXTS} {version} COMMIT;")
-        elif version == 1:
-            version = f"PRAGMA user_version={_SCHEMA_VERSION};"
-            self._db.executescript(f"BEGIN; {_ITEMS} {_TEXTS} {version} COMMIT;")
-        elif version == 2:
-            self._take_texts_out()
-        elif version != _SCHEMA_VERSION:
+        try:
+            self._bring_up_to_date()
+        except BaseException:
             self._db.close()
+            raise
+
+    def _bring_up_to_date(self) -> None:
+        """Makes the database, or does what was added since the version that wrote it."""
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version > len(_STEPS):
             raise StartupError(
-                f"{path}: made by another version of ctxd (schema {version}, "
-                f"this one has {_SCHEMA_VERSION}); use another --state"
+                f"{self._path}: written by a newer ctxd (schema {version}; this one reads "
+                f"{len(_STEPS)} and older); start the newer ctxd, or use another --state"
             )
+        if version == len(_STEPS):
+            return
+        with self.transaction():
+            for step in _STEPS[version:]:
+                step(self)
+            self._db.execute(f"PRAGMA user_version={len(_STEPS)}")
+
+    def _add_agents(self) -> None:
+        self._create(_AGENTS)
+
+    def _add_items(self) -> None:
+        self._create(_ITEMS)
 
     def _take_texts_out(self) -> None:
-        """From version 2, in which items had all their texts with them."""
-        with self.transaction():
-            self._db.execute(_TEXTS)
-            for index, data in self._db.execute("SELECT idx, data FROM items").fetchall():
-                self.put_item(index, json.loads(data))
-            self._db.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+        """Before, items had all their texts with them."""
+        self._create(_TEXTS)
+        for index, data in self._db.execute("SELECT idx, data FROM items").fetchall():
+            self.put_item(index, json.loads(data))
+
+    def _create(self, statements: str) -> None:
+        for statement in statements.split(";"):
+            self._db.execute(statement)
 
     def close(self) -> None:
         self._db.close()
@@ -444,3 +455,12 @@ class Store:
 
 def _dump(values: dict[str, Any]) -> str:
     return json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+
+
+#: from each version to the next (``runtime.records.stored``): all of them make a new database, and
+#: those that a state of an older version has not seen bring it up to date
+_STEPS: Final[tuple[Callable[[Store], None], ...]] = (
+    Store._add_agents,
+    Store._add_items,
+    Store._take_texts_out,
+)

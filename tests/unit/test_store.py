@@ -13,7 +13,7 @@ import pytest
 from runtime.errors import NoSpaceError, StartupError
 from runtime.records.items import Kept, Work
 from runtime.records.model import Agent, Session
-from runtime.records.store import Pending, Store
+from runtime.records.store import _STEPS, Pending, Store
 
 
 @pytest.fixture
@@ -100,11 +100,31 @@ def test_a_full_disk_is_said_and_undone(store: Store) -> None:
     assert store.name_owner("c") == 1
 
 
-def test_another_versions_database_is_refused(tmp_path: Path) -> None:
+def test_a_newer_versions_database_is_refused_as_it_is(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "db")) as db:
         db.execute("PRAGMA user_version=99")
-    with pytest.raises(StartupError, match=r"another version of ctxd \(schema 99"):
+    sentence = r"newer ctxd \(schema 99; .*\); start the newer ctxd, or use another --state$"
+    with pytest.raises(StartupError, match=sentence):
         Store(tmp_path / "db")
+    with closing(sqlite3.connect(tmp_path / "db")) as db:
+        assert db.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,)
+        assert db.execute("PRAGMA user_version").fetchone() == (99,)
+
+
+def test_a_database_is_brought_up_to_date_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Store) -> None:
+        raise RuntimeError("here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("runtime.records.store._STEPS", (*_STEPS, fail))
+        with pytest.raises(RuntimeError, match="here"):
+            Store(tmp_path / "db")
+    with closing(sqlite3.connect(tmp_path / "db")) as db:
+        assert db.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,)
+    with closing(Store(tmp_path / "db")) as store:
+        assert (store.load_agents(), store.load_items()) == ([], [])
 
 
 def test_an_agent_is_changed_in_place(store: Store) -> None:
