@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from runtime.cell.record import VERSION
+from runtime.cell.record import VERSION, read_record
 from tests.worlds.daemon import (
     Daemon,
     alive,
@@ -222,6 +224,37 @@ def test_a_run_of_a_newer_ctxd_is_lost_and_ended(daemon: Daemon) -> None:
     assert daemon.log.read_text().count(f"its record is of version {VERSION + 1}") == 2
     # and a later run is its own
     assert read(daemon.finish("next", "true"), "outcome") == "done\n"
+
+
+#: records as monitors of 0.1.0 wrote them: of a program, and of a cell that is held
+OLD_RUN = "monitor {0.monitor}\nchain {0.chain}\nkeeper {0.keeper}\nstart {0.program} {0.started}\n"
+OLD_CELL = "monitor {0.monitor}\nchain {0.chain}\nkeeper {0.keeper}\nhold\n"
+
+
+def test_runs_whose_records_say_no_version_are_adopted(daemon: Daemon) -> None:
+    """Their monitors are of 0.1.0; they go on to write as they did."""
+    once = daemon.run("one", "sh -c 'trap \"exit 3\" TERM; echo up; while :; do sleep 0.1; done'")
+    turn = daemon.run("other", "cat", mode="turn")
+    wait_until(lambda: read(once, "out") == "up\n", "it is up")
+    wait_status(turn, "idle")
+    pid = read(once, "pid")
+    daemon.kill()
+    for path in (daemon.runtime / "record").iterdir():
+        record = read_record(path)
+        path.write_text((OLD_CELL if record.held else OLD_RUN).format(record))
+        assert read_record(path) == replace(record, version=0)
+    daemon.start()
+    assert (read(once, "status"), read(once, "pid")) == ("busy\n", pid)
+    assert read(turn, "status") == "idle\n"
+    write(turn / "inbox", "hello")
+    wait_until(lambda: read(turn, "out") == "hello\n", "it answers")
+    end_process(int(pid), signal.SIGTERM)
+    wait_dead(once)
+    assert (read(once, "outcome"), read(once, "reason")) == ("error\n", "exit:3\n")
+    write(turn / "ctl", "stop")
+    wait_dead(turn)
+    assert read(turn, "reason") == "operator_stop\n"
+    wait_until(lambda: not list((daemon.runtime / "record").iterdir()), "no record is left")
 
 
 def test_a_guard_that_is_killed_is_replaced(daemon: Daemon) -> None:
