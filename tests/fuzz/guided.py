@@ -6,7 +6,7 @@ import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["runtime", "ctxfs"]):
+with atheris.instrument_imports(include=["client", "ctxfs", "runtime"]):
     from tests.fuzz.targets import run
 
 

@@ -96,7 +96,7 @@ def packages(*wanted: str) -> Iterator[importlib.metadata.Distribution]:
 def payload(to: Path, disk: Path) -> None:
     """The checkout, and the packages that it needs, compiled here: it is slow in there."""
     ignore = shutil.ignore_patterns("*.c")
-    for part in ("ctxfs", "runtime", "tests", "contrib"):
+    for part in ("client", "ctxfs", "runtime", "tests", "contrib"):
         shutil.copytree(CHECKOUT / part, to / part, ignore=ignore)
     shutil.copy2(CHECKOUT / "pyproject.toml", to)
     for package in packages("ctxfs", "pytest", "hypothesis"):
