@@ -328,8 +328,11 @@ WAYS: Final[list[tuple[str, int, tuple[Stage, ...]]]] = [
         for stage in (stages.resident_aborted, stages.once_aborted)
     ),
     *((point, 2, (stages.resident_aborted,)) for point in ("run.committed", "run.running")),
-    *((point, 1, (stages.once_aborted,)) for point in ("run.committed", "run.launched")),
-    *((point, 1, (stages.once_aborted,)) for point in ("run.running", "abort.killed")),
+    # not abort.killed: what honours SIGTERM may be gone before there is something to kill
+    *(
+        (point, 1, (stages.once_aborted,))
+        for point in ("run.committed", "run.launched", "run.running")
+    ),
     ("run.committed", 2, (stages.aborted,)),
     *((point, 1, (stages.residing,)) for point in ("run.committed", "run.launched")),
     ("run.running", 1, (stages.residing,)),
