@@ -38,7 +38,7 @@ class Leader:
         self, *, hierarchy: Hierarchy, watcher: Watcher, places: Places, starter: Starter
     ) -> None:
         self._hierarchy = hierarchy
-        self.watcher = watcher
+        self._watcher = watcher
         self._places = places
         self._starter = starter
 
@@ -58,7 +58,7 @@ class Leader:
         watches the monitor of its cell.
         """
         paths = (execution.record_path, execution.leaf.path / "cgroup.events")
-        with watching(self.watcher, changes, *paths):
+        with watching(self._watcher, changes, *paths):
             async with trio.open_nursery() as nursery:
                 if not isinstance(execution, Following):
                     nursery.start_soon(watch_monitor, self._hierarchy, execution)

@@ -162,7 +162,9 @@ class Supervisor(Watching):
             following.rouse()
         agent = self._agents.registry.get(index)
         if "run_cause" in names and agent is not None and agent.run_cause is not None:
-            following.impatient = trio.Event()
+            # that of an earlier run; a change that waited for room on the disk is told twice
+            if following.impatient.is_set():
+                following.impatient = trio.Event()
             self._serve(agent, following)
 
     def item_changed(self, item: Item, names: Iterable[str]) -> None:
