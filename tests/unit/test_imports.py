@@ -195,3 +195,10 @@ def test_one_module_starts_processes(path: Path) -> None:
             assert re.search(CALLS, ast.unparse(node)) is None, ast.unparse(node)
         elif isinstance(node, ast.ImportFrom):
             assert not {alias.name for alias in node.names} & {"run_process", "open_process"}
+
+
+def test_the_folders_of_the_unit_tests_are_those_of_the_packages() -> None:
+    here = Path(__file__).parent
+    for path in here.rglob("test_*.py"):
+        if path.parent != here:
+            assert (HOUSE / path.parent.relative_to(here)).is_dir(), path

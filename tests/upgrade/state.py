@@ -1,4 +1,4 @@
-"""Makes the states in tests/unit/states anew:
+"""Makes the states in tests/unit/runtime/records/states anew:
 
     python -m tests.upgrade.state DIRECTORY OUT.tar.xz
 

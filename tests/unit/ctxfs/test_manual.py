@@ -15,7 +15,7 @@ from ctxfs.rows import Row
 from runtime.records.config import Config
 from runtime.sockets import OPERATIONS
 
-MAN = Path(__file__).parents[2] / "man"
+MAN = Path(__file__).parents[3] / "man"
 TABLES = (
     root.PLANE,
     root.HOME,

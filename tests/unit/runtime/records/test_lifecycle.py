@@ -173,7 +173,7 @@ def test_every_live_status_reaches_dead(status: Status) -> None:
 
 def test_a_status_is_set_by_moves_alone() -> None:
     """In the runtime: a record that is made has one, and only ``Change`` gives it another."""
-    house = Path(__file__).resolve().parents[2] / "runtime"
+    house = Path(__file__).resolve().parents[4] / "runtime"
     setting = []
     for path in house.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -23,7 +23,7 @@ from runtime.errors import (
 from runtime.records.change import Change, Watching
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Outcome
-from tests.unit.test_history import full_disk
+from tests.unit.runtime.records.test_history import full_disk
 from tests.worlds.records import ROOT, World, add_end, cancel_new, inside, operator, world_in
 
 
