@@ -36,6 +36,9 @@ NOTIFICATION_SECONDS: Final = 0.25
 #: names that went and are still to be told; what is more than these is not told
 _NAMES_MAX: Final = 4096
 
+#: a process in poll(2)
+Waiter = pyfuse3.PollHandle
+
 
 class Poller:
     """Versions of the files that poll(2) works on, and who waits for the next."""
@@ -43,12 +46,12 @@ class Poller:
     def __init__(self) -> None:
         self._versions: dict[int, int] = {}
         #: by inode, and there by the open file: the kernel asks anew at each poll(2)
-        self._waiting: dict[int, dict[int, pyfuse3.PollHandle]] = {}
+        self._waiting: dict[int, dict[int, Waiter]] = {}
 
     def version(self, inode: int) -> int:
         return self._versions.get(inode, 0)
 
-    def wait(self, inode: int, file: int, handle: pyfuse3.PollHandle) -> None:
+    def wait(self, inode: int, file: int, handle: Waiter) -> None:
         self._waiting.setdefault(inode, {})[file] = handle
 
     def closed(self, inode: int, file: int) -> None:

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from ctxfs.caching import Cache
 from ctxfs.disks import Disks, Work
-from ctxfs.durable import Durable, DurableNode
 from ctxfs.files import agent as agent_files
 from ctxfs.files import root as root_files
 from ctxfs.files import session as session_files
@@ -19,13 +18,14 @@ from ctxfs.files import tool as tool_files
 from ctxfs.files import waiting as waiting_files
 from ctxfs.files import work as work_files
 from ctxfs.files.spaces import SpaceRow, Spaces
-from ctxfs.handles import FileHandle, truncating_by_path
-from ctxfs.nodes import Call, Node
-from ctxfs.planes import ItemPlane, Plane, split_inode
 from ctxfs.program import program
 from ctxfs.reasons import Reasons
-from ctxfs.rownodes import RowNode
-from ctxfs.rows import Directory, Opened, Row
+from ctxfs.tree.durable import Durable, DurableNode
+from ctxfs.tree.handles import FileHandle, truncating_by_path
+from ctxfs.tree.nodes import Call, Node
+from ctxfs.tree.planes import ItemPlane, Plane, split_inode
+from ctxfs.tree.rownodes import RowNode
+from ctxfs.tree.rows import Directory, Opened, Row
 from runtime.caller import INSIDERS, NOBODY, OPERATORS, PARTIES, Caller, Role
 from runtime.cell.cell import working_directory, workspace
 from runtime.errors import CtxError, DeniedError, ForbiddenError, GoneError, MissingError

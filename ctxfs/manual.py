@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from ctxfs import inodes
 from ctxfs.errnos import name_of
 from ctxfs.files import agent, root, session, task, tool, waiting, work
 from ctxfs.files.verbs import VERBS, Verb
-from ctxfs.planes import Plane
-from ctxfs.rows import Directory, Document, File, History, Kind, Row, Staged
 from ctxfs.tools.registry import TOOLS
 from ctxfs.tools.tool import Concerns, Schema
+from ctxfs.tree import inodes
+from ctxfs.tree.planes import Plane
+from ctxfs.tree.rows import Directory, Document, File, History, Kind, Row, Staged
 from runtime.authority.guard import Guard, said, times
 from runtime.caller import INSIDERS, Role
 from runtime.sockets import OPERATIONS

@@ -30,11 +30,11 @@ from pyfuse3 import (
 
 from ctxfs.errnos import errno_of
 from ctxfs.filesystem import Filesystem
-from ctxfs.nodes import Attributes, Call, Changes, Handle, Listing, Node
 from ctxfs.order import Order
 from ctxfs.pace import MANNERS, Manner, Pace
-from ctxfs.rownodes import RowNode
-from ctxfs.rows import File, Verbs
+from ctxfs.tree.nodes import Attributes, Call, Changes, Handle, Listing, Node
+from ctxfs.tree.rownodes import RowNode
+from ctxfs.tree.rows import File, Verbs
 from runtime.authority.accounts import Hold, Payer, Resource
 from runtime.caller import Caller
 from runtime.errors import CtxError, GoneError, MalformedError, MissingError

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from ctxfs.durable import DurableNode
 from ctxfs.files import task, waiting, work
 from ctxfs.files.documents import (
     check_input,
@@ -18,11 +17,12 @@ from ctxfs.files.documents import (
 )
 from ctxfs.files.spaces import ARTIFACT
 from ctxfs.files.verbs import act, describe_verbs
-from ctxfs.handles import InboxHandle, OutputHandle
-from ctxfs.nodes import Call, Handle, Node
-from ctxfs.planes import Plane
-from ctxfs.rownodes import RowNode
-from ctxfs.rows import (
+from ctxfs.tree.durable import DurableNode
+from ctxfs.tree.handles import InboxHandle, OutputHandle
+from ctxfs.tree.nodes import Call, Handle, Node
+from ctxfs.tree.planes import Plane
+from ctxfs.tree.rownodes import RowNode
+from ctxfs.tree.rows import (
     NEW,
     NOT_BUSY,
     NOT_TERMINAL,
@@ -39,7 +39,7 @@ from ctxfs.rows import (
     Socket,
     Verbs,
 )
-from ctxfs.rows import one_line as _one
+from ctxfs.tree.rows import one_line as _one
 from runtime.agents.messages import SENDING
 from runtime.agents.workspace import check_possible as check_worktree_possible
 from runtime.authority.guard import Guard

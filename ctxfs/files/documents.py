@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ctxfs.handles import FileHandle
-from ctxfs.nodes import Call, Handle
-from ctxfs.rownodes import RowNode
-from ctxfs.rows import Check, Document, Kept, Lines, Render, Size, Time
+from ctxfs.tree.handles import FileHandle
+from ctxfs.tree.nodes import Call, Handle
+from ctxfs.tree.rownodes import RowNode
+from ctxfs.tree.rows import Check, Document, Kept, Lines, Render, Size, Time
 from runtime.authority.guard import Guard
 from runtime.caller import INSIDERS, PARTIES, Caller, Role
 from runtime.errors import DeniedError, MalformedError

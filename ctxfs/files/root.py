@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ctxfs.files import agent, session, spaces, tool, waiting
-from ctxfs.nodes import Call, Node
-from ctxfs.planes import Plane
-from ctxfs.rownodes import RowNode
-from ctxfs.rows import Directory, Making, Removing, Row, Shown, Socket, Target
+from ctxfs.tree.nodes import Call, Node
+from ctxfs.tree.planes import Plane
+from ctxfs.tree.rownodes import RowNode
+from ctxfs.tree.rows import Directory, Making, Removing, Row, Shown, Socket, Target
 from runtime.authority.accounts import Resource
 from runtime.authority.guard import Facts, Guard, Unless
 from runtime.caller import CONTROLLERS, INSIDERS, OPERATORS, Caller, Role

@@ -10,11 +10,11 @@ from ctxfs.files import agent as agent_files
 from ctxfs.files.documents import open_real
 from ctxfs.files.pack import pack
 from ctxfs.files.spaces import EPISODE
-from ctxfs.handles import HistoryHandle
-from ctxfs.nodes import Call, Handle, Node
-from ctxfs.planes import Plane
-from ctxfs.rownodes import RowNode
-from ctxfs.rows import Directory, Document, History, Kept, Render, Row, Shown
+from ctxfs.tree.handles import HistoryHandle
+from ctxfs.tree.nodes import Call, Handle, Node
+from ctxfs.tree.planes import Plane
+from ctxfs.tree.rownodes import RowNode
+from ctxfs.tree.rows import Directory, Document, History, Kept, Render, Row, Shown
 from runtime.authority.guard import Guard
 from runtime.caller import HISTORIANS, Caller, Role
 from runtime.errors import MalformedError

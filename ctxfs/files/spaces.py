@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ctxfs.durable import Space
+from ctxfs.tree.durable import Space
 from runtime.authority.disk import Share
 from runtime.authority.guard import ANY_STATUS, Act, Facts, Guard, Unless
 from runtime.caller import HISTORIANS, INSIDERS, Caller, Role

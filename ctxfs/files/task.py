@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ctxfs.files.verbs import Verb
 from ctxfs.files.verbs import act as act_on_agent
-from ctxfs.handles import ChildInputHandle, TaskInputHandle, TaskOutputHandle
-from ctxfs.nodes import Call, Handle
-from ctxfs.planes import ItemPlane
-from ctxfs.rownodes import RowNode
-from ctxfs.rows import Control, Directory, Inlet, Link, Output, Render, Row, Shown, Verbs
-from ctxfs.rows import one_line as _one
+from ctxfs.tree.handles import ChildInputHandle, TaskInputHandle, TaskOutputHandle
+from ctxfs.tree.nodes import Call, Handle
+from ctxfs.tree.planes import ItemPlane
+from ctxfs.tree.rownodes import RowNode
+from ctxfs.tree.rows import Control, Directory, Inlet, Link, Output, Render, Row, Shown, Verbs
+from ctxfs.tree.rows import one_line as _one
 from runtime.agents.tasks import INPUT, STARTING, STOPPING, WRITING, TaskPlane, accepts_input
 from runtime.authority.guard import Guard
 from runtime.caller import PARTIES, Caller

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from ctxfs.nodes import Call, Node
-from ctxfs.planes import Plane
-from ctxfs.rows import Directory, Row, Shown
 from ctxfs.tools.registry import BY_NAME, TOOLS, refusal, visible
 from ctxfs.tools.tool import Tool
+from ctxfs.tree.nodes import Call, Node
+from ctxfs.tree.planes import Plane
+from ctxfs.tree.rows import Directory, Row, Shown
 from runtime.texts.names import dump_json
 
 if TYPE_CHECKING:

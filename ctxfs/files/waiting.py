@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ctxfs.planes import ItemPlane, agent_with
-from ctxfs.rownodes import RowNode
-from ctxfs.rows import Control, Directory, Render, Row, Shown, one_line
+from ctxfs.tree.planes import ItemPlane, agent_with
+from ctxfs.tree.rownodes import RowNode
+from ctxfs.tree.rows import Control, Directory, Render, Row, Shown, one_line
 from runtime.agents.waiting import ARMING, TRIGGERING, WRITING, WaitingPlane
 from runtime.caller import PARTIES, Caller, Role
 from runtime.records.items import Wait, WaitStatus

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ctxfs.planes import ItemPlane, agent_with
-from ctxfs.rows import Check, Control, Directory, Render, Row, Shown, one_line
+from ctxfs.tree.planes import ItemPlane, agent_with
+from ctxfs.tree.rows import Check, Control, Directory, Render, Row, Shown, one_line
 from runtime.agents.work import WRITING, WorkPlane
 from runtime.authority.guard import Guard
 from runtime.caller import PARTIES, Caller

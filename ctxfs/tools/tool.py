@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final
 
-from ctxfs.nodes import Call
 from ctxfs.tools.tree import Tree
+from ctxfs.tree.nodes import Call
 from runtime.caller import Caller
 from runtime.errors import CtxError, MalformedError, QuotaError, WrongStateError
 from runtime.records.change import Change

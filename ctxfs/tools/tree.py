@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from ctxfs.nodes import Call, Handle, Node
+from ctxfs.tree.nodes import Call, Handle, Node
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem

@@ -21,7 +21,7 @@ from runtime.records.config import Config
 from runtime.texts.names import quote
 
 #: descriptors that the daemon needs for itself: its store, its helpers, the real files it
-#: knows (ctxfs.durable), and what one request opens for a moment
+#: knows (ctxfs.tree.durable), and what one request opens for a moment
 _OWN_DESCRIPTORS: Final = 1500
 #: of an account for its operators, and of all accounts for those of uid 0
 _TENTH: Final = 10

@@ -34,10 +34,10 @@ from ctxfs.files import task as task_files
 from ctxfs.files import tool as tool_files
 from ctxfs.files import waiting as waiting_files
 from ctxfs.files import work as work_files
-from ctxfs.planes import Plane
-from ctxfs.rows import NEW, Document, File, History, Kind, Lines, Row, Staged
 from ctxfs.tools import registry
 from ctxfs.tools.tool import Tool
+from ctxfs.tree.planes import Plane
+from ctxfs.tree.rows import NEW, Document, File, History, Kind, Lines, Row, Staged
 from runtime.agents import forking
 from runtime.authority.accounts import Resource
 from runtime.authority.loop import Gentle, LoopMeter

@@ -14,8 +14,8 @@ import pyfuse3
 import pytest
 
 from ctxfs.files import agent as agent_files
-from ctxfs.handles import RowHandle
-from ctxfs.rows import Shown
+from ctxfs.tree.handles import RowHandle
+from ctxfs.tree.rows import Shown
 from runtime.caller import Caller
 from runtime.records.change import Watching
 from runtime.records.lifecycle import Status

@@ -21,9 +21,9 @@ from ctxfs.caching import Cache
 from ctxfs.disks import Disks
 from ctxfs.errnos import ERRNOS
 from ctxfs.filesystem import Filesystem
-from ctxfs.nodes import Attributes, Call, Changes, Handle, Node
 from ctxfs.operations import Operations
 from ctxfs.reasons import Reasons
+from ctxfs.tree.nodes import Attributes, Call, Changes, Handle, Node
 from runtime import errors
 from runtime.authority.accounts import Payer, Reserve, Resource, accounts_of
 from runtime.caller import Caller

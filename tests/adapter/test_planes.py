@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pyfuse3
 import pytest
 
-from ctxfs import rownodes
 from ctxfs.files import agent as agent_files
 from ctxfs.files import waiting as waiting_files
 from ctxfs.files import work as work_files
+from ctxfs.tree import rownodes
 from runtime.records.items import Message, Wait, Work
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent

@@ -23,7 +23,7 @@ from ctxfs.files import task as task_files
 from ctxfs.files import waiting as waiting_files
 from ctxfs.files import work as work_files
 from ctxfs.files.verbs import VERBS
-from ctxfs.rows import Kind, Row
+from ctxfs.tree.rows import Kind, Row
 from runtime.caller import Caller
 from runtime.records.items import TaskStatus
 from runtime.records.lifecycle import Status

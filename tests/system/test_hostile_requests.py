@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ctxfs.files import agent as agent_files
-from ctxfs.inodes import PUBLIC
-from ctxfs.rows import Kind
+from ctxfs.tree.inodes import PUBLIC
+from ctxfs.tree.rows import Kind
 from tests.system.hostile.compiling import compile_to
 from tests.worlds.daemon import (
     AGENT_UID,

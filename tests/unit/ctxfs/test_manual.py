@@ -10,8 +10,8 @@ import pytest
 
 from ctxfs import manual
 from ctxfs.files import agent, root, session, task, tool, waiting, work
-from ctxfs.planes import Plane
-from ctxfs.rows import Row
+from ctxfs.tree.planes import Plane
+from ctxfs.tree.rows import Row
 from runtime.records.config import Config
 from runtime.sockets import OPERATIONS
 

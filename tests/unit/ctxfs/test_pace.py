@@ -28,13 +28,13 @@ from runtime.errors import OverTimeError
 
 PACKAGE = Path(inspect.getfile(ctxfs)).parent
 #: what requests reach; sockets and tools are answered in tasks of their own
-HANDLERS = ("operations.py", "nodes.py", "handles.py", "rows.py", "durable.py", "filesystem.py")
+HANDLERS = [PACKAGE / "operations.py", PACKAGE / "filesystem.py", *PACKAGE.glob("tree/*.py")]
 AGENT = Payer(1000, "a")
 
 
 def awaited() -> Iterator[tuple[str, str]]:
     """Every ``await`` of the handlers: where, and what is called."""
-    for path in [PACKAGE / name for name in HANDLERS]:
+    for path in HANDLERS:
         for node in ast.walk(ast.parse(path.read_text())):
             assert not isinstance(node, ast.AsyncWith | ast.AsyncFor), f"{path}:{node.lineno}"
             if isinstance(node, ast.Await):

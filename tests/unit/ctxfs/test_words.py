@@ -17,8 +17,8 @@ from ctxfs.files import task as task_files
 from ctxfs.files import waiting as waiting_files
 from ctxfs.files import work as work_files
 from ctxfs.files.verbs import VERBS
-from ctxfs.planes import Plane
-from ctxfs.rows import Kind
+from ctxfs.tree.planes import Plane
+from ctxfs.tree.rows import Kind
 from runtime.records.items import MESSAGE_MOVES
 from runtime.records.model import Outcome
 

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from ctxfs import durable
 from ctxfs.caching import Cache
-from ctxfs.durable import Durable, DurableNode, Space
 from ctxfs.files.spaces import ARTIFACT, EPISODE
-from ctxfs.nodes import Call, Changes, Handle, Node
+from ctxfs.tree import durable
+from ctxfs.tree.durable import Durable, DurableNode, Space
+from ctxfs.tree.nodes import Call, Changes, Handle, Node
 from runtime.caller import Caller
 from runtime.errors import (
     DeniedError,

@@ -14,8 +14,8 @@ from ctxfs.files import waiting as waiting_files
 from ctxfs.files import work as work_files
 from ctxfs.files.verbs import VERBS
 from ctxfs.filesystem import PLANES
-from ctxfs.planes import Plane, split_inode
-from ctxfs.rows import (
+from ctxfs.tree.planes import Plane, split_inode
+from ctxfs.tree.rows import (
     Directory,
     Document,
     History,

@@ -14,9 +14,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ctxfs.caching import FOREVER
-from ctxfs.nodes import Call, Node
-from ctxfs.rownodes import RowNode
-from ctxfs.rows import Directory, Making, Removing, Row, Target
+from ctxfs.tree.nodes import Call, Node
+from ctxfs.tree.rownodes import RowNode
+from ctxfs.tree.rows import Directory, Making, Removing, Row, Target
 from runtime.agents import planes
 from runtime.caller import Caller
 from runtime.errors import MissingError

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from ctxfs.caching import FOREVER
 from ctxfs.disks import Work
-from ctxfs.inodes import Owner
-from ctxfs.nodes import Attributes, Call, Changes, Handle, Node
-from ctxfs.rows import Control, Directory, File, Kind, Link, PathControl, Rendered
+from ctxfs.tree.inodes import Owner
+from ctxfs.tree.nodes import Attributes, Call, Changes, Handle, Node
+from ctxfs.tree.rows import Control, Directory, File, Kind, Link, PathControl, Rendered
 from runtime.authority.guard import Act
 from runtime.caller import Caller, Role
 from runtime.errors import (
@@ -28,7 +28,7 @@ from runtime.records.model import Agent
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem
-    from ctxfs.planes import Plane
+    from ctxfs.tree.planes import Plane
 
 
 @lru_cache(maxsize=1024)

@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import pyfuse3
-
+from ctxfs.caching import Waiter
 from ctxfs.disks import Work, read_cached
-from ctxfs.nodes import Handle, Node
+from ctxfs.tree.nodes import Handle, Node
 from runtime.authority.accounts import Hold, Resource
 from runtime.authority.disk import Share
 from runtime.caller import Caller
@@ -31,8 +30,8 @@ from runtime.texts.names import quote
 
 if TYPE_CHECKING:
     from ctxfs.filesystem import Filesystem
-    from ctxfs.rownodes import RowNode
-    from ctxfs.rows import LinesCheck, Staged, Verbs
+    from ctxfs.tree.rownodes import RowNode
+    from ctxfs.tree.rows import LinesCheck, Staged, Verbs
 
 _R = TypeVar("_R")
 
@@ -128,7 +127,7 @@ class RowHandle(Handle):
             size -= len(piece)
             yield piece
 
-    def poll(self, waiter: pyfuse3.PollHandle | None) -> int | None:
+    def poll(self, waiter: Waiter | None) -> int | None:
         if not self.node.row.polled:
             return None
         poller = self._fs.cache.poller

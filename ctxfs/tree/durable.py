@@ -19,9 +19,9 @@ from typing import Any, Final
 
 from ctxfs.caching import Cache
 from ctxfs.disks import Work
-from ctxfs.handles import FileHandle, truncating_by_path
-from ctxfs.inodes import REAL
-from ctxfs.nodes import Attributes, Call, Changes, Handle, Node
+from ctxfs.tree.handles import FileHandle, truncating_by_path
+from ctxfs.tree.inodes import REAL
+from ctxfs.tree.nodes import Attributes, Call, Changes, Handle, Node
 from runtime.authority.disk import ENTRY_SIZE, Share
 from runtime.caller import Caller
 from runtime.errors import (

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
-from ctxfs.handles import ControlHandle, RowHandle, VerbHandle, decode
-from ctxfs.inodes import CONTROL, NAMED, PUBLIC, Treatment
-from ctxfs.nodes import Call, Handle, Node
+from ctxfs.tree.handles import ControlHandle, RowHandle, VerbHandle, decode
+from ctxfs.tree.inodes import CONTROL, NAMED, PUBLIC, Treatment
+from ctxfs.tree.nodes import Call, Handle, Node
 from runtime.authority.guard import ANY_STATUS, NEVER, Guard
 from runtime.caller import INSIDERS, Caller, Role
 from runtime.errors import CtxError, MalformedError, TooLargeError, TooLongError
@@ -27,7 +27,7 @@ from runtime.texts.mounts import Source
 if TYPE_CHECKING:
     from ctxfs.files.spaces import SpaceRow
     from ctxfs.filesystem import Filesystem
-    from ctxfs.rownodes import RowNode
+    from ctxfs.tree.rownodes import RowNode
 
 
 class Kind(Enum):

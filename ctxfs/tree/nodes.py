@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import pyfuse3
-
-from ctxfs.caching import FOREVER
+from ctxfs.caching import FOREVER, Waiter
 from ctxfs.disks import Work
 from runtime.caller import Caller
 from runtime.errors import (
@@ -128,7 +126,7 @@ class Handle:
         """fsync(2): commits what is staged; what is left for a thread to do, if anything."""
         return None
 
-    def poll(self, waiter: pyfuse3.PollHandle | None) -> int | None:
+    def poll(self, waiter: Waiter | None) -> int | None:
         """Ready events; None where poll(2) means nothing."""
         return None
 
