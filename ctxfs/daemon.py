@@ -211,6 +211,7 @@ async def serve(
         privilege=privilege,
     ) as runtime:
         fs = Filesystem(runtime)
+        base = fs.base
         # the filesystem: unmounted before the runtime below it goes
         operations = Operations(fs)
         with mounted(
@@ -223,9 +224,9 @@ async def serve(
             debug=debug,
         ) as guard:
             async with trio.open_nursery() as nursery:
-                fs.cache.mounted = True
-                nursery.start_soon(fs.cache.run)
-                nursery.start_soon(fs.disks.run)
+                base.cache.mounted = True
+                nursery.start_soon(base.cache.run)
+                nursery.start_soon(base.disks.run)
                 stopping = trio.Event()
                 nursery.start_soon(guard.watch)
                 nursery.start_soon(_answer_requests, operations, runtime, stopping, guard)
@@ -245,9 +246,9 @@ async def serve(
                     streams=runtime.streams,
                     code=name_of,
                     status=runtime.status,
-                    call_tool=partial(tools.call, fs),
-                    refused=fs.reasons.note,
-                    refusals=fs.reasons.recent,
+                    call_tool=partial(tools.call, base, fs.root),
+                    refused=base.reasons.note,
+                    refusals=base.reasons.recent,
                 )
                 nursery.start_soon(sockets.run)
                 runtime.supervisor.prepare_with(sockets.open)
@@ -259,7 +260,7 @@ async def serve(
                 notify_systemd("READY=1")
                 await stopping.wait()
                 await runtime.supervisor.shut_down()
-                fs.cache.mounted = False
+                base.cache.mounted = False
                 pyfuse3.terminate()
                 nursery.cancel_scope.cancel()
     log.info("every agent is gone, unmounted")

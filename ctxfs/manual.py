@@ -16,7 +16,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ctxfs.errnos import name_of
 from ctxfs.files import agent, root, session, task, tool, waiting, work
@@ -25,7 +25,7 @@ from ctxfs.tools.registry import TOOLS
 from ctxfs.tools.tool import Concerns, Schema
 from ctxfs.tree import inodes
 from ctxfs.tree.planes import Plane
-from ctxfs.tree.rows import Directory, Document, File, History, Kind, Row, Staged
+from ctxfs.tree.rows import Directory, Document, File, Kind, Row, Staged
 from runtime.authority.guard import Guard, said, times
 from runtime.caller import INSIDERS, Role
 from runtime.sockets import OPERATIONS
@@ -44,7 +44,7 @@ class ManualError(Exception):
     """The page cannot be renewed, or is out of date; one sentence."""
 
 
-def described(plane: Plane) -> Iterator[Row]:
+def described(plane: Plane[Any]) -> Iterator[Row[Any]]:
     """The rows that the manual lists: all but those that only give a tree its shape."""
     return (row for row in plane.rows if row.doc)
 
@@ -63,7 +63,7 @@ def _sentences(text: str) -> Iterator[str]:
             yield escape(line)
 
 
-def _path(row: Row) -> str:
+def _path(row: Row[Any]) -> str:
     if row.path is not None:
         return f"{row.path(None)}/{row.name}"  # of what the manual lists it is the same for all
     return f"{row.within}/{row.name}" if row.within else row.name
@@ -79,7 +79,7 @@ def _decided(how: str, guard: Guard) -> Iterator[str]:
         yield f"Refused if {', or if '.join(reasons)}."
 
 
-def _guards(row: Row) -> Iterator[str]:
+def _guards(row: Row[Any]) -> Iterator[str]:
     """Who changes a file, or what is in a directory."""
     make = row.make if isinstance(row, Directory) else None
     if make is not None:
@@ -90,11 +90,11 @@ def _guards(row: Row) -> Iterator[str]:
         yield from _decided("rmdir(2)", row.remove.guard)
 
 
-def _facts(row: Row) -> Iterator[str]:
+def _facts(row: Row[Any]) -> Iterator[str]:
     """Default, readers and writers, as far as they say something."""
     if isinstance(row, File) and row.default:
         yield f"Default: {row.default}."
-    elif row.guard.who and isinstance(row, Staged | Document) and not isinstance(row, History):
+    elif row.guard.who and isinstance(row, Staged | Document):
         yield "Default: empty."
     if not row.public and row.read != INSIDERS:
         yield f"Read by {said(row.read)}."
@@ -111,7 +111,7 @@ def _list(items: Iterator[tuple[str, list[str]]]) -> Iterator[str]:
     yield ".El"
 
 
-def _files(plane: Plane) -> Callable[[], Iterator[str]]:
+def _files(plane: Plane[Any]) -> Callable[[], Iterator[str]]:
     def items() -> Iterator[tuple[str, list[str]]]:
         for row in described(plane):
             lines = list(_sentences(row.doc))
@@ -122,7 +122,7 @@ def _files(plane: Plane) -> Callable[[], Iterator[str]]:
     return lambda: _list(items())
 
 
-def _plain_files(plane: Plane) -> Callable[[], Iterator[str]]:
+def _plain_files(plane: Plane[Any]) -> Callable[[], Iterator[str]]:
     """Of a plane that belongs to no agent: no default, and modes tell the rest."""
 
     def items() -> Iterator[tuple[str, list[str]]]:
@@ -135,7 +135,7 @@ def _plain_files(plane: Plane) -> Callable[[], Iterator[str]]:
     return lambda: _list(items())
 
 
-def _verbs(verbs: Mapping[str, Verb]) -> Iterator[str]:
+def _verbs(verbs: Mapping[str, Verb[Any]]) -> Iterator[str]:
     def items() -> Iterator[tuple[str, list[str]]]:
         for verb in verbs.values():
             lines = list(_sentences(verb.doc))
@@ -146,7 +146,7 @@ def _verbs(verbs: Mapping[str, Verb]) -> Iterator[str]:
     return _list(items())
 
 
-def _verbs_of(verbs: Mapping[str, Verb]) -> Callable[[], Iterator[str]]:
+def _verbs_of(verbs: Mapping[str, Verb[Any]]) -> Callable[[], Iterator[str]]:
     return lambda: _verbs(verbs)
 
 

@@ -65,7 +65,7 @@ def _boundary(
     async def guarded(self: Operations, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         who = self._payer(args)
         self._at_hand[id(args)] = (method.__name__, args, who, time.monotonic())
-        self._fs.requests += 1
+        self._base.requests += 1
         try:
             with self._waiting(who, args):
                 name = method.__name__
@@ -102,12 +102,13 @@ class Operations(pyfuse3.Operations):
     def __init__(self, fs: Filesystem) -> None:
         super().__init__()
         self._fs = fs
+        self._base = fs.base
         self._handles: dict[int, Handle] = {}
         self._listings: dict[int, Listing] = {}
         #: what open files and directories hold of their openers' accounts
         self._holds: dict[int, list[Hold]] = {}
         self._next = 1
-        self._pace = Pace(fs)
+        self._pace = Pace(fs.base.runtime)
         self.order = Order()
         #: requests that are not answered yet: operation, arguments, payer, since when
         self._at_hand: dict[int, tuple[str, Sequence[Any], Payer | None, float]] = {}
@@ -180,14 +181,14 @@ class Operations(pyfuse3.Operations):
         if who is None or size <= _COPIES * _FREE_BYTES:
             yield
             return
-        held = self._fs.runtime.accounts.hold(who, Resource.MEMORY, size)
+        held = self._base.runtime.accounts.hold(who, Resource.MEMORY, size)
         try:
             yield
         finally:
             held.release()
 
     def _call(self, ctx: RequestContext) -> Call:
-        return Call(self._fs, ctx.uid, ctx.gid, ctx.pid)
+        return Call(self._base.runtime, ctx.uid, ctx.gid, ctx.pid)
 
     def note(self, error: Exception, operation: str, args: Sequence[Any]) -> None:
         """Keeps the reason for the refused caller. Missing names are not rejections."""
@@ -204,7 +205,7 @@ class Operations(pyfuse3.Operations):
         if names and operation not in ("write", "symlink"):
             name = node.shown(names[0]) if node is not None else names[0]
             path = f"{path}/{name}".lstrip("/")
-        self._fs.reasons.note(error, caller, path, node.incarnation if node is not None else None)
+        self._base.reasons.note(error, caller, path, node.incarnation if node is not None else None)
 
     def _about(self, operation: str, args: Sequence[Any]) -> tuple[Caller | None, Node | None]:
         ctx = next((a for a in args if isinstance(a, RequestContext)), None)
@@ -232,11 +233,11 @@ class Operations(pyfuse3.Operations):
 
     def _note_known(self, node: Node) -> None:
         node.remembered()
-        self._fs.cache.note_known(node.inode)
+        self._base.cache.note_known(node.inode)
 
     def _hold(self, caller: Caller, resource: Resource, amount: int) -> Hold:
         """So much on the account of the caller; ``QuotaError``."""
-        runtime = self._fs.runtime
+        runtime = self._base.runtime
         return runtime.accounts.hold(runtime.agents.identity.payer(caller), resource, amount)
 
     def _number(self, *holds: Hold) -> int:
@@ -267,9 +268,9 @@ class Operations(pyfuse3.Operations):
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         for inode, count in inode_list:
-            self._fs.cache.note_forgotten(inode, count)
-            if self._fs.durable.owns(inode):
-                self._fs.durable.forget(inode, count)
+            self._base.cache.note_forgotten(inode, count)
+            if self._base.durable.owns(inode):
+                self._base.durable.forget(inode, count)
 
     @_boundary
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
@@ -294,7 +295,7 @@ class Operations(pyfuse3.Operations):
                 cutting = handle.truncating(size)
             if cutting is not None:
                 caller, present = self._call(ctx).caller, node.attributes().size
-                await self._fs.disks.change(caller, cutting, inode, present)
+                await self._base.disks.change(caller, cutting, inode, present)
             elif handle is not None:
                 handle.truncate(size)
             if cutting is not None or handle is not None:
@@ -310,10 +311,10 @@ class Operations(pyfuse3.Operations):
             times=times,
         )
         if changes != Changes():
-            await self._fs.disks.settled(inode)
-            mark = self._fs.cache.mark()
+            await self._base.disks.settled(inode)
+            mark = self._base.cache.mark()
             node.set_attributes(self._call(ctx), changes)
-            await self._fs.cache.settled(mark)
+            await self._base.cache.settled(mark)
         return self._attributes(node)
 
     @_boundary
@@ -349,13 +350,13 @@ class Operations(pyfuse3.Operations):
     ) -> EntryAttributes:
         parent = self._fs.node(new_parent_inode)
         target = self._fs.node(inode)
-        await self._fs.disks.settled(inode)
+        await self._base.disks.settled(inode)
         return self._remembered(parent.link(self._call(ctx), _name(new_name), target))
 
     @_boundary
     async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
         parent = self._fs.node(parent_inode)
-        await self._fs.settled(parent, _name(name))
+        await self._base.settled(parent, _name(name))
         parent.unlink(self._call(ctx), _name(name))
 
     @_boundary
@@ -375,8 +376,8 @@ class Operations(pyfuse3.Operations):
         if flags & ~_RENAME_NOREPLACE:
             raise MalformedError("unknown flag of rename(2); use RENAME_NOREPLACE or none")
         source, target = self._fs.node(parent_inode_old), self._fs.node(parent_inode_new)
-        await self._fs.settled(source, _name(name_old))
-        await self._fs.settled(target, _name(name_new))
+        await self._base.settled(source, _name(name_old))
+        await self._base.settled(target, _name(name_new))
         source.rename(
             self._call(ctx),
             _name(name_old),
@@ -398,7 +399,7 @@ class Operations(pyfuse3.Operations):
             undo.callback(handle.release)
             cutting = handle.truncating(0) if flags & os.O_TRUNC else None
             if cutting is not None:
-                await self._fs.disks.change(call.caller, cutting, inode, node.attributes().size)
+                await self._base.disks.change(call.caller, cutting, inode, node.attributes().size)
             undo.pop_all()
         return self._file_info(handle, hold)
 
@@ -425,7 +426,7 @@ class Operations(pyfuse3.Operations):
         handle = self._handles[fh]
         data = handle.read(off, size)
         if data is None:
-            data = await self._fs.disks.do(handle.caller, handle.reading(off, size))
+            data = await self._base.disks.do(handle.caller, handle.reading(off, size))
         return data
 
     @_boundary
@@ -433,34 +434,34 @@ class Operations(pyfuse3.Operations):
         handle = self._handles[fh]
         data = bytes(buf)
         await handle.prepare(data)
-        mark = self._fs.cache.mark()
+        mark = self._base.cache.mark()
         writing = handle.writing(off, data)
         try:
             if writing is not None:
                 inode = handle.node.inode
                 with self._waiting(self._pace.payer(handle.caller), (data,)):
-                    written = await self._fs.disks.change(
+                    written = await self._base.disks.change(
                         handle.caller, writing, inode, len(data)
                     )
             else:
                 written = handle.write(off, data)
         finally:
             # The kernel takes the offset for the new size, which only a commit makes true.
-            self._fs.cache.forget_attributes(handle.node.inode)
-        await self._fs.cache.settled(mark)
+            self._base.cache.forget_attributes(handle.node.inode)
+        await self._base.cache.settled(mark)
         return written
 
     @_boundary
     async def flush(self, fh: FileHandleT) -> None:
         handle = self._handles[fh]
         await handle.prepare(b"\n")
-        mark = self._fs.cache.mark()
+        mark = self._base.cache.mark()
         try:
             handle.flush()
         finally:
             if handle.direct:
-                self._fs.cache.forget_attributes(handle.node.inode)
-        await self._fs.cache.settled(mark)
+                self._base.cache.forget_attributes(handle.node.inode)
+        await self._base.cache.settled(mark)
 
     @_boundary
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
@@ -512,8 +513,8 @@ class Operations(pyfuse3.Operations):
             except (CtxError, OSError):
                 continue  # gone since the directory was opened
             if not pyfuse3.readdir_reply(token, FileNameT(os.fsencode(name)), entry, position + 1):
-                if self._fs.durable.owns(node.inode):
-                    self._fs.durable.forget(node.inode, 0)
+                if self._base.durable.owns(node.inode):
+                    self._base.durable.forget(node.inode, 0)
                 break
             self._note_known(node)
 
@@ -527,7 +528,7 @@ class Operations(pyfuse3.Operations):
 
     @_boundary
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
-        real = os.statvfs(self._fs.runtime.places.state)
+        real = os.statvfs(self._base.runtime.places.state)
         data = StatvfsData()
         for name in ("bsize", "frsize", "blocks", "bfree", "bavail", "files", "ffree", "favail"):
             setattr(data, f"f_{name}", getattr(real, f"f_{name}"))

@@ -13,17 +13,15 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import trio
 
 from runtime.authority.accounts import Payer
 from runtime.authority.loop import Late, Timed, Turns
+from runtime.caller import Caller
 from runtime.errors import CtxError, OverTimeError
-
-if TYPE_CHECKING:
-    from ctxfs.filesystem import Filesystem
-    from runtime.caller import Caller
+from runtime.runtime import Runtime
 
 _R = TypeVar("_R")
 
@@ -42,9 +40,11 @@ WAITS: Final = (
     Wait("self._pace.timed", None, "the handler itself, in the boundary, its time measured"),
     Wait("self.order.turn", None, "those who asked before, the owners in turn (ctxfs.order)"),
     Wait("self._pace.late", 0.5, "an owner over its account of the loop's time is answered late"),
-    Wait("self._fs.cache.settled", 0.25, "one notification to the kernel: pages of a public value"),
+    Wait(
+        "self._base.cache.settled", 0.25, "one notification to the kernel: pages of a public value"
+    ),
     Wait("handle.prepare", 1.0, "one helper that looks at paths"),
-    Wait("self._fs.runtime.supervisor.look", 1.0, "the same: where a handler begins it"),
+    Wait("self._base.runtime.supervisor.look", 1.0, "the same: where a handler begins it"),
     Wait(
         "self._pace.synced",
         None,
@@ -53,11 +53,11 @@ WAITS: Final = (
     ),
     *(
         Wait(call, None, "the bytes of a real file: in a thread, one for each file and agent")
-        for call in ("self._fs.disks.do", "self._fs.disks.change")
+        for call in ("self._base.disks.do", "self._base.disks.change")
     ),
     *(
         Wait(call, 1.0, "the thread that changes a real file, which has its lock")
-        for call in ("self._fs.settled", "self.disks.settled", "self._fs.disks.settled")
+        for call in ("self._base.settled", "self.disks.settled", "self._base.disks.settled")
     ),
 )
 
@@ -91,9 +91,9 @@ MANNERS: Final = {
 class Pace:
     """Accounts of time, and the waits that need more than a line."""
 
-    def __init__(self, fs: Filesystem) -> None:
-        self._fs = fs
-        self._late = Late(fs.runtime.accounts.time, Turns())
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._late = Late(runtime.accounts.time, Turns())
         self._syncs: Counter[int] = Counter()
         self._disks = trio.CapacityLimiter(4)
         self._syncing: dict[int, trio.Lock] = {}
@@ -102,7 +102,7 @@ class Pace:
     # who pays
 
     def payer(self, caller: Caller) -> Payer:
-        return self._fs.runtime.agents.identity.payer(caller)
+        return self._runtime.agents.identity.payer(caller)
 
     def payer_of(self, uid: int, gid: int, pid: int) -> Payer | None:
         """Of a request, as it was a moment ago; None if that cannot be told now."""
@@ -111,7 +111,7 @@ class Pace:
         if known is not None and now - known[0] < _KNOWN_SECONDS:
             return known[1]
         try:
-            caller = self._fs.runtime.agents.identity.resolve(uid, gid, pid)
+            caller = self._runtime.agents.identity.resolve(uid, gid, pid)
         except (CtxError, OSError):
             return None
         found = self.payer(caller)
@@ -123,7 +123,7 @@ class Pace:
 
     def is_over(self, who: Payer | None) -> bool:
         """Whether an agent's owner has used more of the loop's time than it has."""
-        return who is not None and self._fs.runtime.accounts.time.makes_wait(who)
+        return who is not None and self._runtime.accounts.time.makes_wait(who)
 
     def timed(self, who: Payer | None, coroutine: Coroutine[Any, Any, _R]) -> Timed[_R]:
         """Awaits it; its steps go on an agent's owner's account."""
@@ -131,7 +131,7 @@ class Pace:
 
     def _charge(self, who: Payer | None, seconds: float) -> None:
         if who is not None:
-            self._fs.runtime.accounts.time.pay(who, seconds)
+            self._runtime.accounts.time.pay(who, seconds)
 
     # waiting
 
@@ -156,7 +156,7 @@ class Pace:
             async with self._syncing.setdefault(owner, trio.Lock()):
                 if work is not None:
                     await trio.to_thread.run_sync(work, limiter=self._disks)
-                await self._fs.runtime.agents.journal.synced()
+                await self._runtime.agents.journal.synced()
         finally:
             self._syncs[owner] -= 1
             if not self._syncs[owner]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ctxfs.files import task, waiting, work
 from ctxfs.files.documents import (
@@ -17,9 +17,9 @@ from ctxfs.files.documents import (
 )
 from ctxfs.files.spaces import ARTIFACT
 from ctxfs.files.verbs import act, describe_verbs
+from ctxfs.tree.base import Base
 from ctxfs.tree.durable import DurableNode
-from ctxfs.tree.handles import InboxHandle, OutputHandle
-from ctxfs.tree.nodes import Call, Handle, Node
+from ctxfs.tree.nodes import Call, Node
 from ctxfs.tree.planes import Plane
 from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import (
@@ -36,6 +36,7 @@ from ctxfs.tree.rows import (
     Render,
     Row,
     Shown,
+    Size,
     Socket,
     Verbs,
 )
@@ -62,14 +63,11 @@ from runtime.texts.mounts import Source, ancestry
 from runtime.texts.names import quote
 from runtime.texts.policy import Rules
 
-if TYPE_CHECKING:
-    from ctxfs.filesystem import Filesystem
-
 _LABEL: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._+-]{0,63}")
 _LIMIT_KEYS: Final = ("memory.max", "pids.max", "cpu.max", "timeout", "grace", "log_max")
 _CPU: Final = re.compile(r"(max|[0-9]{1,12})( [0-9]{1,12})?")
 
-Parse = Callable[["Filesystem", Agent, Caller, str], Any]
+Parse = Callable[[Base, Agent, Caller, str], Any]
 
 _AT_ANY_TIME: Final = Guard(who=CONTROLLERS)
 _WHILE_NEW: Final = Guard(who=CONTROLLERS, when=NEW)
@@ -79,25 +77,25 @@ _DELEGATION: Final = Guard(who=CONTROLLERS, when=NEW, delegated=True)
 _RESULT: Final = Guard(who=Role.SELF, when=NOT_TERMINAL)
 
 
-def _value(attribute: str) -> Render:
+def _value(attribute: str) -> Render[Agent]:
     """The field's text on one line; an empty value is an empty file."""
 
-    def render(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+    def render(base: Base, agent: Agent, caller: Caller) -> str:
         value = str(getattr(agent, attribute))
         return value + "\n" if value else ""
 
     return render
 
 
-def _text(attribute: str) -> Render:
-    def render(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+def _text(attribute: str) -> Render[Agent]:
+    def render(base: Base, agent: Agent, caller: Caller) -> str:
         return str(getattr(agent, attribute))
 
     return render
 
 
-def _number(attribute: str) -> Render:
-    def render(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+def _number(attribute: str) -> Render[Agent]:
+    def render(base: Base, agent: Agent, caller: Caller) -> str:
         value = int(getattr(agent, attribute))
         return f"{value}\n" if value or attribute != "pid" else ""
 
@@ -105,21 +103,22 @@ def _number(attribute: str) -> Render:
 
 
 def _setter(
-    attribute: str, parse: Callable[[Filesystem, Agent, Caller, str], Any]
-) -> tuple[Check, Check]:
+    attribute: str, parse: Parse
+) -> tuple[Check[Agent], Check[Agent]]:
     """(check, commit) of a control with one value on one line."""
 
-    def commit(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
-        fs.runtime.agents.journal.update(agent, **{attribute: parse(fs, agent, caller, _one(text))})
+    def commit(base: Base, agent: Agent, caller: Caller, text: str) -> None:
+        value = parse(base, agent, caller, _one(text))
+        base.runtime.agents.journal.update(agent, **{attribute: value})
 
     return _checked(parse), commit
 
 
-def _checked(parse: Callable[[Filesystem, Agent, Caller, str], Any]) -> Check:
+def _checked(parse: Parse) -> Check[Agent]:
     """A check of a line that is good if it can be parsed."""
 
-    def check(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
-        parse(fs, agent, caller, line)
+    def check(base: Base, agent: Agent, caller: Caller, line: str) -> None:
+        parse(base, agent, caller, line)
 
     return check
 
@@ -131,38 +130,38 @@ def _lines(text: str) -> list[str]:
 # lineage and life
 
 
-def _set_parent(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+def _set_parent(base: Base, agent: Agent, caller: Caller, text: str) -> None:
     value = _one(text)
-    parent = _parse_parent(fs, agent, caller, value)
+    parent = _parse_parent(base, agent, caller, value)
     if parent is not None or not value.startswith("agent:"):
-        fs.runtime.agents.births.adopt(agent, parent)
+        base.runtime.agents.births.adopt(agent, parent)
 
 
-def _parse_parent(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> Agent | None:
+def _parse_parent(base: Base, agent: Agent, caller: Caller, line: str) -> Agent | None:
     word = line.split(" ")[0]
     if word == "operator":
         return None
     if not word.startswith("agent:"):
         raise MalformedError(f"unknown parent {quote(line)}; use operator or agent:NAME")
-    parent = fs.runtime.agents.registry.named(names.check_name(word.removeprefix("agent:")))
-    if parent is None or not fs.runtime.agents.identity.roles(caller, parent) & OPERATORS:
+    parent = base.runtime.agents.registry.named(names.check_name(word.removeprefix("agent:")))
+    if parent is None or not base.runtime.agents.identity.roles(caller, parent) & OPERATORS:
         raise DeniedError(f"{quote(word)}: the caller is not an operator of such an agent")
     return parent
 
 
-def _supervisor(fs: Filesystem, agent: Agent, caller: Caller) -> str:
-    parent = fs.runtime.agents.registry.parent_of(agent)
+def _supervisor(base: Base, agent: Agent, caller: Caller) -> str:
+    parent = base.runtime.agents.registry.parent_of(agent)
     if parent is not None and agent.owned:
         return f"agent:{parent.name}\n"
     return "operator\n" if agent.parent is None else "none\n"
 
 
-def _parse_life(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
+def _parse_life(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     life = names.check_choice(line, LIVES)
     if agent.parent is None and life != "detached":
         raise MalformedError(f"{quote(life)}: a root agent is always detached")
     if life == "detached" and agent.parent is not None and caller.agent is not None:
-        agents = fs.runtime.agents
+        agents = base.runtime.agents
         maker = agents.registry.get(caller.agent)
         if maker is None or not agents.authority.allows(maker, "agent", agent.name, "detach"):
             raise DeniedError(f"agent:{agent.name} detach is not in your effective policy")
@@ -173,15 +172,15 @@ def _parse_life(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
     return life
 
 
-def _set_life(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
-    life = _parse_life(fs, agent, caller, _one(text))
+def _set_life(base: Base, agent: Agent, caller: Caller, text: str) -> None:
+    life = _parse_life(base, agent, caller, _one(text))
     profile = Profile.PUBLIC_NAMED if life == "detached" else Profile.PRIVATE_CHILD
-    fs.runtime.agents.births.set_life(agent, life, profile.value)
+    base.runtime.agents.births.set_life(agent, life, profile.value)
 
 
-def _check_profile(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
+def _check_profile(base: Base, agent: Agent, caller: Caller, line: str) -> None:
     profile = names.check_choice(line, PROFILES)
-    _parse_life(fs, agent, caller, _life_of(agent, profile))
+    _parse_life(base, agent, caller, _life_of(agent, profile))
 
 
 def _life_of(agent: Agent, profile: str) -> str:
@@ -190,22 +189,22 @@ def _life_of(agent: Agent, profile: str) -> str:
     return agent.life if agent.life != "detached" else "owned"
 
 
-def _set_profile(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+def _set_profile(base: Base, agent: Agent, caller: Caller, text: str) -> None:
     profile = names.check_choice(_one(text), PROFILES)
-    _set_life(fs, agent, caller, _life_of(agent, profile))
+    _set_life(base, agent, caller, _life_of(agent, profile))
 
 
-def _families(fs: Filesystem, agent: Agent, caller: Caller) -> str:
-    on = fs.runtime.agents.authority.families(agent)
+def _families(base: Base, agent: Agent, caller: Caller) -> str:
+    on = base.runtime.agents.authority.families(agent)
     return "".join(f"{family}\n" for family in FAMILIES if family in on)
 
 
 # ids
 
 
-def _parse_owner(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> int:
+def _parse_owner(base: Base, agent: Agent, caller: Caller, line: str) -> int:
     owner = _parse_id(line)
-    fs.runtime.agents.privilege.check_ids(f"owner {owner}", owner, agent.owner)
+    base.runtime.agents.privilege.check_ids(f"owner {owner}", owner, agent.owner)
     return owner
 
 
@@ -216,82 +215,82 @@ def _parse_id(line: str) -> int:
     return value
 
 
-def _set_owner(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
-    owner = _parse_owner(fs, agent, caller, _one(text))
+def _set_owner(base: Base, agent: Agent, caller: Caller, text: str) -> None:
+    owner = _parse_owner(base, agent, caller, _one(text))
     if owner != agent.owner:
-        fs.runtime.agents.births.change_owner(agent, owner)
+        base.runtime.agents.births.change_owner(agent, owner)
 
 
-def _parse_agent_id(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> int:
+def _parse_agent_id(base: Base, agent: Agent, caller: Caller, line: str) -> int:
     value = _parse_id(line)
     if agent.parent is not None:
         raise DeniedError("a child's uid and gid are its parent's")
-    if value == 0 and not fs.runtime.config.allow_root_agents:
+    if value == 0 and not base.runtime.config.allow_root_agents:
         raise DeniedError("0: agents do not run as root (allow_root_agents is not set)")
     return value
 
 
-def _parse_uid(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> int:
-    uid = _parse_agent_id(fs, agent, caller, line)
-    fs.runtime.agents.privilege.check_ids(f"uid {uid}", uid, agent.uid)
+def _parse_uid(base: Base, agent: Agent, caller: Caller, line: str) -> int:
+    uid = _parse_agent_id(base, agent, caller, line)
+    base.runtime.agents.privilege.check_ids(f"uid {uid}", uid, agent.uid)
     return uid
 
 
-def _parse_gid(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> int:
-    gid = _parse_agent_id(fs, agent, caller, line)
-    fs.runtime.agents.privilege.check_ids(f"gid {gid}", gid, agent.gid)
+def _parse_gid(base: Base, agent: Agent, caller: Caller, line: str) -> int:
+    gid = _parse_agent_id(base, agent, caller, line)
+    base.runtime.agents.privilege.check_ids(f"gid {gid}", gid, agent.gid)
     return gid
 
 
-def _parse_groups(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> tuple[int, ...]:
+def _parse_groups(base: Base, agent: Agent, caller: Caller, line: str) -> tuple[int, ...]:
     groups = tuple(_parse_id(word) for word in names.words(line))
     if len(groups) > 1024:
         raise MalformedError(f"{len(groups)} groups: at most 1024")
     others = sorted(set(groups) - set(agent.groups))
-    fs.runtime.agents.privilege.check_ids(f"groups {others}", others, [])
-    parent = fs.runtime.agents.registry.parent_of(agent)
+    base.runtime.agents.privilege.check_ids(f"groups {others}", others, [])
+    parent = base.runtime.agents.registry.parent_of(agent)
     if parent is not None:
         extra = sorted(set(groups) - set(parent.groups))
         if extra:
             raise DeniedError(f"groups {extra} exceed those of the parent {quote(parent.name)}")
-    elif not fs.runtime.agents.identity.is_master(caller):
+    elif not base.runtime.agents.identity.is_master(caller):
         raise DeniedError("only operators with uid 0 may set the groups of a root agent")
-    elif 0 in groups and not fs.runtime.config.allow_root_agents:
+    elif 0 in groups and not base.runtime.config.allow_root_agents:
         raise DeniedError("0: agents do not run as root (allow_root_agents is not set)")
     return groups
 
 
-def _set_groups(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
-    groups = _parse_groups(fs, agent, caller, " ".join(_lines(text)))
+def _set_groups(base: Base, agent: Agent, caller: Caller, text: str) -> None:
+    groups = _parse_groups(base, agent, caller, " ".join(_lines(text)))
     own = set(agent.groups)
-    fs.runtime.agents.privilege.check_ids(f"groups {sorted(groups)}", set(groups), own)
-    fs.runtime.agents.journal.update(agent, groups=groups)
+    base.runtime.agents.privilege.check_ids(f"groups {sorted(groups)}", set(groups), own)
+    base.runtime.agents.journal.update(agent, groups=groups)
 
 
-def _groups(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+def _groups(base: Base, agent: Agent, caller: Caller) -> str:
     return "".join(f"{group}\n" for group in agent.groups)
 
 
 # authority
 
 
-def _parse_label(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
+def _parse_label(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     if not _LABEL.fullmatch(line):
         raise MalformedError(f"{quote(line)} is not a label: up to 64 letters, digits and . _ + -")
     return line
 
 
-def _set_label(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
-    label = _parse_label(fs, agent, caller, _one(text))
+def _set_label(base: Base, agent: Agent, caller: Caller, text: str) -> None:
+    label = _parse_label(base, agent, caller, _one(text))
     rewritten = policy.relabel(agent.policy, agent.label, label)
-    fs.runtime.agents.journal.update(agent, label=label, policy=rewritten)
+    base.runtime.agents.journal.update(agent, label=label, policy=rewritten)
 
 
 class _PolicyCheck:
     """Takes a policy as it is written, some lines after the others: each is read once."""
 
-    def __init__(self, fs: Filesystem, agent: Agent, caller: Caller) -> None:
-        self._authority = fs.runtime.agents.authority
+    def __init__(self, base: Base, agent: Agent, caller: Caller) -> None:
+        self._authority = base.runtime.agents.authority
         self._agent = agent
         self._may_delegate = caller.agent is None
         self._lines = 0
@@ -325,9 +324,9 @@ class _PolicyCheck:
         return rules
 
 
-def _set_policy(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
-    rules = _PolicyCheck(fs, agent, caller).take(text)
-    authority = fs.runtime.agents.authority
+def _set_policy(base: Base, agent: Agent, caller: Caller, text: str) -> None:
+    rules = _PolicyCheck(base, agent, caller).take(text)
+    authority = base.runtime.agents.authority
     authority.check_network(agent, rules)
     keys = {rule.key for rule in rules}
     # Whoever writes the text anew leaves what is there as it was: only the rules that
@@ -337,37 +336,37 @@ def _set_policy(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None
         kept |= keys - {rule.key for rule in authority.own_policy(agent)}
     if text and not text.endswith("\n"):
         text += "\n"
-    fs.runtime.agents.journal.update(agent, policy=text, policy_of_root=tuple(sorted(kept)))
+    base.runtime.agents.journal.update(agent, policy=text, policy_of_root=tuple(sorted(kept)))
 
 
-def _policy_effective(fs: Filesystem, agent: Agent, caller: Caller) -> str:
-    return policy.render(fs.runtime.agents.authority.effective_policy(agent), agent.label)
+def _policy_effective(base: Base, agent: Agent, caller: Caller) -> str:
+    return policy.render(base.runtime.agents.authority.effective_policy(agent), agent.label)
 
 
 # what the creator's paths lead to
 
 
-def _limiting(fs: Filesystem, caller: Caller) -> tuple[Agent, str] | None:
+def _limiting(base: Base, caller: Caller) -> tuple[Agent, str] | None:
     """(agent, its workspace), if the caller may give nothing beside that; "" for none."""
-    agents = fs.runtime.agents
+    agents = base.runtime.agents
     maker = agents.registry.get(caller.agent) if caller.agent is not None else None
     if maker is None or "authority_expansion" in agents.authority.families(maker):
         return None
-    return maker, fs.workspace(maker) or ""
+    return maker, base.workspace(maker) or ""
 
 
-def _look_at(fs: Filesystem, caller: Caller, paths: list[str]) -> list[str]:
+def _look_at(base: Base, caller: Caller, paths: list[str]) -> list[str]:
     """What has to be looked at to take some paths of a caller's."""
     for path in paths:
-        _check_source(fs, path)
-    limited = _limiting(fs, caller)
+        _check_source(base, path)
+    limited = _limiting(base, caller)
     return [*paths, limited[1]] if paths and limited is not None and limited[1] else paths
 
 
-def _check_source(fs: Filesystem, source: str) -> None:
+def _check_source(base: Base, source: str) -> None:
     """What is forbidden by its name alone, whoever sees it; the rest is found by looking."""
-    places = fs.runtime.places
-    forbidden = ("/proc", str(fs.runtime.hierarchy.mount), str(places.state), str(places.runtime))
+    places = base.runtime.places
+    forbidden = ("/proc", str(base.runtime.hierarchy.mount), str(places.state), str(places.runtime))
     for path in forbidden:
         if source == path or source.startswith(path + "/"):
             raise DeniedError(
@@ -377,10 +376,10 @@ def _check_source(fs: Filesystem, source: str) -> None:
 
 
 def _check_expansion(
-    fs: Filesystem, caller: Caller, what: str, path: str, found: Mapping[str, Source]
+    base: Base, caller: Caller, what: str, path: str, found: Mapping[str, Source]
 ) -> None:
     """A private child hands on its own workspace, and nothing beside it."""
-    limited = _limiting(fs, caller)
+    limited = _limiting(base, caller)
     if limited is None:
         return
     maker, root = limited
@@ -420,68 +419,68 @@ def _mount_lines(text: str) -> list[mounts.Mount]:
     return [mount for line in text.split("\n") if (mount := mounts.parse_line(line))]
 
 
-def _mount_paths(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> list[str]:
-    return _look_at(fs, caller, _sources(_mount_lines(text)))
+def _mount_paths(base: Base, agent: Agent, caller: Caller, text: str) -> list[str]:
+    return _look_at(base, caller, _sources(_mount_lines(text)))
 
 
 def _check_mounts(
-    fs: Filesystem, agent: Agent, caller: Caller, text: str, found: Mapping[str, Source]
+    base: Base, agent: Agent, caller: Caller, text: str, found: Mapping[str, Source]
 ) -> None:
-    _check_table(fs, agent, caller, _mount_lines(text), mounts.Sources(boot_id(), found))
+    _check_table(base, agent, caller, _mount_lines(text), mounts.Sources(boot_id(), found))
 
 
 def _check_table(
-    fs: Filesystem,
+    base: Base,
     agent: Agent,
     caller: Caller,
     table: Collection[mounts.Mount],
     known: mounts.Sources,
 ) -> None:
     for source in _sources(table):
-        _check_expansion(fs, caller, f"mount source {quote(source)}", source, known.found)
+        _check_expansion(base, caller, f"mount source {quote(source)}", source, known.found)
     resolved = [known.resolve(mount, known.boot) for mount in table]
-    fs.runtime.agents.authority.check_mounts(agent, resolved)
+    base.runtime.agents.authority.check_mounts(agent, resolved)
 
 
 def _set_mount(
-    fs: Filesystem, agent: Agent, caller: Caller, text: str, found: Mapping[str, Source]
+    base: Base, agent: Agent, caller: Caller, text: str, found: Mapping[str, Source]
 ) -> None:
     mounts.check_count(text.removesuffix("\n").count("\n") + bool(text))
     table = mounts.parse(text)
     sources = _found_sources(agent, caller, "mount", _sources(table), found)
     known = mounts.Sources.load(sources.get("mount"))
     limit = {**found, **known.found}
-    _check_table(fs, agent, caller, table, mounts.Sources(known.boot, limit))
+    _check_table(base, agent, caller, table, mounts.Sources(known.boot, limit))
     if text and not text.endswith("\n"):
         text += "\n"
-    fs.runtime.agents.journal.update(agent, mount=text, sources=sources)
+    base.runtime.agents.journal.update(agent, mount=text, sources=sources)
 
 
-def _mount_effective(fs: Filesystem, agent: Agent, caller: Caller) -> str:
-    return mounts.render(fs.runtime.agents.authority.effective_mounts(agent))
+def _mount_effective(base: Base, agent: Agent, caller: Caller) -> str:
+    return mounts.render(base.runtime.agents.authority.effective_mounts(agent))
 
 
-def _parse_path(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
+def _parse_path(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     return names.check_absolute(line) if line else ""
 
 
-def _parse_iso(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
+def _parse_iso(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     iso = names.check_choice(line, ("sandbox", "shared"))
     if iso == "shared":
         if caller.agent is not None:
             raise DeniedError("only operators may write shared")
-        if fs.runtime.agents.privilege.rootless:
+        if base.runtime.agents.privilege.rootless:
             raise UnsupportedError(
                 "iso=shared: this ctxd runs without root: an agent with its uid and the host's "
                 "tree could change what the daemon is started with; mount what it needs"
             )
-        parent = fs.runtime.agents.registry.parent_of(agent)
+        parent = base.runtime.agents.registry.parent_of(agent)
         if parent is not None:
             raise DeniedError(f"a child sees what its parent {quote(parent.name)} sees, no more")
     return iso
 
 
-def _parse_workspace(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
+def _parse_workspace(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     if line == "inherit":
         return line
     if line == "worktree":
@@ -497,27 +496,27 @@ def _parse_workspace(fs: Filesystem, agent: Agent, caller: Caller, line: str) ->
 
 def _path_row(
     name: str, doc: str, parse: Parse, *, expands: bool, default: str = ""
-) -> PathControl:
+) -> PathControl[Agent]:
     """A control with one value that may name a path in the creator's view."""
 
-    def paths(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> list[str]:
-        value = str(parse(fs, agent, caller, _one(text)))
-        return _look_at(fs, caller, _named(value))
+    def paths(base: Base, agent: Agent, caller: Caller, text: str) -> list[str]:
+        value = str(parse(base, agent, caller, _one(text)))
+        return _look_at(base, caller, _named(value))
 
     def check_found(
-        fs: Filesystem, agent: Agent, caller: Caller, text: str, found: Mapping[str, Source]
+        base: Base, agent: Agent, caller: Caller, text: str, found: Mapping[str, Source]
     ) -> None:
-        value = str(parse(fs, agent, caller, _one(text)))
+        value = str(parse(base, agent, caller, _one(text)))
         for path in _named(value) if expands else ():
-            _check_expansion(fs, caller, value, path, found)
+            _check_expansion(base, caller, value, path, found)
 
     def commit_found(
-        fs: Filesystem, agent: Agent, caller: Caller, text: str, found: Mapping[str, Source]
+        base: Base, agent: Agent, caller: Caller, text: str, found: Mapping[str, Source]
     ) -> None:
-        value = str(parse(fs, agent, caller, _one(text)))
+        value = str(parse(base, agent, caller, _one(text)))
         sources = _found_sources(agent, caller, name, _named(value), found)
-        check_found(fs, agent, caller, text, found)
-        fs.runtime.agents.journal.update(agent, **{name: value, "sources": sources})
+        check_found(base, agent, caller, text, found)
+        base.runtime.agents.journal.update(agent, **{name: value, "sources": sources})
 
     return PathControl(
         name=name, doc=doc, default=default, guard=_WHILE_NEW, single=True, render=_value(name),
@@ -534,60 +533,60 @@ def _named(value: str) -> list[str]:
 # the program
 
 
-def _check_env_line(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
+def _check_env_line(base: Base, agent: Agent, caller: Caller, line: str) -> None:
     if line:
         names.parse_env_line(line)
 
 
-def _set_env(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+def _set_env(base: Base, agent: Agent, caller: Caller, text: str) -> None:
     for line in _lines(text):
         names.parse_env_line(line)
-    fs.runtime.agents.journal.update(agent, env="".join(f"{line}\n" for line in _lines(text)))
+    base.runtime.agents.journal.update(agent, env="".join(f"{line}\n" for line in _lines(text)))
 
 
-def _check_tool_path(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
+def _check_tool_path(base: Base, agent: Agent, caller: Caller, line: str) -> None:
     for item in line.split(":"):
         if item:
             names.check_absolute(item, "tool directory")
 
 
-def _set_tool_path(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+def _set_tool_path(base: Base, agent: Agent, caller: Caller, text: str) -> None:
     items = [item for line in _lines(text) for item in line.split(":") if item]
     for item in items:
         names.check_absolute(item, "tool directory")
-    fs.runtime.agents.journal.update(agent, path="".join(f"{item}\n" for item in items))
+    base.runtime.agents.journal.update(agent, path="".join(f"{item}\n" for item in items))
 
 
-def _tool_path(fs: Filesystem, agent: Agent, caller: Caller) -> str:
-    return agent.path or f"{fs.runtime.places.mount}/tool\n"
+def _tool_path(base: Base, agent: Agent, caller: Caller) -> str:
+    return agent.path or f"{base.runtime.places.mount}/tool\n"
 
 
-def _parse_context(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
+def _parse_context(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     if names.check_choice(line, ("fresh", "fork")) == "fork" and agent.parent is None:
         raise MalformedError("fork: a root agent has no parent to inherit a context from")
     return line
 
 
-def _parse_model(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
+def _parse_model(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     if len(line) > 256 or not line.isprintable():
         raise MalformedError(f"{quote(line)} is not a model id; use up to 256 printable characters")
-    if line and not fs.runtime.agents.authority.allows(agent, "model", line, "use"):
+    if line and not base.runtime.agents.authority.allows(agent, "model", line, "use"):
         raise DeniedError(f"model:{line} use is not in the agent's effective policy")
     return line
 
 
-def _parse_exec(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
+def _parse_exec(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     if any(ord(c) < 32 and c != "\t" for c in line):
         raise MalformedError(f"{quote(line)}: a command line cannot contain control characters")
     names.split_command(line)
     return line
 
 
-def _parse_mode(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
+def _parse_mode(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     return names.check_choice(line, tuple(MODES))
 
 
-def _parse_restart(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> str:
+def _parse_restart(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     value = names.check_choice(line, ("no", "on-failure", "always"))
     if value != "no" and agent.parent is not None:
         raise MalformedError(f"{quote(line)}: only root agents restart; for a child, use no")
@@ -614,21 +613,21 @@ def _parse_limit(line: str) -> tuple[str, str]:
     return key, value
 
 
-def _check_limit(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
+def _check_limit(base: Base, agent: Agent, caller: Caller, line: str) -> None:
     if line:
         key, value = _parse_limit(line)
-        fs.runtime.supervisor.check_limits({key: value})
+        base.runtime.supervisor.check_limits({key: value})
 
 
-def _set_limits(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+def _set_limits(base: Base, agent: Agent, caller: Caller, text: str) -> None:
     wanted = dict(_parse_limit(line) for line in _lines(text))
-    supervisor = fs.runtime.supervisor
+    supervisor = base.runtime.supervisor
     supervisor.check_limits(wanted)
     before = {key: agent.limits.get(key, "max") for key in wanted}
     merged = {**agent.limits, **wanted}
     try:
         supervisor.apply_limits(agent, wanted)
-        fs.runtime.agents.journal.update(
+        base.runtime.agents.journal.update(
             agent, limits={key: value for key, value in merged.items() if value != "max"}
         )
     except BaseException:
@@ -636,8 +635,8 @@ def _set_limits(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None
         raise
 
 
-def _limits(fs: Filesystem, agent: Agent, caller: Caller) -> str:
-    config = fs.runtime.config
+def _limits(base: Base, agent: Agent, caller: Caller) -> str:
+    config = base.runtime.config
     defaults = {
         "timeout": f"{config.timeout:g}s" if config.timeout is not None else "max",
         "grace": f"{config.grace:g}s",
@@ -648,103 +647,100 @@ def _limits(fs: Filesystem, agent: Agent, caller: Caller) -> str:
     )
 
 
-def _check_meta(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
+def _check_meta(base: Base, agent: Agent, caller: Caller, line: str) -> None:
     if not names.is_unfinished_json(line):
         names.parse_json_object(line)
 
 
-def _set_meta(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
+def _set_meta(base: Base, agent: Agent, caller: Caller, text: str) -> None:
     names.parse_json_object(text)
-    fs.runtime.agents.journal.update(agent, meta=text if text.endswith("\n") else text + "\n")
+    base.runtime.agents.journal.update(agent, meta=text if text.endswith("\n") else text + "\n")
 
 
-def _meta(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+def _meta(base: Base, agent: Agent, caller: Caller) -> str:
     return agent.meta if agent.meta.endswith("\n") else agent.meta + "\n"
 
 
 # what the runtime tells
 
 
-def _cgroup(fs: Filesystem, agent: Agent, caller: Caller) -> str:
-    return f"{fs.runtime.hierarchy.root.path}/{agent.cgroup}\n" if agent.cgroup else ""
+def _cgroup(base: Base, agent: Agent, caller: Caller) -> str:
+    return f"{base.runtime.hierarchy.root.path}/{agent.cgroup}\n" if agent.cgroup else ""
 
 
-def _usage(fs: Filesystem, agent: Agent, caller: Caller) -> str:
-    usage = fs.runtime.supervisor.usage(agent)
+def _usage(base: Base, agent: Agent, caller: Caller) -> str:
+    usage = base.runtime.supervisor.usage(agent)
     return "".join(f"{key}={value}\n" for key, value in usage.items())
 
 
-def _error(fs: Filesystem, agent: Agent, caller: Caller) -> str:
-    return fs.reasons.of_agent(agent.incarnation)
+def _error(base: Base, agent: Agent, caller: Caller) -> str:
+    return base.reasons.of_agent(agent.incarnation)
 
 
-def _visibility(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+def _visibility(base: Base, agent: Agent, caller: Caller) -> str:
     return "private\n" if agent.private else "public\n"
 
 
-def _ownership(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+def _ownership(base: Base, agent: Agent, caller: Caller) -> str:
     return "parent_supervised\n" if agent.private else "self_owned\n"
 
 
-def _ingress(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+def _ingress(base: Base, agent: Agent, caller: Caller) -> str:
     return "supervisor_only\n" if agent.private else "operators_and_policy\n"
 
 
-def _open_output(name: str) -> Callable[[Filesystem, RowNode, Call, int], Handle]:
-    def open_output(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
-        return OutputHandle(fs, node, call.caller, fs.output_directory(node.obj, name))
-
-    return open_output
+def _printed(name: str) -> Callable[[Base, Agent, int, int], bytes]:
+    return lambda base, agent, offset, size: base.output(agent, name).read(offset, size)
 
 
-def _output_size(name: str) -> Callable[[Filesystem, Any], int]:
-    return lambda fs, agent: fs.output(agent, name).size
+def _printed_size(name: str) -> Size[Agent]:
+    return lambda base, agent: base.output(agent, name).size
 
 
-def _open_inbox(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
-    return InboxHandle(fs, node, call.caller, writing=True)
+def _send(base: Base, agent: Agent, caller: Caller, text: str) -> None:
+    base.runtime.agents.messages.send(caller, agent, text)
 
 
-def _queue(fs: Filesystem, agent: Agent, caller: Caller) -> Iterator[str]:
-    return fs.runtime.agents.messages.lines(agent)
+def _queue(base: Base, agent: Agent, caller: Caller) -> Iterator[str]:
+    return base.runtime.agents.messages.lines(agent)
 
 
 # directories and links
 
 
 def _receive(
-    fs: Filesystem, agent: Agent, call: Call, source: Node, name: str, new_name: str
+    base: Base, agent: Agent, call: Call, source: Node, name: str, new_name: str
 ) -> None:
     """rename(2) of a file in ``artifact/`` over ``result.md``."""
-    own = fs.spaces.known(ARTIFACT, agent)
+    own = base.spaces.known(ARTIFACT.place(agent))
     if new_name != "result.md" or not isinstance(source, DurableNode) or source.space is not own:
         raise ForbiddenError("only files of artifact/ can be renamed here, over result.md")
-    node = fs.durable.find(source, name)
+    node = base.durable.find(source, name)
     if node.is_directory():
         raise ForbiddenError("result.md is a file")
-    document = fs.runtime.agents.documents.path(agent, "result.md")
+    document = base.runtime.agents.documents.path(agent, "result.md")
     own.count()
     os.rename(name, document, src_dir_fd=source.fd)
-    fs.durable.take_out(node)
+    base.durable.take_out(node)
     # The kernel believes that the name is the renamed file's now, until it asks that.
     node.changed()
-    fs.agent_changed(agent.index, ("result.md",))
+    base.runtime.agents.journal.tell_agent(agent.index, ("result.md",))
 
 
-def _children(fs: Filesystem, agent: Agent, call: Call) -> Iterator[str]:
-    for child in fs.runtime.agents.registry.children(agent):
+def _children(base: Base, agent: Agent, call: Call) -> Iterator[str]:
+    for child in base.runtime.agents.registry.children(agent):
         yield child.name
 
 
-def _find_child(fs: Filesystem, agent: Agent, call: Call, name: str) -> Node | None:
-    for child in fs.runtime.agents.registry.children(agent):
+def _find_child(base: Base, agent: Agent, call: Call, name: str) -> Node | None:
+    for child in base.runtime.agents.registry.children(agent):
         if child.name == name:
-            return CHILD.node(fs, child.index, child)
+            return RowNode(base, CHILD, child.index, child)
     return None
 
 
-def _session_target(fs: Filesystem, agent: Agent) -> str:
-    session = fs.runtime.agents.sessions.get(agent.session)
+def _session_target(base: Base, agent: Agent) -> str:
+    session = base.runtime.agents.sessions.get(agent.session)
     name = session.name if session is not None else "default"
     return f"../../home/{agent.owner}/agent/{agent.name}/session/{name}"
 
@@ -752,11 +748,11 @@ def _session_target(fs: Filesystem, agent: Agent) -> str:
 def _single(
     name: str,
     doc: str,
-    parse: Callable[[Filesystem, Agent, Caller, str], Any],
+    parse: Parse,
     *,
     attribute: str = "",
     **more: Any,
-) -> Control:
+) -> Control[Agent]:
     """A control with one value on one line, kept in the field of its name."""
     check, commit = _setter(attribute or name, parse)
     values: dict[str, Any] = {
@@ -770,15 +766,15 @@ def _single(
     return Control(name=name, doc=doc, depends=(attribute,) if attribute else (), **values)
 
 
-ROWS: Final[tuple[Row, ...]] = (
+ROWS: Final[tuple[Row[Agent], ...]] = (
     # the three names in /ctx/agent, then self
     Directory(name=".d", top=True, public=True, receive=_receive),
     Shown(name="", path=lambda agent: f"agent/{agent.name}", kept=False, mode=0o555,
-        public=True, render=lambda fs, agent, caller: fs.client_program),
+        public=True, render=lambda base, agent, caller: base.client_program),
     # connect(2) does not walk again when it comes to a socket that is gone
     Socket(name=".sock", path=lambda agent: f"agent/{agent.name}.sock", kept=False, public=True),
     Link(name="self", path=lambda agent: f"agent/{agent.name}.d/self", kept=False, public=True,
-        target=lambda fs, agent: f"agent/{agent.name}.d"),
+        target=lambda base, agent: f"agent/{agent.name}.d"),
     Control(name="parent", default="creator", public=True,
         guard=Guard(who=OPERATORS, when=NEW),
         doc="its creator: operator uid:N, or agent:NAME session:NAME run:ID. An "
@@ -870,18 +866,18 @@ ROWS: Final[tuple[Row, ...]] = (
     Shown(name="cgroup", render=_cgroup, volatile=True, doc="path of its cgroup"),
     Shown(name="usage", render=_usage, generated=True,
         doc="cpu_usec memory_current memory_peak processes wall_msec"),
-    Output(name="out", opener=_open_output("out"), size=_output_size("out"),
+    Output(name="out", content=_printed("out"), size=_printed_size("out"),
         doc="standard output"),
-    Output(name="log", opener=_open_output("log"), size=_output_size("log"),
+    Output(name="log", content=_printed("log"), size=_printed_size("log"),
         doc="standard error, and lines of the runtime"),
     Shown(name="error", render=_error, generated=True, doc="the last rejection, with its time"),
     Verbs(name="ctl", guard=Guard(who=PARTIES | Role.STARTER | Role.STOPPER),
         act=act, render=describe_verbs, doc="takes verbs, one per line; reading lists them"),
     Link(name="wait", public=True, depends=("wait_token",),
-        target=lambda fs, agent: str(fs.runtime.agents.waits.path(agent.wait_token)),
+        target=lambda base, agent: str(base.runtime.agents.waits.path(agent.wait_token)),
         doc="reading it blocks until the agent is dead"),
     Inlet(name="inbox", guard=SENDING,
-        opener=_open_inbox, doc="one message per flush; not in mode once"),
+        send=_send, doc="one message per flush; not in mode once"),
     Shown(name="queue", polled=True, generated=True, render=_queue,
         doc="waiting messages, one JSON object per line"),
     document("handoff.md", "the delegated task; the program's standard input", read=PARTIES,
@@ -913,23 +909,23 @@ RESULTS: Final = ("result.md", "refs.jsonl", "artifact")
 _OF_ITEMS: Final = {plane.name for plane in (task.PLANE, work.PLANE, waiting.PLANE)}
 
 
-class _Agents(Plane):
+class _Agents(Plane[Agent]):
     """Agents, and of those that are gone the documents that others show."""
 
-    def find(self, fs: Filesystem, index: int, row: Row) -> Agent | None:
-        agents = fs.runtime.agents
+    def find(self, base: Base, index: int, row: Row[Agent]) -> Agent | None:
+        agents = base.runtime.agents
         found = agents.registry.get(index)
         if found is None and row.is_inside and row.name in DOCUMENTS:
             return agents.registry.recall(index)
         return found
 
-    def path(self, fs: Filesystem, agent: Agent) -> str:
+    def path(self, base: Base, agent: Agent) -> str:
         return f"agent/{agent.name}.d"
 
-    def agent(self, fs: Filesystem, agent: Agent) -> Agent:
+    def agent(self, base: Base, agent: Agent) -> Agent:
         return agent
 
-    def asked(self, agent: Agent, row: Row) -> bool:
+    def asked(self, agent: Agent, row: Row[Agent]) -> bool:
         if not row.is_inside:
             return agent.private
         if row.within in _OF_ITEMS:
@@ -937,21 +933,21 @@ class _Agents(Plane):
         # below a private name all is for those who know it, but for what is delegated
         return row.guard.delegated if agent.private else not row.public
 
-    def unsettled(self, agent: Agent, row: Row) -> bool:
+    def unsettled(self, agent: Agent, row: Row[Agent]) -> bool:
         # it may still become a private one: nothing has to be forgotten then
         return agent.status is Status.NEW and not (row.is_inside and row.public)
 
 
-class _Children(Plane):
+class _Children(Plane[Agent]):
     """Links to the directories of children."""
 
-    def find(self, fs: Filesystem, index: int, row: Row) -> Agent | None:
-        return fs.runtime.agents.registry.get(index)
+    def find(self, base: Base, index: int, row: Row[Agent]) -> Agent | None:
+        return base.runtime.agents.registry.get(index)
 
-    def path(self, fs: Filesystem, agent: Agent) -> str:
+    def path(self, base: Base, agent: Agent) -> str:
         return f"agent/{agent.name}.d"
 
-    def agent(self, fs: Filesystem, agent: Agent) -> Agent:
+    def agent(self, base: Base, agent: Agent) -> Agent:
         return agent
 
 
@@ -960,20 +956,20 @@ CHILD: Final = _Children(
     number=2,
     name="child",
     rows=(
-        Link(name="child", top=True, target=lambda fs, agent: f"../../{agent.name}.d"),
+        Link(name="child", top=True, target=lambda base, agent: f"../../{agent.name}.d"),
     ),
 )  # fmt: skip
 
 
-def entry(fs: Filesystem, agent: Agent, suffix: str) -> RowNode:
+def entry(base: Base, agent: Agent, suffix: str) -> RowNode[Agent]:
     """``NAME``, ``NAME.sock`` or ``NAME.d`` in ``/ctx/agent``, or ``self``."""
     number = PLANE.top if suffix == ".d" else PLANE.beside(suffix)
-    return PLANE.node(fs, agent.index, agent, number)
+    return RowNode(base, PLANE, agent.index, agent, number)
 
 
-def shown_document(fs: Filesystem, agent: Agent, name: str) -> Node:
+def shown_document(base: Base, agent: Agent, name: str) -> Node:
     """One of ``DOCUMENTS``, wherever it is shown: the same inode."""
     row = PLANE.row(name)
     if isinstance(row, Directory) and row.space is not None:
-        return fs.tree(row.space, agent)
-    return PLANE.node(fs, agent.index, agent, PLANE.number_of(name))
+        return base.root_of(row.space, agent)
+    return RowNode(base, PLANE, agent.index, agent, PLANE.number_of(name))

@@ -2,114 +2,57 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from ctxfs.tree.handles import FileHandle
-from ctxfs.tree.nodes import Call, Handle
-from ctxfs.tree.rownodes import RowNode
+from ctxfs.tree.base import Base
 from ctxfs.tree.rows import Check, Document, Kept, Lines, Render, Size, Time
 from runtime.authority.guard import Guard
 from runtime.caller import INSIDERS, PARTIES, Caller, Role
-from runtime.errors import DeniedError, MalformedError
+from runtime.errors import MalformedError
 from runtime.records.model import Agent
 from runtime.texts import names
 from runtime.texts.names import quote
 
-if TYPE_CHECKING:
-    from ctxfs.filesystem import Filesystem
+
+def _size(name: str) -> Size[Agent]:
+    return lambda base, agent: base.runtime.agents.documents.size(agent, name)
 
 
-def open_real(
-    fs: Filesystem,
-    node: RowNode,
-    call: Call,
-    flags: int,
-    path: Path,
-    changed: Callable[[], None],
-) -> FileHandle:
-    """The file behind a row, opened in place; made if it is not there yet."""
-    caller = call.caller
-    wanted = os.O_RDONLY if flags & os.O_ACCMODE == os.O_RDONLY else os.O_RDWR
-    if flags & os.O_TRUNC:
-        wanted = os.O_RDWR
-    wanted |= os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(path, wanted, 0o644)
-
-    def check_alive() -> None:
-        if not fs.runtime.agents.identity.still(caller):
-            raise DeniedError("the process that opened this file is gone, and its rights with it")
-
-    def may_read() -> None:
-        check_alive()
-        if not node.may_read(caller):
-            raise DeniedError(f"the caller may not read {node.row.name} any more")
-
-    def may_write() -> None:
-        check_alive()
-        node.check_writer(caller)
-
-    return FileHandle(
-        node,
-        caller,
-        fd,
-        limit=fs.runtime.config.document_max,
-        append=bool(flags & os.O_APPEND),
-        share=fs.runtime.agents.disk.share(node.obj),
-        may_read=may_read,
-        may_write=may_write,
-        changed=changed,
-    )
-
-
-def _size(name: str) -> Size:
-    return lambda fs, agent: fs.runtime.agents.documents.size(agent, name)
-
-
-def _time(name: str) -> Time:
-    def mtime(fs: Filesystem, agent: Agent) -> float:
+def _time(name: str) -> Time[Agent]:
+    def mtime(base: Base, agent: Agent) -> float:
         try:
-            return fs.runtime.agents.documents.path(agent, name).stat().st_mtime
+            return base.runtime.agents.documents.path(agent, name).stat().st_mtime
         except FileNotFoundError:
             return agent.created
 
     return mtime
 
 
-def _render(name: str) -> Render:
-    def render(fs: Filesystem, agent: Agent, caller: Caller) -> bytes:
-        return fs.runtime.agents.documents.read(agent, name)
+def _render(name: str) -> Render[Agent]:
+    def render(base: Base, agent: Agent, caller: Caller) -> bytes:
+        return base.runtime.agents.documents.read(agent, name)
 
     return render
 
 
-def document(name: str, doc: str, *, guard: Guard, read: Role = INSIDERS) -> Document:
+def document(name: str, doc: str, *, guard: Guard, read: Role = INSIDERS) -> Document[Agent]:
     """A document of an agent's that is written in place."""
 
-    def open_it(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
-        agent: Agent = node.obj
-        path = fs.runtime.agents.documents.path(agent, name)
-        return open_real(
-            fs, node, call, flags, path, lambda: fs.agent_changed(agent.index, (name,))
-        )
-
     return Document(
-        name=name, doc=doc, read=read, guard=guard, opener=open_it, size=_size(name),
-        mtime=_time(name),
+        name=name, doc=doc, read=read, guard=guard, size=_size(name), mtime=_time(name),
+        real=lambda base, agent: base.runtime.agents.documents.path(agent, name),
+        share=lambda base, agent: base.runtime.agents.disk.share(agent),
+        changed=lambda base, agent: base.runtime.agents.journal.tell_agent(agent.index, (name,)),
     )  # fmt: skip
 
 
 def lines_document(
-    name: str, doc: str, check: Check, *, guard: Guard, read: Role = INSIDERS
-) -> Lines:
+    name: str, doc: str, check: Check[Agent], *, guard: Guard, read: Role = INSIDERS
+) -> Lines[Agent]:
     """A document of JSON lines, which is staged like a control."""
 
-    def store(fs: Filesystem, agent: Agent, caller: Caller, data: bytes) -> None:
-        share = fs.runtime.agents.disk.share(agent)
+    def store(base: Base, agent: Agent, caller: Caller, data: bytes) -> None:
+        share = base.runtime.agents.disk.share(agent)
         share.check(caller, len(data))
-        fs.runtime.agents.documents.write(agent, name, data)
+        base.runtime.agents.documents.write(agent, name, data)
         share.note(len(data))
 
     return Lines(
@@ -118,7 +61,7 @@ def lines_document(
     )  # fmt: skip
 
 
-def kept_document(name: str, doc: str) -> Kept:
+def kept_document(name: str, doc: str) -> Kept[Agent]:
     """One that the runtime writes, for the parties."""
     return Kept(
         name=name, doc=doc, read=PARTIES, render=_render(name), size=_size(name),
@@ -126,12 +69,12 @@ def kept_document(name: str, doc: str) -> Kept:
     )  # fmt: skip
 
 
-def check_input(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
+def check_input(base: Base, agent: Agent, caller: Caller, line: str) -> None:
     if line.strip():
         names.parse_json_object(line)
 
 
-def check_ref(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
+def check_ref(base: Base, agent: Agent, caller: Caller, line: str) -> None:
     """``{path, hash?, kind?, summary?}`` with relative paths only below ``artifact/``."""
     if not line.strip():
         return

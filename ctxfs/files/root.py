@@ -6,9 +6,10 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from ctxfs.files import agent, session, spaces, tool, waiting
+from ctxfs.tree.base import Base
 from ctxfs.tree.nodes import Call, Node
 from ctxfs.tree.planes import Plane
 from ctxfs.tree.rownodes import RowNode
@@ -25,25 +26,26 @@ from runtime.errors import (
     WrongStateError,
 )
 from runtime.records.model import Agent, Session
+from runtime.sockets import DAEMON_BIND_NAME
 from runtime.texts.names import check_name, quote
 
-if TYPE_CHECKING:
-    from ctxfs.filesystem import Filesystem
+#: a user's uid, and the name of an agent that it had
+_Key = tuple[int, str]
 
 _UID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
-def _status(fs: Filesystem, _: Any, caller: Caller) -> str:
-    return "".join(f"{key}={value}\n" for key, value in fs.runtime.status().items())
+def _status(base: Base, _: Base, caller: Caller) -> str:
+    return "".join(f"{key}={value}\n" for key, value in base.runtime.status().items())
 
 
-def _error(fs: Filesystem, _: Any, caller: Caller) -> str:
-    return fs.reasons.of_caller(caller)
+def _error(base: Base, _: Base, caller: Caller) -> str:
+    return base.reasons.of_caller(caller)
 
 
-def _metrics(fs: Filesystem, _: Any, caller: Caller) -> str:
+def _metrics(base: Base, _: Base, caller: Caller) -> str:
     """The facts of ``status``, and the daemon's own, in the Prometheus text format."""
-    status = fs.runtime.status()
+    status = base.runtime.status()
     lines = [
         "# HELP ctxfs_info Version and state of the daemon.",
         "# TYPE ctxfs_info gauge",
@@ -61,7 +63,7 @@ def _metrics(fs: Filesystem, _: Any, caller: Caller) -> str:
         "# HELP ctxfs_account_used What all owners hold of a resource.",
         "# TYPE ctxfs_account_used gauge",
     ]
-    accounts = fs.runtime.accounts
+    accounts = base.runtime.accounts
     lines += [f'ctxfs_account_used{{account="{r}"}} {accounts.used(r)}' for r in Resource]
     lines += [
         "# HELP ctxfs_account_total What they may hold together.",
@@ -70,10 +72,10 @@ def _metrics(fs: Filesystem, _: Any, caller: Caller) -> str:
     for resource in Resource:
         if (total := accounts.total(resource)) is not None:
             lines.append(f'ctxfs_account_total{{account="{resource}"}} {total}')
-    loop = fs.runtime.loop
+    loop = base.runtime.loop
     step, whole = loop.recent
     for name, kind, figure, doc in (
-        ("requests_total", "counter", fs.requests, "Requests of the kernel that were answered."),
+        ("requests_total", "counter", base.requests, "Requests of the kernel that were answered."),
         ("loop_steps_total", "counter", loop.steps, "Steps of the event loop."),
         ("loop_cpu_seconds_total", "counter", loop.total, "Processor time of these steps."),
         ("loop_step_longest_seconds", "gauge", loop.longest,
@@ -89,35 +91,35 @@ def _metrics(fs: Filesystem, _: Any, caller: Caller) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _list_agents(fs: Filesystem, _: Any, call: Call) -> Iterator[str]:
-    for found in fs.runtime.agents.registry:
-        if fs.listed(found, call):
+def _list_agents(base: Base, _: Base, call: Call) -> Iterator[str]:
+    for found in base.runtime.agents.registry:
+        if base.listed(found, call.caller):
             yield from (found.name, f"{found.name}.sock", f"{found.name}.d")
 
 
-def _agent_entry(fs: Filesystem, name: str) -> RowNode | None:
+def _agent_entry(base: Base, name: str) -> RowNode[Agent] | None:
     """NAME, NAME.sock or NAME.d in ``/ctx/agent``."""
     suffix = next((suffix for suffix in (".d", ".sock") if name.endswith(suffix)), "")
-    found = fs.runtime.agents.registry.named(name.removesuffix(suffix))
-    return agent.entry(fs, found, suffix) if found is not None else None
+    found = base.runtime.agents.registry.named(name.removesuffix(suffix))
+    return agent.entry(base, found, suffix) if found is not None else None
 
 
-def _find_agent(fs: Filesystem, _: Any, call: Call, name: str) -> Node | None:
-    node = _agent_entry(fs, name)
-    return node if node is not None and fs.visible(node.obj, call) else None
+def _find_agent(base: Base, _: Base, call: Call, name: str) -> Node | None:
+    node = _agent_entry(base, name)
+    return node if node is not None and base.visible(node.obj, call.caller) else None
 
 
-def _make_agent(fs: Filesystem, _: Any, call: Call, name: str, mode: int) -> Node:
+def _make_agent(base: Base, _: Base, call: Call, name: str, mode: int) -> Node:
     if not name.endswith(".d"):
         raise MalformedError(f"{quote(name)}: create an agent with mkdir agent/NAME.d")
-    made = fs.runtime.agents.births.create(call.caller, name.removesuffix(".d"))
-    return agent.entry(fs, made, ".d")
+    made = base.runtime.agents.births.create(call.caller, name.removesuffix(".d"))
+    return agent.entry(base, made, ".d")
 
 
-def _agent_target(fs: Filesystem, _: Any, caller: Caller, name: str) -> Target:
-    agents = fs.runtime.agents
+def _agent_target(base: Base, _: Base, caller: Caller, name: str) -> Target[Agent]:
+    agents = base.runtime.agents
     found = agents.registry.named(name.removesuffix(".d")) if name.endswith(".d") else None
-    if found is None or not fs.visible(found, Call.of(fs, caller)):
+    if found is None or not base.visible(found, caller):
         raise MissingError(f"there is no agent directory {quote(name)}")
     return Target(obj=found, roles=agents.identity.roles(caller, found), agent=found)
 
@@ -129,8 +131,8 @@ def _why_alive(facts: Facts, caller: Caller, found: Agent) -> str:
     return ""
 
 
-def _remove_agent(fs: Filesystem, _: Any, caller: Caller, found: Agent) -> None:
-    fs.runtime.agents.removals.remove(found)
+def _remove_agent(base: Base, _: Base, caller: Caller, found: Agent) -> None:
+    base.runtime.agents.removals.remove(found)
 
 
 _MAKING_AGENTS: Final = Making(guard=Guard(who=Role.ANYONE), act=_make_agent)
@@ -144,64 +146,68 @@ _REMOVING_AGENTS: Final = Removing(
 )
 
 
-def _homes(fs: Filesystem) -> set[int]:
-    base = fs.runtime.places.state / "home"
-    made = {int(name) for name in os.listdir(base) if name.isdigit()}
-    return made | set(fs.runtime.agents.sessions.owners())
+def _homes(base: Base) -> set[int]:
+    made = {
+        int(name)
+        for name in os.listdir(base.runtime.places.state / "home")
+        if name.isdigit()
+    }
+    return made | set(base.runtime.agents.sessions.owners())
 
 
-def _list_homes(fs: Filesystem, _: Any, call: Call) -> Iterator[str]:
-    for uid in sorted(_homes(fs)):
+def _list_homes(base: Base, _: Base, call: Call) -> Iterator[str]:
+    for uid in sorted(_homes(base)):
         yield str(uid)
 
 
-def _find_home(fs: Filesystem, _: Any, call: Call, name: str) -> Node | None:
+def _find_home(base: Base, _: Base, call: Call, name: str) -> Node | None:
     if not _UID.fullmatch(name) or int(name) >= 2**32 - 1:
         return None
     uid = int(name)
-    return HOME.node(fs, uid, uid) if uid == call.uid or uid in _homes(fs) else None
+    return RowNode(base, HOME, uid, uid) if uid == call.uid or uid in _homes(base) else None
 
 
-def _spaces(fs: Filesystem) -> list[str]:
-    return sorted(os.listdir(fs.runtime.places.state / "shared"))
+def _spaces(base: Base) -> list[str]:
+    return sorted(os.listdir(base.runtime.places.state / "shared"))
 
 
-def _list_spaces(fs: Filesystem, _: Any, call: Call) -> Iterator[str]:
-    yield from _spaces(fs)
+def _list_spaces(base: Base, _: Base, call: Call) -> Iterator[str]:
+    yield from _spaces(base)
 
 
-def _find_space(fs: Filesystem, _: Any, call: Call, name: str) -> Node | None:
-    return fs.tree(spaces.SHARED, name) if name in _spaces(fs) else None
+def _find_space(base: Base, _: Base, call: Call, name: str) -> Node | None:
+    return base.root_of(spaces.SHARED, name) if name in _spaces(base) else None
 
 
-def _check_spaces(fs: Filesystem, caller: Caller) -> None:
-    limit = fs.runtime.config.spaces
-    if fs.runtime.agents.identity.is_master(caller):
+def _check_spaces(base: Base, caller: Caller) -> None:
+    limit = base.runtime.config.spaces
+    if base.runtime.agents.identity.is_master(caller):
         return  # limits are against the others
-    if sum(spaces.shared_owner(fs, name) == caller.uid for name in _spaces(fs)) >= limit:
+    owners = [spaces.shared_owner(base.runtime, name) for name in _spaces(base)]
+    if owners.count(caller.uid) >= limit:
         raise QuotaError(f"uid {caller.uid} has {limit} spaces, the configured maximum")
 
 
-def _make_space(fs: Filesystem, _: Any, call: Call, name: str, mode: int) -> Node:
-    path = spaces.shared_root(fs, check_name(name))
-    _check_spaces(fs, call.caller)
+def _make_space(base: Base, _: Base, call: Call, name: str, mode: int) -> Node:
+    path = spaces.shared_root(base.runtime, check_name(name))
+    _check_spaces(base, call.caller)
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
         raise TakenError(f"the space {quote(name)} already exists") from None
     os.chown(path, call.uid, call.gid)
     os.chmod(path, mode & 0o1777)
-    return fs.tree(spaces.SHARED, name)
+    return base.root_of(spaces.SHARED, name)
 
 
-def _space_target(fs: Filesystem, _: Any, caller: Caller, name: str) -> Target:
-    if name not in _spaces(fs):
+def _space_target(base: Base, _: Base, caller: Caller, name: str) -> Target[Path]:
+    if name not in _spaces(base):
         raise MissingError(f"there is no space {quote(name)}")
-    owner = spaces.shared_owner(fs, name)
-    own = fs.runtime.agents.identity.is_master(caller) or caller.uid == owner
+    owner = spaces.shared_owner(base.runtime, name)
+    own = base.runtime.agents.identity.is_master(caller) or caller.uid == owner
     return Target(
-        obj=spaces.shared_root(fs, name),
-        roles=fs.root_roles(caller) & OPERATORS if own else Role.NONE,
+        obj=spaces.shared_root(base.runtime, name),
+        roles=base.root_roles(caller) & OPERATORS if own else Role.NONE,
     )
 
 
@@ -209,13 +215,13 @@ def _why_full(facts: Facts, caller: Caller, path: Path) -> str:
     return f"the space {quote(path.name)} is not empty" if any(path.iterdir()) else ""
 
 
-def _remove_space(fs: Filesystem, _: Any, caller: Caller, path: Path) -> None:
+def _remove_space(base: Base, _: Base, caller: Caller, path: Path) -> None:
     name = path.name
-    node = fs.tree(spaces.SHARED, name)
+    node = base.root_of(spaces.SHARED, name)
     path.rmdir()
-    fs.durable.remove(node)
-    fs.durable.forget(node.inode, 0)
-    fs.spaces.drop_shared(name)
+    base.durable.remove(node)
+    base.durable.forget(node.inode, 0)
+    base.spaces.drop([spaces.SHARED.place(name)])
 
 
 _MAKING_SPACES: Final = Making(guard=Guard(who=OPERATORS), act=_make_space)
@@ -226,33 +232,47 @@ _REMOVING_SPACES: Final = Removing(
 )
 
 
-def _own_agent(fs: Filesystem, call: Call) -> Agent | None:
+def _own_agent(base: Base, call: Call) -> Agent | None:
     caller = call.caller
-    return fs.runtime.agents.registry.get(caller.agent) if caller.agent is not None else None
+    return base.runtime.agents.registry.get(caller.agent) if caller.agent is not None else None
 
 
-def _list_self(fs: Filesystem, _: Any, call: Call) -> Iterator[str]:
+def _list_self(base: Base, _: Base, call: Call) -> Iterator[str]:
     if call.caller.agent is not None:
         yield "self"
 
 
-def _find_self(fs: Filesystem, _: Any, call: Call, name: str) -> Node | None:
-    own = _own_agent(fs, call) if name == "self" else None
-    return agent.entry(fs, own, "self") if own is not None else None
+def _find_self(base: Base, _: Base, call: Call, name: str) -> Node | None:
+    own = _own_agent(base, call) if name == "self" else None
+    return agent.entry(base, own, "self") if own is not None else None
 
 
-def _find_token(fs: Filesystem, _: Any, call: Call, name: str) -> Node | None:
-    wait = fs.runtime.agents.waiting.with_token(name)
-    return waiting.token_node(fs, wait) if wait is not None else None
+def _find_token(base: Base, _: Base, call: Call, name: str) -> Node | None:
+    wait = base.runtime.agents.waiting.with_token(name)
+    return waiting.token_node(base, wait) if wait is not None else None
 
 
-def _nothing(fs: Filesystem, _: Any, call: Call) -> Iterator[str]:
+def _bind_daemon(base: Base, _: Base, name: str) -> Node | None:
+    """``ctxd.sock``, by the name that the binder binds it under."""
+    if name != DAEMON_BIND_NAME:
+        return None
+    return RowNode(base, PLANE, 0, base, PLANE.number_of("ctxd.sock"))
+
+
+def _bind_agent(base: Base, _: Base, name: str) -> Node | None:
+    """The same of ``NAME.sock``."""
+    index = name.removeprefix(".bind-")
+    found = base.runtime.agents.registry.get(int(index)) if index.isdigit() else None
+    return agent.entry(base, found, ".sock") if found is not None else None
+
+
+def _nothing(base: Base, _: Base, call: Call) -> Iterator[str]:
     yield from ()
 
 
-ROWS: Final[tuple[Row, ...]] = (
+ROWS: Final[tuple[Row[Base], ...]] = (
     Directory(name="/", top=True, public=True,
-        entries=_list_self, find=_find_self),
+        entries=_list_self, find=_find_self, bind=_bind_daemon),
     Shown(name="status", public=True, generated=True, render=_status,
         doc="key=value: version state uptime agents.STATUS cgroup controllers mount limits"),
     Shown(name="error", public=True, generated=True, render=_error,
@@ -263,9 +283,9 @@ ROWS: Final[tuple[Row, ...]] = (
         doc="the daemon's socket, for operators"),
     Directory(name="bin", public=True, doc="programs for sandboxes"),
     Shown(name="ctx", within="bin", mode=0o555, public=True, doc="the client",
-        render=lambda fs, _, caller: fs.client_program),
+        render=lambda base, _, caller: base.client_program),
     Directory(name="agent", mode=0o1777, public=True, entries=_list_agents,
-        find=_find_agent, make=_MAKING_AGENTS, remove=_REMOVING_AGENTS,
+        find=_find_agent, make=_MAKING_AGENTS, remove=_REMOVING_AGENTS, bind=_bind_agent,
         doc="every agent as NAME, NAME.sock and NAME.d; agents make those that their policy lets "
         "them create"),
     Directory(name="tool", public=True,
@@ -282,47 +302,47 @@ ROWS: Final[tuple[Row, ...]] = (
 )
 
 
-class _Root(Plane):
-    def find(self, fs: Filesystem, index: int, row: Row) -> Filesystem:
-        return fs
+class _Root(Plane[Base]):
+    def find(self, base: Base, index: int, row: Row[Base]) -> Base:
+        return base
 
-    def path(self, fs: Filesystem, obj: Any) -> str:
+    def path(self, base: Base, obj: Base) -> str:
         return ""
 
 
 PLANE: Final = _Root(number=0, name="root", rows=ROWS)
 
 
-def _history_visible(fs: Filesystem, uid: int, name: str, call: Call) -> bool:
-    found = fs.runtime.agents.registry.named(name)
+def _history_visible(base: Base, uid: int, name: str, call: Call) -> bool:
+    found = base.runtime.agents.registry.named(name)
     if found is not None and found.owner == uid:
-        roles = fs.runtime.agents.identity.roles(call.caller, found)
+        roles = base.runtime.agents.identity.roles(call.caller, found)
         return not found.private or bool(roles & (INSIDERS | Role.SESSION_READER))
     # of removed agents: the names of other users' private ones are not told
     caller = call.caller
     return caller.known and (caller.agent is not None or caller.uid in (0, uid))
 
 
-def _list_histories(fs: Filesystem, uid: int, call: Call) -> Iterator[str]:
-    for name in fs.runtime.agents.sessions.agents(uid):
-        if _history_visible(fs, uid, name, call):
+def _list_histories(base: Base, uid: int, call: Call) -> Iterator[str]:
+    for name in base.runtime.agents.sessions.agents(uid):
+        if _history_visible(base, uid, name, call):
             yield name
 
 
-def _find_history(fs: Filesystem, uid: int, call: Call, name: str) -> Node | None:
-    if not _history_visible(fs, uid, name, call):
+def _find_history(base: Base, uid: int, call: Call, name: str) -> Node | None:
+    if not _history_visible(base, uid, name, call):
         return None
-    first = fs.runtime.agents.sessions.first(uid, name)
-    return HISTORY.node(fs, first, (uid, name)) if first is not None else None
+    first = base.runtime.agents.sessions.first(uid, name)
+    return RowNode(base, HISTORY, first, (uid, name)) if first is not None else None
 
 
-class _Homes(Plane):
+class _Homes(Plane[int]):
     """Of users, by uid."""
 
-    def find(self, fs: Filesystem, index: int, row: Row) -> int:
+    def find(self, base: Base, index: int, row: Row[int]) -> int:
         return index
 
-    def path(self, fs: Filesystem, uid: int) -> str:
+    def path(self, base: Base, uid: int) -> str:
         return f"home/{uid}"
 
 
@@ -339,27 +359,29 @@ HOME: Final = _Homes(
 )  # fmt: skip
 
 
-def _sessions(fs: Filesystem, key: tuple[int, str], call: Call) -> Iterator[str]:
-    for name, _ in fs.runtime.agents.sessions.of(*key):
+def _sessions(base: Base, key: _Key, call: Call) -> Iterator[str]:
+    for name, _ in base.runtime.agents.sessions.of(*key):
         yield name
 
 
-def _named_session(fs: Filesystem, key: tuple[int, str], name: str) -> Session | None:
-    index = fs.runtime.agents.sessions.named(*key, name)
-    return fs.runtime.agents.sessions.get(index) if index is not None else None
+def _named_session(base: Base, key: _Key, name: str) -> Session | None:
+    index = base.runtime.agents.sessions.named(*key, name)
+    return base.runtime.agents.sessions.get(index) if index is not None else None
 
 
-def _find_session(fs: Filesystem, key: tuple[int, str], call: Call, name: str) -> Node | None:
-    found = _named_session(fs, key, name)
-    return session.PLANE.node(fs, found.index, found) if found is not None else None
+def _find_session(base: Base, key: _Key, call: Call, name: str) -> Node | None:
+    found = _named_session(base, key, name)
+    return RowNode(base, session.PLANE, found.index, found) if found is not None else None
 
 
-def _session_target(fs: Filesystem, key: tuple[int, str], caller: Caller, name: str) -> Target:
-    found = _named_session(fs, key, name)
+def _session_target(
+    base: Base, key: _Key, caller: Caller, name: str
+) -> Target[Session]:
+    found = _named_session(base, key, name)
     if found is None:
         raise MissingError(f"there is no session {quote(name)}")
     own = caller.uid in (0, key[0])
-    return Target(obj=found, roles=fs.root_roles(caller) & OPERATORS if own else Role.NONE)
+    return Target(obj=found, roles=base.root_roles(caller) & OPERATORS if own else Role.NONE)
 
 
 def _why_present(facts: Facts, caller: Caller, found: Session) -> str:
@@ -367,8 +389,8 @@ def _why_present(facts: Facts, caller: Caller, found: Session) -> str:
     return f"the agent {quote(there.name)} of this session still exists" if there else ""
 
 
-def _remove_session(fs: Filesystem, key: tuple[int, str], caller: Caller, found: Session) -> None:
-    fs.runtime.agents.removals.remove_session(found)
+def _remove_session(base: Base, key: _Key, caller: Caller, found: Session) -> None:
+    base.runtime.agents.removals.remove_session(found)
 
 
 _REMOVING_SESSIONS: Final = Removing(
@@ -381,17 +403,17 @@ _REMOVING_SESSIONS: Final = Removing(
 )
 
 
-class _Histories(Plane):
+class _Histories(Plane[_Key]):
     """Names that users' agents had, by the first session of each."""
 
-    def find(self, fs: Filesystem, index: int, row: Row) -> tuple[int, str] | None:
-        first = fs.runtime.agents.sessions.get(index)
+    def find(self, base: Base, index: int, row: Row[_Key]) -> _Key | None:
+        first = base.runtime.agents.sessions.get(index)
         return (first.owner, first.agent) if first is not None else None
 
-    def path(self, fs: Filesystem, key: tuple[int, str]) -> str:
+    def path(self, base: Base, key: _Key) -> str:
         return f"home/{key[0]}/agent/{key[1]}"
 
-    def asked(self, key: tuple[int, str], row: Row) -> bool:
+    def asked(self, key: _Key, row: Row[_Key]) -> bool:
         return row.top
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from ctxfs.files import agent as agent_files
-from ctxfs.files.documents import open_real
 from ctxfs.files.pack import pack
 from ctxfs.files.spaces import EPISODE
-from ctxfs.tree.handles import HistoryHandle
-from ctxfs.tree.nodes import Call, Handle, Node
+from ctxfs.tree.base import Base
+from ctxfs.tree.nodes import Call, Node
 from ctxfs.tree.planes import Plane
 from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import Directory, Document, History, Kept, Render, Row, Shown
+from runtime.authority.disk import Share
 from runtime.authority.guard import Guard
 from runtime.caller import HISTORIANS, Caller, Role
 from runtime.errors import MalformedError
@@ -23,157 +23,143 @@ from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Session
 from runtime.texts.names import dump_json, parse_json_object, quote, timestamp
 
-if TYPE_CHECKING:
-    from ctxfs.filesystem import Filesystem
-
 _WRITING: Final = Guard(who=Role.SELF)
 #: of a message, whatever its writer says
 _GIVEN: Final = ("id", "ts", "from")
 _ROLES: Final = ("user", "assistant", "system")
 
-def _path(name: str) -> Callable[[Filesystem, Session], Path]:
-    return lambda fs, session: fs.runtime.agents.sessions.directory(session) / name
+def _path(name: str) -> Callable[[Base, Session], Path]:
+    return lambda base, session: base.runtime.agents.sessions.directory(session) / name
 
 
-def _file_size(name: str) -> Callable[[Filesystem, Any], int]:
-    def size(fs: Filesystem, session: Session) -> int:
+def _file_size(name: str) -> Callable[[Base, Session], int]:
+    def size(base: Base, session: Session) -> int:
         try:
-            return _path(name)(fs, session).stat().st_size
+            return _path(name)(base, session).stat().st_size
         except FileNotFoundError:
             return 0
 
     return size
 
 
-def _file_time(name: str) -> Callable[[Filesystem, Any], float]:
-    def mtime(fs: Filesystem, session: Session) -> float:
+def _file_time(name: str) -> Callable[[Base, Session], float]:
+    def mtime(base: Base, session: Session) -> float:
         try:
-            return _path(name)(fs, session).stat().st_mtime
+            return _path(name)(base, session).stat().st_mtime
         except FileNotFoundError:
             return session.created
 
     return mtime
 
 
-def _read_file(name: str) -> Render:
-    def render(fs: Filesystem, session: Session, caller: Caller) -> bytes:
+def _read_file(name: str) -> Render[Session]:
+    def render(base: Base, session: Session, caller: Caller) -> bytes:
         try:
-            return _path(name)(fs, session).read_bytes()
+            return _path(name)(base, session).read_bytes()
         except FileNotFoundError:
             return b""
 
     return render
 
 
-def _open_events(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
-    path = _path("events.jsonl")(fs, node.obj)
-    return HistoryHandle(fs, node, call.caller, path, flags=flags, append=None, limit=0)
+def _share(base: Base, session: Session) -> Share:
+    return base.runtime.agents.disk.share(session)
 
 
-def _open_messages(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
-    session: Session = node.obj
-
-    def append(lines: list[str]) -> None:
-        agent = fs.runtime.agents.registry.get(session.incarnation)
-        assert agent is not None  # it has been let write
-        change = Change()
-        for line in lines:
-            message = parse_json_object(line)
-            role = message.get("role")
-            if role not in _ROLES:
-                raise MalformedError(f"unknown role {quote(str(role))}; use {', '.join(_ROLES)}")
-            if "content" not in message:
-                raise MalformedError(f"{quote(line)} has no content")
-            kept = {key: value for key, value in message.items() if key not in _GIVEN}
-            change.message(
-                session.index, **{"from": f"agent:{agent.name}", "run": agent.run, **kept}
-            )
-        fs.runtime.agents.journal.commit(change)
-
-    path = _path("messages.jsonl")(fs, session)
-    limit = fs.runtime.config.frame_max
-    return HistoryHandle(fs, node, call.caller, path, flags=flags, append=append, limit=limit)
+def _append(base: Base, session: Session, lines: list[str]) -> None:
+    """Messages of the conversation, as its agent writes them."""
+    agent = base.runtime.agents.registry.get(session.incarnation)
+    assert agent is not None  # it has been let write
+    change = Change()
+    for line in lines:
+        message = parse_json_object(line)
+        role = message.get("role")
+        if role not in _ROLES:
+            raise MalformedError(f"unknown role {quote(str(role))}; use {', '.join(_ROLES)}")
+        if "content" not in message:
+            raise MalformedError(f"{quote(line)} has no content")
+        kept = {key: value for key, value in message.items() if key not in _GIVEN}
+        change.message(
+            session.index, **{"from": f"agent:{agent.name}", "run": agent.run, **kept}
+        )
+    base.runtime.agents.journal.commit(change)
 
 
-def _open_memory(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
-    session: Session = node.obj
-    path = _path("context/memory.md")(fs, session)
-    return open_real(
-        fs, node, call, flags, path, lambda: fs.session_changed(session.index, ("memory.md",))
-    )
+def _memory_changed(base: Base, session: Session) -> None:
+    base.runtime.agents.journal.tell_session(session.index, ("memory.md",))
 
 
-def _time(attribute: str) -> Render:
-    return lambda fs, session, caller: timestamp(getattr(session, attribute)) + "\n"
+def _time(attribute: str) -> Render[Session]:
+    return lambda base, session, caller: timestamp(getattr(session, attribute)) + "\n"
 
 
-def _state(fs: Filesystem, session: Session, caller: Caller) -> str:
+def _state(base: Base, session: Session, caller: Caller) -> str:
     return session.state + "\n"
 
 
-def _cwd(fs: Filesystem, session: Session, caller: Caller) -> str:
-    agent = fs.runtime.agents.registry.get(session.incarnation)
-    return fs.working_directory(agent) + "\n" if agent is not None else ""
+def _cwd(base: Base, session: Session, caller: Caller) -> str:
+    agent = base.runtime.agents.registry.get(session.incarnation)
+    return base.working_directory(agent) + "\n" if agent is not None else ""
 
 
-def _meta(fs: Filesystem, session: Session, caller: Caller) -> str:
-    agent = fs.runtime.agents.registry.recall(session.incarnation)
+def _meta(base: Base, session: Session, caller: Caller) -> str:
+    agent = base.runtime.agents.registry.recall(session.incarnation)
     facts = {"agent": session.agent, "session": session.name}
     if agent is not None:
         facts |= {"incarnation": agent.incarnation, "parent": agent.lineage}
     return dump_json(facts) + "\n"
 
 
-def _pack(fs: Filesystem, session: Session, caller: Caller) -> str:
+def _pack(base: Base, session: Session, caller: Caller) -> str:
     """Results, reference summaries and artifact paths of the children, never their messages."""
-    return pack(fs.runtime.agents, session, channel_status)
+    return pack(base.runtime.agents, session, channel_status)
 
 
-def _channels(fs: Filesystem, session: Session, call: Call) -> Iterator[str]:
-    for name, _ in fs.runtime.agents.sessions.channels(session.index):
+def _channels(base: Base, session: Session, call: Call) -> Iterator[str]:
+    for name, _ in base.runtime.agents.sessions.channels(session.index):
         yield name
 
 
-def _find_channel(fs: Filesystem, session: Session, call: Call, name: str) -> Node | None:
-    index = fs.runtime.agents.sessions.find_channel(session.index, name)
-    child = fs.runtime.agents.registry.recall(index) if index is not None else None
-    return CHANNEL.node(fs, child.index, child) if child is not None else None
+def _find_channel(base: Base, session: Session, call: Call, name: str) -> Node | None:
+    index = base.runtime.agents.sessions.find_channel(session.index, name)
+    child = base.runtime.agents.registry.recall(index) if index is not None else None
+    return RowNode(base, CHANNEL, child.index, child) if child is not None else None
 
 
-def _archive(fs: Filesystem, session: Session) -> Agent | None:
+def _archive(base: Base, session: Session) -> Agent | None:
     """The agent that was reset since, whose results its session shows."""
-    agent = fs.runtime.agents.registry.recall(session.incarnation)
+    agent = base.runtime.agents.registry.recall(session.incarnation)
     return agent if agent is not None and agent.archived else None
 
 
-def _archived(fs: Filesystem, session: Session, call: Call) -> Iterator[str]:
-    if _archive(fs, session) is not None:
+def _archived(base: Base, session: Session, call: Call) -> Iterator[str]:
+    if _archive(base, session) is not None:
         yield from agent_files.RESULTS
 
 
-def _find_archived(fs: Filesystem, session: Session, call: Call, name: str) -> Node | None:
-    reset = _archive(fs, session) if name in agent_files.RESULTS else None
-    return agent_files.shown_document(fs, reset, name) if reset is not None else None
+def _find_archived(base: Base, session: Session, call: Call, name: str) -> Node | None:
+    reset = _archive(base, session) if name in agent_files.RESULTS else None
+    return agent_files.shown_document(base, reset, name) if reset is not None else None
 
 
-def _documents(fs: Filesystem, child: Agent, call: Call) -> Iterator[str]:
+def _documents(base: Base, child: Agent, call: Call) -> Iterator[str]:
     yield from agent_files.DOCUMENTS
 
 
-def _find_document(fs: Filesystem, child: Agent, call: Call, name: str) -> Node | None:
-    return agent_files.shown_document(fs, child, name) if name in agent_files.DOCUMENTS else None
+def _find_document(base: Base, child: Agent, call: Call, name: str) -> Node | None:
+    return agent_files.shown_document(base, child, name) if name in agent_files.DOCUMENTS else None
 
 
-ROWS: Final[tuple[Row, ...]] = (
+ROWS: Final[tuple[Row[Session], ...]] = (
     Directory(name="", top=True, read=HISTORIANS,
         entries=_archived, find=_find_archived),
     History(name="messages.jsonl", mode=0o644, read=HISTORIANS, guard=_WRITING,
-        opener=_open_messages, size=_file_size("messages.jsonl"),
-        mtime=_file_time("messages.jsonl"),
+        append=_append, real=_path("messages.jsonl"), share=_share,
+        size=_file_size("messages.jsonl"), mtime=_file_time("messages.jsonl"),
         doc="the conversation: {id, ts, role, from, run, content} per line; only "
         "appended to"),
-    History(name="events.jsonl", read=HISTORIANS, polled=True, opener=_open_events,
-        size=_file_size("events.jsonl"), mtime=_file_time("events.jsonl"),
+    History(name="events.jsonl", read=HISTORIANS, polled=True, real=_path("events.jsonl"),
+        share=_share, size=_file_size("events.jsonl"), mtime=_file_time("events.jsonl"),
         doc="what happened: {id, ts, type, agent, ...} per line; written by the "
         "runtime only"),
     Kept(name="latest.md", read=HISTORIANS, render=_read_file("latest.md"),
@@ -188,8 +174,9 @@ ROWS: Final[tuple[Row, ...]] = (
     Directory(name="context", read=HISTORIANS,
         doc="the working set, rebuildable"),
     Document(name="memory.md", within="context", read=HISTORIANS, guard=_WRITING,
-        opener=_open_memory, size=_file_size("context/memory.md"),
-        mtime=_file_time("context/memory.md"), doc="the agent's own notes"),
+        real=_path("context/memory.md"), share=_share, changed=_memory_changed,
+        size=_file_size("context/memory.md"), mtime=_file_time("context/memory.md"),
+        doc="the agent's own notes"),
     Directory(name="episode", within="context", read=HISTORIANS,
         guard=EPISODE.write, space=EPISODE, doc="the agent's episodes, one file per work item"),
     Shown(name="pack.md", within="context", read=HISTORIANS, render=_pack, generated=True,
@@ -199,19 +186,19 @@ ROWS: Final[tuple[Row, ...]] = (
 )
 
 
-class _Sessions(Plane):
+class _Sessions(Plane[Session]):
     """The sessions of agents, those of earlier incarnations and removed agents too."""
 
-    def find(self, fs: Filesystem, index: int, row: Row) -> Session | None:
-        return fs.runtime.agents.sessions.get(index)
+    def find(self, base: Base, index: int, row: Row[Session]) -> Session | None:
+        return base.runtime.agents.sessions.get(index)
 
-    def path(self, fs: Filesystem, session: Session) -> str:
+    def path(self, base: Base, session: Session) -> str:
         return f"home/{session.owner}/agent/{session.agent}/session/{session.name}"
 
-    def agent(self, fs: Filesystem, session: Session) -> Agent | None:
-        return fs.runtime.agents.registry.recall(session.incarnation)
+    def agent(self, base: Base, session: Session) -> Agent | None:
+        return base.runtime.agents.registry.recall(session.incarnation)
 
-    def asked(self, session: Session, row: Row) -> bool:
+    def asked(self, session: Session, row: Row[Session]) -> bool:
         return row.top
 
 
@@ -227,36 +214,36 @@ def channel_status(child: Agent) -> str:
     return "cancelled" if child.outcome == "interrupted" else child.outcome
 
 
-def _channel_session(fs: Filesystem, child: Agent, caller: Caller) -> str:
-    session = fs.runtime.agents.sessions.get(child.session)
+def _channel_session(base: Base, child: Agent, caller: Caller) -> str:
+    session = base.runtime.agents.sessions.get(child.session)
     return (session.name if session is not None else "default") + "\n"
 
 
-CHANNEL_ROWS: Final[tuple[Row, ...]] = (
+CHANNEL_ROWS: Final[tuple[Row[Agent], ...]] = (
     Directory(name="", top=True, entries=_documents,
         find=_find_document),
     Shown(name="agent", doc="name of the child",
-        render=lambda fs, child, caller: child.name + "\n"),
+        render=lambda base, child, caller: child.name + "\n"),
     Shown(name="session", doc="the child's session", render=_channel_session),
     Shown(name="status", doc="pending active done error cancelled",
-        render=lambda fs, child, caller: channel_status(child) + "\n",
+        render=lambda base, child, caller: channel_status(child) + "\n",
         depends=("outcome", "status")),
 )
 
 
-class _Channels(Plane):
+class _Channels(Plane[Agent]):
     """The parents' side of delegations, by the child, which may be gone."""
 
-    def find(self, fs: Filesystem, index: int, row: Row) -> Agent | None:
-        return fs.runtime.agents.registry.recall(index)
+    def find(self, base: Base, index: int, row: Row[Agent]) -> Agent | None:
+        return base.runtime.agents.registry.recall(index)
 
-    def path(self, fs: Filesystem, child: Agent) -> str:
+    def path(self, base: Base, child: Agent) -> str:
         return f"context/child/{child.channel}"
 
-    def agent(self, fs: Filesystem, child: Agent) -> Agent:
+    def agent(self, base: Base, child: Agent) -> Agent:
         return child
 
-    def asked(self, child: Agent, row: Row) -> bool:
+    def asked(self, child: Agent, row: Row[Agent]) -> bool:
         return row.top
 
 

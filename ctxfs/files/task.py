@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import Any, Final
 
 from ctxfs.files.verbs import Verb
 from ctxfs.files.verbs import act as act_on_agent
-from ctxfs.tree.handles import ChildInputHandle, TaskInputHandle, TaskOutputHandle
-from ctxfs.tree.nodes import Call, Handle
-from ctxfs.tree.planes import ItemPlane
-from ctxfs.tree.rownodes import RowNode
+from ctxfs.tree.base import Base
+from ctxfs.tree.items import ItemPlane
 from ctxfs.tree.rows import Control, Directory, Inlet, Link, Output, Render, Row, Shown, Verbs
 from ctxfs.tree.rows import one_line as _one
 from runtime.agents.tasks import INPUT, STARTING, STOPPING, WRITING, TaskPlane, accepts_input
@@ -22,37 +21,34 @@ from runtime.records.model import Agent
 from runtime.texts import names
 from runtime.texts.names import parse_usage, quote, timestamp
 
-if TYPE_CHECKING:
-    from ctxfs.filesystem import Filesystem
-
 _TITLE_MAX: Final = 200
 _PARTIES: Final = Guard(who=PARTIES)
 
 
-def _value(attribute: str) -> Render:
-    def render(fs: Filesystem, task: Task, caller: Caller) -> str:
+def _value(attribute: str) -> Render[Task]:
+    def render(base: Base, task: Task, caller: Caller) -> str:
         value = getattr(task, attribute)
         return f"{value}\n" if value else ""
 
     return render
 
 
-def _time(attribute: str) -> Render:
-    def render(fs: Filesystem, task: Task, caller: Caller) -> str:
+def _time(attribute: str) -> Render[Task]:
+    def render(base: Base, task: Task, caller: Caller) -> str:
         value = getattr(task, attribute)
         return timestamp(value) + "\n" if value else ""
 
     return render
 
 
-def _single(name: str, doc: str, parse: Callable[[str], Any], **more: Any) -> Control:
+def _single(name: str, doc: str, parse: Callable[[str], Any], **more: Any) -> Control[Task]:
     """A control with one value on one line, until the task is started."""
 
-    def check(fs: Filesystem, task: Task, caller: Caller, line: str) -> None:
+    def check(base: Base, task: Task, caller: Caller, line: str) -> None:
         parse(line)
 
-    def commit(fs: Filesystem, task: Task, caller: Caller, text: str) -> None:
-        fs.runtime.agents.tasks.set(task, **{name: parse(_one(text))})
+    def commit(base: Base, task: Task, caller: Caller, text: str) -> None:
+        base.runtime.agents.tasks.set(task, **{name: parse(_one(text))})
 
     values: dict[str, Any] = {"render": _value(name), **more}
     return Control(name=name, doc=doc, guard=WRITING,
@@ -73,87 +69,98 @@ def _parse_flag(line: str) -> bool:
     return names.check_choice(line, ("0", "1")) == "1"
 
 
-def _set_cmd(fs: Filesystem, task: Task, caller: Caller, text: str) -> None:
-    fs.runtime.agents.tasks.set(task, cmd=text.removesuffix("\n"))
+def _set_cmd(base: Base, task: Task, caller: Caller, text: str) -> None:
+    base.runtime.agents.tasks.set(task, cmd=text.removesuffix("\n"))
 
 
-def _cmd(fs: Filesystem, task: Task, caller: Caller) -> str:
+def _cmd(base: Base, task: Task, caller: Caller) -> str:
     return task.cmd + "\n" if task.cmd else ""
 
 
-def _check_env(fs: Filesystem, task: Task, caller: Caller, line: str) -> None:
+def _check_env(base: Base, task: Task, caller: Caller, line: str) -> None:
     if line:
         names.parse_env_line(line)
 
 
-def _set_env(fs: Filesystem, task: Task, caller: Caller, text: str) -> None:
+def _set_env(base: Base, task: Task, caller: Caller, text: str) -> None:
     lines = [line for line in text.split("\n") if line]
     for line in lines:
         names.parse_env_line(line)
-    fs.runtime.agents.tasks.set(task, env="".join(f"{line}\n" for line in lines))
+    base.runtime.agents.tasks.set(task, env="".join(f"{line}\n" for line in lines))
 
 
-def _check_work(fs: Filesystem, task: Task, caller: Caller, line: str) -> None:
-    if line and fs.runtime.agents.items.named(task.agent, Work, line) is None:
+def _check_work(base: Base, task: Task, caller: Caller, line: str) -> None:
+    if line and base.runtime.agents.items.named(task.agent, Work, line) is None:
         raise MissingError(f"this agent has no work item {quote(line)}")
 
 
-def _set_work(fs: Filesystem, task: Task, caller: Caller, text: str) -> None:
-    fs.runtime.agents.tasks.check_there(task)
+def _set_work(base: Base, task: Task, caller: Caller, text: str) -> None:
+    base.runtime.agents.tasks.check_there(task)
     value = _one(text)
-    _check_work(fs, task, caller, value)
-    with fs.runtime.agents.journal.changing() as change:
+    _check_work(base, task, caller, value)
+    with base.runtime.agents.journal.changing() as change:
         change.put(task, work=value)
 
 
-def _status(fs: Filesystem, task: Task, caller: Caller) -> str:
-    return fs.runtime.agents.tasks.status(task) + "\n"
+def _status(base: Base, task: Task, caller: Caller) -> str:
+    return base.runtime.agents.tasks.status(task) + "\n"
 
 
-def _title(fs: Filesystem, task: Task, caller: Caller) -> str:
-    title = fs.runtime.agents.tasks.title(task)
+def _title(base: Base, task: Task, caller: Caller) -> str:
+    title = base.runtime.agents.tasks.title(task)
     return title + "\n" if title else ""
 
 
-def _accepts(fs: Filesystem, task: Task, caller: Caller) -> str:
-    return f"{int(accepts_input(fs.runtime.agents, task))}\n"
+def _accepts(base: Base, task: Task, caller: Caller) -> str:
+    return f"{int(accepts_input(base.runtime.agents, task))}\n"
 
 
-def _open_output(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
-    return TaskOutputHandle(fs, node, call.caller, writing=False)
+def _output(base: Base, task: Task, offset: int, size: int) -> bytes:
+    return base.runtime.agents.tasks.read_output(task, offset, size)
 
 
-def _open_input(fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
-    handle = ChildInputHandle if node.obj.child else TaskInputHandle
-    return handle(fs, node, call.caller, writing=True)
+def _send(base: Base, task: Task, caller: Caller, text: str) -> None:
+    """To the child of a handle: a message."""
+    agents = base.runtime.agents
+    child = agents.tasks.child_of(task)
+    if child is None:
+        raise WrongStateError("the agent of this handle is gone")
+    agents.messages.send(caller, child, text)
 
 
-def _owner(fs: Filesystem, task: Task) -> Agent:
-    agent = fs.runtime.agents.registry.get(task.agent)
+def _feed(base: Base, task: Task) -> Callable[[bytes], int] | None:
+    """Of a command, its standard input."""
+    return None if task.child else partial(base.runtime.supervisor.write_input, task)
+
+
+def _owner(base: Base, task: Task) -> Agent:
+    agent = base.runtime.agents.registry.get(task.agent)
     if agent is None:
         raise WrongStateError("the agent of this task is gone")
     return agent
 
 
-def _start(fs: Filesystem, task: Task, caller: Caller, words: list[str]) -> None:
-    fs.runtime.agents.tasks.start(caller, _owner(fs, task), task)
+def _start(base: Base, task: Task, caller: Caller, words: list[str]) -> None:
+    base.runtime.agents.tasks.start(caller, _owner(base, task), task)
 
 
-def _stop(fs: Filesystem, task: Task, caller: Caller, words: list[str]) -> None:
-    fs.runtime.agents.tasks.stop(caller, _owner(fs, task), task, kill=False)
+def _stop(base: Base, task: Task, caller: Caller, words: list[str]) -> None:
+    base.runtime.agents.tasks.stop(caller, _owner(base, task), task, kill=False)
 
 
-def _kill(fs: Filesystem, task: Task, caller: Caller, words: list[str]) -> None:
-    fs.runtime.agents.tasks.stop(caller, _owner(fs, task), task, kill=True)
+def _kill(base: Base, task: Task, caller: Caller, words: list[str]) -> None:
+    base.runtime.agents.tasks.stop(caller, _owner(base, task), task, kill=True)
 
 
-def _fetch(fs: Filesystem, task: Task, caller: Caller, words: list[str]) -> None:
-    fs.runtime.agents.tasks.check_fetch(caller, _owner(fs, task), task)
-    fs.runtime.supervisor.fetch(task)
+def _fetch(base: Base, task: Task, caller: Caller, words: list[str]) -> None:
+    base.runtime.agents.tasks.check_fetch(caller, _owner(base, task), task)
+    base.runtime.supervisor.fetch(task)
 
 
-_FETCH: Final = Verb("fetch", "take over what a child committed in its worktree", STOPPING, _fetch)
-VERBS: Final = {
+_FETCH: Final[Verb[Task]] = Verb(
+    "fetch", "take over what a child committed in its worktree", STOPPING, _fetch
+)
+VERBS: Final[dict[str, Verb[Task]]] = {
     verb.name: verb
     for verb in (
         Verb("start", "run the command", STARTING, _start),
@@ -164,29 +171,29 @@ VERBS: Final = {
 }
 
 
-def _verbs(fs: Filesystem, task: Task, caller: Caller) -> str:
+def _verbs(base: Base, task: Task, caller: Caller) -> str:
     shown = (verb for verb in VERBS.values() if task.child or verb is not _FETCH)
     return "".join(f"{verb.usage}\n" for verb in shown)
 
 
-def act(fs: Filesystem, task: Task, caller: Caller, line: str) -> None:
+def act(base: Base, task: Task, caller: Caller, line: str) -> None:
     """One line of ``ctl``; that of a handle is said to its child, but for ``fetch``."""
     verb, words = parse_usage(line, VERBS)
-    _owner(fs, task)
+    _owner(base, task)
     if not task.child or verb is _FETCH:
-        verb.handler(fs, task, caller, words)
+        verb.handler(base, task, caller, words)
         return
-    child = fs.runtime.agents.tasks.child_of(task)
+    child = base.runtime.agents.tasks.child_of(task)
     if child is None:
         raise WrongStateError("the agent of this handle is gone")
-    act_on_agent(fs, child, caller, verb.name)
+    act_on_agent(base, child, caller, verb.name)
 
 
-def _worktree(fs: Filesystem, task: Task, caller: Caller) -> str:
-    return fs.runtime.agents.tasks.worktree(task)
+def _worktree(base: Base, task: Task, caller: Caller) -> str:
+    return base.runtime.agents.tasks.worktree(task)
 
 
-ROWS: Final[tuple[Row, ...]] = (
+ROWS: Final[tuple[Row[Task], ...]] = (
     Directory(name="", top=True),
     Shown(name="kind", doc="command_task or child_agent_task", render=_value("task_kind")),
     _single("title", "its title, one line; for a child's handle: the first line of its task",
@@ -195,7 +202,7 @@ ROWS: Final[tuple[Row, ...]] = (
         doc="the command, run by sh -c"),
     _single("cwd", "its working directory", _parse_cwd, default="the agent's"),
     Control(name="env", mode=0o600, read=PARTIES, guard=WRITING,
-        render=lambda fs, task, caller: str(task.env), check=_check_env,
+        render=lambda base, task, caller: str(task.env), check=_check_env,
         commit=_set_env, doc="additional environment: KEY=VALUE, one per line"),
     _single("accepts_input", "0, or 1: input is its standard input", _parse_flag,
             default="0", render=_accepts),
@@ -203,20 +210,20 @@ ROWS: Final[tuple[Row, ...]] = (
         doc="queued running cancelling completed failed cancelled interrupted"),
     Shown(name="exit", render=_value("exit"), doc="exit:N or signal:N, once it has ended"),
     Shown(name="pid", render=_value("pid"), volatile=True, doc="its shell, as a PID of the host"),
-    Output(name="output", opener=_open_output,
-        size=lambda fs, task: fs.runtime.agents.tasks.output_size(task),
+    Output(name="output", content=_output,
+        size=lambda base, task: base.runtime.agents.tasks.output_size(task),
         doc="everything it wrote; for a child's handle: its latest reply, then its "
         "result"),
     Shown(name="preview", volatile=True,
-        render=lambda fs, task, caller: fs.runtime.agents.tasks.preview(task)[0],
+        render=lambda base, task, caller: base.runtime.agents.tasks.preview(task)[0],
         doc="head and tail of output, at most 8 KiB"),
-    Inlet(name="input", guard=INPUT, opener=_open_input,
+    Inlet(name="input", guard=INPUT, send=_send, feed=_feed,
         doc="its standard input; for a child's handle: one message per flush"),
     Verbs(name="ctl", guard=_PARTIES, act=act,
         render=_verbs,
         doc="takes start, stop, kill and, for a child with a worktree, fetch, one per "
         "line"),
-    Link(name="wait", target=lambda fs, task: str(fs.runtime.agents.tasks.wait_path(task)),
+    Link(name="wait", target=lambda base, task: str(base.runtime.agents.tasks.wait_path(task)),
         doc="reading it blocks until the task has ended"),
     Control(name="work", guard=_PARTIES, render=_value("work"), check=_check_work,
         commit=_set_work, single=True, doc="the work item that it is for"),

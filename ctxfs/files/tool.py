@@ -3,57 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from ctxfs.tools.registry import BY_NAME, TOOLS, refusal, visible
 from ctxfs.tools.tool import Tool
+from ctxfs.tree.base import Base
 from ctxfs.tree.nodes import Call, Node
 from ctxfs.tree.planes import Plane
+from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import Directory, Row, Shown
 from runtime.texts.names import dump_json
 
-if TYPE_CHECKING:
-    from ctxfs.filesystem import Filesystem
-
-ROWS: Final[tuple[Row, ...]] = (
+ROWS: Final[tuple[Row[Tool], ...]] = (
     # the two names in /ctx/tool
     Directory(name=".d", top=True, kept=False, public=True),
     Shown(name="", path=lambda tool: f"tool/{tool.name}", kept=False, mode=0o555, public=True,
-        render=lambda fs, tool, caller: fs.client_program),
-    Shown(name="description", public=True, render=lambda fs, tool, caller: f"{tool.description}\n",
+        render=lambda base, tool, caller: base.client_program),
+    Shown(name="description", public=True,
+        render=lambda base, tool, caller: f"{tool.description}\n",
         doc="its purpose"),
-    Shown(name="schema", public=True, render=lambda fs, tool, caller: f"{dump_json(tool.schema)}\n",
+    Shown(name="schema", public=True,
+        render=lambda base, tool, caller: f"{dump_json(tool.schema)}\n",
         doc="its input, as a JSON Schema"),
     Shown(name="output_schema", public=True,
-        render=lambda fs, tool, caller: f"{dump_json(tool.output_schema)}\n",
+        render=lambda base, tool, caller: f"{dump_json(tool.output_schema)}\n",
         doc="its output, as a JSON Schema"),
-    Shown(name="family", public=True, render=lambda fs, tool, caller: f"{tool.family}\n",
+    Shown(name="family", public=True,
+        render=lambda base, tool, caller: f"{tool.family}\n",
         doc="the family that it belongs to"),
 )  # fmt: skip
 
 
-class _Tools(Plane):
+class _Tools(Plane[Tool]):
     """The tools of the registry, by their places in it, from 1."""
 
-    def find(self, fs: Filesystem, index: int, row: Row) -> Tool | None:
+    def find(self, base: Base, index: int, row: Row[Tool]) -> Tool | None:
         return TOOLS[index - 1] if 1 <= index <= len(TOOLS) else None
 
-    def path(self, fs: Filesystem, tool: Tool) -> str:
+    def path(self, base: Base, tool: Tool) -> str:
         return f"tool/{tool.name}.d"
 
 
 PLANE: Final = _Tools(number=10, name="tool", rows=ROWS)
 
 
-def entries(fs: Filesystem, _: Any, call: Call) -> Iterator[str]:
-    for tool in visible(fs, call.caller):
+def entries(base: Base, _: Base, call: Call) -> Iterator[str]:
+    for tool in visible(base, call.caller):
         yield from (tool.name, f"{tool.name}.d")
 
 
-def find(fs: Filesystem, _: Any, call: Call, name: str) -> Node | None:
+def find(base: Base, _: Base, call: Call, name: str) -> Node | None:
     suffix = ".d" if name.endswith(".d") else ""
     tool: Tool | None = BY_NAME.get(name.removesuffix(suffix))
-    if tool is None or refusal(fs, call.caller, tool):
+    if tool is None or refusal(base, call.caller, tool):
         return None
     number = PLANE.top if suffix else PLANE.beside("")
-    return PLANE.node(fs, TOOLS.index(tool) + 1, tool, number)
+    return RowNode(base, PLANE, TOOLS.index(tool) + 1, tool, number)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final, Generic, TypeVar
 
+from ctxfs.tree.base import Base
 from runtime.authority.guard import Act, Facts, Guard, Unless
 from runtime.caller import CONTROLLERS, Caller, Role
 from runtime.errors import CtxError, NotRunningError, WrongStateError
@@ -14,18 +15,18 @@ from runtime.records.lifecycle import AGENT_MOVES, Event, Status
 from runtime.records.model import Agent
 from runtime.texts.names import check_name, parse_usage, quote
 
-if TYPE_CHECKING:
-    from ctxfs.filesystem import Filesystem
+#: what a verb is said to
+_O = TypeVar("_O")
 
 
 @dataclass(frozen=True, slots=True)
-class Verb:
+class Verb(Generic[_O]):
     """``usage`` is the verb with its arguments, those in brackets may be left out."""
 
     usage: str
     doc: str
     guard: Guard
-    handler: Callable[[Filesystem, Any, Caller, list[str]], None]
+    handler: Callable[[Base, _O, Caller, list[str]], None]
 
     @property
     def name(self) -> str:
@@ -38,36 +39,36 @@ def _reason(agent: Agent, caller: Caller) -> str:
     return "self_stop" if caller.agent == agent.index else "supervisor_stop"
 
 
-def _start(fs: Filesystem, agent: Agent, caller: Caller, words: list[str]) -> None:
-    fs.runtime.supervisor.start(agent)
+def _start(base: Base, agent: Agent, caller: Caller, words: list[str]) -> None:
+    base.runtime.supervisor.start(agent)
 
 
-def _stop(fs: Filesystem, agent: Agent, caller: Caller, words: list[str]) -> None:
-    fs.runtime.supervisor.stop(agent, _reason(agent, caller), kill=False)
+def _stop(base: Base, agent: Agent, caller: Caller, words: list[str]) -> None:
+    base.runtime.supervisor.stop(agent, _reason(agent, caller), kill=False)
 
 
-def _kill(fs: Filesystem, agent: Agent, caller: Caller, words: list[str]) -> None:
-    fs.runtime.supervisor.stop(agent, _reason(agent, caller), kill=True)
+def _kill(base: Base, agent: Agent, caller: Caller, words: list[str]) -> None:
+    base.runtime.supervisor.stop(agent, _reason(agent, caller), kill=True)
 
 
-def _pause(fs: Filesystem, agent: Agent, caller: Caller, words: list[str]) -> None:
-    fs.runtime.supervisor.pause(agent)
+def _pause(base: Base, agent: Agent, caller: Caller, words: list[str]) -> None:
+    base.runtime.supervisor.pause(agent)
 
 
-def _resume(fs: Filesystem, agent: Agent, caller: Caller, words: list[str]) -> None:
-    fs.runtime.supervisor.resume(agent)
+def _resume(base: Base, agent: Agent, caller: Caller, words: list[str]) -> None:
+    base.runtime.supervisor.resume(agent)
 
 
-def _reset(fs: Filesystem, agent: Agent, caller: Caller, words: list[str]) -> None:
-    fs.runtime.supervisor.reset(agent)
+def _reset(base: Base, agent: Agent, caller: Caller, words: list[str]) -> None:
+    base.runtime.supervisor.reset(agent)
 
 
-def _abort(fs: Filesystem, agent: Agent, caller: Caller, words: list[str]) -> None:
-    fs.runtime.supervisor.abort(agent, words[0] if words else None)
+def _abort(base: Base, agent: Agent, caller: Caller, words: list[str]) -> None:
+    base.runtime.supervisor.abort(agent, words[0] if words else None)
 
 
-def _session(fs: Filesystem, agent: Agent, caller: Caller, words: list[str]) -> None:
-    fs.runtime.agents.births.switch_session(agent, check_name(words[0]))
+def _session(base: Base, agent: Agent, caller: Caller, words: list[str]) -> None:
+    base.runtime.agents.births.switch_session(agent, check_name(words[0]))
 
 
 def _why_between(facts: Facts, caller: Caller, agent: Agent) -> str:
@@ -104,7 +105,7 @@ def _misfit(event: Event, status: Status) -> CtxError:
 _STARTERS: Final = CONTROLLERS | Role.STARTER
 _STOPPERS: Final = CONTROLLERS | Role.STOPPER
 
-VERBS: Final = {
+VERBS: Final[dict[str, Verb[Agent]]] = {
     verb.name: verb
     for verb in (
         Verb("start", "begin a run", _guard(_STARTERS, Event.START), _start),
@@ -128,16 +129,16 @@ VERBS: Final = {
 }  # fmt: skip
 
 
-def act(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
+def act(base: Base, agent: Agent, caller: Caller, line: str) -> None:
     """One line of ``ctl``."""
     verb, words = parse_usage(line, VERBS)
-    agents = fs.runtime.agents
+    agents = base.runtime.agents
     roles = agents.identity.roles(caller, agent)
     verb.guard.check(Act.SAY, verb.name, agents, caller, roles, agent, agent)
     with agents.journal.acting(caller, agent, verb=verb.name):
-        verb.handler(fs, agent, caller, words)
+        verb.handler(base, agent, caller, words)
 
 
-def describe_verbs(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+def describe_verbs(base: Base, agent: Agent, caller: Caller) -> str:
     """What reading ``ctl`` shows."""
     return "".join(f"{verb.usage}\n" for verb in VERBS.values())

@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from ctxfs.tree.planes import ItemPlane, agent_with
+from ctxfs.tree.base import Base
+from ctxfs.tree.items import ItemPlane, agent_with
 from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import Control, Directory, Render, Row, Shown, one_line
 from runtime.agents.waiting import ARMING, TRIGGERING, WRITING, WaitingPlane
 from runtime.caller import PARTIES, Caller, Role
 from runtime.records.items import Wait, WaitStatus
 
-if TYPE_CHECKING:
-    from ctxfs.filesystem import Filesystem
 
-
-def _value(field: str) -> Render:
-    def render(fs: Filesystem, wait: Wait, caller: Caller) -> str:
+def _value(field: str) -> Render[Wait]:
+    def render(base: Base, wait: Wait, caller: Caller) -> str:
         value = str(getattr(wait, field))
         return f"{value}\n" if value else ""
 
     return render
 
 
-def _check_on(fs: Filesystem, wait: Wait, caller: Caller, line: str) -> None:
-    fs.runtime.agents.waiting.check_arm(caller, agent_with(fs, wait), wait, line)
+def _check_on(base: Base, wait: Wait, caller: Caller, line: str) -> None:
+    base.runtime.agents.waiting.check_arm(caller, agent_with(base, wait), wait, line)
 
 
-def _arm(fs: Filesystem, wait: Wait, caller: Caller, text: str) -> None:
-    fs.runtime.agents.waiting.arm(caller, agent_with(fs, wait), wait, one_line(text))
+def _arm(base: Base, wait: Wait, caller: Caller, text: str) -> None:
+    base.runtime.agents.waiting.arm(caller, agent_with(base, wait), wait, one_line(text))
 
 
-def _pending(field: str, doc: str) -> Control:
+def _pending(field: str, doc: str) -> Control[Wait]:
     """What may be said as long as the wait is not over."""
 
-    def check(fs: Filesystem, wait: Wait, caller: Caller, line: str) -> None:
-        fs.runtime.agents.waiting.check(agent_with(fs, wait), wait, field, line)
+    def check(base: Base, wait: Wait, caller: Caller, line: str) -> None:
+        base.runtime.agents.waiting.check(agent_with(base, wait), wait, field, line)
 
-    def commit(fs: Filesystem, wait: Wait, caller: Caller, text: str) -> None:
-        fs.runtime.agents.waiting.set(agent_with(fs, wait), wait, field, one_line(text))
+    def commit(base: Base, wait: Wait, caller: Caller, text: str) -> None:
+        base.runtime.agents.waiting.set(agent_with(base, wait), wait, field, one_line(text))
 
     return Control(
         name=field, doc=doc, guard=WRITING, single=True,
@@ -46,19 +44,19 @@ def _pending(field: str, doc: str) -> Control:
     )  # fmt: skip
 
 
-def _token(fs: Filesystem, wait: Wait, caller: Caller) -> str:
+def _token(base: Base, wait: Wait, caller: Caller) -> str:
     return f"{wait.token}\n" if wait.on == "trigger" else ""
 
 
-def _nothing(fs: Filesystem, wait: Wait, caller: Caller) -> str:
+def _nothing(base: Base, wait: Wait, caller: Caller) -> str:
     return ""
 
 
-def _trigger(fs: Filesystem, wait: Wait, caller: Caller, text: str) -> None:
-    fs.runtime.agents.waiting.trigger(wait, text)
+def _trigger(base: Base, wait: Wait, caller: Caller, text: str) -> None:
+    base.runtime.agents.waiting.trigger(wait, text)
 
 
-ROWS: Final[tuple[Row, ...]] = (
+ROWS: Final[tuple[Row[Wait], ...]] = (
     Directory(name="", top=True),
     Control(name="on", guard=ARMING, single=True,
         render=_value("on"), check=_check_on, commit=_arm,
@@ -69,7 +67,7 @@ ROWS: Final[tuple[Row, ...]] = (
              "later, or time after which it expires"),
     Shown(name="status", default="new", polled=True, render=_value("status"),
         doc=" ".join(WaitStatus)),
-    Shown(name="payload", render=lambda fs, wait, caller: wait.payload,
+    Shown(name="payload", render=lambda base, wait, caller: wait.payload,
         doc="what fired it: a JSON object, or the text that was written to its token"),
     # who may only look must not be able to send it anything
     Shown(name="token", read=PARTIES, render=_token, depends=("on",),
@@ -90,5 +88,5 @@ PLANE: Final = ItemPlane(
 )
 
 
-def token_node(fs: Filesystem, wait: Wait) -> RowNode:
-    return PLANE.node(fs, wait.index, wait, PLANE.beside("TOKEN"))
+def token_node(base: Base, wait: Wait) -> RowNode[Wait]:
+    return RowNode(base, PLANE, wait.index, wait, PLANE.beside("TOKEN"))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from ctxfs.tree.planes import ItemPlane, agent_with
+from ctxfs.tree.base import Base
+from ctxfs.tree.items import ItemPlane, agent_with
 from ctxfs.tree.rows import Check, Control, Directory, Render, Row, Shown, one_line
 from runtime.agents.work import WRITING, WorkPlane
 from runtime.authority.guard import Guard
@@ -14,71 +15,68 @@ from runtime.records.lifecycle import LIVE
 from runtime.records.model import Agent
 from runtime.texts.names import timestamp
 
-if TYPE_CHECKING:
-    from ctxfs.filesystem import Filesystem
 
-
-def _set(field: str) -> Check:
-    def commit(fs: Filesystem, item: Work, caller: Caller, text: str) -> None:
-        fs.runtime.agents.work.set(agent_with(fs, item), item, field, text)
+def _set(field: str) -> Check[Work]:
+    def commit(base: Base, item: Work, caller: Caller, text: str) -> None:
+        base.runtime.agents.work.set(agent_with(base, item), item, field, text)
 
     return commit
 
 
-def _set_line(field: str) -> Check:
-    def commit(fs: Filesystem, item: Work, caller: Caller, text: str) -> None:
-        fs.runtime.agents.work.set(agent_with(fs, item), item, field, one_line(text))
+def _set_line(field: str) -> Check[Work]:
+    def commit(base: Base, item: Work, caller: Caller, text: str) -> None:
+        base.runtime.agents.work.set(agent_with(base, item), item, field, one_line(text))
 
     return commit
 
 
-def _set_text(field: str) -> Check:
+def _set_text(field: str) -> Check[Work]:
     """A text of several lines; blank ones alone are none."""
 
-    def commit(fs: Filesystem, item: Work, caller: Caller, text: str) -> None:
+    def commit(base: Base, item: Work, caller: Caller, text: str) -> None:
         value = text if text.strip() else ""
-        fs.runtime.agents.work.set(agent_with(fs, item), item, field, value)
+        base.runtime.agents.work.set(agent_with(base, item), item, field, value)
 
     return commit
 
 
-def _checked(field: str) -> Check:
-    def check(fs: Filesystem, item: Work, caller: Caller, line: str) -> None:
-        fs.runtime.agents.work.check(agent_with(fs, item), item, field, line)
+def _checked(field: str) -> Check[Work]:
+    def check(base: Base, item: Work, caller: Caller, line: str) -> None:
+        base.runtime.agents.work.check(agent_with(base, item), item, field, line)
 
     return check
 
 
-def _value(field: str) -> Render:
-    def render(fs: Filesystem, item: Work, caller: Caller) -> str:
+def _value(field: str) -> Render[Work]:
+    def render(base: Base, item: Work, caller: Caller) -> str:
         value = str(getattr(item, field))
         return f"{value}\n" if value else ""
 
     return render
 
 
-def _text(field: str) -> Render:
-    return lambda fs, item, caller: str(getattr(item, field))
+def _text(field: str) -> Render[Work]:
+    return lambda base, item, caller: str(getattr(item, field))
 
 
-def _time(field: str) -> Render:
-    return lambda fs, item, caller: timestamp(getattr(item, field)) + "\n"
+def _time(field: str) -> Render[Work]:
+    return lambda base, item, caller: timestamp(getattr(item, field)) + "\n"
 
 
-def _blocked_by(fs: Filesystem, item: Work, caller: Caller) -> str:
-    return fs.runtime.agents.work.blocked_by(agent_with(fs, item), item)
+def _blocked_by(base: Base, item: Work, caller: Caller) -> str:
+    return base.runtime.agents.work.blocked_by(agent_with(base, item), item)
 
 
-def _focus(fs: Filesystem, agent: Agent, caller: Caller) -> str:
+def _focus(base: Base, agent: Agent, caller: Caller) -> str:
     return f"{agent.focus}\n" if agent.focus else ""
 
 
-def _check_focus(fs: Filesystem, agent: Agent, caller: Caller, line: str) -> None:
-    fs.runtime.agents.work.check_focus(agent, line)
+def _check_focus(base: Base, agent: Agent, caller: Caller, line: str) -> None:
+    base.runtime.agents.work.check_focus(agent, line)
 
 
-def _set_focus(fs: Filesystem, agent: Agent, caller: Caller, text: str) -> None:
-    fs.runtime.agents.work.focus(agent, one_line(text))
+def _set_focus(base: Base, agent: Agent, caller: Caller, text: str) -> None:
+    base.runtime.agents.work.focus(agent, one_line(text))
 
 
 #: beside the items, in the agent's table
@@ -90,11 +88,11 @@ CURRENT: Final = Control(
 )  # fmt: skip
 
 
-def _control(name: str, doc: str, **more: Any) -> Control:
+def _control(name: str, doc: str, **more: Any) -> Control[Work]:
     return Control(name=name, doc=doc, guard=WRITING, **more)
 
 
-ROWS: Final[tuple[Row, ...]] = (
+ROWS: Final[tuple[Row[Work], ...]] = (
     Directory(name="", top=True),
     _control("objective", "its objective; an item without one is never done",
              render=_text("objective"), commit=_set_text("objective")),

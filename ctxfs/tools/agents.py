@@ -57,12 +57,12 @@ async def _spawn(request: Request) -> dict[str, Any]:
         wanted("name", given, "a public_named agent has a name of its creator's choice")
     name = given.get("name") or request.agents.births.free_name(request.agent)
     with about("name"):
-        request.tree.mkdir("agent", f"{name}.d")
+        request.paths.mkdir("agent", f"{name}.d")
     agent = request.agents.registry.named(name)
     assert agent is not None
     try:
         await _configure(request, agent, parent)
-        await request.tree.write(f"agent/{name}.d/ctl", "start\n")
+        await request.paths.write(f"agent/{name}.d/ctl", "start\n")
     except BaseException:
         if agent.status is Status.NEW and request.agents.registry.get(agent.index) is agent:
             request.agents.removals.unmake(agent)
@@ -78,17 +78,17 @@ async def _configure(request: Request, agent: Agent, parent: Agent | None) -> No
     # first: that of a private child is written by its creator only, whom an operator names next
     if "initial_message" in given:
         with about("initial_message"):
-            await request.tree.write(f"{directory}/handoff.md", lines(given["initial_message"]))
+            await request.paths.write(f"{directory}/handoff.md", lines(given["initial_message"]))
     if parent is not None and agent.parent != parent.index:  # an operator made it
         with about("agent_id"):
-            await request.tree.write(f"{directory}/parent", f"agent:{parent.name}\n")
+            await request.paths.write(f"{directory}/parent", f"agent:{parent.name}\n")
     with about("preset"):
         preset = given.get("preset", Profile.PRIVATE_CHILD.value)
-        await request.tree.write(f"{directory}/profile", f"{preset}\n")
+        await request.paths.write(f"{directory}/profile", f"{preset}\n")
     for field, file in _FILES.items():
         if field in given:
             with about(field):
-                await request.tree.write(f"{directory}/{file}", lines(given[field]))
+                await request.paths.write(f"{directory}/{file}", lines(given[field]))
 
 
 async def _get(request: Request) -> dict[str, Any]:
@@ -118,18 +118,17 @@ def _asked(request: Request) -> Agent:
         return request.subject
     name = wanted("agent_id", request.input, "an operator names the agent")
     agent = request.agents.registry.named(name)
-    if agent is None or not request.fs.visible(agent, request.call):
+    if agent is None or not request.base.visible(agent, request.caller):
         raise MissingError(f"agent_id: the caller sees no agent {quote(name)}")
     return agent
 
 
 async def _list(request: Request) -> dict[str, Any]:
-    call = request.call
     found = []
     for number, agent in enumerate(request.agents.registry):
         if number % _LISTED_AT_ONCE == 0:
             await trio.lowlevel.checkpoint()
-        if request.fs.listed(agent, call):
+        if request.base.listed(agent, request.caller):
             found.append(
                 {
                     "agent_id": agent.name,
@@ -165,7 +164,7 @@ async def _send(request: Request) -> dict[str, Any]:
 async def _stop(request: Request) -> dict[str, Any]:
     agent = _asked(request)
     verb = "kill" if request.input.get("kill") else "stop"
-    await request.tree.write(f"agent/{agent.name}.d/ctl", f"{verb}\n")
+    await request.paths.write(f"agent/{agent.name}.d/ctl", f"{verb}\n")
     return {"agent_id": agent.name, "status": agent.status.value}
 
 

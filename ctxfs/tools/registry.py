@@ -12,6 +12,8 @@ import trio
 
 from ctxfs.tools import agents, tasks, waiting, work
 from ctxfs.tools.tool import Concerns, Request, Schema, Tool, wanted
+from ctxfs.tree.base import Base
+from ctxfs.tree.nodes import Node
 from runtime.caller import OPERATORS, Caller
 from runtime.errors import (
     CtxError,
@@ -26,8 +28,6 @@ from runtime.texts.names import dump_json, escape, quote
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator, ValidationError
 
-    from ctxfs.filesystem import Filesystem
-
 log = logging.getLogger("ctxd.tools")
 
 #: of a list in the input of a tool
@@ -40,17 +40,17 @@ BY_NAME: Final = {tool.name: tool for tool in TOOLS}
 # which
 
 
-def visible(fs: Filesystem, caller: Caller) -> Iterator[Tool]:
+def visible(base: Base, caller: Caller) -> Iterator[Tool]:
     """Those that the caller has; they are there for no other."""
-    return (tool for tool in TOOLS if not refusal(fs, caller, tool))
+    return (tool for tool in TOOLS if not refusal(base, caller, tool))
 
 
-def refusal(fs: Filesystem, caller: Caller, tool: Tool) -> str:
+def refusal(base: Base, caller: Caller, tool: Tool) -> str:
     """Why a caller has not got a tool, empty if it has.
 
     Operators have all: what they may is decided by whom they name.
     """
-    agents = fs.runtime.agents
+    agents = base.runtime.agents
     if not agents.identity.still(caller):
         return "the caller cannot be identified, or is gone"
     agent = agents.registry.get(caller.agent) if caller.agent is not None else None
@@ -66,22 +66,26 @@ def refusal(fs: Filesystem, caller: Caller, tool: Tool) -> str:
 # calling
 
 
-async def call(fs: Filesystem, caller: Caller, name: str, given: Any) -> dict[str, Any]:
-    """What a tool answers; raises what the files would, with the field that it is about.
+async def call(
+    base: Base, root: Node, caller: Caller, name: str, given: Any
+) -> dict[str, Any]:
+    """What a tool answers, which walks the files from their root.
+
+    Raises what the files would, with the field that it is about.
 
     ``MissingError`` for an unknown tool, ``DeniedError`` for one that the caller has not
     got, ``MalformedError`` for what its schema does not take.
     """
     request: Request | None = None
-    mark = fs.cache.mark()
+    mark = base.cache.mark()
     try:
         tool = BY_NAME.get(name)
         if tool is None:
             raise MissingError(f"unknown tool {quote(name)}; use {', '.join(BY_NAME)}")
-        request = _request(fs, caller, tool, given)
+        request = _request(base, root, caller, tool, given)
         if tool.waits is not None:
             await tool.waits(request)
-            request = _request(fs, caller, tool, given)
+            request = _request(base, root, caller, tool, given)
         # whoever hangs up cancels nothing that was begun
         with trio.CancelScope(shield=True):
             output = await tool.handler(request)
@@ -89,7 +93,7 @@ async def call(fs: Filesystem, caller: Caller, name: str, given: Any) -> dict[st
         subject = request.subject if request is not None else None
         incarnation = caller.incarnation or (subject.incarnation if subject is not None else None)
         path = f"tool/{name}" if name in BY_NAME else "tool"
-        fs.reasons.note(error, caller, path, incarnation or None)
+        base.reasons.note(error, caller, path, incarnation or None)
         if isinstance(error, CtxError):
             raise
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
@@ -99,21 +103,21 @@ async def call(fs: Filesystem, caller: Caller, name: str, given: Any) -> dict[st
         told.kept = True
         raise told from error
     # who is answered finds in the files what the answer says
-    await fs.cache.settled(mark)
+    await base.cache.settled(mark)
     return output
 
 
-def _request(fs: Filesystem, caller: Caller, tool: Tool, given: Any) -> Request:
-    why = refusal(fs, caller, tool)
+def _request(base: Base, root: Node, caller: Caller, tool: Tool, given: Any) -> Request:
+    why = refusal(base, caller, tool)
     if why:
         raise DeniedError(why)
     check(tool, given)
-    return Request(fs, caller, _subject(fs, caller, tool, given), given)
+    return Request(base, root, caller, _subject(base, caller, tool, given), given)
 
 
-def _subject(fs: Filesystem, caller: Caller, tool: Tool, given: dict[str, Any]) -> Agent | None:
+def _subject(base: Base, caller: Caller, tool: Tool, given: dict[str, Any]) -> Agent | None:
     """The agent that a call concerns: the calling one, or that which an operator names."""
-    agents = fs.runtime.agents
+    agents = base.runtime.agents
     if caller.agent is not None:
         own = agents.registry.get(caller.agent)
         named = given.get("agent_id") if tool.concerns is not Concerns.OTHERS else None

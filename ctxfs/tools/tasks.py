@@ -73,15 +73,15 @@ async def _exec(request: Request) -> dict[str, Any]:
         "work": given.get("work", ""),
     }
     with about("task_id"):
-        request.tree.mkdir(f"agent/{agent.name}.d/task", name)
+        request.paths.mkdir(f"agent/{agent.name}.d/task", name)
     try:
         for field, value in values.items():
             if value:
                 with about(field):
-                    await request.tree.write(_path(request, name, field), value)
-        await request.tree.write(_path(request, name, "ctl"), "start\n")
+                    await request.paths.write(_path(request, name, field), value)
+        await request.paths.write(_path(request, name, "ctl"), "start\n")
     except BaseException:
-        request.tree.rmdir(f"agent/{agent.name}.d/task", name)
+        request.paths.rmdir(f"agent/{agent.name}.d/task", name)
         raise
     task = request.agents.tasks.find(agent, name)
     return {"task_handle": handle_of(request, task)}
@@ -128,14 +128,14 @@ async def _output(request: Request) -> dict[str, Any]:
 async def _input(request: Request) -> dict[str, Any]:
     task = _find(request)
     path = _path(request, task.name, "input")
-    accepted = await request.tree.write_some(path, request.input["text"])
+    accepted = await request.paths.write_some(path, request.input["text"])
     return {"task_id": task.name, "accepted": accepted}
 
 
 async def _stop(request: Request) -> dict[str, Any]:
     task = _find(request)
     verb = "kill" if request.input.get("kill") else "stop"
-    await request.tree.write(_path(request, task.name, "ctl"), f"{verb}\n")
+    await request.paths.write(_path(request, task.name, "ctl"), f"{verb}\n")
     return {"task_id": task.name, "status": request.agents.tasks.status(task)}
 
 

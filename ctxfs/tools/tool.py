@@ -6,19 +6,17 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from ctxfs.tools.tree import Tree
-from ctxfs.tree.nodes import Call
+from ctxfs.tools.paths import Paths
+from ctxfs.tree.base import Base
+from ctxfs.tree.nodes import Call, Node
+from runtime.agents.parts import Agents
 from runtime.caller import Caller
 from runtime.errors import CtxError, MalformedError, QuotaError, WrongStateError
 from runtime.records.change import Change
 from runtime.records.model import Agent
 from runtime.texts.names import quote
-
-if TYPE_CHECKING:
-    from ctxfs.filesystem import Filesystem
-    from runtime.agents.parts import Agents
 
 Schema = dict[str, Any]
 
@@ -38,14 +36,15 @@ class Concerns(Enum):
 class Request:
     """One call. ``subject`` is the agent that it concerns; not of tools that concern others."""
 
-    fs: Filesystem
+    base: Base
+    root: Node
     caller: Caller
     subject: Agent | None
     input: dict[str, Any]
 
     @property
     def agents(self) -> Agents:
-        return self.fs.runtime.agents
+        return self.base.runtime.agents
 
     @property
     def agent(self) -> Agent:
@@ -69,16 +68,16 @@ class Request:
 
     @property
     def call(self) -> Call:
-        return Call.of(self.fs, self.caller)
+        return Call.of(self.base.runtime, self.caller)
 
     @property
-    def tree(self) -> Tree:
+    def paths(self) -> Paths:
         """The files, as the caller reaches them."""
-        return Tree(self.fs, self.call)
+        return Paths(self.root, self.base.disks, self.call)
 
     def path(self, relative: str) -> str:
         """Where a file is for who calls."""
-        return f"{self.fs.runtime.places.mount}/{relative}"
+        return f"{self.base.runtime.places.mount}/{relative}"
 
 
 Handler = Callable[[Request], Awaitable[dict[str, Any]]]

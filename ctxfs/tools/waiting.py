@@ -75,7 +75,7 @@ async def _cancel(request: Request) -> dict[str, Any]:
     agent, waiting = request.agent, request.agents.waiting
     with about("wait_id"):
         wait = waiting.find(agent, request.input["wait_id"])
-        request.tree.rmdir(f"agent/{agent.name}.d/waiting", wait.name)
+        request.paths.rmdir(f"agent/{agent.name}.d/waiting", wait.name)
     return {"wait_id": wait.name, "status": wait.status.value}
 
 

@@ -12,18 +12,16 @@ import os
 import stat
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Final
 
 from ctxfs.caching import Cache
 from ctxfs.disks import Work
-from ctxfs.tree.handles import FileHandle, truncating_by_path
 from ctxfs.tree.inodes import REAL
 from ctxfs.tree.nodes import Attributes, Call, Changes, Handle, Node
-from runtime.authority.disk import ENTRY_SIZE, Share
-from runtime.caller import Caller
+from ctxfs.tree.realfiles import FileHandle, truncating_by_path
+from ctxfs.tree.spaces import DIRECTORY, Space
+from runtime.authority.disk import ENTRY_SIZE
 from runtime.errors import (
     CtxError,
     ForbiddenError,
@@ -32,7 +30,6 @@ from runtime.errors import (
     MissingError,
     NotADirectoryNodeError,
     NotEmptyError,
-    QuotaError,
     TakenError,
 )
 from runtime.texts.names import quote
@@ -40,7 +37,6 @@ from runtime.texts.names import quote
 #: above every computed inode number
 _FIRST: Final = 1 << 62
 _KINDS: Final = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
-_DIRECTORY: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ENTRY: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _DESCRIPTORS: Final = 512
 #: how many of a chain of directories are kept open when it is opened again, and
@@ -49,124 +45,6 @@ _DESCRIPTORS: Final = 512
 _CHAIN: Final = 128
 _ALIASES: Final = 1
 _SHOWN: Final = 200
-
-
-@dataclass(eq=False, slots=True, kw_only=True)
-class Space:
-    """One tree of real files and its rules.
-
-    ``owner`` tells whom every node is shown to belong to; None if to its real owner.
-    ``limit`` is the size of one file, ``files`` is how many files and directories there
-    may be, and ``total`` how many bytes all files may have together: their sizes as stat(2)
-    tells them, holes included.
-    ``may_read`` and ``may_write`` raise for a caller who may not.
-    """
-
-    path: str
-    root: Callable[[], Path]
-    owner: Callable[[], tuple[int, int] | None]
-    links: bool
-    limit: int
-    files: int | None
-    total: int | None
-    incarnation: str | None
-    may_read: Callable[[Caller], None]
-    may_write: Callable[[Caller], None]
-    #: of its owner's disk account
-    share: Share | None = None
-    #: what there is; None until it is counted
-    _entries: int | None = field(default=None, init=False)
-    _bytes: int = field(default=0, init=False)
-
-    def count(self) -> None:
-        """Looks once at all there is, before any of it changes."""
-        if self._entries is None and (self.files is not None or self.total is not None):
-            self._entries, self._bytes = _measure(self.root())
-
-    def check_room(self) -> None:
-        """``QuotaError`` if one more entry would be too many."""
-        self.count()
-        if self.files is not None and self._entries is not None and self._entries >= self.files:
-            raise QuotaError(
-                f"{self.path} has {self._entries} files and directories, "
-                "the configured maximum (files)"
-            )
-
-    def check_disk(self, caller: Caller, size: int) -> None:
-        """``QuotaError`` if so many more bytes are too much for the owner's disk account."""
-        if self.share is not None:
-            self.share.check(caller, size)
-
-    def note_disk(self, change: int) -> None:
-        """There are more or fewer bytes on the disk now."""
-        if self.share is not None:
-            self.share.note(change)
-
-    def note(self, change: int) -> None:
-        """There are more or fewer entries now."""
-        if self._entries is not None:
-            self._entries += change
-
-    @contextmanager
-    def resizing(self, fd: int, size: int) -> Iterator[None]:
-        """While a file becomes longer or shorter; ``QuotaError`` if that were too much.
-
-        Nothing else may change this file in between.
-        """
-        self.count()
-        before = os.fstat(fd).st_size
-        more = max(0, size - before)
-        if self.total is not None and more and self._bytes + more > self.total:
-            raise QuotaError(
-                f"{self.path} has {self._bytes} of at most {self.total} bytes (artifact_max)"
-            )
-        # other files may grow meanwhile
-        self._bytes += more
-        try:
-            yield
-        finally:
-            self._bytes += os.fstat(fd).st_size - before - more
-
-    def give_back(self, size: int) -> None:
-        """A file of this size is not there any more."""
-        if self._entries is not None:
-            self._bytes -= size
-
-
-def _measure(root: Path) -> tuple[int, int]:
-    """How many entries are below a directory, and the bytes of the files among them.
-
-    One descriptor is enough at any depth.
-    """
-    count = size = 0
-    left: list[list[str]] = []
-    fd = os.open(root, os.O_RDONLY | _DIRECTORY)
-    try:
-        while True:
-            with os.scandir(fd) as entries:
-                directories = []
-                for entry in entries:
-                    count += 1
-                    if entry.is_dir(follow_symlinks=False):
-                        directories.append(entry.name)
-                    elif entry.is_file(follow_symlinks=False):
-                        size += entry.stat(follow_symlinks=False).st_size
-            left.append(directories)
-            while not left[-1]:
-                left.pop()
-                if not left:
-                    return count, size
-                _change_to(fd, "..")
-            _change_to(fd, left[-1].pop())
-    finally:
-        os.close(fd)
-
-
-def _change_to(fd: int, name: str) -> None:
-    """The descriptor of a directory becomes that of its entry."""
-    other = os.open(name, os.O_RDONLY | _DIRECTORY, dir_fd=fd)
-    os.dup2(other, fd, inheritable=False)
-    os.close(other)
 
 
 def _translate(error: OSError, name: str) -> CtxError | OSError:
@@ -303,7 +181,7 @@ class DurableNode(Node):
             wanted = os.O_RDWR
         fd = _reopen(self.fd, wanted | os.O_CLOEXEC)
         caller = call.caller
-        return _DurableHandle(
+        handle = _DurableHandle(
             self,
             caller,
             fd,
@@ -314,6 +192,8 @@ class DurableNode(Node):
             may_write=lambda: self.space.may_write(caller),
             changed=self.changed,
         )
+        self.handles += 1
+        return handle
 
     def create(self, call: Call, name: str, mode: int, flags: int) -> tuple[Node, Handle]:
         node = self._make(call, name, lambda: self._touch(name), mode)
@@ -402,10 +282,7 @@ class DurableNode(Node):
     def rename(self, call: Call, name: str, target: Node, new_name: str, *, replace: bool) -> None:
         self.space.may_write(call.caller)
         if not isinstance(target, DurableNode) or target.space is not self.space:
-            receive = getattr(target, "receive", None)
-            if receive is None:
-                raise ForbiddenError("a file cannot be renamed into another space")
-            receive(call, self, name, new_name)
+            target.receive(call, self, name, new_name)
             self.changed()
             return
         self.space.count()
@@ -462,10 +339,6 @@ class _DurableHandle(FileHandle):
     direct = not REAL.pages
 
     node: DurableNode
-
-    def __init__(self, node: DurableNode, caller: Caller, fd: int, **rules: Any) -> None:
-        super().__init__(node, caller, fd, **rules)
-        node.handles += 1
 
     def resizing(self, size: int) -> AbstractContextManager[None]:
         return self.node.resizing(self.fd, size)
@@ -623,7 +496,7 @@ class Durable:
     @staticmethod
     def _open_root(space: Space) -> int:
         try:
-            return os.open(space.root(), os.O_PATH | _DIRECTORY)
+            return os.open(space.root(), os.O_PATH | DIRECTORY)
         except OSError as error:
             raise _translate(error, space.path) from None
 

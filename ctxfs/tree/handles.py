@@ -1,38 +1,40 @@
-"""Open files of the virtual part: rendered, staged, verbs, documents, histories, output."""
+"""Open files of rows: rendered, staged, verbs, documents, histories, output, inlets."""
 
 from __future__ import annotations
 
 import os
 import select
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from contextlib import contextmanager, suppress
+from typing import Final, Generic, TypeVar
 
 from ctxfs.caching import Waiter
 from ctxfs.disks import Work, read_cached
-from ctxfs.tree.nodes import Handle, Node
+from ctxfs.tree.members import Member
+from ctxfs.tree.nodes import Handle
+from ctxfs.tree.realfiles import FileHandle
+from ctxfs.tree.rows import (
+    Document,
+    File,
+    History,
+    Inlet,
+    LinesCheck,
+    Output,
+    Rendered,
+    Staged,
+    Verbs,
+    decode,
+)
 from runtime.authority.accounts import Hold, Resource
-from runtime.authority.disk import Share
 from runtime.caller import Caller
 from runtime.errors import (
-    DeniedError,
     ForbiddenError,
     MalformedError,
-    TooLargeError,
     TooLongError,
-    WrongStateError,
 )
-from runtime.kernel.output import Output
 from runtime.texts.mounts import Source
-from runtime.texts.names import quote
 
-if TYPE_CHECKING:
-    from ctxfs.filesystem import Filesystem
-    from ctxfs.tree.rownodes import RowNode
-    from ctxfs.tree.rows import LinesCheck, Staged, Verbs
-
+_O = TypeVar("_O")
 _R = TypeVar("_R")
 
 #: bytes that an open file may hold in memory as part of being open
@@ -46,25 +48,14 @@ _VERBS_AT_ONCE: Final = 4
 _CHANGED: Final = select.POLLPRI | select.POLLERR | select.POLLIN
 
 
-def decode(data: bytes) -> str:
-    """UTF-8 without NUL; ``MalformedError``."""
-    if b"\0" in data:
-        raise MalformedError("the text contains a NUL byte")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        shown = quote(data[error.start : error.start + 8].decode("latin-1"))
-        raise MalformedError(f"byte {error.start} ({shown}) is not UTF-8") from None
-
-
-class RowHandle(Handle):
+class RowHandle(Handle, Generic[_O]):
     """A handle on a row: reads what the row renders, polls where the row can."""
 
-    node: RowNode
+    node: Member[_O]
 
-    def __init__(self, fs: Filesystem, node: RowNode, caller: Caller, *, writing: bool) -> None:
+    def __init__(self, node: Member[_O], caller: Caller, *, writing: bool) -> None:
         super().__init__(node, caller)
-        self._fs = fs
+        self._base = node.base
         self._text: bytes | None = None
         self._pieces: Iterator[bytes] = iter(())
         self._seen = -1
@@ -84,29 +75,25 @@ class RowHandle(Handle):
         if self._memory is None:
             if size <= _FREE:
                 return
-            runtime = self._fs.runtime
+            runtime = self._base.runtime
             who = runtime.agents.identity.payer(self.caller)
             self._memory = Hold(runtime.accounts, who, Resource.MEMORY)
         self._memory.resize(size)
 
     def release(self) -> None:
         self._hold(0)
-        self._fs.cache.poller.closed(self.node.inode, id(self))
+        self._base.cache.poller.closed(self.node.inode, id(self))
 
     def _check_alive(self) -> None:
-        if not self._fs.runtime.agents.identity.still(self.caller):
-            raise DeniedError("the process that opened this file is gone, and its rights with it")
+        self.node.check_alive(self.caller)
 
     def _check_reader(self) -> None:
-        """At every read: the opener still lives, and still may."""
-        self._check_alive()
-        if not self.node.may_read(self.caller):
-            raise DeniedError(f"the caller may not read {self.node.row.name} any more")
+        self.node.check_reader(self.caller)
 
     def read(self, offset: int, size: int) -> bytes | None:
         self._check_reader()
         if offset == 0 or self._text is None:
-            self._seen = self._fs.cache.poller.version(self.node.inode)
+            self._seen = self._base.cache.poller.version(self.node.inode)
             self._text, self._rendered = b"", 0
             self._pieces = self.node.pieces(self.caller)
         more = b"".join(self._more(offset + size - len(self._text)))
@@ -116,7 +103,7 @@ class RowHandle(Handle):
             self._text += more
             self._rendered = len(self._text)
         if self.keep:
-            self._fs.cache.note_pages(self.node.inode)
+            self._base.cache.note_pages(self.node.inode)
         return self._text[offset : offset + size]
 
     def _more(self, size: int) -> Iterator[bytes]:
@@ -130,7 +117,7 @@ class RowHandle(Handle):
     def poll(self, waiter: Waiter | None) -> int | None:
         if not self.node.row.polled:
             return None
-        poller = self._fs.cache.poller
+        poller = self._base.cache.poller
         if self._seen != poller.version(self.node.inode):
             return _CHANGED
         if waiter is not None:
@@ -144,7 +131,7 @@ def _after_lines(data: bytes, count: int) -> bytes:
     return rest
 
 
-class ControlHandle(RowHandle):
+class ControlHandle(RowHandle[_O]):
     """A control open for writing: staged, checked by line, committed as a whole at flush.
 
     What is appended, or merges, is staged alone and joined to the value that is
@@ -152,14 +139,14 @@ class ControlHandle(RowHandle):
     """
 
     def __init__(
-        self, fs: Filesystem, node: RowNode, row: Staged, caller: Caller, flags: int
+        self, node: Member[_O], row: Staged[_O], caller: Caller, flags: int
     ) -> None:
-        super().__init__(fs, node, caller, writing=True)
+        super().__init__(node, caller, writing=True)
         self._row = row
         self._adds = bool(flags & os.O_APPEND) or row.merges
         self._append = bool(flags & os.O_APPEND) and not row.merges
         self._truncated = bool(flags & os.O_TRUNC)
-        self._limit = row.limit(fs.runtime.config)
+        self._limit = row.limit(self._base.runtime.config)
         self._staged: bytearray | None = None
         self._fresh = False
         #: what the paths in the lines that were written lead to
@@ -182,11 +169,13 @@ class ControlHandle(RowHandle):
             self._check_alive()
             self.node.check_writer(self.caller)
             text = decode(lines)
-            wanted = row.wanted(self._fs, self.node.obj, self.caller, text)
+            wanted = row.wanted(self._base, self.node.obj, self.caller, text)
             missing = [path for path in wanted if path not in self._found]
-            looked = await self._fs.runtime.supervisor.look(self.node.obj, missing)
+            agent = self.node.agent
+            assert agent is not None  # only files of agents name paths
+            looked = await self._base.runtime.supervisor.look(agent, missing)
             found = {**self._found, **looked}
-            row.check_looked(self._fs, self.node.obj, self.caller, text, found)
+            row.check_looked(self._base, self.node.obj, self.caller, text, found)
             self._found = found
         except Exception:
             self._drop()
@@ -268,14 +257,14 @@ class ControlHandle(RowHandle):
     ) -> None:
         """The lines that were not taken yet; all of them, if one that was is another now."""
         if self._check is None or begin < self._taken:
-            self._check = begun(self._fs, self.node.obj, self.caller)
+            self._check = begun(self._base, self.node.obj, self.caller)
             self._taken = 0
         self._check.take(decode(bytes(staged[self._taken : end])))
         self._taken = end + 1
 
     def _check_length(self, size: int) -> None:
         """A document may be long, what one line of it costs to look at may not."""
-        limit = self._fs.runtime.config.control_max
+        limit = self._base.runtime.config.control_max
         if self._row.long and size > limit:
             raise TooLongError(f"a line of {self.node.row.name} may have at most {limit} bytes")
 
@@ -288,7 +277,8 @@ class ControlHandle(RowHandle):
             self._check_alive()
             self.node.check_writer(self.caller)
             whole = self._checked(staged) if self._row.long else self._before() + staged
-            self._row.put(self.node, self.caller, whole, self._found)
+            with self.node.acting(self.caller):
+                self._row.put(self._base, self.node.obj, self.caller, whole, self._found)
         except Exception:
             self._drop()
             raise
@@ -310,20 +300,20 @@ class ControlHandle(RowHandle):
     def _check_line(self, line: bytes) -> None:
         self._check_length(len(line))
         if self._row.check is not None:
-            self._row.check(self._fs, self.node.obj, self.caller, decode(line))
+            self._row.check(self._base, self.node.obj, self.caller, decode(line))
 
     def syncing(self) -> None:
         self.flush()
 
 
-class VerbHandle(RowHandle):
+class VerbHandle(RowHandle[_O]):
     """``ctl``: each complete line acts at once; a last line without newline at flush."""
 
-    def __init__(self, fs: Filesystem, node: RowNode, row: Verbs, caller: Caller) -> None:
-        super().__init__(fs, node, caller, writing=True)
+    def __init__(self, node: Member[_O], row: Verbs[_O], caller: Caller) -> None:
+        super().__init__(node, caller, writing=True)
         self._row = row
         self._rest = b""
-        self._limit = fs.runtime.config.control_max
+        self._limit = self._base.runtime.config.control_max
 
     def write(self, offset: int, data: bytes) -> int:
         if len(self._rest) + len(data) > self._limit:
@@ -352,146 +342,20 @@ class VerbHandle(RowHandle):
             self._check_alive()
             self.node.check_writer(self.caller)
             with self.node.acting(self.caller):
-                self._row.act(self._fs, self.node.obj, self.caller, decode(line))
+                self._row.act(self._base, self.node.obj, self.caller, decode(line))
 
 
-class FileHandle(Handle):
-    """A real file of the daemon's, read and written in place.
-
-    ``may_write`` raises when writing is not allowed any more; ``changed`` is
-    told after each change.
-    """
+class HistoryHandle(RowHandle[_O]):
+    """A file of lines that only grows: what is appended are whole JSON lines."""
 
     def __init__(
-        self,
-        node: Node,
-        caller: Caller,
-        fd: int,
-        *,
-        limit: int,
-        append: bool,
-        share: Share | None,
-        may_read: Callable[[], None],
-        may_write: Callable[[], None],
-        changed: Callable[[], None],
+        self, node: Member[_O], row: History[_O], caller: Caller, flags: int
     ) -> None:
-        super().__init__(node, caller)
-        self.fd = fd
-        self._limit = limit
-        self._append = append
-        self._share = share
-        self._may_read = may_read
-        self._may_write = may_write
-        self._changed = changed
-        #: how many threads work on it, and whether it is to be closed when none does
-        self._at_work = 0
-        self._released = False
-
-    def read(self, offset: int, size: int) -> bytes | None:
-        self._may_read()
-        return read_cached(self.fd, size, offset)
-
-    @contextmanager
-    def reading(self, offset: int, size: int) -> Iterator[Callable[[], bytes]]:
-        self._may_read()
-        with self._in_use():
-            yield partial(os.pread, self.fd, size, offset)
-
-    def resizing(self, size: int) -> AbstractContextManager[None]:
-        """Around what makes the file at least, or by truncation exactly, so many bytes long."""
-        return nullcontext()
-
-    def _on_disk(self, size: int) -> AbstractContextManager[None]:
-        """Around what writes so many bytes; with 0, what is never refused."""
-        if self._share is None:
-            return nullcontext()
-        return self._share.writing(self.caller, self.fd, size)
-
-    def writing(self, offset: int, data: bytes) -> Work[int]:
-        # who may not does not wait to be told, and who waited has to be allowed still
-        self._may_write()
-        return self._writing(offset, data)
-
-    @contextmanager
-    def _writing(self, offset: int, data: bytes) -> Iterator[Callable[[], int]]:
-        self._may_write()
-        if self._append:
-            offset = os.fstat(self.fd).st_size
-        end = offset + len(data)
-        if end > self._limit:
-            raise TooLargeError(f"a document may have at most {self._limit} bytes (document_max)")
-        with self._in_use(), self._on_disk(len(data)), self.resizing(end):
-            yield partial(os.pwrite, self.fd, data, offset)
-        self._changed()
-
-    def truncating(self, size: int) -> Work[None]:
-        self._may_write()
-        return self._truncating(size)
-
-    @contextmanager
-    def _truncating(self, size: int) -> Iterator[Callable[[], None]]:
-        self._may_write()
-        if size > self._limit:
-            raise TooLargeError(f"a document may have at most {self._limit} bytes (document_max)")
-        with self._in_use(), self._on_disk(0), self.resizing(size):
-            yield partial(os.ftruncate, self.fd, size)
-        self._changed()
-
-    def syncing(self) -> Callable[[], None]:
-        return lambda: os.fsync(self.fd)
-
-    @contextmanager
-    def _in_use(self) -> Iterator[None]:
-        """While a thread works on it its descriptor must not become that of another file."""
-        self._at_work += 1
-        try:
-            yield
-        finally:
-            self._at_work -= 1
-            if self._released and not self._at_work:
-                self._close()
-
-    def release(self) -> None:
-        self._released = True
-        if not self._at_work:
-            self._close()
-
-    def _close(self) -> None:
-        os.close(self.fd)
-
-
-@contextmanager
-def truncating_by_path(
-    opening: Callable[[], FileHandle], size: int
-) -> Iterator[Callable[[], None]]:
-    """truncate(2): the file is open, by ``opening``, for as long as that takes."""
-    handle = opening()
-    try:
-        with handle.truncating(size) as act:
-            yield act
-    finally:
-        handle.release()
-
-
-class HistoryHandle(RowHandle):
-    """An append-only file. Whoever may append does so in whole JSON lines."""
-
-    def __init__(
-        self,
-        fs: Filesystem,
-        node: RowNode,
-        caller: Caller,
-        path: Path,
-        *,
-        flags: int,
-        append: Callable[[list[str]], None] | None,
-        limit: int,
-    ) -> None:
-        super().__init__(fs, node, caller, writing=True)
-        self._path = path
-        self._add = append
+        super().__init__(node, caller, writing=True)
+        self._row = row
+        self._path = row.real(node.base, node.obj)
         self._appends = bool(flags & os.O_APPEND)
-        self._limit = limit
+        self._limit = self._base.runtime.config.frame_max
         self._rest = b""
         self._refused = False
         if flags & os.O_TRUNC:
@@ -500,7 +364,7 @@ class HistoryHandle(RowHandle):
     def read(self, offset: int, size: int) -> bytes | None:
         self._check_reader()
         if offset == 0:
-            self._seen = self._fs.cache.poller.version(self.node.inode)
+            self._seen = self._base.cache.poller.version(self.node.inode)
         return self._read(read_cached, size, offset)
 
     def reading(self, offset: int, size: int) -> Work[bytes]:
@@ -525,15 +389,14 @@ class HistoryHandle(RowHandle):
         raise ForbiddenError("a history cannot be truncated")
 
     def write(self, offset: int, data: bytes) -> int:
-        if self._add is None:
+        if self._row.append is None:
             raise ForbiddenError("only the runtime writes this history")
         self._check_alive()
         self.node.check_writer(self.caller)
         size = self._path.stat().st_size if self._path.exists() else 0
         if not self._appends and offset != size:
             raise ForbiddenError("a history can only be appended to: open it with O_APPEND (>>)")
-        runtime = self._fs.runtime
-        share = runtime.agents.disk.share(self.node.obj)
+        share = self._row.share(self._base, self.node.obj)
         share.check(self.caller, len(data))
         if self._refused or len(self._rest) + len(data) > self._limit:
             # the kernel splits a long write(2): what comes after is no line of its own
@@ -556,9 +419,9 @@ class HistoryHandle(RowHandle):
     def _append_all(self, lines: list[bytes]) -> None:
         """As one change: all of them, or none."""
         wanted = [decode(line) for line in lines if line.strip()]
-        if wanted and self._add is not None:
+        if wanted and self._row.append is not None:
             self.node.check_writer(self.caller)
-            self._add(wanted)
+            self._row.append(self._base, self.node.obj, wanted)
 
     def flush(self) -> None:
         rest, self._rest = self._rest, b""
@@ -574,23 +437,39 @@ class HistoryHandle(RowHandle):
         return sync
 
 
-class OutputHandle(RowHandle):
-    """``out`` and ``log``: what the monitor has kept, as it grows."""
+class OutputHandle(RowHandle[_O]):
+    """What a program has written, as it grows."""
 
-    def __init__(self, fs: Filesystem, node: RowNode, caller: Caller, directory: Path) -> None:
-        super().__init__(fs, node, caller, writing=True)
-        self._directory = directory
+    def __init__(self, node: Member[_O], row: Output[_O], caller: Caller) -> None:
+        super().__init__(node, caller, writing=True)
+        self._row = row
 
     def read(self, offset: int, size: int) -> bytes:
         self._check_reader()
-        return Output(self._directory).read(offset, size)
+        return self._row.content(self._base, self.node.obj, offset, size)
 
 
-class InboxHandle(RowHandle):
-    """``inbox``: what is written becomes one message at each flush with new data."""
+class FeedHandle(RowHandle[_O]):
+    """An inlet for bytes: a write takes as many as there is room for."""
 
-    def __init__(self, fs: Filesystem, node: RowNode, caller: Caller, *, writing: bool) -> None:
-        super().__init__(fs, node, caller, writing=writing)
+    def __init__(
+        self, node: Member[_O], caller: Caller, feed: Callable[[bytes], int]
+    ) -> None:
+        super().__init__(node, caller, writing=True)
+        self._feed = feed
+
+    def write(self, offset: int, data: bytes) -> int:
+        self._check_alive()
+        self.node.check_writer(self.caller)
+        return self._feed(data)
+
+
+class MessageHandle(RowHandle[_O]):
+    """An inlet for messages: each flush with new data sends one."""
+
+    def __init__(self, node: Member[_O], row: Inlet[_O], caller: Caller) -> None:
+        super().__init__(node, caller, writing=True)
+        self._row = row
         self._text = b""
         self._refused = False
 
@@ -598,7 +477,7 @@ class InboxHandle(RowHandle):
         assert self._text is not None
         self._check_alive()
         self.node.check_writer(self.caller)
-        limit = self._fs.runtime.config.frame_max
+        limit = self._base.runtime.config.frame_max
         # a newline at the end is that of the last line, not of the text
         if self._refused or len(self._text) + len(data) > limit + 1:
             # the kernel splits a long write(2): what comes after is no message of its own
@@ -622,35 +501,59 @@ class InboxHandle(RowHandle):
         if data:
             self._check_alive()
             self.node.check_writer(self.caller)
-            self._send(decode(data).removesuffix("\n"))
-
-    def _send(self, text: str) -> None:
-        self._fs.runtime.agents.messages.send(self.caller, self.node.obj, text)
+            text = decode(data).removesuffix("\n")
+            self._row.send(self._base, self.node.obj, self.caller, text)
 
 
-class TaskInputHandle(RowHandle):
-    """``input`` of a task: bytes for a command, as many as it has room for."""
-
-    def write(self, offset: int, data: bytes) -> int:
-        self._check_alive()
-        self.node.check_writer(self.caller)
-        return self._fs.runtime.supervisor.write_input(self.node.obj, data)
+# which handle opens which kind of row
 
 
-class ChildInputHandle(InboxHandle):
-    """``input`` of a supervised child's handle: a message."""
+def open_row(node: Member[_O], row: File[_O], caller: Caller, flags: int) -> Handle:
+    """A new handle of a row that the caller may open like this."""
+    match row:
+        case Verbs():
+            return VerbHandle(node, row, caller)
+        case Staged() if flags & os.O_ACCMODE != os.O_RDONLY:
+            return ControlHandle(node, row, caller, flags)
+        case Rendered():
+            return RowHandle(node, caller, writing=False)
+        case Document():
+            return open_document(node, row, caller, flags)
+        case History():
+            return HistoryHandle(node, row, caller, flags)
+        case Output():
+            return OutputHandle(node, row, caller)
+        case Inlet():
+            feed = row.feed(node.base, node.obj) if row.feed is not None else None
+            if feed is not None:
+                return FeedHandle(node, caller, feed)
+            return MessageHandle(node, row, caller)
+    raise NotImplementedError(type(row).__name__)
 
-    def _send(self, text: str) -> None:
-        agents = self._fs.runtime.agents
-        child = agents.tasks.child_of(self.node.obj)
-        if child is None:
-            raise WrongStateError("the agent of this handle is gone")
-        agents.messages.send(self.caller, child, text)
 
+def open_document(
+    node: Member[_O], row: Document[_O], caller: Caller, flags: int
+) -> FileHandle:
+    """The file behind a row, opened in place; made if it is not there yet."""
+    base, obj = node.base, node.obj
+    wanted = os.O_RDONLY if flags & os.O_ACCMODE == os.O_RDONLY else os.O_RDWR
+    if flags & os.O_TRUNC:
+        wanted = os.O_RDWR
+    wanted |= os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(row.real(base, obj), wanted, 0o644)
 
-class TaskOutputHandle(RowHandle):
-    """``output`` of a task, as it grows."""
+    def may_write() -> None:
+        node.check_alive(caller)
+        node.check_writer(caller)
 
-    def read(self, offset: int, size: int) -> bytes:
-        self._check_reader()
-        return self._fs.runtime.agents.tasks.read_output(self.node.obj, offset, size)
+    return FileHandle(
+        node,
+        caller,
+        fd,
+        limit=base.runtime.config.document_max,
+        append=bool(flags & os.O_APPEND),
+        share=row.share(base, obj),
+        may_read=lambda: node.check_reader(caller),
+        may_write=may_write,
+        changed=lambda: row.changed(base, obj),
+    )

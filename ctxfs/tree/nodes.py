@@ -8,7 +8,6 @@ from __future__ import annotations
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ctxfs.caching import FOREVER, Waiter
 from ctxfs.disks import Work
@@ -19,32 +18,30 @@ from runtime.errors import (
     MalformedError,
     NotADirectoryNodeError,
 )
-
-if TYPE_CHECKING:
-    from ctxfs.filesystem import Filesystem
+from runtime.runtime import Runtime
 
 
 class Call:
     """One request and who makes it; resolved only where a decision needs it."""
 
-    def __init__(self, fs: Filesystem, uid: int, gid: int, pid: int) -> None:
-        self._fs = fs
+    def __init__(self, runtime: Runtime, uid: int, gid: int, pid: int) -> None:
+        self._runtime = runtime
         self.uid = uid
         self.gid = gid
         self.pid = pid
         self._caller: Caller | None = None
 
     @classmethod
-    def of(cls, fs: Filesystem, caller: Caller) -> Call:
-        """What a caller that is known already asks for by other means than a request."""
-        call = cls(fs, caller.uid, caller.gid, caller.pid)
+    def of(cls, runtime: Runtime, caller: Caller) -> Call:
+        """What a known caller asks for by other means than a request."""
+        call = cls(runtime, caller.uid, caller.gid, caller.pid)
         call._caller = caller
         return call
 
     @property
     def caller(self) -> Caller:
         if self._caller is None:
-            resolve = self._fs.runtime.agents.identity.resolve
+            resolve = self._runtime.agents.identity.resolve
             self._caller = resolve(self.uid, self.gid, self.pid)
             if not self._caller.known and self.is_binder:
                 # it looks up the directory that it was told to bind in
@@ -54,8 +51,8 @@ class Call:
     @property
     def is_binder(self) -> bool:
         """The daemon's helper that binds the sockets."""
-        own = self._fs.runtime.agents.privilege.uid
-        return self.uid == own and self.pid == self._fs.runtime.binder.pid
+        own = self._runtime.agents.privilege.uid
+        return self.uid == own and self.pid == self._runtime.binder.pid
 
 
 @dataclass(slots=True, kw_only=True)
@@ -214,6 +211,10 @@ class Node:
 
     def rename(self, call: Call, name: str, target: Node, new_name: str, *, replace: bool) -> None:
         raise ForbiddenError(f"{self.shown(name)} cannot be renamed")
+
+    def receive(self, call: Call, source: Node, name: str, new_name: str) -> None:
+        """A real file is renamed into this directory, from another space."""
+        raise ForbiddenError("a file cannot be renamed into another space")
 
     def truncating(self, call: Call, size: int) -> Work[None] | None:
         """truncate(2) of a real file, which ``set_attributes`` does not do."""

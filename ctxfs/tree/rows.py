@@ -1,7 +1,8 @@
 """Files as rows: everything about a file is said once, by a row of the kind that it is of.
 
 Lookup, listing, mode bits, permission checks and the tables of ctxfs(5) all come from the
-rows. Each kind has the fields that mean something for it, and opens what it is of.
+rows. Each kind has the fields that mean something for it; ``handles`` opens it by them. A row
+is generic in the class of the objects that its plane has.
 """
 
 from __future__ import annotations
@@ -11,23 +12,26 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
-from ctxfs.tree.handles import ControlHandle, RowHandle, VerbHandle, decode
+from ctxfs.tree.base import Base
 from ctxfs.tree.inodes import CONTROL, NAMED, PUBLIC, Treatment
-from ctxfs.tree.nodes import Call, Handle, Node
+from ctxfs.tree.nodes import Call, Node
+from ctxfs.tree.spaces import SpaceRow
+from runtime.authority.disk import Share
 from runtime.authority.guard import ANY_STATUS, NEVER, Guard
-from runtime.caller import INSIDERS, Caller, Role
+from runtime.caller import INSIDERS, NOBODY, Caller, Role
 from runtime.errors import CtxError, MalformedError, TooLargeError, TooLongError
 from runtime.records.config import Config
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from runtime.texts.mounts import Source
+from runtime.texts.names import quote
 
-if TYPE_CHECKING:
-    from ctxfs.files.spaces import SpaceRow
-    from ctxfs.filesystem import Filesystem
-    from ctxfs.tree.rownodes import RowNode
+#: the object that a row is of, and one that is removed from its directory
+_O = TypeVar("_O")
+_R = TypeVar("_R")
 
 
 class Kind(Enum):
@@ -41,13 +45,12 @@ NEW: Final = frozenset({Status.NEW})
 NOT_BUSY: Final = ANY_STATUS - {Status.STARTING, Status.BUSY, Status.STOPPING}
 NOT_TERMINAL: Final = ANY_STATUS - {Status.DEAD}
 
-#: functions of a row get the filesystem and the row's object first
-Render = Callable[["Filesystem", Any, Caller], "str | bytes | Iterator[str]"]
-Check = Callable[["Filesystem", Any, Caller, str], None]
-CheckFound = Callable[["Filesystem", Any, Caller, str, Mapping[str, Source]], None]
-Opener = Callable[["Filesystem", "RowNode", Call, int], Handle]
-Size = Callable[["Filesystem", Any], int]
-Time = Callable[["Filesystem", Any], float]
+#: functions of a row get what the tree stands on, and the row's object, first
+Render = Callable[[Base, _O, Caller], str | bytes | Iterator[str]]
+Check = Callable[[Base, _O, Caller, str], None]
+CheckFound = Callable[[Base, _O, Caller, str, Mapping[str, Source]], None]
+Size = Callable[[Base, _O], int]
+Time = Callable[[Base, _O], float]
 
 
 class LinesCheck(Protocol):
@@ -57,7 +60,7 @@ class LinesCheck(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(Generic[_O]):
     """What there is to say of every name in the tree.
 
     ``within`` names the directory of the object's that lists it. The ``top`` row is the
@@ -75,7 +78,7 @@ class Row:
     mode: int = 0o444
     within: str = ""
     top: bool = False
-    path: Callable[[Any], str] | None = None
+    path: Callable[[_O], str] | None = None
     kept: bool = True
     public: bool = False
     read: Role = INSIDERS
@@ -95,79 +98,81 @@ class Row:
         """What the kernel may do with it without asking."""
         return NAMED
 
-    def size_of(self, node: RowNode) -> int:
+    def size_of(self, base: Base, obj: _O) -> int:
         return 0
 
-    def time_of(self, node: RowNode) -> float | None:
+    def time_of(self, base: Base, obj: _O) -> float | None:
         """When it was changed, None if that is not known."""
         return None
 
 
-# what is no file
+# names that are not files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Making:
-    """mkdir(2) in a directory. The guard's statuses are judged by ``act``, after the name."""
+class Making(Generic[_O]):
+    """mkdir(2) in a directory. ``act`` judges the guard's statuses, after the name."""
 
     guard: Guard
-    act: Callable[[Filesystem, Any, Call, str, int], Node]
+    act: Callable[[Base, _O, Call, str, int], Node]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(Generic[_R]):
     """What is removed, what the caller is to it, and the agent whose status counts."""
 
-    obj: Any
+    obj: _R
     roles: Role
     agent: Agent | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Removing:
+class Removing(Generic[_O, _R]):
     """rmdir(2) in a directory; ``find`` raises ``MissingError``."""
 
     guard: Guard
-    find: Callable[[Filesystem, Any, Caller, str], Target]
-    act: Callable[[Filesystem, Any, Caller, Any], None]
+    find: Callable[[Base, _O, Caller, str], Target[_R]]
+    act: Callable[[Base, _O, Caller, _R], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Directory(Row):
+class Directory(Row[_O]):
     """``entries`` and ``find`` are what it has beside the rows that are within it.
 
-    Files are renamed into it by ``receive``. With a ``space`` it is one of real files. The
-    names in a ``secret`` one are told to nobody, in no reason either.
+    ``receive`` takes files that are renamed into it. ``bind`` finds the socket that the
+    binder makes in it by another name. With a ``space`` it is one of real files. No reason
+    shows a name in a ``secret`` one.
     """
 
     kind: ClassVar[Kind] = Kind.DIRECTORY
 
     mode: int = 0o755
     guard: Guard = NEVER
-    entries: Callable[[Filesystem, Any, Call], Iterator[str]] | None = None
-    find: Callable[[Filesystem, Any, Call, str], Node | None] | None = None
-    make: Making | None = None
-    remove: Removing | None = None
-    receive: Callable[[Filesystem, Any, Call, Node, str, str], None] | None = None
-    space: SpaceRow | None = None
+    entries: Callable[[Base, _O, Call], Iterator[str]] | None = None
+    find: Callable[[Base, _O, Call, str], Node | None] | None = None
+    make: Making[_O] | None = None
+    remove: Removing[_O, Any] | None = None
+    receive: Callable[[Base, _O, Call, Node, str, str], None] | None = None
+    bind: Callable[[Base, _O, str], Node | None] | None = None
+    space: SpaceRow[_O] | None = None
     secret: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link(Row):
+class Link(Row[_O]):
     """A symbolic link."""
 
     kind: ClassVar[Kind] = Kind.LINK
 
     mode: int = 0o777
-    target: Callable[[Filesystem, Any], str]
+    target: Callable[[Base, _O], str]
 
-    def size_of(self, node: RowNode) -> int:
-        return len(os.fsencode(self.target(node.fs, node.obj)))
+    def size_of(self, base: Base, obj: _O) -> int:
+        return len(os.fsencode(self.target(base, obj)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Socket(Row):
+class Socket(Row[_O]):
     """Bound by the daemon's binder; who connects is asked for at the other end."""
 
     kind: ClassVar[Kind] = Kind.SOCKET
@@ -179,7 +184,7 @@ class Socket(Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class File(Row):
+class File(Row[_O]):
     """``default`` is what the manual says that it holds at first."""
 
     default: str = ""
@@ -188,25 +193,30 @@ class File(Row):
     def treatment(self) -> Treatment:
         return CONTROL
 
-    def open(self, fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
-        raise NotImplementedError(type(self).__name__)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rendered(File):
+class Rendered(File[_O]):
     """A file whose content is made by ``render`` when it is read."""
 
-    render: Render
+    render: Render[_O]
 
-    def size_of(self, node: RowNode) -> int:
-        return len(node.render(node.fs.nobody))
+    def pieces(self, base: Base, obj: _O, caller: Caller) -> Iterator[bytes]:
+        """The content; of something long one piece after the other."""
+        text = self.render(base, obj, caller)
+        if isinstance(text, bytes):
+            yield text
+        elif isinstance(text, str):
+            yield text.encode()
+        else:
+            for piece in text:
+                yield piece.encode()
 
-    def open(self, fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
-        return RowHandle(fs, node, call.caller, writing=False)
+    def size_of(self, base: Base, obj: _O) -> int:
+        return sum(map(len, self.pieces(base, obj, NOBODY)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown(Rendered):
+class Shown(Rendered[_O]):
     """A value that is shown and never written.
 
     A ``generated`` one is made anew for each reader and costs what it costs: as in procfs its
@@ -222,26 +232,26 @@ class Shown(Rendered):
         changes = self.volatile or self.generated or self.polled
         return PUBLIC if self.public and not changes else CONTROL
 
-    def size_of(self, node: RowNode) -> int:
-        return 0 if self.generated else Rendered.size_of(self, node)
+    def size_of(self, base: Base, obj: _O) -> int:
+        return 0 if self.generated else Rendered.size_of(self, base, obj)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept(Rendered):
+class Kept(Rendered[_O]):
     """A text that is kept on the disk and shown, never written: not read to be measured."""
 
-    size: Size
-    mtime: Time
+    size: Size[_O]
+    mtime: Time[_O]
 
-    def size_of(self, node: RowNode) -> int:
-        return self.size(node.fs, node.obj)
+    def size_of(self, base: Base, obj: _O) -> int:
+        return self.size(base, obj)
 
-    def time_of(self, node: RowNode) -> float:
-        return self.mtime(node.fs, node.obj)
+    def time_of(self, base: Base, obj: _O) -> float:
+        return self.mtime(base, obj)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Staged(Rendered):
+class Staged(Rendered[_O]):
     """What is written is collected for each open file, and put in force as a whole.
 
     ``check`` sees each complete line at write(2); with ``first`` the first line only.
@@ -251,34 +261,27 @@ class Staged(Rendered):
 
     mode: int = 0o644
     guard: Guard
-    check: Check | None = None
+    check: Check[_O] | None = None
     single: bool = field(default=False, init=False)
     first: bool = field(default=False, init=False)
     merges: bool = field(default=False, init=False)
-    checking: Callable[[Filesystem, Any, Caller], LinesCheck] | None = field(
-        default=None, init=False
-    )
+    checking: Callable[[Base, _O, Caller], LinesCheck] | None = field(default=None, init=False)
     #: whether it may be as long as a document, and its lines as long as a control
     long: ClassVar[bool] = False
     looks: ClassVar[bool] = False
 
-    def open(self, fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
-        if flags & os.O_ACCMODE == os.O_RDONLY:
-            return Rendered.open(self, fs, node, call, flags)
-        return ControlHandle(fs, node, self, call.caller, flags)
-
     def put(
-        self, node: RowNode, caller: Caller, whole: bytes, found: Mapping[str, Source]
+        self, base: Base, obj: _O, caller: Caller, whole: bytes, found: Mapping[str, Source]
     ) -> None:
         """The whole of it, after it was written."""
         raise NotImplementedError(type(self).__name__)
 
-    def wanted(self, fs: Filesystem, obj: Any, caller: Caller, text: str) -> list[str]:
+    def wanted(self, base: Base, obj: _O, caller: Caller, text: str) -> list[str]:
         """The paths in some lines that have to be looked at, if the kind ``looks``."""
         return []
 
     def check_looked(
-        self, fs: Filesystem, obj: Any, caller: Caller, text: str, found: Mapping[str, Source]
+        self, base: Base, obj: _O, caller: Caller, text: str, found: Mapping[str, Source]
     ) -> None:
         """Whether what they lead to may be written."""
 
@@ -290,7 +293,7 @@ class Staged(Rendered):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Control(Staged):
+class Control(Staged[_O]):
     """A value that is written: ``commit`` gets the whole of it."""
 
     volatile: bool = False
@@ -298,8 +301,8 @@ class Control(Staged):
     single: bool = False
     first: bool = False
     merges: bool = False
-    checking: Callable[[Filesystem, Any, Caller], LinesCheck] | None = None
-    commit: Check
+    checking: Callable[[Base, _O, Caller], LinesCheck] | None = None
+    commit: Check[_O]
 
     @property
     def treatment(self) -> Treatment:
@@ -307,15 +310,13 @@ class Control(Staged):
         return PUBLIC if self.public and not changes else CONTROL
 
     def put(
-        self, node: RowNode, caller: Caller, whole: bytes, found: Mapping[str, Source]
+        self, base: Base, obj: _O, caller: Caller, whole: bytes, found: Mapping[str, Source]
     ) -> None:
-        text = decode(whole)
-        with node.acting(caller):
-            self.commit(node.fs, node.obj, caller, text)
+        self.commit(base, obj, caller, decode(whole))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PathControl(Staged):
+class PathControl(Staged[_O]):
     """A control with paths in its value, which a helper looks at before it is taken.
 
     ``paths`` are those of some lines, ``check_found`` sees what they lead to, and
@@ -323,47 +324,45 @@ class PathControl(Staged):
     """
 
     single: bool = False
-    paths: Callable[[Filesystem, Any, Caller, str], list[str]]
-    check_found: CheckFound
-    commit_found: CheckFound
+    paths: Callable[[Base, _O, Caller, str], list[str]]
+    check_found: CheckFound[_O]
+    commit_found: CheckFound[_O]
     looks: ClassVar[bool] = True
 
     def put(
-        self, node: RowNode, caller: Caller, whole: bytes, found: Mapping[str, Source]
+        self, base: Base, obj: _O, caller: Caller, whole: bytes, found: Mapping[str, Source]
     ) -> None:
-        text = decode(whole)
-        with node.acting(caller):
-            self.commit_found(node.fs, node.obj, caller, text, found)
+        self.commit_found(base, obj, caller, decode(whole), found)
 
-    def wanted(self, fs: Filesystem, obj: Any, caller: Caller, text: str) -> list[str]:
-        return self.paths(fs, obj, caller, text)
+    def wanted(self, base: Base, obj: _O, caller: Caller, text: str) -> list[str]:
+        return self.paths(base, obj, caller, text)
 
     def check_looked(
-        self, fs: Filesystem, obj: Any, caller: Caller, text: str, found: Mapping[str, Source]
+        self, base: Base, obj: _O, caller: Caller, text: str, found: Mapping[str, Source]
     ) -> None:
-        self.check_found(fs, obj, caller, text, found)
+        self.check_found(base, obj, caller, text, found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lines(Staged):
+class Lines(Staged[_O]):
     """A document of JSON lines, each checked as it is written: ``store`` gets the bytes."""
 
-    check: Check
-    store: Callable[[Filesystem, Any, Caller, bytes], None]
-    size: Size
-    mtime: Time
+    check: Check[_O]
+    store: Callable[[Base, _O, Caller, bytes], None]
+    size: Size[_O]
+    mtime: Time[_O]
     long: ClassVar[bool] = True
 
     def put(
-        self, node: RowNode, caller: Caller, whole: bytes, found: Mapping[str, Source]
+        self, base: Base, obj: _O, caller: Caller, whole: bytes, found: Mapping[str, Source]
     ) -> None:
-        self.store(node.fs, node.obj, caller, whole)
+        self.store(base, obj, caller, whole)
 
-    def size_of(self, node: RowNode) -> int:
-        return self.size(node.fs, node.obj)
+    def size_of(self, base: Base, obj: _O) -> int:
+        return self.size(base, obj)
 
-    def time_of(self, node: RowNode) -> float:
-        return self.mtime(node.fs, node.obj)
+    def time_of(self, base: Base, obj: _O) -> float:
+        return self.mtime(base, obj)
 
     def limit(self, config: Config) -> int:
         return config.document_max
@@ -373,70 +372,91 @@ class Lines(Staged):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verbs(Rendered):
+class Verbs(Rendered[_O]):
     """A ``ctl``: each complete line that is written acts at once, by ``act``."""
 
     mode: int = 0o666
     guard: Guard
-    act: Check
-
-    def open(self, fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
-        return VerbHandle(fs, node, self, call.caller)
+    act: Check[_O]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened(File):
-    """A file that is read and written in place, by the handle that its ``opener`` makes."""
-
-    opener: Opener
-
-    def open(self, fs: Filesystem, node: RowNode, call: Call, flags: int) -> Handle:
-        return self.opener(fs, node, call, flags)
+class Opened(File[_O]):
+    """A file that is read and written in place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Document(Opened):
-    """A real file."""
+class Real(Opened[_O]):
+    """``real`` is where the file is on the disk, ``share`` the part of an account that it is on."""
+
+    real: Callable[[Base, _O], Path]
+    share: Callable[[Base, _O], Share]
+    size: Size[_O]
+    mtime: Time[_O]
+
+    def size_of(self, base: Base, obj: _O) -> int:
+        return self.size(base, obj)
+
+    def time_of(self, base: Base, obj: _O) -> float:
+        return self.mtime(base, obj)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document(Real[_O]):
+    """A text of any bytes. ``changed`` is told after each change."""
 
     mode: int = 0o644
     guard: Guard
-    size: Size
-    mtime: Time
-
-    def size_of(self, node: RowNode) -> int:
-        return self.size(node.fs, node.obj)
-
-    def time_of(self, node: RowNode) -> float:
-        return self.mtime(node.fs, node.obj)
+    changed: Callable[[Base, _O], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History(Document):
-    """A real file that only grows, and tells of it; that of the runtime is written by nobody."""
+class History(Real[_O]):
+    """A file of lines that only grows. What is written goes to ``append``, several lines at
+    once; without that only the runtime writes it."""
 
     mode: int = 0o444
     guard: Guard = NEVER
     polled: bool = False
+    append: Callable[[Base, _O, list[str]], None] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Output(Opened):
-    """What a program writes, as it grows."""
+class Output(Opened[_O]):
+    """What a program writes, as it grows: ``content`` from an offset, at most so many bytes."""
 
     volatile: bool = True
-    size: Size
+    content: Callable[[Base, _O, int, int], bytes]
+    size: Size[_O]
 
-    def size_of(self, node: RowNode) -> int:
-        return self.size(node.fs, node.obj)
+    def size_of(self, base: Base, obj: _O) -> int:
+        return self.size(base, obj)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inlet(Opened):
-    """What goes in there does not come out: messages, or a program's input."""
+class Inlet(Opened[_O]):
+    """A file that is only written: messages, or the input of a program.
+
+    ``send`` gets the text of each flush. If ``feed`` makes something of the object, that takes
+    bytes instead, as they come, and tells how many it took.
+    """
 
     mode: int = 0o222
     read: Role = Role.NONE
     guard: Guard
+    send: Callable[[Base, _O, Caller, str], None]
+    feed: Callable[[Base, _O], Callable[[bytes], int] | None] | None = None
+
+
+def decode(data: bytes) -> str:
+    """UTF-8 without NUL; ``MalformedError``."""
+    if b"\0" in data:
+        raise MalformedError("the text contains a NUL byte")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        shown = quote(data[error.start : error.start + 8].decode("latin-1"))
+        raise MalformedError(f"byte {error.start} ({shown}) is not UTF-8") from None
 
 
 def one_line(text: str) -> str:

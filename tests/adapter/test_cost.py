@@ -37,7 +37,7 @@ from ctxfs.files import work as work_files
 from ctxfs.tools import registry
 from ctxfs.tools.tool import Tool
 from ctxfs.tree.planes import Plane
-from ctxfs.tree.rows import NEW, Document, File, History, Kind, Lines, Row, Staged
+from ctxfs.tree.rows import NEW, Document, File, Kind, Lines, Row, Staged
 from runtime.agents import forking
 from runtime.authority.accounts import Resource
 from runtime.authority.loop import Gentle, LoopMeter
@@ -124,7 +124,7 @@ class Scene:
         event = '{"id":"e%d","event":"agent.status"}\n'
         told = "".join(event % number for number in range(1, 70_000))
         self.events.write_text(told + event.replace("agent.status", "x" * (64 << 10)) % 70_000)
-        kept = self.mounted.fs.reasons._refusals
+        kept = self.mounted.base.reasons._refusals
         for owner in range(1000, 1000 + reasons._OWNERS):
             kept[owner] = OrderedDict()
             for key in (self.x.incarnation, *map(str, range(1, reasons._CALLERS))):
@@ -190,7 +190,7 @@ class Scene:
 
     # where a row is
 
-    def paths(self, plane: Plane, row: Row) -> Iterator[str]:
+    def paths(self, plane: Plane[Any], row: Row[Any]) -> Iterator[str]:
         """The places that a row is shown at, with what makes it cost most."""
         name = row.name
         if plane is root_files.PLANE:
@@ -222,11 +222,11 @@ class Scene:
                 yield f"agent/x.d/waiting/new/{name}"
 
 
-def contents(row: Row, scene: Scene) -> Iterator[bytes]:
+def contents(row: Row[Any], scene: Scene) -> Iterator[bytes]:
     """What is written to a row: the largest that it takes, and what is worst to refuse."""
     most = (64 << 10) - 1
     lines = LINES.get(row.name, ())
-    document = isinstance(row, Lines | Document) and not isinstance(row, History)
+    document = isinstance(row, Lines | Document)
     for line in lines:
         size = 2 * CHUNK if document else most
         if row.name in ("messages.jsonl", "inbox", "input"):
@@ -372,12 +372,12 @@ def reply(token: Page, name: bytes, entry: object, position: int) -> bool:
     return token.left >= 0
 
 
-def callers(row: Row, scene: Scene, path: str) -> Iterator[Caller]:
+def callers(row: Row[Any], scene: Scene, path: str) -> Iterator[Caller]:
     yield inside(scene.deep if "/d7" in path else scene.x)
     yield ROOT if row.guard.who & Role.ROOT else USER
 
 
-async def act(costs: Costs, scene: Scene, plane: Plane, row: Row) -> None:
+async def act(costs: Costs, scene: Scene, plane: Plane[Any], row: Row[Any]) -> None:
     for path in scene.paths(plane, row):
         for caller in callers(row, scene, path):
             with scene.mounted.as_(caller):
@@ -464,19 +464,17 @@ CALLS: Final[dict[str, dict[str, Any]]] = {
 
 async def measure_tools(scene: Scene, meter: LoopMeter) -> dict[str, float]:
     costs = Costs(scene, meter)
-    fs = scene.mounted.fs
+    call = partial(registry.call, scene.mounted.base, scene.mounted.fs.root)
     for tool in registry.TOOLS:
         for caller in (inside(scene.x), USER):
-            await costs.call(f"tool {tool.name}", registry.call, fs, caller, tool.name, {})
+            await costs.call(f"tool {tool.name}", call, caller, tool.name, {})
             costs.worst.pop(f"tool {tool.name}")  # the first call of all loads what checks them
             for given in inputs(tool):
                 with trio.move_on_after(1):
-                    await costs.call(
-                        f"tool {tool.name}", registry.call, fs, caller, tool.name, given
-                    )
+                    await costs.call(f"tool {tool.name}", call, caller, tool.name, given)
         what, caller = f"tool {tool.name}", inside(scene.x)
-        taken = await costs.call(what, registry.call, fs, caller, tool.name, CALLS[tool.name])
-        assert taken is not None, scene.mounted.fs.reasons.of_caller(caller)
+        taken = await costs.call(what, call, caller, tool.name, CALLS[tool.name])
+        assert taken is not None, scene.mounted.base.reasons.of_caller(caller)
     return costs.worst
 
 
@@ -582,15 +580,15 @@ async def measure_sockets(scene: Scene, meter: LoopMeter) -> dict[str, float]:
     async with trio.open_nursery() as nursery:
         sockets = Sockets(
             agents=mounted.agents,
-            places=mounted.fs.runtime.places,
+            places=mounted.base.runtime.places,
             binder=cast(Any, None),
             nursery=nursery,
             streams=Streams(Gentle(mounted.agents.accounts.time)),
             code=name_of,
-            status=mounted.fs.runtime.status,
-            call_tool=partial(registry.call, mounted.fs),
-            refused=mounted.fs.reasons.note,
-            refusals=mounted.fs.reasons.recent,
+            status=mounted.base.runtime.status,
+            call_tool=partial(registry.call, mounted.base, mounted.fs.root),
+            refused=mounted.base.reasons.note,
+            refusals=mounted.base.reasons.recent,
         )
         nursery.start_soon(sockets.run)
         peer = Peer(costs, sockets)

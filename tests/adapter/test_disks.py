@@ -68,7 +68,7 @@ def close_all(mounted: Mounted) -> None:
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(mounted.fs.disks.run)
+            nursery.start_soon(mounted.base.disks.run)
             await trio.testing.wait_all_tasks_blocked(0.01)
             nursery.cancel_scope.cancel()
 
@@ -259,4 +259,4 @@ def test_a_refused_cut_opens_nothing(
     close_all(mounted)
     assert len(os.listdir("/proc/self/fd")) == before
     assert not mounted.ops._handles
-    assert mounted.fs.runtime.accounts.used(Resource.DESCRIPTORS) == 0
+    assert mounted.base.runtime.accounts.used(Resource.DESCRIPTORS) == 0

@@ -910,7 +910,7 @@ def test_a_rendering_that_goes_on_is_charged_to_whoever_reads(
     charged: list[int] = []
     hold = RowHandle._hold
 
-    def noting(handle: RowHandle, size: int) -> None:
+    def noting(handle: RowHandle[Any], size: int) -> None:
         charged.append(size)
         hold(handle, size)
 

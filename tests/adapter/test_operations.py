@@ -145,6 +145,7 @@ class FakeFilesystem:
         )
 
         self.disks = Disks(lambda caller: Payer(caller.uid))
+        self.base = self
 
     async def settled(self, directory: Node, name: str) -> None:
         assert not self.disks.busy

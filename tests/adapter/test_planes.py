@@ -14,7 +14,7 @@ import pytest
 from ctxfs.files import agent as agent_files
 from ctxfs.files import waiting as waiting_files
 from ctxfs.files import work as work_files
-from ctxfs.tree import rownodes
+from ctxfs.tree import members
 from runtime.records.items import Message, Wait, Work
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
@@ -145,7 +145,7 @@ def test_where_the_owner_is_not_the_agents_uid_both_may_make_and_write(
     assert stat.S_IMODE(mounted.stat(f"{D}/{plane}").st_mode) == 0o777
     agent = the_agent(mounted)
     for group, mode in ((agent.gid, 0o664), (agent.gid + 1, 0o666), (None, 0o666)):
-        monkeypatch.setattr(rownodes, "group_of", lambda uid, group=group: group)
+        monkeypatch.setattr(members, "group_of", lambda uid, group=group: group)
         found = mounted.stat(f"{D}/{plane}/a/{written}")
         assert stat.S_IMODE(found.st_mode) == mode
         assert (found.st_uid, found.st_gid) == (mounted.agents.privilege.uid, agent.gid)
@@ -178,7 +178,7 @@ def test_the_records_of_an_agent_that_is_gone_are_not_written(
     mounted.agents.removals.remove(agent)
     with refused("EBUSY"):
         mounted.write(fh, b"too late\n")
-    assert mounted.fs.reasons.of_caller(mounted.identity.caller)
+    assert mounted.base.reasons.of_caller(mounted.identity.caller)
 
 
 @pytest.mark.parametrize("plane", PLANES)
@@ -338,8 +338,8 @@ class Kernel:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, mounted: Mounted) -> None:
         self.inodes: set[int] = set()
         monkeypatch.setattr(pyfuse3, "invalidate_inode", self.inode)
-        mounted.fs.cache.mounted = True
-        self._cache = mounted.fs.cache
+        mounted.base.cache.mounted = True
+        self._cache = mounted.base.cache
         self._inode_of = mounted.inode
 
     def inode(self, inode: int, attr_only: bool = False) -> None:
@@ -379,7 +379,7 @@ def test_names_are_cached_until_they_go(mounted: Mounted, monkeypatch: pytest.Mo
         found = complete(mounted.ops.lookup, mounted.inode(f"{D}/{plane}"), b"a", CONTEXT)
         assert found.entry_timeout > 0
         directory = mounted.inode(f"{D}/{plane}")
-        mounted.fs.cache._names._waiting.clear()
+        mounted.base.cache._names._waiting.clear()
         rmdir(mounted, f"{D}/{plane}/a")
         assert kernel.names() == {(directory, "a")}
 

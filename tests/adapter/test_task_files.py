@@ -52,7 +52,7 @@ pytestmark = pytest.mark.settings(tasks=2, messages=3, frame_max=16)
 def mounted(mounted: Mounted) -> Mounted:
     mounted.supervisor = Fed()
     mounted.supervisor.world = mounted.world
-    mounted.fs.runtime.supervisor = mounted.supervisor  # type: ignore[assignment]
+    mounted.base.runtime.supervisor = mounted.supervisor  # type: ignore[assignment]
     agent = mounted.world.live(mounted.make("x", USER), Status.IDLE)
     mounted.agents.journal.update(agent, mode="turn")
     mkdir(mounted, T)

@@ -58,8 +58,8 @@ def test_the_program_is_the_client(mounted: Mounted) -> None:
     found = mounted.stat("tool/AgentGet")
     assert stat.S_ISREG(found.st_mode)
     assert stat.S_IMODE(found.st_mode) == 0o555
-    assert found.st_size == len(mounted.fs.client_program)
-    assert mounted.get("tool/AgentGet").encode() == mounted.fs.client_program
+    assert found.st_size == len(mounted.base.client_program)
+    assert mounted.get("tool/AgentGet").encode() == mounted.base.client_program
 
 
 def test_what_policy_does_not_allow_is_not_there(mounted: Mounted, agent: Agent) -> None:

@@ -23,6 +23,7 @@ from ctxfs.files import task as task_files
 from ctxfs.files import waiting as waiting_files
 from ctxfs.files import work as work_files
 from ctxfs.files.verbs import VERBS
+from ctxfs.tree.planes import Plane
 from ctxfs.tree.rows import Kind, Row
 from runtime.caller import Caller
 from runtime.records.items import TaskStatus
@@ -258,7 +259,7 @@ COLUMNS = ("list", "stat", "read", "write")
 KINDS = {"root": "public", "detached": "public", "child": "private"}
 
 
-def path_of(agent: str, row: Row) -> str:
+def path_of(agent: str, row: Row[Any]) -> str:
     if not row.is_inside:
         return f"agent/{agent}{row.name}"
     return f"agent/{agent}.d/{row.within}/{row.name}".replace("//", "/")
@@ -376,7 +377,7 @@ def staged(mounted: Mounted) -> Stage:
     heard = Heard()
     heard.world = world
     mounted.supervisor = heard
-    mounted.fs.runtime.supervisor = heard  # type: ignore[assignment]
+    mounted.base.runtime.supervisor = heard  # type: ignore[assignment]
     maker = world.live(mounted.make("maker", USER))
     objects = {"root": mounted.make("root", USER)}
     for kind in ("detached", "child"):
@@ -438,7 +439,7 @@ def refusal(known: bool, party: str, cells: dict[str, str], column: str) -> str:
     return "EACCES"
 
 
-def look(stage: Stage, kind: str, column: str, path: str, row: Row, party: str) -> str:
+def look(stage: Stage, kind: str, column: str, path: str, row: Row[Any], party: str) -> str:
     """What this caller gets of one file; its agent is in a status where writing is possible."""
     agent = stage.objects[kind]
     writes = column == "write" and row.kind is not Kind.DIRECTORY
@@ -465,7 +466,7 @@ def judge(
     stage: Stage,
     cell: tuple[str, str, str],
     cells: Cells,
-    files: list[tuple[str, Row]],
+    files: list[tuple[str, Row[Any]]],
     knows: str,
 ) -> None:
     """Every file of a group, for these parties; ``knows``: to whom its agent is there at all."""
@@ -503,7 +504,7 @@ def cells_of(plane: str, table: dict[str, dict[str, Cells]], kinds: tuple[str, .
 
 
 def test_every_file_has_its_place_in_the_table() -> None:
-    def names(rows: tuple[Row, ...]) -> list[str]:
+    def names(rows: tuple[Row[Any], ...]) -> list[str]:
         return sorted(
             f"context/{row.name}" if row.within == "context" else row.name
             for row in rows
@@ -543,9 +544,9 @@ def test_files_of_an_agent(stage: Stage, group: str, cell: tuple[str, str, str])
     judge(stage, cell, AGENT[group][KINDS[kind]], files, knows)
 
 
-def record_rows() -> dict[str, Row]:
+def record_rows() -> dict[str, Row[Any]]:
     """Every file of a task, a work item and a wait, by its path below the agent's directory."""
-    tables = {
+    tables: dict[str, Plane[Any]] = {
         "task": task_files.PLANE,
         "work": work_files.PLANE,
         "waiting": waiting_files.PLANE,

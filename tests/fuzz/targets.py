@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 import trio
 
 from ctxfs.tools import registry
-from ctxfs.tree.handles import decode
+from ctxfs.tree.rows import decode
 from runtime.agents import waiting
 from runtime.agents.messages import check_id
 from runtime.authority.accounts import Payer, accounts_of

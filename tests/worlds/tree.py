@@ -151,6 +151,7 @@ class Mounted:
             status=lambda: {"version": "0", "state": "ready", "uptime": "1"},
         )
         self.fs = Filesystem(cast(Runtime, runtime))
+        self.base = self.fs.base
         self.ops = Operations(self.fs)
 
     @contextmanager
@@ -221,7 +222,7 @@ class Mounted:
     @property
     def reason(self) -> str:
         """The last rejection of the present caller."""
-        return self.fs.reasons.of_caller(self.identity.caller)
+        return self.base.reasons.of_caller(self.identity.caller)
 
 
 @contextmanager

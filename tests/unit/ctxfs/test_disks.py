@@ -15,7 +15,7 @@ import trio
 import trio.testing
 
 from ctxfs.disks import Disks, _close_all, read_cached
-from ctxfs.tree.handles import FileHandle
+from ctxfs.tree.realfiles import FileHandle
 from runtime.authority.accounts import Payer, Reserve
 from runtime.caller import Caller
 from runtime.errors import OverTimeError

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ def page(tmp_path: Path) -> Path:
     return copy
 
 
-def rows() -> Iterator[tuple[Plane, Row]]:
+def rows() -> Iterator[tuple[Plane[Any], Row[Any]]]:
     for table in TABLES:
         for row in manual.described(table):
             yield table, row
@@ -46,7 +47,7 @@ def rows() -> Iterator[tuple[Plane, Row]]:
 @pytest.mark.parametrize(
     "row", [pytest.param(row, id=f"{table.name}-{row.name}") for table, row in rows()]
 )
-def test_every_row_has_a_line_of_documentation(row: Row) -> None:
+def test_every_row_has_a_line_of_documentation(row: Row[Any]) -> None:
     assert row.name
     assert row.doc
     assert "\n" not in row.doc

@@ -77,11 +77,11 @@ def paced(share: float = 0.5) -> Pace:
     accounts = SimpleNamespace(time=TimeAccounts(share))
     agents = SimpleNamespace(identity=SimpleNamespace(payer=lambda caller: AGENT))
     runtime = SimpleNamespace(accounts=accounts, agents=agents)
-    return Pace(cast(Any, SimpleNamespace(runtime=runtime)))
+    return Pace(cast(Any, runtime))
 
 
 def used_up(made: Pace) -> None:
-    made._fs.runtime.accounts.time.charge(AGENT.owner, 10.0)
+    made._runtime.accounts.time.charge(AGENT.owner, 10.0)
 
 
 def test_operators_always_have_time() -> None:

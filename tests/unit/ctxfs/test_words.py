@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from runtime.records.items import MESSAGE_MOVES
 from runtime.records.model import Outcome
 
 MODULE = Path(client.words.__file__)
-PLANES = {
+PLANES: dict[str, Plane[Any]] = {
     "task": task_files.PLANE,
     "work": work_files.PLANE,
     "waits": waiting_files.PLANE,
@@ -32,7 +33,7 @@ PLANES = {
 ELSEWHERE = {"output", "ctl"}
 
 
-def files_of(plane: Plane) -> set[str]:
+def files_of(plane: Plane[Any]) -> set[str]:
     """What can be read of each object of a plane."""
     rows = (row for _, row in plane.within("") if row.kind is Kind.FILE)
     return {row.name for row in rows if row.read}

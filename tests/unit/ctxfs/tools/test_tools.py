@@ -66,7 +66,7 @@ class Desk:
     def call(self, name: str, given: Any = None, caller: Caller | None = None) -> dict[str, Any]:
         who = caller if caller is not None else self.me
         found = {} if given is None else given
-        return trio.run(registry.call, self.mounted.fs, who, name, found)
+        return trio.run(registry.call, self.mounted.base, self.mounted.fs.root, who, name, found)
 
     def end(self, task: str, event: TaskEvent = TaskEvent.COMPLETE, text: str = "exit:0") -> None:
         """As its monitor would tell."""
@@ -416,7 +416,7 @@ def test_a_bug_is_told_as_one_and_ends_nothing(
     def fail(*args: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(desk.mounted.fs, "listed", fail)
+    monkeypatch.setattr(desk.mounted.base, "listed", fail)
     with refused(CtxError, "an error inside ctxfs"):
         desk.call("AgentList")
 
@@ -425,7 +425,7 @@ def test_a_bug_is_told_as_one_and_ends_nothing(
 
 
 def _visible(desk: Desk, caller: Caller) -> set[str]:
-    return {tool.name for tool in registry.visible(desk.mounted.fs, caller)}
+    return {tool.name for tool in registry.visible(desk.mounted.base, caller)}
 
 
 def test_a_public_agent_has_all_and_so_have_those_in_no_agent(desk: Desk) -> None:
@@ -838,7 +838,9 @@ def _blocked(desk: Desk, then: Callable[[], None]) -> Any:
             given = {"task_id": "t", "block": True}
             try:
                 answers.append(
-                    await registry.call(desk.mounted.fs, desk.me, "TaskOutput", given)
+                    await registry.call(
+                        desk.mounted.base, desk.mounted.fs.root, desk.me, "TaskOutput", given
+                    )
                 )
             except CtxError as error:
                 answers.append(error)

@@ -12,9 +12,10 @@ import pytest
 
 from ctxfs.caching import Cache
 from ctxfs.files.spaces import ARTIFACT, EPISODE
-from ctxfs.tree import durable
-from ctxfs.tree.durable import Durable, DurableNode, Space
+from ctxfs.tree import durable, spaces
+from ctxfs.tree.durable import Durable, DurableNode
 from ctxfs.tree.nodes import Call, Changes, Handle, Node
+from ctxfs.tree.spaces import Space
 from runtime.caller import Caller
 from runtime.errors import (
     DeniedError,
@@ -136,13 +137,13 @@ def test_a_deep_directory_is_reached_again_from_the_root(table: Durable, top: Du
     assert (st.st_dev, st.st_ino) == key
     assert descriptors() - before <= durable._CHAIN + 1
     assert node.path == "…" + ("/d" * depth)[-200:]
-    assert durable._measure(top.space.root()) == (depth, 0)
+    assert spaces._measure(top.space.root()) == (depth, 0)
     while node is not top:
         parent = node.parent
         assert parent is not None
         parent.rmdir(CALL, "d")
         node = parent
-    assert durable._measure(top.space.root()) == (0, 0)
+    assert spaces._measure(top.space.root()) == (0, 0)
 
 
 def test_what_one_operation_uses_is_not_closed_by_a_long_chain(
@@ -311,7 +312,7 @@ def test_one_more_than_files_is_refused(table: Durable, tmp_path: Path) -> None:
         top.symlink(CALL, f"x{os.urandom(4).hex()}", "target")
         with pytest.raises(QuotaError):
             mkdir(top, "x")
-        assert space._entries == durable._measure(tmp_path)[0] == 6
+        assert space._entries == spaces._measure(tmp_path)[0] == 6
 
 
 def test_a_refused_removal_keeps_the_number(table: Durable, tmp_path: Path) -> None:
@@ -370,7 +371,7 @@ def small(table: Durable, tmp_path: Path) -> DurableNode:
 
 def in_space(node: DurableNode, expected: int) -> None:
     assert node.space._bytes == expected
-    assert node.space._bytes == durable._measure(node.space.root())[1]
+    assert node.space._bytes == spaces._measure(node.space.root())[1]
 
 
 def test_all_files_together_have_a_limit(small: DurableNode) -> None:
@@ -538,10 +539,10 @@ def test_the_spaces_of_a_removed_agent_are_dropped(mounted: Mounted) -> None:
     session = mounted.agents.sessions.get(agent.session)
     assert session is not None
     mounted.inode("agent/coder.d/artifact")
-    mounted.fs.tree(EPISODE, session)
-    assert len(mounted.fs.spaces) == 2
+    mounted.base.root_of(EPISODE, session)
+    assert len(mounted.base.spaces) == 2
     complete(mounted.ops.rmdir, mounted.inode("agent"), b"coder.d", CONTEXT)
-    assert not len(mounted.fs.spaces)
+    assert not len(mounted.base.spaces)
 
 
 def test_a_removed_childs_artifacts_are_read_and_not_written(mounted: Mounted) -> None:
@@ -549,24 +550,24 @@ def test_a_removed_childs_artifacts_are_read_and_not_written(mounted: Mounted) -
     mounted.world.live(parent)
     child = mounted.agents.births.create(inside(parent), "kid")
     mounted.world.live(child)
-    root = mounted.fs.tree(ARTIFACT, child)
+    root = mounted.base.root_of(ARTIFACT, child)
     known(root)
-    call = Call(mounted.fs, 0, 0, 0)
+    call = Call(mounted.base.runtime, 0, 0, 0)
     with mounted.as_(inside(child)):
-        touch_call = Call(mounted.fs, child.uid, child.gid, 0)
+        touch_call = Call(mounted.base.runtime, child.uid, child.gid, 0)
         file = known(root.mknod(touch_call, "file", 0o100644))
     mounted.agents.journal.update(child, status="dead")
     mounted.agents.removals.remove(child)
-    assert not len(mounted.fs.spaces)
-    evict(mounted.fs.durable)
+    assert not len(mounted.base.spaces)
+    evict(mounted.base.durable)
     assert list(root.list(call)) == ["file"]
-    again = mounted.fs.tree(ARTIFACT, child)
+    again = mounted.base.root_of(ARTIFACT, child)
     assert again is root
     assert again.lookup(call, "file") is file
     with pytest.raises(DeniedError):
         again.unlink(call, "file")
-    assert not len(mounted.fs.spaces)
-    evict(mounted.fs.durable)
+    assert not len(mounted.base.spaces)
+    evict(mounted.base.durable)
 
 
 def test_a_taken_result_makes_room(mounted: Mounted) -> None:
@@ -587,7 +588,7 @@ def test_a_taken_result_makes_room(mounted: Mounted) -> None:
         complete(mounted.ops.mkdir, inode, b"d", 0o755, CONTEXT)
         with refused("EDQUOT"):
             complete(mounted.ops.mkdir, inode, b"e", 0o755, CONTEXT)
-    evict(mounted.fs.durable)
+    evict(mounted.base.durable)
 
 
 def test_bytes_are_refused_given_back_and_counted_apart(tmp_path: Path) -> None:
@@ -613,7 +614,7 @@ def test_bytes_are_refused_given_back_and_counted_apart(tmp_path: Path) -> None:
                 info, _ = complete(mounted.ops.create, inode, b"b", 0o644, os.O_WRONLY, CONTEXT)
                 assert mounted.write(info.fh, b"0123456789") == 10
                 complete(mounted.ops.release, info.fh)
-        evict(mounted.fs.durable)
+        evict(mounted.base.durable)
 
 
 def test_the_bytes_of_a_taken_result_are_the_results(tmp_path: Path) -> None:
@@ -634,7 +635,7 @@ def test_the_bytes_of_a_taken_result_are_the_results(tmp_path: Path) -> None:
             with refused("EDQUOT"):
                 mounted.write(info.fh, b"x", 10)
             complete(mounted.ops.release, info.fh)
-        evict(mounted.fs.durable)
+        evict(mounted.base.durable)
 
 
 def test_a_space_made_anew_is_another(mounted: Mounted) -> None:
@@ -643,4 +644,4 @@ def test_a_space_made_anew_is_another(mounted: Mounted) -> None:
     complete(mounted.ops.rmdir, shared, b"s", CONTEXT)
     second = complete(mounted.ops.mkdir, shared, b"s", 0o755, OWN_CONTEXT).st_ino
     assert first != second
-    evict(mounted.fs.durable)
+    evict(mounted.base.durable)

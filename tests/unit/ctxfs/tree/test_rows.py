@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from typing import Any
 
 import pytest
 
@@ -208,7 +209,7 @@ PLANES_WRITTEN = {
 }
 
 
-def names(plane: Plane, within: str = "") -> set[str]:
+def names(plane: Plane[Any], within: str = "") -> set[str]:
     return {row.name for _, row in plane.within(within)}
 
 
@@ -251,7 +252,7 @@ def test_a_command_is_written_by_the_parties_until_it_is_started() -> None:
 
 
 @pytest.mark.parametrize("plane", [work_files.PLANE, waiting_files.PLANE], ids=identify)
-def test_the_planes_are_written_by_the_parties_while_the_agent_lives(plane: Plane) -> None:
+def test_the_planes_are_written_by_the_parties_while_the_agent_lives(plane: Plane[Any]) -> None:
     for _, row in plane.within(""):
         written = row.name in PLANES_WRITTEN or (row.name == "status" and row in work_files.ROWS)
         assert row.guard.who == (PARTIES if written else Role.NONE), row.name
@@ -315,7 +316,7 @@ def test_every_other_file_of_an_agent_is_written_by_nobody() -> None:
 
 
 @pytest.mark.parametrize("plane", PLANES, ids=identify)
-def test_names_are_unique_and_numbers_fit_an_inode(plane: Plane) -> None:
+def test_names_are_unique_and_numbers_fit_an_inode(plane: Plane[Any]) -> None:
     elsewhere = [row.name for row in plane.rows if not row.is_inside]
     assert len(plane.numbers) + len(set(elsewhere)) == len(plane.rows) < 256
     for (within, name), number in plane.numbers.items():
@@ -324,7 +325,7 @@ def test_names_are_unique_and_numbers_fit_an_inode(plane: Plane) -> None:
 
 
 @pytest.mark.parametrize("plane", PLANES, ids=identify)
-def test_an_object_has_one_directory(plane: Plane) -> None:
+def test_an_object_has_one_directory(plane: Plane[Any]) -> None:
     assert [row for row in plane.rows if row.top] == [plane.rows[plane.top - 1]]
 
 
@@ -334,13 +335,13 @@ def test_planes_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize(("plane", "row"), ROWS, ids=identify)
-def test_every_name_that_is_shown_is_explained(plane: Plane, row: Row) -> None:
+def test_every_name_that_is_shown_is_explained(plane: Plane[Any], row: Row[Any]) -> None:
     assert row.doc or not row.is_inside
     assert "\n" not in row.doc
 
 
 @pytest.mark.parametrize(("plane", "row"), FILES, ids=identify)
-def test_mode_bits_agree_with_who_may(plane: Plane, row: Row) -> None:
+def test_mode_bits_agree_with_who_may(plane: Plane[Any], row: Row[Any]) -> None:
     assert bool(row.mode & 0o222) is bool(row.guard.who)
     assert bool(row.mode & 0o444) is bool(row.public or row.read)
     assert row.mode & 0o7000 == 0
@@ -354,7 +355,9 @@ GENERATED = {
 
 
 @pytest.mark.parametrize(("plane", "row"), FILES, ids=identify)
-def test_what_is_generated_has_no_size_and_what_has_one_is_cheap(plane: Plane, row: Row) -> None:
+def test_what_is_generated_has_no_size_and_what_has_one_is_cheap(
+    plane: Plane[Any], row: Row[Any]
+) -> None:
     of_another = row.name in ("status", "error") and plane.name not in ("root", "agent")
     public_state = row.name == "status" and plane is agent_files.PLANE
     generated = isinstance(row, Shown) and row.generated
@@ -362,14 +365,14 @@ def test_what_is_generated_has_no_size_and_what_has_one_is_cheap(plane: Plane, r
 
 
 @pytest.mark.parametrize(("plane", "row"), FILES, ids=identify)
-def test_one_value_is_checked_when_its_line_is_written(plane: Plane, row: Row) -> None:
+def test_one_value_is_checked_when_its_line_is_written(plane: Plane[Any], row: Row[Any]) -> None:
     if isinstance(row, Staged) and row.single:
         assert row.check is not None
 
 
 @pytest.mark.parametrize(("plane", "row"), ROWS, ids=identify)
-def test_what_is_only_shown_is_written_by_nobody(plane: Plane, row: Row) -> None:
-    writable = isinstance(row, Staged | Verbs | Document | Inlet)
+def test_what_is_only_shown_is_written_by_nobody(plane: Plane[Any], row: Row[Any]) -> None:
+    writable = isinstance(row, Staged | Verbs | Document | History | Inlet)
     assert writable or isinstance(row, Directory) or not row.guard.who
     if writable and not isinstance(row, History):
         assert row.guard.who
@@ -394,7 +397,7 @@ def test_secrets_are_readable_by_the_owner_only() -> None:
 
 @pytest.mark.parametrize("index", [0, 1, 20_000, 2**31])
 @pytest.mark.parametrize("plane", PLANES, ids=identify)
-def test_an_inode_number_is_computed_and_taken_apart(plane: Plane, index: int) -> None:
+def test_an_inode_number_is_computed_and_taken_apart(plane: Plane[Any], index: int) -> None:
     inode = plane.inode(index, 77)
     assert split_inode(inode) == (plane.number, index, 77)
     assert inode < 1 << 62

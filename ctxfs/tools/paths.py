@@ -5,23 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
+from ctxfs.disks import Disks
 from ctxfs.tree.nodes import Call, Handle, Node
 
-if TYPE_CHECKING:
-    from ctxfs.filesystem import Filesystem
 
-
-class Tree:
+class Paths:
     """Paths are relative to the root. Everything raises what the same system call would."""
 
-    def __init__(self, fs: Filesystem, call: Call) -> None:
-        self._fs = fs
+    def __init__(self, root: Node, disks: Disks, call: Call) -> None:
+        self._root = root
+        self._disks = disks
         self._call = call
 
     def find(self, path: str) -> Node:
-        node: Node = self._fs.root
+        node = self._root
         for name in filter(None, path.split("/")):
             node = node.lookup(self._call, name)
         return node
@@ -53,7 +51,7 @@ class Tree:
         if writing is None:
             return handle.write(offset, data)
         inode = handle.node.inode
-        return await self._fs.disks.change(handle.caller, writing, inode, len(data))
+        return await self._disks.change(handle.caller, writing, inode, len(data))
 
     async def _flush(self, handle: Handle) -> None:
         await handle.prepare(b"\n")
@@ -67,7 +65,7 @@ class Tree:
             if cutting is not None:
                 node = handle.node
                 size = node.attributes().size
-                await self._fs.disks.change(handle.caller, cutting, node.inode, size)
+                await self._disks.change(handle.caller, cutting, node.inode, size)
             yield handle
         finally:
             handle.release()

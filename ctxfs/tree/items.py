@@ -1,0 +1,87 @@
+"""Planes of records below each agent: tasks, work items, waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ctxfs.tree.base import Base
+from ctxfs.tree.nodes import Call, Node
+from ctxfs.tree.planes import Plane
+from ctxfs.tree.rownodes import RowNode
+from ctxfs.tree.rows import Directory, Making, Removing, Row, Target
+from runtime.agents import planes
+from runtime.agents.parts import Agents
+from runtime.caller import Caller
+from runtime.errors import MissingError
+from runtime.records.items import Item
+from runtime.records.model import Agent
+
+_I = TypeVar("_I", bound=Item)
+
+
+def agent_with(base: Base, item: Item) -> Agent:
+    """The agent that a record belongs to; it may have been removed since."""
+    agent = base.runtime.agents.registry.recall(item.agent)
+    if agent is None:
+        raise MissingError("what was here is gone, with its agent")
+    return agent
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ItemPlane(Plane[_I]):
+    """A plane of records below each agent, such as ``work``: its name is that of the directory.
+
+    ``kind`` says who makes and removes them, ``records`` does that.
+    """
+
+    cls: type[_I]
+    kind: type[planes.Plane[_I]]
+    records: Callable[[Agents], planes.Plane[_I]]
+
+    def find(self, base: Base, index: int, row: Row[_I]) -> _I | None:
+        agents = base.runtime.agents
+        item = agents.items.get(index)
+        if isinstance(item, self.cls) and agents.registry.get(item.agent) is not None:
+            return item
+        return None
+
+    def path(self, base: Base, item: _I) -> str:
+        return f"agent/{agent_with(base, item).name}.d/{self.name}/{item.name}"
+
+    def agent(self, base: Base, item: _I) -> Agent:
+        return agent_with(base, item)
+
+    def created(self, item: _I) -> float:
+        return item.created
+
+    def directory(self, doc: str) -> Directory[Agent]:
+        """The row of the records' directory in the agent's own."""
+
+        def entries(base: Base, agent: Agent, call: Call) -> Iterator[str]:
+            for item in base.runtime.agents.items.of(agent.index, self.cls):
+                yield item.name
+
+        def find(base: Base, agent: Agent, call: Call, name: str) -> Node | None:
+            item = base.runtime.agents.items.named(agent.index, self.cls, name)
+            return RowNode(base, self, item.index, item) if item is not None else None
+
+        def make(base: Base, agent: Agent, call: Call, name: str, mode: int) -> Node:
+            item = self.records(base.runtime.agents).make(call.caller, agent, name)
+            return RowNode(base, self, item.index, item)
+
+        def target(base: Base, agent: Agent, caller: Caller, name: str) -> Target[_I]:
+            agents = base.runtime.agents
+            item = self.records(agents).find(agent, name)
+            return Target(obj=item, roles=agents.identity.roles(caller, agent), agent=agent)
+
+        def remove(base: Base, agent: Agent, caller: Caller, item: _I) -> None:
+            self.records(base.runtime.agents).remove(caller, agent, item.name)
+
+        return Directory(
+            name=self.name, entries=entries, find=find, guard=self.kind.making,
+            make=Making(guard=self.kind.making, act=make),
+            remove=Removing(guard=self.kind.removing, find=target, act=remove),
+            doc=doc,
+        )  # fmt: skip

@@ -1,0 +1,184 @@
+"""A row of one object: where it is, what stat(2) shows of it, and who may use it."""
+
+from __future__ import annotations
+
+import pwd
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from typing import Generic, TypeVar
+
+from ctxfs.caching import FOREVER
+from ctxfs.tree.base import Base
+from ctxfs.tree.inodes import Owner
+from ctxfs.tree.nodes import Attributes, Node
+from ctxfs.tree.planes import Plane
+from ctxfs.tree.rows import Control, Kind, PathControl, Rendered
+from runtime.authority.guard import Act
+from runtime.caller import Caller, Role
+from runtime.errors import DeniedError, MissingError
+from runtime.records.lifecycle import Status
+from runtime.records.model import Agent
+
+_O = TypeVar("_O")
+
+
+@lru_cache(maxsize=1024)
+def group_of(uid: int) -> int | None:
+    """The primary group of a user, looked up once; None if it has no name."""
+    try:
+        return pwd.getpwuid(uid).pw_gid
+    except KeyError:
+        return None
+
+
+class Member(Node, Generic[_O]):
+    """One row of one object of a plane; without a number, the object's directory.
+
+    Open files keep it, and ask it again at each use.
+    """
+
+    def __init__(
+        self, base: Base, plane: Plane[_O], index: int, obj: _O, number: int = 0
+    ) -> None:
+        number = number or plane.top
+        self.base = base
+        self.plane = plane
+        self.index = index
+        self.obj = obj
+        self.row = plane.rows[number - 1]
+        self.inode = plane.inode(index, number)
+
+    @property
+    def path(self) -> str:
+        return self.plane.path_of(self.base, self.obj, self.row)
+
+    @property
+    def agent(self) -> Agent | None:
+        """The agent whose authority decides."""
+        return self.plane.agent(self.base, self.obj)
+
+    @property
+    def incarnation(self) -> str | None:
+        agent = self.agent
+        return agent.incarnation if agent is not None else None
+
+    @property
+    def cached(self) -> bool:
+        """Whether the kernel keeps pages of it: everybody with an open descriptor reads them.
+
+        So only of what nobody can lose the right to read: public values of an agent
+        that cannot turn private any more, and of the filesystem itself.
+        """
+        agent = self.agent
+        fixed = agent is None or not (agent.private or agent.status is Status.NEW)
+        return self.row.treatment.pages and fixed
+
+    # attributes
+
+    def attributes(self) -> Attributes:
+        row = self.row
+        uid, gid, mode = self._ownership()
+        return Attributes(
+            inode=self.inode,
+            mode=row.kind.value | mode,
+            uid=uid,
+            gid=gid,
+            size=row.size_of(self.base, self.obj),
+            links=2 if row.kind is Kind.DIRECTORY else 1,
+            mtime=self._mtime(),
+            entry_timeout=self.plane.keeps(self.obj, row),
+            attr_timeout=0.0 if row.volatile else FOREVER,
+        )
+
+    def _ownership(self) -> tuple[int, int, int]:
+        """Uid, gid and mode bits; the daemon decides beyond them who may."""
+        mode, agent = self.row.mode, self.agent
+        privilege = self.base.runtime.agents.privilege
+        if agent is None:
+            return privilege.uid, privilege.gid, mode
+        own = (0, privilege.uid)
+        if self.row.treatment.owner is Owner.AGENT:
+            if self.row.guard.who and agent.owner not in (0, agent.uid):
+                mode |= 0o022 | (mode & 0o400) >> 3 | (mode & 0o400) >> 6
+            return agent.uid, agent.gid, mode
+        needed = mode & 0o600
+        if agent.uid not in own or agent.owner not in own:
+            mode |= needed >> 3
+        if agent.owner not in own and group_of(agent.owner) != agent.gid:
+            mode |= needed >> 6
+        return privilege.uid, agent.gid, mode
+
+    def _mtime(self) -> float:
+        known = self.row.time_of(self.base, self.obj)
+        if known is None:
+            known = self.plane.created(self.obj)
+        if known is not None:
+            return known
+        agent = self.agent
+        return agent.created if agent is not None else self.base.started
+
+    # content
+
+    def render(self, caller: Caller) -> bytes:
+        return b"".join(self.pieces(caller))
+
+    def pieces(self, caller: Caller) -> Iterator[bytes]:
+        """What ``render`` makes, of something long one piece after the other."""
+        assert isinstance(self.row, Rendered)
+        return self.row.pieces(self.base, self.obj, caller)
+
+    # permission
+
+    def roles(self, caller: Caller) -> Role:
+        agent = self.agent
+        if agent is None:
+            return self.base.root_roles(caller)
+        return self.base.runtime.agents.identity.roles(caller, agent)
+
+    @property
+    def writing_roles(self) -> Role:
+        return self.row.guard.wanted(self.base.runtime.agents, self.agent)
+
+    def may_read(self, caller: Caller) -> bool:
+        agent = self.agent
+        roles = self.roles(caller)
+        if self.row.public and (agent is None or not agent.private):
+            return bool(roles)
+        return bool(roles & self.row.read)
+
+    def check_alive(self, caller: Caller) -> None:
+        """``DeniedError`` once the process that opened the file is gone."""
+        if not self.base.runtime.agents.identity.still(caller):
+            raise DeniedError("the process that opened this file is gone, and its rights with it")
+
+    def check_reader(self, caller: Caller) -> None:
+        """At every read: the process that opened the file still lives, and still may."""
+        self.check_alive(caller)
+        if not self.may_read(caller):
+            raise DeniedError(f"the caller may not read {self.row.name} any more")
+
+    def check_there(self) -> None:
+        """``MissingError`` once the object is gone: open files of its rows are left."""
+        if self.plane.find(self.base, self.index, self.row) is None:
+            raise MissingError(f"the object of this {self.row.name} is gone: open the file again")
+
+    def check_writer(self, caller: Caller) -> None:
+        """Identity first, then the state: ``DeniedError`` or ``WrongStateError``.
+
+        ``MissingError`` if the object was removed, or reset, since the file was opened.
+        """
+        row, guard, agent = self.row, self.row.guard, self.agent
+        agents = self.base.runtime.agents
+        guard.check_who(Act.WRITE, row.name, agents, self.roles(caller), agent)
+        if agent is not None:
+            guard.check_when(Act.WRITE, row.name, agent)
+        self.check_there()
+        guard.check_object(agents, caller, self.obj)
+
+    def acting(self, caller: Caller) -> AbstractContextManager[None]:
+        """Around a commit: what follows is the caller's doing, and a control tells of it."""
+        journal, agent = self.base.runtime.agents.journal, self.agent
+        if self.plane.told and agent is not None and isinstance(self.row, Control | PathControl):
+            return journal.acting(caller, agent, file=self.row.name)
+        return journal.acting(caller)

@@ -1,0 +1,132 @@
+"""Open real files: read, written and cut off in place, by threads where the disk is waited for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+
+from ctxfs.disks import Work, read_cached
+from ctxfs.tree.nodes import Handle, Node
+from runtime.authority.disk import Share
+from runtime.caller import Caller
+from runtime.errors import TooLargeError
+
+
+class FileHandle(Handle):
+    """A real file of the daemon's, read and written in place.
+
+    ``may_write`` raises when writing is not allowed any more; ``changed`` is
+    told after each change.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        caller: Caller,
+        fd: int,
+        *,
+        limit: int,
+        append: bool,
+        share: Share | None,
+        may_read: Callable[[], None],
+        may_write: Callable[[], None],
+        changed: Callable[[], None],
+    ) -> None:
+        super().__init__(node, caller)
+        self.fd = fd
+        self._limit = limit
+        self._append = append
+        self._share = share
+        self._may_read = may_read
+        self._may_write = may_write
+        self._changed = changed
+        #: how many threads work on it, and whether it is to be closed when none does
+        self._at_work = 0
+        self._released = False
+
+    def read(self, offset: int, size: int) -> bytes | None:
+        self._may_read()
+        return read_cached(self.fd, size, offset)
+
+    @contextmanager
+    def reading(self, offset: int, size: int) -> Iterator[Callable[[], bytes]]:
+        self._may_read()
+        with self._in_use():
+            yield partial(os.pread, self.fd, size, offset)
+
+    def resizing(self, size: int) -> AbstractContextManager[None]:
+        """Around what makes the file at least, or by truncation exactly, so many bytes long."""
+        return nullcontext()
+
+    def _on_disk(self, size: int) -> AbstractContextManager[None]:
+        """Around what writes so many bytes; with 0, what is never refused."""
+        if self._share is None:
+            return nullcontext()
+        return self._share.writing(self.caller, self.fd, size)
+
+    def writing(self, offset: int, data: bytes) -> Work[int]:
+        # who may not does not wait to be told, and who waited has to be allowed still
+        self._may_write()
+        return self._writing(offset, data)
+
+    @contextmanager
+    def _writing(self, offset: int, data: bytes) -> Iterator[Callable[[], int]]:
+        self._may_write()
+        if self._append:
+            offset = os.fstat(self.fd).st_size
+        end = offset + len(data)
+        if end > self._limit:
+            raise TooLargeError(f"a document may have at most {self._limit} bytes (document_max)")
+        with self._in_use(), self._on_disk(len(data)), self.resizing(end):
+            yield partial(os.pwrite, self.fd, data, offset)
+        self._changed()
+
+    def truncating(self, size: int) -> Work[None]:
+        self._may_write()
+        return self._truncating(size)
+
+    @contextmanager
+    def _truncating(self, size: int) -> Iterator[Callable[[], None]]:
+        self._may_write()
+        if size > self._limit:
+            raise TooLargeError(f"a document may have at most {self._limit} bytes (document_max)")
+        with self._in_use(), self._on_disk(0), self.resizing(size):
+            yield partial(os.ftruncate, self.fd, size)
+        self._changed()
+
+    def syncing(self) -> Callable[[], None]:
+        return lambda: os.fsync(self.fd)
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """While a thread works on it its descriptor must not become that of another file."""
+        self._at_work += 1
+        try:
+            yield
+        finally:
+            self._at_work -= 1
+            if self._released and not self._at_work:
+                self._close()
+
+    def release(self) -> None:
+        self._released = True
+        if not self._at_work:
+            self._close()
+
+    def _close(self) -> None:
+        os.close(self.fd)
+
+
+@contextmanager
+def truncating_by_path(
+    opening: Callable[[], FileHandle], size: int
+) -> Iterator[Callable[[], None]]:
+    """truncate(2): the file is open, by ``opening``, for as long as that takes."""
+    handle = opening()
+    try:
+        with handle.truncating(size) as act:
+            yield act
+    finally:
+        handle.release()

@@ -1,0 +1,227 @@
+"""Spaces: trees of real files, each with its rules; a kind of them is a row."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+from runtime.authority.disk import Share
+from runtime.authority.guard import Act, Guard
+from runtime.caller import Caller, Role
+from runtime.errors import QuotaError
+from runtime.records.model import Agent
+from runtime.runtime import Runtime
+
+_O = TypeVar("_O")
+
+#: how a directory is opened without following links
+DIRECTORY: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_UNLIMITED: Final = 2**63 - 1
+#: what tells a space from all others: the name of its row, and its key
+Place = tuple[str, str]
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Space:
+    """One tree of real files and its rules.
+
+    ``owner`` tells whom every node is shown to belong to; None if to its real owner.
+    ``limit`` is the size of one file, ``files`` is how many files and directories there
+    may be, and ``total`` how many bytes all files may have together: their sizes as stat(2)
+    tells them, holes included.
+    ``may_read`` and ``may_write`` raise for a caller who may not.
+    """
+
+    path: str
+    root: Callable[[], Path]
+    owner: Callable[[], tuple[int, int] | None]
+    links: bool
+    limit: int
+    files: int | None
+    total: int | None
+    incarnation: str | None
+    may_read: Callable[[Caller], None]
+    may_write: Callable[[Caller], None]
+    #: of its owner's disk account
+    share: Share | None = None
+    #: what there is; None until it is counted
+    _entries: int | None = field(default=None, init=False)
+    _bytes: int = field(default=0, init=False)
+
+    def count(self) -> None:
+        """Looks once at all there is, before any of it changes."""
+        if self._entries is None and (self.files is not None or self.total is not None):
+            self._entries, self._bytes = _measure(self.root())
+
+    def check_room(self) -> None:
+        """``QuotaError`` if one more entry would be too many."""
+        self.count()
+        if self.files is not None and self._entries is not None and self._entries >= self.files:
+            raise QuotaError(
+                f"{self.path} has {self._entries} files and directories, "
+                "the configured maximum (files)"
+            )
+
+    def check_disk(self, caller: Caller, size: int) -> None:
+        """``QuotaError`` if so many more bytes are too much for the owner's disk account."""
+        if self.share is not None:
+            self.share.check(caller, size)
+
+    def note_disk(self, change: int) -> None:
+        """There are more or fewer bytes on the disk now."""
+        if self.share is not None:
+            self.share.note(change)
+
+    def note(self, change: int) -> None:
+        """There are more or fewer entries now."""
+        if self._entries is not None:
+            self._entries += change
+
+    @contextmanager
+    def resizing(self, fd: int, size: int) -> Iterator[None]:
+        """While a file becomes longer or shorter; ``QuotaError`` if that were too much.
+
+        Nothing else may change this file in between.
+        """
+        self.count()
+        before = os.fstat(fd).st_size
+        more = max(0, size - before)
+        if self.total is not None and more and self._bytes + more > self.total:
+            raise QuotaError(
+                f"{self.path} has {self._bytes} of at most {self.total} bytes (artifact_max)"
+            )
+        # other files may grow meanwhile
+        self._bytes += more
+        try:
+            yield
+        finally:
+            self._bytes += os.fstat(fd).st_size - before - more
+
+    def give_back(self, size: int) -> None:
+        """A file of this size is not there any more."""
+        if self._entries is not None:
+            self._bytes -= size
+
+
+def _measure(root: Path) -> tuple[int, int]:
+    """How many entries are below a directory, and the bytes of the files among them.
+
+    One descriptor is enough at any depth.
+    """
+    count = size = 0
+    left: list[list[str]] = []
+    fd = os.open(root, os.O_RDONLY | DIRECTORY)
+    try:
+        while True:
+            with os.scandir(fd) as entries:
+                directories = []
+                for entry in entries:
+                    count += 1
+                    if entry.is_dir(follow_symlinks=False):
+                        directories.append(entry.name)
+                    elif entry.is_file(follow_symlinks=False):
+                        size += entry.stat(follow_symlinks=False).st_size
+            left.append(directories)
+            while not left[-1]:
+                left.pop()
+                if not left:
+                    return count, size
+                _change_to(fd, "..")
+            _change_to(fd, left[-1].pop())
+    finally:
+        os.close(fd)
+
+
+def _change_to(fd: int, name: str) -> None:
+    """The descriptor of a directory becomes that of its entry."""
+    other = os.open(name, os.O_RDONLY | DIRECTORY, dir_fd=fd)
+    os.dup2(other, fd, inheritable=False)
+    os.close(other)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceRow(Generic[_O]):
+    """One kind of spaces; the functions get the space's object.
+
+    ``key`` tells the spaces of a kind apart. ``root`` is where the files really are, ``owner``
+    whom they are shown to belong to, None if to their real owner. ``links`` says whether
+    links can be made. A ``bounded`` space has as many files, of as many bytes, as is configured;
+    any other is bounded by its owner's account of the disk, which is its ``share``, alone.
+    ``lasting`` tells whether something may still be written: then all who look at it share
+    one count. Who may is decided by ``agent``; of a space that is no agent's, everybody has
+    a part in it who lives, and modes tell the rest.
+    """
+
+    name: str
+    key: Callable[[_O], str]
+    path: Callable[[_O], str]
+    root: Callable[[Runtime, _O], Path]
+    owner: Callable[[Runtime, _O], tuple[int, int] | None]
+    share: Callable[[Runtime, _O], Share]
+    agent: Callable[[Runtime, _O], Agent | None]
+    read: Guard
+    write: Guard
+    lasting: Callable[[Runtime, _O], bool] = lambda runtime, obj: True
+    incarnation: Callable[[_O], str | None] = lambda obj: None
+    links: bool
+    bounded: bool
+
+    def of(self, runtime: Runtime, obj: _O) -> Space:
+        """The space of an object, with the limits of the configuration as it is now."""
+        config, agents = runtime.config, runtime.agents
+
+        def check(guard: Guard, act: Act, caller: Caller) -> None:
+            agent = self.agent(runtime, obj)
+            if agent is not None:
+                roles = agents.identity.roles(caller, agent)
+            else:
+                roles = Role.ANYONE if agents.identity.still(caller) else Role.NONE
+            guard.check(act, self.path(obj), agents, caller, roles, agent, obj)
+
+        return Space(
+            path=self.path(obj),
+            root=lambda: self.root(runtime, obj),
+            owner=lambda: self.owner(runtime, obj),
+            links=self.links,
+            limit=config.document_max if self.bounded else _UNLIMITED,
+            files=config.files if self.bounded else None,
+            total=config.artifact_max if self.bounded else None,
+            incarnation=self.incarnation(obj),
+            may_read=lambda caller: check(self.read, Act.READ, caller),
+            may_write=lambda caller: check(self.write, Act.WRITE, caller),
+            share=self.share(runtime, obj),
+        )
+
+    def place(self, obj: _O) -> Place:
+        return self.name, self.key(obj)
+
+
+class Spaces:
+    """The spaces that may change: one object for each, so that they can be compared."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._known: dict[Place, Space] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def of(self, row: SpaceRow[_O], obj: _O) -> Space:
+        space = row.of(self._runtime, obj)
+        if not row.lasting(self._runtime, obj):
+            return space
+        known = self._known.setdefault(row.place(obj), space)
+        known.limit, known.files, known.total = space.limit, space.files, space.total
+        return known
+
+    def known(self, place: Place) -> Space | None:
+        return self._known.get(place)
+
+    def drop(self, places: Iterable[Place]) -> None:
+        """They are gone."""
+        for place in places:
+            self._known.pop(place, None)
