@@ -121,8 +121,9 @@ def test_a_circle_of_imports_is_found() -> None:
     assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == set()
 
 
-def test_no_modules_of_the_runtime_import_each_other_in_a_circle() -> None:
-    assert circle(graph(RUNTIME)) == set()
+@pytest.mark.parametrize("paths", [RUNTIME, CTXFS], ids=["runtime", "ctxfs"])
+def test_no_modules_import_each_other_in_a_circle(paths: list[Path]) -> None:
+    assert circle(graph(paths)) == set()
 
 
 #: from the ground up; a module names those of its own floor and of those below
@@ -145,6 +146,40 @@ def test_arrows_between_the_floors_of_the_runtime_point_down() -> None:
     up = [f"{name} -> {below}" for name in sorted(found) for below in sorted(found[name])
           if floor_of(below) > floor_of(name)]  # fmt: skip
     assert up == []
+
+
+#: of the filesystem, in the same way
+CTXFS_FLOORS = ("ground", "tree", "tools", "files", "roof")
+CTXFS_GROUND = {
+    f"ctxfs.{name}" for name in ("caching", "disks", "errnos", "pace", "program", "reasons")
+}
+
+
+def ctxfs_floor_of(name: str) -> int:
+    _, _, below = name.partition(".")
+    folder, found, _ = below.partition(".")
+    if found:
+        return CTXFS_FLOORS.index(folder)
+    return CTXFS_FLOORS.index("ground" if name in CTXFS_GROUND else "roof")
+
+
+def test_arrows_between_the_floors_of_the_filesystem_point_down() -> None:
+    found = graph([path for path in CTXFS if path.name != "__init__.py"])
+    assert found.keys() >= CTXFS_GROUND
+    up = [f"{name} -> {below}" for name in sorted(found) for below in sorted(found[name])
+          if ctxfs_floor_of(below) > ctxfs_floor_of(name)]  # fmt: skip
+    assert up == []
+
+
+@pytest.mark.parametrize("path", CTXFS, ids=name_of)
+def test_only_libraries_are_imported_for_type_checks_or_in_functions(path: Path) -> None:
+    """So nothing is hidden that the order of the modules would forbid."""
+    module = ast.parse(path.read_text(encoding="utf-8"))
+    for node in set(ast.walk(module)) - set(module.body):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [str(node.module)]
+        assert not {name.partition(".")[0] for name in names} & {"client", "ctxfs", "runtime"}
 
 
 @pytest.mark.parametrize("floor", ["texts", "kernel"])
