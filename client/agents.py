@@ -1,4 +1,4 @@
-"""Agents made, changed, shown and removed, and the files of anything that is made."""
+"""Commands that create, change, show and remove agents; creating objects with their files."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def value_pairs(words: Sequence[str]) -> list[tuple[str, bytes]]:
 
 
 def create(root: Root, owner: str, files: Sequence[tuple[str, bytes]]) -> None:
-    """Make an agent, or a task, work item or wait of one, and write its files.
+    """Create an agent, or a task, work item or wait of an agent, and write its files.
 
-    Nothing is left of it when one is refused. The task of an agent comes first: that of a child is
-    written by nobody but its creator.
+    If a file is refused, remove the object again. The files with the task come first, because
+    only the creator may write the task of a child.
     """
     files = sorted(files, key=lambda pair: pair[0] not in ("handoff.md", "input.jsonl"))
     paths = [(below(owner, file), data) for file, data in files]
@@ -57,7 +57,7 @@ def create(root: Root, owner: str, files: Sequence[tuple[str, bytes]]) -> None:
 
 
 def create_numbered(root: Root, stem: str, files: Sequence[tuple[str, bytes]]) -> str:
-    """Make an object under the first free name of `stem`-1, `stem`-2, ... and return its path."""
+    """Create an object with the first free name of `stem`-1, `stem`-2, ... and return its path."""
     number = 1
     while True:
         owner = f"{stem}-{number}"
@@ -71,12 +71,12 @@ def create_numbered(root: Root, stem: str, files: Sequence[tuple[str, bytes]]) -
 
 
 def parent_line(parent: str | None) -> list[tuple[str, bytes]]:
-    """Return the file that makes an agent the child of another."""
+    """Return the file that makes an agent a child of `parent`; nothing without a parent."""
     return [("parent", value_of(f"agent:{parent}"))] if parent else []
 
 
 def do_new(root: Root, args: Arguments) -> int:
-    """Make an agent."""
+    """Create an agent."""
     create(root, agent(args.name), parent_line(args.parent) + assignments(args.files))
     return OK
 
@@ -95,24 +95,24 @@ def do_get(root: Root, args: Arguments) -> int:
 
 
 def do_rm(root: Root, args: Arguments) -> int:
-    """Remove agents, or tasks or waits of one."""
+    """Remove agents, or tasks or waits of an agent."""
     owners = [path_of(root, args, name) for name in args.names]
     worked = for_each(owners, root.remove)
     return OK if len(worked) == len(owners) else FAILED
 
 
-SET_NOTES = "FILE - writes standard input, as it is."
+SET_NOTES = "FILE - writes standard input unchanged."
 COMMANDS = (
     Command(
         "new",
-        "make an agent",
+        "create an agent",
         (
             NAME,
             PARENT,
             arg("files", metavar="FILE=VALUE", nargs="*", help="control files to write"),
         ),
         do_new,
-        "If a value is refused, the agent is removed again.",
+        "If a value is refused, removes the agent again.",
     ),
     Command("set", "write control files", (NAME, VALUES), do_set, SET_NOTES),
     Command(

@@ -1,4 +1,4 @@
-"""Commands as rows, and the arguments that several of them take."""
+"""The class of commands, and arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def arg(*flags: str, **options: Any) -> Argument:
 
 
 class Command:
-    """One row of the table of commands; a name of two words belongs to a group."""
+    """A row of the table of commands; a name of two words belongs to a group."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Command:
         self.arguments = arguments
         self.handler = handler
         self.notes = notes
-        self.rest = rest  # the argument that takes the words after --
+        self.rest = rest  # the argument that receives the words after --
 
 
 def duration(text: str) -> float:
@@ -58,23 +58,23 @@ def line_count(text: str) -> int:
 
 
 def one_of(words: Sequence[str]) -> str:
-    """Return some words as help names them: the last one after an "or"."""
+    """Return words as a list in help texts, with "or" before the last."""
     return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 NAME = arg("name", metavar="NAME", help="the agent")
 NAMES = arg("names", metavar="NAME", nargs="+", help="the agents")
 OWN = arg("name", metavar="NAME", nargs="?", help="default: the agent you are in")
-#: the agent whose tasks, work items or waits a command is about
+#: the agent that has the tasks, work items or waits of the command
 OF = arg("-a", "--agent", metavar="NAME", help="default: the agent you are in")
-ENDED = arg("--all", action="store_true", help="list those that are over, too")
+ENDED = arg("--all", action="store_true", help="also list what has ended")
 JSON = arg("--json", action="store_true", help="print JSON")
-FOLLOW = arg("-f", "--follow", action="store_true", help="go on until the agent is dead")
-WAIT = arg("--wait", action="store_true", help="return when they have ended")
+FOLLOW = arg("-f", "--follow", action="store_true", help="continue until the agent is dead")
+WAIT = arg("--wait", action="store_true", help="wait until all have ended")
 TIMEOUT = arg(
-    "-t", "--timeout", metavar="DURATION", type=duration, help="wait no longer, such as 30s"
+    "-t", "--timeout", metavar="DURATION", type=duration, help="fail after this time, such as 30s"
 )
-VALUES = arg("values", metavar="FILE=VALUE", nargs="+", help="or FILE VALUE, or FILE -")
+VALUES = arg("values", metavar="FILE=VALUE", nargs="+", help="also: FILE VALUE, or FILE -")
 PARENT = arg("--parent", metavar="P", help="make it a child of the agent P")
 CWD = arg("--cwd", metavar="DIR", help="its working directory")
 ENV = arg(

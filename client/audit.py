@@ -1,4 +1,4 @@
-"""Who did what, and what was refused to whom."""
+"""The command audit: actions and refusals, with their callers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def audited_events(root: Root, name: str) -> Iterator[dict[str, Any]]:
-    """Yield what somebody caused in an agent's session, as far as the caller may read that."""
+    """Yield the events of an agent's session that a caller caused, if the session is readable."""
     try:
         tail = Tail(root, agent(name, "session/events.jsonl"), STDOUT)
     except Failure:
@@ -38,7 +38,7 @@ def audited_events(root: Root, name: str) -> Iterator[dict[str, Any]]:
 
 
 def audited_refusals(root: Root, name: str) -> list[dict[str, Any]]:
-    """Return what the daemon refused lately."""
+    """Return the recent refusals of the daemon."""
     about = {"agent": name} if name and not own_agent(root) else {}
     found = answer(connect_own(root), op="audit", **about)
     return [item for item in found.get("refusals", ()) if isinstance(item, dict)]
@@ -53,7 +53,7 @@ def describe_refusal(item: dict[str, Any]) -> str:
 
 
 def do_audit(root: Root, args: Arguments) -> int:
-    """Show who did what, and what was refused to whom."""
+    """Show actions and refusals, with their callers, by time."""
     import json
 
     found = []
@@ -74,7 +74,7 @@ COMMANDS = (
         "show who did what, and what was refused",
         (JSON, arg("name", metavar="NAME", nargs="?", help="default: all that you may read")),
         do_audit,
-        "Events that somebody caused, from the sessions that you may read, and what the daemon"
-        " refused lately, by time. An agent is told what was refused to itself.",
+        "Shows, by time, the events that callers caused, from all sessions that you may read, and"
+        " recent refusals of the daemon. An agent sees only its own refusals.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Where the commands are: a module is loaded when a command of it is given."""
+"""The table of commands. A module is loaded only when one of its commands is used."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ SUBJECTS = {
 
 
 class Group:
-    """Commands whose names share their first word; alone, that word lists.
+    """Commands whose names begin with the same word; this word alone runs `list`.
 
-    `other` is the command that is meant when the second word is none of theirs.
+    `other` is the command to run if the second word is not the name of one.
     """
 
     def __init__(self, summary: str, notes: str = "", other: str = "") -> None:
@@ -45,10 +45,10 @@ class Group:
 
 GROUPS = {
     "task": Group("commands that run inside an agent"),
-    "work": Group("what an agent is to get done"),
+    "work": Group("what an agent has to do"),
     "waits": Group("what an agent waits for"),
     "tool": Group(
-        "what models call: JSON in, JSON out", "ctx tool NAME JSON calls a tool, too.", "call"
+        "programs for models: JSON in, JSON out", "ctx tool NAME JSON also calls a tool.", "call"
     ),
 }
 
@@ -69,7 +69,7 @@ def all_commands() -> Iterator[Command]:
 
 
 def no_command(name: str) -> Failure:
-    """Return what is to be said when there is no such command."""
+    """Return the failure of an unknown command."""
     group = name.partition(" ")[0]
     return Failure(
         f'unknown command "{name}"; see: ctx help{f" {group}" * (group in GROUPS)}', USAGE
@@ -77,7 +77,7 @@ def no_command(name: str) -> Failure:
 
 
 def find_command(words: list[str]) -> tuple[Command, list[str]]:
-    """Return the row of the command that some words begin with, and the words after its name."""
+    """Return the command at the beginning of `words`, and the words after its name."""
     first, second = words[0], " ".join(words[1:2])
     if first not in SUBJECTS:
         raise no_command(first)

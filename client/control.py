@@ -1,4 +1,4 @@
-"""Writing verbs, to one or to many, and what Ctrl-C does while one is waited for."""
+"""Writing verbs to agents and tasks, and handling Ctrl-C while waiting for them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def catch_interrupts(action: Callable[[int], None]) -> Callable[[], object]:
-    """Call `action` with the count of every Ctrl-C; returns what undoes this.
+    """Call `action` with the running count at every Ctrl-C; return a function that undoes this.
 
-    Python runs the handler between two instructions and goes on with the system call that was
-    interrupted, so nothing that is being copied is lost, unlike with KeyboardInterrupt.
+    Python runs the handler between two instructions and restarts the interrupted system call.
+    Unlike KeyboardInterrupt, this loses no data that is being copied.
     """
     import signal
 
@@ -34,7 +34,7 @@ def catch_interrupts(action: Callable[[int], None]) -> Callable[[], object]:
 
 
 def interrupt(root: Root, owner: str, count: int) -> None:
-    """Act on the first, second or third Ctrl-C: stop the agent or task, kill it, leave it alone."""
+    """Handle Ctrl-C: the first stops the agent or task, the second kills, the third leaves it."""
     if count > 2:
         raise KeyboardInterrupt
     verb, more = ("stop", " (Ctrl-C again kills it)") if count == 1 else ("kill", "")
@@ -43,7 +43,7 @@ def interrupt(root: Root, owner: str, count: int) -> None:
 
 
 def end(root: Root, owner: str, verb: str) -> None:
-    """Stop or kill an agent or a task, which may have ended, or be ending, already."""
+    """Stop or kill an agent or a task; it may already have ended, or be ending."""
     try:
         control(root, owner, verb)
     except Failure as failure:
@@ -54,12 +54,12 @@ def end(root: Root, owner: str, verb: str) -> None:
 def control(root: Root, owner: str, line: str) -> None:
     """Write a verb to the `ctl` file of an agent or a task."""
     if "\n" in line:
-        raise Failure(f'"{line}" is more than one line', USAGE)
+        raise Failure(f'"{line}" has more than one line; a verb is one line', USAGE)
     root.write(f"{owner}/ctl", value_of(line))
 
 
 def for_each(names: Sequence[str], action: Callable[[str], object]) -> list[str]:
-    """Apply an action to each name, complaining about failures, and return those it worked for."""
+    """Apply an action to each name, report failures, and return the names without failure."""
     worked = []
     for name in names:
         try:

@@ -1,4 +1,4 @@
-"""What this machine lacks to run ctxd(8), and how to get it."""
+"""The command doctor: what this machine lacks for ctxd(8), and how to get it."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ PROGRAMS = (
     ("git", "warn", "git", "only for workspace=worktree"),
 )
 FUSECTL = "/sys/fs/fuse/connections"
-#: what a ctxd of an ordinary user cannot give, one sentence each
+#: guarantees that a ctxd of an ordinary user cannot give
 WEAKER = (
-    "agents have your uid: their sandboxes alone keep them from ctxd's files and from yours",
-    "whoever runs with your uid outside of agents is an operator, and could change ctxd itself: "
-    "give no agent your home or XDG_RUNTIME_DIR, nor a socket of something that starts programs",
+    "agents have your uid: only their sandboxes protect ctxd's files and yours from them",
+    "every process with your uid outside of agents is an operator, and could change ctxd itself: "
+    "give no agent your home, XDG_RUNTIME_DIR, or a socket of a service that starts programs",
     "histories and output are as safe as your account, not root's",
-    "iso=shared is refused; so are other values of owner, uid, gid and groups",
+    "iso=shared is refused, and so is any other owner, uid, gid or groups than yours",
     "agents keep your supplementary groups",
-    "an agent can let those go who wait for the end of another one, before that has ended",
-    "an agent can make cgroups below its own, and freeze itself; limits above it hold",
-    "agents share what the kernel allows your uid: processes, user namespaces, watches",
-    "nobody else has agents here; root, and processes with another gid, cannot even look",
+    "an agent can wake processes that wait for the end of another agent, before that end",
+    "an agent can create cgroups below its own, and freeze itself; the limits above it hold",
+    "agents share the kernel's limits of your uid: processes, user namespaces, inotify watches",
+    "only you have agents here; root, and processes with another gid, cannot access the mount",
 )
 NAMESPACES = (
-    ("user/max_user_namespaces", "0", "FAIL", "user namespaces are turned off", "15000"),
-    ("kernel/unprivileged_userns_clone", "0", "FAIL", "only root may make user namespaces", "1"),
+    ("user/max_user_namespaces", "0", "FAIL", "user namespaces are disabled", "15000"),
+    ("kernel/unprivileged_userns_clone", "0", "FAIL", "only root may create user namespaces", "1"),
     (
         "kernel/apparmor_restrict_unprivileged_userns",
         "1",
@@ -55,17 +55,17 @@ NAMESPACES = (
     ),
 )
 LANDLOCK = 444, 1  # landlock_create_ruleset(2), LANDLOCK_CREATE_RULESET_VERSION
-#: what root agents were given before version 0.2 if nothing was configured
+#: the policy of root agents before version 0.2, unless one was configured
 OLD_DEFAULTS = ("agent:* create,start,stop,read,write", "tool:* execute", "model:* use")
 
 
 def judge(good: bool, what: str, level: str, problem: str, remedy: str) -> Finding:
-    """Return `what` as a good finding, else the problem and its remedy."""
+    """Return the finding `what` if good, else the problem and its remedy."""
     return ("ok", what, "") if good else (level, problem, remedy)
 
 
 def find_program(name: str) -> str:
-    """Return the path of a program of the system, empty if there is none."""
+    """Return the path of an installed program, empty if it is missing."""
     for directory in [*os.get_exec_path(), "/usr/sbin", "/sbin"]:
         path = os.path.join(directory, name)
         if os.path.isfile(path) and os.access(path, os.X_OK):
@@ -116,23 +116,24 @@ def check_cgroups(mountinfo: str, own: str = "") -> Iterator[Finding]:
         available = first_line(f"{mount}{own}/cgroup.controllers").split()
         remedy = "systemctl edit user@.service: [Service] Delegate=cpu memory pids"
     missing = ", ".join(name for name in CONTROLLERS if name not in available)
-    problem = f"no {missing} controller in cgroup v2: such limits answer EOPNOTSUPP"
+    problem = f"no {missing} controller in cgroup v2: limits that need one fail with EOPNOTSUPP"
     yield judge(not missing, f"controllers {' '.join(CONTROLLERS)}", "warn", problem, remedy)
     if own:
         yield check_delegated(mount + own)
 
 
 def check_delegated(path: str) -> Finding:
-    """Judge whether a ctxd without root could make cgroups where this process is."""
-    if path.endswith("/daemon"):  # where ctxd goes itself
+    """Judge whether a ctxd without root could create cgroups below the cgroup of this process."""
+    if path.endswith("/daemon"):  # the leaf into which ctxd moves
         path = path.rpartition("/")[0]
     files = ("", "cgroup.procs", "cgroup.subtree_control")
     ours = all(os.access(os.path.join(path, file), os.W_OK) for file in files)
-    return judge(ours, f"the cgroup {path} is yours", "warn", f"{path} is not yours", DELEGATE)
+    what, problem = f"the cgroup {path} belongs to you", f"{path} does not belong to you"
+    return judge(ours, what, "warn", problem, DELEGATE)
 
 
 def check_namespaces(directory: str = "/proc/sys") -> Finding:
-    """Judge whether unprivileged user namespaces can be made."""
+    """Judge whether unprivileged users can create user namespaces."""
     for file, bad, level, problem, good in NAMESPACES:
         if first_line(f"{directory}/{file}") == bad:
             return level, problem, f"sysctl {file.replace('/', '.')}={good}"
@@ -149,7 +150,7 @@ def check_programs(uid: int) -> Iterator[Finding]:
 
 
 def check_identity(uid: int) -> Iterator[Finding]:
-    """Judge the interpreter, who runs it, and as whom agents will run."""
+    """Judge the interpreter, its user, and the user of the agents."""
     import pwd
 
     python = "python " + ".".join(map(str, sys.version_info[:3]))
@@ -159,8 +160,8 @@ def check_identity(uid: int) -> Iterator[Finding]:
         try:
             yield "ok", f"ctxd would run without root, as {pwd.getpwuid(uid).pw_name}", ""
         except KeyError:
-            remedy = "add it to passwd(5)"
-            yield "FAIL", f"uid {uid} has no name: fusermount3 mounts nothing for it", remedy
+            remedy = "add one"
+            yield "FAIL", f"uid {uid} has no entry in passwd(5), which fusermount3 needs", remedy
         return
     yield "ok", "uid 0", ""
     try:
@@ -182,7 +183,7 @@ def check_daemon(root: Root) -> Finding:
 
 
 def check_mounts(mountinfo: str, directory: str) -> Iterator[Finding]:
-    """Judge what becomes of the mount when a ctxd without root crashes."""
+    """Judge whether agents keep the mount after a crash of a ctxd without root."""
     mounts = {}
     for line in mountinfo.splitlines():
         fields = line.partition(" - ")[0].split()
@@ -191,16 +192,16 @@ def check_mounts(mountinfo: str, directory: str) -> Iterator[Finding]:
     while place not in mounts and place != "/":
         place = os.path.dirname(place)
     what = f"{directory} is on a shared mount: agents find {DEFAULT_ROOT} again after a crash"
-    problem = f"{directory} is on no shared mount ({place}): agents that live through a crash of "
-    problem += "ctxd have no file system any more"
+    problem = f"{directory} is not on a shared mount ({place}): agents that survive a crash of "
+    problem += f"ctxd lose {DEFAULT_ROOT}"
     yield judge(mounts.get(place, False), what, "warn", problem, f"mount --make-shared {place}")
-    problem = f"nothing is mounted at {FUSECTL}: should ctxd die in the midst of a call, that hangs"
+    problem = f"nothing is mounted at {FUSECTL}: if ctxd dies in the middle of a call, it hangs"
     remedy = f"mount -t fusectl none {FUSECTL}"
     yield judge(FUSECTL in mounts, f"fusectl at {FUSECTL}", "warn", problem, remedy)
 
 
 def is_rootless(root: Root, uid: int) -> bool:
-    """Whether the ctxd at hand is an ordinary user's, or would be."""
+    """Return whether the running ctxd, or one started now, is that of an ordinary user."""
     try:
         return uid != 0 and os.stat(root.path).st_uid != 0
     except OSError:
@@ -208,7 +209,7 @@ def is_rootless(root: Root, uid: int) -> bool:
 
 
 def landlock_abi() -> int:
-    """Return the version of Landlock that the kernel has, -1 for none."""
+    """Return the version of Landlock in the kernel, -1 for none."""
     import ctypes
 
     number, version = LANDLOCK
@@ -216,18 +217,18 @@ def landlock_abi() -> int:
 
 
 def check_landlock(abi: int) -> Finding:
-    """Judge whether the kernel keeps agents from the host's abstract sockets, and apart."""
+    """Judge whether the kernel keeps agents away from each other and from abstract sockets."""
     problem = (
         "Landlock has no scopes: an agent can trace its children's programs and read their "
-        "memory, and with network:default it reaches the host's abstract sockets"
+        "memory; with network:default, it can connect to the host's abstract sockets"
     )
-    remedy = "Linux 6.12 or newer, with landlock in the lsm= boot parameter"
-    fact = f"Landlock ABI {abi}: cells of parent and child, and abstract sockets, are apart"
+    remedy = "install Linux 6.12 or newer, with landlock in the lsm= boot parameter"
+    fact = f"Landlock ABI {abi}: isolates parents from children, and abstract sockets"
     return judge(abi >= 6, fact, "warn", problem, remedy)
 
 
 def findings(root: Root) -> Iterator[Finding]:
-    """Yield everything that `doctor` finds."""
+    """Yield all findings."""
     uid = os.getuid()
     rootless = is_rootless(root, uid)
     mountinfo = decode(read_file("/proc/self/mountinfo"))
@@ -252,7 +253,7 @@ def findings(root: Root) -> Iterator[Finding]:
 
 
 def check_policies(root: Root) -> Iterator[Finding]:
-    """Judge root agents that have rights to all others because nobody took them away."""
+    """Find root agents that still have the old default rights over all other agents."""
     try:
         names = root.names("agent")
     except Failure:
@@ -264,11 +265,11 @@ def check_policies(root: Root) -> Iterator[Finding]:
             made_by = root.value(agent(name, "parent"))
             over = root.value(agent(name, "status")) == "dead"
         except Failure:
-            continue  # not the caller's, or gone
+            continue  # not readable by the caller, or gone
         if over or not made_by.startswith("operator"):
             continue
         if lines == [f"allow {subject} {line}" for line in OLD_DEFAULTS]:
-            what = f"{name} has the default policy of version 0.1: it reads, writes to and stops "
+            what = f"{name} has the default policy of version 0.1: it may read, write to and stop "
             what += "every agent of its owner"
             wanted = [f"allow {subject} {line}" for line in ("agent:* create", *OLD_DEFAULTS[1:])]
             words = " ".join(f"'{line}'" for line in wanted)
@@ -276,7 +277,7 @@ def check_policies(root: Root) -> Iterator[Finding]:
 
 
 def do_doctor(root: Root, args: Arguments) -> int:
-    """Say what this machine lacks."""
+    """Show what this machine lacks."""
     found = list(findings(root))
     if args.json:
         rows = [{"level": level, "what": what, "remedy": fix} for level, what, fix in found]
@@ -287,5 +288,5 @@ def do_doctor(root: Root, args: Arguments) -> int:
 
 
 COMMANDS = (
-    Command("doctor", "say what this machine lacks, and how to get it", (JSON,), do_doctor),
+    Command("doctor", "show what this machine lacks, and how to get it", (JSON,), do_doctor),
 )

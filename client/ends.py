@@ -1,4 +1,4 @@
-"""How agents and tasks ended, and the exit status that stands for it."""
+"""The ends of agents and tasks, and their exit statuses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from client.words import SESSION_ENDS
 
 
 def session_of(root: Root, owner: str) -> str:
-    """Return the path of an agent's session, empty if it is kept from the caller."""
+    """Return the path of an agent's session, empty if the caller may not see it."""
     try:
         target = os.readlink(root.join(f"{owner}/session"))
     except OSError:
@@ -28,10 +28,10 @@ def session_of(root: Root, owner: str) -> str:
 
 
 def ending(root: Root, owner: str, session: str = "") -> tuple[str, str]:
-    """Return the outcome and the reason of a dead agent, as far as the caller may know them.
+    """Return the outcome and the reason of a dead agent, each empty if the caller may not see it.
 
-    With the path of its session also when it was removed, or reset, as soon as it was dead.
-    An agent knows at least the outcome of its own child.
+    The path of its session also gives the end of an agent that was already removed or reset.
+    A parent sees at least the outcome of its child.
     """
     for event in last_events(root, session) if session else ():
         if event.get("type") == "agent.stop":
@@ -44,7 +44,7 @@ def ending(root: Root, owner: str, session: str = "") -> tuple[str, str]:
 
 
 def awaited_restart(root: Root, name: str) -> str:
-    """Return which restart an agent waits for, and the end that is the reason for it."""
+    """Return the restart that an agent waits for, and the end that caused it."""
     for event in last_events(root, agent(name, "session")):
         reason = str(event.get("reason"))
         if event.get("type") == "agent.status" and reason.startswith("restart:"):
@@ -53,7 +53,7 @@ def awaited_restart(root: Root, name: str) -> str:
 
 
 def identity(root: Root, name: str) -> int:
-    """Return a number that is another one for each incarnation of a name, 0 if there is none."""
+    """Return a number that differs between incarnations of a name, 0 if it does not exist."""
     try:
         return os.stat(root.join(agent(name))).st_ino
     except OSError:
@@ -61,7 +61,7 @@ def identity(root: Root, name: str) -> int:
 
 
 def exit_status(outcome: str, reason: str) -> int:
-    """Return the exit status that stands for the end of an agent, or of a run."""
+    """Return the exit status for the end of an agent or a run."""
     kind, _, detail = reason.partition(",")[0].partition(":")
     number = int(detail) if detail.isascii() and detail.isdigit() else FAILED
     if outcome == "done":
@@ -80,10 +80,10 @@ def exit_status(outcome: str, reason: str) -> int:
     return by_kind.get(kind, FAILED)
 
 
-#: what the end of a task would be as that of an agent
+#: the outcome of an agent that corresponds to the last status of a task
 TASK_OUTCOMES = {"completed": "done", "failed": "error", "cancelled": "cancelled"}
 
 
 def task_ending(root: Root, owner: str) -> tuple[str, str]:
-    """Return the last status of a task, and how its command exited."""
+    """Return the last status of a task, and the exit of its command."""
     return root.value(f"{owner}/status"), root.value(f"{owner}/exit")

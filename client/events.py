@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def parse_event(line: bytes) -> dict[str, Any] | None:
-    """Return a line of a history as an object, None if it is not one."""
+    """Parse a line of a history; None if it is not an object."""
     import json
 
     try:
@@ -55,13 +55,13 @@ def show_event(event: dict[str, Any]) -> str:
 
 
 def describe_event(line: bytes) -> str:
-    """Return a line of a history as one that is readable."""
+    """Return a line of a history in readable form."""
     event = parse_event(line)
     return decode(line) if event is None else show_event(event)
 
 
 class Events(Tail):
-    """The events of a session, whole lines at a time."""
+    """The events of a session, read in whole lines."""
 
     def __init__(self, root: Root, relative: str, raw: bool) -> None:
         super().__init__(root, relative, STDOUT)
@@ -69,8 +69,8 @@ class Events(Tail):
         self.partial = b""
 
     def pump(self) -> None:
-        """Show the events since the last time."""
-        self.read(1, 0)  # arms POLLPRI again: it tells of changes since a read at offset 0
+        """Show the events since the last call."""
+        self.read(1, 0)  # arms POLLPRI again, which reports changes since the last read at offset 0
         lines = (self.partial + b"".join(self.chunks())).split(b"\n")
         self.partial = lines.pop()
         if self.raw:
@@ -80,7 +80,7 @@ class Events(Tail):
 
 
 def do_events(root: Root, args: Arguments) -> int:
-    """Show what happened to an agent."""
+    """Show the events of an agent's session."""
     name = args.name or own_name(root)
     events = Events(root, agent(name, "session/events.jsonl"), args.json)
     events.pump()
@@ -92,9 +92,9 @@ def do_events(root: Root, args: Arguments) -> int:
 COMMANDS = (
     Command(
         "events",
-        "show what happened",
+        "show the events of an agent",
         (FOLLOW, JSON, OWN),
         do_events,
-        "Shows the current session. With --json, events are as they are in the file.",
+        "Shows the current session. --json prints the lines of events.jsonl unchanged.",
     ),
 )

@@ -1,4 +1,4 @@
-"""The exit statuses of ctx(1), and the failures that lead to them."""
+"""The exit statuses of ctx(1), and the exception that carries one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ TIMED_OUT, CANNOT_START, INTERRUPTED, OUT_OF_MEMORY, PIPE_CLOSED = 124, 126, 130
 
 
 class Failure(Exception):
-    """A sentence for the user, and the exit status that goes with it."""
+    """An error message for the user, with the exit status."""
 
     def __init__(self, message: str, status: int = FAILED, number: int = 0) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Files as bytes, and what is given to a command as such."""
+"""Reading and writing files as bytes; standard input and values from the command line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_file(path: str) -> bytes:
 
 
 def read_control(path: str) -> bytes:
-    """Return the contents of a control: it is over where less is read than was asked for."""
+    """Return the contents of a control file; a short read is its end."""
     fd = os.open(path, os.O_RDONLY)
     try:
         chunks = [os.read(fd, BLOCK)]
@@ -62,7 +62,7 @@ def write_file(path: str, data: bytes) -> None:
 
 
 def read_stdin() -> bytes:
-    """Return standard input, which is empty when there is none."""
+    """Return standard input, empty if it is closed."""
     try:
         return read_all(0)
     except OSError as error:
@@ -72,14 +72,14 @@ def read_stdin() -> bytes:
 
 
 def given(words: Sequence[str]) -> bytes:
-    """Return what is to be sent: the arguments, else standard input."""
+    """Return the data to send: the arguments, else standard input."""
     if not words and os.isatty(0):
-        raise Failure("nothing to send: give a text, or pipe one in", USAGE)
+        raise Failure("nothing to send: give a text, or pipe one to standard input", USAGE)
     return os.fsencode(" ".join(words)) if words else read_stdin()
 
 
 def value_of(text: str) -> bytes:
-    """Return a value from the command line as the lines of a control file."""
+    """Return a value from the command line as lines of a control file."""
     data = os.fsencode(text)
     return data if data.endswith(b"\n") else data + b"\n"
 

@@ -1,4 +1,4 @@
-"""Waiting for the end of agents and tasks, and copying what they write meanwhile."""
+"""Waiting for the end of agents and tasks, and copying their output meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         def pump(self) -> None: ...
 
 
-TICK_MS = 100  # how often growing files are looked at while following them
+TICK_MS = 100  # how often to look at growing files
 
 
 class Tail:
@@ -40,8 +40,8 @@ class Tail:
         if lines == 0 or end == 0:
             return end
         if self.read(1, end - 1) == b"\n":
-            end -= 1  # it ends the last line, and begins none
-        while end > 0:  # backwards, and nothing is kept: a line may be as long as the file
+            end -= 1  # it ends the last line and begins no new one
+        while end > 0:  # backwards, keeping no data: one line may fill the file
             step = min(BLOCK, end)
             data = self.read(step, end - step)
             at = len(data)
@@ -57,19 +57,19 @@ class Tail:
         return self.root.call(self.relative, lambda _: os.pread(self.fd, size, offset))
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield what has been added since the last time."""
+        """Yield the data added since the last call."""
         while chunk := self.read(BLOCK, self.offset):
             self.offset += len(chunk)
             yield chunk
 
     def pump(self) -> None:
-        """Copy what has been added since the last time."""
+        """Copy the data added since the last call."""
         for chunk in self.chunks():
             self.output.copy(chunk)
 
 
 class Labelled:
-    """Several tails on one output, told apart by headings as soon as a second one speaks."""
+    """Several tails on one output, separated by headings once a second one has data."""
 
     def __init__(self, tails: Sequence[Tail]) -> None:
         self.tails = tails
@@ -77,7 +77,7 @@ class Labelled:
         self.current: Tail | None = None
 
     def pump(self) -> None:
-        """Copy what has been added since the last time."""
+        """Copy the data added since the last call."""
         for tail in self.tails:
             for chunk in tail.chunks():
                 if tail is not self.current:
@@ -85,23 +85,24 @@ class Labelled:
                 tail.output.copy(chunk)
 
     def heading(self, tail: Tail) -> None:
-        """Announce that what follows is of another file."""
+        """Print the heading of the file whose data follow."""
         if self.current or self.several:
             tail.output.text(("\n" if self.current else "") + f"==> {tail.name} <==\n")
         self.current = tail
 
 
 def open_wait(root: Root, owner: str) -> int:
-    """Return a descriptor that polls as readable or hung up once an agent, or a task, has ended.
+    """Return a descriptor that polls as readable or hung up once an agent or a task has ended.
 
-    A reader that opened a FIFO before any writer did sees POLLHUP only after a writer has come and
-    gone, see pipe_poll() in the kernel; the regular file in place of the FIFO is readable at once.
+    A reader that opens a FIFO before any writer sees POLLHUP only after a writer opened and
+    closed it, see pipe_poll() in the kernel. The regular file that replaces the FIFO after the
+    end is readable at once.
     """
     return root.open(f"{owner}/wait", os.O_RDONLY | os.O_NONBLOCK)
 
 
 def wait_ended(root: Root, owners: Iterable[str], timeout: float | None = None) -> Iterator[str]:
-    """Yield agents or tasks as they end, until all have; `TimeoutError` if that takes too long."""
+    """Yield agents or tasks as they end, until all have ended; `TimeoutError` after `timeout`."""
     import select
 
     waiting = {open_wait(root, owner): owner for owner in owners}
@@ -121,7 +122,7 @@ def wait_ended(root: Root, owners: Iterable[str], timeout: float | None = None) 
 
 
 def follow(root: Root, owner: str, pumps: Iterable[Pump], events_fd: int | None = None) -> None:
-    """Copy what grows until its owner has ended, at once when `events_fd` says that it has."""
+    """Copy growing files until their owner has ended; `events_fd` reports growth at once."""
     import select
 
     poller = select.poll()
@@ -135,4 +136,4 @@ def follow(root: Root, owner: str, pumps: Iterable[Pump], events_fd: int | None 
         for pump in pumps:
             pump.pump()
         if events_fd in ready:
-            time.sleep(0.02)  # let bursts come in one piece
+            time.sleep(0.02)  # collect bursts

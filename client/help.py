@@ -1,4 +1,4 @@
-"""Help about all commands, about a group, and about one."""
+"""Help about all commands, a group, or one command."""
 
 from __future__ import annotations
 
@@ -46,28 +46,28 @@ def overview() -> str:
     listed = "".join(f"  {name:<8} {summary}\n" for name, summary in rows.items())
     return (
         "usage: ctx [--root DIR] COMMAND [ARGUMENT...]\n\n"
-        "Works with the agents of a mounted ctxfs.\n\n"
-        f"commands (ctx help COMMAND tells more):\n{listed}\n"
-        "options:\n  --root DIR  where ctxfs is mounted (default: $CTX_ROOT, else that of your\n"
-        "              own ctxd, else /ctx)\n"
-        f"  -h, --help  show this\n\n{EXAMPLES}"
+        "Manages the agents of a mounted ctxfs.\n\n"
+        f"commands (for details: ctx help COMMAND):\n{listed}\n"
+        "options:\n  --root DIR  where ctxfs is mounted (default: $CTX_ROOT, else the mount\n"
+        "              of your own ctxd, else /ctx)\n"
+        f"  -h, --help  show this help\n\n{EXAMPLES}"
     )
 
 
 def group_help(name: str) -> str:
-    """Return the help about the commands of a group."""
+    """Return the help about a group."""
     group = GROUPS[name]
     rows = "".join(f"  {word:<7} {row.summary}\n" for word, row in commands_of(name).items())
     notes = f"\n{group.notes}\n" if group.notes else ""
     return (
         f"usage: ctx {name} [COMMAND] [ARGUMENT...]\n\n"
-        f"{group.summary[0].upper()}{group.summary[1:]}; without a COMMAND, lists them.\n\n"
-        f"commands (ctx help {name} COMMAND tells more):\n{rows}{notes}"
+        f"{group.summary[0].upper()}{group.summary[1:]}. Without a COMMAND, runs list.\n\n"
+        f"commands (for details: ctx help {name} COMMAND):\n{rows}{notes}"
     )
 
 
 def show_help(topic: list[str]) -> int:
-    """Show help about a command, about those of a group, or about all."""
+    """Show help about a command, a group, or all commands."""
     if not topic:
         STDOUT.text(overview())
     elif len(topic) == 1 and topic[0] in GROUPS:

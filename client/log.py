@@ -1,4 +1,4 @@
-"""What an agent wrote, and its result."""
+"""The commands result and log: the result and the output of an agent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def do_result(root: Root, args: Arguments) -> int:
-    """Show the result of an agent exactly as it is."""
+    """Show the result of an agent unchanged."""
     owner = agent(args.name)
     result = root.read(below(owner, "result.md"))
     STDOUT.copy(result)
@@ -29,7 +29,7 @@ def do_result(root: Root, args: Arguments) -> int:
 
 
 def do_log(root: Root, args: Arguments) -> int:
-    """Show what an agent wrote."""
+    """Show the output of an agent."""
     files = [args.only] if args.only else ["log", "out"]
     before = identity(root, args.name)
     tails = [Tail(root, agent(args.name, file), STDOUT, args.lines) for file in files]
@@ -38,7 +38,7 @@ def do_log(root: Root, args: Arguments) -> int:
     if args.follow:
         follow(root, agent(args.name), [output])
         if identity(root, args.name) != before:
-            complain(f"{args.name} is gone: the last that it wrote may be missing")
+            complain(f"{args.name} was removed or reset: its last output may be missing")
     return OK
 
 
@@ -52,7 +52,7 @@ COMMANDS = (
     ),
     Command(
         "log",
-        "show what an agent wrote: log, then out",
+        "show the output of an agent: log, then out",
         (
             FOLLOW,
             arg("--out", dest="only", action="store_const", const="out", help="stdout only"),

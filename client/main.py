@@ -1,9 +1,9 @@
-"""The `ctx` command: agents of a mounted ctxfs from a shell, through plain files and sockets.
+"""The `ctx` command: manages agents of a mounted ctxfs through plain files and sockets.
 
-It is executed as the installed command, as `/ctx/bin/ctx`, and as every `/ctx/agent/NAME` and every
-`/ctx/tool/NAME`, inside sandboxes too: hence the standard library only, an isolated interpreter,
-and modules that are slow to load imported where they are used. So are those of this package that
-one command needs and others do not.
+This program is the installed command, `/ctx/bin/ctx`, every `/ctx/agent/NAME` and every
+`/ctx/tool/NAME`. It also runs in sandboxes. So it uses only the standard library and an isolated
+interpreter, and imports slow modules where they are used. It does the same with modules of this
+package that only some commands need.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def handle_of(path: str) -> tuple[Root, str, str] | None:
-    """Return the root, `agent` or `tool`, and the name of one, if a program path is its handle."""
+    """Return root, kind (`agent` or `tool`) and name if a program path is a handle, else None."""
     for candidate in (os.path.abspath(path), os.path.realpath(path)):
         directory, name = os.path.split(candidate)
         top, kind = os.path.split(directory)
@@ -54,13 +54,13 @@ def run_command(argv: Sequence[str]) -> int:
     else:
         command, args = parse_command(words)
         return command.handler(root, args)
-    from client.help import show_help  # without argparse, which takes as long as the rest
+    from client.help import show_help  # without argparse, whose import takes as long as the rest
 
     return show_help(topic)
 
 
 def run(argv: Sequence[str] | None) -> int:
-    """Run a command line, None for that of this process, and return the exit status."""
+    """Run a command line, by default that of this process, and return the exit status."""
     if argv is None:
         argv = sys.argv[1:]
         handle = handle_of(sys.argv[0])
@@ -70,13 +70,13 @@ def run(argv: Sequence[str] | None) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line, say what went wrong with it, and return the exit status."""
+    """Run a command line, report errors, and return the exit status."""
     try:
         return run(argv)
     except Failure as failure:
         complain(str(failure))
         return failure.status
-    except SystemExit as end:  # argparse has said why
+    except SystemExit as end:  # argparse printed the reason
         return end.code if isinstance(end.code, int) else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -1,4 +1,4 @@
-"""Messages to agents: sent, shown as they are answered, and waiting."""
+"""Messages to agents: sending them, showing their replies, listing the queue."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from client.arguments import Arguments
 
 
-#: how a message may end
+#: the final statuses of a message, with exit statuses
 ENDINGS = {"processed": OK, "failed": FAILED, "aborted": INTERRUPTED, "dropped": INTERRUPTED}
 
 
 class Reply:
-    """The reply to one message, shown as it arrives."""
+    """The reply to a message, shown as it arrives."""
 
     def __init__(self) -> None:
         self.shown = ""
@@ -39,7 +39,7 @@ class Reply:
         self.shown += text
 
     def message(self, text: str) -> None:
-        """Show the whole reply, or what the pieces lacked of it."""
+        """Show the whole reply, or the rest of it after the pieces."""
         if text.startswith(self.shown):
             self.delta(text[len(self.shown) :])
         elif self.shown.strip() != text.strip():
@@ -57,7 +57,7 @@ def converse(
 ) -> tuple[int, str]:
     """Send a message to an agent and show its reply.
 
-    Returns the exit status that its end stands for, and the reason of that end.
+    Return the exit status for the end of the message, and the reason of that end.
     """
     ident = os.urandom(8).hex()
     cancelled = False
@@ -92,9 +92,9 @@ def converse(
 
 
 def judge_end(name: str, frame: dict[str, Any], cancelled: bool) -> tuple[int, str]:
-    """Say what went wrong with a message, unless its sender cancelled it.
+    """Report the failure of a message, unless its sender cancelled it.
 
-    `frame` is the last one about it, empty if there was none. Returns as `converse` does.
+    `frame` is the last frame about the message, empty if none came. Return as `converse` does.
     """
     kind = frame.get("type")
     if kind == "done":
@@ -118,7 +118,7 @@ def utf8(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise Failure("the text to send is not UTF-8", USAGE) from None
+        raise Failure("the text is not UTF-8", USAGE) from None
 
 
 def message_text(words: Sequence[str]) -> str:
@@ -146,7 +146,7 @@ def do_send(root: Root, args: Arguments) -> int:
 
 
 def typed_lines(prompt: str) -> Iterator[bytes]:
-    """Yield the lines that are typed at a terminal, which may be edited; Ctrl-C clears one."""
+    """Yield lines typed and edited at a terminal; Ctrl-C clears a line."""
     import contextlib
 
     with contextlib.suppress(ImportError):
@@ -162,15 +162,15 @@ def typed_lines(prompt: str) -> Iterator[bytes]:
 
 
 def piped_lines() -> Iterator[bytes]:
-    """Yield the lines of standard input as they come."""
+    """Yield the lines of standard input as they arrive."""
     with open(0, "rb", closefd=False) as lines:
         yield from lines
 
 
 def do_chat(root: Root, args: Arguments) -> int:
-    """Send each line as a message and show the replies, until there are no more lines.
+    """Send each line as a message and show the replies, until the end of the input.
 
-    Each message has a connection of its own: what comes in between is not for us.
+    Each message has its own connection, so that nothing else arrives between replies.
     """
     terminal = os.isatty(0) and os.isatty(1)
     connect(root, args.name).close()
@@ -190,7 +190,7 @@ def do_chat(root: Root, args: Arguments) -> int:
 
 
 def do_queue(root: Root, args: Arguments) -> int:
-    """Show the messages that wait for an agent, the next one first."""
+    """Show the waiting messages of an agent, the next one first."""
     data = root.read(agent(args.name or own_name(root), "queue"))
     if args.json:
         STDOUT.copy(data)
@@ -205,25 +205,25 @@ def do_queue(root: Root, args: Arguments) -> int:
 COMMANDS = (
     Command(
         "send",
-        "send a message, show the reply",
+        "send a message and show the reply",
         (
-            arg("--priority", choices=PRIORITIES, help="its place in the queue; default: normal"),
+            arg("--priority", choices=PRIORITIES, help="its place in the queue (default: normal)"),
             NAME,
             arg("text", metavar="TEXT", nargs="*", help="default: standard input"),
         ),
         do_send,
-        "Ctrl-C cancels the message. Exits 0 done, 1 error, 13 denied, 69 not running, 130"
-        " cancelled.",
+        "Ctrl-C cancels the message. Exit status: 0 processed, 1 error, 13 denied, 69 not running,"
+        " 130 cancelled.",
         rest="text",
     ),
     Command(
         "chat",
-        "send messages as they are typed",
+        "send each line as a message",
         (NAME,),
         do_chat,
         "Each line is a message. Ctrl-C cancels the message that is being answered, or clears the"
-        " line; Ctrl-D ends. Without a terminal, exits as send does for the first message that"
-        " failed.",
+        " line; Ctrl-D ends chat. Without a terminal, exits as send does for the first message"
+        " that failed.",
     ),
-    Command("queue", "list the messages that wait", (JSON, OWN), do_queue),
+    Command("queue", "list the waiting messages", (JSON, OWN), do_queue),
 )

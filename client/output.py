@@ -1,4 +1,4 @@
-"""Standard output and error: exact for pipes and files, escaped for a terminal."""
+"""Standard output and error: unchanged to pipes and files, escaped on a terminal."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
 
 
 def escape(text: str, keep: str = "") -> str:
-    """Return `text` with all that a terminal might obey, except what is in `keep`, spelled out."""
-    keep += "\u00a0\u202f\u3000"  # blanks that are "not printable", but harmless
+    """Return `text` with all terminal control characters escaped, except those in `keep`."""
+    keep += "\u00a0\u202f\u3000"  # harmless blanks that isprintable() rejects
     return "".join(
         char if char.isprintable() or char in keep else ascii(char)[1:-1] for char in text
     )
 
 
 def decode(data: bytes) -> str:
-    """Return bytes as text, with what is not UTF-8 spelled out."""
+    """Return bytes as text, with invalid UTF-8 escaped."""
     return data.decode("utf-8", "backslashreplace")
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all bytes to a descriptor, waiting where it would not."""
+    """Write all bytes to a descriptor, also to a non-blocking one."""
     view = memoryview(data)
     while view:
         try:
@@ -41,7 +41,7 @@ def as_json(value: object) -> str:
 
 
 class Output:
-    """One of our descriptors: contents are exact for pipes and files, escaped for a terminal."""
+    """A descriptor: contents are unchanged to pipes and files, escaped on a terminal."""
 
     def __init__(self, fd: int) -> None:
         import codecs
@@ -50,13 +50,13 @@ class Output:
         self.decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
 
     def copy(self, data: bytes) -> None:
-        """Write contents that somebody else made."""
+        """Write the contents of files and messages."""
         if os.isatty(self.fd):
             data = escape(self.decoder.decode(data), keep="\n\t").encode()
         write_all(self.fd, data)
 
     def text(self, text: str) -> None:
-        """Write text of our own."""
+        """Write text of this program."""
         write_all(self.fd, text.encode("utf-8", "backslashreplace"))
 
     def lines(self, lines: Iterable[str]) -> None:
@@ -69,12 +69,12 @@ STDERR = Output(2)
 
 
 def complain(message: str) -> None:
-    """Say one line on stderr."""
+    """Print a line on standard error."""
     STDERR.lines([f"ctx: {message}"])
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a table, its columns aligned and its empty cells shown as `-`."""
+    """Return the lines of a table, with aligned columns and `-` for empty cells."""
     cells = [list(header)] + [[escape(cell) or "-" for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [

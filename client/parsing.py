@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
     from client.arguments import Arguments, Command
 
-#: how the words after -- are called
+#: names for the words after -- in usage lines
 REST = {"program": "-- PROGRAM [ARG...]", "shell": "-- COMMAND..."}
 
 
 def parser_for(command: Command) -> argparse.ArgumentParser:
     """Return the parser of a command's arguments.
 
-    Each command has a parser of its own, and only that is made. Subparsers are all made before
-    one of them is used, and do not let options stand between arguments, as those of `send` may.
+    Only the parser of the given command is made. argparse would make all subparsers first, and
+    subparsers do not accept options between arguments, as `send` does.
     """
     import argparse
 
@@ -48,7 +48,7 @@ def parser_for(command: Command) -> argparse.ArgumentParser:
 
 
 def parse_options(argv: Sequence[str]) -> tuple[Root, list[str]]:
-    """Return the root that a command line is about, and the words from the command on."""
+    """Return the root of a command line, and the words from the command on."""
     words = list(argv)
     path = os.environ.get("CTX_ROOT") or default_root()
     while words and words[0].startswith("--root"):
@@ -62,10 +62,10 @@ def parse_options(argv: Sequence[str]) -> tuple[Root, list[str]]:
 
 
 def parse_command(words: list[str]) -> tuple[Command, Arguments]:
-    """Return the command that is asked for, and its arguments."""
+    """Return the command that `words` begin with, and its arguments."""
     command, words = find_command(words)
     rest: list[str] = []
-    if command.rest and "--" in words:  # argparse would look into what follows
+    if command.rest and "--" in words:  # argparse would parse the words after it
         split = words.index("--")
         words, rest = words[:split], words[split + 1 :]
     args = parser_for(command).parse_intermixed_args(words)

@@ -1,4 +1,4 @@
-"""What is in the directories task, work and waiting of an agent."""
+"""The objects in the directories task, work and waiting of an agent."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 class Plane:
     """A directory in each agent that holds objects of one kind.
 
-    `over` are the statuses of those from which nothing more will come; `files` is what tells of
-    one, `texts` what does so at length, and `columns` what a table shows of it: a heading, and the
-    files of which the first that is not empty is shown.
+    `over` holds the final statuses. `files` describe an object; `texts` are longer files. Each of
+    the `columns` of a table has a heading and files, and shows the first that is not empty.
     """
 
     def __init__(
@@ -70,12 +69,12 @@ PLANES = {
 
 
 def plane_path(root: Root, args: Arguments) -> str:
-    """Return the path of the plane that a command is about, in the agent that it names."""
+    """Return the path of the command's plane in the agent that it names."""
     return agent(args.agent or own_name(root), PLANES[args.group].directory)
 
 
 def path_of(root: Root, args: Arguments, name: str, file: str = "") -> str:
-    """Return the path of the agent or the object that a command names, or of a file of it."""
+    """Return the path of the agent or object that a command names, or of its `file`."""
     if not args.group:
         return agent(name, file)
     if not name or "/" in name:
@@ -86,7 +85,7 @@ def path_of(root: Root, args: Arguments, name: str, file: str = "") -> str:
 
 
 def number_last(name: str) -> tuple[str, int]:
-    """Return a key that sorts task-10 after task-9."""
+    """Return a sort key that puts task-10 after task-9."""
     stem = name.rstrip("0123456789")
     return stem, int(name[len(stem) :] or 0)
 
@@ -125,7 +124,7 @@ def do_list(root: Root, args: Arguments) -> int:
 
 
 def do_show(root: Root, args: Arguments) -> int:
-    """Show all that there is to know of an object of a plane."""
+    """Show all files of an object of a plane."""
     plane = PLANES[args.group]
     owner = path_of(root, args, args.name)
     root.call(owner, os.stat)

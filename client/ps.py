@@ -1,4 +1,4 @@
-"""Agents as a list and as a tree."""
+"""The commands ps and tree: agents as a list and as a tree."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Result = TypeVar("Result")
 
 
-ABREAST = 32  # files that are read at a time, where there are many
+ABREAST = 32  # files read at the same time
 
 
 def age(seconds: float) -> str:
@@ -34,7 +34,7 @@ def age(seconds: float) -> str:
 
 
 def state_of(root: Root, name: str) -> dict[str, Any]:
-    """Return name, status, outcome and reason of an agent: why it is dead, or between two runs."""
+    """Return name, status, outcome and reason of an agent."""
     row = {file: root.field(name, file) for file in ("status", "outcome", "reason")}
     if row["status"] == "starting" and not root.field(name, "run"):
         row["reason"] = awaited_restart(root, name)
@@ -42,9 +42,9 @@ def state_of(root: Root, name: str) -> dict[str, Any]:
 
 
 def abreast(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Return what a function makes of each item, called for several at a time.
+    """Return the results of a function for each item, calling it for several at a time.
 
-    As `map` of a ThreadPoolExecutor does, which takes longer to import than `ps` does to run.
+    This is `map` of ThreadPoolExecutor, whose import takes longer than the whole `ps`.
     """
     import threading
 
@@ -55,7 +55,7 @@ def abreast(function: Callable[[Item], Result], items: Sequence[Item]) -> list[R
         try:
             for index in range(first, len(items), ABREAST):
                 results[index] = function(items[index])
-        except Exception as failure:  # is the caller's
+        except Exception as failure:  # the caller raises it
             failures.append(failure)
 
     firsts = range(min(ABREAST, len(items)))
@@ -70,7 +70,7 @@ def abreast(function: Callable[[Item], Result], items: Sequence[Item]) -> list[R
 
 
 def born(root: Root, name: str) -> float | None:
-    """Return when an agent was made, None if it is gone."""
+    """Return the creation time of an agent, None if it is gone."""
     try:
         return os.stat(root.join(agent(name, "incarnation"))).st_mtime
     except OSError:
@@ -78,10 +78,10 @@ def born(root: Root, name: str) -> float | None:
 
 
 def describe_agents(root: Root, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return what `ps` shows of agents.
+    """Return the rows of `ps`.
 
-    Many of their files are read at a time: where others keep the daemon busy, each is
-    answered a little late, and hundreds would else be waited for in turn.
+    This reads many files at a time. A busy daemon delays each answer a little, and reading
+    hundreds of files one after the other would add up these delays.
     """
     files = ("status", "outcome", "reason", "parent", "run", "pid")
     texts = iter(abreast(lambda each: root.field(*each), [(n, f) for n in names for f in files]))
@@ -113,7 +113,7 @@ def do_ps(root: Root, args: Arguments) -> int:
 
 
 def children(root: Root, name: str) -> list[str]:
-    """Return the names of an agent's children, as far as the caller may list them."""
+    """Return the names of an agent's children; none if the caller may not list them."""
     directory = root.join(agent(name, "child"))
     try:
         targets = [os.readlink(os.path.join(directory, entry)) for entry in os.listdir(directory)]
@@ -155,13 +155,13 @@ COMMANDS = (
     Command(
         "ps",
         "list agents that are not dead",
-        (arg("-a", "--all", action="store_true", help="list dead agents, too"), JSON),
+        (arg("-a", "--all", action="store_true", help="also list dead agents"), JSON),
         do_ps,
     ),
     Command(
         "tree",
         "show agents below their parents",
-        (arg("name", metavar="NAME", nargs="?", help="this agent and those below it"),),
+        (arg("name", metavar="NAME", nargs="?", help="show only this agent and its descendants"),),
         do_tree,
     ),
 )

@@ -1,4 +1,4 @@
-"""What an owner holds, and may hold."""
+"""The command quota: the accounts of an owner."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def do_quota(root: Root, args: Arguments) -> int:
-    """Show the accounts of the caller's owner; root's shows those of all."""
+    """Show the accounts of the caller's owner; for root, those of all owners."""
     rows = answer(connect_own(root), op="quota").get("accounts", [])
     if args.json:
         STDOUT.text(as_json(rows))
@@ -31,7 +31,7 @@ COMMANDS = (
         "show what an owner uses, and its limits",
         (JSON,),
         do_quota,
-        "Shows the accounts of the user, in an agent those of its owner, and root's those of all."
-        " Sizes are bytes, time is milliseconds.",
+        "Shows the accounts of your user; in an agent, the accounts of its owner; for root, the"
+        " accounts of all owners. Sizes are in bytes, time is in milliseconds.",
     ),
 )

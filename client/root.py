@@ -1,4 +1,4 @@
-"""A mounted ctxfs: where it is, the paths in it, and why something failed there."""
+"""A mounted ctxfs: its location, the paths in it, and the reasons of failures."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ if TYPE_CHECKING:
 
 DEFAULT_ROOT = "/ctx"
 START_HINT = "start it as root with: systemctl start ctxd (or: ctxd)"
-CLOCK_SLACK = 0.25  # seconds; rejections are stamped in whole milliseconds
+CLOCK_SLACK = 0.25  # seconds; the daemon stamps rejections in whole milliseconds
 HINTS = {
     errno.EACCES: "you are not allowed to do this",
-    errno.EBUSY: "not possible in its present state",
-    errno.EDQUOT: "a limit is reached",
-    errno.EEXIST: "exists already",
-    errno.EINVAL: "not accepted",
-    errno.EIO: "ctxd met a bug of its own; its log says more",
+    errno.EBUSY: "not possible in its current state",
+    errno.EDQUOT: "a limit was reached",
+    errno.EEXIST: "already exists",
+    errno.EINVAL: "invalid argument",
+    errno.EIO: "internal error in ctxd; see its log",
     errno.EMSGSIZE: "too long",
-    errno.EOPNOTSUPP: "this machine or set-up cannot do that; see: ctx doctor",
-    errno.EPERM: "nobody is allowed to do this",
-    errno.ESRCH: "nothing is running",
-    errno.ESTALE: "it has been replaced meanwhile",
+    errno.EOPNOTSUPP: "not supported by this machine or configuration; see: ctx doctor",
+    errno.EPERM: "not permitted to anyone",
+    errno.ESRCH: "no process is running",
+    errno.ESTALE: "it was replaced in the meantime",
 }
-#: what is in a directory, by the directory's name: at the root and in an agent
+#: the kind of object in each directory: at the root and in an agent
 KINDS = {"agent": "an agent", "tool": "a tool"}
 PARTS = {"task": "a task", "work": "a work item", "waiting": "a wait"}
 
 
 def user_directory(uid: int) -> str:
-    """Return where a user's ctxd, run without root, keeps what does not survive a reboot."""
+    """Return the runtime directory of a user's ctxd, which does not survive a reboot."""
     return os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
 
 
 def default_root() -> str:
-    """Return where the file system is if nothing says so: a user's own, else the machine's."""
+    """Return the default mount point: the user's own if it exists, else the machine's."""
     own = os.path.join(user_directory(os.getuid()), "ctx")
     return own if os.path.lexists(own) else DEFAULT_ROOT
 
 
 def below(owner: str, file: str) -> str:
-    """Return the path of a file of something, given the path of that."""
+    """Return the path of a file below the path of its owner."""
     if any(part in ("", ".", "..") for part in file.split("/")):
         raise Failure(f'"{file}" is not a file of "{label(owner)}"', USAGE)
     return f"{owner}/{file}"
@@ -76,12 +76,12 @@ def tool(name: str, file: str = "") -> str:
 
 
 def label(owner: str) -> str:
-    """Return the name of the agent, task, work item or wait whose path is given."""
+    """Return the name of an agent, task, work item or wait from its path."""
     return owner.rpartition("/")[2].removesuffix(".d")
 
 
 class Root:
-    """A mounted ctxfs, whose failures come with the reason that the daemon left."""
+    """A mounted ctxfs; its failures carry the reason that the daemon gave."""
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
@@ -113,7 +113,7 @@ class Root:
         return self.call(relative, lambda path: os.open(path, flags))
 
     def remove(self, owner: str) -> None:
-        """Remove an agent, or a task, work item or wait of one."""
+        """Remove an agent, or a task, work item or wait of an agent."""
         self.call(owner, os.rmdir)
 
     def names(self, directory: str) -> list[str]:
@@ -122,7 +122,7 @@ class Root:
         return sorted(name[:-2] for name in names if name.endswith(".d"))
 
     def value(self, relative: str) -> str:
-        """Return a control, empty when it is kept from the caller or just went away."""
+        """Return a control, empty if the caller may not read it or it is gone."""
         try:
             return decode(self.call(relative, read_control)).rstrip("\n")
         except Failure as failure:
@@ -131,11 +131,11 @@ class Root:
             raise
 
     def field(self, name: str, file: str) -> str:
-        """Return a control of an agent, empty like `value`."""
+        """Return a control of an agent, as `value` does."""
         return self.value(agent(name, file))
 
     def rejection(self, number: int, relative: str, began: float) -> str | None:
-        """Return the daemon's sentence about an operation that just failed, if it is about that."""
+        """Return the daemon's reason for an operation that just failed, None if it gave none."""
         try:
             line = decode(read_file(self.join("error"))).partition("\n")[0]
         except OSError:
@@ -150,17 +150,17 @@ class Root:
         return f"{rest} ({code})"
 
     def guess(self, number: int, relative: str) -> str:
-        """Return a sentence about a failure that the daemon gave no reason for."""
+        """Return a sentence about a failure without a reason from the daemon."""
         code = "EOPNOTSUPP" if number == errno.EOPNOTSUPP else errno.errorcode.get(number, "?")
         if number == errno.ENOTCONN:
-            return f"the ctxd of {self.path} has died ({code}); {START_HINT}"
+            return f"the ctxd of {self.path} died ({code}); {START_HINT}"
         if not self.present("agent"):
             return f"no ctxd answers at {self.path}; {START_HINT}"
         missing = self.missing(relative) if number == errno.ENOENT else ""
         return missing or f"{relative}: {HINTS.get(number) or os.strerror(number)} ({code})"
 
     def missing(self, relative: str) -> str:
-        """Return which object on the way to a file is not there, empty if all are."""
+        """Return which object on the path to a file does not exist, empty if all do."""
         parts = relative.split("/")
         for depth, kinds in ((2, KINDS), (4, PARTS)):
             kind = kinds.get(parts[depth - 2]) if len(parts) >= depth else None
@@ -170,7 +170,7 @@ class Root:
         return ""
 
     def present(self, relative: str) -> bool:
-        """Return whether something is there, visible or not."""
+        """Return whether a path exists, readable or not."""
         try:
             os.stat(self.join(relative))
         except OSError as error:
@@ -179,7 +179,7 @@ class Root:
 
 
 def own_agent(root: Root) -> str:
-    """Return the name of the agent that the caller runs in, empty if it is in none."""
+    """Return the name of the caller's own agent, empty outside of agents."""
     try:
         return label(os.readlink(root.join("self")))
     except OSError:
@@ -187,8 +187,8 @@ def own_agent(root: Root) -> str:
 
 
 def own_name(root: Root) -> str:
-    """Return the name of the agent that the caller runs in, which there must be."""
+    """Return the name of the caller's own agent; fail outside of agents."""
     name = own_agent(root)
     if not name:
-        raise Failure("you are in no agent: name one", USAGE)
+        raise Failure("you are not in an agent: name one", USAGE)
     return name

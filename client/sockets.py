@@ -25,12 +25,12 @@ MESSAGE_CODES = {
 
 
 def open_socket(root: Root, path: str) -> socket.socket:
-    """Return a connection to a socket below the root; ``OSError`` if there is none."""
+    """Return a connection to a socket below the root; `OSError` if this fails."""
     import socket
 
     directory, name = os.path.split(root.join(path))
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:  # through the directory's descriptor, because socket addresses are limited to 107 bytes
+    try:  # through the directory's descriptor: a socket address has at most 107 bytes
         directory_fd = os.open(directory, os.O_PATH)
         try:
             connection.connect(f"/proc/self/fd/{directory_fd}/{name}")
@@ -43,7 +43,7 @@ def open_socket(root: Root, path: str) -> socket.socket:
 
 
 def connect(root: Root, name: str) -> socket.socket:
-    """Return a connection to an agent; the failure says whether it is missing, down or closed."""
+    """Return a connection to an agent; a failure says if it is missing, not running or denied."""
     began = time.time()
     try:
         return open_socket(root, f"agent/{name}.sock")
@@ -51,7 +51,9 @@ def connect(root: Root, name: str) -> socket.socket:
         number = error.errno or errno.EIO
         if number in (errno.EACCES, errno.EPERM):
             reason = root.rejection(number, f"agent/{name}.sock", began)
-            raise Failure(reason or f"{name}: you may not send to it (EACCES)", DENIED) from None
+            raise Failure(
+                reason or f"{name}: you may not send messages to it (EACCES)", DENIED
+            ) from None
         if number in (errno.ENOENT, errno.ECONNREFUSED) and root.present(agent(name)):
             status = root.field(name, "status") or "unknown"
             raise Failure(f"{name} is not running: its status is {status}", NOT_RUNNING) from None
@@ -59,7 +61,7 @@ def connect(root: Root, name: str) -> socket.socket:
 
 
 def connect_started(root: Root, name: str) -> socket.socket:
-    """Return a connection to an agent that was just started, as soon as there can be one."""
+    """Return a connection to an agent that was just started, once it accepts one."""
     import select
 
     status = agent(name, "status")
@@ -80,7 +82,7 @@ def connect_started(root: Root, name: str) -> socket.socket:
 
 
 def connect_daemon(root: Root) -> socket.socket:
-    """Return a connection to the daemon, which answers operators there."""
+    """Return a connection to the daemon's own socket, which is only for operators."""
     began = time.time()
     try:
         return open_socket(root, "ctxd.sock")
@@ -101,11 +103,11 @@ def frames(connection: socket.socket) -> Iterator[dict[str, Any]]:
             if isinstance(frame, dict):
                 yield frame
     except (ConnectionResetError, ValueError, RecursionError):
-        return  # broken off in the middle of a frame, at best
+        return  # the connection broke, or the frame is not valid
 
 
 def refusal(frame: dict[str, Any], codes: dict[str, int]) -> Failure:
-    """Return what an error frame says, with the exit status that its code stands for."""
+    """Return the failure in an error frame, with the exit status for its code."""
     code, field = str(frame.get("code") or ""), str(frame.get("field") or "")
     detail = str(frame.get("message") or frame.get("text") or "failed")
     detail = detail if field in detail else f"{field}: {detail}"
@@ -119,20 +121,21 @@ def ask(connection: socket.socket, **fields: object) -> None:
     try:
         connection.sendall(json.dumps(fields).encode() + b"\n")
     except (BrokenPipeError, ConnectionResetError):
-        return  # what the peer said before it closed is still to be read
+        return  # read what the peer sent before it closed
 
 
 def connect_own(root: Root, name: str = "") -> socket.socket:
-    """Return a connection to the daemon; in an agent to that, or to the agent that is named.
+    """Return a connection for a request about `name`.
 
-    The daemon's own socket answers operators alone.
+    In an agent, connect to the agent `name`, or to the own agent without a name. Outside of
+    agents, connect to the daemon's own socket, which is only for operators.
     """
     own = own_agent(root)
     return connect(root, name or own) if own else connect_daemon(root)
 
 
 def answer(connection: socket.socket, **fields: object) -> dict[str, Any]:
-    """Send a request that has one answer, and return that; `Failure` if it is a refusal."""
+    """Send a request and return its only answer; `Failure` if it is an error."""
     with connection:
         ask(connection, **fields)
         for frame in frames(connection):

@@ -1,4 +1,4 @@
-"""A program as an agent: waited for, or asked to answer a message."""
+"""The commands spawn and run: a program as an agent."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def exec_line(words: Sequence[str]) -> bytes:
 
     line = shlex.join(words)
     if "\n" in line:
-        raise Failure("an argument holds a newline, which an exec line cannot express", USAGE)
+        raise Failure("an argument contains a newline, which an exec line cannot contain", USAGE)
     return value_of(line)
 
 
 def program_files(args: Arguments) -> list[tuple[str, bytes]]:
-    """Return the control files that the options of `spawn` and `run` stand for."""
+    """Return the control files for the options of `spawn` and `run`."""
     if not args.program:
         raise Failure("no program: give one after --", USAGE)
     lines = {
@@ -63,12 +63,13 @@ def program_files(args: Arguments) -> list[tuple[str, bytes]]:
 
 
 def do_spawn(root: Root, args: Arguments) -> int:
-    """Make an agent for a program, start it and maybe wait for it."""
+    """Create an agent for a program, start it, and wait for it with --wait."""
     files = program_files(args)
     if args.rm and not args.wait:
         raise Failure("--rm needs --wait", USAGE)
     if args.wait and ("life", b"temp\n") in files:
-        raise Failure("a temp agent goes with what it wrote; use --wait --rm instead", USAGE)
+        message = "the output of a temp agent is removed with it: use --wait --rm instead"
+        raise Failure(message, USAGE)
     handoff = b"" if os.isatty(0) else read_stdin()
     files += [("handoff.md", handoff)] if handoff else []
     owner = agent(args.name)
@@ -88,9 +89,9 @@ def do_spawn(root: Root, args: Arguments) -> int:
 
 
 def run_foreground(root: Root, owner: str, outputs: dict[str, Output]) -> None:
-    """Start an agent or a task and show what it writes, by file, until it has ended.
+    """Start an agent or a task and copy its files to their outputs until it has ended.
 
-    Ctrl-C stops it. If it cannot be started it is removed again.
+    Ctrl-C stops it. If it cannot be started, remove it again.
     """
     restore = catch_interrupts(lambda count: interrupt(root, owner, count))
     try:
@@ -106,12 +107,12 @@ def run_foreground(root: Root, owner: str, outputs: dict[str, Output]) -> None:
 
 
 def do_run(root: Root, args: Arguments) -> int:
-    """Send one message to a program, as an agent that is there for that alone or stays."""
+    """Send one message to a program, run by a new agent or by an existing one."""
     files = program_files(args)
     if not any(file == "mode" for file, _ in files):
         files.append(("mode", b"turn\n"))
     if ("mode", b"once\n") in files:
-        raise Failure("an agent of mode once takes no messages; use ctx spawn", USAGE)
+        raise Failure("mode once accepts no messages; use ctx spawn", USAGE)
     text = message_text([] if args.message is None else [args.message])
     owner = agent(args.name)
     made = not root.present(owner)
@@ -127,14 +128,14 @@ def do_run(root: Root, args: Arguments) -> int:
 
 
 def check_program(root: Root, name: str, line: bytes) -> None:
-    """Fail if an agent is known to execute something else than an `exec` line says."""
+    """Fail if an agent is known to execute another program than that of an `exec` line."""
     program = root.field(name, "exec")
     if program and value_of(program) != line:
-        raise Failure(f"{name} exists already, and executes: {program}")
+        raise Failure(f"{name} already exists and executes: {program}")
 
 
 def run_message(root: Root, owner: str, text: str) -> int:
-    """Send a message to an agent that was just started and exit as its program did."""
+    """Send a message to an agent that was just started; return the exit status of its run."""
     name, session = label(owner), session_of(root, owner)
     try:
         connection = connect_started(root, name)
@@ -149,12 +150,12 @@ def run_message(root: Root, owner: str, text: str) -> int:
 
 
 def dispose(root: Root, owner: str) -> None:
-    """Stop an agent and remove it when it is dead; Ctrl-C kills it, a second one lets it be."""
+    """Stop an agent and remove it when it is dead; Ctrl-C kills it, a second one leaves it."""
     restore = catch_interrupts(lambda count: interrupt(root, owner, count + 1))
     try:
         end(root, owner, "stop")
         for _ in wait_ended(root, [owner]):
-            if root.present(owner):  # a temp agent goes by itself
+            if root.present(owner):  # the daemon removes a temp agent
                 root.remove(owner)
     except Failure as failure:
         complain(str(failure))
@@ -169,7 +170,7 @@ PROGRAM_OPTIONS = (
         metavar="SRC:TARGET:MODE",
         action="append",
         default=[],
-        help=f"a path in its view; MODE is {one_of(MOUNT_MODES)}",
+        help=f"mount a path in its sandbox; MODE is {one_of(MOUNT_MODES)}",
     ),
     ENV,
     CWD,
@@ -203,15 +204,15 @@ COMMANDS = (
         "run a program as an agent",
         (
             *PROGRAM_OPTIONS,
-            arg("--wait", action="store_true", help="show its output and exit as it does"),
+            arg("--wait", action="store_true", help="show its output and exit with its status"),
             arg("--rm", action="store_true", help="remove the agent afterwards"),
             NAME,
         ),
         do_spawn,
-        "TARGET is SRC and MODE is ro if left out. Standard input, unless a terminal, becomes"
-        " handoff.md. With --wait, Ctrl-C stops the agent and a second one kills it; exits with the"
-        " program's status, 124 on timeout, 126 if it could not start, 128+N after signal N, 137"
-        " when out of memory, 130 if cancelled.",
+        "TARGET defaults to SRC, and MODE to ro. Standard input becomes handoff.md, unless it is a"
+        " terminal. With --wait, Ctrl-C stops the agent and a second Ctrl-C kills it. Exit status"
+        " with --wait: that of the program, 124 on timeout, 126 if it could not start, 128+N after"
+        " signal N, 137 when out of memory, 130 if cancelled.",
         rest="program",
     ),
     Command(
@@ -220,13 +221,13 @@ COMMANDS = (
         (
             *PROGRAM_OPTIONS,
             arg("--message", metavar="TEXT", help="the message; default: standard input"),
-            arg("--keep", action="store_true", help="let the agent stay, for send and chat"),
+            arg("--keep", action="store_true", help="keep the agent, for send and chat"),
             NAME,
         ),
         do_run,
-        "The agent is made as by spawn, in mode turn, unless there is one of that name already,"
-        " which then stays. Ctrl-C cancels the message. Exits as spawn --wait does, by the end of"
-        " the message's run; 13 denied, 69 not running.",
+        "Creates the agent as spawn does, in mode turn, and removes it afterwards. If an agent of"
+        " that name exists, run uses and keeps it. Ctrl-C cancels the message. Exit status: that of"
+        " the message's run, as with spawn --wait; 13 denied, 69 not running.",
         rest="program",
     ),
 )

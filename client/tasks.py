@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def do_task_start(root: Root, args: Arguments) -> int:
-    """Make a task for a command, start it and maybe wait for it."""
+    """Create a task for a command, start it, and wait for it with --wait."""
     import shlex
 
     words = args.shell
@@ -65,7 +65,7 @@ def do_task_start(root: Root, args: Arguments) -> int:
 
 
 def do_task_output(root: Root, args: Arguments) -> int:
-    """Show what a task wrote."""
+    """Show the output of a task."""
     owner = path_of(root, args, args.name)
     tail = Tail(root, below(owner, "output"), STDOUT, args.lines)
     tail.pump()
@@ -75,7 +75,7 @@ def do_task_output(root: Root, args: Arguments) -> int:
 
 
 def do_task_input(root: Root, args: Arguments) -> int:
-    """Write a line, or standard input as it is, to what a task reads."""
+    """Write a line, or standard input unchanged, to the standard input of a task."""
     data = value_of(" ".join(args.text)) if args.text else given([])
     if not data:
         raise Failure("nothing to send: the text is empty", USAGE)
@@ -96,27 +96,27 @@ COMMANDS = (
             arg(
                 "--name",
                 metavar="TASK",
-                help="default: the first free one of task-1, task-2, ...",
+                help="default: the first free name of task-1, task-2, ...",
             ),
             CWD,
             ENV,
-            arg("--input", action="store_true", help="let it take input, see: ctx task input"),
-            arg("--title", metavar="TEXT", help="what it is for, in a line"),
+            arg("--input", action="store_true", help="let it read input from: ctx task input"),
+            arg("--title", metavar="TEXT", help="a line that says what it is for"),
             arg("--work", metavar="ID", help="the work item that it is for"),
-            arg("--wait", action="store_true", help="show its output and exit as it does"),
+            arg("--wait", action="store_true", help="show its output and exit with its status"),
         ),
         do_task_start,
-        "COMMAND is run by a shell: a single word as it is, several ones quoted. Prints the name"
-        " of the task. With --wait, Ctrl-C stops it and a second one kills it; exits with the"
-        " command's status, 128+N after signal N, 130 if cancelled.",
+        "A shell runs COMMAND: a single word unchanged, several words quoted. Prints the name of"
+        " the task. With --wait, Ctrl-C stops the task and a second Ctrl-C kills it. Exit status"
+        " with --wait: that of the command, 128+N after signal N, 130 if cancelled.",
         rest="shell",
     ),
     Command(
         "task output",
-        "show what a task wrote",
+        "show the output of a task",
         (
             OF,
-            arg("-f", "--follow", action="store_true", help="go on until it has ended"),
+            arg("-f", "--follow", action="store_true", help="continue until it has ended"),
             arg("-n", "--lines", metavar="LINES", type=line_count, help="the last LINES"),
             TASK,
         ),
@@ -124,7 +124,7 @@ COMMANDS = (
     ),
     Command(
         "task input",
-        "write to a task",
+        "write to the standard input of a task",
         (OF, TASK, arg("text", metavar="TEXT", nargs="*", help="default: standard input")),
         do_task_input,
         rest="text",
@@ -136,7 +136,7 @@ COMMANDS = (
         "wait until tasks have ended",
         (OF, TASKS, TIMEOUT),
         do_wait,
-        "Prints TASK, status and exit of each. Exits 0 if all completed, 124 on timeout.",
+        "Prints TASK, status and exit of each. Exits 0 if all completed, 1 if not, 124 on timeout.",
     ),
     Command("task rm", "remove tasks that have ended", (OF, TASKS), do_rm),
 )

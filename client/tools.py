@@ -1,4 +1,4 @@
-"""The tools: listed, described, and called with JSON."""
+"""The commands for tools: list, show, and call with JSON."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tool_input(words: Sequence[str]) -> dict[str, Any]:
 
 
 def call_tool(root: Root, name: str, words: Sequence[str]) -> int:
-    """Call a tool and print what it returns as one line; its refusals become exit statuses."""
+    """Call a tool and print its output as one line; its errors become exit statuses."""
     import json
 
     value = tool_input(words)
@@ -59,27 +59,27 @@ def call_tool(root: Root, name: str, words: Sequence[str]) -> int:
             if frame.get("type") == "error":
                 absent = {} if root.present(f"tool/{name}") else {"ENOENT": NOT_RUNNING}
                 raise refusal(frame, {**TOOL_CODES, **absent})
-    raise Failure(f"{name}: the connection ended before the answer came", NOT_RUNNING)
+    raise Failure(f"{name}: the connection ended before the answer", NOT_RUNNING)
 
 
 def describe_tool(root: Root, name: str) -> str:
-    """Return what a tool does, takes and returns."""
+    """Return the description and the schemas of a tool."""
     import contextlib
     import json
 
     parts = [root.read(tool(name, "description")).decode("utf-8", "backslashreplace").rstrip()]
     for title, file in (("input", "schema"), ("output", "output_schema")):
         schema = root.value(tool(name, file))
-        with contextlib.suppress(ValueError, RecursionError):  # else it is shown as it is
+        with contextlib.suppress(ValueError, RecursionError):  # else show it unchanged
             schema = json.dumps(json.loads(schema), indent=2, ensure_ascii=False)
         parts += [f"{title}:\n{schema}"] if schema else []
     return "\n\n".join(parts) + "\n"
 
 
 def run_tool_handle(root: Root, name: str, words: Sequence[str]) -> int:
-    """Act as one of the tools."""
+    """Act as the handle of a tool."""
     if list(words) in (["-h"], ["--help"]):
-        usage = f"usage: {root.path}/tool/{name} [JSON]\n\nTakes JSON from standard input, too.\n\n"
+        usage = f"usage: {root.path}/tool/{name} [JSON]\n\nDefault: JSON from standard input.\n\n"
         STDOUT.copy((usage + describe_tool(root, name)).encode("utf-8", "backslashreplace"))
         return OK
     words = words[1:] if words[:1] == ["--"] else words
@@ -101,7 +101,7 @@ def do_tool_list(root: Root, args: Arguments) -> int:
 
 
 def do_tool_show(root: Root, args: Arguments) -> int:
-    """Show what a tool does, takes and returns."""
+    """Show the description and the schemas of a tool."""
     STDOUT.copy(describe_tool(root, args.name).encode("utf-8", "backslashreplace"))
     return OK
 
@@ -114,13 +114,13 @@ def do_tool_call(root: Root, args: Arguments) -> int:
 TOOL = arg("name", metavar="TOOL", help="the tool")
 COMMANDS = (
     Command("tool list", "list the tools that you may call", (JSON,), do_tool_list),
-    Command("tool show", "show what a tool does, takes and returns", (TOOL,), do_tool_show),
+    Command("tool show", "show what a tool does, and its schemas", (TOOL,), do_tool_show),
     Command(
         "tool call",
         "call a tool",
         (TOOL, arg("input", metavar="JSON", nargs="?", help="an object; default: standard input")),
         do_tool_call,
-        "Prints the output as one line. Exits 1 on errors, 2 on bad input, 13 if denied, 69 if"
+        "Prints the output as one line. Exits 1 on errors, 2 on invalid input, 13 if denied, 69 if"
         " there is no such tool.",
     ),
 )

@@ -1,12 +1,12 @@
-"""The modules of this package out of the one file that ctxfs makes of it (ctxfs/program.py).
+"""Loads the modules of this package from the one file that ctxfs makes (ctxfs/program.py).
 
-The file begins with this source. Each module is in it twice: as byte code for the Python that made
-the file, so that nothing has to be compiled, and as source for every other Python.
+The file begins with this source. It contains each module twice: as byte code for the Python
+version that made the file, which saves compiling, and as source for every other version.
 """
 
 from __future__ import annotations
 
-# what importlib.util has of them, without the modules that this would load
+# importlib.util has these too, but its import would load more modules
 import _frozen_importlib
 import _frozen_importlib_external
 import sys
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Packed:
-    """Finds and loads modules: by name, the source, and the byte code as base64."""
+    """Finds and loads modules; `modules` has source and base64 byte code by name."""
 
     def __init__(self, magic: bytes, modules: dict[str, tuple[str, bytes]]) -> None:
         self.usable = magic == _frozen_importlib_external.MAGIC_NUMBER
@@ -30,11 +30,11 @@ class Packed:
     ) -> ModuleSpec | None:
         if name not in self.modules:
             return None
-        # a Loader in all but name, which importlib.abc has
+        # a Loader by its methods; the class is in importlib.abc, which is slow to import
         return _frozen_importlib.ModuleSpec(name, self, is_package="." not in name)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> None:
-        return None  # an ordinary one
+        return None  # the default module
 
     def exec_module(self, module: ModuleType) -> None:
         source, code = self.modules[module.__name__]
@@ -49,5 +49,5 @@ class Packed:
 
 
 def install(magic: bytes, modules: dict[str, tuple[str, bytes]]) -> None:
-    """Have these modules imported from here, whatever else is of their name."""
+    """Import these modules from here, before any others of the same names."""
     sys.meta_path.insert(0, Packed(magic, modules))

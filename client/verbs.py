@@ -1,4 +1,4 @@
-"""The verbs of agents and tasks, and waiting for what they lead to."""
+"""The verbs of agents and tasks, and waiting for their ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def do_verb(root: Root, args: Arguments) -> int:
-    """Write the verb that the command is named after to each agent or task, and maybe wait."""
+    """Write the verb of the command's name to each agent or task; with --wait, wait."""
     owners = [path_of(root, args, name) for name in args.names]
     worked = for_each(owners, lambda owner: control(root, owner, args.command))
     if getattr(args, "wait", False):
@@ -26,13 +26,13 @@ def do_verb(root: Root, args: Arguments) -> int:
 
 
 def do_order(root: Root, args: Arguments) -> int:
-    """Write the verb that the command is named after to an agent, with the word that it takes."""
+    """Write the verb of the command's name and its argument to an agent."""
     control(root, agent(args.name), " ".join(filter(None, (args.command, args.word))))
     return OK
 
 
 def do_wait(root: Root, args: Arguments) -> int:
-    """Wait until all agents or tasks have ended and say how."""
+    """Wait until all agents or tasks have ended, and print their ends."""
     outcomes = []
     owners = [path_of(root, args, name) for name in args.names]
     sessions = {owner: session_of(root, owner) for owner in owners}
@@ -52,25 +52,25 @@ def do_wait(root: Root, args: Arguments) -> int:
 
 COMMANDS = (
     Command("start", "start agents", (NAMES,), do_verb),
-    Command("stop", "stop agents, killing them after their grace period", (NAMES, WAIT), do_verb),
+    Command("stop", "stop agents; kill them after their grace period", (NAMES, WAIT), do_verb),
     Command("kill", "stop agents at once", (NAMES, WAIT), do_verb),
     Command("pause", "freeze agents and all that they own", (NAMES,), do_verb),
-    Command("resume", "let paused agents go on", (NAMES,), do_verb),
+    Command("resume", "let paused agents continue", (NAMES,), do_verb),
     Command(
         "abort",
-        "kill an agent's current run alone",
+        "kill only the current run of an agent",
         (
             arg("--run", dest="word", metavar="RUN", help="only if this is the current run"),
             NAME,
         ),
         do_order,
-        "The agent is paused then; resume goes on with its next message.",
+        "The agent is then paused; resume continues with its next message.",
     ),
-    Command("reset", "make dead agents new again", (NAMES,), do_verb),
+    Command("reset", "replace dead agents with new ones", (NAMES,), do_verb),
     Command(
         "session",
-        "switch an agent to a session",
-        (NAME, arg("word", metavar="SESSION", help="one of the agent, or a new name")),
+        "switch an agent to another session",
+        (NAME, arg("word", metavar="SESSION", help="a session of the agent, or a new name")),
         do_order,
     ),
     Command(
@@ -78,6 +78,7 @@ COMMANDS = (
         "wait until agents are dead",
         (NAMES, TIMEOUT),
         do_wait,
-        "Prints NAME, outcome and reason of each. Exits 0 if all are done, 124 on timeout.",
+        "Prints NAME, outcome and reason of each. Exits 0 if all are done, 1 if not, 124 on"
+        " timeout.",
     ),
 )

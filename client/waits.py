@@ -1,4 +1,4 @@
-"""Waits: what an agent waits for."""
+"""The commands for waits: what an agent waits for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def do_waits_add(root: Root, args: Arguments) -> int:
-    """Make a wait and arm it; say whom to tell, if it waits for a trigger."""
+    """Create and arm a wait; for a trigger, print the file that fires it."""
     owner = path_of(root, args, args.name)
     lines = {"work": args.work, "deadline": args.deadline, "on": " ".join(args.on)}
     create(root, owner, [(file, value_of(line)) for file, line in lines.items() if line])
@@ -29,7 +29,7 @@ def do_waits_add(root: Root, args: Arguments) -> int:
 WAIT = arg("name", metavar="WAIT", help="the wait")
 WAITS = arg("names", metavar="WAIT", nargs="+", help="the waits")
 COMMANDS = (
-    Command("waits list", "list waits that are not over", (OF, ENDED, JSON), do_list),
+    Command("waits list", "list waits that have not ended", (OF, ENDED, JSON), do_list),
     Command("waits show", "show all about a wait", (OF, JSON, WAIT), do_show),
     Command(
         "waits add",
@@ -47,7 +47,7 @@ COMMANDS = (
             ),
         ),
         do_waits_add,
-        "For a trigger, prints the file that fires it when it is written to.",
+        "For a trigger, prints the file that fires the wait when it is written.",
     ),
     Command("waits cancel", "cancel waits and remove them", (OF, WAITS), do_rm),
 )

@@ -1,4 +1,4 @@
-"""Why an agent may do something, or may not."""
+"""The command why: why an agent may or may not do something."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def do_why(root: Root, args: Arguments) -> int:
-    """Explain a decision: which line of whose policy allows it, or what is missing where."""
+    """Explain a decision: the lines of policies that allow it, or the missing ones."""
     connection = connect_own(root, args.name)
     found = answer(connection, op="why", agent=args.name, verb=args.verb, object=args.object)
     word, may = ("yes", "may") if found.get("allowed") else ("no", "may not")
@@ -27,13 +27,13 @@ def do_why(root: Root, args: Arguments) -> int:
 COMMANDS = (
     Command(
         "why",
-        "say why an agent may do something, or not",
+        "show why an agent may or may not do something",
         (
             NAME,
             arg("verb", metavar="PERM", help="create, read, connect, ..."),
             arg("object", metavar="CLASS:NAME", help="such as agent:coder or network:default"),
         ),
         do_why,
-        "For example: ctx why coder create agent:rev-1. Exits 0 if it may, 13 if it may not.",
+        "For example: ctx why coder create agent:rev-1. Exits 0 if the agent may, 13 if not.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Work items: what an agent is to get done."""
+"""The commands for work items: what an agent has to do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def do_work_new(root: Root, args: Arguments) -> int:
-    """Make a work item and say its id."""
+    """Create a work item and print its id."""
     files = [("objective", value_of(args.objective))]
     if args.name is None:
         owner = create_numbered(root, f"{plane_path(root, args)}/work", files)
@@ -29,14 +29,14 @@ def do_work_new(root: Root, args: Arguments) -> int:
 
 
 def focus(root: Root, args: Arguments, name: str) -> int:
-    """Make a work item the one that its agent is at."""
+    """Make a work item the current one of its agent."""
     path_of(root, args, name)
     root.write(below(plane_path(root, args), "current"), value_of(name))
     return OK
 
 
 def do_work_focus(root: Root, args: Arguments) -> int:
-    """Make a work item the one that its agent is at."""
+    """Make a work item the current one of its agent."""
     return focus(root, args, args.name)
 
 
@@ -51,11 +51,11 @@ def do_work_end(root: Root, args: Arguments) -> int:
 WORK = arg("name", metavar="ID", help="the work item")
 WORKS = arg("names", metavar="ID", nargs="+", help="the work items")
 COMMANDS = (
-    Command("work list", "list work items that are not over", (OF, ENDED, JSON), do_list),
+    Command("work list", "list work items that have not ended", (OF, ENDED, JSON), do_list),
     Command("work show", "show all about a work item", (OF, JSON, WORK), do_show),
     Command(
         "work new",
-        "make a work item and print its id",
+        "create a work item and print its id",
         (
             OF,
             arg("--focus", action="store_true", help="make it the current work item"),
@@ -63,9 +63,9 @@ COMMANDS = (
                 "name",
                 metavar="ID",
                 nargs="?",
-                help="default: the first free one of work-1, work-2, ...",
+                help="default: the first free id of work-1, work-2, ...",
             ),
-            arg("objective", metavar="OBJECTIVE", help="what is to be achieved"),
+            arg("objective", metavar="OBJECTIVE", help="what the agent has to achieve"),
         ),
         do_work_new,
     ),

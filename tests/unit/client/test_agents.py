@@ -65,7 +65,7 @@ def test_the_task_is_written_before_the_parent(
 
 def test_taken_names(root: FakeRoot, run: Run) -> None:
     root.agent("x")
-    assert run("new", "x")[::2] == (1, "ctx: agent/x.d: exists already (EEXIST)\n")
+    assert run("new", "x")[::2] == (1, "ctx: agent/x.d: already exists (EEXIST)\n")
     assert (root.path / "agent/x.d/status").exists()
 
 

@@ -77,7 +77,7 @@ def test_a_users_own_cgroup(tmp_path: Path) -> None:
         found = list(doctor.check_cgroups(line, below))
         assert [level for level, _, _ in found] == ["ok", "warn", "ok"]
         assert found[1][1].startswith("no cpu controller") and "Delegate=" in found[1][2]
-        assert found[2][1] == f"the cgroup {own} is yours"
+        assert found[2][1] == f"the cgroup {own} belongs to you"
     level, _, remedy = doctor.check_delegated(str(tmp_path))
     assert level == "warn" and remedy.startswith("systemd-run --user --scope -p Delegate=yes ctxd")
 

@@ -39,7 +39,7 @@ def test_somebody_elses_reason_is_not(
     root.agent("x")
     root.reject(code, path, "about something else", ago)
     refuse(monkeypatch, "life", errno.EINVAL)
-    assert run("set", "x", "life", "forever")[2] == f"ctx: {LIFE}: not accepted (EINVAL)\n"
+    assert run("set", "x", "life", "forever")[2] == f"ctx: {LIFE}: invalid argument (EINVAL)\n"
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"x", b"2026 EINVAL\n", b"\xff\x00 \xfe \xfd: y"])
@@ -49,7 +49,7 @@ def test_a_strange_error_file_is_survived(
     root.agent("x")
     (root.path / "error").write_bytes(content)
     refuse(monkeypatch, "life", errno.EINVAL)
-    assert run("set", "x", "life", "y")[2] == f"ctx: {LIFE}: not accepted (EINVAL)\n"
+    assert run("set", "x", "life", "y")[2] == f"ctx: {LIFE}: invalid argument (EINVAL)\n"
 
 
 def test_reasons_are_escaped(root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_a_dead_daemon(root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.ENOTCONN, "")
 
     monkeypatch.setattr(os, "listdir", fail)
-    assert "has died (ENOTCONN)" in run("ps")[2]
+    assert "died (ENOTCONN)" in run("ps")[2]
 
 
 def test_unknown_agent_and_file(root: FakeRoot, run: Run) -> None:

@@ -128,7 +128,7 @@ def test_run_keeps_what_it_is_told_to(root: FakeRoot, run: Run, turning: Any) ->
     assert fake.requests[0]["input"] == "and one?"
     assert obeying.written == ["start"] and directory.exists()
     refused = run("run", "x", "--message", "?", "--", "dog")
-    assert refused == (1, "", "ctx: x exists already, and executes: cat\n")
+    assert refused == (1, "", "ctx: x already exists and executes: cat\n")
 
 
 @pytest.mark.parametrize(

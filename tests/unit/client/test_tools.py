@@ -102,7 +102,7 @@ def test_tools_that_are_not_there(root: FakeRoot, run: Run) -> None:
     assert run("tool", "Get", "{}") == (69, "", "ctx: no such tool (ENOENT)\n")
     (root.path / "ctxd.sock").unlink()
     FakeAgent(root, ASKED, path="ctxd.sock")
-    said = "ctx: Get: the connection ended before the answer came\n"
+    said = "ctx: Get: the connection ended before the answer\n"
     assert run("tool", "Get", "{}") == (69, "", said)
 
 
