@@ -1,18 +1,18 @@
 /*
- * binder: binds the agents' sockets on the filesystem, for the daemon.
+ * binder: binds the agents' sockets on the filesystem for the daemon.
  *
  *     binder SOCKET_FD
  *
- * Binding makes a request to the filesystem, which the daemon answers. The
- * daemon must not make it itself, in no thread of its own: were it killed just
- * then, the thread would wait, unkillably, for an answer from its own process,
- * whose descriptor of /dev/fuse the kernel closes only when that thread ends.
+ * Binding makes a request to the filesystem, which the daemon answers. No thread
+ * of the daemon may make it: if the daemon were killed at that moment, the thread
+ * would wait, unkillably, for an answer from its own process, and the kernel closes
+ * the descriptor of /dev/fuse only when that thread ends.
  *
  * Each message on SOCKET_FD (SOCK_SEQPACKET) is orders (orders.h): a directory
- * and a name; the answer is a listening socket (SCM_RIGHTS) with the
- * errno "0", or the errno of what failed. With an empty name nothing is bound: it is
- * answered when the filesystem has said what it is (statfs(2), which needs no
- * rights there), for the daemon cannot ask its own mount. Ends with the daemon.
+ * and a name. The answer is a listening socket (SCM_RIGHTS) with the errno "0",
+ * or the errno of the failure. With an empty name, the binder binds nothing. It
+ * answers after statfs(2) of the directory, which needs no rights there, because
+ * the daemon cannot ask its own mount. Ends with the daemon.
  */
 #define _GNU_SOURCE
 #include <sys/un.h>
@@ -32,7 +32,7 @@ static int bind_socket(const char *directory, const char *name)
 	if (held < 0)
 		return -1;
 	made = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	/* short, however long the mount's path: sun_path holds 108 bytes */
+	/* independent of the length of the mount's path: sun_path holds 108 bytes */
 	snprintf(address.sun_path, sizeof address.sun_path, "/proc/self/fd/%d/%.64s", held, name);
 	if (made >= 0 && (bind(made, (struct sockaddr *)&address, sizeof address) < 0 ||
 			  listen(made, BACKLOG) < 0)) {
@@ -43,7 +43,7 @@ static int bind_socket(const char *directory, const char *name)
 	return made;
 }
 
-/* What is bound to a name; -1, with errno 0 if there was nothing to bind. */
+/* Returns the bound socket; -1 with errno, which is 0 if there was nothing to bind. */
 static int obey(struct orders *orders)
 {
 	const char *directory = take_word(orders), *name = take_word(orders);

@@ -1,6 +1,6 @@
 /*
- * What several of the programs do. A function that can fail returns -1 (or NULL) with
- * errno, if nothing else is said.
+ * Functions that several programs share. Unless its comment says otherwise, a function
+ * that fails returns -1 (or NULL) with errno.
  */
 #ifndef CTXFS_COMMON_H
 #define CTXFS_COMMON_H
@@ -27,13 +27,13 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How a program of ours ends that could not become, or do, what it was for. */
+/* The exit status of a native program that failed before or in its task. */
 #define EXIT_FAILED 125
 #define DESCRIPTORS_MAX 64	/* in one message */
 
 /*
- * Ends the program with a reason, which %m of printf(3) can be part of. It is shown to
- * operators, on a terminal: without anything of a path that a terminal would obey.
+ * Ends the program with a reason, which may contain %m of printf(3). Operators read it
+ * on a terminal, so control characters in paths are escaped.
  */
 __attribute__((format(printf, 1, 2), noreturn)) static inline void die(const char *format, ...)
 {
@@ -52,7 +52,7 @@ __attribute__((format(printf, 1, 2), noreturn)) static inline void die(const cha
 
 /* Files. */
 
-/* All that is left in FD, in memory to be freed, with a NUL behind it; EFBIG above MAX. */
+/* Reads the rest of FD and adds a NUL; the caller frees it; EFBIG above MAX. */
 static inline char *read_all(int fd, size_t max, size_t *length)
 {
 	size_t capacity = 4096;
@@ -82,7 +82,7 @@ static inline char *read_all(int fd, size_t max, size_t *length)
 	return NULL;
 }
 
-/* Closes what is open, if it is, and leaves errno as it is. */
+/* Closes a descriptor unless it is negative, and keeps errno. */
 static inline void close_quietly(int fd)
 {
 	int error = errno;
@@ -92,7 +92,7 @@ static inline void close_quietly(int fd)
 	errno = error;
 }
 
-/* In one write(2), as the kernel's own files want it. */
+/* Writes with one write(2), as files of the kernel require. */
 static inline int write_file(int directory, const char *path, const char *text)
 {
 	int fd = openat(directory, path, O_WRONLY | O_CLOEXEC);
@@ -102,7 +102,7 @@ static inline int write_file(int directory, const char *path, const char *text)
 	return n < 0 ? -1 : 0;
 }
 
-/* CLOSE_RANGE_CLOEXEC of linux/close_range.h, which older headers do not know */
+/* CLOSE_RANGE_CLOEXEC of linux/close_range.h, missing in older headers */
 #define CLOSE_ON_EXEC (1U << 2)
 
 static inline int close_from(unsigned first, unsigned flags)
@@ -111,8 +111,8 @@ static inline int close_from(unsigned first, unsigned flags)
 }
 
 /*
- * openat2(2), through no link of procfs: that would lead where this process is, not
- * whoever named the path.
+ * openat2(2) that follows no link of procfs: such a link would lead to where this
+ * process is, not to where the process is that named the path.
  */
 static inline int open_path(int directory, const char *path, int flags, uint64_t resolve)
 {
@@ -122,7 +122,7 @@ static inline int open_path(int directory, const char *path, int flags, uint64_t
 	return (int)syscall(SYS_openat2, directory, path, &how, sizeof how);
 }
 
-/* What is NAME in /proc/PID of the process that a pidfd refers to. */
+/* Opens NAME in /proc/PID of the process of a pidfd. */
 static inline int open_of_process(int pidfd, const char *name, int flags)
 {
 	char path[64], line[256];
@@ -138,7 +138,7 @@ static inline int open_of_process(int pidfd, const char *name, int flags)
 		fclose(info);
 	snprintf(path, sizeof path, "/proc/%ld/%s", pid, name);
 	fd = open(path, flags | O_CLOEXEC);
-	/* if it lives, its pid was nobody else's */
+	/* if it still lives, its pid was not reused */
 	if (fd >= 0 && syscall(SYS_pidfd_send_signal, pidfd, 0, NULL, 0) < 0) {
 		close_quietly(fd);
 		fd = -1;
@@ -153,18 +153,18 @@ static inline bool is_inside(const char *path, const char *directory)
 	return n && !strncmp(path, directory, n) && (path[n] == 0 || path[n] == '/');
 }
 
-/* Of f_type of statfs(2): what the kernel shows of processes, which no agent may be given. */
+/* True for f_type of procfs and cgroupfs, which no agent may be given. */
 static inline bool is_kernels(long type)
 {
 	return type == PROC_SUPER_MAGIC || type == CGROUP_SUPER_MAGIC || type == CGROUP2_SUPER_MAGIC;
 }
 
-/* Why a mount source is refused that is_object() does not know again. */
+/* The message for a mount source that is_object() does not recognize. */
 #define ANOTHER "mount source %s: is another object than when the line was written: " \
 		"write the line again"
 
-/* Whether this is what was there when its name was written down: DEVICE:INODE (look.c), or
- * "*" for whatever is there by now. */
+/* Whether FD is the object of ID, which is DEVICE:INODE (look.c), or "*" for any
+ * object. */
 static inline bool is_object(int fd, const char *id)
 {
 	unsigned long long device, inode;
@@ -205,7 +205,7 @@ static inline int send_message(int channel, const void *data, size_t length, con
 }
 
 /*
- * FDS has room for DESCRIPTORS_MAX, which are closed on exec. A message that does not fit
+ * FDS has room for DESCRIPTORS_MAX; they are close-on-exec. A message that does not fit
  * is lost: E2BIG.
  */
 static inline ssize_t receive_message(int channel, void *data, size_t size, int *fds, size_t *count)
@@ -246,14 +246,14 @@ static inline long long now_ms(void)
 	return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
 }
 
-/* For what lives beside the daemon: a terminal's Ctrl-C is the daemon's to take. */
+/* For helpers of the daemon: only the daemon handles a terminal's Ctrl-C. */
 static inline void stand_beside(const char *name)
 {
 	prctl(PR_SET_NAME, name);
 	setsid();
 }
 
-/* fork(2) with the child born in a cgroup (clone3(2)); FLAGS and SIGNAL are as there. */
+/* fork(2) into a cgroup, with FLAGS and SIGNAL of clone3(2). */
 static inline pid_t fork_into(const char *cgroup, uint64_t flags, int signal)
 {
 	int fd = open(cgroup, O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -268,7 +268,7 @@ static inline pid_t fork_into(const char *cgroup, uint64_t flags, int signal)
 	return pid;
 }
 
-/* Waits for a child, and tells what to exit with to end as it did (sh(1)). */
+/* Waits for a child, and returns its exit status as sh(1) does. */
 static inline int await_child(pid_t child)
 {
 	int status;
@@ -279,8 +279,8 @@ static inline int await_child(pid_t child)
 	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-/* execveat(2) of an open program: no path, which somebody could have put something at. With
- * nothing in its environment; it returns if it fails. */
+/* execveat(2) of an open program, since a file at a path could be replaced. Its
+ * environment is empty. Returns only on failure. */
 static inline void execute(int program, char **argv)
 {
 	char *const environment[] = {NULL};
@@ -288,12 +288,12 @@ static inline void execute(int program, char **argv)
 	syscall(SYS_execveat, program, "", argv, environment, AT_EMPTY_PATH);
 }
 
-/* Ids, and every capability. */
+/* Ids and capabilities. */
 
 struct ids {
 	uid_t uid;
 	gid_t gid;
-	bool same_groups;	/* they stay, for whoever may not change them */
+	bool same_groups;	/* unchanged, for users who may not change them */
 	gid_t *groups;
 	size_t group_count;
 };
@@ -303,7 +303,7 @@ static inline int become_groups(const struct ids *ids)
 	return ids->same_groups ? 0 : setgroups(ids->group_count, ids->groups);
 }
 
-/* Empties the bounding set as far as there is the right to. */
+/* Empties the bounding set as far as permitted. */
 static inline int empty_bounding_set(void)
 {
 	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
@@ -319,7 +319,7 @@ static inline int empty_bounding_set(void)
 	return 0;
 }
 
-/* Empties every set that exec could take a capability from. */
+/* Empties every set from which exec could take a capability. */
 static inline int give_up_capabilities(void)
 {
 	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
@@ -335,7 +335,7 @@ static inline int forbid_new_privileges(void)
 	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 }
 
-/* For good. The groups come before: this takes the right to change them. */
+/* Permanent. Set the groups before: this drops the right to change them. */
 static inline int become_user(const struct ids *ids)
 {
 	if (setresgid(ids->gid, ids->gid, ids->gid) < 0)
@@ -343,10 +343,10 @@ static inline int become_user(const struct ids *ids)
 	return setresuid(ids->uid, ids->uid, ids->uid);
 }
 
-/* Takes an agent's uid and gid for good, and gives up every capability and every way to one. */
+/* Takes an agent's uid and gid permanently, and drops every capability and every way to one. */
 static inline int become(const struct ids *ids)
 {
-	/* the bounding set before the ids, with which the right to change it goes */
+	/* the bounding set first: changing the ids drops the right to change it */
 	if (forbid_new_privileges() < 0 || empty_bounding_set() < 0)
 		return -1;
 	if (become_user(ids) < 0)

@@ -3,20 +3,19 @@
  *
  *     enter PIDFD PROGRAM_FD UID GID GROUPS NETWORK ARGUMENTS      (orders.h)
  *
- * PIDFD refers to the cell's keeper, so that all its namespaces are joined at
- * once and a reused pid cannot lead elsewhere (setns(2)). GROUPS are all that it
- * keeps; nsenter(1) would drop them. NETWORK is "cell", or
- * "host" to stay in the host's network namespace. PROGRAM_FD was opened outside,
- * because what the cell's view has at a path is its agent's choice; it is
- * executed with ARGUMENTS from the zeroth on, an empty environment, and nothing
- * but what the agent there has.
+ * PIDFD refers to the cell's keeper, so that setns(2) joins all its namespaces at
+ * once and a reused pid cannot lead elsewhere. The process keeps exactly GROUPS;
+ * nsenter(1) would drop them. NETWORK is "cell", or "host" to stay in the host's
+ * network namespace. PROGRAM_FD was opened outside, because the agent chooses what
+ * is at a path in the cell's view. It is executed with ARGUMENTS from the zeroth on
+ * and an empty environment, and has no more rights than the agent there.
  *
- * Without root the ids are the caller's own, and GROUPS is "=": as they are. The
- * keeper is not dumpable, so that its agent cannot trace it; the caller may join
- * all the same, because whoever owns a user namespace has every capability in it,
- * as long as it is not inside (user_namespaces(7)). The agent is inside. Nor can
- * it trace this program, which is not dumpable either, nor PROGRAM, which no
- * agent may read: what is so executed is not dumpable from its first instruction.
+ * Without root, the ids are the caller's own, and GROUPS is "=": unchanged. The
+ * keeper is not dumpable, so that its agent cannot trace it. The caller may still
+ * join: the owner of a user namespace has every capability in it while it is outside
+ * (user_namespaces(7)), and the agent is inside. The agent cannot trace this program,
+ * which is not dumpable either. It cannot trace PROGRAM, because no agent may read
+ * that file, and such a process is not dumpable from its first instruction on.
  */
 #define _GNU_SOURCE
 #include <sched.h>
@@ -48,7 +47,7 @@ int main(int argc, char **argv)
 	if (setns(keeper, flags) < 0)
 		die("entering the parent's cell: setns: %m");
 	close(keeper);
-	/* a process never changes its own pid namespace, only its children's */
+	/* setns(2) changes the pid namespace of children only */
 	child = fork();
 	if (child < 0)
 		die("entering the parent's cell: fork: %m");

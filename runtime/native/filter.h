@@ -1,31 +1,31 @@
 /*
- * filter: the system calls that no program in a cell has (seccomp(2)).
+ * filter: denies system calls to every program in a cell (seccomp(2)).
  *
- * Namespaces and modes do not keep these apart, or do not keep the kernel from
- * acting on them by itself:
+ * Namespaces and file modes do not isolate the following, or do not keep the kernel
+ * from acting by itself:
  *
- *     any other ABI     its numbers mean other calls, and would pass by all that
- *                       follows: what is not of this architecture has no calls
- *                       at all (ENOSYS), 32-bit programs included
- *     io_uring          does what the filter refuses, in the kernel (ENOSYS)
- *     io_setup          many requests of one thread at once, which wait in the daemon
- *                       without a process that would pay for them (ENOSYS)
+ *     any other ABI     has other call numbers, which would bypass the rest of the
+ *                       filter: calls of another architecture all fail (ENOSYS),
+ *                       also in 32-bit programs
+ *     io_uring          does in the kernel what the filter refuses (ENOSYS)
+ *     io_setup          lets one thread make many requests at once, which wait in the
+ *                       daemon without a process that pays for them (ENOSYS)
  *     keyrings          belong to the uid, which agents share (ENOSYS)
- *     vsock             leads to whatever runs this machine (EAFNOSUPPORT)
- *     leases            whoever owns a file delays all who open it (EPERM)
- *     PID 1 of the cell its limits, priority, scheduler and processors are of one
- *                       uid with the program, and prlimit(2) and setpriority(2)
- *                       ask for nothing more (EPERM). By number: PID 1 is number
- *                       1 for all who can name it, but for its parent's cell,
- *                       which may end it as well. Whoever is PID 1 of a namespace
- *                       that it made is refused too, unless it says 0 for itself.
- *                       All processes of a uid at once are PID 1 as well.
- *     core dumps        where core_pattern is a pipe, a crash runs a program of the
- *                       host's as root, outside of every agent, whatever the limit
- *                       is but 1 (core(5)): which keeper.c sets, and which stays
- *                       (0: many want no core, and must not be told that they failed)
+ *     vsock             reaches the hypervisor of this machine (EAFNOSUPPORT)
+ *     leases            let the owner of a file delay everyone who opens it (EPERM)
+ *     PID 1 of the cell has the program's uid, and prlimit(2), setpriority(2) and calls
+ *                       for scheduler and processors check nothing else (EPERM). The
+ *                       filter compares the number: PID 1 has number 1 for every
+ *                       process that can name it, except in the parent's cell, which
+ *                       may end it as well. This also refuses PID 1 of a namespace
+ *                       that an agent made, unless it says 0 for itself. A call on
+ *                       all processes of a uid includes PID 1.
+ *     core dumps        if core_pattern is a pipe, a crash runs a program of the host
+ *                       as root, outside of every agent, at every limit except 1
+ *                       (core(5)). keeper.c sets 1, and the filter keeps it. (Setting
+ *                       0 succeeds: many programs want no core, and must not fail.)
  *
- * Nothing is killed: whoever asks is told, and goes on without.
+ * The filter kills nothing: the call fails, and the program continues.
  */
 #ifndef CTXFS_FILTER_H
 #define CTXFS_FILTER_H
@@ -52,7 +52,7 @@
 #error "the filter of system calls knows x86-64 and aarch64"
 #endif
 
-/* of newer kernels than the headers may be: the same numbers everywhere */
+/* the headers may be older than these calls; the numbers are the same everywhere */
 #define FILTER_IO_URING_SETUP 425
 #define FILTER_IO_URING_REGISTER 427
 #define FILTER_SETLEASE 1024	/* F_SETLEASE */
@@ -61,15 +61,15 @@
 #define FILTER_X32 0x40000000U	/* __X32_SYSCALL_BIT */
 
 /*
- * A jump of one byte reaches no further than 255 instructions, so that each call
- * has its own refusals behind it. The numbers come first, with nothing loaded but
- * them, so that the kernel knows of most calls beforehand that they are allowed.
+ * A jump offset has one byte and reaches at most 255 instructions, so the refusals
+ * of each call follow that call. The filter first compares only call numbers, so that
+ * the kernel can determine in advance that most calls are allowed.
  */
 #define FILTER_ALLOW BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
 #define FILTER_REFUSE(number) BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (number))
 #define FILTER_LOAD(field) \
 	BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field))
-/* what the kernel takes as an int: what is above has no meaning to it either */
+/* an argument that the kernel takes as an int: it ignores the upper half, too */
 #define FILTER_LOAD_INT(argument) FILTER_LOAD(args[argument])
 #define FILTER_LOAD_HIGH(argument) \
 	BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[argument]) + 4)
@@ -94,7 +94,7 @@
 	FILTER_LOAD_INT(1), \
 	FILTER_UNLESS(1, 1), FILTER_REFUSE(EPERM), FILTER_ALLOW
 
-/* PID 1, and a new limit of core dumps; what the limit is may be asked (the third is NULL) */
+/* PID 1, and a new limit of core dumps; reading the limit is allowed (the third is NULL) */
 #define FILTER_PRLIMIT \
 	FILTER_UNLESS(SYS_prlimit64, 11), FILTER_LOAD_INT(0), \
 	FILTER_UNLESS(1, 1), FILTER_REFUSE(EPERM), \
@@ -104,8 +104,8 @@
 	FILTER_REFUSE(0), FILTER_ALLOW
 
 /*
- * For this process and all that it becomes and starts, which needs
- * no_new_privs. False with errno where the kernel has no filters.
+ * Installs the filter for this process and its descendants; needs no_new_privs.
+ * Returns false with errno if the kernel has no filters.
  */
 static bool filter_calls(void)
 {
@@ -140,7 +140,7 @@ static bool filter_calls(void)
 	};
 	const struct sock_fprog program = {.len = sizeof filter / sizeof *filter, .filter = filter};
 
-	/* a fresh one: what the daemon was started with is none of the agent's */
+	/* a new session keyring: the agent must not have the daemon's */
 	syscall(SYS_keyctl, 1 /* KEYCTL_JOIN_SESSION_KEYRING */, NULL);
 	return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }

@@ -1,18 +1,18 @@
 /*
- * gather: takes what an agent committed out of a repository that it may have forged.
+ * gather: takes an agent's commits out of a repository that the agent may have forged.
  *
  *     gather REPOSITORY REF OBJECTS
  *
- * Prints the commit id that REF of the repository has. Links each file of
- * REPOSITORY/objects that has the name of a loose object, of a pack or of its
- * index into the directory OBJECTS, or copies it where there are no links, and
- * nothing else: no alternates, no commit graph, nothing that tells git to read
- * elsewhere. No symbolic link is followed, no mount is crossed, nothing but
- * regular files is opened, and of those that are read no more than is needed; so
- * the agent may go on writing meanwhile. What the files hold is not looked at.
+ * Prints the commit id of REF in the repository. Links each file of
+ * REPOSITORY/objects with the name of a loose object, a pack or the index of a pack
+ * into the directory OBJECTS, or copies it if it cannot be linked. Takes nothing
+ * else: no alternates, no commit graph, nothing that tells git to read elsewhere.
+ * Follows no symbolic link, crosses no mount, opens only regular files, and reads
+ * no more of them than needed. So the agent may continue to write meanwhile. Does
+ * not check the contents of the files.
  *
- * Exits 125 with a reason, 3 if there is no such ref. It is run on the side of the
- * agent's parent, with the ids and in the view of that.
+ * Exits 125 with a reason on failure, 3 if there is no such ref. Runs with the ids
+ * and in the view of the agent's parent.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -22,7 +22,7 @@
 #define REF_MAX 256
 #define PACKED_REFS_MAX (16 << 20)
 
-/* -1 for whatever is not there, or is reached by a link or a mount */
+/* returns -1 if the path does not exist, or crosses a link or a mount */
 static int open_below(int directory, const char *path, int flags)
 {
 	return open_path(directory, path, flags | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY,
@@ -37,7 +37,7 @@ static bool is_file(int directory, const char *name)
 	       S_ISREG(found.st_mode);
 }
 
-/* All of a regular file, ended by a NUL; NULL if it is none, or too long. */
+/* Reads a whole regular file and adds a NUL; NULL if it is not one, or too long. */
 static char *read_file(int directory, const char *path, size_t max)
 {
 	int fd = open_below(directory, path, O_RDONLY);
@@ -58,7 +58,7 @@ static size_t hex_length(const char *text)
 	return strspn(text, "0123456789abcdef");
 }
 
-/* The length of the object id that a line begins with, 0 for none. */
+/* The length of the object id at the beginning of a line, 0 for none. */
 static size_t id_length(const char *line)
 {
 	size_t length = hex_length(line);
@@ -113,7 +113,7 @@ static void copy_file(int from, const char *name, int to)
 	out = openat(to, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
 	if (out < 0)
 		die("%s: %m", name);
-	/* what grows while it is read is no object */
+	/* a file that grows while it is read is not an object */
 	for (off_t left = found.st_size; left > 0 && (n = read(in, buffer, sizeof buffer)) > 0;
 	     left -= n)
 		if (write(out, buffer, (size_t)n) != n)
@@ -131,7 +131,7 @@ static void take(int from, const char *name, int to)
 			copy_file(from, name, to);
 		return;
 	}
-	/* it may have become something else in between */
+	/* it may have been replaced in between */
 	if (!is_file(to, name))
 		unlinkat(to, name, 0);
 }
@@ -190,7 +190,7 @@ int main(int argc, char **argv)
 	to = open(argv[3], O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (to < 0)
 		die("%s: %m", argv[3]);
-	/* first: what it refers to was written before */
+	/* the ref first: the objects that it refers to were written before it */
 	if (!print_commit(repository, argv[2]))
 		return 3;
 	objects = open_below(repository, "objects", O_RDONLY | O_DIRECTORY);

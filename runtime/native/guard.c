@@ -1,27 +1,27 @@
 /*
- * guard: frees everybody who waits for the filesystem when the daemon dies, or
- * answers nobody any more.
+ * guard: frees all processes that wait for the filesystem when the daemon dies or
+ * stops answering.
  *
  *     guard MOUNT_POINT PID ABORT SECONDS
  *
- * The kernel ends a FUSE connection when its last descriptor is closed. A
- * thread of a killed daemon can be inside a notification to the kernel just
- * then, waiting for a lock that a request holds which nobody will answer any
- * more: the thread never ends, the descriptor is never closed, the mount hangs
- * for everybody. A forced umount(2) aborts the connection and breaks the knot.
- * Where that is not allowed, ABORT does the same: the file of the connection in
- * fusectl, which belongs to whoever mounted it. Without either (fusectl is not
- * mounted) what is left is to take the mount away, for those who come later.
+ * The kernel ends a FUSE connection when its last descriptor is closed. But a
+ * thread of a killed daemon can be inside a notification to the kernel, waiting
+ * for a lock that a request holds, and nobody will answer this request: the thread
+ * never ends, the descriptor is never closed, and the mount hangs for all users. A
+ * forced umount(2) aborts the connection and so ends the deadlock. If that is not
+ * permitted, ABORT does the same: the file of the connection in fusectl, which
+ * belongs to the user who mounted it. If fusectl is not mounted either, the guard
+ * only unmounts, for later callers.
  *
- * PID is the daemon's main thread, whose death is told by a signal
- * (PR_SET_PDEATHSIG), because pidfds and sockets wait for its other threads.
+ * PID is the daemon's main thread. A signal reports its death (PR_SET_PDEATHSIG),
+ * because pidfds and sockets report only after the death of all threads.
  *
- * A process of the guard's own asks the filesystem again and again, since nobody
- * can be saved who waits for an answer himself. When no answer came within so
- * many SECONDS (0: it is not asked) the guard writes a byte to standard output
- * and sends SIGRTMIN, so that the daemon says what waits for what, and aborts the
- * connection. A daemon that still runs mounts anew; one that does not notice is
- * killed, for whoever supervises it to start it again.
+ * A child of the guard asks the filesystem regularly, because the guard itself must
+ * not wait for an answer. If no answer comes within SECONDS (0: never ask), the
+ * guard writes a byte to standard output and sends SIGRTMIN, so that the daemon logs
+ * what waits for what, and then aborts the connection. A daemon that still runs
+ * mounts again. The guard kills a daemon that does not notice, so that its service
+ * manager restarts it.
  */
 #define _GNU_SOURCE
 #include <signal.h>
@@ -31,14 +31,14 @@
 #include "common.h"
 #include "orders.h"
 
-/* to say what waits for what; to notice that the connection is gone */
+/* time to log what waits for what; to notice that the connection is gone */
 #define TELL_SECONDS 1
 #define NOTICE_SECONDS 5
 
 static pid_t asker;
 static int answers;
 
-/* Writes a byte for each answer, until it is killed: where it hangs, once the abort frees it. */
+/* Writes a byte for each answer, until killed; if it hangs, it dies when the abort frees it. */
 static void ask(const char *point, int seconds)
 {
 	struct timespec pause = {seconds / 4, seconds % 4 * 250000000L};
@@ -53,7 +53,7 @@ static void ask(const char *point, int seconds)
 	if (asker != 0)
 		return;
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	/* it may have ended before its end was to be told */
+	/* the parent may have ended before the signal was set */
 	if (getppid() != guard)
 		exit(0);
 	for (;;) {
@@ -74,7 +74,7 @@ static int has_answered(void)
 	return some;
 }
 
-/* Whether the daemon has died (else no answer came in time). */
+/* Returns true if the daemon died, false if no answer came in time. */
 static int watch(const sigset_t *told, const char *point, int seconds)
 {
 	struct timespec patience = {seconds, 0};
@@ -92,14 +92,14 @@ static int watch(const sigset_t *told, const char *point, int seconds)
 			continue;
 		if (asker > 0 && waitpid(asker, NULL, WNOHANG) == 0)
 			return 0;
-		close(answers);		/* it is the asker that is gone */
+		close(answers);		/* only the asking child is gone */
 		ask(point, seconds);
 	}
 }
 
 static void abort_connection(const char *point, const char *file)
 {
-	/* fails with EBUSY where something is mounted or open; the abort comes first */
+	/* fails with EBUSY if something is mounted or open in it; the abort comes first */
 	if (umount2(point, MNT_FORCE | UMOUNT_NOFOLLOW) == 0 || errno != EPERM)
 		return;
 	if (write_file(AT_FDCWD, file, "1") == 0)
@@ -127,13 +127,13 @@ int main(int argc, char **argv)
 	sigprocmask(SIG_BLOCK, &told, NULL);
 	stand_beside("ctx-guard");
 	prctl(PR_SET_PDEATHSIG, SIGUSR1);
-	/* it may have died before it was watched */
+	/* the daemon may have died before the signal was set */
 	if (getppid() != daemon || watch(&told, point, seconds)) {
 		abort_connection(point, file);
 		return 0;
 	}
 	if (write(STDOUT_FILENO, "", 1) != 1)
-		errno = 0;	/* nobody is there to say anything */
+		errno = 0;	/* without a reader, continue */
 	kill(daemon, SIGRTMIN);
 	sigtimedwait(&told, NULL, &tell);
 	abort_connection(point, file);

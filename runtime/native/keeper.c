@@ -1,37 +1,37 @@
 /*
- * keeper: PID 1 of an agent's cell, and what starts a program in one.
+ * keeper: PID 1 of an agent's cell; also starts further programs in a cell.
  *
  *     keeper ORDERS_FD REPORT_FD GRACE_MS
  *
- * Starts the agent's program, reports to the monitor what became of it, and is
- * the last process of the PID namespace: when it exits, the kernel kills
- * whatever is left inside, nested cells included (pid_namespaces(7)). It exits
- * when its program has ended and the namespace is empty. A keeper that is
- * *held* does not: it keeps the cell for those who enter it (enter.c), until it
- * is told to end. One without a program is held from the start.
+ * Starts the agent's program, reports its end to the monitor, and is the last
+ * process of the PID namespace: when it exits, the kernel kills all processes
+ * inside, including nested cells (pid_namespaces(7)). It exits when its program
+ * has ended and the namespace is empty. A *held* keeper does not exit: it keeps
+ * the cell for processes that enter it (enter.c), until it is told to end. A
+ * keeper without a program is held from the start.
  *
  *     keeper ORDERS_FD REPORT_FD -
  *
  * The *runner*: not PID 1, but a process that entered a cell. Starts a program
- * there, in a session of its own, and reports what became of it. It ends
- * nothing and waits for nothing else: that is left to the cell's keeper.
+ * there, in its own session, and reports its end. It ends no other process and
+ * waits for no other: the cell's keeper does that.
  *
  * ORDERS_FD holds orders (orders.h): the working directory; the environment, a list; the
  * program and its arguments, a list, empty for no program. REPORT_FD is a SOCK_SEQPACKET
- * socket to the monitor, with words for which there is nobody else on either side:
+ * socket to the monitor, for these words:
  *
  *     to the monitor    hello | start | failed TEXT | hold | term | exit N |
  *                       signal N
- *     from the monitor  go    (the end is recorded and no daemon is alive to
- *                              lead it: end the cell yourself)
+ *     from the monitor  go    (the end is recorded, and no daemon is alive to
+ *                              lead it: the keeper must end the cell)
  *
- * "start" is sent by the program's own process before it becomes the program,
- * so that the socket's credentials carry its pid. From "hello" on no signal is
- * lost. Those that a PID 1 obeys, from outside of its namespace only:
+ * The program's own process sends "start" before it executes the program, so that
+ * the socket's credentials carry its pid. From "hello" on, no signal is lost. PID 1
+ * obeys these signals, only from outside of its namespace:
  *
  *     SIGUSR1   be held, and say "hold"; does nothing once an end has begun
  *     SIGHUP    exit as soon as nothing else is left, held or not
- *     SIGTERM   end the cell, held or not: as on "go" and without a monitor,
+ *     SIGTERM   end the cell, held or not, as on "go" and without a monitor: send
  *               SIGTERM to all, exit when nothing is left or the grace is over
  */
 #define _GNU_SOURCE
@@ -45,7 +45,7 @@
 #include "filter.h"
 #include "orders.h"
 
-/* landlock_ruleset_attr as of Linux 6.12, which older headers do not know */
+/* landlock_ruleset_attr as of Linux 6.12, missing in older headers */
 struct ruleset {
 	uint64_t access_fs, access_net, scoped;
 };
@@ -61,7 +61,7 @@ static void report(const char *format, ...)
 	va_start(args, format);
 	vsnprintf(text, sizeof text, format, args);
 	va_end(args);
-	/* Without a monitor there is nobody to tell; its end is noticed by poll. */
+	/* If the monitor is gone, this fails; poll notices the monitor's end. */
 	(void)!send(report_fd, text, strlen(text), MSG_NOSIGNAL);
 }
 
@@ -71,7 +71,7 @@ struct spec {
 	struct list env, argv;
 };
 
-/* False if it is damaged. */
+/* Returns false if the orders are damaged. */
 static bool read_spec(int fd, struct spec *spec)
 {
 	struct orders orders = read_orders(fd);
@@ -83,10 +83,10 @@ static bool read_spec(int fd, struct spec *spec)
 }
 
 /*
- * Abstract sockets belong to a network namespace: with the host's, an agent
- * would reach those of services that think themselves among friends. From here
- * on it reaches those of its own processes only (landlock(7)). A kernel that
- * cannot do that says so in one of several ways, a container's filter by EPERM.
+ * Abstract sockets belong to a network namespace: in the host's, an agent could
+ * connect to services that trust every local process. From here on, it can connect
+ * only to those of its own processes (landlock(7)). A kernel without this feature
+ * fails in one of several ways; a container's filter fails with EPERM.
  */
 static bool scope_sockets(void)
 {
@@ -102,8 +102,8 @@ static bool scope_sockets(void)
 static void become_program(const struct spec *spec, const sigset_t *mask)
 {
 	report("start");
-	/* Nothing above standard error may be inherited; the report socket is
-	 * still needed should exec fail. */
+	/* The program inherits nothing above standard error. The report socket is
+	 * still needed if exec fails. */
 	close_from(3, CLOSE_ON_EXEC);
 	if (chdir(spec->cwd) < 0) {
 		report("failed cwd %.200s: %s", spec->cwd, strerror(errno));
@@ -118,7 +118,7 @@ static void become_program(const struct spec *spec, const sigset_t *mask)
 		       "this kernel has no seccomp filters" : strerror(errno));
 		_exit(126);
 	}
-	/* what a shell ignored for the daemon (nohup(1)) is not ignored for the agent */
+	/* signals that were ignored for the daemon (nohup(1)) are not ignored for the agent */
 	for (int number = 1; number < NSIG; number++)
 		signal(number, SIG_DFL);
 	sigprocmask(SIG_SETMASK, mask, NULL);
@@ -130,9 +130,9 @@ static void become_program(const struct spec *spec, const sigset_t *mask)
 }
 
 /*
- * A process of this namespace other than the keeper that still runs: its pid,
- * 0 if there is none, -1 if /proc cannot tell. A zombie is as good as gone,
- * its parent may be outside and reaps it in its own time.
+ * Returns the pid of a process of this namespace that still runs, other than the
+ * keeper; 0 if there is none, -1 if /proc cannot tell. A zombie does not count: its
+ * parent may be outside and reap it later.
  */
 static pid_t find_other(void)
 {
@@ -159,7 +159,7 @@ static pid_t find_other(void)
 		if (n <= 0)
 			continue;
 		stat[n] = 0;
-		end = strrchr(stat, ')');	/* the name may hold anything */
+		end = strrchr(stat, ')');	/* the name may contain anything */
 		if (end && end[1] == ' ' && end[2] != 'Z' && end[2] != 'X')
 			found = (pid_t)pid;
 	}
@@ -174,7 +174,7 @@ static bool namespace_empty(void)
 	return find_other() == 0;
 }
 
-/* A descriptor that becomes readable when some other process ends, or -1. */
+/* Returns a descriptor that becomes readable when any other process ends, or -1. */
 static int watch_other(void)
 {
 	pid_t other = find_other();
@@ -190,7 +190,7 @@ static void report_end(int status)
 		report("exit %d", WEXITSTATUS(status));
 }
 
-/* Reaps whatever has ended; true if the program is among it. */
+/* Reaps all ended children; returns true if the program is one of them. */
 static bool collect(pid_t program, int *program_status)
 {
 	bool found = false;
@@ -207,10 +207,11 @@ static bool collect(pid_t program, int *program_status)
 }
 
 /*
- * Senders outside of the namespace have no pid here: no agent orders its PID 1
- * about (pid_namespaces(7)). sigqueue(3) lets it choose its pid, but not this
- * code. A signal for whose particulars there was no room (RLIMIT_SIGPENDING)
- * reads as uid 0's, which in a cell only the agent itself can be.
+ * A sender outside of the namespace has no pid here, so an agent cannot give orders
+ * to its PID 1 (pid_namespaces(7)). sigqueue(3) lets the agent choose the pid, but not
+ * this code. If the kernel had no room for the details of a signal
+ * (RLIMIT_SIGPENDING), the signal appears to come from uid 0, which in a cell can only
+ * be the agent itself.
  */
 static bool from_outside(const struct signalfd_siginfo *info)
 {
@@ -218,7 +219,7 @@ static bool from_outside(const struct signalfd_siginfo *info)
 	       (info->ssi_uid != 0 || getuid() == 0);
 }
 
-/* By signals. */
+/* Handles signals. */
 struct told {
 	bool hold, leave, end;
 };
@@ -226,7 +227,7 @@ struct told {
 static struct told take_signals(int signals)
 {
 	struct told told = {0};
-	/* no more at a time, or who sends without pause has our ear alone */
+	/* a limited number at a time, or a flood of signals would keep the keeper busy */
 	struct signalfd_siginfo infos[8];
 	ssize_t n = read(signals, infos, sizeof infos);
 
@@ -240,7 +241,7 @@ static struct told take_signals(int signals)
 	return told;
 }
 
-/* True if the monitor says that the end is ours to lead, or says nothing any more. */
+/* Returns true if the keeper must lead the end: on "go", or if the monitor is gone. */
 static bool hear_monitor(bool *connected)
 {
 	char word[16] = "";
@@ -248,12 +249,12 @@ static bool hear_monitor(bool *connected)
 
 	if (n > 0)
 		return !strcmp(word, "go");
-	/* A run whose output and end nobody records must not go on. */
+	/* A run without a monitor to record its output and end must not continue. */
 	*connected = n < 0 && (errno == EAGAIN || errno == EINTR);
 	return !*connected;
 }
 
-/* A descriptor to read blocked signals from: SIGCHLD, or all but that. */
+/* Returns a descriptor that reads blocked signals: SIGCHLD, or all others. */
 static int watch_signals(const sigset_t *all, bool children)
 {
 	sigset_t some = *all;
@@ -267,7 +268,7 @@ static int watch_signals(const sigset_t *all, bool children)
 	return signalfd(-1, &some, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
-/* The life of PID 1 once its program, if it has one, is started. */
+/* The main loop of PID 1, after the start of its program, if any. */
 static int keep(pid_t program, const sigset_t *watched, long long grace_ms)
 {
 	int children = watch_signals(watched, true), signals = watch_signals(watched, false);
@@ -285,8 +286,8 @@ static int keep(pid_t program, const sigset_t *watched, long long grace_ms)
 
 		(void)!read(children, &info, sizeof info);
 		ended_now = collect(program, &status);
-		/* Only now: what was sent before the program died is there by now,
-		 * and a cell that was to be held must not be left. */
+		/* Only now: signals sent before the program died have arrived, and a
+		 * cell that is to be held must stay. */
 		told = take_signals(signals);
 		if (told.hold && !held && !leaving && deadline < 0) {
 			held = true;
@@ -302,7 +303,7 @@ static int keep(pid_t program, const sigset_t *watched, long long grace_ms)
 		if ((told.end || end_now) && deadline < 0) {
 			deadline = now_ms() + grace_ms;
 			kill(-1, SIGTERM);
-			kill(-1, SIGCONT);	/* a stopped process does not see SIGTERM */
+			kill(-1, SIGCONT);	/* a stopped process does not receive SIGTERM */
 		}
 		if (ended && (!held || leaving || deadline >= 0)) {
 			if (namespace_empty())
@@ -335,7 +336,7 @@ static int keep(pid_t program, const sigset_t *watched, long long grace_ms)
 	}
 }
 
-/* The life of a runner once its program is started. */
+/* The main loop of a runner, after the start of its program. */
 static int wait_for(pid_t program)
 {
 	int status;
@@ -350,7 +351,7 @@ static int wait_for(pid_t program)
 int main(int argc, char **argv)
 {
 	static const int heard[] = {SIGCHLD, SIGTERM, SIGHUP, SIGUSR1};
-	struct rlimit no_core = {1, 1};	/* no pipe gets one either (filter.h) */
+	struct rlimit no_core = {1, 1};	/* no core, not even to a pipe (filter.h) */
 	struct orders orders = orders_of_arguments(argc, argv);
 	int spec_fd = take_descriptor(&orders), report_to = take_descriptor(&orders);
 	bool runner = take_if(&orders, "-");
@@ -362,28 +363,28 @@ int main(int argc, char **argv)
 	if (!all_taken(&orders))
 		return 2;
 	report_fd = report_to;
-	/* it was executed by descriptor, and would be called by its number */
+	/* after execution by descriptor, the name would be the descriptor's number */
 	prctl(PR_SET_NAME, "keeper");
 	fcntl(report_fd, F_SETFD, FD_CLOEXEC);
-	/* The agent shares this uid: without this it could trace its PID 1. */
+	/* The agent has the same uid, and could otherwise trace its PID 1. */
 	prctl(PR_SET_DUMPABLE, 0);
 	setrlimit(RLIMIT_CORE, &no_core);
 	umask(022);
 	if (runner) {
 		setsid();
-		sigfillset(&blocked);	/* it has nothing to hear from anybody */
+		sigfillset(&blocked);	/* a runner handles no signals */
 	} else {
 		sigemptyset(&blocked);
 		for (size_t i = 0; i < sizeof heard / sizeof *heard; i++)
 			sigaddset(&blocked, heard[i]);
 	}
-	/* A PID 1 does not get what it neither handles nor blocks. */
+	/* PID 1 does not receive signals that it neither handles nor blocks. */
 	sigprocmask(SIG_BLOCK, &blocked, &inherited);
 	for (size_t i = 0; i < sizeof heard / sizeof *heard; i++)
 		sigdelset(&inherited, heard[i]);
 	report("hello");
-	/* What the steps into the cell needed, the parent's namespaces say, is
-	 * none of the agent's. Both descriptors are below 5. */
+	/* The agent must not have descriptors of earlier steps, such as the parent's
+	 * namespaces. Both descriptors needed here are below 5. */
 	close_from(5, 0);
 	if (!read_spec(spec_fd, &spec) || (runner && !spec.argv.count)) {
 		report("failed the runtime's start data is damaged");
@@ -397,7 +398,7 @@ int main(int argc, char **argv)
 		}
 		if (program == 0) {
 			if (!runner)
-				setsid();	/* what is done to its group is not done to PID 1 */
+				setsid();	/* signals to its group must not reach PID 1 */
 			become_program(&spec, &inherited);
 		}
 	}

@@ -1,19 +1,19 @@
 /*
- * launcher: starts processes for the daemon, each born where it belongs.
+ * launcher: starts processes for the daemon, each in its own cgroup from birth.
  *
  *     launcher SOCKET_FD CGROUP
  *
- * A process that is started by fork(2) begins in the cgroup of whoever started it,
- * and moving it waits for an RCU grace period. The daemon's language cannot say
- * where it is to be born (CLONE_INTO_CGROUP of clone3(2)), and nothing but the
- * daemon is to be in its cgroup, however short: so this program, which moves to
- * CGROUP first, does it. What it starts is the daemon's child, not its own.
+ * A process started by fork(2) begins in the cgroup of its parent, and moving it
+ * waits for an RCU grace period. Python has no CLONE_INTO_CGROUP of clone3(2), and
+ * no other process may be in the daemon's cgroup, even briefly. So this program
+ * moves to CGROUP and then starts the processes. They are children of the daemon,
+ * not of this program.
  *
  * Each message on SOCKET_FD (SOCK_SEQPACKET) is orders (orders.h): the directory of a
- * cgroup; the environment, a list; the program and its arguments, a list. With it come
- * descriptors (SCM_RIGHTS), which the program finds from 0 on, in this order, and no
- * others. The answer is "PID 0", or "0 ERRNO" of what failed; a program that cannot be
- * executed ends with 127.
+ * cgroup; the environment, a list; the program and its arguments, a list. The message
+ * carries descriptors (SCM_RIGHTS), which the program has from 0 on, in this order, and
+ * no others. The answer is "PID 0", or "0 ERRNO" on failure. If the program cannot be
+ * executed, the process exits with 127.
  * Ends with the daemon.
  */
 #define _GNU_SOURCE
@@ -28,14 +28,14 @@ struct order {
 	struct list environment, words;
 };
 
-/* In the new process. */
+/* Runs in the new process. */
 static void become_program(const struct order *order, int *fds, int count)
 {
 	sigset_t none;
 
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
-	/* out of the way of each other first; a duplicate is not closed on exec */
+	/* first to numbers that do not collide; dup2(2) clears close-on-exec */
 	for (int i = 0; i < count; i++)
 		fds[i] = fcntl(fds[i], F_DUPFD_CLOEXEC, DESCRIPTORS_MAX + 3);
 	for (int i = 0; i < count; i++)
@@ -47,7 +47,7 @@ static void become_program(const struct order *order, int *fds, int count)
 	_exit(127);
 }
 
-/* The pid of what was started; -1 with errno. */
+/* Returns the pid of the new process; -1 with errno. */
 static pid_t obey(struct orders *orders, int *fds, size_t count)
 {
 	struct order order = {.cgroup = take_word(orders)};
@@ -83,7 +83,7 @@ int main(int argc, char **argv)
 		perror(home);
 		return 1;
 	}
-	/* that it has moved: until then nothing is to be started */
+	/* reports the move: nothing may be started before */
 	if (send(channel, "0 0", 3, MSG_NOSIGNAL) < 0)
 		return 1;
 	for (;;) {

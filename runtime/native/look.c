@@ -1,32 +1,32 @@
 /*
- * look: finds out what paths lead to, for whoever wrote them.
+ * look: resolves paths with the rights of the user who wrote them.
  *
  *     look ORDERS_FD ANSWER_FD VIEW
  *
- * A path that an agent or an operator wrote is looked up once, here, with the
- * rights of whoever wrote it and in the view where it means something. VIEW is
- * "-" for the host's, or a pidfd of a cell's keeper: nothing of that cell is
- * entered, run or loaded, its tree is walked from its root.
+ * A path that an agent or an operator wrote is resolved once, here, with the rights
+ * and in the view of its writer. VIEW is "-" for the host's view, or a pidfd of a
+ * cell's keeper. This program enters, runs and loads nothing of that cell; it walks
+ * the cell's tree from the root.
  *
- * Agents share their owner's uid and may have put a link anywhere that this uid
- * may write. So each component is opened for itself, and a link is followed if
- * it is uid 0's, its text by the same rules. Nobody but the host's root can make
- * one: this program is in the user namespace of the host whichever view it looks
- * at, and sees owners as they are there. Links of procfs lead to where some
- * process is, and are followed for nobody.
+ * Agents share their owner's uid and may have put a link anywhere that this uid may
+ * write. So the program opens each component separately. It follows a link only if
+ * uid 0 owns it, and resolves the text of the link by the same rules. Only the
+ * host's root can make such a link: whichever view it walks, this program is in the
+ * user namespace of the host and sees the owners there. It never follows links of
+ * procfs, which lead to where some process is.
  *
- * ORDERS_FD holds orders (orders.h): uid, gid and groups ("=" for all three to stay as they
- * are); the daemon's own directories, a list; the paths, a list, absolute and plain.
- * ANSWER_FD gets five strings for each of them, each ended by a NUL. They are no orders:
- * they come out one by one, as they are found, and one reader knows how many there are to be.
+ * ORDERS_FD holds orders (orders.h): uid, gid and groups ("=" leaves all three unchanged);
+ * the daemon's own directories, a list; the paths, a list, absolute and plain. The program
+ * writes five strings for each path to ANSWER_FD, each with a NUL at its end. These are not
+ * orders: it writes each when it is known, and the reader knows their number.
  *
- *     ERROR   an errno, 0 if it was found
- *     WHY     link: PATH is a link of somebody's, and TEXT where it leads;
- *             kernel: PATH is in procfs or cgroupfs; daemon: in one of the
+ *     ERROR   an errno, 0 if the object was found
+ *     WHY     link: PATH is a link of another user than uid 0, with the text TEXT;
+ *             kernel: PATH is in procfs or cgroupfs; daemon: PATH is in one of the
  *             daemon's own directories; else "-"
- *     ID      DEVICE:INODE of what was found, else "-"
- *     PATH    without links; of what is refused, how far it went
- *     TEXT    of a link, else empty
+ *     ID      DEVICE:INODE of the object found, else "-"
+ *     PATH    the path without links; if refused, up to the refused component
+ *     TEXT    the text of a link, else empty
  */
 #define _GNU_SOURCE
 #include <limits.h>
@@ -35,7 +35,7 @@
 #include "common.h"
 #include "orders.h"
 
-#define LINKS_MAX 40	/* as the kernel's own (path_resolution(7)) */
+#define LINKS_MAX 40	/* the kernel's limit (path_resolution(7)) */
 #define ANSWER_MAX (8 << 20)
 
 struct object {
@@ -65,7 +65,7 @@ static void take_rights(const struct ids *ids)
 		die("the creator's identity: %m");
 }
 
-/* As seen from here, so that another name in another view is the same. */
+/* Objects instead of names, because names differ between views. */
 static void note_forbidden(struct list paths)
 {
 	forbidden = paths;
@@ -92,7 +92,7 @@ static bool is_daemons(const char *path, const struct stat *st)
 	return false;
 }
 
-/* A path below the root that has no links in it, or not any more. */
+/* Opens a path below the root that must not contain links. */
 static int open_plain(const char *path)
 {
 	return open_path(root, *path ? path + 1 : ".", O_PATH | O_NOFOLLOW,
@@ -106,7 +106,7 @@ static int refuse(struct answer *answer, int error, const char *why)
 	return -1;
 }
 
-/* One component of what is left; false at the end. */
+/* Takes one component of the rest; returns false at the end. */
 static bool take_component(char *left, char *name)
 {
 	size_t skipped = strspn(left, "/"), n = strcspn(left + skipped, "/");
@@ -117,7 +117,7 @@ static bool take_component(char *left, char *name)
 	return n > 0;
 }
 
-/* Puts the text of a link before what is left; false if that gets too long. */
+/* Puts the text of a link before the rest; returns false if the result is too long. */
 static bool follow(char *left, size_t size, const char *text)
 {
 	size_t n = strlen(text), rest = strlen(left);
@@ -137,7 +137,7 @@ static bool is_of_kernel(int fd)
 	return fstatfs(fd, &fs) == 0 && is_kernels(fs.f_type);
 }
 
-/* Where a walk is, and what it looks at. */
+/* The current place of a walk. */
 struct place {
 	int here, next;
 };
@@ -149,7 +149,7 @@ static void leave(struct place *place)
 	place->here = place->next = -1;
 }
 
-/* Somewhere else, which has been opened; false with errno if that failed. */
+/* Moves to an opened object; returns false with errno on failure. */
 static bool go(struct place *place, int fd, struct stat *st)
 {
 	leave(place);
@@ -157,7 +157,7 @@ static bool go(struct place *place, int fd, struct stat *st)
 	return fd >= 0 && fstat(fd, st) == 0;
 }
 
-/* Walks to the end of a path: 0, and -1 with the reason in the answer. */
+/* Walks to the end of a path; returns 0, or -1 with the reason in the answer. */
 static int walk(const char *source, struct answer *answer, struct place *place)
 {
 	char left[2 * PATH_MAX], name[2 * PATH_MAX];
@@ -178,7 +178,7 @@ static int walk(const char *source, struct answer *answer, struct place *place)
 		if (!strcmp(name, "."))
 			continue;
 		if (!strcmp(name, "..")) {
-			/* never by the kernel: the root of a cell is no bound to it here */
+			/* not by the kernel: it would not stop at the root of the cell */
 			char *slash = strrchr(path, '/');
 
 			if (slash)
@@ -197,7 +197,7 @@ static int walk(const char *source, struct answer *answer, struct place *place)
 		place->next = openat(place->here, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
 		if (place->next < 0 || fstat(place->next, &st) < 0)
 			return refuse(answer, errno, "-");
-		/* another filesystem begins at another device, but for binds of the same */
+		/* a device changes where another filesystem begins, except for binds of the same */
 		if ((st.st_dev != device || S_ISLNK(st.st_mode)) && is_of_kernel(place->next))
 			return refuse(answer, EACCES, "kernel");
 		device = st.st_dev;
@@ -247,7 +247,7 @@ static void look(const char *source, struct answer *answer)
 	leave(&place);
 	if (walked < 0)
 		return;
-	/* A directory that was moved meanwhile is not where its name says. */
+	/* A directory that was moved meanwhile is not at its path any more. */
 	fd = open_plain(answer->path);
 	if (fd < 0 || fstat(fd, &st) < 0 || st.st_dev != answer->st.st_dev ||
 	    st.st_ino != answer->st.st_ino)

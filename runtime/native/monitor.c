@@ -1,47 +1,46 @@
 /*
- * monitor: stays with one run of an agent, outside the agent's cgroup.
+ * monitor: follows one run of an agent, from outside the agent's cgroup.
  *
  *     monitor RECORD OUT LOG REPLY LOG_MAX LIFELINE MONITORS LEAF UID LEAD FDS STEP
  *
- * MONITORS and LEAF are cgroup directories. The monitor is born in the first,
- * the program in the second (CLONE_INTO_CGROUP of clone3(2)): moving a process
- * there would wait for an RCU grace period, ten milliseconds or more. The
- * process that was started exits as soon as the monitor's pid is recorded.
+ * MONITORS and LEAF are cgroup directories. The monitor is born in the first, the
+ * program in the second (CLONE_INTO_CGROUP of clone3(2)): moving a process there
+ * would wait for an RCU grace period, ten milliseconds or more. The initial process
+ * exits as soon as the monitor's pid is recorded.
  *
- * Starts STEP (a list: the first program on the way into the cell, which ends in the
- * keeper, and its arguments) in the leaf cgroup, writes its output to OUT and LOG, and
- * what becomes of it to RECORD. It needs no daemon for any of this; the daemon watches the record
- * with inotify(7). RECORD must not exist: a run is started once, even if a
- * daemon died while it did so and the next one tries again. The monitor stays
- * until the leaf is empty, so that what the main process leaves behind is heard
- * to its end, and until a daemon has acted on that end, or a keeper that has to be
- * told about it is gone.
+ * Starts STEP in the leaf cgroup: a list of the first program on the way into the cell
+ * (the last one is the keeper) and its arguments. Writes its output to OUT and LOG, and
+ * its start and end to RECORD. The monitor needs no daemon for this; the daemon watches
+ * the record with inotify(7). RECORD must not exist: a run starts once, even if a daemon
+ * dies during the start and the next one tries again. The monitor stays until the leaf
+ * is empty, to keep all output of processes that the main process left behind. It also
+ * stays until a daemon has acted on the end, or until the keeper that it must tell about
+ * the end is gone.
  *
- * OUT and LOG are directories, made if missing, for standard output and error;
- * with "-" for LOG both go to OUT, in the order in which they were written.
- * REPLY is "-" or one more directory: lines of the output that begin with {
- * go there instead.
- * Output is kept in segments named by the offset of their first byte; when one
- * holds LOG_MAX / 2 bytes the next is begun and all but the last two removed.
- * Lines in LOG that begin with "ctxfs:" are the runtime's: this program's, those of
- * the steps into the cell, and those that the daemon appends. In a line of the
- * program that begins so, a blank comes before the colon, wherever its writes end.
- * FDS is a list of descriptors that STEP finds from 4 on; 3 is its report socket (see
- * keeper.c). LIFELINE is a FIFO that the daemon holds open for writing as long as it lives.
+ * OUT and LOG are directories, created if missing, for standard output and error. With
+ * "-" for LOG, both go to OUT, in the order in which they were written. REPLY is "-" or
+ * another directory: it receives the lines of the output that begin with {.
+ * Output is kept in segments, named by the offset of their first byte. When a segment
+ * holds LOG_MAX / 2 bytes, the monitor begins the next and removes all but the last two.
+ * Lines in LOG that begin with "ctxfs:" come from the runtime: from this program, the
+ * steps into the cell, and the daemon. If a line of the program begins so, the monitor
+ * inserts a blank before the colon, however the program splits its writes.
+ * FDS is a list of descriptors that STEP has from 4 on; 3 is its report socket (see
+ * keeper.c). LIFELINE is a FIFO that the daemon holds open for writing while it lives.
  *
- * LEAD says what the end of the program means when no daemon is alive: "cell",
- * the end of the cell, which its keeper is told on the report socket; one of
- * FDS, the same of the cell whose keeper that pidfd is of, by SIGTERM; "-", or
- * once the keeper says that the cell is held, nothing. A daemon that ends the program
- * and not the cell says so by making the record read-only.
+ * LEAD says what the end of the program causes when no daemon is alive. With "cell",
+ * the cell ends: the monitor tells its keeper on the report socket. With one of FDS, the
+ * cell of that pidfd's keeper ends: the monitor sends SIGTERM to the keeper. With "-",
+ * or after the keeper said that the cell is held, nothing ends. A daemon that ends the
+ * program but not the cell makes the record read-only.
  *
- * Lines of the record, which begins with the version of the form that they have:
+ * Lines of the record; the first has the version of the format:
  *     version N | monitor PID | chain PID | keeper PID | start PID NS | failed TEXT |
  *     hold | term | exit CODE NS | signal NUMBER NS | lost NS | end NS
- * with pids as the host sees them and times in nanoseconds since the epoch. "lost"
- * is the end of a program whose keeper was killed, so that nobody could tell of it.
- * These are lines, and no orders, for they are read while they grow, and by daemons that
- * are older or younger than this program (runtime/record.py).
+ * with pids of the host's pid namespace and times in nanoseconds since the epoch. "lost"
+ * is the end of a program whose keeper was killed and could not report the end. These are
+ * lines and not orders, because daemons read them while they grow, also daemons of older
+ * and newer versions (runtime/cell/record.py).
  */
 #define _GNU_SOURCE
 #include <ctype.h>
@@ -55,18 +54,18 @@
 #include "common.h"
 #include "orders.h"
 
-/* Higher when a line means something else than before; runtime/record.py knows which it can
- * read. A line of a new kind does not need it: those are passed over. */
+/* Increase it when the meaning of a line changes; runtime/cell/record.py lists the versions
+ * that it can read. New kinds of lines do not need it: readers skip unknown lines. */
 #define RECORD_VERSION 1
 
 #define FIRST_PASSED 4
 
-/* Who leads the end, if not the keeper that a descriptor is of. */
+/* The leader of the end, if it is not the keeper of a descriptor. */
 #define LEAD_NOBODY (-1)
 #define LEAD_CELL (-2)
-/* A signal is lost on a keeper to which its agent has just sent the same (signal(7)). */
+/* Repeat it: a signal is lost if the agent has just sent the keeper the same (signal(7)). */
 #define LEAD_AGAIN_MS 1000
-/* Nobody is told of what the kernel held back for a moment when the cgroup was removed. */
+/* The kernel may delay an event of a cgroup and then drop it when the cgroup is removed. */
 #define LOOK_AGAIN_MS 100
 
 static int record_fd = -1;
@@ -97,7 +96,7 @@ static unsigned long long now_ns(void)
 	return t.tv_sec * 1000000000ULL + t.tv_nsec;
 }
 
-/* Nobody is there but the record to be told. */
+/* Only the record can report this failure. */
 static void give_up(const char *what)
 {
 	record("failed %s: %s", what, strerror(errno));
@@ -105,42 +104,42 @@ static void give_up(const char *what)
 	exit(1);
 }
 
-/* One kept stream: the segments that it goes to. */
+/* A kept stream and its segments. */
 struct stream {
 	int directory;
 	int file;
 	unsigned long long start, size, previous;
 	unsigned long long segment;
 	unsigned long long lost;
-	bool guarded;		/* what comes now is not the runtime's */
-	int matched;		/* bytes of OURS that the line began with; MATCHED_NOT */
-	unsigned long long left;	/* where it ended when this program wrote last */
+	bool guarded;		/* the data that follow are not the runtime's */
+	int matched;		/* bytes of OURS at the beginning of the line; or MATCHED_NOT */
+	unsigned long long left;	/* its end after this program's last write */
 };
 
 #define OURS "ctxfs:"
 #define MATCHED_NOT (-1)
 
-/* A keeper says half of this; in its place may be what holds its socket by tricks. */
+/* A keeper sends at most half; an agent may have obtained its socket and send more. */
 #define WORDS_MAX 16
 
-/* What the keeper has said so far. */
+/* The keeper's reports so far. */
 struct state {
-	int report;	/* where it says it */
+	int report;	/* the report socket */
 	int words;
-	bool closed;	/* it says no more */
+	bool closed;	/* end of reports */
 	bool held;
 	bool started;
-	bool ended;	/* its program; from then on somebody must lead the cell's end */
+	bool ended;	/* its program has ended; from then on, the cell's end needs a leader */
 };
 
-/* A pipe, and where its lines go. */
+/* A pipe and the streams of its lines. */
 struct source {
 	int pipe;
 	struct stream *lines;
-	struct stream *replies;	/* those that begin with {, if they go elsewhere */
-	struct stream *present;	/* the line that is being read */
-	bool inside;		/* something of it was read */
-	struct state *state;	/* who says when it is the program that writes; NULL if all may */
+	struct stream *replies;	/* for lines that begin with {, or NULL */
+	struct stream *present;	/* the stream of the current line */
+	bool inside;		/* part of the current line was read */
+	struct state *state;	/* tells when the program writes, or NULL */
 };
 
 static void segment_name(char *name, size_t size, unsigned long long start)
@@ -158,7 +157,7 @@ static void open_segment(struct stream *s)
 	s->size = s->file >= 0 && fstat(s->file, &st) == 0 ? (unsigned long long)st.st_size : 0;
 }
 
-/* The last segment that is there, whoever began it, and the one before. */
+/* Finds the last two segments, also those of the daemon. */
 static void open_last(struct stream *s)
 {
 	int copy = openat(s->directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -184,7 +183,7 @@ static void open_last(struct stream *s)
 	open_segment(s);
 }
 
-/* Continues where an earlier run of the same incarnation left off. */
+/* Continues after an earlier run of the same incarnation. */
 static void open_stream(struct stream *s, const char *path, long long log_max)
 {
 	mkdir(path, 0700);
@@ -212,7 +211,7 @@ static void next_segment(struct stream *s)
 	open_segment(s);
 }
 
-/* The daemon appends lines of its own: the true size counts, and it may have begun a segment. */
+/* The daemon also appends lines, and may have begun a segment: use the true size. */
 static void look_at_segment(struct stream *s)
 {
 	struct stat st;
@@ -236,15 +235,15 @@ static void append_locked(struct stream *s, const char *data, size_t length)
 		if (s->size >= s->segment)
 			next_segment(s);
 		if (s->file < 0)
-			open_segment(s);	/* the disk was too full for a new one */
-		/* more only if the daemon has just filled the new one */
+			open_segment(s);	/* the disk was too full for a new segment */
+		/* again only if the daemon has just filled the new segment */
 		if (s->size < s->segment && s->segment - s->size < part)
 			part = s->segment - s->size;
 		n = write(s->file, data, part);
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n <= 0) {
-			/* A full disk must not stop the agent, nor be silent. */
+			/* A full disk must not stop the agent, and must be reported. */
 			s->lost += length;
 			return;
 		}
@@ -254,14 +253,14 @@ static void append_locked(struct stream *s, const char *data, size_t length)
 	}
 }
 
-/* How much of the data comes before the colon of a line that is not ours, or all of it. */
+/* Returns the length of the data up to the colon of a forged "ctxfs:", or of all data. */
 static size_t before_forged(struct stream *s, const char *data, size_t length)
 {
 	for (size_t i = 0; i < length; i++) {
 		unsigned char c = (unsigned char)data[i];
 
 		if (iscntrl(c) && c != '\t') {
-			s->matched = 0;	/* what a terminal takes for the beginning of a line */
+			s->matched = 0;	/* a terminal begins a line here */
 		} else if (s->matched == MATCHED_NOT || c != (unsigned char)OURS[s->matched]) {
 			s->matched = MATCHED_NOT;
 		} else if (!OURS[++s->matched]) {
@@ -276,7 +275,7 @@ static void append_guarded(struct stream *s, const char *data, size_t length)
 {
 	look_at_segment(s);
 	if (s->start + s->size != s->left)
-		s->matched = 0;	/* the daemon has ended the line with one of its own */
+		s->matched = 0;	/* the daemon ended the line with a line of its own */
 	while (length) {
 		size_t part = before_forged(s, data, length);
 
@@ -322,7 +321,7 @@ static void keep(struct stream *s, const char *data, size_t length)
 	append(s, data, length);
 }
 
-/* To each stream its lines, as far as they are here. */
+/* Writes the lines that are here to their streams. */
 static void sort(struct source *from, const char *data, size_t length)
 {
 	const char *end = data + length, *kept = data;
@@ -345,7 +344,7 @@ static void sort(struct source *from, const char *data, size_t length)
 	keep(from->present, kept, end - kept);
 }
 
-/* One word, if there is one; whether there may be more. */
+/* Reads one report, if there is one; returns whether there may be more. */
 static bool take_report(struct state *state)
 {
 	char text[512], control[CMSG_SPACE(sizeof(struct ucred))];
@@ -390,7 +389,7 @@ static bool take_report(struct state *state)
 	return true;
 }
 
-/* Moves what is there: how much, 0 at the end of the stream or if nothing is left. */
+/* Moves available data; returns the length, 0 at the end or if none is left. */
 static size_t drain(struct source *from)
 {
 	char data[65536];
@@ -405,7 +404,7 @@ static size_t drain(struct source *from)
 	}
 	if (n <= 0)
 		return 0;
-	/* The keeper says "start" before the program can write: it has, if this is of that. */
+	/* "start" comes before all output of the program: if this is its output, it was sent. */
 	if (from->state && !from->lines->guarded) {
 		while (take_report(from->state))
 			;
@@ -415,7 +414,7 @@ static size_t drain(struct source *from)
 	return n;
 }
 
-/* What is in the pipe now, and no more. */
+/* Moves only the data that are in the pipe now. */
 static void drain_rest(struct source *from)
 {
 	size_t moved = 0, n;
@@ -427,7 +426,7 @@ static void drain_rest(struct source *from)
 		moved += n;
 }
 
-/* What the monitor is told. */
+/* The monitor's orders. */
 struct order {
 	const char *record, *out, *log, *reply, *lifeline, *monitors, *leaf;
 	long long log_max;
@@ -473,18 +472,18 @@ static void make_pipe(int ends[2], uid_t owner)
 {
 	if (pipe2(ends, O_CLOEXEC) < 0)
 		give_up("pipe");
-	/* /dev/stdout opens the pipe anew, by its owner and mode. */
+	/* Opening /dev/stdout opens the pipe again and checks its owner and mode. */
 	(void)!fchown(ends[1], owner, -1);
 	fcntl(ends[0], F_SETFL, O_NONBLOCK);
 }
 
-/* In the child: descriptors as the steps expect them, then the first of these. */
+/* In the child: arranges the descriptors and executes the first step. */
 static void take_step(const struct order *order, int report, int out, int log)
 {
 	static char *const environment[] = {NULL};
 	int passed[DESCRIPTORS_MAX], count = (int)order->fd_count, high = FIRST_PASSED + count;
 
-	/* out of the way of each other first */
+	/* first to numbers that do not collide */
 	for (int i = 0; i < count; i++)
 		passed[i] = fcntl((int)order->fds[i], F_DUPFD_CLOEXEC, high);
 	report = fcntl(report, F_DUPFD_CLOEXEC, high);
@@ -502,8 +501,8 @@ static void take_step(const struct order *order, int report, int out, int log)
 }
 
 /*
- * Whether a live process is in the cgroup whose cgroup.events this is, or
- * below it. Reading arms poll(2) for the next change (cgroups(7)).
+ * Returns whether a live process is in or below the cgroup of this cgroup.events.
+ * Reading arms poll(2) for the next change (cgroups(7)).
  */
 static bool populated(int events)
 {
@@ -524,7 +523,7 @@ static int open_events(const char *cgroup)
 	return open(path, O_RDONLY | O_CLOEXEC);
 }
 
-/* Whether a daemon holds the FIFO: read(2) tells even where poll(2) never saw one. */
+/* Whether a daemon holds the FIFO; unlike poll(2), read(2) tells before any writer came. */
 static bool daemon_alive(int lifeline)
 {
 	char byte;
@@ -532,7 +531,7 @@ static bool daemon_alive(int lifeline)
 	return lifeline >= 0 && read(lifeline, &byte, 1) != 0;
 }
 
-/* Whether a daemon has seen to what the end means: the record is gone, or read-only. */
+/* Whether a daemon has acted on the end: the record is gone, or read-only. */
 static bool is_seen_to(void)
 {
 	struct stat recorded;
@@ -541,7 +540,7 @@ static bool is_seen_to(void)
 	       !(recorded.st_mode & S_IWUSR);
 }
 
-/* Tells whoever leads the end to begin it; true if that may not have arrived. */
+/* Tells the leader to begin the end; returns true if this must be repeated. */
 static bool tell_end(int lead, int report)
 {
 	if (lead == LEAD_CELL) {
@@ -552,9 +551,9 @@ static bool tell_end(int lead, int report)
 }
 
 /*
- * What the program was of is held by the keeper that LEAD is of, and the program has
- * ended: stays until a daemon has seen to that end, or that keeper is gone. A daemon that
- * dies before has left it to this program.
+ * The program has ended in a cell that LEAD's keeper holds. Stays until a daemon has
+ * acted on that end, or the keeper is gone. If the daemon dies before, this program
+ * must lead the end.
  */
 static void stay_for_end(int lead, int lifeline, int report)
 {
@@ -626,7 +625,7 @@ int main(int argc, char **argv)
 		from_log = (struct source){log_pipe[0], &log, NULL, &log, false, &state};
 	}
 	lead = order.lead;
-	if (lead >= 0)	/* one of those that are closed */
+	if (lead >= 0)	/* one of the descriptors closed below */
 		lead = fcntl(lead, F_DUPFD_CLOEXEC, FIRST_PASSED);
 	for (size_t i = 0; i < order.fd_count; i++)
 		close((int)order.fds[i]);
@@ -643,7 +642,7 @@ int main(int argc, char **argv)
 	signals = signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK);
 
 	for (;;) {
-		/* A runner that was killed has told no end: then this is it. */
+		/* A killed runner reports no end: its silence is the end. */
 		bool silent = state.closed && reaped;
 		bool leading = lead != LEAD_NOBODY && !state.held && (state.ended || silent);
 		struct signalfd_siginfo info;
@@ -651,7 +650,7 @@ int main(int argc, char **argv)
 		bool telling;
 
 		if (silent && state.started && !state.ended) {
-			/* What it has left in the leaf must not go on as if it were the run. */
+			/* Processes left in the leaf must not continue as if they were the run. */
 			record("lost %llu", now_ns());
 			state.ended = true;
 		}
@@ -685,7 +684,7 @@ int main(int argc, char **argv)
 			{.fd = state.closed ? -1 : sockets[0], .events = POLLIN},
 			{.fd = from_out.pipe, .events = POLLIN},
 			{.fd = from_log.pipe, .events = POLLIN},
-			/* Watched only while it matters: a hung-up FIFO is always ready. */
+			/* Watched only while needed: a hung-up FIFO is always ready. */
 			{.fd = leading && !telling ? lifeline : -1, .events = POLLIN},
 			{.fd = events, .events = POLLPRI},
 			{.fd = telling ? lead : -1, .events = POLLIN},
@@ -706,9 +705,9 @@ int main(int argc, char **argv)
 		if (fds[6].revents)
 			lead = LEAD_NOBODY;	/* that keeper is gone */
 	}
-	/* The cell is gone, or all that was of this run in it. What it wrote is in
-	 * the pipes; a writer may live on elsewhere (descriptors travel): what comes
-	 * later is not waited for. */
+	/* The cell is gone, or all processes of this run in it. Their output is in the
+	 * pipes. Another process may still hold a pipe, since descriptors can be passed
+	 * on; do not wait for its output. */
 	drain_rest(&from_out);
 	drain_rest(&from_log);
 	record("end %llu", now_ns());

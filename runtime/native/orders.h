@@ -1,15 +1,13 @@
 /*
  * orders: what the daemon tells its programs (runtime/orders.py writes it).
  *
- * Orders are strings in an order that both sides know, and where there can be several
- * of something, their number before them. They are the arguments of a program; or a
- * message, which is a file or came by a socket: the number of all strings, then each of
- * them, ended by a NUL.
+ * Orders are strings in an order that both sides know. A list is preceded by its
+ * length. Orders are the arguments of a program, or a message in a file or on a socket:
+ * the number of all strings, then each string with a NUL at its end.
  *
- * A program takes all its orders before it does anything. One that is missing, a number
- * that is none, a list that is cut short: each makes the whole of them damaged. What is
- * taken from then on is empty, and all_taken() tells at the end, as it does of orders
- * that nobody asked for.
+ * A program takes all its orders before it acts. A missing string, an invalid number or
+ * a truncated list makes all orders damaged: from then on, everything taken is empty, and
+ * all_taken() returns false at the end. It also does so if orders are left over.
  */
 #ifndef CTXFS_ORDERS_H
 #define CTXFS_ORDERS_H
@@ -19,7 +17,7 @@
 #include "common.h"
 
 #define ORDERS_MAX (64 << 20)	/* of a message in a file */
-/* of uids and gids: the one above says "as it is" to those who change them (setresuid(2)) */
+/* of uids and gids: setresuid(2) takes the next value as "unchanged" */
 #define ID_MAX (UINT32_MAX - 1)
 
 struct orders {
@@ -28,13 +26,13 @@ struct orders {
 	char **strings;	/* to be freed */
 };
 
-/* Several of something, and a NULL behind the last (execve(2)). */
+/* A list, with a NULL after the last string, as execve(2) needs it. */
 struct list {
 	char **items;
 	size_t count;
 };
 
-/* Whole, of ASCII digits, and no more than MAX; strtoul(3) takes signs and blanks. */
+/* Parses only ASCII digits, up to MAX; strtoul(3) would accept signs and blanks. */
 static inline bool parse_number(const char *word, unsigned long long max, unsigned long long *number)
 {
 	unsigned long long value = 0;
@@ -55,7 +53,7 @@ static inline struct orders orders_of_arguments(int argc, char **argv)
 	return (struct orders){.next = argv + (argc > 0), .end = argv + argc};
 }
 
-/* Of a message, in the place where it is. */
+/* Splits a message in place. */
 static inline struct orders split_message(char *data, size_t length)
 {
 	struct orders orders = {.damaged = true};
@@ -68,7 +66,7 @@ static inline struct orders split_message(char *data, size_t length)
 		count += data[i] == 0;
 	if (!parse_number(data, length, &told) || told != count - 1)
 		return orders;
-	/* one more, for what a list has behind it */
+	/* one more, for the NULL after a list */
 	orders.strings = calloc(count + 1, sizeof *orders.strings);
 	if (!orders.strings)
 		return orders;
@@ -80,7 +78,7 @@ static inline struct orders split_message(char *data, size_t length)
 	return orders;
 }
 
-/* Of a message in a file, which is closed; it stays in memory as long as the program does. */
+/* Reads a message from a file and closes it; the memory is never freed. */
 static inline struct orders read_orders(int fd)
 {
 	size_t length = 0;
@@ -102,7 +100,7 @@ static inline char *take_word(struct orders *orders)
 	return *orders->next++;
 }
 
-/* The next, if that is what it is. */
+/* Takes the next string if it equals WORD. */
 static inline bool take_if(struct orders *orders, const char *word)
 {
 	if (orders->damaged || orders->next == orders->end || strcmp(*orders->next, word))
@@ -127,13 +125,13 @@ static inline int take_descriptor(struct orders *orders)
 	return (int)take_number(orders, INT_MAX);
 }
 
-/* "-" for none, which is -1 here. */
+/* Takes a descriptor; "-" means none and returns -1. */
 static inline int take_descriptor_or_none(struct orders *orders)
 {
 	return take_if(orders, "-") ? -1 : take_descriptor(orders);
 }
 
-/* A number of which there are as many strings left, at least. */
+/* Takes the length of a list; at least as many strings must be left. */
 static inline size_t take_count(struct orders *orders)
 {
 	size_t left = orders->damaged ? 0 : (size_t)(orders->end - orders->next);
@@ -150,7 +148,7 @@ static inline struct list take_list(struct orders *orders)
 	none[0] = NULL;
 	if (orders->damaged)
 		return list;
-	/* over their number, so that there is room for the NULL */
+	/* moves the strings over their number, to make room for the NULL */
 	list.items = orders->next - 1;
 	list.count = count;
 	memmove(list.items, orders->next, count * sizeof *list.items);
@@ -159,7 +157,7 @@ static inline struct list take_list(struct orders *orders)
 	return list;
 }
 
-/* Several lists; how many is told by COUNT. */
+/* Takes a list of lists; COUNT returns its length. */
 static inline struct list *take_lists(struct orders *orders, size_t *count)
 {
 	struct list *lists;
@@ -180,7 +178,7 @@ static inline unsigned take_id(struct orders *orders)
 	return (unsigned)take_number(orders, ID_MAX);
 }
 
-/* A list of numbers, in memory to be freed. */
+/* Takes a list of numbers; the caller frees it. */
 static inline unsigned *take_numbers(struct orders *orders, unsigned max, size_t *count)
 {
 	struct list list = take_list(orders);
@@ -197,7 +195,7 @@ static inline unsigned *take_numbers(struct orders *orders, unsigned max, size_t
 	return numbers;
 }
 
-/* UID GID GROUPS: groups as a list, or "=" where they are to stay as they are. */
+/* Takes UID GID GROUPS: groups are a list, or "=" for unchanged. */
 static inline struct ids take_ids(struct orders *orders)
 {
 	struct ids ids = {0};

@@ -3,28 +3,28 @@
  *
  *     stage ORDERS_FD CELL STEP
  *
- * Runs as root on the host side, before privileges are dropped. In a mount
- * namespace of its own it opens each source with the creator's uid, gid and
- * groups, so that nothing can be named that the creator could not reach, and
- * binds what it opened (never the path a second time) below a private tmpfs,
- * from where the unprivileged sandbox takes it. Nothing shows on the host.
+ * Runs as root on the host, before privileges are dropped. In its own mount
+ * namespace, it opens each source with the creator's uid, gid and groups, so that
+ * a source can only be a path that the creator can reach. It binds what it opened
+ * (and never uses the path again) below a private tmpfs, from which the
+ * unprivileged sandbox takes it. The host sees none of these mounts.
  *
- * Without root it is the creator's uid that runs this, and a user namespace lets
- * it mount. The mounts of the host are locked in there (mount_namespaces(7)):
- * what no agent may have is covered where root would take it out. And nobody comes
- * back from a cell: a process of its own goes in and sends what it opened.
+ * Without root, the creator's uid runs this program, and a user namespace lets it
+ * mount. In there the mounts of the host are locked (mount_namespaces(7)), so it
+ * covers forbidden mounts, which root would remove. A process cannot return from
+ * a cell either: a separate process enters the cell and sends what it opened.
  *
- * CELL is "-", or a pidfd of another agent's keeper: then the sources are paths
- * in the view of that cell. This is how a detached child gets a view made from
- * its parent's without being inside its parent's PID namespace.
+ * CELL is "-", or a pidfd of another agent's keeper: then the sources are paths in
+ * the view of that cell. So a detached child gets a view made from its parent's
+ * without being in the parent's PID namespace.
  *
  * ORDERS_FD holds orders (orders.h): the directory for the tmpfs; the creator's uid, gid
  * and groups; the forbidden paths, a list; and the mounts, a list of lists: options
- * (letters: r bind recursively, s nosuid, d nodev, x noexec, t left out if it is not there),
- * ID and the source. ID is "-", or what the source was when it was written (look.c):
- * DEVICE:INODE, or "*" for whatever is there by now. With an ID no link is followed.
+ * (letters: r bind recursively, s nosuid, d nodev, x noexec, t skip a missing source),
+ * ID and the source. ID is "-", or identifies the source at the time of writing (look.c):
+ * DEVICE:INODE, or "*" for any object. With an ID, no link is followed.
  *
- * STEP, a list, is the program that it becomes, and its arguments.
+ * STEP, a list, is the next program and its arguments.
  */
 #define _GNU_SOURCE
 #include <linux/nsfs.h>
@@ -40,14 +40,14 @@
 
 static bool rootless;
 
-/* One source: what is there and, from a cell, the mount of it (clone_mount). */
+/* A source: the open object and, from a cell, its mount (clone_mount). */
 struct opened {
 	int fd;
 	int tree;
 	int error;
 };
 
-/* One of the mounts that are asked for. */
+/* A requested mount. */
 struct wanted {
 	const char *options, *id, *source;
 };
@@ -75,14 +75,14 @@ static void check_source(int fd, const char *source, char *path, size_t size)
 			    source);
 }
 
-/* Whoever has the descriptor of a mount namespace and is root can join it (setns(2)). */
+/* Joins a mount namespace by its descriptor, as root may (setns(2)). */
 static void join(int namespace, const char *what)
 {
 	if (setns(namespace, CLONE_NEWNS) < 0)
 		die("%s: %m", what);
 }
 
-/* With the creator's rights and nobody else's. */
+/* Opens with exactly the creator's rights. */
 static int open_as(const struct wanted *wanted, const struct ids *as)
 {
 	uint64_t resolve = *wanted->id == '-' ? 0 : RESOLVE_NO_SYMLINKS;
@@ -101,9 +101,9 @@ static int open_as(const struct wanted *wanted, const struct ids *as)
 }
 
 /*
- * The mount of what is open, as one of no namespace yet: made where it is, to be
- * put where it is wanted (open_tree(2)). With everything below: in a cell, what
- * covers something must go on covering it.
+ * Clones the mount of an open object, detached from every namespace, to be attached
+ * elsewhere (open_tree(2)). Includes all mounts below: in a cell, mounts that cover
+ * something must continue to cover it.
  */
 static int clone_mount(int fd, const char *source)
 {
@@ -115,7 +115,7 @@ static int clone_mount(int fd, const char *source)
 	return tree;
 }
 
-/* What is there, and from a cell the mount of it. */
+/* Opens a source, and from a cell clones its mount. */
 static struct opened open_source(const struct wanted *wanted, const struct ids *as, bool in_cell)
 {
 	struct opened found = {.tree = -1};
@@ -147,7 +147,7 @@ static struct opened receive_opened(int channel)
 	int fds[DESCRIPTORS_MAX];
 	size_t count;
 
-	/* it has said why */
+	/* it printed the reason */
 	if (receive_message(channel, &found.error, sizeof found.error, fds, &count) !=
 	    sizeof found.error)
 		exit(EXIT_FAILED);
@@ -159,9 +159,9 @@ static struct opened receive_opened(int channel)
 }
 
 /*
- * Joins the mount namespace of the process that a pidfd refers to, as one who may
- * mount there: in the user namespace that owns it, which is not the process's own
- * but the one around it, where bubblewrap made the view.
+ * Joins the mount namespace of a pidfd's process with the right to mount: in the user
+ * namespace that owns the mount namespace. That is not the process's own user namespace
+ * but its parent, in which the view was made (view.c).
  */
 static void enter_view(int pidfd)
 {
@@ -174,7 +174,7 @@ static void enter_view(int pidfd)
 		die("the parent's cell: %m");
 }
 
-/* Starts what sends the sources, as they are in a cell, one after the other. */
+/* Starts a process that sends the sources in a cell, one after the other. */
 static int start_fetcher(int cell, const struct wanted *wanted, size_t count, pid_t *fetcher)
 {
 	int ends[2];
@@ -226,31 +226,31 @@ static void bind_source(int fd, int tree, const char *source, const char *point,
 	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
 	if (tree >= 0 ? syscall(SYS_move_mount, tree, "", AT_FDCWD, point, MOVE_MOUNT_F_EMPTY_PATH) < 0
 		      : mount(link, point, NULL, MS_BIND | recursive, NULL) < 0) {
-		/* what a mount lies upon is not shown to whoever could not unmount it */
+		/* a process that cannot unmount must not see what a mount covers */
 		if (rootless && errno == EINVAL && !recursive)
 			die("mount source %s: without root, what is mounted below it comes along: "
 			    "rbind", source);
 		die("mount source %s: %m", source);
 	}
-	/* the whole tree below it, not its top alone */
+	/* for the whole tree, not only its top */
 	if (attributes.attr_set && syscall(SYS_mount_setattr, AT_FDCWD, point, AT_RECURSIVE,
 					   &attributes, sizeof attributes) < 0)
 		die("mount source %s: options: %m", source);
 }
 
-/* Whether a mount below a source is one that no agent may have. */
+/* Whether a mount below a source is forbidden to agents. */
 static bool is_forbidden_type(const char *type)
 {
 	return !strcmp(type, "proc") || !strcmp(type, "cgroup") || !strcmp(type, "cgroup2");
 }
 
-/* What a cell's mounts show of its processes is not for others. */
+/* Other agents must not see a cell's processes in its mounts. */
 static bool is_procfs(const char *type)
 {
 	return !strcmp(type, "proc");
 }
 
-/* Where filesystems of some type are mounted below a directory, in order. */
+/* Returns the mount points of some filesystem types below a directory, in order. */
 static char **find_mounts(const char *directory, bool (*wanted)(const char *), size_t *count)
 {
 	FILE *mounts = setmntent("/proc/self/mounts", "r");
@@ -271,8 +271,8 @@ static char **find_mounts(const char *directory, bool (*wanted)(const char *), s
 	return found;
 }
 
-/* Hides every filesystem of some type below a directory, where mounts are locked
- * and cannot be taken out. */
+/* Covers every filesystem of some types below a directory where mounts are locked and
+ * cannot be removed. */
 static void cover_mounts(const char *directory, bool (*hidden)(const char *))
 {
 	size_t count;
@@ -280,7 +280,7 @@ static void cover_mounts(const char *directory, bool (*hidden)(const char *))
 
 	for (size_t i = 0; i < count; i++) {
 		struct stat st;
-		/* what lay below one that is covered by now is not there any more */
+		/* a mount below a covered one is not reachable any more */
 		bool there = stat(covered[i], &st) == 0;
 		int failed = 0;
 
@@ -293,8 +293,8 @@ static void cover_mounts(const char *directory, bool (*hidden)(const char *))
 	}
 }
 
-/* Takes procfs and cgroupfs out of all that was bound, wherever they are. What cannot
- * be reached by its name is below something that covers it, and stays there. */
+/* Removes every procfs and cgroupfs from the bound trees. One that its path does not
+ * reach is below a mount that covers it, and stays there. */
 static void remove_mounts(const char *directory)
 {
 	size_t count, removed;
@@ -303,7 +303,7 @@ static void remove_mounts(const char *directory)
 		char **found = find_mounts(directory, is_forbidden_type, &count);
 
 		removed = 0;
-		for (size_t i = count; i-- > 0;) {	/* what is on top was mounted last */
+		for (size_t i = count; i-- > 0;) {	/* the last mounted is on top */
 			if (umount2(found[i], MNT_DETACH) == 0)
 				removed++;
 			else if (errno != EINVAL && errno != ENOENT)
@@ -329,7 +329,7 @@ static void cover_own(const char *point, const char *source, const char *real)
 	}
 }
 
-/* The same inside as outside: whoever is not root may map nothing else. */
+/* Maps an id to itself: a user other than root may map nothing else. */
 static void map_id(const char *path, unsigned id)
 {
 	char text[64];
@@ -339,7 +339,7 @@ static void map_id(const char *path, unsigned id)
 		die("%s: %m", path);
 }
 
-/* Where an ordinary user may mount, with the ids that it has (user_namespaces(7)). */
+/* Enters a user namespace, where an ordinary user may mount, and keeps the ids. */
 static void enter_user_namespace(void)
 {
 	uid_t uid = geteuid();
@@ -353,7 +353,7 @@ static void enter_user_namespace(void)
 	map_id("/proc/self/gid_map", gid);
 }
 
-/* Why a source that is to be there cannot be had. */
+/* Reports why a required source cannot be opened. */
 __attribute__((noreturn)) static void refuse(const struct wanted *wanted, int error)
 {
 	if (*wanted->id != '-' && (error == ELOOP || error == ENOENT || error == ENOTDIR))
@@ -364,7 +364,7 @@ __attribute__((noreturn)) static void refuse(const struct wanted *wanted, int er
 	die("mount source %s: %s", wanted->source, strerror(error));
 }
 
-/* Binds what is there at a point, and shows whatever may not be seen in there to nobody. */
+/* Binds a source at a point, and covers the forbidden mounts in it. */
 static void place(const struct wanted *wanted, const struct opened *found, const char *point,
 		  bool in_cell)
 {
@@ -419,7 +419,7 @@ int main(int argc, char **argv)
 		die("the runtime's mount data is damaged");
 
 	rootless = geteuid() != 0;
-	/* root's own groups are none of the creator's */
+	/* the creator must not have root's groups */
 	if (!rootless && as.same_groups)
 		die("the runtime's mount data is damaged");
 	if (rootless && cell >= 0)
@@ -428,8 +428,8 @@ int main(int argc, char **argv)
 		enter_user_namespace();
 	if (unshare(CLONE_NEWNS) < 0)
 		die("unshare: %m");
-	/* Slaves, not private: a filesystem mounted anew after a crash of the
-	 * daemon must still arrive in the sandbox. */
+	/* Slaves, not private: after a crash of the daemon, a filesystem that is
+	 * mounted again must reach the sandbox. */
 	if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0 ||
 	    mount("tmpfs", directory, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755") < 0)
 		die("%s: %m", directory);
@@ -441,7 +441,7 @@ int main(int argc, char **argv)
 		char point[4096];
 
 		snprintf(point, sizeof point, "%s/%zu", directory, i);
-		/* from the view of a cell, if there is one; root goes in and comes back */
+		/* from the view of the cell, if any; root enters it and returns */
 		if (goes_in)
 			join(cell, "the parent's cell");
 		found = channel >= 0 ? receive_opened(channel)
@@ -455,7 +455,7 @@ int main(int argc, char **argv)
 		place(&mounts[i], &found, point, cell >= 0);
 		close_opened(&found);
 	}
-	/* once for all, since every look at them is at all mounts of the host */
+	/* once for all sources, since each search reads all mounts of the host */
 	if (cell >= 0)
 		cover_mounts(directory, is_procfs);
 	else if (rootless)

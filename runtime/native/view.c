@@ -1,47 +1,46 @@
 /*
- * view: builds what an agent sees, and becomes PID 1 of its cell.
+ * view: builds an agent's view, and becomes PID 1 of its cell.
  *
  *     view ORDERS_FD PROGRAM_FD UID GID GROUPS ARGUMENTS      (orders.h)
  *
- * Takes the ids and gives up every capability, before anything of the agent's is
- * touched. Then it makes user, mount, PID, IPC, UTS and cgroup namespaces as any user
- * may, and in there a new root by its orders; PROGRAM_FD, open before there was a view,
- * is what it becomes, with ARGUMENTS from the zeroth on, descriptors 0 to 4 and an empty
- * environment. The process that was started waits for it and ends as it did.
+ * Takes the ids and drops every capability before it touches anything of the agent's.
+ * Then it makes user, mount, PID, IPC, UTS and cgroup namespaces, as any user may, and
+ * in them a new root by its orders. It then executes PROGRAM_FD, which was opened before
+ * the view existed, with ARGUMENTS from the zeroth on, descriptors 0 to 4 and an empty
+ * environment. The initial process waits for it and exits with its status.
  *
- * Whoever composed the view that this starts in may be an enemy of the agent that
- * the new one is for, and the files below it may change at any time. So nothing of
- * a view is executed, loaded or trusted here: the program is static and run by
- * descriptor, sources are opened once and bound as opened, and targets are
- * resolved with the new root as the limit, whatever links say.
+ * The author of the view in which this program starts may be hostile to the agent of
+ * the new view, and files may change at any time. So this program executes, loads and
+ * trusts nothing in a view: it is static and executed by descriptor, opens each source
+ * once and binds what it opened, and resolves targets so that no link can leave the
+ * new root.
  *
- * ORDERS_FD holds orders: a list of operations, each a list of its name and arguments,
- * done in order.
+ * ORDERS_FD holds orders: a list of operations, performed in order. Each is a list of
+ * its name and arguments.
  *
- *     network                      a network namespace with nothing but a loopback
- *     bind OPTIONS ID SOURCE TARGET  what is at SOURCE in the view that this starts
- *                                  in, with all that is mounted below, without
- *                                  set-user-ID and devices. OPTIONS are letters or
- *                                  "-": r read-only, R read-only but for what is
- *                                  mounted below, x noexec, t nothing if there is
- *                                  no SOURCE, s what is mounted there later comes
- *                                  along, without any of these. ID is "-", or what must be there on a
- *                                  path without links: DEVICE:INODE, "*" for anything.
- *     root SOURCE                  a root of its own like the one at SOURCE: directories and
- *                                  links made anew, bound what is mounted in them, files
- *                                  bound read-only. What the one is made of changes with
- *                                  nothing that is done in the other.
+ *     network                      a network namespace with only a loopback
+ *     bind OPTIONS ID SOURCE TARGET  the object at SOURCE in the initial view, with
+ *                                  all mounts below it, nosuid and nodev. OPTIONS are
+ *                                  letters or "-": r read-only, R read-only except for
+ *                                  the mounts below, x noexec, t skip a missing SOURCE,
+ *                                  s later mounts on the host appear too, without these
+ *                                  options. ID is "-", or identifies the object on a
+ *                                  path without links: DEVICE:INODE, "*" for any.
+ *     root SOURCE                  a separate root like that at SOURCE: new directories
+ *                                  and links, binds of the mounts in them, read-only
+ *                                  binds of files. Changes to one of the two roots do
+ *                                  not affect the other.
  *     tmpfs MODE TARGET            an empty filesystem in memory
  *     dir MODE TARGET              a directory
  *     symlink TEXT TARGET          a symbolic link
- *     proc TARGET                  the processes of the cell
+ *     proc TARGET                  procfs with the processes of the cell
  *     dev TARGET                   the harmless devices
- *     hide TARGET                  whatever is there by now: a directory becomes an
- *                                  empty and closed one, anything else empty; if
- *                                  nothing is there, nothing is done
+ *     hide TARGET                  covers a directory with an empty, inaccessible one,
+ *                                  and any other file with an empty one; does nothing
+ *                                  if nothing is there
  *
- * The first bind may be on "/", and is the root then; otherwise that is a tmpfs.
- * Missing targets, and directories on the way, are made.
+ * A first bind on "/" becomes the root; otherwise, the root is a tmpfs. Missing targets
+ * and their parent directories are created.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -55,16 +54,16 @@
 #include "common.h"
 #include "orders.h"
 
-/* of sys/mount.h, which does not go together with linux/mount.h */
+/* from sys/mount.h, which conflicts with linux/mount.h */
 int umount2(const char *target, int flags);
 #define MNT_DETACH 2
 
 #define ROOT_DEPTH_MAX 64	/* far above what mount tables need */
 
-/* Where things are while the view is built. */
+/* Directories used while the view is built. */
 static int old_root = -1, new_root = -1, hidden = -1;
 
-/* For what does not fail where sandboxes can be made at all. */
+/* For calls that succeed on every machine that can make sandboxes. */
 static int must(int result, const char *what)
 {
 	if (result < 0)
@@ -88,13 +87,13 @@ static void check_operation(struct list words)
 		if (strcmp(words.items[0], operations[i].name))
 			continue;
 		if (words.count != operations[i].arguments + 1)
-			die("the agent's view: the operation %s has not its arguments", words.items[0]);
+			die("the agent's view: wrong number of arguments for %s", words.items[0]);
 		return;
 	}
 	die("the agent's view: unknown operation %s", words.count ? words.items[0] : "");
 }
 
-/* What is to be done. */
+/* The operations to perform. */
 struct plan {
 	struct list *operations;
 	size_t count;
@@ -125,14 +124,14 @@ static int open_below(int directory, const char *path, unsigned long long resolv
 {
 	int fd;
 
-	/* EAGAIN: something was renamed meanwhile, so that ".." could not be judged */
+	/* EAGAIN: a rename prevented the check of ".." */
 	do
 		fd = open_path(directory, path, O_PATH, resolve);
 	while (fd < 0 && (errno == EAGAIN || errno == EINTR));
 	return fd;
 }
 
-/* What the name leads to in the view as it is so far, never to anything outside of it. */
+/* Opens a path in the unfinished view; it never leads outside. */
 static int open_target(const char *path)
 {
 	return open_below(new_root, path, RESOLVE_IN_ROOT);
@@ -152,7 +151,7 @@ static int set_attributes(int tree, unsigned long long set, unsigned flags)
 			    sizeof attributes);
 }
 
-/* What is mounted in the other view later, as nobody has restricted it, stays out. */
+/* Later mounts in the other view, which have no restrictions, must not appear. */
 static int make_private(int tree)
 {
 	struct mount_attr attributes = {.propagation = MS_PRIVATE};
@@ -167,7 +166,7 @@ static int attach(int tree, int target)
 			    MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
 }
 
-/* A new filesystem, mounted nowhere yet. OPTIONS come in pairs and end with NULL. */
+/* Makes a new, detached filesystem. OPTIONS are pairs; NULL ends them. */
 static int make_filesystem(const char *type, const char *const *options, unsigned attributes)
 {
 	int context = must((int)syscall(SYS_fsopen, type, FSOPEN_CLOEXEC), type);
@@ -189,10 +188,10 @@ static int make_tmpfs(const char *mode)
 	return make_filesystem("tmpfs", options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
 }
 
-/* The directory that a target is in, made if missing, and the target's own name. */
+/* Opens the directory of a target, created if missing; NAME returns the target's name. */
 static int open_parent(const char *target, const char **name);
 
-/* What is at a target; made if nothing is: a directory, or an empty file. */
+/* Opens a target; if it is missing, creates a directory or an empty file. */
 static int make_target(const char *target, bool directory)
 {
 	int fd = open_target(target), parent;
@@ -248,8 +247,7 @@ static void put(int tree, const char *target, bool directory)
 	close(tree);
 }
 
-/* What is at a source of the view that this started in, with its mounts; -1 if it may be
- * missing and is. */
+/* Clones a source in the initial view with its mounts; -1 if it is missing and may be. */
 static int take_source(const char *options, const char *id, const char *source, bool *directory)
 {
 	unsigned long long attributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV;
@@ -298,10 +296,10 @@ static void bind_source(const char *options, const char *id, const char *source,
 	}
 }
 
-/* Which mount this is on, and what it is. */
+/* Returns the mount and the type of a file. */
 static void examine(int fd, struct statx *st, const char *name)
 {
-	/* as it is known: what is mounted there may have gone dumb */
+	/* without asking the filesystem, which may not answer any more */
 	if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_BASIC_STATS | STATX_MNT_ID, st) < 0)
 		die("the parent's root: %s: %m", name);
 }
@@ -317,7 +315,7 @@ static void copy_link(int from, int to, const char *name)
 		die("the parent's root: %s: %m", name);
 }
 
-/* At a name in a directory: what is open, with the mounts below it if it is one. */
+/* Attaches an open object at a name in a directory; a mount with the mounts below it. */
 static void bind_entry(int from, int to, const char *name, bool mounted, bool directory)
 {
 	unsigned long long attributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV;
@@ -336,8 +334,8 @@ static void bind_entry(int from, int to, const char *name, bool mounted, bool di
 }
 
 /*
- * Whoever lives in a view may change the filesystem that its root is, links such as
- * /lib64 among it, by which programs are started. So no two views share one.
+ * A program may change the filesystem that is the root of its view, including links
+ * such as /lib64, through which programs start. So no two views share a root.
  */
 static void copy_root(int from, int to, unsigned long long mount, int depth)
 {
@@ -356,7 +354,7 @@ static void copy_root(int from, int to, unsigned long long mount, int depth)
 			continue;
 		below = openat(from, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
 		if (below < 0 && errno == ENOENT)
-			continue;	/* taken away meanwhile */
+			continue;	/* removed meanwhile */
 		if (below < 0)
 			die("the parent's root: %s: %m", name);
 		examine(below, &st, name);
@@ -422,7 +420,7 @@ static void make_link(const char *text, const char *target)
 	close(parent);
 }
 
-/* What uid 0 could change of the kernel through procfs, if that is the agent's. */
+/* Protects the files through which uid 0 can change the kernel: the agent may be uid 0. */
 static void close_proc(int proc)
 {
 	static const char *const names[] = {"sys", "sysrq-trigger", "irq", "bus"};
@@ -454,7 +452,7 @@ static void mount_proc(const char *target)
 	close(proc);
 }
 
-/* A device of the view that this started in, which nothing can be mounted upon. */
+/* Clones the mount of a device in the initial view, after checking its number. */
 static int take_device(const char *name, unsigned number)
 {
 	char path[64];
@@ -530,9 +528,9 @@ static void cover(int fd, const char *target)
 }
 
 /*
- * On the way to the target is a directory that is closed to the agent, for now: what
- * is below it cannot be looked at. So it is the directory that is hidden, or whoever
- * opens it later would show the rest.
+ * A directory on the path to the target is not accessible to the agent at the moment,
+ * so this program cannot look below it. It hides that directory, because the target
+ * would appear if somebody made the directory accessible later.
  */
 static void hide_closed(const char *target)
 {
@@ -598,7 +596,7 @@ static void perform(char **operation)
 
 static void write_map(int self, const char *file, const char *text)
 {
-	/* these files belong to root as long as others must not trace this process */
+	/* while this process is not dumpable, these files belong to root */
 	must(prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl");
 	must(write_file(self, file, text), file);
 	must(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl");
@@ -615,7 +613,7 @@ static void write_maps(int self, uid_t uid, uid_t outer_uid, gid_t gid, gid_t ou
 	write_map(self, "gid_map", text);
 }
 
-/* Up, the kernel gives a loopback its addresses. */
+/* Brings the loopback up; the kernel then gives it its addresses. */
 static void raise_loopback(void)
 {
 	struct ifreq request = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
@@ -626,13 +624,13 @@ static void raise_loopback(void)
 }
 
 /*
- * Makes the new root the only one. Everything is done below a directory of its own
- * first, where the root that was is beside the new one: what it has stays reachable,
- * and nothing of it is covered.
+ * Builds the new root and makes it the only one. At first, the old and the new root
+ * are beside each other in a separate directory, so that the old root stays reachable
+ * and nothing in it is covered.
  */
 static void build(struct plan plan)
 {
-	/* It is on top of "/", where no path leads, until it is "/". */
+	/* It is mounted on top of "/" and no path leads to it, until it becomes "/". */
 	int base = make_tmpfs("0755"), point, root, tree;
 
 	root = must(open("/", O_PATH | O_DIRECTORY | O_CLOEXEC), "/");
@@ -644,7 +642,7 @@ static void build(struct plan plan)
 	must((int)syscall(SYS_pivot_root, ".", "old"), "pivot_root");
 	old_root = must(open("old", O_PATH | O_DIRECTORY | O_CLOEXEC), "old root");
 	close(root);
-	/* One for all that is hidden. Not the directory: that is changed by whoever made it. */
+	/* One mount for everything hidden. Not a plain directory, which its owner can change. */
 	tree = must(make_tmpfs("0"), "hidden");
 	must(set_attributes(tree, MOUNT_ATTR_RDONLY, 0), "hidden");
 	point = must(open("hidden", O_PATH | O_DIRECTORY | O_CLOEXEC), "hidden");
@@ -661,7 +659,7 @@ static void build(struct plan plan)
 
 	must(fchdir(new_root), "new root");
 	must((int)syscall(SYS_pivot_root, ".", "."), "pivot_root");
-	/* What was the root lies upon the new one now: it goes, with all that is below it. */
+	/* The old root is now on top of the new one: unmount it with everything below. */
 	must(umount2(".", MNT_DETACH), "old root");
 	must(chdir("/"), "chdir");
 	close(base);
@@ -675,13 +673,13 @@ static void become_program(struct plan plan, const struct ids *ids, int program,
 	int self = must(open("/proc/self", O_PATH | O_DIRECTORY | O_CLOEXEC), "/proc/self");
 
 	umask(0);
-	/* devpts is for those in whose namespace there is a root (devpts(5)) */
+	/* devpts needs a uid 0 in the user namespace (devpts(5)) */
 	write_maps(self, 0, ids->uid, 0, ids->gid);
 	if (wants(plan, "network"))
 		raise_loopback();
 	build(plan);
-	/* One more, where the agent has its own ids again; the mounts belong to the one
-	 * above, so that nobody in here has a right to change them. */
+	/* A second user namespace, in which the agent has its own ids again. The first
+	 * one owns the mounts, so that no process in here may change them. */
 	must(unshare(CLONE_NEWUSER), "user namespace");
 	write_maps(self, ids->uid, 0, ids->gid, 0);
 	close(self);
@@ -718,7 +716,7 @@ int main(int argc, char **argv)
 		die("no namespaces for the agent: %m");
 	if (pid == 0)
 		become_program(plan, &ids, program, arguments.items);
-	/* Whoever waits for the end of what these lead to need not wait for this process. */
+	/* Readers that wait for the end of these descriptors need not wait for this process. */
 	close_from(0, 0);
 	return await_child(pid);
 }

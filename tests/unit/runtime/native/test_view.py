@@ -299,9 +299,9 @@ def test_thousands_of_hidden_paths_are_one_process_and_one_filesystem(tree: Path
 @pytest.mark.parametrize(
     ("view", "complaint"),
     [
-        ([("bind", "-", "-", "/")], "the operation bind has not its arguments"),
-        ([("proc",)], "the operation proc has not its arguments"),
-        ([("proc", "/proc", "/proc")], "the operation proc has not its arguments"),
+        ([("bind", "-", "-", "/")], "wrong number of arguments for bind"),
+        ([("proc",)], "wrong number of arguments for proc"),
+        ([("proc", "/proc", "/proc")], "wrong number of arguments for proc"),
         ([("format", "/")], "unknown operation format"),
         ([()], "unknown operation "),
     ],
