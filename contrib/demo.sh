@@ -1,11 +1,11 @@
 #!/bin/sh
-# make demo: a parent agent surveys this checkout with three private children; then a parent is
-# killed and its children are gone. Everything is done in a mount of the demo's own.
+# make demo: a parent agent surveys this checkout with three private children. Then the demo kills
+# a parent and shows that its children are gone. It uses its own mount.
 set -eu
 
 project=$(cd "$(dirname "$0")/.." && pwd)
 if [ "$(id -u)" != 0 ]; then
-	echo "make demo needs root: ctxd makes cgroups and drops to the agents' ids" >&2
+	echo "make demo needs root: ctxd creates cgroups and changes to the agents' ids" >&2
 	exit 1
 fi
 
@@ -26,7 +26,7 @@ clean_up() {
 trap clean_up EXIT
 trap 'exit 130' INT TERM
 
-say "ctxd is started, with a mount, state and cgroup of its own"
+say "Starting ctxd with its own mount, state and cgroup"
 mkfifo "$base/said"
 "$project/.venv/bin/ctxd" --mount "$CTX_ROOT" --state "$base/state" --runtime "$base/run" \
 	--cgroup "$name" --log-level warning 2>"$base/said" &
@@ -58,29 +58,29 @@ watch_tree() { # NAME: prints the tree whenever it changes, until the agent is d
 	done
 }
 
-say "Act one: an agent gets the checkout, read-only, and hands three children a task each"
+say "Act one: an agent gets the checkout read-only, and gives each of three children a task"
 start_parent surveyor no
 watch_tree surveyor
 cat "$CTX_ROOT/agent/surveyor.d/wait"
 
-say "its result, merged from theirs (agent/surveyor.d/result.md)"
+say "Its result, merged from the children's results (agent/surveyor.d/result.md)"
 ctx result surveyor
 
-say "its side of a delegation (session/context/child/churn/)"
+say "What the parent keeps about a child (session/context/child/churn/)"
 ls "$CTX_ROOT/agent/surveyor.d/session/context/child/churn/"
 
-say "what happened (session/events.jsonl)"
+say "The events of the parent (session/events.jsonl)"
 ctx events surveyor
 
-say "Act two: the children work on, and their parent is killed with kill -9"
+say "Act two: kill -9 ends the parent while its children are working"
 ctx rm surveyor
 start_parent surveyor yes
 children="functions churn imports"
 for child in $children; do
 	until [ -s "$CTX_ROOT/agent/$child.d/result.md" ]; do
-		# its parent may not have made it yet
+		# the parent may not have created it yet
 		if [ "$(cat "$CTX_ROOT/agent/$child.d/status" 2>/dev/null)" = dead ]; then
-			echo "$child has ended without a result:" >&2
+			echo "$child ended without a result:" >&2
 			cat "$CTX_ROOT/agent/$child.d/log" >&2
 			exit 1
 		fi
@@ -96,15 +96,15 @@ cat "$CTX_ROOT/agent/surveyor.d/wait"
 ctx tree surveyor
 for pid in $pids; do
 	if kill -0 "$pid" 2>/dev/null; then
-		echo "process $pid is still there" >&2
+		echo "process $pid still exists" >&2
 		exit 1
 	fi
 done
-echo "the children's processes are gone; their results and histories are still there:"
+echo "The children's processes are gone; their results and histories remain:"
 ctx events surveyor | grep child.cancel
 head -n 3 "$CTX_ROOT/agent/churn.d/result.md"
 
-say "ctxd is stopped with SIGTERM"
+say "Stopping ctxd with SIGTERM"
 cgroup=$(sed -n 's/^cgroup=//p' "$CTX_ROOT/status")
 kill -TERM "$daemon"
 wait "$daemon"
@@ -112,7 +112,7 @@ daemon=
 left=0
 if [ -d "$cgroup" ]; then echo "a cgroup is left: $cgroup" >&2; left=1; fi
 if grep -q "$base" /proc/self/mountinfo; then echo "a mount is left below $base" >&2; left=1; fi
-for process in /proc/[0-9]*; do # not with pgrep(1), which a small system may not have
+for process in /proc/[0-9]*; do # not pgrep(1), which a small system may lack
 	if { tr '\0' ' ' <"$process/cmdline"; } 2>/dev/null | grep -qF "$base/"; then
 		echo "a process is left: ${process#/proc/}" >&2
 		left=1

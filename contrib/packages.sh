@@ -2,9 +2,9 @@
 # Checks for the Debian packages that ctxfs needs; installs the missing ones as root, else names them.
 set -eu
 
-# what must be there | the package that has it
+# requirement | package | reason
 needed="
-command:bwrap            bubblewrap        tests, and what the speed of a start is compared with
+command:bwrap            bubblewrap        tests, and a reference for benchmarks
 command:setpriv          util-linux        tests
 command:fusermount3      fuse3             mounting and unmounting
 command:cc               gcc               the C programs and pyfuse3

@@ -12,9 +12,9 @@ while IFS=': ' read -r key value; do
 done
 
 survey() {
-	# The repository belongs to another user, and is only read.
+	# The repository belongs to another user; this script only reads it.
 	if ! commits=$(git -c safe.directory='*' -C "$project" rev-list --count HEAD); then
-		echo "## No git history is in the checkout"
+		echo "## The checkout has no git history"
 		return
 	fi
 	echo "## Files changed most often in $commits commits"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# A parent agent: reads its handoff, hands three private children a task each, waits, merges.
-# Everything is done with plain files below $CTX_ROOT.
+# A parent agent: reads its handoff, gives each of three private children a task, waits, and merges
+# their results. It uses only plain files below $CTX_ROOT.
 set -eu
 
 project= keep=no

@@ -1,4 +1,4 @@
-"""What the demo's children share: a handoff on standard input, a result as a plain file."""
+"""Shared by the demo's children: reading the handoff, writing the result."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 
 def read_handoff() -> dict[str, str]:
-    """The ``Key: value`` lines of the handoff."""
+    """Return the ``Key: value`` lines of the handoff on standard input."""
     pairs = (line.partition(": ") for line in sys.stdin)
     return {key: value.strip() for key, _, value in pairs}
 
 
 def python_files(project: Path) -> list[Path]:
-    """The sources, without what set-up made."""
+    """Return the Python files of the project, without generated ones."""
     return sorted(
         path
         for path in project.rglob("*.py")
@@ -25,7 +25,7 @@ def python_files(project: Path) -> list[Path]:
 
 
 def run(survey: Callable[[Path, int], str]) -> None:
-    """Writes the survey as the agent's result; again and again if told to keep at it."""
+    """Write the survey as the agent's result; repeat it forever with ``Keep: yes``."""
     handoff = read_handoff()
     project = Path(handoff["Project"])
     while True:

@@ -1,4 +1,4 @@
-"""A child's task: compile errors, and imports that nothing here provides."""
+"""A child's task: compile errors, and imports that neither the project nor Python provides."""
 
 from __future__ import annotations
 

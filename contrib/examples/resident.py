@@ -1,7 +1,7 @@
-"""A resident agent: one process for all messages. It says each word back, and counts them all.
+"""A resident agent: one process for all messages. It repeats each word, and counts all words.
 
-A message is a line of JSON on standard input, and so is each piece of a reply on standard
-output; what is no such line is output like any other. See RUNS in ctxfs(5).
+Each message is a line of JSON on standard input, and each piece of a reply is a line of JSON on
+standard output. Other lines are ordinary output. See RUNS in ctxfs(5).
 """
 
 import json
@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-#: seconds for each word, as if one had to think
+#: seconds for each word, to imitate thinking
 PACE = float(os.environ.get("PACE", "0"))
 
 

@@ -1,13 +1,12 @@
 #!/bin/sh
 # The same as resident.py in plain sh.
 #
-# This is no parser of JSON. It knows the lines that ctxd writes: one object, whose fields are
-# texts. A text stays as it is quoted there (\" \\ \n \u0001), so that it can be put into a reply
-# as it is; only newlines and tabs are taken for blanks. Where the text itself is needed, take
-# jq or python3 to read it.
+# This does not parse JSON in general, only the lines that ctxd writes: one object with string
+# fields. A text stays quoted as it is there (\" \\ \n \u0001), so that it can be copied into a
+# reply; only newlines and tabs become blanks. To read the text itself, use jq or python3.
 set -euf
 
-field() { # NAME: of the line, still quoted; an unquoted " ends it
+field() { # NAME: prints that field of the line, still quoted; an unquoted " ends it
 	printf '%s\n' "$line" | sed -nE 's/^.*"'"$1"'":"(([^"\\]|\\.)*)".*$/\1/p'
 }
 say() { # TYPE TEXT
@@ -17,7 +16,7 @@ say() { # TYPE TEXT
 total=0
 while IFS= read -r line; do
 	id=$(field id)
-	# \\ first: what follows it is no escape
+	# \\ first: the character after it is not an escape
 	text=$(field text | sed -E 's/\\\\/\\u005c/g; s/\\[ntr]/ /g')
 	count=0
 	for word in $text; do

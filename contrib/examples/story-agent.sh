@@ -1,11 +1,11 @@
 #!/bin/sh
-# The agent of story.sh. It is a turn agent: each message is a run of this program, which keeps
-# nothing in mind from one to the next. What the message says, and what is below $CTX_SELF, tells
-# what to do now; a model would read the same.
+# The agent of story.sh. It is a turn agent: each message starts a run of this program, which
+# remembers nothing from earlier runs. The message and the files below $CTX_SELF tell it what to
+# do; a model would read the same.
 set -eu
 
-# Calls to $CTX_ROOT fail while the daemon is started again. So whatever is tried is tried a few
-# times, and must not mind if an earlier time went well after all.
+# Calls to $CTX_ROOT fail while the daemon restarts. So each command is tried several times, and must
+# succeed again if an earlier try had succeeded.
 try() {
 	for _ in 1 2 3 4 5; do
 		"$@" && return
@@ -13,14 +13,14 @@ try() {
 	done
 	"$@"
 }
-# all of a file, or nothing: cat may fail after it has shown something
+# prints all of a file or nothing: cat may fail after printing a part
 get() { text=$(cat "$1") && echo "$text"; }
 is() { [ "$(cat "$1")" = "$2" ]; }
 make() { [ -d "$1" ] || mkdir "$1"; }
-# echo reports what write(2) says, but not close(2): a value is in force when it can be read
+# echo reports errors of write(2), but not of close(2): check the value by reading it
 put() { is "$1" "$2" || { echo "$2" >"$1" && is "$1" "$2"; }; }
 begin() { echo start >"$1/ctl" || grep -q EBUSY "$CTX_ROOT/error"; }
-# What was done is the reply. GATE is a FIFO that can hold it up after each step, for tests.
+# The reply lists the steps. GATE is a FIFO that lets tests stop the program after each step.
 step() {
 	echo "$*"
 	cat "${GATE:-/dev/null}"
@@ -37,7 +37,7 @@ take_up() { # MESSAGE
 	try put "$work/objective" "$1"
 	step "$CTX_RUN: made a work item"
 	try put "$CTX_SELF/work/current" tests
-	step "$CTX_RUN: turned to it"
+	step "$CTX_RUN: made it the current work item"
 	try make "$check"
 	try put "$check/cmd" "sh test.sh"
 	try put "$check/work" tests
@@ -46,13 +46,13 @@ take_up() { # MESSAGE
 	try make "$checked"
 	try put "$checked/work" tests
 	try put "$checked/on" "task check"
-	step "$CTX_RUN: waits for them"
+	step "$CTX_RUN: waits for the tests"
 }
 
 delegate() {
 	try put "$work/plan.md" "Mend what the tests complain about:
 $(try get "$check/preview")"
-	step "$CTX_RUN: saw that the tests are $(try get "$check/status"), and made a plan"
+	step "$CTX_RUN: saw that the status of the tests is $(try get "$check/status"), and made a plan"
 	try make "$child"
 	try put "$child/context" fork
 	try put "$child/workspace" worktree
@@ -60,14 +60,14 @@ $(try get "$check/preview")"
 	try put "$child/handoff.md" "Do what the plan says, and commit it."
 	step "$CTX_RUN: made a child with a worktree"
 	try begin "$child"
-	step "$CTX_RUN: started it"
+	step "$CTX_RUN: started the child"
 	try make "$mended"
 	try put "$mended/work" tests
 	try put "$mended/on" "child mender"
-	step "$CTX_RUN: waits for it"
+	step "$CTX_RUN: waits for the child"
 }
 
-mend() { # the child, in its worktree: what it is to do is in what it inherits
+mend() { # the child, in its worktree: its task is in the inherited context
 	wanted=$(sed -n '/wanted: /{s/^.*wanted: //p;q;}')
 	echo "echo \"$wanted\"" >greet.sh
 	sh test.sh
@@ -93,6 +93,6 @@ message=$(cat)
 case $message in
 '{"wait":"checked",'*) delegate ;;
 '{"wait":"mended",'*) finish ;;
-'{"task":'*) ;; # that a task or child has ended; the waits tell it, too
+'{"task":'*) ;; # the end of a task or child; the waits report it, too
 *) take_up "$message" ;;
 esac

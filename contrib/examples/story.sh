@@ -1,8 +1,8 @@
 #!/bin/sh
-# sh story.sh [DIRECTORY]: an agent is told to make the tests of a small repository pass. It makes
-# a work item of that, runs the tests as a task, has a forked child mend the code in a worktree of
-# its own, and merges that. What the agent does is in story-agent.sh; this is what an operator
-# does, with a running ctxd: nothing but files.
+# sh story.sh [DIRECTORY]: an operator tells an agent to make the tests of a small repository pass.
+# The agent creates a work item, runs the tests as a task, has a forked child fix the code in a
+# worktree, and merges the fix. story-agent.sh is the agent. This script is the operator: it needs a
+# running ctxd and uses only files.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -30,17 +30,17 @@ echo "$here /examples ro" >"$agent/mount"
 echo "sh /examples/story-agent.sh" >"$agent/exec"
 # see story-agent.sh
 [ -z "${GATE:-}" ] || echo "GATE=$GATE" >"$agent/env"
-# of root's, who runs agents as a user without rights, the files have to become that user's
+# agents of root run as an unprivileged user, who must own the files
 chown -R "$(cat "$agent/uid"):$(cat "$agent/gid")" "$repository"
 echo start >"$agent/ctl"
 echo "Make the tests pass." >"$agent/inbox"
 
-# a daemon that is started again meanwhile is waited for, too
+# also waits for a daemon that restarts meanwhile
 value() { cat "$agent/$1" 2>/dev/null || true; }
 until [ "$(value work/tests/status)" = done ] && [ "$(value status)" = idle ]; do sleep 0.1; done
 
-echo "What it did:"
+echo "What the agent did:"
 until cat "$agent/out" 2>/dev/null; do sleep 0.1; done
-echo "What became of the repository, $repository:"
+echo "The repository now, $repository:"
 git -c safe.directory="$repository" log --oneline --decorate --graph
 sh test.sh && echo "the tests pass"

@@ -18,13 +18,13 @@ RESULT = "Greet the world as the tests want it on HEAD -> ctx/mender"
 #: r2 and r4 are told that the task and the child have ended, and leave it to the waits
 STEPS = (
     "r1: made a work item",
-    "r1: turned to it",
+    "r1: made it the current work item",
     "r1: started the tests",
-    "r1: waits for them",
-    "r3: saw that the tests are failed, and made a plan",
+    "r1: waits for the tests",
+    "r3: saw that the status of the tests is failed, and made a plan",
     "r3: made a child with a worktree",
-    "r3: started it",
-    "r3: waits for it",
+    "r3: started the child",
+    "r3: waits for the child",
     f"r5: read the result: {RESULT}",
     "r5: merged it",
     "r5: the work is done",
