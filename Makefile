@@ -1,4 +1,4 @@
-# make demo and make test do everything, set-up included.
+# make demo and make test also do the set-up.
 
 VENV    := .venv
 PYTHON  := $(VENV)/bin/python
@@ -12,26 +12,26 @@ MANPAGES := $(wildcard man/*.[1-8])
 	test-upgrade test-load soak fuzz mutate lint bench man words clean
 
 help:
-	@echo "make setup   make .venv with ctxd and ctx, installing what is missing"
+	@echo "make setup   create .venv with ctxd and ctx; install missing packages"
 	@echo "make demo    run a parent agent and its children on this checkout"
-	@echo "make test    lint, types and all tests"
-	@echo "make test-faults   more instants in which the daemon dies"
-	@echo "make test-hostile  the whole adversarial suite, with others at work beside it"
-	@echo "make test-systemd  the units in a container that boots systemd"
-	@echo "make test-vm       limits and a power cut in an emulated machine"
-	@echo "make test-upgrade  what an earlier version began goes on (OLD=COMMIT)"
-	@echo "make test-load     many at work without malice (SECONDS=300)"
-	@echo "make mutate        which small faults in the source no test sees (NUMBER=60, SEED=1)"
-	@echo "make soak          random lives and deaths by a seed (SECONDS=3600, SEED=1)"
-	@echo "make fuzz          every parser on made-up input (SECONDS=3600)"
-	@echo "make bench   ratios of speed to named references"
-	@echo "make man     write the generated tables of the man pages anew"
-	@echo "make words   write the words that the client knows of the runtime anew"
-	@echo "make clean   remove what the others made"
+	@echo "make test    run lint, type checks and tests"
+	@echo "make test-faults   kill the daemon at more points"
+	@echo "make test-hostile  run all attacks, with bystanders at work"
+	@echo "make test-systemd  test the units in a container that boots systemd"
+	@echo "make test-vm       test limits and a power cut in an emulated machine"
+	@echo "make test-upgrade  take over the state and agents of an older version (OLD=COMMIT)"
+	@echo "make test-load     run many well-behaved users (SECONDS=300)"
+	@echo "make mutate        list small faults in the source that no test finds (NUMBER=60, SEED=1)"
+	@echo "make soak          start and kill agents and daemons at random (SECONDS=3600, SEED=1)"
+	@echo "make fuzz          run every parser on arbitrary input (SECONDS=3600)"
+	@echo "make bench   measure speed relative to named references"
+	@echo "make man     regenerate the tables of the man pages"
+	@echo "make words   regenerate the client's copy of the runtime's words"
+	@echo "make clean   remove everything that make created"
 
 setup: $(STAMP)
 
-# Debian packages: named if missing, installed if this is root.
+# Installs missing Debian packages as root; names them for other users.
 $(STAMP): pyproject.toml setup.py contrib/packages.sh $(wildcard $(NATIVE)/*.[ch])
 	sh contrib/packages.sh
 	test -x $(PYTHON) || python3 -m venv $(VENV)
@@ -46,10 +46,10 @@ $(NATIVE)/%: $(NATIVE)/%.c $(wildcard $(NATIVE)/*.h)
 demo: $(STAMP) $(PROGRAMS)
 	sh contrib/demo.sh
 
-# Most tests wait for processes: half as many again as there are processors keep those at work.
+# Most tests wait for processes, so use 1.5 workers per processor.
 WORKERS := $(shell expr `nproc` \* 3 / 2)
 
-# what measures how long others are held up has the machine for itself
+# tests that measure how long others wait run alone
 test: lint
 	$(PYTHON) -m pytest -n $(WORKERS) --dist worksteal -m "not long and not alone" $(TESTS)
 	$(PYTHON) -m pytest -m "not long and alone" $(TESTS)
@@ -86,7 +86,7 @@ test-load: $(STAMP) $(PROGRAMS)
 soak: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m tests.soak $(or $(SECONDS),3600) $(or $(SEED),1)
 
-# atheris if it can be had: guided by what of the code was reached
+# with atheris, if it can be installed, coverage guides the fuzzing
 fuzz: $(STAMP)
 	-$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
 	$(PYTHON) -m tests.fuzz $(or $(SECONDS),3600)
