@@ -201,7 +201,7 @@ def check_mounts(mountinfo: str, directory: str) -> Iterator[Finding]:
 
 
 def is_rootless(root: Root, uid: int) -> bool:
-    """Return whether the running ctxd, or one started now, is that of an ordinary user."""
+    """Return whether an ordinary user runs ctxd, or would if it started now."""
     try:
         return uid != 0 and os.stat(root.path).st_uid != 0
     except OSError:

@@ -60,7 +60,7 @@ def run_command(argv: Sequence[str]) -> int:
 
 
 def run(argv: Sequence[str] | None) -> int:
-    """Run a command line, by default that of this process, and return the exit status."""
+    """Run a command line, by default of this process, and return the exit status."""
     if argv is None:
         argv = sys.argv[1:]
         handle = handle_of(sys.argv[0])

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def do_quota(root: Root, args: Arguments) -> int:
-    """Show the accounts of the caller's owner; for root, those of all owners."""
+    """Show the accounts of the caller's owner; for root, of all owners."""
     rows = answer(connect_own(root), op="quota").get("accounts", [])
     if args.json:
         STDOUT.text(as_json(rows))

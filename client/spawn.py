@@ -128,7 +128,7 @@ def do_run(root: Root, args: Arguments) -> int:
 
 
 def check_program(root: Root, name: str, line: bytes) -> None:
-    """Fail if an agent is known to execute another program than that of an `exec` line."""
+    """Fail if an agent is known to execute another program than an `exec` line names."""
     program = root.field(name, "exec")
     if program and value_of(program) != line:
         raise Failure(f"{name} already exists and executes: {program}")
@@ -211,7 +211,7 @@ COMMANDS = (
         do_spawn,
         "TARGET defaults to SRC, and MODE to ro. Standard input becomes handoff.md, unless it is a"
         " terminal. With --wait, Ctrl-C stops the agent and a second Ctrl-C kills it. Exit status"
-        " with --wait: that of the program, 124 on timeout, 126 if it could not start, 128+N after"
+        " with --wait: the program's, 124 on timeout, 126 if it could not start, 128+N after"
         " signal N, 137 when out of memory, 130 if cancelled.",
         rest="program",
     ),
@@ -226,8 +226,8 @@ COMMANDS = (
         ),
         do_run,
         "Creates the agent as spawn does, in mode turn, and removes it afterwards. If an agent of"
-        " that name exists, run uses and keeps it. Ctrl-C cancels the message. Exit status: that of"
-        " the message's run, as with spawn --wait; 13 denied, 69 not running.",
+        " that name exists, run uses and keeps it. Ctrl-C cancels the message. Exit status: as with"
+        " spawn --wait, for the message's run; 13 denied, 69 not running.",
         rest="program",
     ),
 )

@@ -108,7 +108,7 @@ COMMANDS = (
         do_task_start,
         "A shell runs COMMAND: a single word unchanged, several words quoted. Prints the name of"
         " the task. With --wait, Ctrl-C stops the task and a second Ctrl-C kills it. Exit status"
-        " with --wait: that of the command, 128+N after signal N, 130 if cancelled.",
+        " with --wait: the command's, 128+N after signal N, 130 if cancelled.",
         rest="shell",
     ),
     Command(

@@ -53,7 +53,7 @@ int main(int argc, char **argv)
 		die("entering the parent's cell: fork: %m");
 	if (child == 0) {
 		/* Leaving root's uid does not clear capabilities in a namespace where root is
-		 * not mapped, and whoever enters has them all there. */
+		 * not mapped, and the entering process has them all there. */
 		if (become(&ids) < 0)
 			die("entering the parent's cell: the agent's ids: %m");
 		execute(program, arguments.items);
