@@ -1,0 +1,128 @@
+"""An agent's creator, lifetime and profile, as rows (ctxfs(5), Files of an agent)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ctxfs.files import fields
+from ctxfs.tree.base import Base
+from ctxfs.tree.rows import NEW, Control, Row, Shown, one_line
+from runtime.authority.guard import Guard
+from runtime.caller import OPERATORS, Caller
+from runtime.errors import DeniedError, MalformedError
+from runtime.records.model import FAMILIES, LIVES, PROFILES, Agent, Profile
+from runtime.texts import names
+from runtime.texts.names import quote
+
+
+def _set_parent(base: Base, agent: Agent, caller: Caller, text: str) -> None:
+    value = one_line(text)
+    parent = _parse_parent(base, agent, caller, value)
+    if parent is not None or not value.startswith("agent:"):
+        base.runtime.agents.births.adopt(agent, parent)
+
+
+def _parse_parent(base: Base, agent: Agent, caller: Caller, line: str) -> Agent | None:
+    word = line.split(" ")[0]
+    if word == "operator":
+        return None
+    if not word.startswith("agent:"):
+        raise MalformedError(f"unknown parent {quote(line)}; use operator or agent:NAME")
+    parent = base.runtime.agents.registry.named(names.check_name(word.removeprefix("agent:")))
+    if parent is None or not base.runtime.agents.identity.roles(caller, parent) & OPERATORS:
+        raise DeniedError(f"{quote(word)}: the caller is not an operator of such an agent")
+    return parent
+
+
+def _supervisor(base: Base, agent: Agent, caller: Caller) -> str:
+    parent = base.runtime.agents.registry.parent_of(agent)
+    if parent is not None and agent.owned:
+        return f"agent:{parent.name}\n"
+    return "operator\n" if agent.parent is None else "none\n"
+
+
+def _parse_life(base: Base, agent: Agent, caller: Caller, line: str) -> str:
+    life = names.check_choice(line, LIVES)
+    if agent.parent is None and life != "detached":
+        raise MalformedError(f"{quote(life)}: a root agent is always detached")
+    if life == "detached" and agent.parent is not None and caller.agent is not None:
+        agents = base.runtime.agents
+        maker = agents.registry.get(caller.agent)
+        if maker is None or not agents.authority.allows(maker, "agent", agent.name, "detach"):
+            raise DeniedError(f"agent:{agent.name} detach is not in your effective policy")
+        if "authority_expansion" not in agents.authority.families(maker):
+            raise DeniedError(
+                f"{quote(maker.name)} is a {maker.profile}, which lacks authority_expansion"
+            )
+    return life
+
+
+def _set_life(base: Base, agent: Agent, caller: Caller, text: str) -> None:
+    life = _parse_life(base, agent, caller, one_line(text))
+    profile = Profile.PUBLIC_NAMED if life == "detached" else Profile.PRIVATE_CHILD
+    base.runtime.agents.births.set_life(agent, life, profile.value)
+
+
+def _check_profile(base: Base, agent: Agent, caller: Caller, line: str) -> None:
+    profile = names.check_choice(line, PROFILES)
+    _parse_life(base, agent, caller, _life_of(agent, profile))
+
+
+def _life_of(agent: Agent, profile: str) -> str:
+    if profile == Profile.PUBLIC_NAMED:
+        return "detached"
+    return agent.life if agent.life != "detached" else "owned"
+
+
+def _set_profile(base: Base, agent: Agent, caller: Caller, text: str) -> None:
+    profile = names.check_choice(one_line(text), PROFILES)
+    _set_life(base, agent, caller, _life_of(agent, profile))
+
+
+def _families(base: Base, agent: Agent, caller: Caller) -> str:
+    on = base.runtime.agents.authority.families(agent)
+    return "".join(f"{family}\n" for family in FAMILIES if family in on)
+
+
+def _visibility(base: Base, agent: Agent, caller: Caller) -> str:
+    return "private\n" if agent.private else "public\n"
+
+
+def _ownership(base: Base, agent: Agent, caller: Caller) -> str:
+    return "parent_supervised\n" if agent.private else "self_owned\n"
+
+
+def _ingress(base: Base, agent: Agent, caller: Caller) -> str:
+    return "supervisor_only\n" if agent.private else "operators_and_policy\n"
+
+
+ROWS: Final[tuple[Row[Agent], ...]] = (
+    Control(name="parent", default="creator", public=True,
+        guard=Guard(who=OPERATORS, when=NEW),
+        doc="its creator: operator uid:N, or agent:NAME session:NAME run:ID. An "
+        "operator of both agents may write agent:NAME; a child's defaults are then "
+        "applied",
+        render=fields.value("lineage"), check=fields.checked(_parse_parent),
+        commit=_set_parent, single=True, depends=("lineage",)),
+    Shown(name="supervisor", default="creator",
+        doc="the owner of its lifetime: agent:NAME; operator, of a root agent; none, "
+        "of a detached child",
+        render=_supervisor, depends=("parent", "life")),
+    Control(name="life", default="owned (child), detached (root)", public=True,
+        guard=fields.WHILE_NEW, render=fields.value("life"), commit=_set_life,
+        check=fields.checked(_parse_life), single=True,
+        doc="owned; temp: removed when its end is recorded, the parent's channel remains; "
+            "detached: lives on when its parent ends. A root agent is detached"),
+    Control(name="profile", default="private_child (child), public_named (root)", public=True,
+        guard=fields.WHILE_NEW, render=fields.value("profile"), check=_check_profile,
+        commit=_set_profile, single=True,
+        doc="private_child for owned and temp, public_named for detached"),
+    Shown(name="visibility", default="from profile", public=True, render=_visibility,
+        depends=("profile",), doc="private or public"),
+    Shown(name="ownership", default="from profile", render=_ownership, depends=("profile",),
+        doc="parent_supervised or self_owned"),
+    Shown(name="families", default="from profile", render=_families, generated=True,
+        doc="enabled tool families, one per line"),
+    Shown(name="ingress", default="from profile", render=_ingress, depends=("profile",),
+        doc="supervisor_only or operators_and_policy"),
+)

@@ -1,0 +1,100 @@
+"""The owner of an agent, and the uid, gid and groups of its processes, as rows."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ctxfs.files import fields
+from ctxfs.tree.base import Base
+from ctxfs.tree.rows import NEW, Control, Row, one_line
+from runtime.authority.guard import Guard
+from runtime.caller import Caller, Role
+from runtime.errors import DeniedError, MalformedError
+from runtime.records.model import Agent
+from runtime.texts import names
+from runtime.texts.names import quote
+
+_BY_ROOT: Final = Guard(who=Role.ROOT, when=NEW)
+
+
+def _parse_owner(base: Base, agent: Agent, caller: Caller, line: str) -> int:
+    owner = _parse_id(line)
+    base.runtime.agents.privilege.check_ids(f"owner {owner}", owner, agent.owner)
+    return owner
+
+
+def _parse_id(line: str) -> int:
+    value = names.parse_number(line)
+    if value >= 2**32 - 1:
+        raise MalformedError(f"{quote(line)} is not an id: use a number up to {2**32 - 2}")
+    return value
+
+
+def _set_owner(base: Base, agent: Agent, caller: Caller, text: str) -> None:
+    owner = _parse_owner(base, agent, caller, one_line(text))
+    if owner != agent.owner:
+        base.runtime.agents.births.change_owner(agent, owner)
+
+
+def _parse_agent_id(base: Base, agent: Agent, caller: Caller, line: str) -> int:
+    value = _parse_id(line)
+    if agent.parent is not None:
+        raise DeniedError("a child's uid and gid are its parent's")
+    if value == 0 and not base.runtime.config.allow_root_agents:
+        raise DeniedError("0: agents do not run as root (allow_root_agents is not set)")
+    return value
+
+
+def _parse_uid(base: Base, agent: Agent, caller: Caller, line: str) -> int:
+    uid = _parse_agent_id(base, agent, caller, line)
+    base.runtime.agents.privilege.check_ids(f"uid {uid}", uid, agent.uid)
+    return uid
+
+
+def _parse_gid(base: Base, agent: Agent, caller: Caller, line: str) -> int:
+    gid = _parse_agent_id(base, agent, caller, line)
+    base.runtime.agents.privilege.check_ids(f"gid {gid}", gid, agent.gid)
+    return gid
+
+
+def _parse_groups(base: Base, agent: Agent, caller: Caller, line: str) -> tuple[int, ...]:
+    groups = tuple(_parse_id(word) for word in names.words(line))
+    if len(groups) > 1024:
+        raise MalformedError(f"{len(groups)} groups: at most 1024")
+    others = sorted(set(groups) - set(agent.groups))
+    base.runtime.agents.privilege.check_ids(f"groups {others}", others, [])
+    parent = base.runtime.agents.registry.parent_of(agent)
+    if parent is not None:
+        extra = sorted(set(groups) - set(parent.groups))
+        if extra:
+            raise DeniedError(f"groups {extra} exceed those of the parent {quote(parent.name)}")
+    elif not base.runtime.agents.identity.is_master(caller):
+        raise DeniedError("only operators with uid 0 may set the groups of a root agent")
+    elif 0 in groups and not base.runtime.config.allow_root_agents:
+        raise DeniedError("0: agents do not run as root (allow_root_agents is not set)")
+    return groups
+
+
+def _set_groups(base: Base, agent: Agent, caller: Caller, text: str) -> None:
+    groups = _parse_groups(base, agent, caller, " ".join(fields.lines(text)))
+    own = set(agent.groups)
+    base.runtime.agents.privilege.check_ids(f"groups {sorted(groups)}", set(groups), own)
+    base.runtime.agents.journal.update(agent, groups=groups)
+
+
+def _groups(base: Base, agent: Agent, caller: Caller) -> str:
+    return "".join(f"{group}\n" for group in agent.groups)
+
+
+ROWS: Final[tuple[Row[Agent], ...]] = (
+    Control(name="owner", default="creator's", guard=_BY_ROOT,
+        render=fields.number("owner"), commit=_set_owner, doc="uid of the user that owns the agent",
+        check=fields.checked(_parse_owner), single=True),
+    fields.single("uid", "uid of its processes; a child's is its parent's", _parse_uid,
+                  default="creator's", render=fields.number("uid"), guard=_BY_ROOT),
+    fields.single("gid", "gid of its processes; a child's is its parent's", _parse_gid,
+                  default="creator's", render=fields.number("gid"), guard=_BY_ROOT),
+    Control(name="groups", default="creator's", guard=fields.WHILE_NEW, render=_groups,
+        check=fields.checked(_parse_groups), commit=_set_groups,
+        doc="supplementary gids, one per line"),
+)

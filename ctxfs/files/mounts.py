@@ -1,0 +1,224 @@
+"""What an agent sees of the host's tree: mounts, root, workspace, as rows.
+
+A path is looked at in the creator's view before the file that names it is taken;
+runtime/texts/mounts.py parses the lines of ``mount``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final
+
+from ctxfs.files import fields
+from ctxfs.tree.base import Base
+from ctxfs.tree.rows import PathControl, Row, Shown, one_line
+from runtime.agents.workspace import check_possible as check_worktree_possible
+from runtime.caller import Caller
+from runtime.errors import DeniedError, MalformedError, UnansweredError, UnsupportedError
+from runtime.kernel.linux import boot_id
+from runtime.records.model import Agent
+from runtime.texts import mounts, names
+from runtime.texts.mounts import Source, ancestry
+from runtime.texts.names import quote
+
+
+def _limiting(base: Base, caller: Caller) -> tuple[Agent, str] | None:
+    """(agent, its workspace), if the caller may give nothing beside that; "" for none."""
+    agents = base.runtime.agents
+    maker = agents.registry.get(caller.agent) if caller.agent is not None else None
+    if maker is None or "authority_expansion" in agents.authority.families(maker):
+        return None
+    return maker, base.workspace(maker) or ""
+
+
+def _look_at(base: Base, caller: Caller, paths: list[str]) -> list[str]:
+    """What has to be looked at to take some paths of a caller's."""
+    for path in paths:
+        _check_source(base, path)
+    limited = _limiting(base, caller)
+    return [*paths, limited[1]] if paths and limited is not None and limited[1] else paths
+
+
+def _check_source(base: Base, source: str) -> None:
+    """What is forbidden by its name alone, whoever sees it; the rest is found by looking."""
+    places = base.runtime.places
+    forbidden = ("/proc", str(base.runtime.hierarchy.mount), str(places.state), str(places.runtime))
+    for path in forbidden:
+        if source == path or source.startswith(path + "/"):
+            raise DeniedError(
+                f"{quote(source)}: procfs, cgroupfs and the daemon's own directories "
+                "cannot be given to an agent"
+            )
+
+
+def _check_expansion(
+    base: Base, caller: Caller, what: str, path: str, found: Mapping[str, Source]
+) -> None:
+    """A private child hands on its own workspace, and nothing beside it."""
+    limited = _limiting(base, caller)
+    if limited is None:
+        return
+    maker, root = limited
+    inside = found.get(root)
+    source = found.get(path)
+    if source is not None and inside is not None and inside.path in ancestry(source.path):
+        return
+    raise DeniedError(
+        f"{what} is outside the workspace of {quote(maker.name)}, whose profile "
+        f"{maker.profile} lacks authority_expansion"
+    )
+
+
+def _found_sources(
+    agent: Agent, caller: Caller, name: str, paths: list[str], found: Mapping[str, Source]
+) -> dict[str, Any]:
+    """The agent's ``sources`` with what is known of one file's paths.
+
+    An operator may write them before the parent has a cell: then they are looked at when the
+    agent starts.
+    """
+    boot = boot_id()
+    known = mounts.Sources.load(agent.sources.get(name)).joined(boot, found, paths)
+    missing = known.missing(paths)
+    if missing and caller.agent is not None:
+        raise UnansweredError(f"{quote(missing[0])}: the look-up failed: write it again")
+    others = {key: value for key, value in agent.sources.items() if key != name}
+    return {**others, name: known.dump()} if paths else others
+
+
+def _sources(table: Iterable[mounts.Mount]) -> list[str]:
+    return [mount.source for mount in table if mount.mode != "hide"]
+
+
+def _mount_lines(text: str) -> list[mounts.Mount]:
+    mounts.check_count(text.count("\n") + 1)
+    return [mount for line in text.split("\n") if (mount := mounts.parse_line(line))]
+
+
+def _mount_paths(base: Base, agent: Agent, caller: Caller, text: str) -> list[str]:
+    return _look_at(base, caller, _sources(_mount_lines(text)))
+
+
+def _check_mounts(
+    base: Base, agent: Agent, caller: Caller, text: str, found: Mapping[str, Source]
+) -> None:
+    _check_table(base, agent, caller, _mount_lines(text), mounts.Sources(boot_id(), found))
+
+
+def _check_table(
+    base: Base,
+    agent: Agent,
+    caller: Caller,
+    table: Collection[mounts.Mount],
+    known: mounts.Sources,
+) -> None:
+    for source in _sources(table):
+        _check_expansion(base, caller, f"mount source {quote(source)}", source, known.found)
+    resolved = [known.resolve(mount, known.boot) for mount in table]
+    base.runtime.agents.authority.check_mounts(agent, resolved)
+
+
+def _set_mount(
+    base: Base, agent: Agent, caller: Caller, text: str, found: Mapping[str, Source]
+) -> None:
+    mounts.check_count(text.removesuffix("\n").count("\n") + bool(text))
+    table = mounts.parse(text)
+    sources = _found_sources(agent, caller, "mount", _sources(table), found)
+    known = mounts.Sources.load(sources.get("mount"))
+    limit = {**found, **known.found}
+    _check_table(base, agent, caller, table, mounts.Sources(known.boot, limit))
+    if text and not text.endswith("\n"):
+        text += "\n"
+    base.runtime.agents.journal.update(agent, mount=text, sources=sources)
+
+
+def _mount_effective(base: Base, agent: Agent, caller: Caller) -> str:
+    return mounts.render(base.runtime.agents.authority.effective_mounts(agent))
+
+
+def _parse_path(base: Base, agent: Agent, caller: Caller, line: str) -> str:
+    return names.check_absolute(line) if line else ""
+
+
+def _parse_iso(base: Base, agent: Agent, caller: Caller, line: str) -> str:
+    iso = names.check_choice(line, ("sandbox", "shared"))
+    if iso == "shared":
+        if caller.agent is not None:
+            raise DeniedError("only operators may write shared")
+        if base.runtime.agents.privilege.rootless:
+            raise UnsupportedError(
+                "iso=shared: this ctxd runs without root: an agent with its uid and the host's "
+                "tree could change what the daemon is started with; mount what it needs"
+            )
+        parent = base.runtime.agents.registry.parent_of(agent)
+        if parent is not None:
+            raise DeniedError(f"a child sees what its parent {quote(parent.name)} sees, no more")
+    return iso
+
+
+def _parse_workspace(base: Base, agent: Agent, caller: Caller, line: str) -> str:
+    if line == "inherit":
+        return line
+    if line == "worktree":
+        check_worktree_possible(agent)
+        return line
+    if line.startswith(mounts.EXPLICIT_ROOT):
+        path = names.check_absolute(line.removeprefix(mounts.EXPLICIT_ROOT))
+        if path == "/":
+            raise MalformedError("explicit_root:/ would be the whole view; name a directory in it")
+        return line
+    raise MalformedError(f"{quote(line)} is not inherit, worktree or explicit_root:/PATH")
+
+
+def _path_row(
+    name: str, doc: str, parse: fields.Parse, *, expands: bool, default: str = ""
+) -> PathControl[Agent]:
+    """A control with one value that may name a path in the creator's view."""
+
+    def paths(base: Base, agent: Agent, caller: Caller, text: str) -> list[str]:
+        value = str(parse(base, agent, caller, one_line(text)))
+        return _look_at(base, caller, _named(value))
+
+    def check_found(
+        base: Base, agent: Agent, caller: Caller, text: str, found: Mapping[str, Source]
+    ) -> None:
+        value = str(parse(base, agent, caller, one_line(text)))
+        for path in _named(value) if expands else ():
+            _check_expansion(base, caller, value, path, found)
+
+    def commit_found(
+        base: Base, agent: Agent, caller: Caller, text: str, found: Mapping[str, Source]
+    ) -> None:
+        value = str(parse(base, agent, caller, one_line(text)))
+        sources = _found_sources(agent, caller, name, _named(value), found)
+        check_found(base, agent, caller, text, found)
+        base.runtime.agents.journal.update(agent, **{name: value, "sources": sources})
+
+    return PathControl(
+        name=name, doc=doc, default=default, guard=fields.WHILE_NEW, single=True,
+        render=fields.value(name), check=fields.checked(parse),
+        paths=paths, check_found=check_found, commit_found=commit_found,
+    )  # fmt: skip
+
+
+def _named(value: str) -> list[str]:
+    """The path in a value of ``root`` or ``workspace``."""
+    path = value.removeprefix(mounts.EXPLICIT_ROOT)
+    return [path] if path.startswith("/") else []
+
+
+ROWS: Final[tuple[Row[Agent], ...]] = (
+    PathControl(name="mount", guard=fields.WHILE_NEW, render=fields.text("mount"),
+        paths=_mount_paths, check_found=_check_mounts, commit_found=_set_mount,
+        doc="mount table: SOURCE TARGET ro|rw|hide [OPTIONS]"),
+    Shown(name="mount.effective", render=_mount_effective, generated=True,
+        doc="the tables of its ancestors, then its own"),
+    _path_row("root", "directory to use as the root of its view instead of the base view",
+              _parse_path, expands=False),
+    fields.single("iso", "sandbox, or shared (the host's tree; set by operators)", _parse_iso,
+                  default="sandbox"),
+    _path_row("workspace", "inherit, worktree or explicit_root:/PATH", _parse_workspace,
+              expands=True, default="inherit"),
+    fields.single("cwd", "working directory of its program", _parse_path,
+                  default="workspace or home"),
+)

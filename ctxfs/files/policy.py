@@ -1,0 +1,104 @@
+"""An agent's label and policy, as rows; runtime/texts/policy.py parses the lines."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from ctxfs.files import fields
+from ctxfs.tree.base import Base
+from ctxfs.tree.rows import NOT_TERMINAL, Control, Row, Shown, one_line
+from runtime.authority.guard import Guard
+from runtime.caller import CONTROLLERS, Caller
+from runtime.errors import MalformedError, QuotaError, WrongStateError
+from runtime.records.lifecycle import Status
+from runtime.records.model import Agent
+from runtime.texts import policy
+from runtime.texts.names import quote
+from runtime.texts.policy import Rules
+
+_LABEL: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._+-]{0,63}")
+
+
+def _parse_label(base: Base, agent: Agent, caller: Caller, line: str) -> str:
+    if not _LABEL.fullmatch(line):
+        raise MalformedError(f"{quote(line)} is not a label: up to 64 letters, digits and . _ + -")
+    return line
+
+
+def _set_label(base: Base, agent: Agent, caller: Caller, text: str) -> None:
+    label = _parse_label(base, agent, caller, one_line(text))
+    rewritten = policy.relabel(agent.policy, agent.label, label)
+    base.runtime.agents.journal.update(agent, label=label, policy=rewritten)
+
+
+class _PolicyCheck:
+    """Takes a policy as it is written, some lines after the others: each is read once."""
+
+    def __init__(self, base: Base, agent: Agent, caller: Caller) -> None:
+        self._authority = base.runtime.agents.authority
+        self._agent = agent
+        self._may_delegate = caller.agent is None
+        self._lines = 0
+        #: what needs a line of its own: kind, class and object
+        self._said: set[tuple[str, str, str]] = set()
+
+    def take(self, text: str) -> Rules:
+        """The rules of more lines; ``MalformedError``, ``QuotaError``, ``ExceedingError`` or
+        ``WrongStateError``."""
+        agent = self._agent
+        rules = policy.parse(
+            text, agent.label, may_delegate=self._may_delegate, before=self._lines
+        )
+        present = self._authority.own_policy(agent)
+        self._said |= {(rule.kind, rule.cls, rule.object) for rule in rules}
+        if len(self._said) > max(policy.LINES_MAX, present.lines):
+            raise QuotaError(
+                f"the policy would have {len(self._said)} lines, doubles not counted; at most "
+                f"{max(policy.LINES_MAX, present.lines)}: "
+                "say several objects by a prefix, as in agent:rev-*"
+            )
+        self._authority.check_policy(agent, rules)
+        if agent.status is not Status.NEW:
+            for rule in rules:
+                if not present.covers_as(rule):
+                    raise WrongStateError(
+                        f"{rule.cls}:{rule.object} {rule.perm} would extend the policy: "
+                        "that is possible only while the agent is new"
+                    )
+        self._lines += text.removesuffix("\n").count("\n") + 1
+        return rules
+
+
+def _set_policy(base: Base, agent: Agent, caller: Caller, text: str) -> None:
+    rules = _PolicyCheck(base, agent, caller).take(text)
+    authority = base.runtime.agents.authority
+    authority.check_network(agent, rules)
+    keys = {rule.key for rule in rules}
+    # Whoever writes the text anew leaves what is there as it was: only the rules that
+    # root adds are root's, those of root that another leaves in stay root's.
+    kept = keys & set(agent.policy_of_root)
+    if caller.agent is None and caller.uid == 0:
+        kept |= keys - {rule.key for rule in authority.own_policy(agent)}
+    if text and not text.endswith("\n"):
+        text += "\n"
+    base.runtime.agents.journal.update(agent, policy=text, policy_of_root=tuple(sorted(kept)))
+
+
+def _policy_effective(base: Base, agent: Agent, caller: Caller) -> str:
+    return policy.render(base.runtime.agents.authority.effective_policy(agent), agent.label)
+
+
+ROWS: Final[tuple[Row[Agent], ...]] = (
+    Control(name="label", default="NAME_t", guard=fields.WHILE_NEW,
+        render=fields.value("label"), commit=_set_label,
+        check=fields.checked(_parse_label), single=True,
+        doc="the label of its policy lines"),
+    Control(name="policy", default="configured; a child's from its parent",
+        guard=Guard(who=CONTROLLERS, when=NOT_TERMINAL), render=fields.text("policy"),
+        checking=_PolicyCheck, commit=_set_policy,
+        doc="its authority: allow LABEL CLASS:OBJECT PERM[,PERM...], at most 256 "
+        "lines; can be extended only while new"),
+    Shown(name="policy.effective", render=_policy_effective, generated=True,
+        doc="its policy, as far as its parent's effective policy permits"),
+)

@@ -1,0 +1,115 @@
+"""The program of an agent, its environment, mode and model, as rows."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ctxfs.files import fields
+from ctxfs.tree.base import Base
+from ctxfs.tree.rows import Control, Row
+from runtime.caller import PARTIES, Caller
+from runtime.errors import DeniedError, MalformedError
+from runtime.records.model import Agent
+from runtime.records.modes import MODES
+from runtime.texts import names
+from runtime.texts.names import quote
+
+
+def _check_env_line(base: Base, agent: Agent, caller: Caller, line: str) -> None:
+    if line:
+        names.parse_env_line(line)
+
+
+def _set_env(base: Base, agent: Agent, caller: Caller, text: str) -> None:
+    lines = fields.lines(text)
+    for line in lines:
+        names.parse_env_line(line)
+    base.runtime.agents.journal.update(agent, env="".join(f"{line}\n" for line in lines))
+
+
+def _check_tool_path(base: Base, agent: Agent, caller: Caller, line: str) -> None:
+    for item in line.split(":"):
+        if item:
+            names.check_absolute(item, "tool directory")
+
+
+def _set_tool_path(base: Base, agent: Agent, caller: Caller, text: str) -> None:
+    items = [item for line in fields.lines(text) for item in line.split(":") if item]
+    for item in items:
+        names.check_absolute(item, "tool directory")
+    base.runtime.agents.journal.update(agent, path="".join(f"{item}\n" for item in items))
+
+
+def _tool_path(base: Base, agent: Agent, caller: Caller) -> str:
+    return agent.path or f"{base.runtime.places.mount}/tool\n"
+
+
+def _parse_context(base: Base, agent: Agent, caller: Caller, line: str) -> str:
+    if names.check_choice(line, ("fresh", "fork")) == "fork" and agent.parent is None:
+        raise MalformedError("fork: a root agent has no parent to inherit a context from")
+    return line
+
+
+def _parse_model(base: Base, agent: Agent, caller: Caller, line: str) -> str:
+    if len(line) > 256 or not line.isprintable():
+        raise MalformedError(f"{quote(line)} is not a model id; use up to 256 printable characters")
+    if line and not base.runtime.agents.authority.allows(agent, "model", line, "use"):
+        raise DeniedError(f"model:{line} use is not in the agent's effective policy")
+    return line
+
+
+def _parse_exec(base: Base, agent: Agent, caller: Caller, line: str) -> str:
+    if any(ord(c) < 32 and c != "\t" for c in line):
+        raise MalformedError(f"{quote(line)}: a command line cannot contain control characters")
+    names.split_command(line)
+    return line
+
+
+def _parse_mode(base: Base, agent: Agent, caller: Caller, line: str) -> str:
+    return names.check_choice(line, tuple(MODES))
+
+
+def _parse_restart(base: Base, agent: Agent, caller: Caller, line: str) -> str:
+    value = names.check_choice(line, ("no", "on-failure", "always"))
+    if value != "no" and agent.parent is not None:
+        raise MalformedError(f"{quote(line)}: only root agents restart; for a child, use no")
+    return value
+
+
+def _check_meta(base: Base, agent: Agent, caller: Caller, line: str) -> None:
+    if not names.is_unfinished_json(line):
+        names.parse_json_object(line)
+
+
+def _set_meta(base: Base, agent: Agent, caller: Caller, text: str) -> None:
+    names.parse_json_object(text)
+    base.runtime.agents.journal.update(agent, meta=text if text.endswith("\n") else text + "\n")
+
+
+def _meta(base: Base, agent: Agent, caller: Caller) -> str:
+    return agent.meta if agent.meta.endswith("\n") else agent.meta + "\n"
+
+
+ROWS: Final[tuple[Row[Agent], ...]] = (
+    Control(name="env", mode=0o600, read=PARTIES, guard=fields.WHILE_NEW,
+        render=fields.text("env"), check=_check_env_line, commit=_set_env,
+        doc="environment: KEY=VALUE, one per line"),
+    Control(name="path", default="/ctx/tool", guard=fields.WHILE_NEW, render=_tool_path,
+        check=_check_tool_path, commit=_set_tool_path, doc="tool directories, one per line"),
+    fields.single("context", "fresh, or fork", _parse_context, default="fresh"),
+    fields.single("model", "free text for the program, allowed by policy", _parse_model,
+                  public=True, guard=fields.BETWEEN_RUNS),
+    fields.single("exec", "the program and its arguments, one line, quoted as in a shell",
+                  _parse_exec, default="the parent's", guard=fields.BETWEEN_RUNS),
+    fields.single("mode", "once, turn or resident", _parse_mode, default="once"),
+)
+
+#: listed after the limits
+RESTART: Final = fields.single(
+    "restart", "no, on-failure or always; root agents only", _parse_restart,
+    default="no", guard=fields.AT_ANY_TIME,
+)  # fmt: skip
+META: Final[Control[Agent]] = Control(
+    name="meta.json", default="{}", guard=fields.AT_ANY_TIME, first=True, depends=("meta",),
+    render=_meta, check=_check_meta, commit=_set_meta, doc="any JSON object",
+)  # fmt: skip

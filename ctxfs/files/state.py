@@ -1,0 +1,56 @@
+"""What the runtime tells of an agent: status, processes, output, as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from ctxfs.files import fields
+from ctxfs.tree.base import Base
+from ctxfs.tree.rows import Output, Row, Shown, Size
+from runtime.caller import Caller
+from runtime.records.model import Agent
+
+
+def _cgroup(base: Base, agent: Agent, caller: Caller) -> str:
+    return f"{base.runtime.hierarchy.root.path}/{agent.cgroup}\n" if agent.cgroup else ""
+
+
+def _usage(base: Base, agent: Agent, caller: Caller) -> str:
+    usage = base.runtime.supervisor.usage(agent)
+    return "".join(f"{key}={value}\n" for key, value in usage.items())
+
+
+def _error(base: Base, agent: Agent, caller: Caller) -> str:
+    return base.reasons.of_agent(agent.incarnation)
+
+
+def _printed(name: str) -> Callable[[Base, Agent, int, int], bytes]:
+    return lambda base, agent, offset, size: base.output(agent, name).read(offset, size)
+
+
+def _printed_size(name: str) -> Size[Agent]:
+    return lambda base, agent: base.output(agent, name).size
+
+
+ROWS: Final[tuple[Row[Agent], ...]] = (
+    Shown(name="status", public=True, polled=True, render=fields.value("status"),
+        doc="new starting ready busy idle paused stopping dead"),
+    Shown(name="outcome", public=True, render=fields.value("outcome"),
+        doc="done error cancelled interrupted, once it is dead"),
+    Shown(name="reason", render=fields.value("reason"), doc="why, such as exit:3 or operator_stop"),
+    Shown(name="incarnation", render=fields.value("incarnation"),
+        doc="id of this life of the name"),
+    # of a page that is read while the value gets shorter, the kernel shows NULs at the end
+    Shown(name="pid", render=fields.number("pid"), volatile=True,
+        doc="its main process, as a PID of the host"),
+    Shown(name="run", render=fields.value("run"), volatile=True, doc="current run"),
+    Shown(name="cgroup", render=_cgroup, volatile=True, doc="path of its cgroup"),
+    Shown(name="usage", render=_usage, generated=True,
+        doc="cpu_usec memory_current memory_peak processes wall_msec"),
+    Output(name="out", content=_printed("out"), size=_printed_size("out"),
+        doc="standard output"),
+    Output(name="log", content=_printed("log"), size=_printed_size("log"),
+        doc="standard error, and lines of the runtime"),
+    Shown(name="error", render=_error, generated=True, doc="the last rejection, with its time"),
+)
