@@ -33,7 +33,7 @@ from runtime.authority.loop import Batches
 FOREVER: Final = 3600.0
 #: a writer waits no longer than this for the kernel to forget pages
 NOTIFICATION_SECONDS: Final = 0.25
-#: names that went and are still to be told; what is more than these is not told
+#: removed names that wait to be told to the kernel; any more are not told
 _NAMES_MAX: Final = 4096
 
 #: a process in poll(2)

@@ -37,7 +37,7 @@ ERRNOS: Final[dict[type[errors.CtxError], int]] = {
 
 
 def errno_of(error: BaseException) -> int:
-    """The errno for an error; what is not expected is logged and becomes ``EIO``."""
+    """The errno for an error; an unexpected error is logged and becomes ``EIO``."""
     for cls in type(error).__mro__:
         if cls in ERRNOS:
             return ERRNOS[cls]

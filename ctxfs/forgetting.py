@@ -1,4 +1,4 @@
-"""What the kernel must forget when something changed, and which open files poll(2) wakes."""
+"""What the kernel must forget after a change, and which files poll(2) reports as changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _O = TypeVar("_O")
 
 
 class Forgetting(Watching):
-    """Tells the caches of changes: a field of an object is shown by rows of planes."""
+    """Finds the rows that show what changed, and tells the caches of their inodes."""
 
     def __init__(self, base: Base, planes: Iterable[Plane[Any]]) -> None:
         self._runtime = base.runtime
@@ -60,7 +60,7 @@ class Forgetting(Watching):
         self._rows_changed(session_files.PLANE, index, set(names))
 
     def agent_listed(self, agent: Agent) -> None:
-        """The kernel has to ask anew for what it knows of an agent that is gone."""
+        """Once an agent is gone, has the kernel ask anew for what it knows of it."""
         if self._runtime.agents.registry.get(agent.index) is not None:
             return
         self._spaces.drop(places_of(agent))

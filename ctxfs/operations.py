@@ -44,7 +44,7 @@ _R = TypeVar("_R")
 _RENAME_NOREPLACE: Final = 1
 #: Requests served at once: as good as unlimited, so that those that wait hold up no others.
 WORKERS: Final = 1_000_000
-#: what is written is there twice: as it was read from the kernel, and as the handler gets it
+#: of the bytes of a write: one as read from the kernel, one as the handler gets it
 _COPIES: Final = 2
 #: a request with less is not asked to pay for the time that it waits
 _FREE_BYTES: Final = 8192

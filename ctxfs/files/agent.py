@@ -127,13 +127,13 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
 
 #: documents that a child's directory and its parent's channel show as one
 DOCUMENTS: Final = ("handoff.md", "input.jsonl", "result.md", "refs.jsonl", "artifact")
-#: of these what it gave back, shown in its session once it is reset
+#: those of them that are its results: its session shows them once it is reset
 RESULTS: Final = ("result.md", "refs.jsonl", "artifact")
 _OF_ITEMS: Final = {plane.name for plane in (task.PLANE, work.PLANE, waiting.PLANE)}
 
 
 class _Agents(Plane[Agent]):
-    """Agents, and of those that are gone the documents that others show."""
+    """Agents; and of agents that are gone, the documents that their channels and sessions show."""
 
     def find(self, base: Base, index: int, row: Row[Agent]) -> Agent | None:
         agents = base.runtime.agents

@@ -40,7 +40,7 @@ def _look_at(base: Base, caller: Caller, paths: list[str]) -> list[str]:
 
 
 def _check_source(base: Base, source: str) -> None:
-    """What is forbidden by its name alone, whoever sees it; the rest is found by looking."""
+    """Refuses a path that is forbidden to all by its name; others are looked at."""
     places = base.runtime.places
     forbidden = ("/proc", str(base.runtime.hierarchy.mount), str(places.state), str(places.runtime))
     for path in forbidden:

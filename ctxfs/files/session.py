@@ -67,7 +67,7 @@ def _share(base: Base, session: Session) -> Share:
 
 
 def _append(base: Base, session: Session, lines: list[str]) -> None:
-    """Messages of the conversation, as its agent writes them."""
+    """The session's own agent adds messages to the conversation."""
     agent = base.runtime.agents.registry.get(session.incarnation)
     assert agent is not None  # it has been let write
     change = Change()

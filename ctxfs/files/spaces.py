@@ -51,7 +51,7 @@ def shared_root(runtime: Runtime, name: str) -> Path:
 
 
 def shared_owner(runtime: Runtime, name: str) -> int:
-    """The uid of whoever made it; ``MissingError``."""
+    """The uid of its maker; ``MissingError``."""
     try:
         return os.lstat(shared_root(runtime, name)).st_uid
     except FileNotFoundError:

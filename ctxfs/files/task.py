@@ -120,7 +120,7 @@ def _output(base: Base, task: Task, offset: int, size: int) -> bytes:
 
 
 def _send(base: Base, task: Task, caller: Caller, text: str) -> None:
-    """To the child of a handle: a message."""
+    """What is written to a child's handle is a message to the child."""
     agents = base.runtime.agents
     child = agents.tasks.child_of(task)
     if child is None:
@@ -129,7 +129,7 @@ def _send(base: Base, task: Task, caller: Caller, text: str) -> None:
 
 
 def _feed(base: Base, task: Task) -> Callable[[bytes], int] | None:
-    """Of a command, its standard input."""
+    """A command takes bytes, as its standard input."""
     return None if task.child else partial(base.runtime.supervisor.write_input, task)
 
 
@@ -177,7 +177,7 @@ def _verbs(base: Base, task: Task, caller: Caller) -> str:
 
 
 def act(base: Base, task: Task, caller: Caller, line: str) -> None:
-    """One line of ``ctl``; that of a handle is said to its child, but for ``fetch``."""
+    """One line of ``ctl``. A child's handle passes it on to the child, but for ``fetch``."""
     verb, words = parse_usage(line, VERBS)
     _owner(base, task)
     if not task.child or verb is _FETCH:

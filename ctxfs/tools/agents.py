@@ -75,7 +75,7 @@ async def _spawn(request: Request) -> dict[str, Any]:
 
 async def _configure(request: Request, agent: Agent, parent: Agent | None) -> None:
     given, directory = request.input, f"agent/{agent.name}.d"
-    # first: that of a private child is written by its creator only, whom an operator names next
+    # first: only the creator writes it for a private child, and an operator names another next
     if "initial_message" in given:
         with about("initial_message"):
             await request.paths.write(f"{directory}/handoff.md", lines(given["initial_message"]))

@@ -86,7 +86,7 @@ async def call(
         if tool.waits is not None:
             await tool.waits(request)
             request = _request(base, root, caller, tool, given)
-        # whoever hangs up cancels nothing that was begun
+        # a caller that hangs up cancels nothing that was begun
         with trio.CancelScope(shield=True):
             output = await tool.handler(request)
     except Exception as error:

@@ -28,7 +28,7 @@ class Concerns(Enum):
     CALLER = auto()
     #: the calling agent, as the parent of another; operators may name one
     PARENT = auto()
-    #: whoever the input says
+    #: the agent that the input names, if any
     OTHERS = auto()
 
 

@@ -96,7 +96,7 @@ async def _list(request: Request) -> dict[str, Any]:
     every = request.input.get("all", False)
     shown = []
     for number, item in enumerate(items):
-        # what is in the way of each is looked for among all waits
+        # each item searches all waits for those that block it
         if number % _LISTED_AT_ONCE == 0:
             await trio.lowlevel.checkpoint()
         there = request.agents.items.get(item.index) is item

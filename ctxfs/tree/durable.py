@@ -533,8 +533,7 @@ class Durable:
         self.forget(node.inode, 0)
 
     def close(self, node: DurableNode, fd: int) -> None:
-        """Closes a descriptor: that of a removed file, if it is the last, is what holds the
-        file's bytes."""
+        """Closes a descriptor. The last one of a removed file frees the file's bytes."""
         if node.gone and node.charged and not node.handles and self._removed.get(node) is None:
             node.charged = False
             st = os.fstat(fd)

@@ -71,7 +71,7 @@ class RowHandle(Handle, Generic[_O]):
         self._written = size
 
     def _hold(self, size: int) -> None:
-        """So many bytes in memory, on the account of whoever opened the file."""
+        """Charges the opener's account for so many bytes of memory."""
         if self._memory is None:
             if size <= _FREE:
                 return
@@ -107,8 +107,7 @@ class RowHandle(Handle, Generic[_O]):
         return self._text[offset : offset + size]
 
     def _more(self, size: int) -> Iterator[bytes]:
-        """At least so many bytes more of what is read, but not very many at once: whoever
-        begins to read far behind finds the end."""
+        """At least so many bytes more, up to a limit: a first read far behind finds the end."""
         size = min(size, _READ_AT_ONCE)
         while size > 0 and (piece := next(self._pieces, None)) is not None:
             size -= len(piece)
@@ -207,7 +206,7 @@ class ControlHandle(RowHandle[_O]):
             self.node.check_writer(self.caller)
             staged = self._stage()
             if self._row.long:
-                # a short write(2), after which whoever writes goes on
+                # a short write(2): the writer goes on with the rest
                 data = data[: len(data) - len(_after_lines(data, _LINES_AT_ONCE))]
             if self._adds:
                 offset = len(staged)
@@ -248,7 +247,7 @@ class ControlHandle(RowHandle[_O]):
             self._check_more(self._row.checking, staged, begin, end)
             return
         lines = bytes(staged[begin:end]).split(b"\n")[: 1 if self._row.first else None]
-        # what is there twice is as good as the first time
+        # equal lines are checked once
         for line in dict.fromkeys(lines):
             self._check_line(line)
 
@@ -322,7 +321,7 @@ class VerbHandle(RowHandle[_O]):
         *lines, rest = (self._rest + data).split(b"\n", _VERBS_AT_ONCE)
         taken = len(data)
         if b"\n" in rest:
-            # a short write(2), after which whoever writes goes on
+            # a short write(2): the writer goes on with the rest
             taken, rest = taken - len(rest), b""
         self._rest = b""
         for line in lines:
@@ -399,7 +398,7 @@ class HistoryHandle(RowHandle[_O]):
         share = self._row.share(self._base, self.node.obj)
         share.check(self.caller, len(data))
         if self._refused or len(self._rest) + len(data) > self._limit:
-            # the kernel splits a long write(2): what comes after is no line of its own
+            # the kernel splits a long write(2): the rest belongs to the refused line
             self._rest = b""
             self.charge(0)
             self._refused = True
@@ -407,7 +406,7 @@ class HistoryHandle(RowHandle[_O]):
         *lines, rest = (self._rest + data).split(b"\n", _LINES_AT_ONCE)
         taken = len(data)
         if b"\n" in rest:
-            # a short write(2), after which whoever writes goes on
+            # a short write(2): the writer goes on with the rest
             taken, rest = taken - len(rest), b""
         self._rest = b""
         self._append_all(lines)
@@ -478,9 +477,9 @@ class MessageHandle(RowHandle[_O]):
         self._check_alive()
         self.node.check_writer(self.caller)
         limit = self._base.runtime.config.frame_max
-        # a newline at the end is that of the last line, not of the text
+        # a newline at the end belongs to the last line, not to the text
         if self._refused or len(self._text) + len(data) > limit + 1:
-            # the kernel splits a long write(2): what comes after is no message of its own
+            # the kernel splits a long write(2): the rest belongs to the refused message
             self._drop()
             self._refused = True
             raise TooLongError(f"a message may have at most {limit} bytes")

@@ -31,9 +31,9 @@ def agent_with(base: Base, item: Item) -> Agent:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ItemPlane(Plane[_I]):
-    """A plane of records below each agent, such as ``work``: its name is that of the directory.
+    """A plane of records below each agent, such as ``work``, in a directory of its name.
 
-    ``kind`` says who makes and removes them, ``records`` does that.
+    ``kind`` says who makes and removes records, and ``records`` does it.
     """
 
     cls: type[_I]

@@ -33,7 +33,7 @@ class Call:
 
     @classmethod
     def of(cls, runtime: Runtime, caller: Caller) -> Call:
-        """What a known caller asks for by other means than a request."""
+        """For a caller that is known already, and asks without a request of the kernel."""
         call = cls(runtime, caller.uid, caller.gid, caller.pid)
         call._caller = caller
         return call
@@ -120,7 +120,7 @@ class Handle:
         """close(2) of one of its descriptors."""
 
     def syncing(self) -> Callable[[], None] | None:
-        """fsync(2): commits what is staged; what is left for a thread to do, if anything."""
+        """fsync(2): commits what is staged, and returns the rest, if any, for a thread."""
         return None
 
     def poll(self, waiter: Waiter | None) -> int | None:
@@ -223,7 +223,7 @@ class Node:
     def set_attributes(self, call: Call, changes: Changes) -> None:
         """chmod(2), chown(2), truncate(2), utimensat(2) without an open file.
 
-        Setting what is there already is fine: editors do, after writing.
+        To set a value to what it is already is allowed: editors do so after writing.
         """
         present = self.attributes()
         for wanted, have in (

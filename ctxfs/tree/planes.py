@@ -1,8 +1,8 @@
 """Planes: the kinds of objects that the tree has, each with its rows.
 
-What an object of a plane is, where it is, whose it is and who sees it is said once, by
-the plane. An inode number is computed of the plane, the index of the object and the
-place of the row, so that ten thousand agents cost no objects.
+A plane says once where its objects are, which agent they belong to and who sees them. An
+inode number is computed from the plane, the index of the object and the place of the row,
+so that ten thousand agents cost no objects.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _O = TypeVar("_O")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plane(ABC, Generic[_O]):
-    """One kind of objects. ``number`` is its part of inode numbers; of a row, its place.
+    """One kind of objects. Inode numbers are made of its ``number`` and the place of the row.
 
     In a ``closed`` plane a caller finds only what it may read. When a control of a ``told``
     plane is written, that is an event of its agent.

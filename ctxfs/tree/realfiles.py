@@ -101,7 +101,7 @@ class FileHandle(Handle):
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
-        """While a thread works on it its descriptor must not become that of another file."""
+        """Keeps the descriptor open while a thread works on it, so that its number stays taken."""
         self._at_work += 1
         try:
             yield

@@ -63,12 +63,12 @@ class LinesCheck(Protocol):
 class Row(Generic[_O]):
     """What there is to say of every name in the tree.
 
-    ``within`` names the directory of the object's that lists it. The ``top`` row is the
-    object's own directory, which another plane lists; what that lists beside it tells its
-    ``path`` from the root. What is there for some callers only, or for a moment, is not
-    ``kept``. ``public`` rows of a public agent are open to all, others are read by ``read``.
-    The ``guard`` says who may write, and when. ``depends`` are the fields that it shows,
-    beside that of its name.
+    ``within`` names the directory of the object that lists it. The ``top`` row is the
+    object's own directory, which another plane lists. A row that is listed beside the top
+    has a ``path``: its directory, from the root. The kernel may keep a name that is ``kept``;
+    a name is not if only some callers see it, or if it goes soon. All may read ``public``
+    rows of a public agent; the roles in ``read`` may read the others. The ``guard`` says who
+    may write, and when. A row shows the field of its name, and those in ``depends``.
     """
 
     kind: ClassVar[Kind] = Kind.FILE
@@ -196,7 +196,7 @@ class File(Row[_O]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered(File[_O]):
-    """A file whose content is made by ``render`` when it is read."""
+    """A file whose content ``render`` makes when it is read."""
 
     render: Render[_O]
 
@@ -238,7 +238,7 @@ class Shown(Rendered[_O]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept(Rendered[_O]):
-    """A text that is kept on the disk and shown, never written: not read to be measured."""
+    """A text on the disk that is shown and never written; ``size`` does not read it."""
 
     size: Size[_O]
     mtime: Time[_O]
@@ -252,11 +252,12 @@ class Kept(Rendered[_O]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged(Rendered[_O]):
-    """What is written is collected for each open file, and put in force as a whole.
+    """A file that collects what is written, for each open file, and takes it as a whole.
 
     ``check`` sees each complete line at write(2); with ``first`` the first line only.
-    ``checking`` begins a check of lines that counts those before them. ``single`` files hold
-    one value on one line. What is written to one that ``merges`` is joined to nothing.
+    ``checking`` begins a check that keeps count over several lines. A ``single`` file holds
+    one value on one line. A file that ``merges`` takes what is written alone, without the
+    value that is there.
     """
 
     mode: int = 0o644
@@ -277,13 +278,13 @@ class Staged(Rendered[_O]):
         raise NotImplementedError(type(self).__name__)
 
     def wanted(self, base: Base, obj: _O, caller: Caller, text: str) -> list[str]:
-        """The paths in some lines that have to be looked at, if the kind ``looks``."""
+        """The paths in some lines that a helper must look at, if the kind ``looks``."""
         return []
 
     def check_looked(
         self, base: Base, obj: _O, caller: Caller, text: str, found: Mapping[str, Source]
     ) -> None:
-        """Whether what they lead to may be written."""
+        """Raises if a line with a path that leads there may not be written."""
 
     def limit(self, config: Config) -> int:
         return config.control_max
@@ -319,8 +320,8 @@ class Control(Staged[_O]):
 class PathControl(Staged[_O]):
     """A control with paths in its value, which a helper looks at before it is taken.
 
-    ``paths`` are those of some lines, ``check_found`` sees what they lead to, and
-    ``commit_found`` gets that with the whole.
+    ``paths`` finds the paths in some lines, ``check_found`` sees what they lead to, and
+    ``commit_found`` gets the same with the whole value.
     """
 
     single: bool = False

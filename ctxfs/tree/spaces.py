@@ -137,7 +137,7 @@ def _measure(root: Path) -> tuple[int, int]:
 
 
 def _change_to(fd: int, name: str) -> None:
-    """The descriptor of a directory becomes that of its entry."""
+    """The descriptor of a directory now leads to an entry of it."""
     other = os.open(name, os.O_RDONLY | DIRECTORY, dir_fd=fd)
     os.dup2(other, fd, inheritable=False)
     os.close(other)
@@ -151,9 +151,9 @@ class SpaceRow(Generic[_O]):
     whom they are shown to belong to, None if to their real owner. ``links`` says whether
     links can be made. A ``bounded`` space has as many files, of as many bytes, as is configured;
     any other is bounded by its owner's account of the disk, which is its ``share``, alone.
-    ``lasting`` tells whether something may still be written: then all who look at it share
-    one count. Who may is decided by ``agent``; of a space that is no agent's, everybody has
-    a part in it who lives, and modes tell the rest.
+    ``lasting`` tells whether something may still be written: then all open files share one
+    count. The guards judge what a caller is to ``agent``. In a space without an agent every
+    caller that still lives is ``ANYONE``, and mode bits decide the rest.
     """
 
     name: str
