@@ -33,16 +33,18 @@ ERRNOS: Final[dict[type[errors.CtxError], int]] = {
     errors.NotRunningError: errno.ESRCH,
     errors.NoSpaceError: errno.ENOSPC,
     errors.NotMappableError: errno.ENODEV,
+    #: where the kernel gave no number
+    errors.KernelError: errno.EIO,
 }
 
 
 def errno_of(error: BaseException) -> int:
     """The errno for an error; an unexpected error is logged and becomes ``EIO``."""
+    if isinstance(error, OSError | errors.KernelError) and error.errno is not None:
+        return error.errno
     for cls in type(error).__mro__:
         if cls in ERRNOS:
             return ERRNOS[cls]
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno
     log.error("a bug in ctxfs: %s", error, exc_info=error)
     return errno.EIO
 

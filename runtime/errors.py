@@ -103,6 +103,15 @@ class NoSpaceError(CtxError):
     """The disk under the daemon's state is full."""
 
 
+class KernelError(CtxError):
+    """The kernel refused a step that the operation needs; ``errno`` is its own number."""
+
+    def __init__(self, sentence: str, cause: OSError | None = None) -> None:
+        why = f": {cause.strerror}" if cause is not None and cause.strerror else ""
+        super().__init__(sentence + why)
+        self.errno = cause.errno if cause is not None else None
+
+
 class NotMappableError(CtxError):
     """The file cannot be mapped into memory or seeked as asked."""
 

@@ -156,10 +156,12 @@ class Cgroup:
             return
 
     def freeze(self, frozen: bool) -> None:
+        """Freezes or thaws everything here and below; if it is gone, nothing is frozen."""
         try:
             self.write("cgroup.freeze", "1" if frozen else "0")
         except FileNotFoundError:
-            return
+            if frozen:
+                raise
 
     def is_held(self) -> bool:
         """Whether this cgroup, or one above it, is to be frozen."""

@@ -15,6 +15,7 @@ import trio
 from runtime import crashpoints
 from runtime.agents.parts import Agents
 from runtime.cell.following import Execution, Followed, Following
+from runtime.errors import KernelError
 from runtime.kernel import cgroups, output
 from runtime.kernel.cgroups import Cgroup, Hierarchy
 from runtime.kernel.inotify import Changes, Watcher
@@ -22,6 +23,7 @@ from runtime.records.change import Change
 from runtime.records.items import Message
 from runtime.records.lifecycle import Event, Status
 from runtime.records.model import Agent, Outcome
+from runtime.texts.names import quote
 
 log = logging.getLogger("ctxd.ending")
 
@@ -197,35 +199,61 @@ class Ender:
 
     @staticmethod
     def _signal(members: list[Following]) -> None:
-        """Step 4. What is frozen has the signal when it is thawed."""
-        _signal_all(members)
+        """Step 4. What is frozen has the signal when it is thawed.
+
+        What the kernel refuses is not waited for: SIGKILL follows after the grace.
+        """
+        try:
+            _signal_all(members)
+        except OSError as error:
+            log.error("%s: cannot signal it: %s", members[0].node.path, error.strerror)
         crashpoints.reach("cancel.signalled")
         for each in members:
-            each.node.freeze(False)
+            thaw(each.node)
             for leaf in each.leaves():
-                leaf.freeze(False)
+                thaw(leaf)
         crashpoints.reach("cancel.thawed")
 
     def kill(self, agent: Agent) -> None:
-        """SIGKILL to the subtree of an ending agent, whatever is left of the grace."""
+        """SIGKILL to the subtree of an ending agent, whatever is left of the grace.
+
+        ``KernelError`` if the kernel refuses it at once.
+        """
         following = self._followed.get(agent.index)
-        if following is not None:
-            following.given_up = True
+        if following is None:
+            return
+        following.given_up = True
+        if following.settled and not self._markings(agent):
+            self._kill_now(agent, following)
+        else:
             self._nursery.start_soon(self._kill, agent, following)
+
+    def _markings(self, agent: Agent) -> list[trio.Event]:
+        """What is killed before it is marked would seem to have failed by itself."""
+        trees = (agent, *self._agents.registry.ancestors(agent))
+        return [self._marking[tree.index] for tree in trees if tree.index in self._marking]
 
     async def _kill(self, agent: Agent, following: Following) -> None:
         with guarded(agent):
             # What is being started escapes a kill that comes before it.
             with trio.move_on_after(_SETTLE_SECONDS):
-                # what is killed before it is marked would seem to have failed by itself
-                for above in (agent, *self._agents.registry.ancestors(agent)):
-                    if (marking := self._marking.get(above.index)) is not None:
-                        await marking.wait()
+                for marking in self._markings(agent):
+                    await marking.wait()
                 await following.wait_settled(self._watcher)
-            if following.over.is_set():
-                return  # its cgroup's path may be that of a later life by now
+            try:
+                self._kill_now(agent, following)
+            except KernelError as error:
+                log.error("%s: %s", agent.name, error.sentence)
+
+    @staticmethod
+    def _kill_now(agent: Agent, following: Following) -> None:
+        if following.over.is_set():
+            return  # its cgroup's path may be that of a later life by now
+        try:
             following.node.kill()
-            crashpoints.reach("cancel.killed")
+        except OSError as error:
+            raise KernelError(f"cannot kill {quote(agent.name)} yet", error) from None
+        crashpoints.reach("cancel.killed")
 
     async def _terminate(self, top: Agent, members: list[Following], signalled: bool) -> None:
         with guarded(top):
@@ -238,7 +266,7 @@ class Ender:
         node = members[0].node
         if not signalled:
             for each in members:
-                each.node.freeze(False)  # what is frozen while it starts would never settle
+                thaw(each.node)  # what is frozen while it starts would never settle
             with trio.move_on_after(_SETTLE_SECONDS):
                 for each in members:
                     for execution in _all_of(each):
@@ -253,14 +281,24 @@ class Ender:
                 directory = self._agents.documents.directory(top) / "log"
                 line = "the grace period is over: SIGKILL"
                 output.append_line(directory, line, self._agents.settings.log_max(top))
-            node.kill()
-            crashpoints.reach("cancel.killed")
             with trio.move_on_after(_KILL_SECONDS):
-                await self.wait_empty(node)
+                await self._kill_all(node)
             for each in members:
                 if each.node.populated() and not each.over.is_set():
                     each.unkillable = True
                     each.changes.notify()
+
+    async def _kill_all(self, node: Cgroup) -> None:
+        """SIGKILL until nothing is left: the kernel may refuse it for want of something."""
+        while True:
+            try:
+                node.kill()
+                break
+            except OSError as error:
+                log.error("%s: cannot kill it yet: %s", node.path, error.strerror)
+                await trio.sleep(_REPEAT_SECONDS)
+        crashpoints.reach("cancel.killed")
+        await self.wait_empty(node)
 
     async def _signal_rest(self, members: list[Following]) -> None:
         """Step 4 for many: others are served in between."""
@@ -357,7 +395,7 @@ async def terminate(execution: Execution, grace: float, impatient: trio.Event) -
     seconds, or once ``impatient``, SIGKILL. Returns when it is gone, or cannot be killed."""
     if grace and not impatient.is_set():
         signal_leaves((execution.leaf,), execution.spared())
-        execution.leaf.freeze(False)
+        thaw(execution.leaf)
         with trio.move_on_after(grace) as scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_cancel_when, impatient, scope)
@@ -418,8 +456,9 @@ async def _kill_rest(execution: Execution) -> None:
 
     What led a program that entered the cell is given time to say how that ended.
     """
-    # what is frozen does not fork, so that a few rounds find them all
-    execution.leaf.freeze(True)
+    # what is frozen does not fork, so that a few rounds find them all; without it more do
+    with contextlib.suppress(OSError):
+        execution.leaf.freeze(True)
     try:
         while left := left_of(execution):
             for pid in left:
@@ -434,7 +473,7 @@ async def _kill_rest(execution: Execution) -> None:
                 await _wait_exit(pid)
         crashpoints.reach("abort.killed")
     finally:
-        execution.leaf.freeze(False)
+        thaw(execution.leaf)
     if isinstance(execution, Following):
         return
     if not execution.leaf.is_held():
@@ -466,10 +505,20 @@ def _look(leaf: Cgroup, held: dict[int, int], done: set[int]) -> bool:
     return found
 
 
+def thaw(node: Cgroup) -> None:
+    """For what is ended anyway: SIGKILL reaches what stays frozen, too."""
+    try:
+        node.freeze(False)
+    except OSError as error:
+        log.error("%s: cannot thaw it: %s", node.path, error.strerror)
+
+
 @contextlib.contextmanager
-def guarded(agent: Agent) -> Iterator[None]:
+def guarded(agent: Agent, *expected: type[Exception]) -> Iterator[None]:
     """A bug in the care of one agent ends neither the daemon nor the care of others."""
     try:
         yield
+    except expected:
+        raise
     except Exception:
         log.exception("%s: a bug in ctxfs", agent.name)

@@ -7,6 +7,7 @@ differs is said by a ``Lead``.
 from __future__ import annotations
 
 import contextlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -27,6 +28,9 @@ from runtime.life.ending import watch_monitor
 from runtime.records.model import Agent
 from runtime.texts.names import escape
 
+log = logging.getLogger("ctxd.leading")
+
+_RETRY_SECONDS: Final = 0.5
 #: nobody waits longer without looking again, in seconds
 _LOOK_AGAIN: Final = 3600.0
 
@@ -170,12 +174,23 @@ class Lead(ABC):
                 return
             if (ended or unwanted) and not terminating:
                 terminating = True
-                nursery.start_soon(self.terminate)
+                nursery.start_soon(self._end)
             deadline = trio.current_time() + _LOOK_AGAIN if terminating else self.deadline()
             with trio.move_on_at(deadline) as scope:
                 await self._changes.wait_changed()
             if scope.cancelled_caught and not terminating:
                 self.be_late()
+
+
+    async def _end(self) -> None:
+        """Until the kernel lets it: what it refuses for want of something, it may do later."""
+        while True:
+            try:
+                await self.terminate()
+                return
+            except OSError as error:
+                log.error("%s: cannot end it yet: %s", self._execution.leaf.path, error.strerror)
+                await trio.sleep(_RETRY_SECONDS)
 
 
 @contextlib.contextmanager

@@ -332,7 +332,7 @@ class _LedRun(Lead):
     async def terminate(self) -> None:
         """SIGTERM, grace, SIGKILL to what is left of the run."""
         agent, following, execution = self._agent, self._following, self._execution
-        with guarded(agent):
+        with guarded(agent, OSError):
             grace = 0.0 if agent.frozen else self._agents.settings.grace(agent)
             if execution is not following:
                 with contextlib.suppress(FileNotFoundError):

@@ -26,13 +26,20 @@ from runtime.cell.following import Execution, Followed, Following
 from runtime.cell.record import Record
 from runtime.cell.sources import Looker
 from runtime.cell.starting import Starter
-from runtime.errors import CtxError, NoSpaceError, NotRunningError, StaleError, WrongStateError
+from runtime.errors import (
+    CtxError,
+    KernelError,
+    NoSpaceError,
+    NotRunningError,
+    StaleError,
+    WrongStateError,
+)
 from runtime.kernel import linux, output
 from runtime.kernel.cgroups import Cgroup, Hierarchy
 from runtime.kernel.inotify import Watcher
 from runtime.kernel.spawn import Spawner
 from runtime.life.conclusions import add_run_start, end_message, judge_agent
-from runtime.life.ending import Ender, guarded, watch_monitor
+from runtime.life.ending import Ender, guarded, thaw, watch_monitor
 from runtime.life.inside import Inside
 from runtime.life.leading import Leader, watching
 from runtime.life.recording import Recorder
@@ -182,8 +189,19 @@ class Supervisor(Watching):
         if following is not None and isinstance(item, Message):
             following.rouse()
 
+    def attempt(self, agent: Agent, effect: Effect) -> None:
+        PERFORMED[effect](self, agent)
+
+    def restore(self, agent: Agent) -> None:
+        """Its cgroup is frozen, or not, as its record says."""
+        try:
+            self._node(agent).freeze(agent.frozen)
+        except OSError as error:
+            word = "freeze" if agent.frozen else "thaw"
+            log.error("%s: cannot %s it again: %s", agent.name, word, error.strerror)
+
     def due(self, agent: Agent, effect: Effect) -> None:
-        with guarded(agent):
+        with guarded(agent, KernelError):
             PERFORMED[effect](self, agent)
 
     # verbs
@@ -281,33 +299,44 @@ class Supervisor(Watching):
         )
 
     def stop(self, agent: Agent, reason: str, *, kill: bool) -> None:
-        """``stop`` and ``kill``: cancels the agent and all that it owns."""
+        """``stop`` and ``kill``: cancels the agent and all that it owns.
+
+        ``KernelError`` if SIGKILL was refused at once: the agent is stopping, and what is left
+        after its grace is killed again.
+        """
         # what stays to be spoken to ends well when it says so itself
         done = reason == "self_stop" and agent.how.holds_cell
         outcome = Outcome.DONE if done else Outcome.CANCELLED
         self._ender.end(agent, outcome, reason, event=Event.KILL if kill else Event.STOP)
 
     def pause(self, agent: Agent) -> None:
-        """Freezes the subtree (cgroups(7)); what is below keeps its status."""
+        """Freezes the subtree (cgroups(7)); what is below keeps its status. ``KernelError``."""
         with self._agents.journal.changing() as change:
             change.move(agent, Event.PAUSE)
+        crashpoints.reach("pause.committed")
 
     def _freeze(self, agent: Agent) -> None:
-        crashpoints.reach("pause.committed")
-        self._node(agent).freeze(True)
+        try:
+            self._node(agent).freeze(True)
+        except OSError as error:
+            raise KernelError(f"cannot freeze {quote(agent.name)}", error) from None
         crashpoints.reach("pause.frozen")
 
     def resume(self, agent: Agent) -> None:
         """Thaws the subtree, but for what below was paused by itself; after an abort the
-        next message, or a next run, follows."""
+        next message, or a next run, follows. ``KernelError``."""
         with self._agents.journal.changing() as change:
             change.move(agent, Event.RESUME)
             if agent.run_cause is not None:
                 raise WrongStateError(f"the run {agent.run} is still ending: try again later")
+        crashpoints.reach("resume.committed")
 
     def _thaw(self, agent: Agent) -> None:
-        crashpoints.reach("resume.committed")
-        self._node(agent).freeze(False)
+        try:
+            self._node(agent).freeze(False)
+        except OSError as error:
+            raise KernelError(f"cannot thaw {quote(agent.name)}", error) from None
+        crashpoints.reach("resume.thawed")
 
     def abort(self, agent: Agent, run: str | None) -> None:
         """Ends the current run and nothing else; the agent is paused then.
@@ -416,10 +445,10 @@ class Supervisor(Watching):
         gone = []
         for agent, following in adopted:
             if agent.status is not Status.STOPPING:
-                self._node(agent).freeze(agent.frozen)
+                self.restore(agent)
             # a daemon that died while it ended a program may have left that frozen
             for execution in (following, *following.entered()):
-                execution.leaf.freeze(False)
+                thaw(execution.leaf)
             # Nothing was launched if no monitor has begun a record: it is done now.
             launch = agent.status is Status.STARTING and not following.record_path.exists()
             if not launch and not following.node.populated():

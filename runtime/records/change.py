@@ -40,8 +40,18 @@ class Watching:
     def item_listed(self, item: Item) -> None:
         """A plane's record appeared or went."""
 
+    def attempt(self, agent: Agent, effect: Effect) -> None:
+        """Does what a move of an agent calls for before it is committed (``BEFOREHAND``);
+        ``KernelError`` refuses the change."""
+
+    def restore(self, agent: Agent) -> None:
+        """Undoes what was attempted for an agent: the change was not committed."""
+
     def due(self, agent: Agent, effect: Effect) -> None:
-        """A move of an agent holds, and this is to be done for it."""
+        """A move of an agent holds, and this is to be done for it.
+
+        What is done ``AFTERWARDS`` may raise ``KernelError``, for the caller to be told.
+        """
 
 
 class Change:

@@ -19,12 +19,12 @@ import trio
 
 from runtime import crashpoints
 from runtime.caller import Caller
-from runtime.errors import NoSpaceError
+from runtime.errors import KernelError, NoSpaceError
 from runtime.kernel import linux
 from runtime.records.change import EVENTS, RUNTIME, Change, Watching
 from runtime.records.history import History
 from runtime.records.items import Items
-from runtime.records.lifecycle import AFTERWARDS, Effect
+from runtime.records.lifecycle import AFTERWARDS, BEFOREHAND, Effect
 from runtime.records.model import Agent, Session
 from runtime.records.registry import Registry
 from runtime.records.sessions import Sessions
@@ -98,16 +98,28 @@ class Journal:
 
     def commit(self, change: Change) -> None:
         """``NoSpaceError`` on a full disk, ``QuotaError`` if the owner's accounts have no room
-        for its texts; with nothing changed."""
+        for its texts, ``KernelError`` if what it calls for cannot be done; with nothing changed."""
         for watching in self._watching:
             watching.admit(change)
         self._commit_late()
         self._attribute(change)
-        self._commit(change)
+        attempted = [each for each in change.effects if each[1] in BEFOREHAND]
+        change.effects = [each for each in change.effects if each[1] not in BEFOREHAND]
+        try:
+            for agent, effect in attempted:
+                for watching in self._watching:
+                    watching.attempt(agent, effect)
+            self._commit(change)
+        except BaseException:
+            for agent, _ in attempted:
+                for watching in self._watching:
+                    watching.restore(agent)
+            raise
         self._have_done(change, afterwards=True)
 
     def note(self, change: Change) -> None:
-        """Like ``commit``, for what has happened and cannot be refused.
+        """Like ``commit``, for what has happened and cannot be refused. ``KernelError`` tells that
+        a kill failed; the change holds all the same.
 
         On a full disk it holds in memory at once and is committed as soon as
         there is room: nobody may keep an agent alive by filling the disk.
@@ -147,14 +159,21 @@ class Journal:
         self.commit(change)
 
     def _have_done(self, change: Change, *, afterwards: bool = False) -> None:
-        """What a change calls for, once: it may be committed a second time (``_late``)."""
+        """What a change calls for, once: it may be committed a second time (``_late``).
+        What fails is raised when all has been tried."""
         effects, change.effects = change.effects, []
         due: list[tuple[Agent, Effect]] = []
         for each in effects:
             (due if (each[1] in AFTERWARDS) is afterwards else change.effects).append(each)
+        failed: KernelError | None = None
         for agent, effect in due:
             for watching in self._watching:
-                watching.due(agent, effect)
+                try:
+                    watching.due(agent, effect)
+                except KernelError as error:
+                    failed = failed or error
+        if failed is not None:
+            raise failed
 
     # who acts
 

@@ -1,7 +1,7 @@
 """The life of an agent as one table: (status, event) -> (status, effects).
 
 Pure: ``Change.move`` looks a move up and records it, and the supervisor performs its
-effects once that is committed. A pair that is not in the table is refused, with the
+effects, most of them once that is committed. A pair that is not in the table is refused, with the
 error that ctxfs(5) gives for the verb.
 """
 
@@ -62,7 +62,7 @@ VERBS: Final = frozenset(
 
 
 class Effect(StrEnum):
-    """What is to be done to processes, files and those who wait, once a move is committed."""
+    """What a move has done to processes, files and those who wait."""
 
     #: somebody follows it from now on, and makes its cell
     LAUNCH = "launch"
@@ -80,8 +80,15 @@ class Effect(StrEnum):
     RELEASE = "release"
 
 
-#: performed when everybody has been told of the change: who is let go looks at it at once
-AFTERWARDS: Final = frozenset({Effect.CLEAR, Effect.RELEASE})
+#: performed before the change is committed: if the kernel refuses one, nothing has changed, and
+#: the caller is told. If the commit fails, or the daemon dies before it, the cgroup is made again
+#: what the record says (``Watching.restore``; the next daemon). So a status claims nothing that
+#: was not done.
+BEFOREHAND: Final = frozenset({Effect.FREEZE, Effect.THAW})
+#: performed when everybody has been told of the change: those who are let go look at it at once,
+#: and a caller is told that its kill failed. A kill cannot be undone, so it comes after the
+#: record that says who wanted it.
+AFTERWARDS: Final = frozenset({Effect.KILL, Effect.CLEAR, Effect.RELEASE})
 
 
 _S, _E = Status, Event

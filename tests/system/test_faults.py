@@ -259,6 +259,7 @@ SCENARIOS: Final[dict[str, tuple[Stage, ...]]] = {
     "cancel.killed": (_family, _cancelled),
     "pause.committed": (_family, _paused),
     "pause.frozen": (_family, _paused),
+    "resume.thawed": (_family, _paused, _resumed),
     "resume.committed": (_family, _paused, _resumed),
     "restart.recorded": (_restarting,),
     "restart.due": (_restarting,),

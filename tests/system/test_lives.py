@@ -6,11 +6,14 @@ import json
 import os
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from runtime.kernel.cgroups import Cgroup
+from runtime.kernel.linux import MNT_DETACH, MS_BIND, mount, unmount
 from tests.worlds.daemon import (
     Daemon,
     alive,
@@ -456,3 +459,57 @@ def test_idle_agents_cost_nothing(daemon: Daemon) -> None:
     wait_until(is_idle, "nothing is woken for a second")
 
 
+
+
+# what the kernel refuses
+
+
+@contextmanager
+def unwritable(file: Path) -> Iterator[None]:
+    """A file of a cgroup that takes nothing: as read-only hierarchies, and full ones, refuse."""
+    mount("/dev/full", file, "none", MS_BIND)
+    try:
+        yield
+    finally:
+        unmount(file, MNT_DETACH)
+
+
+def test_a_pause_and_a_resume_that_the_kernel_refuses_change_nothing(daemon: Daemon) -> None:
+    boss = busy(daemon, "boss")
+    freezer = node(boss).path / "cgroup.freeze"
+    with unwritable(freezer):
+        assert refusal(boss / "ctl", "pause") == "ENOSPC"
+        assert read(boss, "status") == "busy\n"
+        error = read(boss, "error")
+        assert 'cannot freeze "boss": No space left on device' in error
+    write(boss / "ctl", "pause")
+    wait_until(lambda: node(boss).keys("cgroup.events")["frozen"], "it is frozen")
+    with unwritable(freezer):
+        assert refusal(boss / "ctl", "resume") == "ENOSPC"
+        assert read(boss, "status") == "paused\n"
+    assert node(boss).keys("cgroup.events")["frozen"]
+    write(boss / "ctl", "resume")
+    statuses = [e["status"] for e in daemon.events("boss") if e["type"] == "agent.status"]
+    assert statuses == ["starting", "busy", "paused", "busy"]
+
+
+@pytest.mark.settings(grace="1h")
+def test_a_kill_that_the_kernel_refuses_can_be_said_again(daemon: Daemon) -> None:
+    boss = busy(daemon, "boss", DEAF)
+    with unwritable(node(boss).path / "cgroup.kill"):
+        assert refusal(boss / "ctl", "kill") == "ENOSPC"
+        assert read(boss, "status") == "stopping\n"
+        assert 'cannot kill "boss" yet: No space left on device' in read(boss, "error")
+    write(boss / "ctl", "kill")
+    wait_dead(boss)
+    assert (read(boss, "outcome"), read(boss, "reason")) == ("cancelled\n", "operator_stop\n")
+
+
+@pytest.mark.settings(grace="10ms")
+def test_a_kill_is_tried_again_after_the_grace_until_the_kernel_takes_it(daemon: Daemon) -> None:
+    boss = busy(daemon, "boss", DEAF)
+    with unwritable(node(boss).path / "cgroup.kill"):
+        write(boss / "ctl", "stop")
+        wait_until(lambda: "cannot kill it yet" in daemon.log.read_text(), "it was tried")
+    wait_dead(boss)
+    assert (read(boss, "outcome"), read(boss, "reason")) == ("cancelled\n", "operator_stop\n")

@@ -19,6 +19,7 @@ NAMES = {
     "ForbiddenError": "EPERM",
     "GoneError": "ESTALE",
     "IsADirectoryNodeError": "EISDIR",
+    "KernelError": "EIO",
     "MalformedError": "EINVAL",
     "MissingError": "ENOENT",
     "NoSpaceError": "ENOSPC",
@@ -80,7 +81,10 @@ def test_what_is_expected_is_not_logged(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_the_kernels_own_refusal_keeps_its_number() -> None:
-    assert errno_of(OSError(errno.ENOSPC, "full")) == errno.ENOSPC
+    refusal = OSError(errno.ENOSPC, "full")
+    assert errno_of(refusal) == errno.ENOSPC
+    told = errors.KernelError("cannot freeze it", refusal)
+    assert (errno_of(told), told.sentence) == (errno.ENOSPC, "cannot freeze it: full")
 
 
 def test_a_number_without_a_name_is_called_eio() -> None:
