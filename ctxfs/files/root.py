@@ -14,6 +14,7 @@ from ctxfs.tree.nodes import Call, Node
 from ctxfs.tree.planes import Plane
 from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import Directory, Making, Removing, Row, Shown, Socket, Target
+from runtime.agents import births
 from runtime.authority.accounts import Resource
 from runtime.authority.guard import Facts, Guard, Unless
 from runtime.caller import CONTROLLERS, INSIDERS, OPERATORS, Caller, Role
@@ -135,7 +136,7 @@ def _remove_agent(base: Base, _: Base, caller: Caller, found: Agent) -> None:
     base.runtime.agents.removals.remove(found)
 
 
-_MAKING_AGENTS: Final = Making(guard=Guard(who=Role.ANYONE), act=_make_agent)
+_MAKING_AGENTS: Final = Making(guard=births.MAKING, act=_make_agent)
 _REMOVING_AGENTS: Final = Removing(
     guard=Guard(
         who=CONTROLLERS,
@@ -286,8 +287,7 @@ ROWS: Final[tuple[Row[Base], ...]] = (
         render=lambda base, _, caller: base.client_program),
     Directory(name="agent", mode=0o1777, public=True, entries=_list_agents,
         find=_find_agent, make=_MAKING_AGENTS, remove=_REMOVING_AGENTS, bind=_bind_agent,
-        doc="every agent as NAME, NAME.sock and NAME.d; agents make those that their policy lets "
-        "them create"),
+        doc="every agent as NAME, NAME.sock and NAME.d"),
     Directory(name="tool", public=True,
         entries=tool.entries, find=tool.find,
         doc="every tool that the caller has, as NAME and NAME.d"),

@@ -9,16 +9,16 @@ import os
 import secrets
 import shutil
 import time
-from typing import Any
+from typing import Any, Final
 
 from runtime import crashpoints
 from runtime.agents.messages import Messages
+from runtime.agents.planes import Around
 from runtime.agents.removals import Removals
 from runtime.agents.tasks import TaskPlane
 from runtime.agents.waiting import WaitingPlane, child_payload
-from runtime.authority.attenuation import Authority
-from runtime.authority.identity import Identity
-from runtime.caller import Caller
+from runtime.authority.guard import Facts, Guard, Unless
+from runtime.caller import Caller, Role
 from runtime.errors import (
     DeniedError,
     MalformedError,
@@ -31,16 +31,96 @@ from runtime.kernel.privilege import Privilege
 from runtime.kernel.waits import Waits
 from runtime.records.change import Change
 from runtime.records.documents import Documents
-from runtime.records.items import Items, Task
-from runtime.records.journal import Journal
+from runtime.records.items import Task
 from runtime.records.lifecycle import AGENT_MOVES, Event, Status
 from runtime.records.model import Agent, Profile
-from runtime.records.registry import Registry, check_accepts
+from runtime.records.registry import check_accepts
 from runtime.records.sessions import Sessions
-from runtime.records.settings import Settings
 from runtime.records.store import Store
 from runtime.texts import policy
 from runtime.texts.names import check_name, quote
+
+
+def _maker(facts: Facts, caller: Caller) -> Agent | None:
+    """The parent of what a caller makes; None for a root agent."""
+    return facts.registry.get(caller.agent) if caller.agent is not None else None
+
+
+def _owner(caller: Caller, parent: Agent | None) -> int:
+    return parent.owner if parent is not None else caller.uid
+
+
+def _why_taken(facts: Facts, caller: Caller, name: str) -> str:
+    if facts.registry.named(name) is None:
+        return ""
+    return f"an agent named {quote(name)} exists; choose another name or rmdir it"
+
+
+def _why_unknown(facts: Facts, caller: Caller, name: str) -> str:
+    return "" if caller.known else "cannot identify the calling process"
+
+
+def _why_ending(facts: Facts, caller: Caller, name: str) -> str:
+    parent = _maker(facts, caller)
+    if caller.agent is None or (parent is not None and parent.accepts_children):
+        return ""
+    return "the calling agent is ending and can no longer create agents"
+
+
+def _why_not_allowed(facts: Facts, caller: Caller, name: str) -> str:
+    parent = _maker(facts, caller)
+    if parent is None or facts.authority.allows(parent, "agent", name, "create"):
+        return ""
+    return f"agent:{name} create is not in the effective policy of {quote(parent.name)}"
+
+
+def _why_held(facts: Facts, caller: Caller, name: str) -> str:
+    holder = facts.registry.holder(name)
+    if holder in (None, _owner(caller, _maker(facts, caller))):
+        return ""
+    if facts.identity.is_master(caller):
+        return ""
+    return f"the name {quote(name)} and its history belong to another user"
+
+
+def _why_full(facts: Facts, caller: Caller, name: str) -> str:
+    parent = _maker(facts, caller)
+    owner, maximum = _owner(caller, parent), facts.settings.config.agents
+    if sum(agent.owner == owner for agent in facts.registry) >= maximum:
+        return f"uid {owner} has {maximum} agents, the configured maximum"
+    return _why_no_child(facts, name, parent) if parent is not None else ""
+
+
+def _why_no_child(facts: Facts, name: str, parent: Agent) -> str:
+    """Why an agent with this name cannot be a child, as far as numbers say."""
+    config, depth = facts.settings.config, facts.registry.depth(parent)
+    if depth >= config.depth:
+        return (
+            f"{quote(name)} would be {depth + 1} levels deep; "
+            f"the configured maximum is {config.depth}"
+        )
+    if len(facts.registry.children(parent)) >= config.children:
+        return f"{quote(parent.name)} has {config.children} children, the configured maximum"
+    return ""
+
+
+#: who makes agents, by mkdir(2)
+MAKING: Final = Guard(
+    who=Role.ANYONE,
+    unless=(
+        Unless("an agent has the name", TakenError, _why_taken),
+        Unless("the calling process cannot be identified", DeniedError, _why_unknown),
+        Unless("the calling agent is ending", WrongStateError, _why_ending),
+        Unless("the calling agent's effective policy lacks create", DeniedError, _why_not_allowed),
+        Unless("the name and its history belong to another user", DeniedError, _why_held),
+        Unless(
+            "the owner's agents, or the calling agent's children or level, are the configured "
+            "maximum",
+            QuotaError,
+            _why_full,
+        ),
+    ),
+)
 
 
 class Births:
@@ -48,33 +128,28 @@ class Births:
 
     def __init__(
         self,
+        around: Around,
         *,
-        settings: Settings,
         store: Store,
-        registry: Registry,
-        items: Items,
         sessions: Sessions,
-        journal: Journal,
         documents: Documents,
         waits: Waits,
-        identity: Identity,
-        authority: Authority,
         privilege: Privilege,
         messages: Messages,
         tasks: TaskPlane,
         waiting: WaitingPlane,
         removals: Removals,
     ) -> None:
-        self._settings = settings
+        self._around = around
+        self._settings = around.settings
         self._store = store
-        self._registry = registry
-        self._items = items
+        self._registry = around.registry
+        self._items = around.items
         self._sessions = sessions
-        self._journal = journal
+        self._journal = around.journal
         self._documents = documents
         self._waits = waits
-        self._identity = identity
-        self._authority = authority
+        self._authority = around.authority
         self._privilege = privilege
         self._messages = messages
         self._tasks = tasks
@@ -84,35 +159,16 @@ class Births:
     def create(self, caller: Caller, name: str) -> Agent:
         """A new agent: a child if an agent calls, else a root agent.
 
-        Raises ``MalformedError``, ``TakenError``, ``DeniedError``, ``QuotaError`` or
-        ``WrongStateError`` (the calling agent is ending).
+        ``MalformedError`` for its name, and whatever ``MAKING`` refuses.
         """
         check_name(name)
-        if self._registry.named(name) is not None:
-            raise TakenError(
-                f"an agent named {quote(name)} exists; choose another name or rmdir it"
-            )
-        if not caller.known:
-            raise DeniedError("cannot identify the calling process")
-        parent = self._registry.get(caller.agent) if caller.agent is not None else None
-        if caller.agent is not None and (parent is None or not parent.accepts_children):
-            raise WrongStateError("the calling agent is ending and can no longer create agents")
-        if parent is not None and not self._authority.allows(parent, "agent", name, "create"):
-            raise DeniedError(
-                f"agent:{name} create is not in the effective policy of {quote(parent.name)}"
-            )
-        owner = parent.owner if parent is not None else caller.uid
-        holder = self._store.name_owner(name)
-        if holder is not None and holder != owner and not self._identity.is_master(caller):
-            raise DeniedError(f"the name {quote(name)} and its history belong to another user")
-        maximum = self._settings.config.agents
-        if sum(a.owner == owner for a in self._registry) >= maximum:
-            raise QuotaError(f"uid {owner} has {maximum} agents, the configured maximum")
+        MAKING.check_object(self._around, caller, name)
+        parent = _maker(self._around, caller)
         agent = Agent(
             index=0,
             incarnation=secrets.token_hex(8),
             name=name,
-            owner=owner,
+            owner=_owner(caller, parent),
             uid=caller.uid,
             gid=caller.gid,
             label=f"{name}_t",
@@ -144,7 +200,7 @@ class Births:
             return False
         if self._items.named(parent.index, Task, name) is not None:
             return False
-        return self._store.name_owner(name) in (None, parent.owner)
+        return self._registry.holder(name) in (None, parent.owner)
 
     def _default_root(self, agent: Agent, caller: Caller) -> None:
         agent.lineage = f"operator uid:{caller.uid}"
@@ -162,17 +218,7 @@ class Births:
             agent.groups = ()
 
     def _child_values(self, agent: Agent, parent: Agent) -> dict[str, Any]:
-        """The defaults of a child of ``parent``; ``QuotaError``."""
-        config, depth = self._settings.config, self._registry.depth(parent)
-        if depth >= config.depth:
-            raise QuotaError(
-                f"{quote(agent.name)} would be {depth + 1} levels deep; "
-                f"the configured maximum is {config.depth}"
-            )
-        if len(self._registry.children(parent)) >= config.children:
-            raise QuotaError(
-                f"{quote(parent.name)} has {config.children} children, the configured maximum"
-            )
+        """The defaults of a child of ``parent``, if that has room for what comes with it."""
         self._tasks.check_handle(parent, agent.name)
         self._messages.check_room(parent)
         session = self._sessions.load(parent.session)
@@ -323,6 +369,8 @@ class Births:
             if parent.index == agent.index or parent in self._registry.descendants(agent):
                 raise MalformedError(f"{quote(parent.name)} cannot be its own ancestor")
             check_accepts(parent)
+            if full := _why_no_child(self._around, agent.name, parent):
+                raise QuotaError(full)
             values = self._child_values(agent, parent)
             values["exec"] = agent.exec or parent.exec
         # its paths are another creator's now: they are looked at when it starts

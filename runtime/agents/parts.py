@@ -148,16 +148,11 @@ def open_agents(
         ends=ends,
     )
     births = Births(
-        settings=settings,
+        around,
         store=store,
-        registry=registry,
-        items=items,
         sessions=sessions,
-        journal=journal,
         documents=documents,
         waits=waits,
-        identity=identity,
-        authority=authority,
         privilege=privilege,
         messages=messages,
         tasks=tasks,

@@ -19,7 +19,9 @@ from runtime.texts.names import quote
 
 if TYPE_CHECKING:
     from runtime.authority.attenuation import Authority
+    from runtime.authority.identity import Identity
     from runtime.records.registry import Registry
+    from runtime.records.settings import Settings
 
 ANY_STATUS: Final = frozenset(Status)
 #: of an agent below which something may begin
@@ -34,6 +36,12 @@ class Facts(Protocol):
 
     @property
     def authority(self) -> Authority: ...
+
+    @property
+    def identity(self) -> Identity: ...
+
+    @property
+    def settings(self) -> Settings: ...
 
 
 class Act(Enum):

@@ -63,6 +63,10 @@ class Registry:
     def named(self, name: str) -> Agent | None:
         return self._by_name.get(name)
 
+    def holder(self, name: str) -> int | None:
+        """The uid that a name and its history belong to, of agents that were removed too."""
+        return self._store.name_owner(name)
+
     def by_cgroup(self, path: str) -> Agent | None:
         """The agent whose cgroup a path below the daemon's root is in, however deep."""
         agent: Agent | None = None
