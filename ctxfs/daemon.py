@@ -35,7 +35,7 @@ from runtime.kernel.daemonlog import DaemonLog
 from runtime.kernel.privilege import Privilege
 from runtime.records.config import Config, load_config
 from runtime.runtime import VERSION, Runtime, open_runtime
-from runtime.sockets import Sockets
+from runtime.sockets.server import Sockets
 
 log = logging.getLogger("ctxd")
 

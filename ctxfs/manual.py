@@ -28,7 +28,14 @@ from ctxfs.tree.planes import Plane
 from ctxfs.tree.rows import Directory, Document, File, Kind, Row, Staged
 from runtime.authority.guard import Guard, said, times
 from runtime.caller import INSIDERS, Role
-from runtime.sockets import OPERATIONS
+from runtime.sockets.operations import (
+    CONNECTING,
+    CONNECTING_DAEMON,
+    CONNECTING_PRIVATE,
+    DAEMON_OPERATIONS,
+    OPERATIONS,
+    Operation,
+)
 from runtime.texts.policy import PERMS
 
 _WIDTH: Final = 96
@@ -150,15 +157,24 @@ def _verbs_of(verbs: Mapping[str, Verb[Any]]) -> Callable[[], Iterator[str]]:
     return lambda: _verbs(verbs)
 
 
-def _operations() -> Iterator[str]:
-    """Of an agent's socket, who may ask for which."""
+def _operations(
+    operations: Mapping[str, Operation], *connecting: tuple[str, Guard]
+) -> Callable[[], Iterator[str]]:
+    """Who may use a socket, and what they may ask for there."""
 
     def items() -> Iterator[tuple[str, list[str]]]:
-        for operation in OPERATIONS.values():
-            facts = _decided("Asked for", operation.guard)
-            yield f"Cm {operation.name}", [line for fact in facts for line in _sentences(fact)]
+        for operation in operations.values():
+            lines = list(_sentences(operation.doc))
+            for fact in _decided("Asked for", operation.guard):
+                lines += _sentences(fact)
+            yield f"Cm {operation.name}", lines
 
-    return _list(items())
+    def section() -> Iterator[str]:
+        for what, guard in connecting:
+            yield from _sentences(f"{what} is used by {said(guard.who)}.")
+        yield from _list(items())
+
+    return section
 
 
 def _tools() -> Iterator[str]:
@@ -229,7 +245,12 @@ SECTIONS: Final[dict[str, Callable[[], Iterator[str]]]] = {
     "tools": _tools,
     "verbs": _verbs_of(VERBS),
     "task verbs": _verbs_of(task.VERBS),
-    "operations": _operations,
+    "operations": _operations(
+        OPERATIONS,
+        ("The socket of a public agent", CONNECTING),
+        ("That of a private agent", CONNECTING_PRIVATE),
+    ),
+    "daemon operations": _operations(DAEMON_OPERATIONS, ("The socket", CONNECTING_DAEMON)),
     "permissions": _permissions,
     "inodes": _inodes,
 }

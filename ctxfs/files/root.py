@@ -27,7 +27,7 @@ from runtime.errors import (
     WrongStateError,
 )
 from runtime.records.model import Agent, Session
-from runtime.sockets import DAEMON_BIND_NAME
+from runtime.sockets.server import DAEMON_BIND_NAME
 from runtime.texts.names import check_name, quote
 
 #: a user's uid, and the name of an agent that it had

@@ -51,6 +51,7 @@ class Act(Enum):
     MAKE = ("make", "made")
     REMOVE = ("remove", "removed")
     SAY = ("say", "said")
+    USE = ("use", "used")
     ASK = ("ask for", "asked for")
     SEND = ("send", "sent")
     READ = ("read", "read")

@@ -128,6 +128,14 @@ class Identity:
         master = self._privilege.is_master(caller.uid)
         return Payer(caller.uid, OPERATORS_SHARE, Reserve.MASTER if master else Reserve.OWNER)
 
+    def root_roles(self, caller: Caller) -> Role:
+        """What the caller is to the daemon, and to what belongs to no agent."""
+        if not caller.known:
+            return Role.NONE
+        if caller.agent is not None:
+            return Role.ANYONE
+        return (OPERATORS if self.is_master(caller) else Role.OPERATOR) | Role.ANYONE
+
     def roles(self, caller: Caller, agent: Agent) -> Role:
         """What the caller is to this agent, now."""
         if not caller.known:

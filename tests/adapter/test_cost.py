@@ -50,7 +50,9 @@ from runtime.records.change import Change
 from runtime.records.items import Message, Task, TaskStatus, Wait, WaitStatus, Work
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Outcome
-from runtime.sockets import DAEMON_OPERATIONS, OPERATIONS, Server, Sockets
+from runtime.sockets.connection import Server
+from runtime.sockets.operations import DAEMON_OPERATIONS, OPERATIONS
+from runtime.sockets.server import Sockets
 from runtime.texts.names import dump_json
 from tests.worlds.records import ROOT, add_end, inside
 from tests.worlds.tree import CONTEXT, USER, Mounted, mounted_in

@@ -25,7 +25,7 @@ from runtime.errors import CtxError, StartupError
 from runtime.life import residents
 from runtime.records.config import Config, load_config
 from runtime.records.history import History
-from runtime.sockets import Connection
+from runtime.sockets.connection import Connection
 from runtime.texts import mounts, names, policy
 from tests.worlds.records import ROOT
 

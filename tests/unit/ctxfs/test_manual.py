@@ -14,7 +14,7 @@ from ctxfs.files import agent, root, session, task, tool, waiting, work
 from ctxfs.tree.planes import Plane
 from ctxfs.tree.rows import Row
 from runtime.records.config import Config
-from runtime.sockets import OPERATIONS
+from runtime.sockets.operations import DAEMON_OPERATIONS, OPERATIONS
 
 MAN = Path(__file__).parents[3] / "man"
 TABLES = (
@@ -59,7 +59,7 @@ def test_the_page_is_up_to_date() -> None:
 
 def test_every_operation_of_a_socket_is_on_the_page() -> None:
     _, _, sockets = (MAN / "ctxfs.5").read_text().partition(".Sh SOCKETS\n")
-    for name in OPERATIONS:
+    for name in {*OPERATIONS, *DAEMON_OPERATIONS}:
         assert f"\n.It Ql {name}\n" in sockets
 
 

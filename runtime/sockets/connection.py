@@ -1,0 +1,142 @@
+"""One accepted connection: JSON Lines in and out, and what its peer pays for them."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, Final
+
+import trio
+
+from runtime.authority.accounts import Accounts, Hold, Payer, Resource
+from runtime.authority.loop import Timed, Turns
+from runtime.caller import Caller
+from runtime.errors import MalformedError, TooLongError
+from runtime.records.config import Config
+from runtime.texts.names import dump_json
+
+#: of a connection: its own, and the one by which its end is seen
+_DESCRIPTORS: Final = 2
+#: about what one costs in memory before anything is said, in bytes
+_OWN_SIZE: Final = 16 << 10
+#: between two connections of one owner's agents, whatever becomes of them, and between two of
+#: its followers that are told of more: each costs a dozen steps or two
+REST_SECONDS: Final = 0.004
+#: frames up to this size are part of that
+_SMALL: Final = 4 << 10
+
+
+class Connection:
+    """One accepted connection. Frames are sent whole, one at a time."""
+
+    def __init__(
+        self,
+        stream: trio.SocketStream,
+        caller: Caller,
+        config: Config,
+        accounts: Accounts,
+        turns: Turns,
+        who: Payer,
+    ) -> None:
+        self.stream = stream
+        self.caller = caller
+        self._time = accounts.time
+        self._turns = turns
+        self.who = who
+        #: of the socket, as in reasons
+        self.path = ""
+        self._lock = trio.Lock()
+        self._buffer = bytearray()
+        self._frame_max = config.frame_max
+        self._holds = tuple(
+            Hold(accounts, who, resource)
+            for resource in (Resource.CONNECTIONS, Resource.DESCRIPTORS, Resource.MEMORY)
+        )
+        self._memory = self._holds[-1]
+        self._answering = 0
+
+    def admit(self) -> None:
+        """Charges the peer for the connection itself; ``QuotaError``."""
+        for hold, amount in zip(self._holds, (1, _DESCRIPTORS, _OWN_SIZE), strict=True):
+            hold.resize(amount)
+
+    def hold(self, more: int) -> None:
+        """Charges the peer for bytes that are kept for it; fewer than 0 are given back."""
+        self._memory.resize(self._memory.amount + more)
+
+    def release(self) -> None:
+        """Gives back all that is charged, at the end of the connection."""
+        for hold in self._holds:
+            hold.release()
+
+    def timed(self, coroutine: Coroutine[Any, Any, None]) -> Timed[None]:
+        """Awaits it; what its steps take of the loop is charged to the peer's owner."""
+        return Timed(coroutine, partial(self._time.pay, self.who))
+
+    async def send(self, frame: dict[str, Any] | bytes) -> None:
+        """Waits until the peer has room: a slow reader slows only itself, and what waits
+        for it is charged to it. ``QuotaError``."""
+        data = frame if isinstance(frame, bytes) else (dump_json(frame) + "\n").encode()
+        held = len(data) if len(data) > _SMALL else 0
+        self.hold(held)
+        try:
+            await self._turns.take(self.who)
+            async with self._lock:
+                await self.stream.send_all(data)
+        finally:
+            self.hold(-held)
+
+    async def receive(self) -> str | None:
+        """The next line, None at the end.
+
+        Raises ``TooLongError``, ``MalformedError`` or ``QuotaError``.
+        """
+        # The line before this one was kept until it was answered.
+        self.hold(-self._answering)
+        self._answering = 0
+        searched = 0
+        self._drop_blanks()
+        while (end := self._buffer.find(b"\n", searched)) < 0:
+            searched = len(self._buffer)
+            if searched > self._frame_max:
+                raise TooLongError(f"a frame may have at most {self._frame_max} bytes")
+            data = await self._received()
+            if not data:
+                return None
+            self.hold(len(data))
+            self._buffer += data
+            if not searched:
+                self._drop_blanks()
+        if end > self._frame_max:
+            raise TooLongError(f"a frame may have at most {self._frame_max} bytes")
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        self._answering = end + 1
+        try:
+            return line.decode()
+        except UnicodeDecodeError:
+            raise MalformedError("a frame must be UTF-8") from None
+
+    async def _received(self) -> bytes:
+        """What came, in its turn; so are ends, which hundreds of connections may come to at
+        once, and each of which costs as much as a frame."""
+        try:
+            return bytes(await self.stream.receive_some(65536))
+        finally:
+            await self._turns.take(self.who)
+
+    def _drop_blanks(self) -> None:
+        """Empty lines before a frame are nothing: very many must not be looked at one by one."""
+        frames = self._buffer.lstrip()
+        if len(frames) < len(self._buffer):
+            self.hold(len(frames) - len(self._buffer))
+            self._buffer = frames
+
+
+class Server:
+    """The listening socket of one agent, and its open connections."""
+
+    def __init__(self) -> None:
+        self.accepting = trio.CancelScope()
+        self.refusing = False
+        self.ended = trio.Event()

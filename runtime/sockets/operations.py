@@ -1,0 +1,382 @@
+"""What can be asked for at the sockets: rows with a guard, a handler and a line of the manual.
+
+A handler gets one ``Request``; the server has checked the guard, and sends what the handler
+raises to the peer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from runtime.agents.messages import SENDING, check_id
+from runtime.agents.parts import Agents
+from runtime.authority.guard import Facts, Guard, Unless
+from runtime.caller import (
+    CONTROLLERS,
+    HISTORIANS,
+    INSIDERS,
+    OPERATORS,
+    PARTIES,
+    Caller,
+    Role,
+)
+from runtime.errors import (
+    MalformedError,
+    MissingError,
+    NotRunningError,
+    WrongStateError,
+)
+from runtime.life.streams import Stream, Streams
+from runtime.records.items import Message, MessageStatus
+from runtime.records.model import Agent
+from runtime.sockets.connection import Connection, Server
+from runtime.sockets.replay import Replays, check_event_id
+from runtime.texts import policy
+from runtime.texts.names import quote
+
+#: characters of a reply in one frame
+_DELTA_MAX: Final = 16 << 10
+
+#: what a tool of this name answers to a caller's input
+ToolCall = Callable[[Caller, str, Any], Awaitable[dict[str, Any]]]
+#: what was refused lately to a caller's agents, or about them; with an agent, to it and about it
+Refusals = Callable[[Caller, Agent | None], list[dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What the handlers work with."""
+
+    agents: Agents
+    streams: Streams
+    replays: Replays
+    status: Callable[[], dict[str, str]]
+    call_tool: ToolCall
+    refusals: Refusals
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One frame that asks for something: at which socket, by which connection."""
+
+    services: Services
+    server: Server
+    #: None at the socket of the daemon
+    about: Agent | None
+    connection: Connection
+    fields: dict[str, Any]
+
+    @property
+    def agent(self) -> Agent:
+        """The agent whose socket it is."""
+        assert self.about is not None
+        return self.about
+
+    @property
+    def name(self) -> str | None:
+        """The name of an agent that is given at the socket of the daemon."""
+        return str(self.fields["agent"]) if "agent" in self.fields else None
+
+    @property
+    def named(self) -> Agent | None:
+        return self.agents.registry.named(self.name) if self.name is not None else None
+
+    @property
+    def caller(self) -> Caller:
+        return self.connection.caller
+
+    @property
+    def agents(self) -> Agents:
+        return self.services.agents
+
+    async def answer(self, frame: dict[str, Any]) -> None:
+        await self.connection.send(frame)
+
+
+Handler = Callable[[Request], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What guards look at: a request, and whether the message that it means is the caller's
+    own, which was asked for before."""
+
+    request: Request
+    own: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One row of the protocol. ``stays`` operations answer later, others at once; the ``id``
+    of a request ``of_message`` is that of a message, which its sender may ask about."""
+
+    name: str
+    guard: Guard
+    handler: Handler
+    doc: str
+    stays: bool = False
+    of_message: bool = False
+
+
+# at both sockets
+
+
+async def _ping(request: Request) -> None:
+    await request.answer({"type": "pong"})
+
+
+async def _tool(request: Request) -> None:
+    name = request.fields.get("name")
+    if not isinstance(name, str):
+        raise MalformedError("name: write the name of a tool")
+    call_tool = request.services.call_tool
+    output = await call_tool(request.caller, name, request.fields.get("input", {}))
+    frame = {"type": "tool", "output": output}
+    if isinstance(request.fields.get("id"), str):
+        frame["id"] = request.fields["id"]
+    await request.answer(frame)
+
+
+async def _explain(request: Request, agent: Agent) -> None:
+    perm, target = str(request.fields.get("verb")), str(request.fields.get("object"))
+    cls, name = policy.parse_question(perm, target)
+    allowed, lines = request.agents.authority.explain(agent, cls, name, perm)
+    await request.answer({"type": "why", "agent": agent.name, "allowed": allowed, "lines": lines})
+
+
+async def _tell_refusals(request: Request, agent: Agent | None) -> None:
+    refusals = request.services.refusals(request.caller, agent)
+    await request.answer({"type": "audit", "refusals": refusals})
+
+
+async def _tell_quotas(request: Request, owners: Iterable[int]) -> None:
+    rows = [
+        {
+            "owner": row.owner,
+            "account": row.resource,
+            "use": row.use,
+            "limit": row.limit,
+            "reserve": row.reserve,
+            "most": row.most,
+            "held": row.held,
+        }
+        for owner in owners
+        for row in request.agents.accounts.standings(owner)
+    ]
+    await request.answer({"type": "quota", "accounts": rows})
+
+
+# at an agent's
+
+
+async def _wait(request: Request) -> None:
+    await request.server.ended.wait()
+    agent = request.agent
+    await request.answer(
+        {
+            "type": "wait",
+            "agent": agent.name,
+            "status": str(agent.status),
+            "outcome": agent.outcome,
+            "reason": agent.reason,
+        }
+    )
+
+
+async def _resume(request: Request) -> None:
+    after = check_event_id(request.fields.get("after"))
+    session = request.agents.sessions.get(request.agent.session)
+    if session is None:
+        raise MissingError("the session was removed")
+    replays = request.services.replays
+    await replays.send(request.connection, session, after, request.server.ended)
+
+
+async def _send(request: Request) -> None:
+    """Queues a message and sends its reply as it grows; a known id is told again."""
+    messages, agent, caller = request.agents.messages, request.agent, request.caller
+    name = request.fields.get("id")
+    text = request.fields.get("input")
+    if not isinstance(name, str):
+        raise MalformedError("id: write a string that names this message")
+    if not isinstance(text, str):
+        raise MalformedError("input: write a string, the text of the message")
+    message = messages.find(agent, check_id(name))
+    if message is None or message.asked != caller.key:
+        priority = request.fields.get("priority", "normal")
+        message = messages.send(
+            caller, agent, text, priority=str(priority), name=name, asked=caller.key
+        )
+    await _tell_reply(request, message)
+
+
+async def _tell_reply(request: Request, message: Message) -> None:
+    """``start``, ``delta``…, ``message``, ``done``."""
+    name = message.name
+    stream = request.services.streams.of(message.index) if not message.over else Stream()
+    told, shown = False, 0
+    while True:
+        over = message.over
+        if message.run and not told:
+            told = True
+            await request.answer({"type": "start", "id": name, "run": message.run})
+        elif told and shown < len(stream.text):
+            text = stream.text[shown : shown + _DELTA_MAX]
+            shown += len(text)
+            await request.answer({"type": "delta", "id": name, "text": text})
+        elif over:
+            break
+        else:
+            await stream.wait_changed()
+    if message.status is MessageStatus.PROCESSED:
+        await request.answer({"type": "message", "id": name, "text": message.reply})
+    done = {"type": "done", "id": name, "status": message.status.value}
+    if message.reason:
+        done["reason"] = message.reason
+    await request.answer(done)
+
+
+async def _cancel(request: Request) -> None:
+    name, messages = str(request.fields.get("id")), request.agents.messages
+    message = messages.find(request.agent, name)
+    if message is None:
+        raise MissingError(f"there is no message {quote(name)} in this session")
+    if message.over:
+        raise NotRunningError(f"the message {quote(name)} is already {message.status}")
+    with request.agents.journal.acting(request.caller):
+        messages.cancel(request.agent, message)
+
+
+async def _why(request: Request) -> None:
+    await _explain(request, request.agent)
+
+
+async def _audit(request: Request) -> None:
+    await _tell_refusals(request, request.agent)
+
+
+async def _quota(request: Request) -> None:
+    await _tell_quotas(request, [request.agent.owner])
+
+
+# at the daemon's
+
+
+async def _status(request: Request) -> None:
+    await request.answer({"type": "status", **request.services.status()})
+
+
+async def _why_of(request: Request) -> None:
+    agent = request.named
+    assert agent is not None  # or the guard had refused it
+    await _explain(request, agent)
+
+
+async def _audit_all(request: Request) -> None:
+    await _tell_refusals(request, request.named)
+
+
+async def _all_quotas(request: Request) -> None:
+    identity, caller = request.agents.identity, request.caller
+    master = identity.is_master(caller)
+    await _tell_quotas(request, request.agents.accounts.owners() if master else [caller.uid])
+
+
+# guards
+
+
+def _why_stopping(facts: Facts, caller: Caller, asked: Asked) -> str:
+    return "the agent is stopping" if asked.request.server.refusing else ""
+
+
+def _why_no_more(facts: Facts, caller: Caller, asked: Asked) -> str:
+    return "the agent is stopping" if asked.request.server.refusing and not asked.own else ""
+
+
+def _why_no_name(facts: Facts, caller: Caller, asked: Asked) -> str:
+    return "agent: write the name of an agent" if asked.request.name is None else ""
+
+
+def _why_not_operated(facts: Facts, caller: Caller, asked: Asked) -> str:
+    name, agent = asked.request.name, asked.request.named
+    if name is None:
+        return ""
+    if agent is not None and facts.identity.roles(caller, agent) & OPERATORS:
+        return ""
+    return f"{quote(name)}: the caller is not an operator of such an agent"
+
+
+_STOPPING: Final = Unless("it is stopping", WrongStateError, _why_stopping)
+_NO_MORE: Final = Unless("it is stopping and the id is a new one", WrongStateError, _why_no_more)
+_NO_NAME: Final = Unless("it names no agent", MissingError, _why_no_name)
+_NOT_OPERATED: Final = Unless(
+    "the caller is not an operator of the agent that it names", MissingError, _why_not_operated
+)
+
+#: who is answered at an agent's socket at all, at that of a private one, and at the daemon's
+CONNECTING: Final = Guard(who=Role.ANYONE)
+CONNECTING_PRIVATE: Final = Guard(who=INSIDERS)
+CONNECTING_DAEMON: Final = Guard(who=OPERATORS)
+
+
+def connecting(agent: Agent | None) -> Guard:
+    """Who may use a socket."""
+    if agent is None:
+        return CONNECTING_DAEMON
+    return CONNECTING_PRIVATE if agent.private else CONNECTING
+
+
+def _guard(who: Role) -> Guard:
+    """Of what is answered at once, and not while the agent ends."""
+    return Guard(who=who, unless=(_STOPPING,))
+
+
+OPERATIONS: Final[dict[str, Operation]] = {
+    operation.name: operation
+    for operation in (
+        Operation(name="ping", guard=_guard(Role.ANYONE), handler=_ping,
+            doc="answer that the socket is served"),
+        Operation(name="wait", guard=Guard(who=Role.ANYONE), handler=_wait, stays=True,
+            doc="answer when the agent is dead"),
+        Operation(name="resume", guard=Guard(who=HISTORIANS), handler=_resume, stays=True,
+            doc="replay the events of the session, then send new ones"),
+        Operation(name="send", handler=_send, stays=True, of_message=True,
+            guard=Guard(who=SENDING.who | Role.SENDER, unless=(_NO_MORE,), delegated=True),
+            doc="send a message, and receive its reply as it grows"),
+        Operation(name="cancel", handler=_cancel, of_message=True,
+            guard=_guard(CONTROLLERS | Role.STOPPER | Role.SENDER),
+            doc="end a message"),
+        Operation(name="tool", guard=_guard(Role.SELF), handler=_tool, stays=True,
+            doc="call a tool about the agent itself"),
+        Operation(name="why", guard=_guard(PARTIES), handler=_why,
+            doc="tell which line of a policy permits something"),
+        Operation(name="audit", guard=_guard(OPERATORS | Role.SELF), handler=_audit,
+            doc="tell what was refused to the agent and, to operators, about it"),
+        Operation(name="quota", guard=_guard(PARTIES), handler=_quota,
+            doc="tell what the agent's owner uses of its accounts"),
+    )
+}  # fmt: skip
+
+_OPERATORS: Final = Guard(who=OPERATORS)
+
+DAEMON_OPERATIONS: Final[dict[str, Operation]] = {
+    operation.name: operation
+    for operation in (
+        Operation(name="ping", guard=_OPERATORS, handler=_ping,
+            doc="answer that the socket is served"),
+        Operation(name="status", guard=_OPERATORS, handler=_status,
+            doc="tell the facts of the file status"),
+        Operation(name="tool", guard=_OPERATORS, handler=_tool, stays=True,
+            doc="call a tool about an agent"),
+        Operation(name="why", handler=_why_of,
+            guard=Guard(who=OPERATORS, unless=(_NO_NAME, _NOT_OPERATED)),
+            doc="tell which line of a policy permits something to the agent that is named"),
+        Operation(name="audit", handler=_audit_all,
+            guard=Guard(who=OPERATORS, unless=(_NOT_OPERATED,)),
+            doc="tell what was refused to or about the caller's agents, or the one that is named"),
+        Operation(name="quota", guard=_OPERATORS, handler=_all_quotas,
+            doc="tell what the caller uses of its accounts; to root, all owners"),
+    )
+}  # fmt: skip

@@ -1,0 +1,358 @@
+"""The agents' sockets: JSON Lines over a Unix stream socket (ctxfs(5), Sockets).
+
+The sockets are bound on the filesystem itself, by a process of its own
+(``runtime.kernel.binder``), because the daemon serves the request that this makes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import trio
+
+from runtime.agents.parts import Agents
+from runtime.authority.accounts import Payer
+from runtime.authority.guard import Act
+from runtime.authority.loop import Late, Turns
+from runtime.caller import Caller, Role
+from runtime.cell.cell import Places
+from runtime.errors import CtxError, QuotaError
+from runtime.kernel.binder import Binder
+from runtime.life.streams import Streams
+from runtime.records.change import Watching
+from runtime.records.lifecycle import Effect
+from runtime.records.model import Agent
+from runtime.sockets.connection import REST_SECONDS, Connection, Server
+from runtime.sockets.operations import (
+    DAEMON_OPERATIONS,
+    OPERATIONS,
+    Asked,
+    Operation,
+    Refusals,
+    Request,
+    Services,
+    ToolCall,
+    connecting,
+)
+from runtime.sockets.replay import Replays
+from runtime.texts.names import check_known, parse_json_object
+
+log = logging.getLogger("ctxd.sockets")
+
+#: a peer that does not read its last frames is not waited for longer
+_FAREWELL_SECONDS: Final = 5.0
+#: operations of one connection that wait to be answered; each costs a task
+_STAYING_MAX: Final = 16
+
+#: names under which sockets are bound; MKNOD knows them (ctxfs.tree)
+DAEMON_BIND_NAME: Final = ".bind-ctxd"
+
+#: keeps why something was refused to a caller, and where
+Refused = Callable[[CtxError, Caller, str], None]
+
+
+def bind_name(agent: Agent) -> str:
+    return f".bind-{agent.index}"
+
+
+class Sockets(Watching):
+    """All sockets of the daemon."""
+
+    def __init__(
+        self,
+        *,
+        agents: Agents,
+        places: Places,
+        binder: Binder,
+        nursery: trio.Nursery,
+        streams: Streams,
+        code: Callable[[CtxError], str],
+        status: Callable[[], dict[str, str]],
+        call_tool: ToolCall,
+        refused: Refused,
+        refusals: Refusals,
+    ) -> None:
+        self._agents = agents
+        self._places = places
+        self.binder = binder
+        self._nursery = nursery
+        self._code = code
+        self._refused = refused
+        self._servers: dict[int, Server] = {}
+        self._replays = Replays(agents.sessions)
+        self._services = Services(
+            agents=agents,
+            streams=streams,
+            replays=self._replays,
+            status=status,
+            call_tool=call_tool,
+            refusals=refusals,
+        )
+        #: what agents want of their sockets costs others little at a time
+        self._turns = Turns()
+        #: anybody may connect, and does not wait for what others say
+        self._accepts = Turns()
+        self._late = Late(agents.accounts.time, self._turns)
+        agents.journal.watch(self)
+        agents.journal.watch(self._replays)
+
+    # Watching
+
+    def due(self, agent: Agent, effect: Effect) -> None:
+        if effect is Effect.REFUSE:
+            self.refuse(agent)
+        elif effect is Effect.RELEASE:
+            self.close(agent)
+
+    async def run(self) -> None:
+        """What goes on beside connections."""
+        await self._replays.run()
+
+    # opening and closing
+
+    async def open(self, agent: Agent) -> None:
+        """Makes ``NAME.sock`` a socket that answers; returns when it does.
+
+        Also after ``refuse``, for an agent that is started again: connections
+        that stayed open go on.
+        """
+        listener = await self.binder.bind(self._places.fuse / "agent", bind_name(agent))
+        server = self._servers.get(agent.index)
+        if server is None:
+            server = self._servers[agent.index] = Server()
+        server.accepting = trio.CancelScope()
+        server.refusing = False
+        self._nursery.start_soon(self._accept, agent, server, listener)
+
+    async def open_daemon(self) -> None:
+        """The same for ``ctxd.sock``."""
+        listener = await self.binder.bind(self._places.fuse, DAEMON_BIND_NAME)
+        self._nursery.start_soon(self._accept, None, Server(), listener)
+
+    def refuse(self, agent: Agent) -> None:
+        """No new connections and operations; open ones stay until the end is recorded."""
+        server = self._servers.get(agent.index)
+        if server is not None:
+            server.refusing = True
+            server.accepting.cancel()  # who connects is told by the kernel
+
+    def close(self, agent: Agent) -> None:
+        """Answers those who wait, then ends every connection."""
+        server = self._servers.pop(agent.index, None)
+        if server is not None:
+            server.accepting.cancel()
+            server.ended.set()
+
+    async def _accept(
+        self, agent: Agent | None, server: Server, listener: socket.socket
+    ) -> None:
+        trio_listener = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
+        with server.accepting:
+            async with trio_listener:
+                while True:
+                    try:
+                        stream = await trio_listener.accept()
+                        try:
+                            if agent is not None:
+                                await self._accepts.take(Payer(agent.owner))
+                        except BaseException:
+                            stream.socket.close()  # nobody accepts any more
+                            raise
+                        who = await self._admit(agent, server, stream)
+                        if who is not None:
+                            await self._accepts.rest(who, REST_SECONDS)
+                    except OSError as error:
+                        log.warning("accept: %s", error)
+                        await trio.sleep(0.1)
+                    except Exception:
+                        # One peer must not close the socket for all, nor end the daemon.
+                        log.exception("accept")
+                        await trio.sleep(0.1)
+
+    async def _admit(
+        self, agent: Agent | None, server: Server, stream: trio.SocketStream
+    ) -> Payer | None:
+        """Serves one more connection, or refuses it without a task of its own.
+
+        Returns the account that pays for it, None if no connection is served any more.
+        """
+        begun = time.thread_time()
+        raw = stream.socket
+        if server.refusing:
+            raw.close()
+            return None
+        try:
+            caller = self._agents.identity.resolve_peer(raw._sock)  # type: ignore[attr-defined]
+        except BaseException:
+            raw.close()
+            raise
+        agents = self._agents
+        who = agents.identity.payer(caller)
+        agents.accounts.time.pay(who, time.thread_time() - begun)
+        config = agents.settings.config
+        connection = Connection(stream, caller, config, agents.accounts, self._turns, who)
+        connection.path = f"agent/{agent.name}.sock" if agent is not None else "ctxd.sock"
+        try:
+            connection.admit()
+        except QuotaError as error:
+            connection.release()
+            async with stream:
+                with trio.move_on_after(1), contextlib.suppress(trio.BrokenResourceError):
+                    await self._send_error(connection, error)
+            return who
+        self._nursery.start_soon(self._serve, agent, server, connection)
+        return who
+
+    # serving
+
+    async def _serve(self, agent: Agent | None, server: Server, connection: Connection) -> None:
+        key = connection.caller.key
+        try:
+            async with connection.stream, trio.open_nursery() as nursery:
+                nursery.start_soon(self._farewell, server, nursery.cancel_scope)
+                await connection.timed(self._converse(agent, server, connection, nursery))
+                nursery.cancel_scope.cancel()
+        except* (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the peer went away
+        except* Exception:
+            # Whatever it is, it ends this connection only.
+            log.exception("a connection of %s", key)
+        finally:
+            connection.release()
+
+    @staticmethod
+    async def _farewell(server: Server, scope: trio.CancelScope) -> None:
+        await server.ended.wait()
+        scope.deadline = trio.current_time() + _FAREWELL_SECONDS
+
+    async def _converse(
+        self, agent: Agent | None, server: Server, connection: Connection, nursery: trio.Nursery
+    ) -> None:
+        # Its end waits for its tasks: what was asked for is answered, also to a peer
+        # that shut down its sending side.
+        async with trio.open_nursery() as staying:
+            try:
+                self._check_peer(agent, connection)
+                while (line := await self._next_line(server, connection)) is not None:
+                    await self._late.wait(connection.who)
+                    if line.strip():
+                        await self._answer(agent, server, connection, line, staying)
+            except CtxError as error:
+                await self._send_error(connection, error)
+                staying.cancel_scope.cancel()
+            if staying.child_tasks:
+                nursery.start_soon(_cancel_at_hangup, connection.stream, nursery.cancel_scope)
+
+    @staticmethod
+    async def _next_line(server: Server, connection: Connection) -> str | None:
+        line: str | None = None
+        failure: CtxError | None = None
+        async with trio.open_nursery() as nursery:
+
+            async def until_ended() -> None:
+                await server.ended.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(until_ended)
+            try:
+                line = await connection.receive()
+            except CtxError as error:
+                failure = error
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return line
+
+    def _check_peer(self, agent: Agent | None, connection: Connection) -> Role:
+        """What the peer is to the agent, or to the daemon; ``DeniedError`` if that may not use
+        the socket at all."""
+        identity = self._agents.identity
+        if agent is None:
+            roles = identity.root_roles(connection.caller)
+        else:
+            roles = identity.roles(connection.caller, agent)
+        connecting(agent).check_who(Act.USE, connection.path, self._agents, roles, agent)
+        return roles
+
+    async def _answer(
+        self,
+        agent: Agent | None,
+        server: Server,
+        connection: Connection,
+        line: str,
+        staying: trio.Nursery,
+    ) -> None:
+        fields: dict[str, Any] = {}
+        try:
+            fields = parse_json_object(line)
+            table = OPERATIONS if agent is not None else DAEMON_OPERATIONS
+            operation = check_known(str(fields.get("op")), table, "operation")
+            request = Request(self._services, server, agent, connection, fields)
+            self._check(operation, request)
+            if not operation.stays:
+                await operation.handler(request)
+                return
+            self._begin_staying(staying, operation, request, len(line))
+        except CtxError as error:
+            await self._send_error(connection, error, fields.get("id"))
+
+    def _check(self, operation: Operation, request: Request) -> None:
+        """Whether the peer may ask for this now; raises what the guards refuse it with."""
+        agent, caller = request.about, request.caller
+        roles = self._check_peer(agent, request.connection)
+        own = False
+        name = request.fields.get("id") if operation.of_message else None
+        if agent is not None and isinstance(name, str):
+            message = self._agents.messages.find(agent, name)
+            own = message is not None and message.asked == caller.key
+        operation.guard.check(
+            Act.ASK,
+            operation.name,
+            self._agents,
+            caller,
+            roles | Role.SENDER if own else roles,
+            agent,
+            Asked(request, own),
+        )
+
+    def _begin_staying(
+        self, staying: trio.Nursery, operation: Operation, request: Request, size: int
+    ) -> None:
+        """Answers in a task of its own; ``QuotaError``."""
+        if len(staying.child_tasks) >= _STAYING_MAX:
+            raise QuotaError(f"{_STAYING_MAX} operations of this connection are pending already")
+        request.connection.hold(size)
+        staying.start_soon(self._stay, operation, request, size)
+
+    async def _stay(self, operation: Operation, request: Request, size: int) -> None:
+        connection = request.connection
+        try:
+            await connection.timed(operation.handler(request))
+        except CtxError as error:
+            await self._send_error(connection, error, request.fields.get("id"))
+        finally:
+            connection.hold(-size)
+
+    async def _send_error(self, connection: Connection, error: CtxError, about: Any = None) -> None:
+        self._refused(error, connection.caller, connection.path)
+        frame = {"type": "error", "code": self._code(error), "message": error.sentence}
+        if isinstance(about, str):
+            frame["id"] = about
+        await connection.send(frame)
+
+
+async def _cancel_at_hangup(stream: trio.SocketStream, scope: trio.CancelScope) -> None:
+    """Cancels when the peer has closed both directions: nobody is left to be answered.
+
+    The end of what it sends does not tell; an epoll that wants nothing tells of this only.
+    """
+    with select.epoll() as hangup:
+        hangup.register(stream.socket.fileno(), 0)
+        await trio.lowlevel.wait_readable(hangup.fileno())
+    scope.cancel()
