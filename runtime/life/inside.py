@@ -4,6 +4,7 @@ its cgroup, and no longer than a while."""
 from __future__ import annotations
 
 import itertools
+import math
 import shutil
 from pathlib import Path
 from typing import Final
@@ -13,10 +14,11 @@ import trio
 from runtime.agents.parts import Agents
 from runtime.cell.cell import Command, Places
 from runtime.cell.following import Execution, Followed, Following
+from runtime.cell.record import Record
 from runtime.errors import UnsupportedError, WrongStateError
 from runtime.kernel.output import Output
 from runtime.life.ending import Ender
-from runtime.life.leading import Leader
+from runtime.life.leading import EnteringLead, Leader
 from runtime.records.model import Agent
 from runtime.texts.names import quote
 
@@ -80,9 +82,15 @@ class Inside:
             command = Command(
                 words=tuple(words), cwd=cwd, run=agent.run, out=directory, env=tuple(env.items())
             )
-            await self._leader.enter(agent, following, execution, command)
-            execution.monitored = True
-            return await self._wait(execution, directory, words[0])
+            led = _LedCommand(self._leader, agent, following, execution, command)
+            await led.lead()
+            if led.error is not None:
+                raise led.error
+            if led.late:
+                raise UnsupportedError(
+                    f"{words[0]} did not end within {_SECONDS:g} s: it was killed"
+                )
+            return _judge(execution.record(), directory)
         finally:
             execution.launched.set()
             execution.leaf.kill()
@@ -90,17 +98,62 @@ class Inside:
             self._leader.clear(execution)
             shutil.rmtree(directory, ignore_errors=True)
 
-    async def _wait(self, execution: Execution, directory: Path, what: str) -> tuple[int, str]:
-        with trio.move_on_after(_SECONDS) as scope:
-            async with self._leader.attending(execution, execution.changes):
-                while not execution.record().finished and not execution.monitor_gone:
-                    await execution.changes.wait_changed()
-        if scope.cancelled_caught:
-            raise UnsupportedError(f"{what} did not end within {_SECONDS:g} s: it was killed")
-        record = execution.record()
-        text = Output(directory).read(0, _OUTPUT_MAX).decode(errors="replace")
-        if record.exit_code is not None:
-            return record.exit_code, text
-        if record.failed:
-            return 127, record.failed
-        return 128 + (record.signal or 9), text
+
+class _LedCommand(EnteringLead):
+    """A command of the runtime's own. Its caller kills what is left of it."""
+
+    def __init__(
+        self,
+        leader: Leader,
+        agent: Agent,
+        following: Following,
+        execution: Execution,
+        command: Command,
+    ) -> None:
+        super().__init__(leader, agent, following, execution, execution.changes)
+        self._command = command
+        self._deadline = math.inf
+        #: it has taken too long
+        self.late = False
+
+    def command(self) -> Command | None:
+        return self._command
+
+    async def start(self) -> None:
+        await super().start()
+        self._deadline = trio.current_time() + _SECONDS
+
+    def look(self, record: Record) -> None:
+        pass
+
+    def is_unwanted(self, record: Record) -> bool:
+        return False
+
+    def has_ended(self, record: Record) -> bool:
+        # it is heard to its end: what it said counts
+        return bool(self.error or record.finished or self._execution.monitor_gone)
+
+    def is_gone(self, record: Record) -> bool:
+        return self.has_ended(record)
+
+    async def terminate(self) -> None:
+        pass
+
+    def hand_over(self, *, ended: bool) -> bool:
+        return self.late
+
+    def deadline(self) -> float:
+        return self._deadline
+
+    def be_late(self) -> None:
+        self.late = True
+
+
+def _judge(record: Record, directory: Path) -> tuple[int, str]:
+    """(exit status, what it wrote) of a command that has ended."""
+    text = Output(directory).read(0, _OUTPUT_MAX).decode(errors="replace")
+    if record.exit_code is not None:
+        return record.exit_code, text
+    if record.failed:
+        return 127, record.failed
+    return 128 + (record.signal or 9), text

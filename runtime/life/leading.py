@@ -1,7 +1,7 @@
 """Leading one program, from wherever it is until nothing of it is left.
 
-The same for the runs of agents, for the commands of tasks and for the runtime's own: what
-differs is said by a ``Lead``.
+The same for cells, for the runs inside them, for the commands of tasks and for the runtime's
+own: what differs is said by a ``Lead``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -22,7 +22,7 @@ from runtime.cell.following import Execution, Following
 from runtime.cell.record import Record
 from runtime.cell.starting import Starter
 from runtime.errors import CtxError
-from runtime.kernel.cgroups import Hierarchy
+from runtime.kernel.cgroups import Cgroup, Hierarchy
 from runtime.kernel.inotify import Changes, Watcher
 from runtime.life.ending import watch_monitor
 from runtime.records.model import Agent
@@ -52,22 +52,21 @@ class Leader:
         """Starts a program in an agent's cell; ``CtxError`` or ``OSError`` if it cannot be."""
         await self._starter.enter(agent, following, execution, command)
 
-    @contextlib.asynccontextmanager
-    async def attending(
-        self, execution: Execution, changes: Changes
-    ) -> AsyncIterator[trio.Nursery]:
-        """While its record, its cgroup and its monitor are watched, which ``changes`` tells of.
+    async def launch(self, agent: Agent, following: Following) -> None:
+        """Starts an agent's cell; ``CtxError`` or ``OSError`` if it cannot be."""
+        await self._starter.launch(agent, following)
 
-        What is started in the nursery is cancelled at the end. Whoever follows an agent
-        watches the monitor of its cell.
-        """
-        paths = (execution.record_path, execution.leaf.path / "cgroup.events")
-        with watching(self._watcher, changes, *paths):
-            async with trio.open_nursery() as nursery:
-                if not isinstance(execution, Following):
-                    nursery.start_soon(watch_monitor, self._hierarchy, execution)
-                yield nursery
-                nursery.cancel_scope.cancel()
+    @contextlib.contextmanager
+    def watching(self, changes: Changes, *paths: Path) -> Iterator[None]:
+        """While changes of these files, as far as they exist, are told to ``changes``."""
+        with contextlib.ExitStack() as watches:
+            for path in paths:
+                with contextlib.suppress(OSError):
+                    watches.enter_context(self._watcher.watching(path, changes))
+            yield
+
+    async def watch_monitor(self, execution: Execution) -> None:
+        await watch_monitor(self._hierarchy, execution)
 
     def clear(self, execution: Execution) -> None:
         """What a program that is over leaves goes: its cgroup, its record, its input."""
@@ -79,9 +78,6 @@ class Leader:
 
 class Lead(ABC):
     """One program that is led: what is to be done for it, and when."""
-
-    #: the instant after its start (``runtime.crashpoints``)
-    launched: ClassVar[str]
 
     def __init__(
         self,
@@ -97,13 +93,13 @@ class Lead(ABC):
         self._execution = execution
         self._changes = changes
         #: why it could not be started
-        self.failure = ""
+        self.error: CtxError | OSError | None = None
 
     # what differs
 
     @abstractmethod
-    def command(self) -> Command | None:
-        """What is to be started if no daemon has; None for nothing."""
+    async def start(self) -> None:
+        """Starts it, unless a daemon has; ``CtxError`` or ``OSError`` if it cannot be."""
 
     @abstractmethod
     def look(self, record: Record) -> None:
@@ -116,6 +112,10 @@ class Lead(ABC):
     @abstractmethod
     async def terminate(self) -> None:
         """Ends what is left of it."""
+
+    def has_ended(self, record: Record) -> bool:
+        """Whether its program has ended, or never began."""
+        return bool(self.error or record.over or self._execution.monitor_gone)
 
     def hand_over(self, *, ended: bool) -> bool:
         """Whether somebody else leads it from here on."""
@@ -133,35 +133,48 @@ class Lead(ABC):
     def be_late(self) -> None:  # noqa: B027 (most have no deadline)
         """It has taken too long."""
 
-    def beside(self, nursery: trio.Nursery) -> None:  # noqa: B027 (for most nothing does)
-        """Starts what goes on while it runs."""
+    def cgroup(self) -> Cgroup:
+        """The cgroup whose last process is waited for."""
+        return self._execution.leaf
+
+    def beside(self, nursery: trio.Nursery) -> None:
+        """Starts what goes on while it runs, and is cancelled at the end.
+
+        The monitor of a cell is watched by the lead of the cell, whoever else leads a program
+        that is the cell's.
+        """
+        if self._execution is not self._following:
+            nursery.start_soon(self._leader.watch_monitor, self._execution)
 
     # what does not
 
+    @property
+    def failure(self) -> str:
+        """Why it could not be started, as a text on one line; empty if it was."""
+        return escape(str(self.error)) if self.error is not None else ""
+
     async def lead(self) -> None:
         """Returns when nothing of it is left, or somebody else leads it."""
-        await self._launch()
-        async with self._leader.attending(self._execution, self._changes) as nursery:
-            self.beside(nursery)
-            await self._until_gone(nursery)
-
-    async def _launch(self) -> None:
         execution = self._execution
-        if not execution.record_path.exists() and (command := self.command()) is not None:
-            try:
-                await self._leader.enter(self._agent, self._following, execution, command)
-                crashpoints.reach(self.launched)
-            except (CtxError, OSError) as error:
-                self.failure = escape(str(error))
-        execution.launched.set()
+        try:
+            await self.start()
+        except (CtxError, OSError) as error:
+            self.error = error
         execution.monitored = execution.record_path.exists()
+        execution.launched.set()
+        events = self.cgroup().path / "cgroup.events"
+        with self._leader.watching(self._changes, execution.record_path, events):
+            async with trio.open_nursery() as nursery:
+                self.beside(nursery)
+                await self._until_gone(nursery)
+                nursery.cancel_scope.cancel()
 
     async def _until_gone(self, nursery: trio.Nursery) -> None:
         execution = self._execution
         terminating = False
         while True:
             record = execution.record()
-            ended = bool(self.failure or record.over or execution.monitor_gone)
+            ended = self.has_ended(record)
             if self.hand_over(ended=False):
                 return
             if record.started and not execution.settled:
@@ -193,11 +206,18 @@ class Lead(ABC):
                 await trio.sleep(_RETRY_SECONDS)
 
 
-@contextlib.contextmanager
-def watching(watcher: Watcher, changes: Changes, *paths: Path) -> Iterator[None]:
-    """While changes of these files are told to ``changes``, of those that are there."""
-    with contextlib.ExitStack() as watches:
-        for path in paths:
-            with contextlib.suppress(OSError):
-                watches.enter_context(watcher.watching(path, changes))
-        yield
+class EnteringLead(Lead):
+    """One program that enters an agent's cell."""
+
+    #: the instant after its start (``runtime.crashpoints``), if it has a name
+    launched: ClassVar[str] = ""
+
+    @abstractmethod
+    def command(self) -> Command | None:
+        """What is to be started if no daemon has; None for nothing."""
+
+    async def start(self) -> None:
+        if not self._execution.record_path.exists() and (command := self.command()) is not None:
+            await self._leader.enter(self._agent, self._following, self._execution, command)
+            if self.launched:
+                crashpoints.reach(self.launched)

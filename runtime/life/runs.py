@@ -35,7 +35,7 @@ from runtime.life.conclusions import (
     reply_of_run,
 )
 from runtime.life.ending import Ender, guarded, left_of, terminate
-from runtime.life.leading import Lead, Leader
+from runtime.life.leading import EnteringLead, Leader
 from runtime.life.residents import Resident
 from runtime.life.streams import Streams
 from runtime.life.tails import Tail
@@ -85,7 +85,7 @@ class Runs:
                 await trio.sleep(_RETRY_SECONDS)
                 continue
             if not begun and self._is_left(agent, following):
-                await self._hold(following)
+                await _hold(self._watcher, following)
             elif not begun:
                 await following.wake.wait_changed()
 
@@ -152,7 +152,18 @@ class Runs:
                 following.run = Execution(following.run_leaf, record_path)
                 following.run.changes = following.wake
             execution = following.run
-        led = _LedRun(self, agent, following, execution)
+        led = _LedRun(
+            self._leader,
+            agent,
+            following,
+            execution,
+            agents=self._agents,
+            watcher=self._watcher,
+            places=self._places,
+            starter=self._starter,
+            ender=self._ender,
+            streams=self._streams,
+        )
         await led.lead()
         if following.goes_on(agent) and following.hear_rest is not None:
             await following.hear_rest()
@@ -160,33 +171,6 @@ class Runs:
             crashpoints.reach("run.ended")
             self._conclude(agent, following, execution, led.failure)
         following.wake.notify()
-
-    async def _hold(self, following: Following) -> None:
-        """Until the cell is known to go on without its program: a signal may be lost among
-        those that the agent sends to its PID 1, so it is repeated."""
-        changes = Changes()
-        with (
-            contextlib.suppress(OSError),
-            self._watcher.watching(following.record_path, changes),
-        ):
-            while not following.record().held and not following.monitor_gone:
-                if not following.hold():
-                    return
-                with trio.move_on_after(_REPEAT_SECONDS):
-                    await changes.wait_changed()
-
-    async def _pump(self, agent: Agent, message: Message) -> None:
-        """The output of a run to those who listen, as it grows."""
-        directory = self._agents.documents.directory(agent) / "out"
-        tail = Tail(directory, agent.output_start)
-        stream = self._streams.of(message.index)
-        who = Payer(agent.owner, agent.name)
-        following = tail.follow(self._watcher, self._streams.gentle, who)
-        async with contextlib.aclosing(following) as pieces:
-            async for text in pieces:
-                stream.add(text)
-                if stream.full:
-                    return
 
     # concluding
 
@@ -234,18 +218,49 @@ class Runs:
         run, why = record_run(execution), because_of(agent.owner)
         log.info("%s: %s: %s (%s)", agent.name, run, outcome, reason, extra=why)
 
-class _LedRun(Lead):
+
+async def _hold(watcher: Watcher, following: Following) -> None:
+    """Until the cell is known to go on without its program: a signal may be lost among
+    those that the agent sends to its PID 1, so it is repeated."""
+    changes = Changes()
+    with (
+        contextlib.suppress(OSError),
+        watcher.watching(following.record_path, changes),
+    ):
+        while not following.record().held and not following.monitor_gone:
+            if not following.hold():
+                return
+            with trio.move_on_after(_REPEAT_SECONDS):
+                await changes.wait_changed()
+
+
+class _LedRun(EnteringLead):
     """The current run of an agent."""
 
     launched = "run.launched"
 
     def __init__(
-        self, runs: Runs, agent: Agent, following: Following, execution: Execution
+        self,
+        leader: Leader,
+        agent: Agent,
+        following: Following,
+        execution: Execution,
+        *,
+        agents: Agents,
+        watcher: Watcher,
+        places: Places,
+        starter: Starter,
+        ender: Ender,
+        streams: Streams,
     ) -> None:
-        super().__init__(runs._leader, agent, following, execution, following.wake)
-        self._runs = runs
-        self._agents = runs._agents
-        self._message = runs._agents.messages.current(agent)
+        super().__init__(leader, agent, following, execution, following.wake)
+        self._agents = agents
+        self._watcher = watcher
+        self._places = places
+        self._starter = starter
+        self._ender = ender
+        self._streams = streams
+        self._message = agents.messages.current(agent)
 
     def command(self) -> Command | None:
         agent = self._agent
@@ -265,31 +280,45 @@ class _LedRun(Lead):
 
     def _open_input(self) -> int:
         """What the program finds as its standard input."""
-        agent, runs = self._agent, self._runs
+        agent = self._agent
         if agent.how.converses:
-            return cell.open_input(runs._places, agent, agent.run)
+            return cell.open_input(self._places, agent, agent.run)
         if not agent.how.run_per_message:
-            return runs._starter.open_handoff(agent)
+            return self._starter.open_handoff(agent)
         text = self._message.text if self._message is not None else ""
         # a text file, as shells read them
         return cell.sealed_file("message", (text if text.endswith("\n") else text + "\n").encode())
 
     def beside(self, nursery: trio.Nursery) -> None:
-        agent, runs, message = self._agent, self._runs, self._message
+        super().beside(nursery)
+        agent, message = self._agent, self._message
         if message is not None:
-            runs._streams.of(message.index).begin()
+            self._streams.of(message.index).begin()
         if message is not None and message.asked and agent.how.run_per_message:
-            nursery.start_soon(runs._pump, agent, message)
+            nursery.start_soon(self._pump, message)
         if agent.how.converses:
             resident = Resident(
                 agents=self._agents,
-                watcher=runs._watcher,
-                places=runs._places,
-                streams=runs._streams,
+                watcher=self._watcher,
+                places=self._places,
+                streams=self._streams,
                 agent=agent,
                 following=self._following,
             )
             nursery.start_soon(resident.serve)
+
+    async def _pump(self, message: Message) -> None:
+        """The output of a run to those who listen, as it grows."""
+        agent = self._agent
+        tail = Tail(self._agents.documents.directory(agent) / "out", agent.output_start)
+        stream = self._streams.of(message.index)
+        who = Payer(agent.owner, agent.name)
+        following = tail.follow(self._watcher, self._streams.gentle, who)
+        async with contextlib.aclosing(following) as pieces:
+            async for text in pieces:
+                stream.add(text)
+                if stream.full:
+                    return
 
     def look(self, record: Record) -> None:
         agent = self._agent
@@ -314,16 +343,15 @@ class _LedRun(Lead):
             # with its monitor a cell ends, and so does what runs inside
             lost = is_lost(self._following)
             outcome = LOST if lost else judge_run(self._agents, agent, self._execution)
-        self._runs._ender.end(agent, *outcome)
+        self._ender.end(agent, *outcome)
         return True
 
     def is_unwanted(self, record: Record) -> bool:
         return self._agent.run_cause is not None
 
     def is_gone(self, record: Record) -> bool:
-        ended = self.failure or record.over or self._execution.monitor_gone
         # what is frozen reports nothing, and yet can be killed
-        if not ended and not self._execution.settled:
+        if not self.has_ended(record) and not self._execution.settled:
             return False
         if self._execution is self._following:
             return not left_of(self._following)
@@ -338,7 +366,7 @@ class _LedRun(Lead):
                 with contextlib.suppress(FileNotFoundError):
                     execution.record_path.chmod(0o400)  # its monitor is not to end the cell
             elif not agent.frozen:
-                await self._runs._hold(following)
+                await _hold(self._watcher, following)
             await terminate(execution, grace, following.impatient)
         following.wake.notify()
 

@@ -8,8 +8,6 @@ cgroup, so that an agent adopted after a crash is followed by the same code.
 from __future__ import annotations
 
 import logging
-import math
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
@@ -17,42 +15,40 @@ from typing import Final
 import trio
 
 from runtime import crashpoints
-from runtime.agents.forking import inherit
 from runtime.agents.parts import Agents
 from runtime.authority.limits import apply_limits, check_limits, in_use
-from runtime.cell import cell
 from runtime.cell.cell import Places
 from runtime.cell.following import Execution, Followed, Following
-from runtime.cell.record import Record
 from runtime.cell.sources import Looker
 from runtime.cell.starting import Starter
 from runtime.errors import (
-    CtxError,
     KernelError,
     NoSpaceError,
     NotRunningError,
     StaleError,
     WrongStateError,
 )
-from runtime.kernel import linux, output
+from runtime.kernel import linux
 from runtime.kernel.cgroups import Cgroup, Hierarchy
 from runtime.kernel.inotify import Watcher
 from runtime.kernel.spawn import Spawner
-from runtime.life.conclusions import add_run_start, end_message, judge_agent
-from runtime.life.ending import Ender, guarded, thaw, watch_monitor
+from runtime.life.beginning import Beginner
+from runtime.life.cells import LedCell
+from runtime.life.ending import Ender, guarded
 from runtime.life.inside import Inside
-from runtime.life.leading import Leader, watching
+from runtime.life.leading import Leader
 from runtime.life.recording import Recorder
+from runtime.life.recovery import Recovery, record_lost
 from runtime.life.runs import Runs
 from runtime.life.streams import Streams
 from runtime.life.taskruns import TaskRuns, execution_of
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import Change, Watching
-from runtime.records.items import Item, Message, MessageStatus, Task, TaskStatus
+from runtime.records.items import Item, Message, Task, TaskStatus
 from runtime.records.lifecycle import AGENT_MOVES, Effect, Event, Status
 from runtime.records.model import Agent, Outcome
-from runtime.texts import mounts, policy
-from runtime.texts.names import escape, quote
+from runtime.texts import mounts
+from runtime.texts.names import quote
 
 log = logging.getLogger("ctxd.supervisor")
 
@@ -114,7 +110,7 @@ class Supervisor(Watching):
             followed=followed,
             nursery=nursery,
         )
-        leader = Leader(
+        self._leader = leader = Leader(
             hierarchy=hierarchy, watcher=watcher, places=places, starter=self._starter
         )
         self._runs = Runs(
@@ -141,6 +137,8 @@ class Supervisor(Watching):
             gather=str(places.program("gather")),
             nursery=nursery,
         )
+        self._boot = linux.boot_id()
+        self._beginner = Beginner(agents=agents, worktrees=self._worktrees, boot=self._boot)
         self._recorder = Recorder(
             agents=agents,
             hierarchy=hierarchy,
@@ -151,7 +149,6 @@ class Supervisor(Watching):
         )
         nursery.start_soon(self._recorder.run)
         agents.journal.watch(self)
-        self._boot = linux.boot_id()
 
     def prepare_with(self, prepare: Callable[[Agent], Awaitable[None]]) -> None:
         """It is awaited for each agent, before anything of it runs or goes on."""
@@ -216,87 +213,11 @@ class Supervisor(Watching):
 
     def start(self, agent: Agent) -> None:
         """Begins a start; what goes wrong later is in ``outcome`` and ``reason``."""
-        AGENT_MOVES.check(agent.status, Event.START)
-        parent = self._agents.registry.live_parent(agent)
-        if agent.owned and parent is not None:
-            if parent.waits_to_restart:
-                raise WrongStateError(
-                    f"the parent {quote(parent.name)} waits for its next run: try again later"
-                )
-            for owner in (*self._agents.registry.ancestors(parent), parent):
-                if owner.status is Status.PAUSED:
-                    raise WrongStateError(
-                        f"{quote(owner.name)}, which it would run in, is paused: resume it first"
-                    )
-        self._agents.living.check_agent(agent)
-        self._agents.authority.check_start(agent)
-        cell.program(agent)
-        self._worktrees.check_start(agent)
-        change = Change()
-        if parent is not None and not agent.owned:
-            # from here on it has what its parent has now, whatever becomes of that
-            bound = self._agents.authority.effective_policy(parent)
-            table = self._agents.authority.effective_mounts(parent)
-            change.set(
-                agent,
-                bound_policy=policy.render(policy.as_bound(bound), agent.label),
-                bound_mount=mounts.render(table),
-                bound_root=cell.has_own_root(self._agents, parent),
-            )
-        if agent.context == "fork" and parent is not None:
-            inherited = inherit(self._agents, parent, agent)
-            self._agents.documents.write(agent, "inherited.md", inherited.markdown.encode())
-            self._agents.documents.write(agent, "inherited.json", inherited.json.encode())
-        self._add_start(change, agent)
-        self._add_handoff(change, agent)
-        change.move(agent, Event.START)
-        self._agents.journal.commit(change)
+        self._beginner.begin(agent)
 
     def _launch(self, agent: Agent) -> None:
         crashpoints.reach("start.committed")
-        self._nursery.start_soon(self._live, agent, self._follow(agent), True)
-
-    def _add_start(self, change: Change, agent: Agent) -> None:
-        """A cell is to be made; in mode ``once`` it is that of the run."""
-        run = self._agents.registry.next_run(agent) if not agent.how.holds_cell else ""
-        if agent.result_from_output:  # of the run before
-            self._agents.documents.write(agent, "result.md", b"")
-        output_start = output.Output(self._agents.documents.directory(agent) / "out").end
-        now = time.time()
-        change.set(
-            agent,
-            run=run,
-            cell=run or f"cell-{secrets.token_hex(4)}",
-            run_cause=None,
-            run_started=now,
-            started=now,
-            boot=self._boot,
-            cgroup=self._agents.registry.node_path(agent),
-            output_start=output_start,
-            result_from_output=False,
-        )
-        change.event(
-            agent.session, "agent.start", agent.name, **({"run": run} if run else {})
-        )
-
-    def _add_handoff(self, change: Change, agent: Agent) -> None:
-        """The delegated task is the first message of an agent that takes messages."""
-        if not agent.how.holds_cell:
-            return
-        parts = [self._agents.documents.read(agent, f"{name}.md") for name in _FIRST_DOCUMENTS]
-        text = b"\n".join(part for part in parts if part).decode(errors="replace")
-        if not text.strip():
-            return
-        provenance = "operator" if agent.parent is None else "delegation"
-        if agent.parent is not None and not agent.owned:
-            provenance = "bootstrap"
-        self._agents.messages.queue_first(
-            change,
-            agent,
-            text=text,
-            sender=agent.lineage.split(" ")[0],
-            provenance=provenance,
-        )
+        self._begin_life(agent, self._follow(agent), True)
 
     def stop(self, agent: Agent, reason: str, *, kill: bool) -> None:
         """``stop`` and ``kill``: cancels the agent and all that it owns.
@@ -414,114 +335,27 @@ class Supervisor(Watching):
         """Writes the resource limits to the agent's cgroup, if there is one now."""
         apply_limits(self._hierarchy, self._node(agent), limits)
 
-    # recovery
-
     async def recover(self) -> None:
-        """Takes over what an earlier daemon left: adopts, records, goes on ending.
-
-        Returns when what has ended meanwhile is recorded, and what lives can be spoken to.
-        """
-        for agent in self._agents.registry:
-            self._agents.waits.create(agent.wait_token)
-            if agent.status is Status.DEAD:
-                self._ender.release(agent)
-        for task in self._agents.items.all(Task):
-            if not task.child:
-                self._agents.waits.create(task.wait_token)
-                if task.over:
-                    self._agents.waits.release(task.wait_token)
-        adopted: list[tuple[Agent, Following]] = []
-        lost = []
-        for agent in self._agents.registry:
-            if agent.live and agent.boot == self._boot:
-                adopted.append((agent, self._follow(agent)))
-            elif agent.live:
-                lost.append(agent)
-        for agent in sorted(lost, key=self._agents.registry.depth, reverse=True):
-            self._record_lost(agent, Event.REBOOTED, "reboot")
-            crashpoints.reach("adopt.lost")
-        for _, following in adopted:
-            await self._inside.end_left(following)
-        gone = []
-        for agent, following in adopted:
-            if agent.status is not Status.STOPPING:
-                self.restore(agent)
-            # a daemon that died while it ended a program may have left that frozen
-            for execution in (following, *following.entered()):
-                thaw(execution.leaf)
-            # Nothing was launched if no monitor has begun a record: it is done now.
-            launch = agent.status is Status.STARTING and not following.record_path.exists()
-            if not launch and not following.node.populated():
-                gone.append(following)
-            self._nursery.start_soon(self._live, agent, following, launch)
-        crashpoints.reach("adopt.followed")
-        for agent, _ in adopted:
-            if agent.status is Status.STOPPING:
-                parent = self._agents.registry.parent_of(agent)
-                if parent is None or parent.status is not Status.STOPPING or not agent.owned:
-                    self._ender.lead(agent)
-        with trio.move_on_after(_SETTLE_SECONDS):
-            for following in gone:
-                await following.over.wait()
-            for _, following in adopted:
-                await following.reachable.wait()
-        crashpoints.reach("adopt.ended")
-        self._remove_strays()
-        self._worktrees.resume()
-        crashpoints.reach("adopt.cleaned")
-
-    def _record_lost(self, agent: Agent, event: Event, reason: str) -> None:
-        change = Change()
-        for member in reversed(self._agents.registry.descendants(agent)):
-            if member.status is Status.NEW:
-                self._agents.ends.record(
-                    change, member, Event.OWNER_ENDING, Outcome.CANCELLED, "parent_dead"
-                )
-        if agent.pid:
-            change.event(
-                agent.session,
-                "run.end",
-                agent.name,
-                run=agent.run,
-                outcome=Outcome.INTERRUPTED,
-                reason=reason,
-            )
-        message = self._agents.messages.current(agent)
-        if message is not None:
-            failed = MessageStatus.FAILED
-            end_message(change, self._agents, agent, message, failed, reason=reason)
-        self._agents.ends.record(change, agent, event, Outcome.INTERRUPTED, reason)
-        self._agents.journal.note(change)
-
-    def _remove_strays(self) -> None:
-        """Cgroups and files of no agent: left by a crash between two steps."""
-        self._agents.removals.remove_strays()
-        living = {agent.cgroup for agent in self._agents.registry if agent.cgroup}
-        records = {each.record_path for each in self._followed.values()}
-        for following in self._followed.values():
-            records |= {each.record_path for each in following.entered()}
-        for user in self._hierarchy.root.path.glob("user-*"):
-            self._remove_stray_nodes(Cgroup(user), user.name, living)
-        for path in self._places.records.iterdir():
-            if path not in records:
-                path.unlink(missing_ok=True)
-        names = {path.name for path in records}
-        for path in self._places.inputs.iterdir():
-            if path.name.removesuffix("~") not in names:
-                path.unlink(missing_ok=True)
-
-    def _remove_stray_nodes(self, base: Cgroup, path: str, living: set[str]) -> None:
-        for node in base.children():
-            if node.path.name == "monitor":
-                continue
-            below = f"{path}/{node.path.name}"
-            if below in living:
-                self._remove_stray_nodes(node.child("child"), f"{below}/child", living)
-            else:
-                node.kill()
-                node.remove()
+        """Takes over what an earlier daemon left, and returns when it can be spoken to."""
+        recovery = Recovery(
+            agents=self._agents,
+            hierarchy=self._hierarchy,
+            places=self._places,
+            followed=self._followed,
+            ender=self._ender,
+            inside=self._inside,
+            worktrees=self._worktrees,
+            boot=self._boot,
+            follow=self._follow,
+            live=self._begin_life,
+            restore=self.restore,
+        )
+        await recovery.run()
 
     # following
+
+    def _begin_life(self, agent: Agent, following: Following, launch: bool) -> None:
+        self._nursery.start_soon(self._live, agent, following, launch)
 
     def _node(self, agent: Agent) -> Cgroup:
         return self._hierarchy.root.child(agent.cgroup or self._agents.registry.node_path(agent))
@@ -563,7 +397,7 @@ class Supervisor(Watching):
             with guarded(agent):
                 following.node.kill()
                 if agent.live:
-                    self._record_lost(agent, Event.LOST, "runtime_lost")
+                    record_lost(self._agents, agent, Event.LOST, "runtime_lost")
         finally:
             # Also when cancelled: tasks that wait for this agent must not wait forever.
             following.reachable.set()
@@ -586,7 +420,7 @@ class Supervisor(Watching):
                 continue
             change = Change()
             try:
-                self._add_start(change, agent)
+                self._beginner.add_start(change, agent)
                 self._agents.journal.commit(change)
             except NoSpaceError as error:
                 log.error("%s: cannot restart it yet: %s", agent.name, error)
@@ -598,36 +432,19 @@ class Supervisor(Watching):
         return following
 
     async def _until_over(self, agent: Agent, following: Following, launch: bool) -> None:
-        failure = ""
-        if launch:
-            try:
-                await self._worktrees.make(agent)
-                await self._starter.launch(agent, following)
-            except (CtxError, OSError) as error:
-                failure = escape(str(error))
-        elif following.record_path.exists():
-            following.monitored = True
-        following.launched.set()
-        self._serve(agent, following)
-        path = following.record_path
-        with watching(
-            self._watcher, following.changes, path, following.node.path / "cgroup.events"
-        ):
-            self._nursery.start_soon(watch_monitor, self._hierarchy, following)
-            while not self._is_over(agent, following):
-                self._note_progress(agent, following, failure)
-                if self._is_over(agent, following):
-                    break
-                timeout = self._agents.settings.timeout(agent)
-                deadline = math.inf
-                # in mode turn it is one of each run
-                counts = not agent.how.run_per_message and agent.status is not Status.STOPPING
-                if timeout is not None and counts:
-                    deadline = trio.current_time() + agent.started + timeout - time.time()
-                with trio.move_on_at(deadline) as scope:
-                    await following.changes.wait_changed()
-                if scope.cancelled_caught:
-                    self._ender.end(agent, Outcome.CANCELLED, "timeout")
+        led = LedCell(
+            self._leader,
+            agent,
+            following,
+            agents=self._agents,
+            worktrees=self._worktrees,
+            ender=self._ender,
+            followed=self._followed,
+            nursery=self._nursery,
+            serve=self._serve,
+            launch=launch,
+        )
+        await led.lead()
         if agent.status is Status.STOPPING:
             with guarded(agent):
                 await self._worktrees.take_over(agent)
@@ -677,51 +494,6 @@ class Supervisor(Watching):
         finally:
             self._led_tasks.discard(task.index)
 
-    def _note_progress(self, agent: Agent, following: Following, failure: str) -> None:
-        if agent.status is Status.STOPPING:
-            return
-        record = following.record()
-        if record.started and not following.settled:
-            following.note_settled()
-        if record.held and not following.settled:
-            following.note_settled()
-            following.rouse()
-        own = agent.run == agent.cell
-        if own and agent.status is Status.STARTING and record.started:
-            change = Change()
-            add_run_start(change, agent, record)
-            change.move(agent, Event.RUNNING)
-            self._agents.journal.note(change)
-            crashpoints.reach("start.running")
-        if failure:
-            self._ender.end(agent, Outcome.ERROR, f"start_failed: {failure}")
-        elif record.over and (record.finished or (own and agent.run_cause is None)):
-            # A parent that ended before this agent is the cause, however late we look.
-            for ancestor in self._agents.registry.ancestors(agent):
-                above = self._followed.get(ancestor.index)
-                if above is not None and _ended_before(above, record):
-                    self._ender.end(ancestor, *judge_agent(self._agents, ancestor, above))
-            self._ender.end(agent, *judge_agent(self._agents, agent, following))
-        elif following.monitor_gone:
-            self._ender.end(agent, Outcome.INTERRUPTED, "runtime_lost")
-
-    def _is_over(self, agent: Agent, following: Following) -> bool:
-        """Whether the end that was begun is complete, down to the last descendant."""
-        if agent.status is not Status.STOPPING:
-            return agent.status is Status.DEAD
-        if following.unkillable:
-            return True
-        if following.node.populated():
-            return False
-        # one that is new is still to be cancelled
-        if any(c.live or c.status is Status.NEW for c in self._agents.registry.descendants(agent)):
-            return False
-        return all(
-            each.monitor_gone or each.record().finished
-            for each in (following, *following.entered())
-        )
-
-
 #: who does what a move calls for
 PERFORMED: Final[dict[Effect, Callable[[Supervisor, Agent], None]]] = {
     Effect.LAUNCH: Supervisor._launch,
@@ -733,14 +505,3 @@ PERFORMED: Final[dict[Effect, Callable[[Supervisor, Agent], None]]] = {
     Effect.CLEAR: lambda self, agent: self._recorder.clear(agent),
     Effect.RELEASE: lambda self, agent: self._ender.release(agent),
 }
-
-
-def _ended_before(above: Following, record: Record) -> bool:
-    """Whether an owner's run ended no later than one below it."""
-    owner = above.record()
-    if owner.ended:
-        return not record.ended or owner.ended <= record.ended
-    # Nothing tells when: its PID 1 or its monitor was killed, and what was below
-    # died of that, unless it exited by itself.
-    gone = not linux.is_alive(owner.keeper) or not linux.is_alive(owner.monitor)
-    return record.exit_code is None and bool(owner.keeper) and gone

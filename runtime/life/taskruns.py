@@ -18,7 +18,7 @@ from runtime.errors import WrongStateError
 from runtime.kernel import output
 from runtime.kernel.daemonlog import because_of
 from runtime.life.ending import guarded, terminate
-from runtime.life.leading import Lead, Leader
+from runtime.life.leading import EnteringLead, Leader
 from runtime.records.change import RUNTIME, Change
 from runtime.records.items import Task, TaskEvent, TaskStatus
 from runtime.records.model import Agent
@@ -49,7 +49,15 @@ class TaskRuns:
         """One command, from wherever it is to its recorded end, or that of its agent."""
         execution = execution_of(self._places, agent, following, task)
         with guarded(agent):
-            led = _LedTask(self, agent, following, execution, task)
+            led = _LedTask(
+                self._leader,
+                agent,
+                following,
+                execution,
+                agents=self._agents,
+                places=self._places,
+                task=task,
+            )
             await led.lead()
             if following.goes_on(agent):
                 self._conclude(agent, following, task, execution, led.failure)
@@ -101,22 +109,25 @@ class TaskRuns:
             os.close(fd)
 
 
-class _LedTask(Lead):
+class _LedTask(EnteringLead):
     """A command of an agent's."""
 
     launched = "task.launched"
 
     def __init__(
         self,
-        runs: TaskRuns,
+        leader: Leader,
         agent: Agent,
         following: Following,
         execution: Execution,
+        *,
+        agents: Agents,
+        places: Places,
         task: Task,
     ) -> None:
-        super().__init__(runs._leader, agent, following, execution, execution.changes)
-        self._agents = runs._agents
-        self._places = runs._places
+        super().__init__(leader, agent, following, execution, execution.changes)
+        self._agents = agents
+        self._places = places
         self._task = task
         #: set when it is not to have the rest of its grace
         self._impatient = trio.Event()

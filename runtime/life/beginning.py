@@ -1,0 +1,111 @@
+"""Beginning an agent: what a start needs, what is fixed by it, what the agent is told first."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Final
+
+from runtime.agents.forking import inherit
+from runtime.agents.parts import Agents
+from runtime.cell import cell
+from runtime.errors import WrongStateError
+from runtime.kernel import output
+from runtime.life.worktrees import Worktrees
+from runtime.records.change import Change
+from runtime.records.lifecycle import AGENT_MOVES, Event, Status
+from runtime.records.model import Agent
+from runtime.texts import mounts, policy
+from runtime.texts.names import quote
+
+#: what a first message is made of
+_FIRST_DOCUMENTS: Final = ("inherited", "handoff")
+
+
+class Beginner:
+    """Records that an agent starts; the supervisor, which is told, makes its cell."""
+
+    def __init__(self, *, agents: Agents, worktrees: Worktrees, boot: str) -> None:
+        self._agents = agents
+        self._worktrees = worktrees
+        self._boot = boot
+
+    def begin(self, agent: Agent) -> None:
+        """Commits a start, or raises the ``CtxError`` that says what it lacks."""
+        AGENT_MOVES.check(agent.status, Event.START)
+        parent = self._agents.registry.live_parent(agent)
+        if agent.owned and parent is not None:
+            if parent.waits_to_restart:
+                raise WrongStateError(
+                    f"the parent {quote(parent.name)} waits for its next run: try again later"
+                )
+            for owner in (*self._agents.registry.ancestors(parent), parent):
+                if owner.status is Status.PAUSED:
+                    raise WrongStateError(
+                        f"{quote(owner.name)}, which it would run in, is paused: resume it first"
+                    )
+        self._agents.living.check_agent(agent)
+        self._agents.authority.check_start(agent)
+        cell.program(agent)
+        self._worktrees.check_start(agent)
+        change = Change()
+        if parent is not None and not agent.owned:
+            # from here on it has what its parent has now, whatever becomes of that
+            bound = self._agents.authority.effective_policy(parent)
+            table = self._agents.authority.effective_mounts(parent)
+            change.set(
+                agent,
+                bound_policy=policy.render(policy.as_bound(bound), agent.label),
+                bound_mount=mounts.render(table),
+                bound_root=cell.has_own_root(self._agents, parent),
+            )
+        if agent.context == "fork" and parent is not None:
+            inherited = inherit(self._agents, parent, agent)
+            self._agents.documents.write(agent, "inherited.md", inherited.markdown.encode())
+            self._agents.documents.write(agent, "inherited.json", inherited.json.encode())
+        self.add_start(change, agent)
+        self._add_handoff(change, agent)
+        change.move(agent, Event.START)
+        self._agents.journal.commit(change)
+
+    def add_start(self, change: Change, agent: Agent) -> None:
+        """A cell is to be made; in mode ``once`` it is that of the run."""
+        run = self._agents.registry.next_run(agent) if not agent.how.holds_cell else ""
+        if agent.result_from_output:  # of the run before
+            self._agents.documents.write(agent, "result.md", b"")
+        output_start = output.Output(self._agents.documents.directory(agent) / "out").end
+        now = time.time()
+        change.set(
+            agent,
+            run=run,
+            cell=run or f"cell-{secrets.token_hex(4)}",
+            run_cause=None,
+            run_started=now,
+            started=now,
+            boot=self._boot,
+            cgroup=self._agents.registry.node_path(agent),
+            output_start=output_start,
+            result_from_output=False,
+        )
+        change.event(
+            agent.session, "agent.start", agent.name, **({"run": run} if run else {})
+        )
+
+    def _add_handoff(self, change: Change, agent: Agent) -> None:
+        """The delegated task is the first message of an agent that takes messages."""
+        if not agent.how.holds_cell:
+            return
+        parts = [self._agents.documents.read(agent, f"{name}.md") for name in _FIRST_DOCUMENTS]
+        text = b"\n".join(part for part in parts if part).decode(errors="replace")
+        if not text.strip():
+            return
+        provenance = "operator" if agent.parent is None else "delegation"
+        if agent.parent is not None and not agent.owned:
+            provenance = "bootstrap"
+        self._agents.messages.queue_first(
+            change,
+            agent,
+            text=text,
+            sender=agent.lineage.split(" ")[0],
+            provenance=provenance,
+        )

@@ -1,0 +1,137 @@
+"""Leading the cell of an agent: until the agent, and all that it owns, is over."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import trio
+
+from runtime import crashpoints
+from runtime.agents.parts import Agents
+from runtime.cell.following import Followed, Following
+from runtime.cell.record import Record
+from runtime.kernel import linux
+from runtime.kernel.cgroups import Cgroup
+from runtime.life.conclusions import add_run_start, judge_agent
+from runtime.life.ending import Ender
+from runtime.life.leading import Lead, Leader
+from runtime.life.worktrees import Worktrees
+from runtime.records.change import Change
+from runtime.records.lifecycle import Event, Status
+from runtime.records.model import Agent, Outcome
+
+
+class LedCell(Lead):
+    """The cell of a live agent. ``serve`` begins what is to run inside."""
+
+    def __init__(
+        self,
+        leader: Leader,
+        agent: Agent,
+        following: Following,
+        *,
+        agents: Agents,
+        worktrees: Worktrees,
+        ender: Ender,
+        followed: Followed,
+        nursery: trio.Nursery,
+        serve: Callable[[Agent, Following], None],
+        launch: bool,
+    ) -> None:
+        super().__init__(leader, agent, following, following, following.changes)
+        self._agents = agents
+        self._worktrees = worktrees
+        self._ender = ender
+        self._followed = followed
+        self._nursery = nursery
+        self._serve = serve
+        self._is_new = launch
+
+    async def start(self) -> None:
+        if self._is_new:
+            await self._worktrees.make(self._agent)
+            await self._leader.launch(self._agent, self._following)
+
+    def cgroup(self) -> Cgroup:
+        return self._following.node
+
+    def beside(self, nursery: trio.Nursery) -> None:
+        # the monitor is reaped whenever it ends
+        self._nursery.start_soon(self._leader.watch_monitor, self._following)
+        self._serve(self._agent, self._following)
+
+    def look(self, record: Record) -> None:
+        agent, following = self._agent, self._following
+        if self.is_unwanted(record):
+            return
+        if record.held and not following.settled:
+            following.note_settled()
+            following.rouse()
+        own = agent.run == agent.cell
+        if own and agent.status is Status.STARTING and record.started:
+            change = Change()
+            add_run_start(change, agent, record)
+            change.move(agent, Event.RUNNING)
+            self._agents.journal.note(change)
+            crashpoints.reach("start.running")
+        if self.error is not None:
+            self._ender.end(agent, Outcome.ERROR, f"start_failed: {self.failure}")
+        elif record.over and (record.finished or (own and agent.run_cause is None)):
+            # A parent that ended before this agent is the cause, however late we look.
+            for ancestor in self._agents.registry.ancestors(agent):
+                above = self._followed.get(ancestor.index)
+                if above is not None and _ended_before(above, record):
+                    self._ender.end(ancestor, *judge_agent(self._agents, ancestor, above))
+            self._ender.end(agent, *judge_agent(self._agents, agent, following))
+        elif following.monitor_gone:
+            self._ender.end(agent, Outcome.INTERRUPTED, "runtime_lost")
+
+    def hand_over(self, *, ended: bool) -> bool:
+        return False
+
+    def has_ended(self, record: Record) -> bool:
+        return False  # every end of an agent is a status, and looked for by ``is_unwanted``
+
+    def is_unwanted(self, record: Record) -> bool:
+        return self._agent.status in (Status.STOPPING, Status.DEAD)
+
+    async def terminate(self) -> None:
+        """The end of an agent is led together with all that it owns (``Ender``)."""
+
+    def is_gone(self, record: Record) -> bool:
+        """Whether the end that was begun is complete, down to the last descendant."""
+        agent, following = self._agent, self._following
+        if agent.status is Status.DEAD or following.unkillable:
+            return True
+        if following.node.populated():
+            return False
+        # one that is new is still to be cancelled
+        if any(c.live or c.status is Status.NEW for c in self._agents.registry.descendants(agent)):
+            return False
+        return all(
+            each.monitor_gone or each.record().finished
+            for each in (following, *following.entered())
+        )
+
+    def deadline(self) -> float:
+        """The agent's ``timeout``; in mode ``turn`` that is one of each run."""
+        timeout = self._agents.settings.timeout(self._agent)
+        if timeout is None or self._agent.how.run_per_message:
+            return math.inf
+        return trio.current_time() + self._agent.started + timeout - time.time()
+
+    def be_late(self) -> None:
+        self._ender.end(self._agent, Outcome.CANCELLED, "timeout")
+
+
+def _ended_before(above: Following, record: Record) -> bool:
+    """Whether an owner's run ended no later than one below it."""
+    owner = above.record()
+    if owner.ended:
+        return not record.ended or owner.ended <= record.ended
+    # Nothing tells when: its PID 1 or its monitor was killed, and what was below
+    # died of that, unless it exited by itself.
+    gone = not linux.is_alive(owner.keeper) or not linux.is_alive(owner.monitor)
+    return record.exit_code is None and bool(owner.keeper) and gone

@@ -1,0 +1,166 @@
+"""Taking over what an earlier daemon left: agents that live, ends that were begun, strays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from runtime import crashpoints
+from runtime.agents.parts import Agents
+from runtime.cell.cell import Places
+from runtime.cell.following import Followed, Following
+from runtime.kernel.cgroups import Cgroup, Hierarchy
+from runtime.life.conclusions import end_message
+from runtime.life.ending import Ender, thaw
+from runtime.life.inside import Inside
+from runtime.life.worktrees import Worktrees
+from runtime.records.change import Change
+from runtime.records.items import MessageStatus, Task
+from runtime.records.lifecycle import Event, Status
+from runtime.records.model import Agent, Outcome
+
+_SETTLE_SECONDS: Final = 10.0
+
+
+class Recovery:
+    """What a daemon does before it serves.
+
+    ``follow`` knows an agent's programs from now on, ``live`` leads them, and ``restore`` freezes
+    or thaws them as the record says.
+    """
+
+    def __init__(
+        self,
+        *,
+        agents: Agents,
+        hierarchy: Hierarchy,
+        places: Places,
+        followed: Followed,
+        ender: Ender,
+        inside: Inside,
+        worktrees: Worktrees,
+        boot: str,
+        follow: Callable[[Agent], Following],
+        live: Callable[[Agent, Following, bool], None],
+        restore: Callable[[Agent], None],
+    ) -> None:
+        self._agents = agents
+        self._hierarchy = hierarchy
+        self._places = places
+        self._followed = followed
+        self._ender = ender
+        self._inside = inside
+        self._worktrees = worktrees
+        self._boot = boot
+        self._follow = follow
+        self._live = live
+        self._restore = restore
+
+    async def run(self) -> None:
+        """Takes over what an earlier daemon left: adopts, records, goes on ending.
+
+        Returns when what has ended meanwhile is recorded, and what lives can be spoken to.
+        """
+        for agent in self._agents.registry:
+            self._agents.waits.create(agent.wait_token)
+            if agent.status is Status.DEAD:
+                self._ender.release(agent)
+        for task in self._agents.items.all(Task):
+            if not task.child:
+                self._agents.waits.create(task.wait_token)
+                if task.over:
+                    self._agents.waits.release(task.wait_token)
+        adopted: list[tuple[Agent, Following]] = []
+        lost = []
+        for agent in self._agents.registry:
+            if agent.live and agent.boot == self._boot:
+                adopted.append((agent, self._follow(agent)))
+            elif agent.live:
+                lost.append(agent)
+        for agent in sorted(lost, key=self._agents.registry.depth, reverse=True):
+            record_lost(self._agents, agent, Event.REBOOTED, "reboot")
+            crashpoints.reach("adopt.lost")
+        for _, following in adopted:
+            await self._inside.end_left(following)
+        gone = []
+        for agent, following in adopted:
+            if agent.status is not Status.STOPPING:
+                self._restore(agent)
+            # a daemon that died while it ended a program may have left that frozen
+            for execution in (following, *following.entered()):
+                thaw(execution.leaf)
+            # Nothing was launched if no monitor has begun a record: it is done now.
+            launch = agent.status is Status.STARTING and not following.record_path.exists()
+            if not launch and not following.node.populated():
+                gone.append(following)
+            self._live(agent, following, launch)
+        crashpoints.reach("adopt.followed")
+        for agent, _ in adopted:
+            if agent.status is Status.STOPPING:
+                parent = self._agents.registry.parent_of(agent)
+                if parent is None or parent.status is not Status.STOPPING or not agent.owned:
+                    self._ender.lead(agent)
+        with trio.move_on_after(_SETTLE_SECONDS):
+            for following in gone:
+                await following.over.wait()
+            for _, following in adopted:
+                await following.reachable.wait()
+        crashpoints.reach("adopt.ended")
+        self._remove_strays()
+        self._worktrees.resume()
+        crashpoints.reach("adopt.cleaned")
+
+    def _remove_strays(self) -> None:
+        """Cgroups and files of no agent: left by a crash between two steps."""
+        self._agents.removals.remove_strays()
+        living = {agent.cgroup for agent in self._agents.registry if agent.cgroup}
+        records = {each.record_path for each in self._followed.values()}
+        for following in self._followed.values():
+            records |= {each.record_path for each in following.entered()}
+        for user in self._hierarchy.root.path.glob("user-*"):
+            self._remove_stray_nodes(Cgroup(user), user.name, living)
+        for path in self._places.records.iterdir():
+            if path not in records:
+                path.unlink(missing_ok=True)
+        names = {path.name for path in records}
+        for path in self._places.inputs.iterdir():
+            if path.name.removesuffix("~") not in names:
+                path.unlink(missing_ok=True)
+
+    def _remove_stray_nodes(self, base: Cgroup, path: str, living: set[str]) -> None:
+        for node in base.children():
+            if node.path.name == "monitor":
+                continue
+            below = f"{path}/{node.path.name}"
+            if below in living:
+                self._remove_stray_nodes(node.child("child"), f"{below}/child", living)
+            else:
+                node.kill()
+                node.remove()
+
+
+def record_lost(agents: Agents, agent: Agent, event: Event, reason: str) -> None:
+    """Records the end of an agent of whose program nothing is known any more."""
+    change = Change()
+    for member in reversed(agents.registry.descendants(agent)):
+        if member.status is Status.NEW:
+            agents.ends.record(
+                change, member, Event.OWNER_ENDING, Outcome.CANCELLED, "parent_dead"
+            )
+    if agent.pid:
+        change.event(
+            agent.session,
+            "run.end",
+            agent.name,
+            run=agent.run,
+            outcome=Outcome.INTERRUPTED,
+            reason=reason,
+        )
+    message = agents.messages.current(agent)
+    if message is not None:
+        failed = MessageStatus.FAILED
+        end_message(change, agents, agent, message, failed, reason=reason)
+    agents.ends.record(change, agent, event, Outcome.INTERRUPTED, reason)
+    agents.journal.note(change)
