@@ -159,7 +159,7 @@ class Births:
     def create(self, caller: Caller, name: str) -> Agent:
         """A new agent: a child if an agent calls, else a root agent.
 
-        ``MalformedError`` for its name, and whatever ``MAKING`` refuses.
+        ``MalformedError`` for its name, and the errors of ``MAKING``.
         """
         check_name(name)
         MAKING.check_object(self._around, caller, name)
@@ -299,7 +299,7 @@ class Births:
             self._tasks.make_handle(change, parent, new)
         self._prepare(new)
         try:
-            # the second is replaced by whoever writes it (``write_document``): no copy is needed
+            # a write replaces the second file (``write_document``), so it needs no copy
             for name, put in (("handoff.md", shutil.copyfile), ("input.jsonl", os.link)):
                 with contextlib.suppress(FileNotFoundError):
                     put(self._documents.path(agent, name), self._documents.path(new, name))
@@ -315,7 +315,7 @@ class Births:
         return new
 
     def switch_session(self, agent: Agent, name: str) -> None:
-        """Makes a session of this incarnation the current one, a new one if there is none.
+        """Makes a session of this incarnation the current one; a new one if the name is new.
 
         ``WrongStateError`` while it works, or after its end; ``DeniedError`` for a
         session of an earlier incarnation; ``QuotaError``.
@@ -378,7 +378,7 @@ class Births:
         change = Change()
         change.set(agent, **values)
         former = self._registry.parent_of(agent)
-        if former is not None:  # it is no child of that one's any more
+        if former is not None:  # it stops being a child of that agent
             self._tasks.drop_handle(change, former, agent)
             payload = child_payload(agent.name, agent.status, "", "")
             self._waiting.resource_over(change, former, "child", agent.name, payload)

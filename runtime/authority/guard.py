@@ -45,7 +45,7 @@ class Facts(Protocol):
 
 
 class Act(Enum):
-    """What is done to a thing; the words of reasons."""
+    """How a thing is used: the verbs of the sentences with which it is refused."""
 
     WRITE = ("write", "written")
     MAKE = ("make", "made")
@@ -59,7 +59,7 @@ class Act(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Unless:
-    """What stands in the way, whoever asks: ``text`` goes on after "refused if" in the manual.
+    """A reason to refuse every caller: ``text`` goes on after "refused if" in the manual.
 
     ``why`` gives the sentence of the error for an object, empty if nothing does.
     """
@@ -78,7 +78,7 @@ class Unless:
 class Guard:
     """``who`` may, ``when`` the agent has one of these statuses, ``unless`` something else.
 
-    What is ``delegated`` is, of a private child, between it and its creator.
+    A ``delegated`` thing of a private child is between the child and its creator.
     ``misfit`` is the error for another status, where it is not the usual one.
     """
 
@@ -89,7 +89,7 @@ class Guard:
     misfit: Callable[[Status], CtxError] | None = None
 
     def wanted(self, facts: Facts, agent: Agent | None) -> Role:
-        """Who may, of this agent."""
+        """The roles that may, for this agent."""
         if not self.delegated or agent is None or not agent.private:
             return self.who
         if facts.registry.parent_of(agent) is not None:
@@ -140,7 +140,7 @@ class Guard:
             reason.check(facts, caller, obj)
 
 
-#: what nobody does
+#: of a thing that cannot be done
 NEVER: Final = Guard()
 
 _SAID: Final = (
@@ -152,7 +152,7 @@ _SAID: Final = (
     (Role.STOPPER, "agents with policy stop"),
     (Role.WRITER, "agents with policy write"),
     (Role.SESSION_READER, "agents with policy session read"),
-    (Role.SENDER, "who sent it"),
+    (Role.SENDER, "the sender"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Beginning an agent: what a start needs, what is fixed by it, what the agent is told first."""
+"""The start of an agent: what it needs, what it fixes, and the first message."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Beginner:
         self._worktrees.check_start(agent)
         change = Change()
         if parent is not None and not agent.owned:
-            # from here on it has what its parent has now, whatever becomes of that
+            # it keeps what its parent has now, even if the parent loses it later
             bound = self._agents.authority.effective_policy(parent)
             table = self._agents.authority.effective_mounts(parent)
             change.set(
@@ -69,7 +69,7 @@ class Beginner:
         self._agents.journal.commit(change)
 
     def add_start(self, change: Change, agent: Agent) -> None:
-        """A cell is to be made; in mode ``once`` it is that of the run."""
+        """Adds that a cell is made; in mode ``once`` the run has no other."""
         run = self._agents.registry.next_run(agent) if not agent.how.holds_cell else ""
         if agent.result_from_output:  # of the run before
             self._agents.documents.write(agent, "result.md", b"")

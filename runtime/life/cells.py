@@ -24,7 +24,7 @@ from runtime.records.model import Agent, Outcome
 
 
 class LedCell(Lead):
-    """The cell of a live agent. ``serve`` begins what is to run inside."""
+    """The cell of a live agent. ``serve`` begins the programs inside it."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class LedCell(Lead):
             return True
         if following.node.populated():
             return False
-        # one that is new is still to be cancelled
+        # a new descendant has not been cancelled yet
         if any(c.live or c.status is Status.NEW for c in self._agents.registry.descendants(agent)):
             return False
         return all(

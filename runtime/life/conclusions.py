@@ -25,7 +25,7 @@ _CONTENT_MAX: Final = 512 << 10
 
 
 def judge_run(agents: Agents, agent: Agent, execution: Execution) -> tuple[Outcome, str]:
-    """Outcome and reason of a program that nobody stopped."""
+    """Outcome and reason of a program that ended by itself."""
     if is_lost(execution):
         return LOST
     killed_for_memory = execution.leaf.keys("memory.events").get("oom_kill", 0) > 0

@@ -64,9 +64,9 @@ class Ender:
     def end(
         self, agent: Agent, outcome: Outcome, reason: str, *, event: Event = Event.ENDING
     ) -> None:
-        """Begins the end of an agent and of everything it owns, or cancels one that is new.
+        """Begins the end of an agent and of everything it owns, or cancels a new agent.
 
-        The cause of one that is ending already stays what it was.
+        The first cause of an end stays its cause.
         ``WrongStateError`` for a verb that does not fit.
         """
         if event is Event.ENDING and agent.status in (Status.STOPPING, Status.DEAD):
@@ -199,9 +199,9 @@ class Ender:
 
     @staticmethod
     def _signal(members: list[Following]) -> None:
-        """Step 4. What is frozen has the signal when it is thawed.
+        """Step 4. A frozen process gets the signal when it is thawed.
 
-        What the kernel refuses is not waited for: SIGKILL follows after the grace.
+        If the kernel refuses either, the end goes on: SIGKILL follows after the grace.
         """
         try:
             _signal_all(members)
@@ -215,7 +215,7 @@ class Ender:
         crashpoints.reach("cancel.thawed")
 
     def kill(self, agent: Agent) -> None:
-        """SIGKILL to the subtree of an ending agent, whatever is left of the grace.
+        """SIGKILL to the subtree of an ending agent, without the rest of its grace.
 
         ``KernelError`` if the kernel refuses it at once.
         """
@@ -229,13 +229,14 @@ class Ender:
             self._nursery.start_soon(self._kill, agent, following)
 
     def _markings(self, agent: Agent) -> list[trio.Event]:
-        """What is killed before it is marked would seem to have failed by itself."""
+        """The trees around an agent that are still being marked: an agent that is killed before it
+        is marked would seem to have failed by itself."""
         trees = (agent, *self._agents.registry.ancestors(agent))
         return [self._marking[tree.index] for tree in trees if tree.index in self._marking]
 
     async def _kill(self, agent: Agent, following: Following) -> None:
         with guarded(agent):
-            # What is being started escapes a kill that comes before it.
+            # A process that is just being started would escape the kill.
             with trio.move_on_after(_SETTLE_SECONDS):
                 for marking in self._markings(agent):
                     await marking.wait()
@@ -248,7 +249,7 @@ class Ender:
     @staticmethod
     def _kill_now(agent: Agent, following: Following) -> None:
         if following.over.is_set():
-            return  # its cgroup's path may be that of a later life by now
+            return  # a later life may have the path of its cgroup by now
         try:
             following.node.kill()
         except OSError as error:
@@ -266,7 +267,7 @@ class Ender:
         node = members[0].node
         if not signalled:
             for each in members:
-                thaw(each.node)  # what is frozen while it starts would never settle
+                thaw(each.node)  # a frozen start would never settle
             with trio.move_on_after(_SETTLE_SECONDS):
                 for each in members:
                     for execution in _all_of(each):
@@ -275,7 +276,7 @@ class Ender:
         with trio.move_on_after(self._agents.settings.grace(top)):
             await self._wait_released(members)
         if members[0].over.is_set():
-            return  # what is at the path of its cgroup now is a later life
+            return  # a later life has the path of its cgroup now
         if node.populated():
             with contextlib.suppress(OSError):
                 directory = self._agents.documents.directory(top) / "log"
@@ -303,7 +304,7 @@ class Ender:
     async def _signal_rest(self, members: list[Following]) -> None:
         """Step 4 for many: others are served in between."""
         for begin in range(0, len(members), _AT_ONCE):
-            # what is at the path of one that is over may be a later life
+            # a later life may have the path of one that is over
             self._signal([m for m in members[begin : begin + _AT_ONCE] if not m.over.is_set()])
             await trio.lowlevel.checkpoint()
 
@@ -314,8 +315,8 @@ class Ender:
         following.changes.notify()
 
     async def _wait_released(self, members: list[Following]) -> None:
-        """Until the subtree is empty; cells that are held are told again and again, since
-        a signal may be lost among those that an agent sends to its PID 1."""
+        """Until the subtree is empty; held cells are signalled again and again, since an agent
+        that signals its own PID 1 may hide the signal."""
         held = [each for each in members if each.record().held]
         while members[0].node.populated() and not members[0].over.is_set():
             with trio.move_on_after(_REPEAT_SECONDS if held else math.inf):
@@ -324,8 +325,8 @@ class Ender:
                 each.release()
 
     def clear(self, ended: Following) -> None:
-        """Ends what is left in the cgroup of an agent that is dead, and removes it: who looks
-        at paths in its view, or runs git there, may have come late."""
+        """Empties and removes the cgroup of a dead agent: a helper that looks at paths in its view,
+        or runs git there, may have come late."""
         self._nursery.start_soon(self._clear, ended)
 
     async def _clear(self, ended: Following) -> None:
@@ -374,7 +375,7 @@ def signal_leaves(leaves: Iterable[Cgroup], spared: set[int]) -> None:
 
     Not to ``spared``, the cells' own PID 1 and the steps that led there: those end
     with their cell. A pid may be another process's by the time it is used; the
-    process that a pidfd holds is the one that is meant if its pid is still in
+    process that a pidfd holds is the right one if its pid is still in
     the cgroup after it was opened. So each cgroup is looked at twice, and again
     while new processes turn up.
     """
@@ -452,11 +453,11 @@ async def _wait_exit(pid: int) -> None:
 
 
 async def _kill_rest(execution: Execution) -> None:
-    """SIGKILL to all but what is spared, which may be PID 1 of a cell that goes on.
+    """SIGKILL to all processes but the spared ones, which may be PID 1 of a cell that goes on.
 
     What led a program that entered the cell is given time to say how that ended.
     """
-    # what is frozen does not fork, so that a few rounds find them all; without it more do
+    # frozen processes do not fork, so a few rounds find them all; without the freezer more do
     with contextlib.suppress(OSError):
         execution.leaf.freeze(True)
     try:
@@ -484,7 +485,7 @@ async def _kill_rest(execution: Execution) -> None:
 
 
 def _look(leaf: Cgroup, held: dict[int, int], done: set[int]) -> bool:
-    """Signals what was there before, holds what is new; False if there is neither.
+    """Signals the processes that it saw before and holds new ones; False if there are neither.
 
     A signalled process may have forked just before: its children are looked at again.
     """
@@ -506,7 +507,7 @@ def _look(leaf: Cgroup, held: dict[int, int], done: set[int]) -> bool:
 
 
 def thaw(node: Cgroup) -> None:
-    """For what is ended anyway: SIGKILL reaches what stays frozen, too."""
+    """Thaws processes that are ended anyway; SIGKILL reaches frozen ones too."""
     try:
         node.freeze(False)
     except OSError as error:

@@ -22,7 +22,7 @@ from runtime.life.leading import EnteringLead, Leader
 from runtime.records.model import Agent
 from runtime.texts.names import quote
 
-#: whatever the agent's view holds, nobody waits longer for it
+#: an agent's view may hold up a command; it is not waited for longer
 _SECONDS: Final = 60.0
 _KILL_SECONDS: Final = 1.0
 _OUTPUT_MAX: Final = 256 << 10
@@ -100,7 +100,7 @@ class Inside:
 
 
 class _LedCommand(EnteringLead):
-    """A command of the runtime's own. Its caller kills what is left of it."""
+    """A command of the runtime's own. ``Inside.run`` kills the processes that it leaves."""
 
     def __init__(
         self,

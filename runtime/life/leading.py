@@ -31,7 +31,7 @@ from runtime.texts.names import escape
 log = logging.getLogger("ctxd.leading")
 
 _RETRY_SECONDS: Final = 0.5
-#: nobody waits longer without looking again, in seconds
+#: how often a program is looked at though nothing changed, in seconds
 _LOOK_AGAIN: Final = 3600.0
 
 
@@ -77,7 +77,7 @@ class Leader:
 
 
 class Lead(ABC):
-    """One program that is led: what is to be done for it, and when."""
+    """How one program is led: what differs from program to program, and what does not."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Lead(ABC):
 
     @abstractmethod
     async def terminate(self) -> None:
-        """Ends what is left of it."""
+        """Ends its processes, as far as any are left."""
 
     def has_ended(self, record: Record) -> bool:
         """Whether its program has ended, or never began."""
@@ -140,8 +140,8 @@ class Lead(ABC):
     def beside(self, nursery: trio.Nursery) -> None:
         """Starts what goes on while it runs, and is cancelled at the end.
 
-        The monitor of a cell is watched by the lead of the cell, whoever else leads a program
-        that is the cell's.
+        The first program of a cell has the monitor of the cell, which the lead of the cell
+        watches.
         """
         if self._execution is not self._following:
             nursery.start_soon(self._leader.watch_monitor, self._execution)
@@ -214,7 +214,7 @@ class EnteringLead(Lead):
 
     @abstractmethod
     def command(self) -> Command | None:
-        """What is to be started if no daemon has; None for nothing."""
+        """The command to start if no daemon has; None for none."""
 
     async def start(self) -> None:
         if not self._execution.record_path.exists() and (command := self.command()) is not None:

@@ -1,7 +1,7 @@
 """Recording ends: what became of a run, and whether another follows.
 
-Whatever has ended when the recorder comes round is recorded in one
-transaction: a tree of a thousand costs one commit, not a thousand.
+All ends that are due when the recorder comes round go into one
+transaction: a tree of a thousand agents costs one commit, not a thousand.
 """
 
 from __future__ import annotations
@@ -79,15 +79,15 @@ class Recorder:
         self._wake.set()
 
     async def hear_rest(self, agent: Agent, following: Following) -> None:
-        """A reply that was complete before the end, and heard by nobody, ends its message."""
+        """Ends the message whose reply was complete before the end but had not been read yet."""
         if following.hear_rest is None and agent.how.converses and agent.run:
             following.hear_rest = Listener(self._agents, self._streams, agent).hear_all
         if following.hear_rest is not None:
             await following.hear_rest()
 
     async def shed(self, agent: Agent, following: Following) -> None:
-        """Ends most of what the records of one that is over hold, a little at a time, if it is
-        much: the rest ends with the agent, in one change."""
+        """Ends most records of an agent that is over, a little at a time, if there are many: the
+        rest end with the agent, in one change."""
         assert agent.cause is not None
         outcome, reason = self._end_of(agent, following)
         everything = not self._restarts(agent, outcome, following)
@@ -234,7 +234,7 @@ class Recorder:
             add_delegation(change, self._agents, agent, outcome)
 
     def _end_message(self, change: Change, agent: Agent, outcome: Outcome, reason: str) -> None:
-        """Of the message that was worked on; those that wait see the agent's next start."""
+        """Ends the current message; messages that wait see the agent's next start."""
         message = self._agents.messages.current(agent)
         if message is None:
             return

@@ -62,9 +62,9 @@ class Listener:
         self._pieces: list[str] = []
 
     async def hear_all(self) -> None:
-        """Whatever was said by now, the end of it if that is very much.
+        """Hears the rest of the output, or the last part of a long one.
 
-        It is over, so there is no need to be gentle: but each block waits for its turn.
+        The program is over, so there is no need to be gentle, but each block waits for its turn.
         """
         behind = output.Output(self.directory).end - self._tail.position
         if behind > _REST_MAX:
@@ -241,7 +241,7 @@ class Resident:
         try:
             fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
-            return  # nobody reads any more: the run is over
+            return  # the FIFO has no reader any more: the run is over
         try:
             # so little is there as a whole or not at all (pipe(7))
             kind = "whole" if len(data) <= select.PIPE_BUF else "part"

@@ -144,7 +144,7 @@ class Runs:
     # leading
 
     async def _lead(self, agent: Agent, following: Following) -> None:
-        """The current run, from wherever it is to its recorded end, or that of the agent."""
+        """Leads the current run from its present state to its recorded end, or the agent's."""
         execution: Execution = following
         if agent.run != agent.cell:
             record_path = self._places.records / f"{agent.incarnation}-{agent.run}"
@@ -220,8 +220,8 @@ class Runs:
 
 
 async def _hold(watcher: Watcher, following: Following) -> None:
-    """Until the cell is known to go on without its program: a signal may be lost among
-    those that the agent sends to its PID 1, so it is repeated."""
+    """Until the cell is known to go on without its program. The signal is repeated, since an
+    agent that signals its own PID 1 may hide it."""
     changes = Changes()
     with (
         contextlib.suppress(OSError),
@@ -279,7 +279,7 @@ class _LedRun(EnteringLead):
         )
 
     def _open_input(self) -> int:
-        """What the program finds as its standard input."""
+        """The standard input of the program."""
         agent = self._agent
         if agent.how.converses:
             return cell.open_input(self._places, agent, agent.run)
@@ -350,7 +350,7 @@ class _LedRun(EnteringLead):
         return self._agent.run_cause is not None
 
     def is_gone(self, record: Record) -> bool:
-        # what is frozen reports nothing, and yet can be killed
+        # a frozen program reports nothing, but can be killed
         if not self.has_ended(record) and not self._execution.settled:
             return False
         if self._execution is self._following:
@@ -358,7 +358,7 @@ class _LedRun(EnteringLead):
         return super().is_gone(record)
 
     async def terminate(self) -> None:
-        """SIGTERM, grace, SIGKILL to what is left of the run."""
+        """SIGTERM, grace, SIGKILL to the processes of the run."""
         agent, following, execution = self._agent, self._following, self._execution
         with guarded(agent, OSError):
             grace = 0.0 if agent.frozen else self._agents.settings.grace(agent)
@@ -371,7 +371,7 @@ class _LedRun(EnteringLead):
         following.wake.notify()
 
     def deadline(self) -> float:
-        """That of a whole agent is the supervisor's."""
+        """In mode ``turn``; the lead of the cell keeps the time of other agents."""
         agent = self._agent
         timeout = self._agents.settings.timeout(agent)
         if timeout is None or not agent.how.run_per_message:

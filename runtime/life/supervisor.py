@@ -1,8 +1,8 @@
-"""The only place that starts and ends processes.
+"""The verbs, what moves of agents call for, and one task for each live agent.
 
-One task follows each live agent, from its start to its recorded end. It
-learns everything from what outlives the daemon, the monitor's record and the
-cgroup, so that an agent adopted after a crash is followed by the same code.
+The task follows its agent from the start to the recorded end. It learns
+everything from what outlives the daemon, the monitor's record and the cgroup,
+so that an agent adopted after a crash is followed by the same code.
 """
 
 from __future__ import annotations
@@ -52,11 +52,8 @@ from runtime.texts.names import quote
 
 log = logging.getLogger("ctxd.supervisor")
 
-_SETTLE_SECONDS: Final = 10.0
 _SHUTDOWN_SECONDS: Final = 30.0
 _RETRY_SECONDS: Final = 1.0
-#: what a first message is made of
-_FIRST_DOCUMENTS: Final = ("inherited", "handoff")
 _FOLLOWED_TASKS: Final = frozenset(
     {TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.CANCELLING}
 )
@@ -151,7 +148,7 @@ class Supervisor(Watching):
         agents.journal.watch(self)
 
     def prepare_with(self, prepare: Callable[[Agent], Awaitable[None]]) -> None:
-        """It is awaited for each agent, before anything of it runs or goes on."""
+        """Awaits ``prepare`` for each agent, before its programs run or go on."""
         self._before.append(prepare)
 
     # Watching
@@ -166,7 +163,7 @@ class Supervisor(Watching):
             following.rouse()
         agent = self._agents.registry.get(index)
         if "run_cause" in names and agent is not None and agent.run_cause is not None:
-            # that of an earlier run; a change that waited for room on the disk is told twice
+            # an earlier run may have set it; a change that waited for the disk is told twice
             if following.impatient.is_set():
                 following.impatient = trio.Event()
             self._serve(agent, following)
@@ -204,7 +201,7 @@ class Supervisor(Watching):
     # verbs
 
     async def look(self, agent: Agent, paths: Iterable[str]) -> dict[str, mounts.Source]:
-        """What is at paths that the creator of an agent wrote (``Looker.look``)."""
+        """Looks up paths that the creator of an agent wrote (``Looker.look``)."""
         return await self._looker.look(agent, paths)
 
     def fetch(self, task: Task) -> None:
@@ -222,8 +219,8 @@ class Supervisor(Watching):
     def stop(self, agent: Agent, reason: str, *, kill: bool) -> None:
         """``stop`` and ``kill``: cancels the agent and all that it owns.
 
-        ``KernelError`` if SIGKILL was refused at once: the agent is stopping, and what is left
-        after its grace is killed again.
+        ``KernelError`` if the kernel refused SIGKILL: the agent is stopping all the same, and
+        SIGKILL is tried again after the grace.
         """
         # what stays to be spoken to ends well when it says so itself
         done = reason == "self_stop" and agent.how.holds_cell
@@ -231,7 +228,7 @@ class Supervisor(Watching):
         self._ender.end(agent, outcome, reason, event=Event.KILL if kill else Event.STOP)
 
     def pause(self, agent: Agent) -> None:
-        """Freezes the subtree (cgroups(7)); what is below keeps its status. ``KernelError``."""
+        """Freezes the subtree (cgroups(7)); agents below keep their status. ``KernelError``."""
         with self._agents.journal.changing() as change:
             change.move(agent, Event.PAUSE)
         crashpoints.reach("pause.committed")
@@ -244,8 +241,8 @@ class Supervisor(Watching):
         crashpoints.reach("pause.frozen")
 
     def resume(self, agent: Agent) -> None:
-        """Thaws the subtree, but for what below was paused by itself; after an abort the
-        next message, or a next run, follows. ``KernelError``."""
+        """Thaws the subtree, except agents below that were paused by themselves; after an abort
+        the next message, or the next run, follows. ``KernelError``."""
         with self._agents.journal.changing() as change:
             change.move(agent, Event.RESUME)
             if agent.run_cause is not None:
@@ -301,8 +298,8 @@ class Supervisor(Watching):
     async def shut_down(self) -> None:
         """Cancels every agent and returns when all are recorded.
 
-        One that cannot be ended in order does not keep the others: what is left
-        after the longest grace and some time is killed.
+        An agent that cannot be ended in order does not hold up the others: all processes that
+        are left after the longest grace and some time are killed.
         """
         self._recorder.restarting = False
         live = [agent for agent in self._agents.registry if agent.live]
@@ -369,7 +366,7 @@ class Supervisor(Watching):
             following.run.changes = following.wake
         for task in self._agents.tasks.known(agent):
             if self._is_followed(task):
-                # from the first moment on: a record that nobody knows of is removed
+                # from the first moment on: an unknown record is removed
                 execution_of(self._places, agent, following, task)
         for execution in following.entered():
             execution.monitored = execution.record_path.exists()
@@ -459,7 +456,7 @@ class Supervisor(Watching):
         """Leads runs inside the cell, where there may be some, and tasks."""
         if not following.goes_on(agent):
             for execution in following.entered():
-                execution.launched.set()  # or nobody will
+                execution.launched.set()  # they are led no more
             return
         inside = agent.how.holds_cell or agent.run != agent.cell or agent.run_cause is not None
         if inside and not following.served:

@@ -28,7 +28,7 @@ log = logging.getLogger("ctxd.taskruns")
 
 
 def execution_of(places: Places, agent: Agent, following: Following, task: Task) -> Execution:
-    """What is known of a command, made with the first question for it."""
+    """The execution of a command; made when it is first asked for."""
     execution = following.tasks.get(task.name)
     if execution is None:
         record_path = places.records / f"{agent.incarnation}-task-{task.name}"
@@ -46,7 +46,7 @@ class TaskRuns:
         self._leader = leader
 
     async def follow(self, agent: Agent, following: Following, task: Task) -> None:
-        """One command, from wherever it is to its recorded end, or that of its agent."""
+        """Leads one command from its present state to its recorded end, or the agent's."""
         execution = execution_of(self._places, agent, following, task)
         with guarded(agent):
             led = _LedTask(
@@ -102,8 +102,8 @@ class TaskRuns:
             return os.write(fd, data)
         except BlockingIOError:
             raise WrongStateError(
-                f"the task {quote(task.name)} does not read its input: what it was given is "
-                "as much as it can be"
+                f"the task {quote(task.name)} does not read its input, and the pipe is "
+                "full: write again when it has read"
             ) from None
         finally:
             os.close(fd)

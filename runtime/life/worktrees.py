@@ -32,7 +32,7 @@ from runtime.texts.names import quote
 
 log = logging.getLogger("ctxd.worktrees")
 
-#: whatever the parent's view holds, no end waits longer for it
+#: a parent's view may hold up git; no end waits longer
 _SECONDS: Final = 60.0
 #: at a time in one parent's cell; what waits for its turn has the same bound
 _AT_A_TIME: Final = 4
@@ -237,7 +237,7 @@ class Worktrees(Watching):
         self._put(child, Worktree.load(child.worktree).kept(why))
 
     def _put(self, child: Agent, worktree: Worktree) -> None:
-        """Notes what is so: a full disk changes nothing of it."""
+        """Notes a fact, which a full disk does not change."""
         self._agents.journal.note(self._change(child, worktree))
 
     def _set(self, child: Agent, worktree: Worktree) -> None:

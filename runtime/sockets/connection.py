@@ -15,12 +15,12 @@ from runtime.errors import MalformedError, TooLongError
 from runtime.records.config import Config
 from runtime.texts.names import dump_json
 
-#: of a connection: its own, and the one by which its end is seen
+#: of a connection: its own, and one to notice that the peer hangs up
 _DESCRIPTORS: Final = 2
 #: about what one costs in memory before anything is said, in bytes
 _OWN_SIZE: Final = 16 << 10
-#: between two connections of one owner's agents, whatever becomes of them, and between two of
-#: its followers that are told of more: each costs a dozen steps or two
+#: seconds between two connections of one owner's agents, and between two of its followers that
+#: are told of more: each costs a dozen steps or two
 REST_SECONDS: Final = 0.004
 #: frames up to this size are part of that
 _SMALL: Final = 4 << 10
@@ -118,15 +118,15 @@ class Connection:
             raise MalformedError("a frame must be UTF-8") from None
 
     async def _received(self) -> bytes:
-        """What came, in its turn; so are ends, which hundreds of connections may come to at
-        once, and each of which costs as much as a frame."""
+        """Bytes from the peer, in its turn. An end has its turn too: hundreds of connections may
+        end at once, and each end costs as much as a frame."""
         try:
             return bytes(await self.stream.receive_some(65536))
         finally:
             await self._turns.take(self.who)
 
     def _drop_blanks(self) -> None:
-        """Empty lines before a frame are nothing: very many must not be looked at one by one."""
+        """Drops all empty lines before a frame at once: there may be very many."""
         frames = self._buffer.lstrip()
         if len(frames) < len(self._buffer):
             self.hold(len(frames) - len(self._buffer))

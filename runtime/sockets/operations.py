@@ -109,8 +109,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One row of the protocol. ``stays`` operations answer later, others at once; the ``id``
-    of a request ``of_message`` is that of a message, which its sender may ask about."""
+    """One row of the protocol. An operation that ``stays`` answers later, others at once. The
+    ``id`` of a request ``of_message`` names a message, which its sender may ask about."""
 
     name: str
     guard: Guard
@@ -315,7 +315,7 @@ _NOT_OPERATED: Final = Unless(
     "the caller is not an operator of the agent that it names", MissingError, _why_not_operated
 )
 
-#: who is answered at an agent's socket at all, at that of a private one, and at the daemon's
+#: who may use the socket of a public agent, of a private agent, and of the daemon
 CONNECTING: Final = Guard(who=Role.ANYONE)
 CONNECTING_PRIVATE: Final = Guard(who=INSIDERS)
 CONNECTING_DAEMON: Final = Guard(who=OPERATORS)
@@ -329,7 +329,7 @@ def connecting(agent: Agent | None) -> Guard:
 
 
 def _guard(who: Role) -> Guard:
-    """Of what is answered at once, and not while the agent ends."""
+    """The guard of an operation that is refused while the agent ends."""
     return Guard(who=who, unless=(_STOPPING,))
 
 

@@ -25,11 +25,11 @@ _WOKEN_AT_ONCE: Final = 8
 
 
 class Replays(Watching):
-    """Those who follow sessions, and what they are told."""
+    """Sends events to connections that follow sessions."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        #: who follows a session, and who is told that there is more
+        #: followers by session, and those that are about to be told that there is more
         self._appended: dict[int, set[trio.Event]] = {}
         self._following: list[trio.Event] = []
         self._woken = trio.Event()

@@ -140,7 +140,7 @@ class Sockets(Watching):
         server = self._servers.get(agent.index)
         if server is not None:
             server.refusing = True
-            server.accepting.cancel()  # who connects is told by the kernel
+            server.accepting.cancel()  # the kernel refuses new connections
 
     def close(self, agent: Agent) -> None:
         """Answers those who wait, then ends every connection."""
@@ -162,7 +162,7 @@ class Sockets(Watching):
                             if agent is not None:
                                 await self._accepts.take(Payer(agent.owner))
                         except BaseException:
-                            stream.socket.close()  # nobody accepts any more
+                            stream.socket.close()  # the listener is closed
                             raise
                         who = await self._admit(agent, server, stream)
                         if who is not None:
@@ -221,7 +221,7 @@ class Sockets(Watching):
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the peer went away
         except* Exception:
-            # Whatever it is, it ends this connection only.
+            # A bug ends this connection only.
             log.exception("a connection of %s", key)
         finally:
             connection.release()
@@ -270,8 +270,7 @@ class Sockets(Watching):
         return line
 
     def _check_peer(self, agent: Agent | None, connection: Connection) -> Role:
-        """What the peer is to the agent, or to the daemon; ``DeniedError`` if that may not use
-        the socket at all."""
+        """The roles of the peer; ``DeniedError`` if it may not use the socket at all."""
         identity = self._agents.identity
         if agent is None:
             roles = identity.root_roles(connection.caller)
@@ -348,7 +347,7 @@ class Sockets(Watching):
 
 
 async def _cancel_at_hangup(stream: trio.SocketStream, scope: trio.CancelScope) -> None:
-    """Cancels when the peer has closed both directions: nobody is left to be answered.
+    """Cancels when the peer has closed both directions: no answer can reach it.
 
     The end of what it sends does not tell; an epoll that wants nothing tells of this only.
     """

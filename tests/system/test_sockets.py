@@ -189,6 +189,15 @@ def test_the_daemons_socket_answers_operators(daemon: Daemon) -> None:
     assert connection.ask({"op": "status"})["state"] == "ready"
     answer = connection.ask({"op": "tool", "name": "AgentList", "id": "1"})
     assert answer == {"type": "tool", "id": "1", "output": {"agents": []}}
+    why = {"op": "why", "verb": "read", "object": "agent:x"}
+    unnamed, unknown = connection.ask(why), connection.ask({**why, "agent": "ghost"})
+    assert (unnamed["code"], unknown["code"]) == ("ENOENT", "ENOENT")
+    assert "write the name of an agent" in unnamed["message"]
+    assert '"ghost": the caller is not an operator of such an agent' in unknown["message"]
+    assert connection.ask({"op": "audit", "agent": "ghost"})["code"] == "ENOENT"
+    daemon.make("None")
+    refusals = connection.ask({"op": "audit"})["refusals"]
+    assert len(refusals) == 3, "an audit without a name is of no agent"
     connection.close()
 
 
