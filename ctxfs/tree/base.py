@@ -12,7 +12,7 @@ from ctxfs.reasons import Reasons
 from ctxfs.tree.durable import Durable, DurableNode
 from ctxfs.tree.nodes import Node
 from ctxfs.tree.spaces import SpaceRow, Spaces
-from runtime.caller import INSIDERS, OPERATORS, PARTIES, Caller, Role
+from runtime.caller import INSIDERS, PARTIES, Caller, Role
 from runtime.cell.cell import working_directory, workspace
 from runtime.errors import CtxError
 from runtime.kernel.output import Output
@@ -72,12 +72,7 @@ class Base:
 
     def root_roles(self, caller: Caller) -> Role:
         """What the caller is to what belongs to no agent."""
-        if not caller.known:
-            return Role.NONE
-        if caller.agent is None:
-            master = self.runtime.agents.identity.is_master(caller)
-            return (OPERATORS if master else Role.OPERATOR) | Role.ANYONE
-        return Role.ANYONE
+        return self.runtime.agents.identity.root_roles(caller)
 
     # of an agent
 

@@ -125,7 +125,7 @@ def test_an_agent_that_does_not_live_makes_nothing(world: World, status: Status)
 
 def test_an_agent_makes_what_its_policy_lets_it_create(world: World) -> None:
     child = world.live(world.agents.births.create(inside(live_parent(world)), "c"))
-    with pytest.raises(DeniedError, match='agent:below create is not in .* policy of "c"'):
+    with pytest.raises(DeniedError, match=r'agent:below create is not in .* policy of "c"'):
         world.agents.births.create(inside(child), "below")
     assert world.agents.births.create(inside(world.may_create(child)), "below")
 
