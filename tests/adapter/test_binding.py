@@ -9,7 +9,7 @@ from typing import cast
 import pyfuse3
 import pytest
 
-from runtime.sockets import DAEMON_BIND_NAME, bind_name
+from runtime.sockets.server import DAEMON_BIND_NAME, bind_name
 from tests.worlds.tree import CONTEXT, Mounted, complete, refused
 
 
