@@ -30,14 +30,13 @@ from ctxfs.errnos import name_of
 from ctxfs.files import agent as agent_files
 from ctxfs.files import root as root_files
 from ctxfs.files import session as session_files
-from ctxfs.files import task as task_files
 from ctxfs.files import tool as tool_files
 from ctxfs.files import waiting as waiting_files
-from ctxfs.files import work as work_files
+from ctxfs.filesystem import PLANES
 from ctxfs.tools import registry
 from ctxfs.tools.tool import Tool
 from ctxfs.tree.planes import Plane
-from ctxfs.tree.rows import NEW, Document, File, Kind, Lines, Row, Staged
+from ctxfs.tree.rows import NEW, Document, Kind, Lines, Row
 from runtime.agents import forking
 from runtime.authority.accounts import Resource
 from runtime.authority.loop import Gentle, LoopMeter
@@ -54,6 +53,8 @@ from runtime.sockets.connection import Server
 from runtime.sockets.operations import DAEMON_OPERATIONS, OPERATIONS
 from runtime.sockets.server import Sockets
 from runtime.texts.names import dump_json
+from tests.adapter.test_who_may import PERMS, PLACED, REF, key_of
+from tests.unit.ctxfs.tools.test_tools import CALLS as SAMPLES
 from tests.worlds.records import ROOT, add_end, inside
 from tests.worlds.tree import CONTEXT, USER, Mounted, mounted_in
 
@@ -62,22 +63,6 @@ TRIES: Final = 6
 CHUNK: Final = 1 << 20
 #: of a text in a frame, which takes a mebibyte
 LONG: Final = 1_000_000
-TABLES: Final = (
-    root_files.PLANE,
-    root_files.HOME,
-    root_files.HISTORY,
-    agent_files.PLANE,
-    agent_files.CHILD,
-    session_files.PLANE,
-    session_files.CHANNEL,
-    task_files.PLANE,
-    work_files.PLANE,
-    waiting_files.PLANE,
-    tool_files.PLANE,
-)
-PERMS: Final = "create,start,stop,read,write,detach"
-REF: Final = '{"path":"/%x"}\n'
-MESSAGE: Final = '{"role":"user","content":""}\n'
 
 
 class Scene:
@@ -224,10 +209,10 @@ class Scene:
                 yield f"agent/x.d/waiting/new/{name}"
 
 
-def contents(row: Row[Any], scene: Scene) -> Iterator[bytes]:
+def contents(plane: Plane[Any], row: Row[Any]) -> Iterator[bytes]:
     """What is written to a row: the largest that it takes, and what is worst to refuse."""
     most = (64 << 10) - 1
-    lines = LINES.get(row.name, ())
+    lines = PLACED[plane.name][key_of(row)].lines
     document = isinstance(row, Lines | Document)
     for line in lines:
         size = 2 * CHUNK if document else most
@@ -257,35 +242,6 @@ def _until(size: int, form: str) -> Iterator[bytes]:
 def _repeated(text: str, size: int) -> bytes:
     data = text.encode()
     return data * (size // len(data)) if len(data) < size else data
-
-
-#: of a row: the shortest lines of which it takes many; "%x" makes each another one
-LINES: Final[dict[str, tuple[str, ...]]] = {
-    "policy": ("allow x_t agent:%x create\n", f"allow x_t agent:a {PERMS}\n",
-               "allow d7_t agent:p0%x " + PERMS + "\n"),
-    "mount": ("/srv/a /m/%x ro\n",),
-    "env": ("A%x=\n",),
-    "path": ("/%x\n",),
-    "groups": ("%d\n",),
-    "limits": ("timeout=%ds\n", "grace=5s\n"),
-    "meta.json": ("{" + ",".join(f'"{n:x}":1' for n in range(7000)) + "}",
-                  "[" * 60_000, '{"a":"' + '\\"' * 30_000 + '"}'),
-    "ctl": ("pause\nresume\n", "start\n", "nonsense %x\n"),
-    "input.jsonl": (REF, "{}\n"),
-    "refs.jsonl": (REF, '{"path":"artifact/%x","summary":"s"}\n'),
-    "handoff.md": ("a line %x\n",),
-    "result.md": ("a line %x\n",),
-    "memory.md": ("a line %x\n",),
-    "inbox": ("a message %x\n",),
-    "input": ("some %x\n",),
-    "messages.jsonl": (MESSAGE, '{"role":"user","content":{"a":[1,2,%d]}}\n'),
-    "objective": ("an aim %x\n",),
-    "plan.md": ("- [ ] a step %x\n",),
-    "acceptance.md": ("it works %x\n",),
-    "blocked_by": ("W%d\n",),
-    "cmd": ("true %x\n",),
-    "TOKEN": ("fired %x\n",),
-}  # fmt: skip
 
 
 class Costs:
@@ -398,9 +354,9 @@ async def act(costs: Costs, scene: Scene, plane: Plane[Any], row: Row[Any]) -> N
                 elif row.kind is Kind.FILE:
                     await costs.read(path, inode)
                     if row.guard.who:
-                        for data in contents(row, scene):
+                        for data in contents(plane, row):
                             await costs.write(path, inode, data, os.O_TRUNC)
-                        for data in itertools.islice(contents(row, scene), 1):
+                        for data in itertools.islice(contents(plane, row), 1):
                             await costs.write(path, inode, data, os.O_APPEND)
                             await costs.write(path, inode, data[:100], 0)
 
@@ -412,7 +368,7 @@ STATUSES: Final = (Status.BUSY, Status.NEW)
 async def measure_rows(status: Status, scene: Scene, meter: LoopMeter) -> dict[str, float]:
     """The longest step of each call, in seconds."""
     costs = Costs(scene, meter)
-    for table in TABLES:
+    for table in PLANES:
         for row in table.rows:
             if status is Status.BUSY or row.guard.when is NEW:
                 await act(costs, scene, table, row)
@@ -440,28 +396,10 @@ def inputs(tool: Tool) -> Iterator[Any]:
     yield [[]] * 30_000
 
 
-_PLAN: Final = "- a step\n" * 7000
 #: of each tool: the largest that an agent may say, and is not refused
-CALLS: Final[dict[str, dict[str, Any]]] = {
-    "SpawnAgent": {"name": "k-spawned", "initial_message": "x" * LONG},
-    "AgentGet": {},
-    "AgentList": {},
-    "SendMessage": {"agent_id": "k1", "text": "x" * LONG, "priority": "interject"},
-    "AgentStop": {"agent_id": "k2", "kill": True},
-    "WorkCreate": {"objective": "x" * 60_000, "plan": _PLAN, "acceptance": _PLAN, "focus": True},
-    "WorkUpdate": {"id": "W2", "plan": _PLAN, "acceptance": _PLAN,
-                   "blocked_by": [f"W{n}" for n in range(3, 100)]},
-    "WorkList": {"all": True},
-    "WorkFocus": {"id": "W2"},
-    "ExecCommand": {"cmd": "x" * 60_000, "env": {f"A{n}": "x" * 50 for n in range(1000)}},
-    "TaskList": {},
-    "TaskStatus": {"task_id": "T2"},
-    "TaskOutput": {"task_id": "T2"},
-    "TaskInput": {"task_id": "T2", "text": "x" * LONG},
-    "TaskStop": {"task_id": "T2"},
-    "WaitFor": {"wake": "external", "work": "W2", "deadline": "1h"},
-    "WaitCancel": {"wait_id": "A2"},
-}  # fmt: skip
+CALLS: Final = {
+    name: sample.largest for name, sample in SAMPLES.items() if sample.largest is not None
+}
 
 
 async def measure_tools(scene: Scene, meter: LoopMeter) -> dict[str, float]:
@@ -785,15 +723,6 @@ def find_expensive(path: Path, scale: int, what: str) -> dict[str, float]:
 @pytest.fixture(autouse=True)
 def pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
-
-
-def test_every_row_that_takes_more_than_one_value_has_a_case() -> None:
-    for table in TABLES:
-        for row in table.rows:
-            if isinstance(row, File) and row.guard.who and not (
-                isinstance(row, Staged) and row.single
-            ):
-                assert row.name in LINES, f"{row.name}: say in LINES what is written to it"
 
 
 def test_every_tool_has_a_case() -> None:

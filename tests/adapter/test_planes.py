@@ -266,15 +266,6 @@ def test_a_bad_line_is_refused_where_it_is_written(
     assert f" {name} {D}/work/w/{file}: " in mounted.reason
 
 
-def test_what_is_over_is_refused_when_it_is_opened(mounted: Mounted) -> None:
-    mkdir(mounted, f"{D}/work/w")
-    mounted.put(f"{D}/work/w/status", "cancelled\n")
-    for file in ("objective", "plan.md", "acceptance.md", "status", "blocked_by", "parent"):
-        with refused("EBUSY"):
-            mounted.open(f"{D}/work/w/{file}", os.O_WRONLY)
-        mounted.get(f"{D}/work/w/{file}")
-
-
 def test_waits_in_blocked_by_survive_what_is_appended(mounted: Mounted) -> None:
     for name in ("w", "first", "second"):
         mkdir(mounted, f"{D}/work/{name}")

@@ -118,7 +118,6 @@ FRESH = {
 
 def test_a_new_task_shows_what_it_is_not_yet(mounted: Mounted) -> None:
     assert {name: mounted.get(f"{T}/{name}") for name in FRESH} == FRESH
-    assert set(mounted.list(T)) == {*FRESH, "input", "wait"}
     for name, text in FRESH.items():
         assert mounted.stat(f"{T}/{name}").st_size == len(text), name
 
@@ -197,14 +196,6 @@ def test_what_is_malformed_changes_nothing(
         mounted.put(f"{T}/{name}", text)
     assert mounted.get(f"{T}/{name}") == before
     assert f"{T}/{name}" in mounted.reason
-
-
-@pytest.mark.parametrize(
-    "name", ["kind", "status", "exit", "pid", "output", "preview", "started_at", "ended_at"]
-)
-def test_what_is_told_is_not_written(mounted: Mounted, name: str) -> None:
-    with refused("EPERM"):
-        mounted.put(f"{T}/{name}", "x\n")
 
 
 def test_a_task_may_be_for_a_work_item_at_any_time(mounted: Mounted) -> None:
@@ -315,13 +306,6 @@ def test_a_handle_shows_its_child(mounted: Mounted) -> None:
     assert mounted.get(f"{handle}/output") == mounted.get(f"{handle}/preview") == "so far\n"
     target = complete(mounted.ops.readlink, mounted.inode(f"{handle}/wait"), CONTEXT)
     assert os.fsdecode(target) == str(mounted.agents.waits.path(child.wait_token))
-
-
-@pytest.mark.parametrize("name", ["title", "cmd", "cwd", "env", "accepts_input"])
-def test_a_handle_is_not_configured(mounted: Mounted, name: str) -> None:
-    supervised(mounted)
-    with refused("EPERM"):
-        mounted.put(f"{D}/task/rev/{name}", WRITTEN[name][0])
 
 
 def test_what_is_said_to_a_handle_is_said_to_its_child(mounted: Mounted) -> None:

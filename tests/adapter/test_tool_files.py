@@ -40,8 +40,6 @@ def test_a_tool_tells_what_it_is(mounted: Mounted, agent: Agent, tool: object) -
     found = next(each for each in TOOLS if each is tool)
     directory = f"tool/{found.name}.d"
     with mounted.as_(inside(agent)):
-        files = ["description", "family", "output_schema", "schema"]
-        assert sorted(mounted.list(directory)) == files
         assert mounted.get(f"{directory}/description") == found.description + "\n"
         assert mounted.get(f"{directory}/family") == found.family + "\n"
         for name, schema in (("schema", found.schema), ("output_schema", found.output_schema)):
@@ -49,7 +47,7 @@ def test_a_tool_tells_what_it_is(mounted: Mounted, agent: Agent, tool: object) -
             assert text.count("\n") == 1
             assert json.loads(text) == schema
             Draft202012Validator.check_schema(json.loads(text))
-        for name in files:
+        for name in mounted.list(directory):
             size = mounted.stat(f"{directory}/{name}").st_size
             assert size == len(mounted.get(f"{directory}/{name}").encode())
 

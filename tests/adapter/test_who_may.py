@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,25 +19,18 @@ import pytest
 
 from ctxfs.files import agent as agent_files
 from ctxfs.files import session as session_files
-from ctxfs.files import task as task_files
-from ctxfs.files import waiting as waiting_files
-from ctxfs.files import work as work_files
 from ctxfs.files.verbs import VERBS
+from ctxfs.filesystem import PLANES
+from ctxfs.tree import rows as kinds
+from ctxfs.tree.items import ItemPlane
 from ctxfs.tree.planes import Plane
-from ctxfs.tree.rows import Kind, Row
+from ctxfs.tree.rows import Kind, Row, Shown, Staged
 from runtime.caller import Caller
-from runtime.records.items import TaskStatus
+from runtime.records.items import TaskStatus, WaitStatus, WorkStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from tests.worlds.records import ROOT, inside, operator
-from tests.worlds.tree import (
-    CONTEXT,
-    STRANGER,
-    USER,
-    FakeSupervisor,
-    Mounted,
-    mounted_in,
-)
+from tests.worlds.tree import CONTEXT, STRANGER, USER, Mounted, mounted_in
 
 #: (list, stat, read, write)
 Cells = tuple[str, str, str, str]
@@ -69,200 +62,318 @@ FOUND = ALL + "u"
 #: who knows of a private agent; to all others it is not there (ENOENT, not EACCES)
 KNOWS = "Oosarpk"
 
-#: group: (list, stat, read, write) to a public agent; the same to a private one.
-#: The list column of the contract is about the names of agents ("entries"); of what
-#: is below them, whoever finds a name sees it listed.
-#: Write: "" is EPERM to those who find it, "-" is for nobody here (EACCES); looked at
-#: in a status in which the file is written.
-AGENT: dict[str, dict[str, Cells]] = {
-    "entries": {
-        "public": (ALL, FOUND, ALL, ""),
-        "private": ("Oosa", KNOWS, KNOWS, ""),
-    },
-    "told": {
-        "public": (ALL, FOUND, ALL, ""),
-        "private": (KNOWS, KNOWS, KNOWS, ""),
-    },
-    "lineage": {
-        "public": (ALL, FOUND, ALL, "Oo"),
-        "private": (KNOWS, KNOWS, KNOWS, "Oo"),
-    },
-    "kind": {
-        "public": (ALL, FOUND, ALL, "Oos"),
-        "private": (KNOWS, KNOWS, KNOWS, "Oos"),
-    },
-    "ids": {
-        "public": ("Oosarpk", "Oosarpk", "Oosarpk", "O"),
-        "private": (KNOWS, KNOWS, KNOWS, "O"),
-    },
-    "configuration": {
-        "public": ("Oosarpk", "Oosarpk", "Oosarpk", "Oos"),
-        "private": (KNOWS, KNOWS, KNOWS, "Oos"),
-    },
+ANY_STATUS = frozenset(Status)
+WHILE_NEW = frozenset({Status.NEW})
+LIVE = ANY_STATUS - {Status.NEW, Status.DEAD}
+GOING_ON = LIVE - {Status.STOPPING}
+NOT_DEAD = ANY_STATUS - {Status.DEAD}
+NOT_ENDING = NOT_DEAD - {Status.STOPPING}
+BETWEEN_RUNS = ANY_STATUS - {Status.STARTING, Status.BUSY, Status.STOPPING}
+
+#: statuses of tasks, work items and waits from which a file of theirs is written no more
+STARTED = frozenset(TaskStatus) - {TaskStatus.MADE}
+ENDED = STARTED - {TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.CANCELLING}
+DONE = frozenset({WorkStatus.DONE, WorkStatus.CANCELLED})
+ARMED = frozenset(WaitStatus) - {WaitStatus.NEW}
+OVER = ARMED - {WaitStatus.ARMED}
+
+
+@dataclass(frozen=True)
+class File:
+    """What the table says of one file beside who may use it.
+
+    The file is written while its agent has a status in ``when`` and its record none in ``final``.
+    A file that takes more than one value has samples of its ``lines``: "%x" makes each differ.
+    """
+
+    when: frozenset[Status] = ANY_STATUS
+    final: frozenset[str] = frozenset()
+    generated: bool = False
+    polled: bool = False
+    lines: tuple[str, ...] = ()
+
+
+def files(names: str, below: str = "", **told: Any) -> dict[str, File]:
+    """Files of which the same is said; "." is the directory that holds the others."""
+    return {
+        f"{below}{name}".removesuffix("/.").removesuffix("."): File(**told)
+        for name in names.split()
+    }
+
+
+@dataclass(frozen=True)
+class Group:
+    """Files of which the same callers may list, stat, read and write each.
+
+    ``public`` is said of a public agent, ``private`` of a private one. The list column of the
+    contract is about the names of agents ("entries"); of what is below them, whoever finds a
+    name sees it listed. Write: "" is EPERM to those who find it, "-" is for nobody here (EACCES).
+    """
+
+    public: Cells
+    private: Cells
+    files: dict[str, File]
+
+    def cells(self, kind: str) -> Cells:
+        return self.private if KINDS[kind] == "private" else self.public
+
+    @property
+    def writers(self) -> set[str]:
+        """To a public agent."""
+        return set(self.public[3].replace("-", ""))
+
+
+PERMS = "create,start,stop,read,write,detach"
+REF = '{"path":"/%x"}\n'
+
+#: names in ``/ctx/agent`` are what is put behind the agent's name
+AGENT = {
+    "entries": Group(
+        (ALL, FOUND, ALL, ""),
+        ("Oosa", KNOWS, KNOWS, ""),
+        {"": File(), ".d": File(), ".sock": File()},
+    ),
+    "told": Group(
+        (ALL, FOUND, ALL, ""),
+        (KNOWS, KNOWS, KNOWS, ""),
+        files("visibility outcome wait") | files("status", polled=True),
+    ),
+    "lineage": Group(
+        (ALL, FOUND, ALL, "Oo"),
+        (KNOWS, KNOWS, KNOWS, "Oo"),
+        files("parent", when=WHILE_NEW),
+    ),
+    "kind": Group(
+        (ALL, FOUND, ALL, "Oos"),
+        (KNOWS, KNOWS, KNOWS, "Oos"),
+        files("life profile", when=WHILE_NEW) | files("model", when=BETWEEN_RUNS),
+    ),
+    "ids": Group(
+        ("Oosarpk", "Oosarpk", "Oosarpk", "O"),
+        (KNOWS, KNOWS, KNOWS, "O"),
+        files("owner uid gid", when=WHILE_NEW),
+    ),
+    "configuration": Group(
+        ("Oosarpk", "Oosarpk", "Oosarpk", "Oos"),
+        (KNOWS, KNOWS, KNOWS, "Oos"),
+        files("label root iso workspace cwd context mode", when=WHILE_NEW)
+        | files("groups", when=WHILE_NEW, lines=("%d\n",))
+        | files("path", when=WHILE_NEW, lines=("/%x\n",))
+        | files("mount", when=WHILE_NEW, lines=("/srv/a /m/%x ro\n",))
+        | files("exec", when=BETWEEN_RUNS)
+        | files("policy", when=NOT_DEAD,
+                lines=("allow x_t agent:%x create\n", f"allow x_t agent:a {PERMS}\n",
+                       "allow d7_t agent:p0%x " + PERMS + "\n"))
+        | files("limits", lines=("timeout=%ds\n", "grace=5s\n"))
+        | files("restart")
+        | files("meta.json",
+                lines=("{" + ",".join(f'"{n:x}":1' for n in range(7000)) + "}",
+                       "[" * 60_000, '{"a":"' + '\\"' * 30_000 + '"}')),
+    ),
     # what keys are in there is for nobody by policy
-    "environment": {
-        "public": ("Oosa", "Oosa", "Oosa", "Oos"),
-        "private": (KNOWS, KNOWS, "Oosa", "Oos"),
-    },
-    "facts": {
-        "public": ("Oosarpk", "Oosarpk", "Oosarpk", ""),
-        "private": (KNOWS, KNOWS, KNOWS, ""),
-    },
-    "planes": {
-        "public": ("Oosarpk", "Oosarpk", "Oosarpk", "Oosa"),
-        "private": (KNOWS, KNOWS, KNOWS, "Oosa"),
-    },
+    "environment": Group(
+        ("Oosa", "Oosa", "Oosa", "Oos"),
+        (KNOWS, KNOWS, "Oosa", "Oos"),
+        files("env", when=WHILE_NEW, lines=("A%x=\n",)),
+    ),
+    "facts": Group(
+        ("Oosarpk", "Oosarpk", "Oosarpk", ""),
+        (KNOWS, KNOWS, KNOWS, ""),
+        files("supervisor ownership ingress reason incarnation pid run cgroup out log child")
+        | files("session")
+        | files("families policy.effective mount.effective usage error", generated=True)
+        | files("queue", generated=True, polled=True),
+    ),
+    "planes": Group(
+        ("Oosarpk", "Oosarpk", "Oosarpk", "Oosa"),
+        (KNOWS, KNOWS, KNOWS, "Oosa"),
+        files("task work waiting", when=GOING_ON) | files("work/current", when=LIVE),
+    ),
     # who may say a verb has to find it; which verb is the other table
-    "ctl": {
-        "public": ("Oosarpkbe", "Oosarpkbe", "Oosarpk", "Oosabepk"),
-        "private": (KNOWS, KNOWS, KNOWS, "Oosapk"),
-    },
-    "delegation": {
-        "public": ("Oosa", "Oosa", "Oosa", "Oos"),
-        "private": ("Oosa", "Oosa", "Oosa", "s"),
-    },
-    "inheritance": {
-        "public": ("Oosa", "Oosa", "Oosa", ""),
-        "private": (KNOWS, KNOWS, "Oosa", ""),
-    },
-    "result": {
-        "public": ("Oosarpk", "Oosarpk", "Oosarpk", "a"),
-        "private": (KNOWS, KNOWS, KNOWS, "a"),
-    },
+    "ctl": Group(
+        ("Oosarpkbe", "Oosarpkbe", "Oosarpk", "Oosabepk"),
+        (KNOWS, KNOWS, KNOWS, "Oosapk"),
+        files("ctl", lines=("pause\nresume\n", "start\n", "nonsense %x\n")),
+    ),
+    "delegation": Group(
+        ("Oosa", "Oosa", "Oosa", "Oos"),
+        ("Oosa", "Oosa", "Oosa", "s"),
+        files("handoff.md", when=WHILE_NEW, lines=("a line %x\n",))
+        | files("input.jsonl", when=WHILE_NEW, lines=(REF, "{}\n")),
+    ),
+    "inheritance": Group(
+        ("Oosa", "Oosa", "Oosa", ""),
+        (KNOWS, KNOWS, "Oosa", ""),
+        files("inherited.md inherited.json"),
+    ),
+    "result": Group(
+        ("Oosarpk", "Oosarpk", "Oosarpk", "a"),
+        (KNOWS, KNOWS, KNOWS, "a"),
+        files("artifact", when=NOT_DEAD)
+        | files("result.md", when=NOT_DEAD, lines=("a line %x\n",))
+        | files("refs.jsonl", when=NOT_DEAD,
+                lines=(REF, '{"path":"artifact/%x","summary":"s"}\n')),
+    ),
     # it is read by nobody; who may write it has to find it
-    "inbox": {
-        "public": ("Ooswpk", "Ooswpk", "", "Ooswpk"),
-        "private": ("s", "s", "", "s"),
-    },
-}
-
-#: group: names, those in ``/ctx/agent`` as what is put behind the agent's name
-MEMBERS = {
-    "entries": {".d", ".sock", ""},
-    "told": {"visibility", "status", "outcome", "wait"},
-    "lineage": {"parent"},
-    "kind": {"life", "profile", "model"},
-    "ids": {"owner", "uid", "gid"},
-    "configuration": {
-        "groups", "label", "policy", "mount", "root", "iso", "workspace", "cwd", "path",
-        "context", "exec", "mode", "limits", "restart", "meta.json",
-    },
-    "environment": {"env"},
-    "facts": {
-        "supervisor", "ownership", "families", "ingress", "policy.effective", "mount.effective",
-        "reason", "incarnation", "pid", "run", "cgroup", "usage", "queue", "error", "out", "log",
-        "child", "session",
-    },
-    "planes": {"task", "work", "waiting", "current"},
-    "ctl": {"ctl"},
-    "delegation": {"handoff.md", "input.jsonl"},
-    "inheritance": {"inherited.md", "inherited.json"},
-    "result": {"result.md", "refs.jsonl", "artifact"},
-    "inbox": {"inbox"},
-}  # fmt: skip
-#: rows that are neither in the agent's directory nor named after the agent
-ELSEWHERE = {"self"}
-
-#: group: (list, stat, read, write), of sessions; the maker has no part in them
-SESSION: dict[str, dict[str, Cells]] = {
-    "runtime's": {
-        "public": ("Ooahpk", "Ooahpk", "Ooahpk", ""),
-        "private": ("Ooahpk", "Ooahpk", "Ooahpk", ""),
-    },
-    "agent's": {
-        "public": ("Ooahpk", "Ooahpk", "Ooahpk", "a"),
-        "private": ("Ooahpk", "Ooahpk", "Ooahpk", "a"),
-    },
-}
-SESSION_MEMBERS = {
-    "runtime's": {
-        "", "events.jsonl", "latest.md", "state", "cwd", "created_at", "updated_at", "meta.json",
-        "context", "context/pack.md", "context/child",
-    },
-    "agent's": {"messages.jsonl", "context/memory.md", "context/episode"},
+    "inbox": Group(
+        ("Ooswpk", "Ooswpk", "", "Ooswpk"),
+        ("s", "s", "", "s"),
+        files("inbox", when=NOT_ENDING, lines=("a message %x\n",)),
+    ),
 }  # fmt: skip
 
-#: group: (list, stat, read, write), of the maker's side of a delegation, which lies in its session
-CHANNEL: dict[str, dict[str, Cells]] = {
-    "facts": {"public": ("Oos", "Oos", "Oos", ""), "private": ("Oos", "Oos", "Oos", "")},
+#: of sessions; the maker has no part in them
+SESSION = {
+    "runtime's": Group(
+        ("Ooahpk", "Ooahpk", "Ooahpk", ""),
+        ("Ooahpk", "Ooahpk", "Ooahpk", ""),
+        files(". latest.md state cwd created_at updated_at meta.json context context/child")
+        | files("events.jsonl", polled=True)
+        | files("context/pack.md", generated=True),
+    ),
+    "agent's": Group(
+        ("Ooahpk", "Ooahpk", "Ooahpk", "a"),
+        ("Ooahpk", "Ooahpk", "Ooahpk", "a"),
+        files("context/episode")
+        | files("context/memory.md", lines=("a line %x\n",))
+        | files("messages.jsonl",
+                lines=('{"role":"user","content":""}\n',
+                       '{"role":"user","content":{"a":[1,2,%d]}}\n')),
+    ),
+}  # fmt: skip
+
+#: of the maker's side of a delegation, which lies in its session
+CHANNEL = {
+    "facts": Group(
+        ("Oos", "Oos", "Oos", ""), ("Oos", "Oos", "Oos", ""), files(". agent session status")
+    ),
     # the same documents as in the agent's directory
-    "delegation": {"public": ("Oos", "Oos", "Oos", "Oos"), "private": ("Oos", "Oos", "Oos", "s")},
+    "delegation": Group(
+        ("Oos", "Oos", "Oos", "Oos"), ("Oos", "Oos", "Oos", "s"), AGENT["delegation"].files
+    ),
     # a child opens nothing of its maker's session: it writes where its own directory shows them
-    "result": {"public": ("Oos", "Oos", "Oos", "-"), "private": ("Oos", "Oos", "Oos", "-")},
-}
-CHANNEL_MEMBERS = {
-    "facts": {"", "agent", "session", "status"},
-    "delegation": {"handoff.md", "input.jsonl"},
-    "result": {"result.md", "refs.jsonl", "artifact"},
+    "result": Group(
+        ("Oos", "Oos", "Oos", "-"), ("Oos", "Oos", "Oos", "-"), AGENT["result"].files
+    ),
 }
 
-#: group: (list, stat, read, write), of a task, a work item and a wait. Who finds the directory
-#: of the plane finds what is in it.
-RECORD: dict[str, dict[str, Cells]] = {
-    "told": {
-        "public": ("Oosarpk", "Oosarpk", "Oosarpk", ""),
-        "private": (KNOWS, KNOWS, KNOWS, ""),
-    },
-    "said": {
-        "public": ("Oosarpk", "Oosarpk", "Oosarpk", "Oosa"),
-        "private": (KNOWS, KNOWS, KNOWS, "Oosa"),
-    },
+#: of a task, a work item and a wait. Who finds the directory of the plane finds what is in it.
+RECORD = {
+    "told": Group(
+        ("Oosarpk", "Oosarpk", "Oosarpk", ""),
+        (KNOWS, KNOWS, KNOWS, ""),
+        files(". kind exit pid output preview wait started_at ended_at", "task/item/")
+        | files("status worktree", "task/item/", polled=True)
+        | files(". created_at updated_at", "work/item/")
+        | files(". payload", "waiting/item/")
+        | files("status", "waiting/item/", polled=True),
+    ),
+    "said": Group(
+        ("Oosarpk", "Oosarpk", "Oosarpk", "Oosa"),
+        (KNOWS, KNOWS, KNOWS, "Oosa"),
+        files("title cwd accepts_input", "task/item/", final=STARTED)
+        | files("cmd", "task/item/", final=STARTED, lines=("true %x\n",))
+        | files("ctl", "task/item/", lines=("start\n", "nonsense %x\n"))
+        | files("work", "task/item/")
+        | files("objective", "work/item/", when=LIVE, final=DONE, lines=("an aim %x\n",))
+        | files("plan.md", "work/item/", when=LIVE, final=DONE, lines=("- [ ] a step %x\n",))
+        | files("acceptance.md", "work/item/", when=LIVE, final=DONE, lines=("it works %x\n",))
+        | files("blocked_by", "work/item/", when=LIVE, final=DONE, lines=("W%d\n",))
+        | files("parent", "work/item/", when=LIVE, final=DONE)
+        | files("status", "work/item/", when=LIVE, final=DONE, polled=True)
+        | files("on", "waiting/item/", when=GOING_ON, final=ARMED)
+        | files("work deadline", "waiting/item/", when=LIVE, final=OVER),
+    ),
     # whoever may look must not be able to send it anything
-    "secret": {
-        "public": ("Oosarpk", "Oosarpk", "Oosa", ""),
-        "private": (KNOWS, KNOWS, "Oosa", ""),
-    },
-    "environment": {
-        "public": ("Oosarpk", "Oosarpk", "Oosa", "Oosa"),
-        "private": (KNOWS, KNOWS, "Oosa", "Oosa"),
-    },
+    "secret": Group(
+        ("Oosarpk", "Oosarpk", "Oosa", ""),
+        (KNOWS, KNOWS, "Oosa", ""),
+        files("token", "waiting/item/"),
+    ),
+    "environment": Group(
+        ("Oosarpk", "Oosarpk", "Oosa", "Oosa"),
+        (KNOWS, KNOWS, "Oosa", "Oosa"),
+        files("env", "task/item/", final=STARTED, lines=("A%x=\n",)),
+    ),
     # what goes in there does not come out
-    "given": {
-        "public": ("Oosarpk", "Oosarpk", "", "Oosa"),
-        "private": (KNOWS, KNOWS, "", "Oosa"),
-    },
+    "given": Group(
+        ("Oosarpk", "Oosarpk", "", "Oosa"),
+        (KNOWS, KNOWS, "", "Oosa"),
+        files("input", "task/item/", final=ENDED, lines=("some %x\n",)),
+    ),
 }
-RECORD_MEMBERS = {
-    "told": {
-        "task/item", "task/item/kind", "task/item/status", "task/item/exit", "task/item/pid",
-        "task/item/output", "task/item/preview", "task/item/wait", "task/item/started_at",
-        "task/item/ended_at", "task/item/worktree",
-        "work/item", "work/item/created_at", "work/item/updated_at",
-        "waiting/item", "waiting/item/status", "waiting/item/payload",
-    },
-    "said": {
-        "task/item/title", "task/item/cmd", "task/item/cwd", "task/item/accepts_input",
-        "task/item/ctl", "task/item/work",
-        "work/item/objective", "work/item/plan.md", "work/item/acceptance.md",
-        "work/item/status", "work/item/blocked_by", "work/item/parent",
-        "waiting/item/on", "waiting/item/work", "waiting/item/deadline",
-    },
-    "secret": {"waiting/item/token"},
-    "environment": {"task/item/env"},
-    "given": {"task/item/input"},
-}  # fmt: skip
 
-#: verb: who may say it to a public agent, and to a private one, which b and e do not know of
-SAYS = {
-    "start": {"public": "Oosbpk", "private": "Oospk"},
-    "resume": {"public": "Oosbpk", "private": "Oospk"},
-    "reset": {"public": "Oosbpk", "private": "Oospk"},
-    "stop": {"public": "Oosaepk", "private": "Oosapk"},
-    "kill": {"public": "Oosepk", "private": "Oospk"},
-    "pause": {"public": "Oosepk", "private": "Oospk"},
-    "abort": {"public": "Oosepk", "private": "Oospk"},
-    "session NAME": {"public": "Oos", "private": "Oos"},
+#: of no agent: all callers that can be identified find these names and read the files
+OPEN = {
+    "root": {"/": File()}
+    | files("ctxd.sock bin bin/ctx agent tool home shared trigger")
+    | files("status error metrics", generated=True),
+    "home": files(". agent data"),
+    "history": files(". session"),
+    "tool": {"": File(), ".d": File()} | files("description schema output_schema family"),
 }
+#: at places of their own, with tests of their own
+ELSEWHERE = {
+    "agent": files("self"),
+    "waiting": files("TOKEN", lines=("fired %x\n",)),
+    "child": files("child"),
+}
+
+
+@dataclass(frozen=True)
+class Says:
+    """Who may say a verb to a public agent, and to a private one, which b and e do not know of.
+
+    ``goes`` has, for each status in which the verb is not refused with EBUSY, the next status,
+    "same" (the status before the pause), "stays", or another errno.
+    """
+
+    public: str
+    private: str
+    goes: dict[str, str]
+
+    def parties(self, kind: str) -> str:
+        return self.private if KINDS[kind] == "private" else self.public
+
+
+_RUNNING = ("starting", "ready", "idle", "busy", "paused")
+SAYS = {
+    "start": Says("Oosbpk", "Oospk", {"new": "starting"}),
+    "stop": Says("Oosaepk", "Oosapk", {"new": "dead", **dict.fromkeys(_RUNNING, "stopping")}),
+    "kill": Says(
+        "Oosepk", "Oospk",
+        {"new": "dead", **dict.fromkeys((*_RUNNING, "stopping"), "stopping")},
+    ),
+    "pause": Says("Oosepk", "Oospk", dict.fromkeys(("ready", "idle", "busy"), "paused")),
+    "resume": Says("Oosbpk", "Oospk", {"paused": "same"}),
+    "abort [RUN]": Says(
+        "Oosepk", "Oospk",
+        {"busy": "paused", "paused": "paused",
+         **dict.fromkeys(("new", "starting", "ready", "idle", "dead"), "ESRCH")},
+    ),
+    "reset": Says("Oosbpk", "Oospk", {"dead": "new"}),
+    "session NAME": Says(
+        "Oos", "Oos", dict.fromkeys(("new", "ready", "idle", "paused"), "stays")
+    ),
+}  # fmt: skip
 
 COLUMNS = ("list", "stat", "read", "write")
 
 KINDS = {"root": "public", "detached": "public", "child": "private"}
+ITEM_PLANES = [plane for plane in PLANES if isinstance(plane, ItemPlane)]
+#: of verbs that are refused in a status
+ERRNOS_OF_VERBS = ("EBUSY", "ESRCH")
+
+
+def key_of(row: Row[Any]) -> str:
+    """How the table calls it: its place in the directory of its object."""
+    return f"{row.within}/{row.name}" if row.within else row.name
 
 
 def path_of(agent: str, row: Row[Any]) -> str:
     if not row.is_inside:
         return f"agent/{agent}{row.name}"
-    return f"agent/{agent}.d/{row.within}/{row.name}".replace("//", "/")
+    return f"agent/{agent}.d/{key_of(row)}"
 
 
 def at_once(operation: Coroutine[Any, Any, Any]) -> Any:
@@ -274,30 +385,17 @@ def at_once(operation: Coroutine[Any, Any, Any]) -> Any:
     raise AssertionError("the operation waits")
 
 
-class Heard(FakeSupervisor):
-    """Is told to do something, and does not."""
+class Heard:
+    """Stands for the supervisor: is told to do something, and does not."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.verbs: list[str] = []
 
-    def start(self, agent: Agent) -> None:
-        self.verbs.append("start")
+    def __getattr__(self, verb: str) -> Callable[..., None]:
+        def hear(*args: object, kill: bool = False) -> None:
+            self.verbs.append("kill" if kill else verb)
 
-    def stop(self, agent: Agent, reason: str, *, kill: bool) -> None:
-        self.verbs.append("kill" if kill else "stop")
-
-    def pause(self, agent: Agent) -> None:
-        self.verbs.append("pause")
-
-    def resume(self, agent: Agent) -> None:
-        self.verbs.append("resume")
-
-    def abort(self, agent: Agent, run: str | None) -> None:
-        self.verbs.append("abort")
-
-    def reset(self, agent: Agent) -> None:
-        self.verbs.append("reset")
+        return hear
 
 
 @dataclass
@@ -375,8 +473,6 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 def staged(mounted: Mounted) -> Stage:
     world = mounted.world
     heard = Heard()
-    heard.world = world
-    mounted.supervisor = heard
     mounted.base.runtime.supervisor = heard  # type: ignore[assignment]
     maker = world.live(mounted.make("maker", USER))
     objects = {"root": mounted.make("root", USER)}
@@ -389,10 +485,9 @@ def staged(mounted: Mounted) -> Stage:
         children[kind] = world.live(mounted.make(f"below-{kind}", inside(agent)))
         world.agents.journal.update(children[kind], policy="")
         world.agents.journal.update(agent, policy="", mode="turn")
-        world.agents.work.make(ROOT, agent, "item")
-        world.agents.waiting.make(ROOT, agent, "item")
-        task = world.agents.tasks.make(ROOT, agent, "item")
-        world.agents.tasks.set(task, accepts_input=True)
+        for plane in ITEM_PLANES:
+            plane.records(world.agents).make(ROOT, agent, "item")
+        world.agents.tasks.set(world.agents.tasks.find(agent, "item"), accepts_input=True)
     world.agents.journal.update(maker, policy="")
 
     def policed(letter: str, lines: tuple[str, ...], owner: Caller, writer: Caller) -> Caller:
@@ -492,80 +587,108 @@ def judge(
     assert not wrong, "\n".join(wrong)
 
 
-def cells_of(plane: str, table: dict[str, dict[str, Cells]], kinds: tuple[str, ...]) -> list[Any]:
-    """(group, (kind, column, parties)), the deviating parties apart from the others."""
-    found = []
-    for group in table:
-        for kind in kinds:
-            for column in COLUMNS:
-                name = f"{group}-{kind}-{column}"
-                found.append(pytest.param(group, (kind, column, "".join(PARTIES)), id=name))
-    return found
+def cells_of(table: dict[str, Group], kinds: Iterable[str]) -> list[Any]:
+    """(group, (kind, column, parties))."""
+    return [
+        pytest.param(group, (kind, column, "".join(PARTIES)), id=f"{group}-{kind}-{column}")
+        for group in table
+        for kind in kinds
+        for column in COLUMNS
+    ]
 
 
-def test_every_file_has_its_place_in_the_table() -> None:
-    def names(rows: tuple[Row[Any], ...]) -> list[str]:
-        return sorted(
-            f"context/{row.name}" if row.within == "context" else row.name
-            for row in rows
-            if row.name not in ELSEWHERE
-        )
+def placed(*tables: dict[str, Group], below: str = "") -> dict[str, File]:
+    """The files of all groups, or of those of one directory, by their place in that."""
+    return {
+        name.removeprefix(below).removeprefix("/"): file
+        for table in tables
+        for group in table.values()
+        for name, file in group.files.items()
+        if name == below or name.startswith(f"{below}/" if below else "")
+    }
 
-    def placed(members: dict[str, set[str]]) -> list[str]:
-        return sorted(name for group in members.values() for name in group)
 
-    assert names(agent_files.ROWS) == placed(MEMBERS)
-    assert sorted(record_rows()) == placed(RECORD_MEMBERS)
-    assert names(session_files.ROWS) == placed(SESSION_MEMBERS)
-    channel = names(session_files.CHANNEL_ROWS) + list(agent_files.DOCUMENTS)
-    assert sorted(channel) == placed(CHANNEL_MEMBERS)
-    assert sorted(verb.usage.replace(" [RUN]", "") for verb in VERBS.values()) == sorted(SAYS)
-    known = {*PARTIES, "-"}
-    for table, members in (
-        (AGENT, MEMBERS),
-        (SESSION, SESSION_MEMBERS),
-        (CHANNEL, CHANNEL_MEMBERS),
-        (RECORD, RECORD_MEMBERS),
-    ):
-        assert table.keys() == members.keys()
+#: by plane: each of its files, and what is said of it
+PLACED = {
+    **OPEN,
+    "agent": placed(AGENT) | ELSEWHERE["agent"],
+    "child": ELSEWHERE["child"],
+    "session": placed(SESSION),
+    "channel": CHANNEL["facts"].files,
+    "task": placed(RECORD, below="task/item"),
+    "work": placed(RECORD, below="work/item"),
+    "waiting": placed(RECORD, below="waiting/item") | ELSEWHERE["waiting"],
+}
+
+
+@pytest.mark.parametrize("plane", PLANES, ids=lambda plane: plane.name)
+def test_the_table_has_every_file_and_says_how_it_is_kept(plane: Plane[Any]) -> None:
+    rows = {key_of(row): row for row in plane.rows}
+    told = PLACED[plane.name]
+    assert rows.keys() == told.keys()
+    for name, row in rows.items():
+        assert (isinstance(row, Shown) and row.generated) is told[name].generated, name
+        assert row.polled is told[name].polled, name
+        one = isinstance(row, Staged) and row.single
+        many = isinstance(row, kinds.File) and bool(row.guard.who) and not one
+        assert many <= bool(told[name].lines), f"{name}: say which lines it takes"
+
+
+def test_the_table_is_of_planes_verbs_and_parties_that_there_are() -> None:
+    assert {plane.name for plane in PLANES} == PLACED.keys()
+    assert [verb.usage for verb in VERBS.values()] == list(SAYS)
+    documents = CHANNEL["delegation"].files | CHANNEL["result"].files
+    assert documents.keys() == set(agent_files.DOCUMENTS)
+    for table in (AGENT, SESSION, CHANNEL, RECORD):
         for group in table.values():
-            assert all(set("".join(cells)) <= known for cells in group.values())
+            assert set("".join((*group.public, *group.private))) <= {*PARTIES, "-"}
 
 
-@pytest.mark.parametrize(("group", "cell"), cells_of("agent", AGENT, tuple(KINDS)))
+def knows(kind: str) -> str:
+    """To whom an agent is there at all."""
+    return KNOWS if KINDS[kind] == "private" else FOUND
+
+
+def rows_of_agents() -> dict[str, Row[Any]]:
+    return {key_of(row): row for row in agent_files.ROWS}
+
+
+def rows_of_records() -> dict[str, Row[Any]]:
+    """Every file of a task, a work item and a wait, by its path below the agent's directory."""
+    return {
+        f"{plane.name}/item/{row.name}".rstrip("/"): row
+        for plane in ITEM_PLANES
+        for row in plane.rows
+        if row.path is None
+    }
+
+
+@pytest.mark.parametrize(("group", "cell"), cells_of(AGENT, KINDS))
 def test_files_of_an_agent(stage: Stage, group: str, cell: tuple[str, str, str]) -> None:
     kind = cell[0]
-    files = [
-        (path_of(kind, row), row)
-        for row in agent_files.ROWS
-        if row.name in MEMBERS[group] and row.name not in ELSEWHERE
-    ]
-    knows = KNOWS if KINDS[kind] == "private" else FOUND
-    judge(stage, cell, AGENT[group][KINDS[kind]], files, knows)
+    rows = rows_of_agents()
+    found = [(path_of(kind, rows[name]), rows[name]) for name in AGENT[group].files]
+    judge(stage, cell, AGENT[group].cells(kind), found, knows(kind))
 
 
-def record_rows() -> dict[str, Row[Any]]:
-    """Every file of a task, a work item and a wait, by its path below the agent's directory."""
-    tables: dict[str, Plane[Any]] = {
-        "task": task_files.PLANE,
-        "work": work_files.PLANE,
-        "waiting": waiting_files.PLANE,
-    }
-    return {
-        f"{plane}/item/{row.name}".rstrip("/"): row
-        for plane, table in tables.items()
-        for row in table.rows
-        if row.name != "TOKEN"
-    }
-
-
-@pytest.mark.parametrize(("group", "cell"), cells_of("record", RECORD, tuple(KINDS)))
+@pytest.mark.parametrize(("group", "cell"), cells_of(RECORD, KINDS))
 def test_tasks_work_items_and_waits(stage: Stage, group: str, cell: tuple[str, str, str]) -> None:
     kind = cell[0]
-    rows = record_rows()
-    files = [(f"agent/{kind}.d/{path}", rows[path]) for path in sorted(RECORD_MEMBERS[group])]
-    knows = KNOWS if KINDS[kind] == "private" else FOUND
-    judge(stage, cell, RECORD[group][KINDS[kind]], files, knows)
+    rows = rows_of_records()
+    found = [(f"agent/{kind}.d/{path}", rows[path]) for path in RECORD[group].files]
+    judge(stage, cell, RECORD[group].cells(kind), found, knows(kind))
+
+
+@pytest.mark.parametrize("plane", ["root", "home", "history"])
+def test_what_is_of_no_agent_is_open(stage: Stage, plane: str) -> None:
+    base = {"root": "", "home": "home/1000/", "history": "home/1000/agent/root/"}[plane]
+    rows = {key_of(row): row for each in PLANES if each.name == plane for row in each.rows}
+    for name in OPEN[plane]:
+        for party in ALL.replace("s", ""):
+            with stage.mounted.as_(stage.callers["root"][party]):
+                assert outcome(partial(stage.find, base + name)) == "yes", name
+                if rows[name].kind is Kind.FILE:
+                    assert outcome(partial(stage.read, base + name, Kind.FILE)) == "yes", name
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -587,43 +710,42 @@ def test_everybody_who_can_be_identified_writes_to_a_token(stage: Stage, kind: s
         agents.waiting.remove(ROOT, stage.objects[kind], wait.name)
 
 
-@pytest.mark.parametrize(("group", "cell"), cells_of("session", SESSION, tuple(KINDS)))
+@pytest.mark.parametrize(("group", "cell"), cells_of(SESSION, KINDS))
 def test_sessions(stage: Stage, group: str, cell: tuple[str, str, str]) -> None:
     kind, column, _ = cell
     base = f"home/{USER.uid}/agent/{kind}/session/default"
-    files = []
-    for row in session_files.ROWS:
-        name = f"context/{row.name}" if row.within == "context" else row.name
+    rows = {key_of(row): row for row in session_files.ROWS}
+    found = [
+        (f"{base}/{name}".rstrip("/"), rows[name])
+        for name in SESSION[group].files
         # that there is a session is told where its agent is
-        if name in SESSION_MEMBERS[group] and (name or column != "list"):
-            files.append((f"{base}/{name}".rstrip("/"), row))
-    knows = KNOWS + "h" if KINDS[kind] == "private" else FOUND
-    judge(stage, cell, SESSION[group][KINDS[kind]], files, knows)
+        if name or column != "list"
+    ]
+    of_it = knows(kind) if knows(kind) is FOUND else KNOWS + "h"
+    judge(stage, cell, SESSION[group].cells(kind), found, of_it)
 
 
-@pytest.mark.parametrize(("group", "cell"), cells_of("channel", CHANNEL, ("detached", "child")))
+@pytest.mark.parametrize(("group", "cell"), cells_of(CHANNEL, ("detached", "child")))
 def test_the_makers_side_of_a_delegation(
     stage: Stage, group: str, cell: tuple[str, str, str]
 ) -> None:
     kind = cell[0]
     base = f"home/{USER.uid}/agent/maker/session/default/context/child/{kind}"
-    rows = {row.name: row for row in agent_files.ROWS if row.is_inside and not row.within}
-    rows |= {row.name: row for row in session_files.CHANNEL_ROWS}
-    files = [(f"{base}/{name}".rstrip("/"), rows[name]) for name in CHANNEL_MEMBERS[group]]
+    rows = rows_of_agents() | {key_of(row): row for row in session_files.CHANNEL_ROWS}
+    found = [(f"{base}/{name}".rstrip("/"), rows[name]) for name in CHANNEL[group].files]
     # the maker is public, and with it all around its session
-    judge(stage, cell, CHANNEL[group][KINDS[kind]], files, FOUND)
+    judge(stage, cell, CHANNEL[group].cells(kind), found, FOUND)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("column", ["read", "write"])
 def test_who_has_a_file_by_its_number_may_no_more(stage: Stage, kind: str, column: str) -> None:
     """As through a descriptor that was handed over: no name is looked up any more."""
-    visibility = KINDS[kind]
     wrong = []
-    for group, members in MEMBERS.items():
-        cells = dict(zip(COLUMNS, AGENT[group][visibility], strict=True))
+    for group in AGENT.values():
+        cells = dict(zip(COLUMNS, group.cells(kind), strict=True))
         for number, row in enumerate(agent_files.ROWS, 1):
-            if row.name not in members or row.kind is not Kind.FILE:
+            if key_of(row) not in group.files or row.kind is not Kind.FILE:
                 continue
             path = path_of(kind, row)
             inode = agent_files.PLANE.inode(stage.objects[kind].index, number)
@@ -644,29 +766,102 @@ def test_who_has_a_file_by_its_number_may_no_more(stage: Stage, kind: str, colum
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("verb", SAYS)
 def test_verbs(stage: Stage, verb: str, kind: str) -> None:
-    visibility = KINDS[kind]
     # this one passes the judgement of who speaks, and then is refused for something else
     answers = {"session NAME": "EBUSY"}
-    fitting = {"start": Status.NEW, "resume": Status.PAUSED, "reset": Status.DEAD}
     wrong = []
     agent = stage.objects[kind]
     agent.run = "r1"
+    fitting = fits(verb)
     for party, caller in stage.callers[kind].items():
         stage.heard.verbs.clear()
         # an agent that has not begun, or is over, has no processes
-        agent.status = fitting.get(verb, Status.BUSY) if party != "a" else Status.BUSY
-        allowed = party in SAYS[verb][visibility]
+        begun = party == "a" or verb in answers or Status.BUSY in fitting
+        agent.status = Status.BUSY if begun else min(fitting)
+        allowed = party in SAYS[verb].parties(kind)
         if allowed:
             expected = answers.get(verb, "yes")
         else:
-            expected = "ENOENT" if visibility == "private" and party not in KNOWS else "EACCES"
+            expected = "EACCES" if party in knows(kind) else "ENOENT"
         with stage.mounted.as_(caller):
-            found = outcome(lambda: stage.mounted.put(f"agent/{kind}.d/ctl", f"{verb}\n"))
-        acted = [verb] if allowed and verb not in answers else []
+            found = outcome(lambda: stage.mounted.put(f"agent/{kind}.d/ctl", line(verb)))
+        acted = [verb.split()[0]] if allowed and verb not in answers else []
         if (found, stage.heard.verbs) != (expected, acted):
             wrong.append(f"{kind}: {verb} by {PARTIES[party]}: {found}, not {expected}")
     agent.status, agent.run = Status.BUSY, ""
     assert not wrong, "\n".join(wrong)
+
+
+def line(verb: str) -> str:
+    """How it is said, without what may be left out."""
+    return verb.partition(" [")[0] + "\n"
+
+
+def fits(verb: str) -> set[Status]:
+    """In which statuses it is not refused."""
+    return {Status(status) for status, to in SAYS[verb].goes.items() if to not in ERRNOS_OF_VERBS}
+
+
+@pytest.mark.parametrize("verb", SAYS)
+def test_in_which_statuses_a_verb_is_said(mounted: Mounted, verb: str) -> None:
+    heard = Heard()
+    mounted.base.runtime.supervisor = heard  # type: ignore[assignment]
+    agent = mounted.make("x", USER)
+    path = "agent/x.d/ctl"
+    for status in Status:
+        agent.status, agent.run = status, "r1" if verb.startswith("abort") else ""
+        expected = "yes" if status in fits(verb) else SAYS[verb].goes.get(status, "EBUSY")
+        assert outcome(lambda: mounted.put(path, line(verb))) == expected, status
+    agent.status, agent.run = Status.PAUSED, "r1"
+    frozen = "EBUSY" if verb == "session NAME" or Status.PAUSED not in fits(verb) else "yes"
+    assert outcome(lambda: mounted.put(path, line(verb))) == frozen
+
+
+def written(table: dict[str, Group]) -> list[Any]:
+    """(who writes it, its path, its file), of all that somebody writes."""
+    return [
+        pytest.param(min(group.writers), name, file, id=name)
+        for group in table.values()
+        if group.writers
+        for name, file in group.files.items()
+    ]
+
+
+@pytest.mark.parametrize(("writer", "name", "file"), written(AGENT))
+def test_in_which_statuses_a_file_is_written(
+    stage: Stage, writer: str, name: str, file: File
+) -> None:
+    agent, row = stage.objects["root"], rows_of_agents()[name]
+    try:
+        for status in Status:
+            # an agent that has not begun, or is over, writes nothing
+            if writer == "a" and status not in LIVE:
+                continue
+            agent.status = status
+            with stage.mounted.as_(stage.callers["root"][writer]):
+                found = outcome(lambda: stage.write(path_of("root", row), row.kind))
+            assert found == ("yes" if status in file.when else "EBUSY"), status
+    finally:
+        agent.status = Status.BUSY
+
+
+@pytest.mark.parametrize(("writer", "name", "file"), written(RECORD))
+def test_in_which_statuses_a_file_of_a_record_is_written(
+    stage: Stage, writer: str, name: str, file: File
+) -> None:
+    agent, row = stage.objects["root"], rows_of_records()[name]
+    plane = next(plane for plane in ITEM_PLANES if name.startswith(f"{plane.name}/"))
+    item = stage.mounted.agents.items.named(agent.index, plane.cls, "item")
+    assert item is not None
+    before = item.status
+    with stage.mounted.as_(stage.callers["root"][writer]):
+        try:
+            for agent.status in Status:
+                for item.status in type(before):
+                    found = outcome(lambda: stage.write(f"agent/root.d/{name}", row.kind))
+                    takes = agent.status in file.when and item.status not in file.final
+                    assert found == ("yes" if takes else "EBUSY"), (agent.status, item.status)
+        finally:
+            agent.status, item.status = Status.BUSY, before
 
 
 #: the words of the manual, and whom of the parties they mean to a public agent
@@ -712,57 +907,51 @@ def said_by(text: str, verb: str) -> set[str]:
     return parties_of(match[1]) if match else set()
 
 
-def write_cell(group: Cells) -> set[str]:
-    return set(group[3].replace("-", ""))
-
-
-@pytest.mark.parametrize("group", MEMBERS)
+@pytest.mark.parametrize("group", [name for name in AGENT if name != "entries"])
 def test_the_manual_says_of_an_agents_files_who_writes_and_reads_them(group: str) -> None:
     entries = told("agent files")
-    cells = AGENT[group]["public"]
-    for name in MEMBERS[group] - MEMBERS["entries"]:
-        text = entries["work/current" if name == "current" else name]
-        plane = name in ("task", "work", "waiting")
-        assert said_by(text, "mkdir(2)" if plane else "Written") == write_cell(cells), name
+    _, _, reads, _ = AGENT[group].public
+    for name in AGENT[group].files:
+        text = entries[name]
+        plane = "mkdir(2)" in text
+        assert said_by(text, "mkdir(2)" if plane else "Written") == AGENT[group].writers, name
         if plane:
-            assert said_by(text, "rmdir(2)") == write_cell(cells), name
+            assert said_by(text, "rmdir(2)") == AGENT[group].writers, name
         if "Public." in text:
-            assert set(cells[2]) == set(ALL), name
+            assert set(reads) == set(ALL), name
         else:
             read = said_by(text, "Read") if "Read by" in text else set("Oosarpk")
-            assert read == set(cells[2]), name
+            assert read == set(reads), name
         assert ("Of a private child by the creator only." in text) is (
-            AGENT[group]["private"][3] == "s"
+            AGENT[group].private[3] == "s"
         ), name
 
 
 @pytest.mark.parametrize("group", RECORD)
 def test_the_manual_says_it_of_tasks_work_items_and_waits(group: str) -> None:
-    cells = RECORD[group]["public"]
-    for path in RECORD_MEMBERS[group]:
-        plane, _, name = path.split("/", 2) if path.count("/") == 2 else (*path.split("/"), "")
+    reads = set(RECORD[group].public[2])
+    for path in RECORD[group].files:
+        plane, _, name = path.replace("/item", "", 1).partition("/")
         if not name:
             continue
         text = told(f"{plane} files")[name]
-        assert said_by(text, "Written") == write_cell(cells), path
-        assert ("Read by" in text) is (set(cells[2]) != set("Oosarpk")), path
+        assert said_by(text, "Written") == RECORD[group].writers, path
+        assert ("Read by" in text) is (reads != set("Oosarpk")), path
         if "Read by" in text:
-            assert said_by(text, "Read") == set(cells[2]), path
+            assert said_by(text, "Read") == reads, path
 
 
 @pytest.mark.parametrize("group", SESSION)
 def test_the_manual_says_it_of_sessions(group: str) -> None:
-    cells = SESSION[group]["public"]
-    for name in SESSION_MEMBERS[group] - {""}:
+    for name in filter(None, SESSION[group].files):
         text = told("session files")[name]
-        assert said_by(text, "Read") == set(cells[2]), name
-        assert said_by(text, "Written") == write_cell(cells), name
+        assert said_by(text, "Read") == set(SESSION[group].public[2]), name
+        assert said_by(text, "Written") == SESSION[group].writers, name
 
 
 @pytest.mark.parametrize("verb", SAYS)
 def test_the_manual_says_whose_verb_it_is(verb: str) -> None:
-    name = "abort [RUN]" if verb == "abort" else verb
-    assert said_by(told("verbs")[name], "Said") == set(SAYS[verb]["public"])
+    assert said_by(told("verbs")[verb], "Said") == set(SAYS[verb].public)
 
 
 #: file or verb: in which statuses of its agent that is refused, whoever asks
@@ -805,37 +994,32 @@ def test_the_manual_says_when(section: str) -> None:
         assert words in entries[name], name
 
 
-@pytest.mark.parametrize("plane", ["task", "work", "waiting"])
+@pytest.mark.parametrize("plane", ITEM_PLANES, ids=lambda plane: plane.name)
 @pytest.mark.parametrize("status", Status)
-def test_records_are_made_below_a_live_agent_that_is_not_stopping(
-    stage: Stage, plane: str, status: Status
+def test_records_are_removed_in_any_status(
+    stage: Stage, plane: ItemPlane[Any], status: Status
 ) -> None:
-    agent, ops = stage.objects["root"], stage.mounted.ops
+    agent, agents = stage.objects["root"], stage.mounted.agents
+    plane.records(agents).make(ROOT, agent, "made")
     agent.status = status
-    takes = status not in (Status.NEW, Status.STOPPING, Status.DEAD)
     try:
         with stage.mounted.as_(ROOT):
-            inode, _ = stage.find(f"agent/root.d/{plane}")
-            made = outcome(lambda: at_once(ops.mkdir(inode, b"made", 0o755, CONTEXT)))
-            assert made == ("yes" if takes else "EBUSY")
-            # what is there is removed in any status
-            if takes:
-                agent.status = Status.DEAD
-                assert outcome(lambda: at_once(ops.rmdir(inode, b"made", CONTEXT))) == "yes"
+            inode, _ = stage.find(f"agent/root.d/{plane.name}")
+            rmdir = partial(stage.mounted.ops.rmdir, inode, b"made", CONTEXT)
+            assert outcome(lambda: at_once(rmdir())) == "yes"
     finally:
         agent.status = Status.BUSY
 
 
-@pytest.mark.parametrize("name", ["title", "cmd", "cwd", "env", "accepts_input"])
-def test_a_command_is_configured_until_it_is_started(stage: Stage, name: str) -> None:
+def test_the_handle_of_a_child_is_not_configured(stage: Stage) -> None:
     agent, tasks = stage.objects["root"], stage.mounted.agents.tasks
-    task = tasks.make(ROOT, agent, f"started-{name}")
-    path = f"agent/root.d/task/{task.name}/{name}"
+    task = tasks.make(ROOT, agent, "handle")
+    task.child = stage.objects["child"].index
+    configured = [name for name, file in PLACED["task"].items() if file.final == STARTED]
+    assert configured
     with stage.mounted.as_(ROOT):
-        assert outcome(lambda: stage.write(path, Kind.FILE)) == "yes"
-        task.status = TaskStatus.RUNNING
-        assert outcome(lambda: stage.write(path, Kind.FILE)) == "EBUSY"
-        task.child = stage.objects["child"].index
-        assert outcome(lambda: stage.write(path, Kind.FILE)) == "EPERM"
-    task.status, task.child = TaskStatus.COMPLETED, 0
+        for name in configured:
+            path = f"agent/root.d/task/handle/{name}"
+            assert outcome(partial(stage.write, path, Kind.FILE)) == "EPERM", name
+    task.child = 0
     tasks.remove(ROOT, agent, task.name)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ctxfs.files import agent as agent_files
+from tests.adapter.test_who_may import OPEN, PLACED
 from tests.worlds.daemon import Daemon, read, refusal, wait_dead, write
 
 
@@ -22,10 +23,8 @@ def shared_daemon(shared_daemon: Daemon) -> Daemon:
 
 
 def test_root_has_what_the_manual_lists(daemon: Daemon) -> None:
-    assert set(os.listdir(daemon.root)) == {
-        *("status", "error", "metrics", "ctxd.sock", "bin", "agent", "tool"),
-        *("home", "shared", "trigger"),
-    }
+    listed = {name for name in OPEN["root"] if "/" not in name}
+    assert set(os.listdir(daemon.root)) == listed
     assert "state=ready" in (daemon.root / "status").read_text()
     assert stat.S_IMODE((daemon.root / "agent").stat().st_mode) == 0o1777
     assert stat.S_IMODE((daemon.root / "trigger").stat().st_mode) == 0o311
@@ -63,9 +62,6 @@ def test_an_agent_has_every_file_with_its_default(daemon: Daemon) -> None:
         assert read(agent, file) == text, file
 
 
-GENERATED = ("policy.effective", "mount.effective", "families", "usage", "queue", "error")
-
-
 @pytest.mark.parametrize(
     ("command", "shown"),
     [
@@ -99,7 +95,7 @@ def test_files_without_a_size_are_read_as_any_other(
 def test_sizes_are_exact(daemon: Daemon) -> None:
     agent = daemon.make("coder", "true", "a task\n")
     for file in agent.iterdir():
-        if file.name in GENERATED:
+        if PLACED["agent"][file.name].generated:
             assert file.stat().st_size == 0, file.name
         elif file.is_file() and not file.is_symlink() and file.name not in ("wait", "inbox"):
             assert file.stat().st_size == len(file.read_bytes()), file.name

@@ -2,55 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ctxfs import manual
-from ctxfs.files import agent, root, session, task, tool, waiting, work
-from ctxfs.tree.planes import Plane
-from ctxfs.tree.rows import Row
 from runtime.records.config import Config
 from runtime.sockets.operations import DAEMON_OPERATIONS, OPERATIONS
 
 MAN = Path(__file__).parents[3] / "man"
-TABLES = (
-    root.PLANE,
-    root.HOME,
-    root.HISTORY,
-    agent.PLANE,
-    session.PLANE,
-    session.CHANNEL,
-    task.PLANE,
-    work.PLANE,
-    waiting.PLANE,
-    tool.PLANE,
-)
-
-
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
     copy = tmp_path / "ctxfs.5"
     copy.write_text((MAN / "ctxfs.5").read_text())
     return copy
-
-
-def rows() -> Iterator[tuple[Plane[Any], Row[Any]]]:
-    for table in TABLES:
-        for row in manual.described(table):
-            yield table, row
-
-
-@pytest.mark.parametrize(
-    "row", [pytest.param(row, id=f"{table.name}-{row.name}") for table, row in rows()]
-)
-def test_every_row_has_a_line_of_documentation(row: Row[Any]) -> None:
-    assert row.name
-    assert row.doc
-    assert "\n" not in row.doc
 
 
 def test_the_page_is_up_to_date() -> None:

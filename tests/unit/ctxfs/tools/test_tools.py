@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import trio
@@ -35,12 +35,7 @@ from runtime.records.model import FAMILIES, Agent
 from tests.worlds.records import ROOT, inside
 from tests.worlds.tree import STRANGER, USER, Mounted, mounted_in
 
-NAMES = [
-    *("SpawnAgent", "AgentGet", "AgentList", "SendMessage", "AgentStop"),
-    *("WorkCreate", "WorkUpdate", "WorkList", "WorkFocus"),
-    *("ExecCommand", "TaskList", "TaskStatus", "TaskOutput", "TaskInput", "TaskStop"),
-    *("WaitFor", "WaitCancel"),
-]
+NAMES = sorted(BY_NAME)
 
 Input = dict[str, Any]
 
@@ -97,8 +92,7 @@ def refused(error: type[CtxError], match: str | None = None) -> Any:
 # the table
 
 
-def test_the_tools_are_those_of_the_abi() -> None:
-    assert sorted(BY_NAME) == sorted(NAMES)
+def test_no_two_tools_have_one_name() -> None:
     assert len(BY_NAME) == len(TOOLS)
 
 
@@ -149,9 +143,21 @@ def _helper(desk: Desk) -> None:
     desk.agent("helper")
 
 
-#: (what is there before, the input, part of the answer); several of one tool have other names
-CALLS: dict[str, tuple[Callable[[Desk], None], Input, Input]] = {
-    "SpawnAgent": (
+class Sample(NamedTuple):
+    """A call; the first of each tool knows also the largest that an agent may say of it where
+    there is much already (`adapter/test_cost.py`), and is not refused."""
+
+    before: Callable[[Desk], None]
+    given: Input
+    answer: Input
+    largest: Input | None = None
+
+
+_PLAN = "- a step\n" * 7000
+_LONG = "x" * 1_000_000
+#: several of one tool have other names
+CALLS: dict[str, Sample] = {
+    "SpawnAgent": Sample(
         _nothing,
         {"initial_message": "look", "name": "rev", "mode": "turn", "context": "fork"},
         {
@@ -163,35 +169,50 @@ CALLS: dict[str, tuple[Callable[[Desk], None], Input, Input]] = {
                 "initial_output": "",
             },
         },
+        {"name": "k-spawned", "initial_message": _LONG},
     ),
-    "SpawnAgent public": (
+    "SpawnAgent public": Sample(
         _nothing,
         {"preset": "public_named", "name": "rev", "exec": "cat", "model": "big"},
         {"agent_id": "rev"},
     ),
-    "AgentGet": (_wait, {"agent_id": "coder"}, {"status": "busy", "children": [], "tasks": {}}),
-    "AgentList": (_helper, {}, {}),
-    "SendMessage": (
+    "AgentGet": Sample(
+        _wait, {"agent_id": "coder"}, {"status": "busy", "children": [], "tasks": {}},
+        {},
+    ),
+    "AgentList": Sample(_helper, {}, {}, {}),
+    "SendMessage": Sample(
         _helper,
         {"agent_id": "helper", "text": "hello", "priority": "next", "id": "m"},
         {"message_id": "m", "status": "queued"},
+        {"agent_id": "k1", "text": _LONG, "priority": "interject"},
     ),
-    "AgentStop": (_helper, {"agent_id": "helper"}, {"agent_id": "helper", "status": "stopping"}),
-    "AgentStop kill": (_helper, {"agent_id": "helper", "kill": True}, {"status": "stopping"}),
-    "WorkCreate": (
+    "AgentStop": Sample(
+        _helper, {"agent_id": "helper"}, {"agent_id": "helper", "status": "stopping"},
+        {"agent_id": "k2", "kill": True},
+    ),
+    "AgentStop kill": Sample(_helper, {"agent_id": "helper", "kill": True}, {"status": "stopping"}),
+    "WorkCreate": Sample(
         _nothing,
         {"objective": "fix it", "plan": "1. look", "acceptance": "green", "focus": True},
         {"id": "work-1", "objective": "fix it", "status": "active", "focus": True},
+        {"objective": "x" * 60_000, "plan": _PLAN, "acceptance": _PLAN, "focus": True},
     ),
-    "WorkUpdate": (
+    "WorkUpdate": Sample(
         _work,
         {"id": "w", "plan": "done", "parent": "chain", "status": "done"},
         {"id": "w", "status": "done", "parent": "chain"},
+        {
+            "id": "W2",
+            "plan": _PLAN,
+            "acceptance": _PLAN,
+            "blocked_by": [f"W{n}" for n in range(3, 100)],
+        },
     ),
-    "WorkList": (_work, {"all": True}, {"focus": ""}),
-    "WorkFocus": (_work, {"id": "w"}, {"focus": "w"}),
-    "WorkFocus none": (_work, {"id": None}, {"focus": ""}),
-    "ExecCommand": (
+    "WorkList": Sample(_work, {"all": True}, {"focus": ""}, {"all": True}),
+    "WorkFocus": Sample(_work, {"id": "w"}, {"focus": "w"}, {"id": "W2"}),
+    "WorkFocus none": Sample(_work, {"id": None}, {"focus": ""}),
+    "ExecCommand": Sample(
         _work,
         {
             "cmd": "make test",
@@ -208,10 +229,14 @@ CALLS: dict[str, tuple[Callable[[Desk], None], Input, Input]] = {
                 "initial_output": "",
             }
         },
+        {"cmd": "x" * 60_000, "env": {f"A{n}": "x" * 50 for n in range(1000)}},
     ),
-    "TaskList": (_task, {}, {}),
-    "TaskStatus": (_ended, {"task_id": "t"}, {"status": "completed", "exit": "exit:0"}),
-    "TaskOutput": (
+    "TaskList": Sample(_task, {}, {}, {}),
+    "TaskStatus": Sample(
+        _ended, {"task_id": "t"}, {"status": "completed", "exit": "exit:0"},
+        {"task_id": "T2"},
+    ),
+    "TaskOutput": Sample(
         _ended,
         {"task_id": "t", "block": True, "timeout": 5.5},
         {
@@ -220,19 +245,32 @@ CALLS: dict[str, tuple[Callable[[Desk], None], Input, Input]] = {
             "truncated": False,
             "output_path": "/ctx/agent/coder.d/task/t/output",
         },
+        {"task_id": "T2"},
     ),
-    "TaskInput": (_running, {"task_id": "t", "text": "line\n"}, {"accepted": 5}),
-    "TaskStop": (_running, {"task_id": "t", "kill": True}, {"status": "cancelling"}),
-    "WaitFor": (
+    "TaskInput": Sample(
+        _running, {"task_id": "t", "text": "line\n"}, {"accepted": 5},
+        {"task_id": "T2", "text": _LONG},
+    ),
+    "TaskStop": Sample(
+        _running, {"task_id": "t", "kill": True}, {"status": "cancelling"},
+        {"task_id": "T2"},
+    ),
+    "WaitFor": Sample(
         _work,
         {"wake": "timer", "resource": "1h", "work": "w", "deadline": "2h"},
         {"wait_id": "wait-1", "status": "armed", "on": "timer 1h", "work": "w", "deadline": "2h"},
+        {"wake": "external", "work": "W2", "deadline": "1h"},
     ),
-    "WaitFor task": (_task, {"wake": "task_result", "resource": "t"}, {"on": "task t"}),
-    "WaitFor over": (_ended, {"wake": "task_result", "resource": "t"}, {"status": "fired"}),
-    "WaitFor message": (_nothing, {"wake": "message", "id": "w1"}, {"wait_id": "w1"}),
-    "WaitFor external": (_nothing, {"wake": "external"}, {"status": "armed", "on": "trigger"}),
-    "WaitCancel": (_wait, {"wait_id": "x"}, {"wait_id": "x", "status": "cancelled"}),
+    "WaitFor task": Sample(_task, {"wake": "task_result", "resource": "t"}, {"on": "task t"}),
+    "WaitFor over": Sample(_ended, {"wake": "task_result", "resource": "t"}, {"status": "fired"}),
+    "WaitFor message": Sample(_nothing, {"wake": "message", "id": "w1"}, {"wait_id": "w1"}),
+    "WaitFor external": Sample(
+        _nothing, {"wake": "external"}, {"status": "armed", "on": "trigger"}
+    ),
+    "WaitCancel": Sample(
+        _wait, {"wait_id": "x"}, {"wait_id": "x", "status": "cancelled"},
+        {"wait_id": "A2"},
+    ),
 }
 
 
@@ -243,7 +281,7 @@ def test_every_tool_is_called() -> None:
 @pytest.mark.parametrize("which", CALLS)
 @pytest.mark.parametrize("operator", [False, True], ids=["agent", "operator"])
 def test_every_tool_answers_what_its_schema_says(desk: Desk, which: str, operator: bool) -> None:
-    before, given, wanted = CALLS[which]
+    before, given, wanted, _ = CALLS[which]
     name = which.split()[0]
     before(desk)
     if operator and name not in ("AgentGet", "AgentList", "SendMessage", "AgentStop"):
@@ -482,7 +520,7 @@ OF_ONE = [tool.name for tool in TOOLS if tool.concerns is Concerns.CALLER]
 
 @pytest.mark.parametrize("which", [n for n in CALLS if n in OF_ONE])
 def test_operators_name_an_agent_that_is_theirs(desk: Desk, which: str) -> None:
-    before, given, _ = CALLS[which]
+    before, given, _, _ = CALLS[which]
     before(desk)
     with refused(MalformedError, "^agent_id: "):
         desk.call(which, given, USER)
@@ -493,7 +531,7 @@ def test_operators_name_an_agent_that_is_theirs(desk: Desk, which: str) -> None:
 
 @pytest.mark.parametrize("which", [n for n in CALLS if n in [*OF_ONE, "SpawnAgent"]])
 def test_an_agents_calls_concern_itself(desk: Desk, which: str) -> None:
-    before, given, _ = CALLS[which]
+    before, given, _, _ = CALLS[which]
     before(desk)
     desk.agent("helper")
     with refused(DeniedError, "^agent_id: "):

@@ -152,9 +152,9 @@ def test_lives_go_on_to_their_ends(world: World) -> None:
 
 def test_records_of_living_cells_are_understood(world: World, unpacked: Path) -> None:
     """What their monitors write, which go on while versions change."""
-    for agent in world.agents.registry:
-        if not agent.live or agent.waits_to_restart:
-            continue
+    living = [a for a in world.agents.registry if a.live and not a.waits_to_restart]
+    assert living
+    for agent in living:
         names = {agent.cell, agent.run} - {""}
         for task in world.agents.items.of(agent.index, Task):
             if task.status.value == "running":
