@@ -53,7 +53,7 @@ from runtime.sockets.connection import Server
 from runtime.sockets.operations import DAEMON_OPERATIONS, OPERATIONS
 from runtime.sockets.server import Sockets
 from runtime.texts.names import dump_json
-from tests.adapter.test_who_may import PERMS, PLACED, REF, key_of
+from tests.adapter.test_who_may import ASKS, LONG, PERMS, PLACED, REF, key_of
 from tests.unit.ctxfs.tools.test_tools import CALLS as SAMPLES
 from tests.worlds.records import ROOT, add_end, inside
 from tests.worlds.tree import CONTEXT, USER, Mounted, mounted_in
@@ -61,8 +61,6 @@ from tests.worlds.tree import CONTEXT, USER, Mounted, mounted_in
 SECONDS: Final = 0.050
 TRIES: Final = 6
 CHUNK: Final = 1 << 20
-#: of a text in a frame, which takes a mebibyte
-LONG: Final = 1_000_000
 
 
 class Scene:
@@ -418,29 +416,6 @@ async def measure_tools(scene: Scene, meter: LoopMeter) -> dict[str, float]:
     return costs.worst
 
 
-#: of an operation of the agents' sockets and of ctxd.sock: what is asked for, the
-#: least of it first
-REQUESTS: Final[dict[str, tuple[dict[str, Any], ...]]] = {
-    "ping": ({},),
-    "wait": ({},),
-    "status": ({},),
-    "quota": ({},),
-    "resume": ({}, *({"after": f"e{after}"} for after in (0, 35_000, 69_999, 10**15 - 1)),
-               {"after": "e" + "0" * LONG}),
-    "send": ({"id": "a", "input": ""}, {"id": "b", "input": "x" * LONG},
-             {"id": "b", "input": "\xe4\n" * (LONG // 8)}, {"id": "x" * LONG, "input": ""},
-             {"id": "c", "input": "", "priority": "x" * LONG}),
-    "cancel": ({"id": "m0"}, {"id": "m1"}, {"id": "x" * LONG}, {"id": [[]] * 10_000}),
-    "tool": ({"name": "AgentGet", "input": {"agent_id": "x"}}, {"name": "x" * LONG},
-             {"name": "SpawnAgent", "input": {"name": "x" * LONG}},
-             {"name": "AgentGet", "input": [[]] * 10_000}),
-    "why": ({"verb": "create", "object": f"agent:p7{'x' * 90}1"},
-            {"verb": "create", "object": "agent:" + "q" * LONG},
-            {"verb": "x" * LONG, "object": "agent:x"}, {"verb": "", "object": [[]] * 10_000}),
-    "audit": ({}, {"agent": "x"}),
-}  # fmt: skip
-
-
 #: what makes a request large that is not looked at
 MORE: Final[tuple[Any, ...]] = (
     "x" * LONG,
@@ -452,13 +427,13 @@ MORE: Final[tuple[Any, ...]] = (
 
 def frames(name: str) -> Iterator[bytes]:
     """All requests for one operation."""
-    for fields in REQUESTS[name]:
+    for fields in ASKS[name].requests:
         yield _frame({"op": name, "agent": "x", **fields})
 
 
 def large_frames(name: str) -> Iterator[bytes]:
     """The first of them larger than it need be, and many at once."""
-    first = {"op": name, "agent": "x", **REQUESTS[name][0]}
+    first = {"op": name, "agent": "x", **ASKS[name].requests[0]}
     for more in MORE:
         yield _frame({**first, "more": more})
     yield _frame(first) * 20
@@ -730,7 +705,7 @@ def test_every_tool_has_a_case() -> None:
 
 
 def test_every_operation_of_a_socket_has_a_case() -> None:
-    assert {*OPERATIONS, *DAEMON_OPERATIONS} == set(REQUESTS)
+    assert {*OPERATIONS, *DAEMON_OPERATIONS} == set(ASKS)
 
 
 @pytest.mark.parametrize("what", MEASURED)

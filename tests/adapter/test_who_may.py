@@ -9,6 +9,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,10 +26,13 @@ from ctxfs.tree import rows as kinds
 from ctxfs.tree.items import ItemPlane
 from ctxfs.tree.planes import Plane
 from ctxfs.tree.rows import Kind, Row, Shown, Staged
+from runtime.authority.guard import Act
 from runtime.caller import Caller
+from runtime.errors import DeniedError
 from runtime.records.items import TaskStatus, WaitStatus, WorkStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
+from runtime.sockets import OPERATIONS
 from tests.worlds.records import ROOT, inside, operator
 from tests.worlds.tree import CONTEXT, STRANGER, USER, Mounted, mounted_in
 
@@ -355,6 +359,60 @@ SAYS = {
     "session NAME": Says(
         "Oos", "Oos", dict.fromkeys(("new", "ready", "idle", "paused"), "stays")
     ),
+}  # fmt: skip
+
+#: of a text in a frame of a socket, which takes a mebibyte
+LONG = 1_000_000
+
+
+@dataclass(frozen=True)
+class Asks:
+    """``who`` may ask for an operation at an agent's socket, and to a ``private`` one if those
+    are others. ``requests`` are the fields of some, the least of them first, then the worst."""
+
+    who: str
+    requests: tuple[dict[str, Any], ...] = ({},)
+    private: str | None = None
+
+    def parties(self, kind: str) -> str:
+        return self.private if KINDS[kind] == "private" and self.private else self.who
+
+
+#: operations of the sockets; "status" is one of ctxd.sock only
+ASKS = {
+    "ping": Asks(ALL),
+    "wait": Asks(ALL),
+    "status": Asks(""),
+    "quota": Asks("Oosa"),
+    "resume": Asks(
+        "Ooahpk",
+        ({}, *({"after": f"e{after}"} for after in (0, 35_000, 69_999, 10**15 - 1)),
+         {"after": "e" + "0" * LONG}),
+    ),
+    "send": Asks(
+        "Ooswpk",
+        ({"id": "a", "input": ""}, {"id": "b", "input": "x" * LONG},
+         {"id": "b", "input": "\xe4\n" * (LONG // 8)}, {"id": "x" * LONG, "input": ""},
+         {"id": "c", "input": "", "priority": "x" * LONG}),
+        private="s",
+    ),
+    "cancel": Asks(
+        "Oosepk",
+        ({"id": "m0"}, {"id": "m1"}, {"id": "x" * LONG}, {"id": [[]] * 10_000}),
+    ),
+    "tool": Asks(
+        "a",
+        ({"name": "AgentGet", "input": {"agent_id": "x"}}, {"name": "x" * LONG},
+         {"name": "SpawnAgent", "input": {"name": "x" * LONG}},
+         {"name": "AgentGet", "input": [[]] * 10_000}),
+    ),
+    "why": Asks(
+        "Oosa",
+        ({"verb": "create", "object": f"agent:p7{'x' * 90}1"},
+         {"verb": "create", "object": "agent:" + "q" * LONG},
+         {"verb": "x" * LONG, "object": "agent:x"}, {"verb": "", "object": [[]] * 10_000}),
+    ),
+    "audit": Asks("Ooa", ({}, {"agent": "x"})),
 }  # fmt: skip
 
 COLUMNS = ("list", "stat", "read", "write")
@@ -864,6 +922,19 @@ def test_in_which_statuses_a_file_of_a_record_is_written(
             agent.status, item.status = Status.BUSY, before
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations_of_sockets(stage: Stage, name: str, kind: str) -> None:
+    agents, agent = stage.mounted.agents, stage.objects[kind]
+    may = []
+    for party, caller in stage.callers[kind].items():
+        roles = agents.identity.roles(caller, agent)
+        with suppress(DeniedError):
+            OPERATIONS[name].guard.check_who(Act.ASK, name, agents, roles, agent)
+            may.append(party)
+    assert set(may) == set(ASKS[name].parties(kind)) & stage.callers[kind].keys()
+
+
 #: the words of the manual, and whom of the parties they mean to a public agent
 WORDS = {
     "the creator": "s",
@@ -875,6 +946,8 @@ WORDS = {
     "agents with policy stop": "epk",
     "agents with policy write": "wpk",
     "agents with policy session read": "hpk",
+    # of none of the parties
+    "who sent it": "",
 }
 MAN = Path(__file__).parents[2] / "man" / "ctxfs.5"
 
@@ -952,6 +1025,11 @@ def test_the_manual_says_it_of_sessions(group: str) -> None:
 @pytest.mark.parametrize("verb", SAYS)
 def test_the_manual_says_whose_verb_it_is(verb: str) -> None:
     assert said_by(told("verbs")[verb], "Said") == set(SAYS[verb].public)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_manual_says_who_asks_for_an_operation(name: str) -> None:
+    assert said_by(told("operations")[name], "Asked for") == set(ASKS[name].who)
 
 
 #: file or verb: in which statuses of its agent that is refused, whoever asks
