@@ -282,7 +282,7 @@ def test_a_work_item_that_is_over_is_only_read(
         "blocked_by": "x\n",
     }
     for field, text in writes.items():
-        with pytest.raises(WrongStateError):
+        with pytest.raises(WrongStateError, match=f'"w" is {status}'):
             work.set(agent, item, field, text)
     with pytest.raises(WrongStateError):
         work.focus(agent, "w")

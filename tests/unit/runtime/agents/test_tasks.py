@@ -26,7 +26,7 @@ from runtime.life.taskruns import _judge
 from runtime.records.change import Change
 from runtime.records.documents import replace_file
 from runtime.records.items import TASK_MOVES, Task, TaskEvent, TaskStatus, Wait
-from runtime.records.lifecycle import LIVE, Status
+from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Outcome
 from tests.worlds.records import ROOT, World, add_end, inside, operator, world_in
 
@@ -148,18 +148,6 @@ def test_handles_do_not_count(world: World, agent: Agent) -> None:
         make(world, agent, name)
     child_of(world, agent, "one-more")
     assert len(world.agents.tasks.known(agent)) == 8
-
-
-@pytest.mark.parametrize("status", Status)
-def test_tasks_are_made_below_agents_that_go_on(
-    world: World, agent: Agent, status: Status
-) -> None:
-    world.agents.journal.update(agent, status=status)
-    if status in LIVE - {Status.STOPPING}:
-        make(world, agent)
-        return
-    with pytest.raises(WrongStateError, match=f"is {status}"):
-        make(world, agent)
 
 
 def test_who_makes_starts_and_stops_tasks(world: World, agent: Agent) -> None:
