@@ -872,6 +872,9 @@ def test_in_which_statuses_a_verb_is_said(mounted: Mounted, verb: str) -> None:
     agent.status, agent.run = Status.PAUSED, "r1"
     frozen = "EBUSY" if verb == "session NAME" or Status.PAUSED not in fits(verb) else "yes"
     assert outcome(lambda: mounted.put(path, line(verb))) == frozen
+    agent.run_cause = ("cancelled", "why")
+    ending = "EBUSY" if verb == "resume" else frozen
+    assert outcome(lambda: mounted.put(path, line(verb))) == ending
 
 
 def written(table: dict[str, Group]) -> list[Any]:

@@ -82,6 +82,46 @@ def end(
         world.agents.messages.end(change, agent, message, MessageStatus(status), **more)
 
 
+# cancelling
+
+
+def test_what_waits_is_dropped_when_it_is_cancelled(world: World, agent: Agent) -> None:
+    message = send(world, agent)
+    world.agents.messages.cancel(agent, message)
+    assert (message.status, message.reason) == ("dropped", "message_cancelled")
+    assert queue(world, agent) == []
+    assert agent.run_cause is None
+
+
+def test_a_run_is_ended_when_its_message_is_cancelled(world: World, agent: Agent) -> None:
+    message = send(world, agent)
+    deliver(world, agent, message)
+    with world.agents.journal.acting(USER):
+        world.agents.messages.cancel(agent, message)
+    assert message.status == "running", "it ends with the run"
+    assert agent.run_cause == ("cancelled", "message_cancelled")
+    assert agent.run_caused_by == "operator uid:1000"
+    world.agents.journal.update(agent, run_cause=("done", "exit:0"))
+    world.agents.messages.cancel(agent, message)
+    assert agent.run_cause == ("done", "exit:0"), "the first cause counts"
+
+
+@pytest.mark.parametrize(
+    ("status", "after"), [(Status.BUSY, Status.READY), (Status.PAUSED, Status.PAUSED)]
+)
+def test_a_resident_program_goes_on_when_its_message_is_cancelled(
+    world: World, status: Status, after: Status
+) -> None:
+    agent = spoken_to(world, "voice", "resident", Status.BUSY)
+    message = send(world, agent)
+    deliver(world, agent, message)
+    world.agents.journal.update(agent, status=status, paused_from="busy")
+    world.agents.messages.cancel(agent, message)
+    assert (message.status, message.reason) == ("aborted", "message_cancelled")
+    assert (agent.status, agent.run_cause) == (after, None)
+    assert agent.paused_from == ("ready" if status is Status.PAUSED else "busy")
+
+
 # sending
 
 
