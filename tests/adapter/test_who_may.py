@@ -94,6 +94,7 @@ class File:
     final: frozenset[str] = frozenset()
     generated: bool = False
     polled: bool = False
+    volatile: bool = False
     lines: tuple[str, ...] = ()
 
 
@@ -183,8 +184,8 @@ AGENT = {
     "facts": Group(
         ("Oosarpk", "Oosarpk", "Oosarpk", ""),
         (KNOWS, KNOWS, KNOWS, ""),
-        files("supervisor ownership ingress reason incarnation pid run cgroup out log child")
-        | files("session")
+        files("supervisor ownership ingress reason incarnation child session")
+        | files("pid run cgroup out log", volatile=True)
         | files("families policy.effective mount.effective usage error", generated=True)
         | files("queue", generated=True, polled=True),
     ),
@@ -231,7 +232,8 @@ SESSION = {
     "runtime's": Group(
         ("Ooahpk", "Ooahpk", "Ooahpk", ""),
         ("Ooahpk", "Ooahpk", "Ooahpk", ""),
-        files(". latest.md state cwd created_at updated_at meta.json context context/child")
+        files(". latest.md state created_at updated_at meta.json context context/child")
+        | files("cwd", volatile=True)
         | files("events.jsonl", polled=True)
         | files("context/pack.md", generated=True),
     ),
@@ -266,7 +268,8 @@ RECORD = {
     "told": Group(
         ("Oosarpk", "Oosarpk", "Oosarpk", ""),
         (KNOWS, KNOWS, KNOWS, ""),
-        files(". kind exit pid output preview wait started_at ended_at", "task/item/")
+        files(". kind exit wait started_at ended_at", "task/item/")
+        | files("pid output preview", "task/item/", volatile=True)
         | files("status worktree", "task/item/", polled=True)
         | files(". created_at updated_at", "work/item/")
         | files(". payload", "waiting/item/")
@@ -282,7 +285,8 @@ RECORD = {
         | files("objective", "work/item/", when=LIVE, final=DONE, lines=("an aim %x\n",))
         | files("plan.md", "work/item/", when=LIVE, final=DONE, lines=("- [ ] a step %x\n",))
         | files("acceptance.md", "work/item/", when=LIVE, final=DONE, lines=("it works %x\n",))
-        | files("blocked_by", "work/item/", when=LIVE, final=DONE, lines=("W%d\n",))
+        | files("blocked_by", "work/item/", when=LIVE, final=DONE, volatile=True,
+                lines=("W%d\n",))
         | files("parent", "work/item/", when=LIVE, final=DONE)
         | files("status", "work/item/", when=LIVE, final=DONE, polled=True)
         | files("on", "waiting/item/", when=GOING_ON, final=ARMED)
@@ -319,7 +323,7 @@ OPEN = {
 #: at places of their own, with tests of their own
 ELSEWHERE = {
     "agent": files("self"),
-    "waiting": files("TOKEN", lines=("fired %x\n",)),
+    "waiting": files("TOKEN", volatile=True, lines=("fired %x\n",)),
     "child": files("child"),
 }
 
@@ -687,6 +691,7 @@ def test_the_table_has_every_file_and_says_how_it_is_kept(plane: Plane[Any]) -> 
     for name, row in rows.items():
         assert (isinstance(row, Shown) and row.generated) is told[name].generated, name
         assert row.polled is told[name].polled, name
+        assert row.volatile is told[name].volatile, name
         one = isinstance(row, Staged) and row.single
         many = isinstance(row, kinds.File) and bool(row.guard.who) and not one
         assert many <= bool(told[name].lines), f"{name}: say which lines it takes"
@@ -745,8 +750,7 @@ def test_what_is_of_no_agent_is_open(stage: Stage, plane: str) -> None:
         for party in ALL.replace("s", ""):
             with stage.mounted.as_(stage.callers["root"][party]):
                 assert outcome(partial(stage.find, base + name)) == "yes", name
-                if rows[name].kind is Kind.FILE:
-                    assert outcome(partial(stage.read, base + name, Kind.FILE)) == "yes", name
+                assert outcome(partial(stage.read, base + name, rows[name].kind)) == "yes", name
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -781,6 +785,22 @@ def test_sessions(stage: Stage, group: str, cell: tuple[str, str, str]) -> None:
     ]
     of_it = knows(kind) if knows(kind) is FOUND else KNOWS + "h"
     judge(stage, cell, SESSION[group].cells(kind), found, of_it)
+
+
+def test_operators_remove_the_sessions_of_agents_that_are_gone(mounted: Mounted) -> None:
+    agent = mounted.make("x", USER)
+    other = mounted.world.live(mounted.make("other", USER))
+    inode = mounted.inode("home/1000/agent/x/session")
+
+    def remove(caller: Caller) -> str:
+        with mounted.as_(caller):
+            return outcome(lambda: at_once(mounted.ops.rmdir(inode, b"default", CONTEXT)))
+
+    assert remove(USER) == "EBUSY"
+    mounted.agents.removals.remove(agent)
+    assert [remove(caller) for caller in (STRANGER, inside(other), USER)] == [
+        "EACCES", "EACCES", "yes",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("group", "cell"), cells_of(CHANNEL, ("detached", "child")))
