@@ -32,7 +32,7 @@ from runtime.errors import DeniedError
 from runtime.records.items import TaskStatus, WaitStatus, WorkStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
-from runtime.sockets import OPERATIONS
+from runtime.sockets.operations import OPERATIONS
 from tests.worlds.records import ROOT, inside, operator
 from tests.worlds.tree import CONTEXT, STRANGER, USER, Mounted, mounted_in
 
@@ -970,7 +970,7 @@ WORDS = {
     "agents with policy write": "wpk",
     "agents with policy session read": "hpk",
     # of none of the parties
-    "who sent it": "",
+    "the sender": "",
 }
 MAN = Path(__file__).parents[2] / "man" / "ctxfs.5"
 
