@@ -133,12 +133,14 @@ class Daemon:
 
     def descriptors(self) -> list[str]:
         """What those of the daemon are, but for the real files that were used last, of which it
-        keeps up to 512."""
+        keeps up to 512, and for the FIFOs of agents that have ended: it holds each for a second,
+        however many there are (tests/unit/runtime/kernel/test_waits.py)."""
         found = []
         for fd in Path(f"/proc/{self.pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):
                 found.append(os.readlink(fd))
-        kept = tuple(f"{self.state}/{name}/" for name in ("agent", "home", "shared"))
+        kept = (*(f"{self.state}/{name}/" for name in ("agent", "home", "shared")),
+                f"{self.runtime}/root/wait/")
         return [path for path in found if not path.startswith(kept)]
 
     def kept(self, kind: str = "") -> int:
