@@ -13,7 +13,7 @@ from hypothesis import settings
 
 from runtime.kernel import linux
 from runtime.kernel.cgroups import unified_mount
-from tests.worlds.daemon import MARK, Daemon, begun, running, sampled
+from tests.worlds.daemon import MARK, REMOVALS, Daemon, begun, running, sampled
 from tests.worlds.membership import WATCH
 from tests.worlds.preloaded import PRELOADED
 from tests.worlds.records import World, world_in
@@ -154,5 +154,6 @@ def nothing_left() -> Iterator[None]:
     """Fails the run if a process, mount or cgroup of a test is left."""
     before = set(_leftovers())
     yield
+    REMOVALS.wait()
     left = sorted(set(_leftovers()) - before)
     assert not left, "left behind:\n" + "\n".join(left)

@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from runtime.kernel.cgroups import Cgroup, unified_mount
 from tests.worlds.membership import WATCH, Place
@@ -45,6 +44,29 @@ def wait_until(
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout} s: {what}")
         select.select([], [], [], interval)
+
+
+class _Removals:
+    """Directories that are removed beside the tests: of a file that has reached the disk each
+    takes almost a millisecond, in which this process would wait and do nothing."""
+
+    def __init__(self) -> None:
+        self._begun: list[subprocess.Popen[bytes]] = []
+
+    def begin(self, directory: Path) -> None:
+        self._begun = [each for each in self._begun if each.poll() != 0]
+        self._begun.append(subprocess.Popen(["rm", "-r", "--", str(directory)],
+                                            stdin=subprocess.DEVNULL))
+
+    def wait(self) -> None:
+        """Until all are gone; fails if one cannot be removed."""
+        while self._begun:
+            each = self._begun.pop()
+            assert each.wait(TIMEOUT) == 0, f"not removed: {each.args!r}"
+
+
+#: of this run of the tests
+REMOVALS: Final = _Removals()
 
 
 class Daemon:
@@ -281,7 +303,7 @@ class Daemon:
             self.start()
         status = self.stop()
         said = self.log.read_text(errors="replace")
-        shutil.rmtree(self.base)
+        REMOVALS.begin(self.base)
         assert status == 0, f"SIGTERM ended the daemon with {status}:\n{said}"
 
     def monitors(self) -> list[int]:
