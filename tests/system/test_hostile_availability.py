@@ -20,7 +20,7 @@ from tests.system.test_hostile_requests import compiled, run
 from tests.worlds.daemon import Daemon, daemon_of, read, wait_until
 
 #: that an attack goes on, in seconds
-LONG_ENOUGH = 1.5
+LONG_ENOUGH = 1.1
 #: the first of their owners: one for each attack, with accounts that nobody has used
 FIRST_OWNER = 30_000
 
@@ -64,14 +64,17 @@ def stage() -> Iterator[Daemon]:
         yield daemon
 
 
-def took(daemon: Daemon, what: str) -> float:
-    """Seconds until root's client was answered: the middle of three times."""
-    times = []
-    for _ in range(3):
+def took(daemon: Daemon, what: str, bound: float) -> float:
+    """Seconds until root's client was answered: the middle of three times. The third is not
+    tried where two are on the same side of the bound, which the middle one is then on too."""
+    times: list[float] = []
+    while len(times) < 3:
         begun = time.monotonic()
         done = daemon.ctx(what)
         assert done.returncode == 0, done.stderr
         times.append(time.monotonic() - begun)
+        if len(times) == 2 and (times[0] < bound) == (times[1] < bound):
+            break
     return statistics.median(times)
 
 
@@ -84,16 +87,18 @@ def test_who_asks_without_pause_holds_up_nobody(stage: Daemon, number: int) -> N
     try:
         with guarded(stage):
             # just before it, on a machine that may be as busy with other things meanwhile
-            before = {what: took(stage, what) for what in ("ps", "quota")}
+            quiet = attack.look / TIMES_BASELINE
+            before = {what: took(stage, what, quiet) for what in ("ps", "quota")}
             for name in sorted(names):
                 agent = run(stage, name, f"/programs/throng {attack.mode} {attack.threads}",
                             owner=str(FIRST_OWNER + number))
                 wait_until(lambda agent=agent: "attacks" in read(agent, "out"), "it attacks")  # type: ignore[misc]
                 assert attack.meets in read(agent, "out").split()
             deadline = time.monotonic() + LONG_ENOUGH
-            for what, quiet in before.items():
-                bound = max(attack.look, TIMES_BASELINE * quiet)
-                assert (late := took(stage, what)) < bound, f"ctx {what} took {late:.2f} s"
+            for what, usual in before.items():
+                bound = max(attack.look, TIMES_BASELINE * usual)
+                late = took(stage, what, bound)
+                assert late < bound, f"ctx {what} took {late:.2f} s"
             time.sleep(max(0.0, deadline - time.monotonic()))  # what is measured is time
     finally:
         end_and_remove(stage, names & agents_of(stage))  # of an attack that won

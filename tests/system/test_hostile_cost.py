@@ -111,7 +111,7 @@ def test_nobody_waits_for_what_one_call_costs(
         attacker.start()
     took: list[float] = []
     try:
-        deadline = time.monotonic() + 2
+        deadline = time.monotonic() + 1.2
         while time.monotonic() < deadline:
             begun = time.monotonic()
             assert read(bystander, "status") == "busy\n"

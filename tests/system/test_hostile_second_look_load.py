@@ -15,7 +15,7 @@ from tests.worlds.daemon import Daemon, read, wait_until
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
 OWNER = "4000"
 #: that an attack goes on, in seconds
-LONG_ENOUGH = 4.0
+LONG_ENOUGH = 1.5
 
 
 def attacker(daemon: Daemon, name: str, program: str, **files: str) -> Path:

@@ -49,7 +49,7 @@ SLOWEST: Final = 1.0
 #: an attack that is over before is held to nothing but answers
 SHORT: Final = 1.0
 #: seconds of quiet that are compared with
-QUIET: Final = 0.6
+QUIET: Final = 0.3
 #: what may stay: caches that were filled, the allocator's arenas
 DESCRIPTORS: Final = 16
 MEMORY: Final = 48 << 20
@@ -106,7 +106,7 @@ class Bystander:
         self._process: subprocess.Popen[bytes] | None = None
 
     def begin(self, *, as_agent: bool) -> None:
-        """From now on; returns once each kind of request was answered."""
+        """From now on; ``wait_answered`` returns once it is at work."""
         if as_agent:
             directory = self._daemon.agent_dir(self.name)
             lines = {"mount": f"{self._program.parent} /by rw",
@@ -121,7 +121,6 @@ class Bystander:
                 [*_IDS, str(self._program), str(self._daemon.root), self.name, str(self._log)],
                 process_group=0,
             )
-        self.wait_answered(0.0)
 
     def asked(self) -> list[Asked]:
         """All that has been answered."""
@@ -226,6 +225,8 @@ class Guard:
             bystander = Bystander(self.daemon, name, program, directory / f"{name}.log")
             self.bystanders.append(bystander)
             bystander.begin(as_agent=name == "by-agent")
+        for bystander in self.bystanders:
+            bystander.wait_answered(0.0)
         time.sleep(QUIET)  # what it measures is time
 
     # after
