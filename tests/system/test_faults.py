@@ -31,7 +31,8 @@ from tests.worlds.fates import CRASH_AT, SLEEP, Scene, child, inside, reboot, sc
 from tests.worlds.invariants import Crashed, told_write
 
 _STUBBORN: Final = "sh -c 'trap \"\" TERM; sleep 1000'"
-_CROWD: Final = 100
+#: of anything, more than is done at once
+_CROWD: Final = 70
 _WRITER: Final = f"sh -c '{told_write('mine')}; sleep 1000'"
 
 
@@ -195,12 +196,21 @@ def _removed(scene: Scene) -> None:
     scene.journal.remove("boss")
 
 
-def _crowded(scene: Scene) -> None:
-    """More below one agent than is done at once: children, messages and commands."""
+def _resident(scene: Scene) -> None:
     scene.run("crowd", SLEEP, mode="resident")
     scene.wait("crowd", "ready", "busy")
+
+
+def _crowded(scene: Scene) -> None:
+    """More children of one agent than are marked or removed at once."""
     for number in range(_CROWD):
         scene.new(f"crowd{number}", "true", parent="agent:crowd")
+    scene.invariants.observe()
+
+
+def _addressed(scene: Scene) -> None:
+    """More messages to one agent than are dropped at once."""
+    for number in range(_CROWD):
         scene.journal.say("crowd", f"message {number}")
     scene.invariants.observe()
 
@@ -247,13 +257,13 @@ SCENARIOS: Final[dict[str, tuple[Stage, ...]]] = {
     "worktree.made": (stages.worktree,),
     "worktree.fetched": (stages.worktree,),
     "worktree.removed": (stages.worktree,),
-    "finish.shed": (_crowded, _dispersed),
+    "finish.shed": (_resident, _addressed, _dispersed),
     "finish.conversation": (_family, _finished, _cancelled),
     "finish.recorded": (_family, _finished, _cancelled),
     "finish.removed": (_family, _finished, _cancelled),
     "finish.released": (_family, _finished, _cancelled),
     "cancel.marked": (_family, _detached, _cancelled),
-    "cancel.more": (_crowded, _dispersed),
+    "cancel.more": (_resident, _crowded, _addressed, _dispersed),
     "cancel.thawed": (_family, _paused, _cancelled),
     "cancel.signalled": (_family, _cancelled),
     "cancel.killed": (_family, _cancelled),
@@ -266,7 +276,7 @@ SCENARIOS: Final[dict[str, tuple[Stage, ...]]] = {
     "reset.committed": (_finished, _reset),
     "remove.committed": (_family, _finished, _cancelled, _removed),
     "remove.forgotten": (_family, _finished, _cancelled, _removed),
-    "remove.more": (_crowded, _dispersed),
+    "remove.more": (_resident, _crowded, _dispersed),
     "wait.armed": (stages.waited,),
     "wait.due": (stages.waited,),
     "wait.fired": (stages.waited,),

@@ -1,4 +1,4 @@
-"""Two hundred agents, most of which somebody waits for: nobody is woken twice, or not at all."""
+"""Very many agents, most of which somebody waits for: nobody is woken twice, or not at all."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import pytest
 
 from tests.worlds.daemon import Daemon, read, wait_dead, wait_status, wait_until, write
 
-CAPTAINS, LEADS, WORKERS = 4, 7, 6
-
 
 class Fleet:
     """Captains have leads, and leads have workers; who has somebody waits for each of them.
@@ -22,18 +20,18 @@ class Fleet:
     when they are stopped. Captains wait for each lead twice.
     """
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: Daemon, captains: int, leads: int, workers: int) -> None:
         self.daemon = daemon
         self.gate = daemon.base / "gate"
         self.gate.mkdir()
         os.mkfifo(self.gate / "fifo")
         (self.gate / "fifo").chmod(0o644)
         self.captains = [self._start(f"captain{c}", mount=f"{self.gate} /gate ro")
-                         for c in range(CAPTAINS)]
+                         for c in range(captains)]
         self.leads = [self._start(f"{self.name(above)}-lead{n}", above)
-                      for above in self.captains for n in range(LEADS)]
+                      for above in self.captains for n in range(leads)]
         self.workers = [self._start(f"{self.name(above)}-worker{n}", above, "cat /gate/fifo")
-                        for above in self.leads for n in range(WORKERS)]
+                        for above in self.leads for n in range(workers)]
         for agent in self.leads + self.captains:
             wait_status(agent, "idle")
         #: what each waits for, by the name of the wait
@@ -116,10 +114,15 @@ class Fleet:
             assert {e["run"] for e in ends} == {f"r{n}" for n in range(1, number + 1)}
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_everybody_is_woken_once(daemon: Daemon, killed: bool) -> None:
-    fleet = Fleet(daemon)
-    assert len(list(daemon.path("agent").glob("*.d"))) == 200
+@pytest.mark.parametrize(
+    ("number", "captains", "leads", "workers", "killed"),
+    [pytest.param(63, 3, 4, 4, False, id="lives"), pytest.param(200, 4, 7, 6, True, id="killed")],
+)
+def test_everybody_is_woken_once(
+    daemon: Daemon, number: int, captains: int, leads: int, workers: int, killed: bool
+) -> None:
+    fleet = Fleet(daemon, captains, leads, workers)
+    assert len(list(daemon.path("agent").glob("*.d"))) == number
     fleet.open_gate()
     if killed:
         half = len(fleet.workers) // 2
