@@ -52,7 +52,7 @@ WORKERS := $(shell expr `nproc` \* 3 / 2)
 # tests that measure how long others wait run alone
 test: lint
 	$(PYTHON) -m pytest -n $(WORKERS) --dist worksteal -m "not long and not alone" $(TESTS)
-	$(PYTHON) -m pytest -m "not long and alone" $(TESTS)
+	$(PYTHON) -m pytest -m "not long and alone" $(or $(TESTS),tests/system)
 
 mutate: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m tests.mutate --number $(or $(NUMBER),60) --seed $(or $(SEED),1) $(TESTS)

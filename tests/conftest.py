@@ -33,6 +33,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # whose bystanders note how long they wait
         if "guard" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.alone)
+        if item.get_closest_marker("alone") and "tests/system/" not in str(item.path):
+            raise pytest.UsageError(f"{item.nodeid} is marked alone: make test looks for such "
+                                    "tests in tests/system only")
         for layer in ("mount", "system"):
             if f"tests/{layer}/" not in str(item.path):
                 continue
