@@ -385,7 +385,8 @@ class Invariants:
         before: list[str] = []
 
         def settled() -> bool:
-            now = [*self._contradictions(), *journal.unended(), *self._unwritten()]
+            facts = self._all_facts()
+            now = [*self._contradictions(facts), *journal.unended(), *self._unwritten(facts)]
             if now != wrong:
                 before.append(f"until {time.monotonic() - begun:.1f} s: {'; '.join(wrong)}")
             wrong[:] = now
@@ -430,7 +431,9 @@ class Invariants:
         wrong: list[str] = []
 
         def clean() -> bool:
-            wrong[:] = [*self._contradictions(), *self._unwritten(), *self._leftovers()]
+            facts = self._all_facts()
+            wrong[:] = [*self._contradictions(facts), *self._unwritten(facts),
+                        *self._leftovers()]
             return not wrong
 
         try:
@@ -485,16 +488,20 @@ class Invariants:
             if word in log:
                 yield f"the daemon's log has {word!r}:\n{log[max(0, log.index(word) - 500) :]}"
 
-    def _contradictions(self) -> Iterator[str]:
+    def _all_facts(self) -> dict[Path, dict[str, str]]:
+        """Of each agent: read once for all that is compared with them in one look."""
+        found = {}
+        for directory in _directories(self._daemon.root / "agent"):
+            with contextlib.suppress(FileNotFoundError):
+                found[directory] = _facts(directory)
+        return found
+
+    def _contradictions(self, all_facts: dict[Path, dict[str, str]]) -> Iterator[str]:
         """2, 3: states, cgroups and processes, as they are now."""
         nodes = dict(self._nodes())
         seen = set()
-        for directory in _directories(self._daemon.root / "agent"):
+        for directory, facts in all_facts.items():
             name = directory.name.removesuffix(".d")
-            try:
-                facts = _facts(directory)
-            except FileNotFoundError:
-                continue
             seen.add(name)
             for what in self._state(facts, nodes.get(name), _is_frozen(directory)):
                 yield f"{name}: {what} ({facts})"
@@ -593,7 +600,7 @@ class Invariants:
 
     # histories
 
-    def _unwritten(self) -> Iterator[str]:
+    def _unwritten(self, all_facts: dict[Path, dict[str, str]]) -> Iterator[str]:
         """4: each history tells one life, each thing once, and agrees with the states."""
         told: dict[tuple[str, str], list[dict[str, Any]]] = {}
         wanted: Counter[tuple[str, str, str]] = Counter()
@@ -618,14 +625,12 @@ class Invariants:
             if found[who] != wanted[who]:
                 yield f"{who}: {found[who]} agent.child.cancel, not {wanted[who]}"
         yield from self._channels(told)
-        for directory in _directories(self._daemon.root / "agent"):
-            with contextlib.suppress(FileNotFoundError):
-                facts = _facts(directory)
-                key = (directory.name.removesuffix(".d"), facts["session"])
-                if any(agent == key[0] and _is_other(session) for agent, session in told):
-                    continue  # its life is told in several sessions
-                for what in _agrees(facts, told.get(key, [])):
-                    yield f"{key[0]}: {what} ({facts})"
+        for directory, facts in all_facts.items():
+            key = (directory.name.removesuffix(".d"), facts["session"])
+            if any(agent == key[0] and _is_other(session) for agent, session in told):
+                continue  # its life is told in several sessions
+            for what in _agrees(facts, told.get(key, [])):
+                yield f"{key[0]}: {what} ({facts})"
 
     def _is_current(self, agent: str, session: str) -> bool:
         with contextlib.suppress(OSError):
