@@ -281,7 +281,7 @@ def end_and_remove(daemon: Daemon, names: set[str]) -> None:
                     write(directory / "ctl", "kill")
     for directory in directories:
         with suppress(FileNotFoundError):
-            if read(directory, "status").strip() != "new":
+            if read(directory, "status").strip() not in ("new", "dead"):
                 wait_dead(directory)
     for directory in directories:
         with suppress(FileNotFoundError):
