@@ -13,6 +13,7 @@ from ctxfs.files.spaces import places_of
 from ctxfs.tree.base import Base
 from ctxfs.tree.items import ItemPlane
 from ctxfs.tree.planes import Plane
+from runtime.ids import AgentIndex, SessionIndex
 from runtime.records.change import Watching
 from runtime.records.items import Item, Message, Task
 from runtime.records.model import Agent
@@ -34,7 +35,7 @@ class Forgetting(Watching):
             plane.cls.kind: plane for plane in planes if isinstance(plane, ItemPlane)
         }
 
-    def agent_changed(self, index: int, names: Iterable[str]) -> None:
+    def agent_changed(self, index: AgentIndex, names: Iterable[str]) -> None:
         wanted = set(names)
         self._rows_changed(agent_files.PLANE, index, wanted)
         self._rows_changed(session_files.CHANNEL, index, wanted)
@@ -56,7 +57,7 @@ class Forgetting(Watching):
                 if space is not None:
                     self._durable.forget_owner(space)
 
-    def session_changed(self, index: int, names: Iterable[str]) -> None:
+    def session_changed(self, index: SessionIndex, names: Iterable[str]) -> None:
         self._rows_changed(session_files.PLANE, index, set(names))
 
     def agent_listed(self, agent: Agent) -> None:

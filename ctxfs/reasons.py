@@ -12,6 +12,7 @@ from ctxfs.errnos import name_of
 from runtime.agents.parts import Agents
 from runtime.caller import Caller
 from runtime.errors import CtxError, ExceedingError
+from runtime.ids import Incarnation
 from runtime.kernel.daemonlog import CALLER_RATE, Rates, because_of
 from runtime.records.model import Agent
 from runtime.texts.names import escape, timestamp
@@ -63,11 +64,15 @@ class Reasons:
     def of_caller(self, caller: Caller) -> str:
         return self._lines.get(caller.key, "")
 
-    def of_agent(self, incarnation: str) -> str:
+    def of_agent(self, incarnation: Incarnation) -> str:
         return self._lines.get(f"agent:{incarnation}", "")
 
     def note(
-        self, error: BaseException, caller: Caller, path: str, incarnation: str | None = None
+        self,
+        error: BaseException,
+        caller: Caller,
+        path: str,
+        incarnation: Incarnation | None = None,
     ) -> None:
         """Keeps ``TIME ERRNO PATH: SENTENCE`` for the caller and, unless the caller was
         refused for who it is, for the agent whose file it was; once, however far it goes."""
@@ -114,7 +119,7 @@ class Reasons:
         name = rest.partition("/")[0]
         return self._agents.registry.named(name.removesuffix(".d").removesuffix(".sock"))
 
-    def note_late(self, incarnation: str, path: str, sentence: str) -> None:
+    def note_late(self, incarnation: Incarnation, path: str, sentence: str) -> None:
         """The same for an agent, of what failed after it had been answered."""
         line = f"{timestamp()} {escape(path)}: {escape(sentence)}"[:_LINE_MAX]
         self._put(f"agent:{incarnation}", line)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Flag, auto
 from typing import Final
 
+from runtime.ids import NO_INCARNATION, AgentIndex, Incarnation
+
 
 class Role(Flag):
     """What a caller is to one agent."""
@@ -53,8 +55,8 @@ class Caller:
     uid: int
     gid: int
     pid: int
-    agent: int | None = None
-    incarnation: str = ""
+    agent: AgentIndex | None = None
+    incarnation: Incarnation = NO_INCARNATION
     known: bool = True
     groups: tuple[int, ...] | None = None
 

@@ -24,6 +24,7 @@ from runtime.agents.messages import SENDING
 from runtime.authority.guard import Guard
 from runtime.caller import CONTROLLERS, PARTIES, Caller, Role
 from runtime.errors import ForbiddenError
+from runtime.ids import AgentIndex
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 
@@ -137,9 +138,9 @@ class _Agents(Plane[Agent]):
 
     def find(self, base: Base, index: int, row: Row[Agent]) -> Agent | None:
         agents = base.runtime.agents
-        found = agents.registry.get(index)
+        found = agents.registry.get(AgentIndex(index))
         if found is None and row.is_inside and row.name in DOCUMENTS:
-            return agents.registry.recall(index)
+            return agents.registry.recall(AgentIndex(index))
         return found
 
     def path(self, base: Base, agent: Agent) -> str:
@@ -165,7 +166,7 @@ class _Children(Plane[Agent]):
     """Links to the directories of children."""
 
     def find(self, base: Base, index: int, row: Row[Agent]) -> Agent | None:
-        return base.runtime.agents.registry.get(index)
+        return base.runtime.agents.registry.get(AgentIndex(index))
 
     def path(self, base: Base, agent: Agent) -> str:
         return f"agent/{agent.name}.d"

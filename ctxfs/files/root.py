@@ -26,6 +26,7 @@ from runtime.errors import (
     TakenError,
     WrongStateError,
 )
+from runtime.ids import NO_AGENT, AgentIndex, SessionIndex, TriggerToken
 from runtime.records.model import Agent, Session
 from runtime.sockets.server import DAEMON_BIND_NAME
 from runtime.texts.names import check_name, quote
@@ -249,7 +250,7 @@ def _find_self(base: Base, _: Base, call: Call, name: str) -> Node | None:
 
 
 def _find_token(base: Base, _: Base, call: Call, name: str) -> Node | None:
-    wait = base.runtime.agents.waiting.with_token(name)
+    wait = base.runtime.agents.waiting.with_token(TriggerToken(name))
     return waiting.token_node(base, wait) if wait is not None else None
 
 
@@ -262,8 +263,9 @@ def _bind_daemon(base: Base, _: Base, name: str) -> Node | None:
 
 def _bind_agent(base: Base, _: Base, name: str) -> Node | None:
     """The same of ``NAME.sock``."""
-    index = name.removeprefix(".bind-")
-    found = base.runtime.agents.registry.get(int(index)) if index.isdigit() else None
+    word = name.removeprefix(".bind-")
+    index = AgentIndex(int(word)) if word.isdigit() else NO_AGENT
+    found = base.runtime.agents.registry.get(index)
     return agent.entry(base, found, ".sock") if found is not None else None
 
 
@@ -366,7 +368,7 @@ def _sessions(base: Base, key: _Key, call: Call) -> Iterator[str]:
 
 def _named_session(base: Base, key: _Key, name: str) -> Session | None:
     index = base.runtime.agents.sessions.named(*key, name)
-    return base.runtime.agents.sessions.get(index) if index is not None else None
+    return base.runtime.agents.sessions.get(SessionIndex(index)) if index is not None else None
 
 
 def _find_session(base: Base, key: _Key, call: Call, name: str) -> Node | None:
@@ -407,7 +409,7 @@ class _Histories(Plane[_Key]):
     """Names that users' agents had, by the first session of each."""
 
     def find(self, base: Base, index: int, row: Row[_Key]) -> _Key | None:
-        first = base.runtime.agents.sessions.get(index)
+        first = base.runtime.agents.sessions.get(SessionIndex(index))
         return (first.owner, first.agent) if first is not None else None
 
     def path(self, base: Base, key: _Key) -> str:

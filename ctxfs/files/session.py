@@ -18,6 +18,7 @@ from runtime.authority.disk import Share
 from runtime.authority.guard import Guard
 from runtime.caller import HISTORIANS, Caller, Role
 from runtime.errors import MalformedError
+from runtime.ids import AgentIndex, SessionIndex
 from runtime.records.change import Change
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Session
@@ -122,7 +123,7 @@ def _channels(base: Base, session: Session, call: Call) -> Iterator[str]:
 
 def _find_channel(base: Base, session: Session, call: Call, name: str) -> Node | None:
     index = base.runtime.agents.sessions.find_channel(session.index, name)
-    child = base.runtime.agents.registry.recall(index) if index is not None else None
+    child = base.runtime.agents.registry.recall(AgentIndex(index)) if index is not None else None
     return RowNode(base, CHANNEL, child.index, child) if child is not None else None
 
 
@@ -190,7 +191,7 @@ class _Sessions(Plane[Session]):
     """The sessions of agents, those of earlier incarnations and removed agents too."""
 
     def find(self, base: Base, index: int, row: Row[Session]) -> Session | None:
-        return base.runtime.agents.sessions.get(index)
+        return base.runtime.agents.sessions.get(SessionIndex(index))
 
     def path(self, base: Base, session: Session) -> str:
         return f"home/{session.owner}/agent/{session.agent}/session/{session.name}"
@@ -235,7 +236,7 @@ class _Channels(Plane[Agent]):
     """The parents' side of delegations, by the child, which may be gone."""
 
     def find(self, base: Base, index: int, row: Row[Agent]) -> Agent | None:
-        return base.runtime.agents.registry.recall(index)
+        return base.runtime.agents.registry.recall(AgentIndex(index))
 
     def path(self, base: Base, child: Agent) -> str:
         return f"context/child/{child.channel}"

@@ -11,6 +11,7 @@ from ctxfs.tree.base import Base
 from runtime.authority.guard import Act, Facts, Guard, Unless
 from runtime.caller import CONTROLLERS, Caller, Role
 from runtime.errors import CtxError, NotRunningError, WrongStateError
+from runtime.ids import RunId
 from runtime.records.lifecycle import AGENT_MOVES, Event, Status
 from runtime.records.model import Agent
 from runtime.texts.names import check_name, parse_usage, quote
@@ -64,7 +65,7 @@ def _reset(base: Base, agent: Agent, caller: Caller, words: list[str]) -> None:
 
 
 def _abort(base: Base, agent: Agent, caller: Caller, words: list[str]) -> None:
-    base.runtime.supervisor.abort(agent, words[0] if words else None)
+    base.runtime.supervisor.abort(agent, RunId(words[0]) if words else None)
 
 
 def _session(base: Base, agent: Agent, caller: Caller, words: list[str]) -> None:

@@ -32,6 +32,7 @@ from runtime.errors import (
     NotEmptyError,
     TakenError,
 )
+from runtime.ids import Incarnation
 from runtime.texts.names import quote
 
 #: above every computed inode number
@@ -127,7 +128,7 @@ class DurableNode(Node):
         return text if len(text) <= _SHOWN else f"…{text[-_SHOWN:]}"
 
     @property
-    def incarnation(self) -> str | None:
+    def incarnation(self) -> Incarnation | None:
         return self.space.incarnation
 
     def attributes(self) -> Attributes:

@@ -15,6 +15,7 @@ from runtime.agents import planes
 from runtime.agents.parts import Agents
 from runtime.caller import Caller
 from runtime.errors import MissingError
+from runtime.ids import ItemIndex
 from runtime.records.items import Item
 from runtime.records.model import Agent
 
@@ -42,7 +43,7 @@ class ItemPlane(Plane[_I]):
 
     def find(self, base: Base, index: int, row: Row[_I]) -> _I | None:
         agents = base.runtime.agents
-        item = agents.items.get(index)
+        item = agents.items.get(ItemIndex(index))
         if isinstance(item, self.cls) and agents.registry.get(item.agent) is not None:
             return item
         return None

@@ -17,6 +17,7 @@ from ctxfs.tree.rows import Control, Kind, PathControl, Rendered
 from runtime.authority.guard import Act
 from runtime.caller import Caller, Role
 from runtime.errors import DeniedError, MissingError
+from runtime.ids import Incarnation
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 
@@ -59,7 +60,7 @@ class Member(Node, Generic[_O]):
         return self.plane.agent(self.base, self.obj)
 
     @property
-    def incarnation(self) -> str | None:
+    def incarnation(self) -> Incarnation | None:
         agent = self.agent
         return agent.incarnation if agent is not None else None
 

@@ -18,6 +18,7 @@ from runtime.errors import (
     MalformedError,
     NotADirectoryNodeError,
 )
+from runtime.ids import Incarnation
 from runtime.runtime import Runtime
 
 
@@ -156,7 +157,7 @@ class Node:
         return ""
 
     @property
-    def incarnation(self) -> str | None:
+    def incarnation(self) -> Incarnation | None:
         """Of the agent whose file it is."""
         return None
 

@@ -13,6 +13,7 @@ from runtime.authority.disk import Share
 from runtime.authority.guard import Act, Guard
 from runtime.caller import Caller, Role
 from runtime.errors import QuotaError
+from runtime.ids import Incarnation
 from runtime.records.model import Agent
 from runtime.runtime import Runtime
 
@@ -43,7 +44,7 @@ class Space:
     limit: int
     files: int | None
     total: int | None
-    incarnation: str | None
+    incarnation: Incarnation | None
     may_read: Callable[[Caller], None]
     may_write: Callable[[Caller], None]
     #: of its owner's disk account
@@ -166,7 +167,7 @@ class SpaceRow(Generic[_O]):
     read: Guard
     write: Guard
     lasting: Callable[[Runtime, _O], bool] = lambda runtime, obj: True
-    incarnation: Callable[[_O], str | None] = lambda obj: None
+    incarnation: Callable[[_O], Incarnation | None] = lambda obj: None
     links: bool
     bounded: bool
 

@@ -26,6 +26,7 @@ from runtime.errors import (
     TakenError,
     WrongStateError,
 )
+from runtime.ids import NO_AGENT, Incarnation, WaitFileName
 from runtime.kernel import linux
 from runtime.kernel.privilege import Privilege
 from runtime.kernel.waits import Waits
@@ -165,15 +166,15 @@ class Births:
         MAKING.check_object(self._around, caller, name)
         parent = _maker(self._around, caller)
         agent = Agent(
-            index=0,
-            incarnation=secrets.token_hex(8),
+            index=NO_AGENT,
+            incarnation=Incarnation(secrets.token_hex(8)),
             name=name,
             owner=_owner(caller, parent),
             uid=caller.uid,
             gid=caller.gid,
             label=f"{name}_t",
             created=time.time(),
-            wait_token=secrets.token_hex(16),
+            wait_token=WaitFileName(secrets.token_hex(16)),
         )
         if parent is None:
             self._default_root(agent, caller)
@@ -283,10 +284,10 @@ class Births:
         if parent is not None and agent.owned:
             self._tasks.check_handle(parent, agent.name)
         new = agent.renewed(
-            index=0,
-            incarnation=secrets.token_hex(8),
+            index=NO_AGENT,
+            incarnation=Incarnation(secrets.token_hex(8)),
             created=time.time(),
-            wait_token=secrets.token_hex(16),
+            wait_token=WaitFileName(secrets.token_hex(16)),
             parent_session=parent.session if parent is not None else None,
         )
         change = Change()

@@ -12,6 +12,7 @@ from runtime.agents.planes import Around
 from runtime.authority.guard import ANY_STATUS, Act, Facts, Guard, Unless
 from runtime.caller import CONTROLLERS, NOBODY, Caller, Role
 from runtime.errors import MalformedError, QuotaError, TakenError, TooLongError, WrongStateError
+from runtime.ids import MessageId, RunId
 from runtime.records.change import Change
 from runtime.records.items import (
     NOTICES,
@@ -61,13 +62,13 @@ SENDING: Final = Guard(
 )
 
 
-def check_id(text: str) -> str:
+def check_id(text: str) -> MessageId:
     """A message's id as its sender gives it; ``MalformedError``."""
     if not _ID.fullmatch(text):
         raise MalformedError(
             f"{quote(text)} is not an id; use 1 to 128 printable ASCII characters without blanks"
         )
-    return text
+    return MessageId(text)
 
 
 class Messages:
@@ -97,7 +98,7 @@ class Messages:
         """The one that is being worked on."""
         return next((m for m in self._of(agent) if m.status is MessageStatus.RUNNING), None)
 
-    def find(self, agent: Agent, name: str) -> Message | None:
+    def find(self, agent: Agent, name: MessageId) -> Message | None:
         """A message of the agent's current session."""
         return self._items.named(agent.index, Message, f"{agent.session}/{name}")
 
@@ -196,9 +197,10 @@ class Messages:
             raise QuotaError(
                 f"{config.messages} messages wait for {quote(agent.name)}, the configured maximum"
             )
-        if name and self.find(agent, check_id(name)) is not None:
+        wanted = check_id(name) if name else None
+        if wanted is not None and self.find(agent, wanted) is not None:
             raise TakenError(f"{quote(name)} is the id of another message of this session")
-        return self._add(change, agent, text, sender, provenance, priority, name, asked)
+        return self._add(change, agent, text, sender, provenance, priority, wanted, asked)
 
     def check_room(self, agent: Agent) -> None:
         """``QuotaError`` if the notices of what is over, and not read yet, are so many that
@@ -222,7 +224,7 @@ class Messages:
         """
         ending = change.peek_agent(agent, "status") in (Status.STOPPING, Status.DEAD)
         if agent.how.takes_messages and agent.accepts_children and not ending:
-            self._add(change, agent, text, sender, provenance, "normal", "", "")
+            self._add(change, agent, text, sender, provenance, "normal", None, "")
 
     def _add(
         self,
@@ -232,7 +234,7 @@ class Messages:
         sender: str,
         provenance: str,
         priority: str,
-        name: str,
+        name: MessageId | None,
         asked: str,
         *,
         first: bool = False,
@@ -240,7 +242,7 @@ class Messages:
         message = Message(
             agent=agent.index,
             session=agent.session,
-            name=name or secrets.token_hex(8),
+            name=name or MessageId(secrets.token_hex(8)),
             sender=sender,
             provenance=provenance,
             priority=priority,
@@ -266,9 +268,9 @@ class Messages:
         self, change: Change, agent: Agent, *, text: str, sender: str, provenance: str
     ) -> None:
         """The delegated task, before all others; it may be as long as a document."""
-        self._add(change, agent, text, sender, provenance, "interject", "", "", first=True)
+        self._add(change, agent, text, sender, provenance, "interject", None, "", first=True)
 
-    def deliver(self, change: Change, agent: Agent, message: Message, run: str) -> None:
+    def deliver(self, change: Change, agent: Agent, message: Message, run: RunId) -> None:
         """It is being worked on, in ``run``."""
         change.put(message, run=run)
         change.step(message, MessageEvent.DELIVER)

@@ -29,6 +29,7 @@ from runtime.errors import (
     TakenError,
     WrongStateError,
 )
+from runtime.ids import ItemIndex, WaitFileName
 from runtime.kernel.output import Output
 from runtime.kernel.trash import Trash
 from runtime.kernel.waits import Waits
@@ -189,7 +190,7 @@ class TaskPlane(Plane[Task], Watching):
         self._waits = waits
         self._trash = trash
         #: of those that somebody waits for, by index
-        self._ends: dict[int, trio.Event] = {}
+        self._ends: dict[ItemIndex, trio.Event] = {}
         self._journal.watch(self)
 
     # Watching
@@ -330,7 +331,7 @@ class TaskPlane(Plane[Task], Watching):
         self._messages.check_room(agent)
 
     def _added(self, change: Change, agent: Agent, item: Task) -> None:
-        item.wait_token = secrets.token_hex(16)
+        item.wait_token = WaitFileName(secrets.token_hex(16))
 
     def _removing(self, change: Change, agent: Agent, item: Task) -> None:
         child = self.child_of(item)

@@ -26,6 +26,7 @@ from runtime.authority.attenuation import Authority
 from runtime.authority.guard import TAKING, Act, Facts, Guard, Unless
 from runtime.caller import NOBODY, PARTIES, Caller, Role
 from runtime.errors import DeniedError, MissingError, QuotaError, WrongStateError
+from runtime.ids import ItemIndex, TriggerToken
 from runtime.records.change import Change, Watching
 from runtime.records.items import (
     NOTICES,
@@ -128,7 +129,7 @@ class WaitingPlane(Plane[Wait], Watching):
         self._messages = messages
         self._work = work
         #: (epoch seconds, index) of timers and deadlines, some of them out of date
-        self._moments: list[tuple[float, int]] = []
+        self._moments: list[tuple[float, ItemIndex]] = []
         self._crowded = 1024
         self._sooner = trio.Event()
         for wait in self._items.all(Wait):
@@ -156,7 +157,7 @@ class WaitingPlane(Plane[Wait], Watching):
         waits = armed_for(self._items, change, agent, field, value)
         return sorted(waits, key=lambda wait: wait.index or math.inf)
 
-    def with_token(self, token: str) -> Wait | None:
+    def with_token(self, token: TriggerToken) -> Wait | None:
         """The wait that a write to this token fires; None for a used token."""
         wait = self._items.with_token(token)
         return wait if wait is not None and self.is_trigger(wait) else None
@@ -400,7 +401,7 @@ class WaitingPlane(Plane[Wait], Watching):
             with trio.move_on_after(min(max(left, 0.0), _LOOK_AGAIN) if moment else math.inf):
                 await self._sooner.wait()
 
-    def _next(self) -> tuple[float, int] | None:
+    def _next(self) -> tuple[float, ItemIndex] | None:
         """The first moment of a wait that is still armed."""
         while self._moments:
             moment, index = self._moments[0]
@@ -414,7 +415,7 @@ class WaitingPlane(Plane[Wait], Watching):
             heapq.heappop(self._moments)
         return None
 
-    def _come(self, moment: float, index: int) -> None:
+    def _come(self, moment: float, index: ItemIndex) -> None:
         """A moment has come; what has happened cannot be refused."""
         wait = self._items.get(index)
         assert isinstance(wait, Wait)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from runtime.errors import ExceedingError, WrongStateError
+from runtime.ids import AgentIndex
 from runtime.kernel import linux
 from runtime.records.model import Agent
 from runtime.records.registry import Registry
@@ -181,7 +182,7 @@ class Authority:
                     "from it: stop it first"
                 )
 
-    def _effective_then(self, agent: Agent, then: dict[int, Rules]) -> Rules:
+    def _effective_then(self, agent: Agent, then: dict[AgentIndex, Rules]) -> Rules:
         """What an agent may if others, by index, may what is told; it is added to those."""
         found = then.get(agent.index)
         if found is None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from runtime.authority.accounts import Accounts, Hold, Payer, Reserve, Resource
 from runtime.authority.disk import INCARNATION_SIZE, Disk
 from runtime.caller import Caller
+from runtime.ids import AgentIndex, ItemIndex
 from runtime.records.change import Change, Watching
 from runtime.records.items import KEPT_ABOVE, Item, Items, Task, TaskStatus, Work
 from runtime.records.journal import Journal
@@ -46,7 +47,7 @@ class _Texts:
         self.disk = disk
         self.own = 0
         #: bytes in memory and on the disk, by record
-        self.items: dict[int, tuple[int, int]] = {}
+        self.items: dict[ItemIndex, tuple[int, int]] = {}
 
     def release(self) -> None:
         self.memory.release()
@@ -72,9 +73,9 @@ class Living(Watching):
         self._accounts = accounts
         self._disk = disk
         self._payer = payer
-        self._of_agents: dict[int, list[Hold]] = {}
-        self._of_tasks: dict[int, list[Hold]] = {}
-        self._texts: dict[int, _Texts] = {}
+        self._of_agents: dict[AgentIndex, list[Hold]] = {}
+        self._of_tasks: dict[ItemIndex, list[Hold]] = {}
+        self._texts: dict[AgentIndex, _Texts] = {}
         for agent in registry:
             self._note_agent(agent)
             self._note_texts(agent)
@@ -84,7 +85,7 @@ class Living(Watching):
 
     # Watching
 
-    def agent_changed(self, index: int, names: Iterable[str]) -> None:
+    def agent_changed(self, index: AgentIndex, names: Iterable[str]) -> None:
         agent = self._registry.get(index)
         if agent is None:
             return
@@ -146,7 +147,7 @@ class Living(Watching):
                 agent.owner, INCARNATION_SIZE, reserve=self._reserve(agent.owner)
             )
 
-    def _owner(self, item: Item, made: Mapping[int, int]) -> int:
+    def _owner(self, item: Item, made: Mapping[AgentIndex, int]) -> int:
         agent = self._registry.get(item.agent)
         return agent.owner if agent is not None else made.get(item.agent, 0)
 

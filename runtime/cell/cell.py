@@ -22,6 +22,7 @@ from runtime.agents.parts import Agents
 from runtime.agents.workspace import WORKSPACE, Worktree, binds
 from runtime.authority.living import INPUT_SIZE
 from runtime.errors import MalformedError, WrongStateError
+from runtime.ids import RunId
 from runtime.kernel import linux, orders
 from runtime.records.model import Agent
 from runtime.texts import mounts
@@ -129,7 +130,7 @@ class Command:
 
     words: tuple[str, ...]
     cwd: str
-    run: str
+    run: RunId
     out: Path
     env: tuple[tuple[str, str], ...] = ()
     log: Path | None = None

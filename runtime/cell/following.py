@@ -12,6 +12,7 @@ from pathlib import Path
 import trio
 
 from runtime.cell.record import VERSION, Record, read_record
+from runtime.ids import AgentIndex
 from runtime.kernel import cgroups, linux
 from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.inotify import Changes, Watcher
@@ -175,5 +176,5 @@ class Following(Execution):
         return self.signal_keeper(signal.SIGHUP)
 
 
-class Followed(dict[int, Following]):
+class Followed(dict[AgentIndex, Following]):
     """The agents that are followed, by index."""

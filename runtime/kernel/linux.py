@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from runtime.ids import BootId
+
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 MS_NOSUID: Final = 2
@@ -144,8 +146,8 @@ def mount_of(path: Path) -> MountEntry:
 
 
 @cache
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+def boot_id() -> BootId:
+    return BootId(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
 
 
 def sync_filesystem(path: Path) -> None:

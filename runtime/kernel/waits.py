@@ -15,6 +15,8 @@ from typing import Final
 import trio
 
 #: A reader may have looked the FIFO up before it was replaced and open it after.
+from runtime.ids import WaitFileName
+
 _RELEASES: Final = 10
 _RELEASE_SECONDS: Final = 0.1
 
@@ -27,10 +29,10 @@ class Waits:
         self._released: list[int] = []
         self._wake = trio.Event()
 
-    def path(self, token: str) -> Path:
+    def path(self, token: WaitFileName) -> Path:
         return self._directory / token
 
-    def create(self, token: str) -> None:
+    def create(self, token: WaitFileName) -> None:
         """A FIFO that blocks its readers; one left by an earlier daemon is kept."""
         with contextlib.suppress(FileExistsError):
             os.mkfifo(self.path(token))
@@ -41,7 +43,7 @@ class Waits:
     def _make_empty(path: Path) -> None:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444))
 
-    def release(self, token: str) -> None:
+    def release(self, token: WaitFileName) -> None:
         """Lets all readers go, those that are just opening it too; idempotent."""
         path = self.path(token)
         try:
@@ -55,14 +57,14 @@ class Waits:
         self._released.append(held)
         self._wake.set()
 
-    def remove(self, token: str) -> None:
+    def remove(self, token: WaitFileName) -> None:
         with contextlib.suppress(FileNotFoundError):
             self.release(token)
             self.path(token).unlink()
 
-    def keep(self, tokens: set[str]) -> None:
+    def keep(self, tokens: set[WaitFileName]) -> None:
         """Removes what belongs to no agent any more."""
-        for name in os.listdir(self._directory):
+        for name in map(WaitFileName, os.listdir(self._directory)):
             if name not in tokens:
                 self.remove(name)
 

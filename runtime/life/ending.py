@@ -16,6 +16,7 @@ from runtime import crashpoints
 from runtime.agents.parts import Agents
 from runtime.cell.following import Execution, Followed, Following
 from runtime.errors import KernelError
+from runtime.ids import AgentIndex
 from runtime.kernel import cgroups, output
 from runtime.kernel.cgroups import Cgroup, Hierarchy
 from runtime.kernel.inotify import Changes, Watcher
@@ -59,7 +60,7 @@ class Ender:
         self._followed = followed
         self._nursery = nursery
         #: of large trees that are being marked: set when all that lives in them is
-        self._marking: dict[int, trio.Event] = {}
+        self._marking: dict[AgentIndex, trio.Event] = {}
 
     def end(
         self, agent: Agent, outcome: Outcome, reason: str, *, event: Event = Event.ENDING

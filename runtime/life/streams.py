@@ -8,6 +8,7 @@ from typing import Final
 import trio
 
 from runtime.authority.loop import Gentle, Turns
+from runtime.ids import ItemIndex
 from runtime.records.change import Watching
 from runtime.records.items import Item, Message
 
@@ -56,9 +57,9 @@ class Streams(Watching):
         self.gentle = gentle
         #: by which they are heard to the end once they are over
         self.turns = Turns()
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[ItemIndex, Stream] = {}
 
-    def of(self, message: int) -> Stream:
+    def of(self, message: ItemIndex) -> Stream:
         """The stream of a message, made with the first question for it."""
         return self._streams.setdefault(message, Stream())
 

@@ -28,6 +28,7 @@ from runtime.errors import (
     StaleError,
     WrongStateError,
 )
+from runtime.ids import AgentIndex, ItemIndex, RunId
 from runtime.kernel import linux
 from runtime.kernel.cgroups import Cgroup, Hierarchy
 from runtime.kernel.inotify import Watcher
@@ -120,7 +121,7 @@ class Supervisor(Watching):
             streams=streams,
         )
         self._task_runs = TaskRuns(agents=agents, places=places, leader=leader)
-        self._led_tasks: set[int] = set()
+        self._led_tasks: set[ItemIndex] = set()
         self._inside = Inside(
             agents=agents,
             places=places,
@@ -153,7 +154,7 @@ class Supervisor(Watching):
 
     # Watching
 
-    def agent_changed(self, index: int, names: Iterable[str]) -> None:
+    def agent_changed(self, index: AgentIndex, names: Iterable[str]) -> None:
         following = self._followed.get(index)
         if following is None:
             return
@@ -256,7 +257,7 @@ class Supervisor(Watching):
             raise KernelError(f"cannot thaw {quote(agent.name)}", error) from None
         crashpoints.reach("resume.thawed")
 
-    def abort(self, agent: Agent, run: str | None) -> None:
+    def abort(self, agent: Agent, run: RunId | None) -> None:
         """Ends the current run and nothing else; the agent is paused then.
 
         ``StaleError`` if ``run`` is given and another one is current; said again while

@@ -23,6 +23,7 @@ from runtime.errors import (
     UnsupportedError,
     WrongStateError,
 )
+from runtime.ids import AgentIndex
 from runtime.life.ending import guarded
 from runtime.records.change import Change, Watching
 from runtime.records.items import Task
@@ -50,7 +51,7 @@ class _Care:
     """What goes on for one child: it ends when an agent of ``above`` cannot help any more."""
 
     scope: trio.CancelScope
-    above: frozenset[int]
+    above: frozenset[AgentIndex]
     why: str = ""
 
 
@@ -68,13 +69,13 @@ class Worktrees(Watching):
         #: by the child's index
         self._locks: dict[int, trio.Lock] = {}
         #: by the parent's index
-        self._limits: dict[int, trio.CapacityLimiter] = {}
-        self._discarding: set[int] = set()
+        self._limits: dict[AgentIndex, trio.CapacityLimiter] = {}
+        self._discarding: set[AgentIndex] = set()
         agents.journal.watch(self)
 
     # Watching
 
-    def agent_changed(self, index: int, names: Iterable[str]) -> None:
+    def agent_changed(self, index: AgentIndex, names: Iterable[str]) -> None:
         agent = self._agents.registry.get(index)
         if agent is None:
             return

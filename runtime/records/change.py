@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
+from runtime.ids import AgentIndex, SessionIndex
 from runtime.records.items import Item, Task, Wait
 from runtime.records.lifecycle import AGENT_MOVES, Effect, Event, Status
 from runtime.records.model import Agent
@@ -25,10 +26,10 @@ class Watching:
     def admit(self, change: Change) -> None:
         """Raises if a change is to be refused, before anything is done for it."""
 
-    def agent_changed(self, index: int, names: Iterable[str]) -> None:
+    def agent_changed(self, index: AgentIndex, names: Iterable[str]) -> None:
         """Fields or documents of an agent changed."""
 
-    def session_changed(self, index: int, names: Iterable[str]) -> None:
+    def session_changed(self, index: SessionIndex, names: Iterable[str]) -> None:
         """Files of a session changed."""
 
     def agent_listed(self, agent: Agent) -> None:
@@ -69,21 +70,21 @@ class Change:
         self.items: dict[int, tuple[Item, dict[str, Any]]] = {}
         self.made_items: list[Item] = []
         #: the same by agent and kind, and the waits of each agent that get something to wait for
-        self._made_of: dict[tuple[int, type[Item]], list[Any]] = {}
-        self._rearmed: dict[int, list[Wait]] = {}
+        self._made_of: dict[tuple[AgentIndex, type[Item]], list[Any]] = {}
+        self._rearmed: dict[AgentIndex, list[Wait]] = {}
         self.dropped_items: list[Item] = []
         self.agents: list[tuple[Agent, dict[str, Any]]] = []
-        self.sessions: dict[int, dict[str, Any]] = {}
-        self.lines: list[tuple[int, str, dict[str, Any]]] = []
+        self.sessions: dict[SessionIndex, dict[str, Any]] = {}
+        self.lines: list[tuple[SessionIndex, str, dict[str, Any]]] = []
         #: names that go to another owner
         self.claims: list[tuple[str, int]] = []
         #: channels that a new child takes over
-        self.channels: list[tuple[int, str]] = []
+        self.channels: list[tuple[SessionIndex, str]] = []
         #: agents that come into being, and the handles of those
         self.made: list[Agent] = []
         self.handles: list[tuple[Task, Agent]] = []
         #: files of sessions that were written beside the store
-        self.touched: list[tuple[int, str]] = []
+        self.touched: list[tuple[SessionIndex, str]] = []
         #: what its moves call for, in their order
         self.effects: list[tuple[Agent, Effect]] = []
 
@@ -157,17 +158,17 @@ class Change:
             change = change._whole
         return getattr(agent, name)
 
-    def newly_made(self, agent: int, cls: type[_I]) -> list[_I]:
+    def newly_made(self, agent: AgentIndex, cls: type[_I]) -> list[_I]:
         """The records of one kind and agent that are made in this change."""
         above = self._whole.newly_made(agent, cls) if self._whole is not None else []
         return above + self._made_of.get((agent, cls), [])
 
-    def rearmed(self, agent: int) -> list[Wait]:
+    def rearmed(self, agent: AgentIndex) -> list[Wait]:
         """Waits of one agent that this change makes, or says anew what they are for."""
         above = self._whole.rearmed(agent) if self._whole is not None else []
         return above + self._made_of.get((agent, Wait), []) + self._rearmed.get(agent, [])
 
-    def set_session(self, index: int, **values: Any) -> None:
+    def set_session(self, index: SessionIndex, **values: Any) -> None:
         self.sessions.setdefault(index, {}).update(values)
 
     def add(self, other: Change) -> None:
@@ -188,7 +189,7 @@ class Change:
         self.touched += other.touched
         self.effects += other.effects
 
-    def event(self, session: int, kind: str, agent: str, **fields: Any) -> None:
+    def event(self, session: SessionIndex, kind: str, agent: str, **fields: Any) -> None:
         """One line of ``events.jsonl``; id and time are set at the commit, and who caused it
         if the change does not say."""
         if self.by:
@@ -202,6 +203,6 @@ class Change:
             if file == EVENTS:
                 fields.setdefault("by", self.by)
 
-    def message(self, session: int, **fields: Any) -> None:
+    def message(self, session: SessionIndex, **fields: Any) -> None:
         """One line of ``messages.jsonl``."""
         self.lines.append((session, "messages.jsonl", fields))

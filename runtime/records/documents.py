@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from runtime.ids import Incarnation
 from runtime.kernel.trash import Trash
 from runtime.records.journal import Journal
 from runtime.records.model import Agent
@@ -65,7 +66,7 @@ class Documents:
                 continue
             self._trash.discard(path)
 
-    def remove_strays(self, known: set[str], kept: set[str]) -> None:
+    def remove_strays(self, known: set[Incarnation], kept: set[Incarnation]) -> None:
         """Files of incarnations that are neither known nor, for their documents, kept."""
         for directory in self.base.iterdir():
             if directory.name in known:

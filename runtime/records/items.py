@@ -15,6 +15,21 @@ from functools import partial
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from runtime.errors import MalformedError
+from runtime.ids import (
+    NO_AGENT,
+    NO_BOOT,
+    NO_ITEM,
+    NO_RUN,
+    NO_WAIT_FILE,
+    AgentIndex,
+    BootId,
+    ItemIndex,
+    MessageId,
+    RunId,
+    SessionIndex,
+    TriggerToken,
+    WaitFileName,
+)
 from runtime.records.moves import Moves
 from runtime.records.stored import known_fields
 from runtime.texts.names import quote
@@ -225,8 +240,8 @@ class Item:
     long: ClassVar[tuple[str, ...]] = ()
 
     #: of its row in the store, 0 before it has one
-    index: int = 0
-    agent: int
+    index: ItemIndex = NO_ITEM
+    agent: AgentIndex
     name: str
     #: one of ``statuses``
     status: Any = None
@@ -262,7 +277,7 @@ class Item:
         value = self.raw(name)
         return value.length if isinstance(value, Kept) else len(value)
 
-    def keep(self, read: Callable[[int, str], str]) -> None:
+    def keep(self, read: Callable[[ItemIndex, str], str]) -> None:
         """Holds long texts no longer that ``read`` finds by index and field from now on."""
         for name in self.long:
             value = self.raw(name)
@@ -271,7 +286,10 @@ class Item:
 
     @classmethod
     def load(
-        cls, index: int, values: dict[str, Any], read: Callable[[int, str], str] | None = None
+        cls,
+        index: ItemIndex,
+        values: dict[str, Any],
+        read: Callable[[ItemIndex, str], str] | None = None,
     ) -> Self:
         """From what the store has; ``read`` finds what it has elsewhere."""
         kept = known_fields(cls, values)
@@ -297,13 +315,14 @@ class Message(Item):
     moves: ClassVar = MESSAGE_MOVES
     long: ClassVar[tuple[str, ...]] = ("text", "reply")
 
+    name: MessageId
     status: MessageStatus = MessageStatus.QUEUED
-    session: int
+    session: SessionIndex
     sender: str
     provenance: str
     priority: str = "normal"
     text: str = ""
-    run: str = ""
+    run: RunId = NO_RUN
     reply: str = ""
     reason: str = ""
     asked: str = ""
@@ -336,16 +355,16 @@ class Task(Item):
     exit: str = ""
     pid: int = 0
     #: of the machine's boot in which it was started (proc(5))
-    boot: str = ""
+    boot: BootId = NO_BOOT
     started: float = 0.0
     ended: float = 0.0
     #: a stop was asked for by KILL
     given_up: bool = False
     #: who asked last for its start or its end, as in ``by`` of events
     by: str = ""
-    wait_token: str = ""
-    #: index of the child that a child_agent_task supervises
-    child: int = 0
+    wait_token: WaitFileName = NO_WAIT_FILE
+    #: the child that a child_agent_task supervises
+    child: AgentIndex = NO_AGENT
     #: the state of that child's worktree; all of it is the child's (runtime.workspace)
     worktree: str = ""
 
@@ -389,7 +408,7 @@ class Wait(Item):
     due: float = 0.0
     payload: str = ""
     #: what fires a ``trigger`` one; the others never show theirs
-    token: str = field(default_factory=lambda: secrets.token_hex(16))
+    token: TriggerToken = field(default_factory=lambda: TriggerToken(secrets.token_hex(16)))
 
 
 KINDS: Final[dict[str, type[Item]]] = {cls.kind: cls for cls in (Message, Task, Work, Wait)}
@@ -400,12 +419,12 @@ class Items:
     """The records of all agents that have not been removed, in memory."""
 
     def __init__(self) -> None:
-        self._by_index: dict[int, Item] = {}
-        self._of: dict[tuple[int, str], dict[str, Item]] = {}
-        self._by_token: dict[str, Wait] = {}
+        self._by_index: dict[ItemIndex, Item] = {}
+        self._of: dict[tuple[AgentIndex, str], dict[str, Item]] = {}
+        self._by_token: dict[TriggerToken, Wait] = {}
         #: armed waits by agent, field and what that holds; and the keys of each
-        self._armed: dict[tuple[int, str, str], dict[int, Wait]] = {}
-        self._armed_by: dict[int, list[tuple[int, str, str]]] = {}
+        self._armed: dict[tuple[AgentIndex, str, str], dict[ItemIndex, Wait]] = {}
+        self._armed_by: dict[ItemIndex, list[tuple[AgentIndex, str, str]]] = {}
 
     def add(self, item: Item) -> None:
         self._by_index[item.index] = item
@@ -423,7 +442,7 @@ class Items:
         if known.get(item.key) is item:
             del known[item.key]
 
-    def drop_all(self, agent: int) -> None:
+    def drop_all(self, agent: AgentIndex) -> None:
         """Those of one agent."""
         for kind in KINDS:
             for item in self._of.pop((agent, kind), {}).values():
@@ -458,21 +477,21 @@ class Items:
             if not waits:
                 del self._armed[key]
 
-    def armed(self, agent: int, field: str, value: str) -> Iterator[Wait]:
+    def armed(self, agent: AgentIndex, field: str, value: str) -> Iterator[Wait]:
         """The armed waits of an agent for a thing (``on``), or a work item, the newest first."""
         return reversed(self._armed.get((agent, field, value), {}).values())
 
-    def with_token(self, token: str) -> Wait | None:
+    def with_token(self, token: TriggerToken) -> Wait | None:
         return self._by_token.get(token)
 
-    def get(self, index: int) -> Item | None:
+    def get(self, index: ItemIndex) -> Item | None:
         return self._by_index.get(index)
 
-    def of(self, agent: int, cls: type[_I]) -> list[_I]:
+    def of(self, agent: AgentIndex, cls: type[_I]) -> list[_I]:
         """Those of one kind and agent, oldest first."""
         return list(self._of.get((agent, cls.kind), {}).values())  # type: ignore[arg-type]
 
-    def named(self, agent: int, cls: type[_I], key: str) -> _I | None:
+    def named(self, agent: AgentIndex, cls: type[_I], key: str) -> _I | None:
         return self._of.get((agent, cls.kind), {}).get(key)  # type: ignore[return-value]
 
     def all(self, cls: type[_I]) -> list[_I]:

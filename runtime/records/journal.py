@@ -20,6 +20,7 @@ import trio
 from runtime import crashpoints
 from runtime.caller import Caller
 from runtime.errors import KernelError, NoSpaceError
+from runtime.ids import AgentIndex, SessionIndex
 from runtime.kernel import linux
 from runtime.records.change import EVENTS, RUNTIME, Change, Watching
 from runtime.records.history import History
@@ -61,7 +62,7 @@ class Journal:
         #: None for the runtime itself
         self.acting_caller: Caller | None = None
         #: what of that is still to be told
-        self._order: tuple[int, str, dict[str, str]] | None = None
+        self._order: tuple[SessionIndex, str, dict[str, str]] | None = None
         self._undelivered: list[Pending] = store.undelivered()
         #: files to which a write failed
         self._cut: set[str] = set()
@@ -229,11 +230,11 @@ class Journal:
 
     def _commit(self, change: Change) -> None:
         posted: list[Pending] = []
-        merged: dict[int, tuple[Agent, dict[str, Any]]] = {}
+        merged: dict[AgentIndex, tuple[Agent, dict[str, Any]]] = {}
         for agent, values in change.agents:
             merged.setdefault(agent.index, (agent, {}))[1].update(values)
-        sessions: dict[int, Session] = {}
-        before: dict[int, dict[str, Any]] = {}
+        sessions: dict[SessionIndex, Session] = {}
+        before: dict[SessionIndex, dict[str, Any]] = {}
         now = time.time()
         try:
             with self._store.transaction():
@@ -280,7 +281,7 @@ class Journal:
         for agent, values in merged.values():
             self.tell_agent(agent.index, values)
         self._tell_items(change)
-        told: dict[int, set[str]] = {index: {"updated"} for index in sessions}
+        told: dict[SessionIndex, set[str]] = {index: {"updated"} for index in sessions}
         for index, values in change.sessions.items():
             told[index].update(values)
         for index, file, _ in change.lines:
@@ -331,12 +332,12 @@ class Journal:
 
     # telling
 
-    def tell_agent(self, index: int, names: Iterable[str]) -> None:
+    def tell_agent(self, index: AgentIndex, names: Iterable[str]) -> None:
         """Fields or documents of an agent changed."""
         for watching in self._watching:
             watching.agent_changed(index, names)
 
-    def tell_session(self, index: int, names: Iterable[str]) -> None:
+    def tell_session(self, index: SessionIndex, names: Iterable[str]) -> None:
         """Files of a session changed."""
         for watching in self._watching:
             watching.session_changed(index, names)

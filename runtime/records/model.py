@@ -10,6 +10,18 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final, Self
 
+from runtime.ids import (
+    NO_BOOT,
+    NO_RUN,
+    NO_SESSION,
+    NO_WAIT_FILE,
+    AgentIndex,
+    BootId,
+    Incarnation,
+    RunId,
+    SessionIndex,
+    WaitFileName,
+)
 from runtime.records.lifecycle import LIVE, Status
 from runtime.records.modes import MODES, Mode
 from runtime.records.stored import known_fields
@@ -58,8 +70,8 @@ class AgentIdentity:
     an operator's paths are reached.
     """
 
-    index: int
-    incarnation: str
+    index: AgentIndex
+    incarnation: Incarnation
     name: str
     owner: int
     uid: int
@@ -68,12 +80,12 @@ class AgentIdentity:
     creator_uid: int = 0
     creator_gid: int = 0
     creator_groups: tuple[int, ...] = ()
-    parent: int | None = None
-    parent_session: int | None = None
+    parent: AgentIndex | None = None
+    parent_session: SessionIndex | None = None
     channel: str = ""
     lineage: str = ""
     created: float = 0.0
-    wait_token: str = ""
+    wait_token: WaitFileName = NO_WAIT_FILE
     removed: bool = False
     #: whether its documents stay, as those of its session: it was reset
     archived: bool = False
@@ -127,16 +139,16 @@ class Agent(AgentConfiguration):
     #: who caused that, as in ``by`` of events
     caused_by: str = ""
     #: names the record of its cell: that of its first run in mode once
-    cell: str = ""
-    run: str = ""
+    cell: RunId = NO_RUN
+    run: RunId = NO_RUN
     #: why the current run, and only that, is being ended
     run_cause: tuple[str, str] | None = None
     run_caused_by: str = ""
     run_started: float = 0.0
     pid: int = 0
-    boot: str = ""
+    boot: BootId = NO_BOOT
     cgroup: str = ""
-    session: int = 0
+    session: SessionIndex = NO_SESSION
     started: float = 0.0
     ended: float = 0.0
     usage: dict[str, int] = field(default_factory=dict)
@@ -154,7 +166,7 @@ class Agent(AgentConfiguration):
     #: up to where what was no reply went to ``out``
     kept_offset: int = 0
     #: sessions of this incarnation besides the current one
-    other_sessions: tuple[int, ...] = ()
+    other_sessions: tuple[SessionIndex, ...] = ()
     #: of a detached child: what its parent had when it started, as texts
     bound_policy: str | None = None
     bound_mount: str | None = None
@@ -205,7 +217,7 @@ class Agent(AgentConfiguration):
         return {name: getattr(self, name) for name in _AGENT_FIELDS}
 
     @classmethod
-    def load(cls, index: int, values: dict[str, Any]) -> Self:
+    def load(cls, index: AgentIndex, values: dict[str, Any]) -> Self:
         kept = known_fields(cls, values)
         kept["status"] = Status(kept["status"])
         kept["policy"] = policy.as_written(kept.get("policy", ""))
@@ -225,11 +237,12 @@ class Agent(AgentConfiguration):
 class Session:
     """One session of an agent's name: its directory, state and event count."""
 
-    index: int
+    index: SessionIndex
     owner: int
     agent: str
     name: str
-    incarnation: int
+    #: the index of that one
+    incarnation: AgentIndex
     state: str = "active"
     cwd: str = ""
     created: float = 0.0
@@ -243,7 +256,7 @@ class Session:
         return {name: getattr(self, name) for name in _SESSION_FIELDS}
 
     @classmethod
-    def load(cls, index: int, values: dict[str, Any]) -> Self:
+    def load(cls, index: SessionIndex, values: dict[str, Any]) -> Self:
         return cls(index=index, **known_fields(cls, values))
 
 

@@ -6,6 +6,7 @@ import bisect
 from collections.abc import Iterator
 
 from runtime.errors import WrongStateError
+from runtime.ids import AgentIndex, RunId
 from runtime.records.model import Agent
 from runtime.records.store import Store
 from runtime.texts.names import quote
@@ -16,9 +17,9 @@ class Registry:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._agents: dict[int, Agent] = {}
+        self._agents: dict[AgentIndex, Agent] = {}
         self._by_name: dict[str, Agent] = {}
-        self._children: dict[int, list[int]] = {}
+        self._children: dict[AgentIndex, list[AgentIndex]] = {}
         for agent in store.load_agents():
             self.add(agent)
 
@@ -35,7 +36,7 @@ class Registry:
         if agent.parent is not None:
             bisect.insort(self._children.setdefault(agent.parent, []), agent.index)
 
-    def part(self, agent: Agent, parent: int | None) -> None:
+    def part(self, agent: Agent, parent: AgentIndex | None) -> None:
         """It is not among this parent's children any more."""
         if parent is not None and parent in self._children:
             self._children[parent].remove(agent.index)
@@ -52,11 +53,11 @@ class Registry:
     def __iter__(self) -> Iterator[Agent]:
         return iter(list(self._agents.values()))
 
-    def get(self, index: int) -> Agent | None:
+    def get(self, index: AgentIndex) -> Agent | None:
         """An agent that has not been removed."""
         return self._agents.get(index)
 
-    def recall(self, index: int) -> Agent | None:
+    def recall(self, index: AgentIndex) -> Agent | None:
         """An agent, removed ones included (their channels outlive them)."""
         return self._agents.get(index) or self._store.find_agent(index)
 
@@ -132,10 +133,10 @@ class Registry:
             return f"{self.node_path(parent)}/child/agent-{agent.name}"
         return f"user-{agent.owner}/agent-{agent.name}"
 
-    def next_run(self, agent: Agent) -> str:
+    def next_run(self, agent: Agent) -> RunId:
         """An id that no run of this name has had."""
         with self._store.transaction():
-            return f"r{self._store.next_run(agent.name)}"
+            return RunId(f"r{self._store.next_run(agent.name)}")
 
 
 def check_accepts(parent: Agent) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from runtime.ids import NO_SESSION, AgentIndex, SessionIndex
 from runtime.kernel.trash import Trash
 from runtime.records.model import Agent, Session
 from runtime.records.registry import Registry
@@ -20,11 +21,11 @@ class Sessions:
         self._trash = trash
         self._state = state
         #: those of agents that have not been removed
-        self._loaded: dict[int, Session] = {}
+        self._loaded: dict[SessionIndex, Session] = {}
 
     # looking up
 
-    def get(self, index: int) -> Session | None:
+    def get(self, index: SessionIndex) -> Session | None:
         session = self._loaded.get(index)
         if session is None:
             session = self._store.find_session(index)
@@ -32,21 +33,21 @@ class Sessions:
                 self._loaded[index] = session
         return session
 
-    def load(self, index: int) -> Session:
+    def load(self, index: SessionIndex) -> Session:
         """One that must be there; ``LookupError``."""
         session = self.get(index)
         if session is None:
             raise LookupError(f"session {index} is not in the store")
         return session
 
-    def of(self, owner: int, agent: str) -> list[tuple[str, int]]:
+    def of(self, owner: int, agent: str) -> list[tuple[str, SessionIndex]]:
         """(name, number) of all sessions of a name."""
         return self._store.sessions(owner, agent)
 
-    def named(self, owner: int, agent: str, name: str) -> int | None:
+    def named(self, owner: int, agent: str, name: str) -> SessionIndex | None:
         return self._store.session_named(owner, agent, name)
 
-    def first(self, owner: int, agent: str) -> int | None:
+    def first(self, owner: int, agent: str) -> SessionIndex | None:
         return self._store.first_session(owner, agent)
 
     def agents(self, owner: int) -> list[str]:
@@ -56,11 +57,11 @@ class Sessions:
     def owners(self) -> list[int]:
         return self._store.session_owners()
 
-    def channels(self, session: int) -> list[tuple[str, int]]:
+    def channels(self, session: SessionIndex) -> list[tuple[str, AgentIndex]]:
         """(name, number of the child) of what a session gave to children."""
         return self._store.channels(session)
 
-    def find_channel(self, session: int, name: str) -> int | None:
+    def find_channel(self, session: SessionIndex, name: str) -> AgentIndex | None:
         return self._store.find_channel(session, name)
 
     # where they are
@@ -74,14 +75,14 @@ class Sessions:
 
     # changing, inside a transaction that the caller has begun
 
-    def make(self, agent: Agent, wanted: str = "") -> int:
+    def make(self, agent: Agent, wanted: str = "") -> SessionIndex:
         """A new session of an agent, named as wanted or by default; returns its number."""
         name = wanted or "default"
         if self._store.session_named(agent.owner, agent.name, name) is not None:
             name = self._free(agent)
         now = time.time()
         session = Session(
-            index=0,
+            index=NO_SESSION,
             owner=agent.owner,
             agent=agent.name,
             name=name,
@@ -117,7 +118,7 @@ class Sessions:
                 free = middle
         return f"default.{free}"
 
-    def retire_channel(self, session: int | None, channel: str) -> None:
+    def retire_channel(self, session: SessionIndex | None, channel: str) -> None:
         """The channel of an earlier child of this name becomes NAME~1, NAME~2, …"""
         if session is None:
             return
@@ -141,6 +142,6 @@ class Sessions:
         ):
             self._store.release_name(session.agent)
 
-    def forget(self, index: int) -> None:
+    def forget(self, index: SessionIndex) -> None:
         """Not in memory any more."""
         self._loaded.pop(index, None)

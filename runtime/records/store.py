@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from runtime.errors import NoSpaceError, StartupError
+from runtime.ids import AgentIndex, Incarnation, ItemIndex, SessionIndex
 from runtime.records.items import KEPT_ABOVE, KINDS, Item, Kept
 from runtime.records.model import Agent, Session
 
@@ -134,7 +135,7 @@ class Store:
         """Before, items had all their texts with them."""
         self._create(_TEXTS)
         for index, data in self._db.execute("SELECT idx, data FROM items").fetchall():
-            self.put_item(index, json.loads(data))
+            self.put_item(ItemIndex(index), json.loads(data))
 
     def _create(self, statements: str) -> None:
         for statement in statements.split(";"):
@@ -227,15 +228,15 @@ class Store:
 
     # agents
 
-    def insert_agent(self, agent: Agent) -> int:
+    def insert_agent(self, agent: Agent) -> AgentIndex:
         cursor = self._db.execute(
             "INSERT INTO agents (name, parent_session, channel, removed, data) VALUES (?,?,?,?,?)",
             (agent.name, agent.parent_session, agent.channel, agent.removed, _dump(agent.dump())),
         )
         assert cursor.lastrowid is not None
-        return cursor.lastrowid
+        return AgentIndex(cursor.lastrowid)
 
-    def put_agent(self, index: int, values: dict[str, Any]) -> None:
+    def put_agent(self, index: AgentIndex, values: dict[str, Any]) -> None:
         self._db.execute(
             "UPDATE agents SET parent_session=?, channel=?, removed=?, data=? WHERE idx=?",
             (
@@ -250,19 +251,19 @@ class Store:
     def load_agents(self) -> list[Agent]:
         """Every agent that has not been removed."""
         rows = self._db.execute("SELECT idx, data FROM agents WHERE removed=0 ORDER BY idx")
-        return [Agent.load(index, json.loads(data)) for index, data in rows]
+        return [Agent.load(AgentIndex(index), json.loads(data)) for index, data in rows]
 
-    def find_agent(self, index: int) -> Agent | None:
+    def find_agent(self, index: AgentIndex) -> Agent | None:
         row = self._db.execute("SELECT data FROM agents WHERE idx=?", (index,)).fetchone()
         return Agent.load(index, json.loads(row[0])) if row else None
 
-    def kept_incarnations(self) -> set[str]:
+    def kept_incarnations(self) -> set[Incarnation]:
         """Removed agents whose documents stay: in a channel, or with a session."""
         rows = self._db.execute(
             "SELECT json_extract(data, '$.incarnation') FROM agents WHERE removed=1 "
             "AND (parent_session IS NOT NULL OR json_extract(data, '$.archived'))"
         )
-        return {incarnation for (incarnation,) in rows}
+        return {Incarnation(incarnation) for (incarnation,) in rows}
 
     def holders(self, incarnations: Collection[str]) -> dict[str, tuple[int, str]]:
         """Owner and name of these agents, removed ones included, by incarnation.
@@ -278,21 +279,20 @@ class Store:
             )
             return {incarnation: (owner, name) for incarnation, owner, name in rows}
 
-    def channels(self, session: int) -> list[tuple[str, int]]:
+    def channels(self, session: SessionIndex) -> list[tuple[str, AgentIndex]]:
         """(name of the channel, index of the agent) below a session's ``context/child``."""
-        return list(
-            self._db.execute(
-                "SELECT channel, idx FROM agents WHERE parent_session=? ORDER BY idx", (session,)
-            )
+        rows = self._db.execute(
+            "SELECT channel, idx FROM agents WHERE parent_session=? ORDER BY idx", (session,)
         )
+        return [(channel, AgentIndex(index)) for channel, index in rows]
 
-    def find_channel(self, session: int, channel: str) -> int | None:
+    def find_channel(self, session: SessionIndex, channel: str) -> AgentIndex | None:
         row = self._db.execute(
             "SELECT idx FROM agents WHERE parent_session=? AND channel=?", (session, channel)
         ).fetchone()
-        return int(row[0]) if row else None
+        return AgentIndex(row[0]) if row else None
 
-    def retired_channels(self, session: int, channel: str) -> int:
+    def retired_channels(self, session: SessionIndex, channel: str) -> int:
         """How many of ``CHANNEL~1``, ``CHANNEL~2``, … there are."""
         (count,) = self._db.execute(
             "SELECT count(*) FROM agents WHERE parent_session=? AND channel GLOB ?",
@@ -302,16 +302,17 @@ class Store:
 
     # items of the planes
 
-    def insert_item(self, item: Item) -> int:
+    def insert_item(self, item: Item) -> ItemIndex:
         cursor = self._db.execute(
             "INSERT INTO items (agent, kind, data) VALUES (?,?,?)",
             (item.agent, item.kind, "{}"),
         )
         assert cursor.lastrowid is not None
-        self.put_item(cursor.lastrowid, item.record())
-        return cursor.lastrowid
+        index = ItemIndex(cursor.lastrowid)
+        self.put_item(index, item.record())
+        return index
 
-    def put_item(self, index: int, values: dict[str, Any]) -> None:
+    def put_item(self, index: ItemIndex, values: dict[str, Any]) -> None:
         """All fields of an item; what is ``Kept`` stays as it is."""
         short = dict(values)
         elsewhere = []
@@ -331,18 +332,18 @@ class Store:
         )
         self._db.execute("UPDATE items SET data=? WHERE idx=?", (_dump(short), index))
 
-    def read_text(self, index: int, field: str) -> str:
+    def read_text(self, index: ItemIndex, field: str) -> str:
         """A long text of an item; empty if the item was removed."""
         row = self._db.execute(
             "SELECT text FROM texts WHERE item=? AND field=?", (index, field)
         ).fetchone()
         return str(row[0]) if row else ""
 
-    def delete_item(self, index: int) -> None:
+    def delete_item(self, index: ItemIndex) -> None:
         self._db.execute("DELETE FROM texts WHERE item=?", (index,))
         self._db.execute("DELETE FROM items WHERE idx=?", (index,))
 
-    def delete_items(self, agent: int) -> None:
+    def delete_items(self, agent: AgentIndex) -> None:
         """All those of one agent."""
         self._db.execute(
             "DELETE FROM texts WHERE item IN (SELECT idx FROM items WHERE agent=?)", (agent,)
@@ -353,7 +354,8 @@ class Store:
         """Those of agents that have not been removed, oldest first."""
         rows = self._db.execute("SELECT idx, kind, data FROM items ORDER BY idx")
         return [
-            KINDS[kind].load(index, json.loads(data), self.read_text) for index, kind, data in rows
+            KINDS[kind].load(ItemIndex(index), json.loads(data), self.read_text)
+            for index, kind, data in rows
         ]
 
     # names
@@ -381,13 +383,13 @@ class Store:
 
     # sessions
 
-    def insert_session(self, session: Session) -> int:
+    def insert_session(self, session: Session) -> SessionIndex:
         cursor = self._db.execute(
             "INSERT INTO sessions (owner, agent, name, removed, data) VALUES (?,?,?,?,?)",
             (session.owner, session.agent, session.name, False, _dump(session.dump())),
         )
         assert cursor.lastrowid is not None
-        return cursor.lastrowid
+        return SessionIndex(cursor.lastrowid)
 
     def put_session(self, session: Session) -> None:
         self._db.execute(
@@ -395,35 +397,34 @@ class Store:
             (session.owner, session.removed, _dump(session.dump()), session.index),
         )
 
-    def delete_session(self, index: int) -> None:
+    def delete_session(self, index: SessionIndex) -> None:
         self._db.execute("DELETE FROM sessions WHERE idx=?", (index,))
 
-    def find_session(self, index: int) -> Session | None:
+    def find_session(self, index: SessionIndex) -> Session | None:
         row = self._db.execute("SELECT data FROM sessions WHERE idx=?", (index,)).fetchone()
         return Session.load(index, json.loads(row[0])) if row else None
 
-    def sessions(self, owner: int, agent: str) -> list[tuple[str, int]]:
+    def sessions(self, owner: int, agent: str) -> list[tuple[str, SessionIndex]]:
         """(name, index) of the sessions of an agent's name."""
-        return list(
-            self._db.execute(
-                "SELECT name, idx FROM sessions WHERE owner=? AND agent=? ORDER BY idx",
-                (owner, agent),
-            )
+        rows = self._db.execute(
+            "SELECT name, idx FROM sessions WHERE owner=? AND agent=? ORDER BY idx",
+            (owner, agent),
         )
+        return [(name, SessionIndex(index)) for name, index in rows]
 
-    def session_named(self, owner: int, agent: str, name: str) -> int | None:
+    def session_named(self, owner: int, agent: str, name: str) -> SessionIndex | None:
         """The index of one of them: there may be a great many."""
         row = self._db.execute(
             "SELECT idx FROM sessions WHERE owner=? AND agent=? AND name=?", (owner, agent, name)
         ).fetchone()
-        return int(row[0]) if row else None
+        return SessionIndex(row[0]) if row else None
 
-    def first_session(self, owner: int, agent: str) -> int | None:
+    def first_session(self, owner: int, agent: str) -> SessionIndex | None:
         """The index of the oldest."""
         (index,) = self._db.execute(
             "SELECT MIN(idx) FROM sessions WHERE owner=? AND agent=?", (owner, agent)
         ).fetchone()
-        return index if index is None else int(index)
+        return index if index is None else SessionIndex(index)
 
     def session_agents(self, owner: int) -> list[str]:
         """The names that have sessions under this owner."""

@@ -28,6 +28,7 @@ from runtime.errors import (
     NotRunningError,
     WrongStateError,
 )
+from runtime.ids import MessageId
 from runtime.life.streams import Stream, Streams
 from runtime.records.items import Message, MessageStatus
 from runtime.records.model import Agent
@@ -239,7 +240,7 @@ async def _tell_reply(request: Request, message: Message) -> None:
 
 
 async def _cancel(request: Request) -> None:
-    name, messages = str(request.fields.get("id")), request.agents.messages
+    name, messages = MessageId(str(request.fields.get("id"))), request.agents.messages
     message = messages.find(request.agent, name)
     if message is None:
         raise MissingError(f"there is no message {quote(name)} in this session")

@@ -11,6 +11,7 @@ import trio
 
 from runtime.authority.loop import Turns
 from runtime.errors import MalformedError, MissingError
+from runtime.ids import SessionIndex
 from runtime.records.change import Watching
 from runtime.records.model import Session
 from runtime.records.sessions import Sessions
@@ -30,12 +31,12 @@ class Replays(Watching):
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
         #: followers by session, and those that are about to be told that there is more
-        self._appended: dict[int, set[trio.Event]] = {}
+        self._appended: dict[SessionIndex, set[trio.Event]] = {}
         self._following: list[trio.Event] = []
         self._woken = trio.Event()
         self._turns = Turns()
 
-    def session_changed(self, index: int, names: Iterable[str]) -> None:
+    def session_changed(self, index: SessionIndex, names: Iterable[str]) -> None:
         waiting = self._appended.pop(index, None)
         if waiting is not None:
             self._following += waiting

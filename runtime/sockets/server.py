@@ -23,6 +23,7 @@ from runtime.authority.loop import Late, Turns
 from runtime.caller import Caller, Role
 from runtime.cell.cell import Places
 from runtime.errors import CtxError, QuotaError
+from runtime.ids import AgentIndex, MessageId
 from runtime.kernel.binder import Binder
 from runtime.life.streams import Streams
 from runtime.records.change import Watching
@@ -84,7 +85,7 @@ class Sockets(Watching):
         self._nursery = nursery
         self._code = code
         self._refused = refused
-        self._servers: dict[int, Server] = {}
+        self._servers: dict[AgentIndex, Server] = {}
         self._replays = Replays(agents.sessions)
         self._services = Services(
             agents=agents,
@@ -308,7 +309,7 @@ class Sockets(Watching):
         own = False
         name = request.fields.get("id") if operation.of_message else None
         if agent is not None and isinstance(name, str):
-            message = self._agents.messages.find(agent, name)
+            message = self._agents.messages.find(agent, MessageId(name))
             own = message is not None and message.asked == caller.key
         operation.guard.check(
             Act.ASK,

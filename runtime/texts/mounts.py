@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from runtime.errors import MalformedError, QuotaError
+from runtime.ids import NO_BOOT, BootId
 from runtime.texts.names import check_absolute, quote
 
 MODES: Final = ("ro", "rw", "hide")
@@ -115,7 +116,7 @@ class Source:
 class Sources:
     """What the sources of one value were when it was written, and in which boot."""
 
-    def __init__(self, boot: str, found: Mapping[str, Source]) -> None:
+    def __init__(self, boot: BootId, found: Mapping[str, Source]) -> None:
         self.boot = boot
         self.found = found
 
@@ -123,7 +124,7 @@ class Sources:
     def load(cls, record: Mapping[str, Any] | None) -> Sources:
         """From a record; None is that of a value that nobody has looked at."""
         if record is None:
-            return cls("", {})
+            return cls(NO_BOOT, {})
         found = {
             source: Source(path or source, identity) for source, path, identity in record["found"]
         }
@@ -138,12 +139,14 @@ class Sources:
             ],
         }
 
-    def joined(self, boot: str, more: Mapping[str, Source], paths: Iterable[str]) -> Sources:
+    def joined(
+        self, boot: BootId, more: Mapping[str, Source], paths: Iterable[str]
+    ) -> Sources:
         """What is known of some paths, with what was looked at in this boot."""
         known = {**self._of_boot(boot), **more}
         return Sources(boot, {path: known[path] for path in paths if path in known})
 
-    def _of_boot(self, boot: str) -> Mapping[str, Source]:
+    def _of_boot(self, boot: BootId) -> Mapping[str, Source]:
         """Numbers mean nothing in another boot."""
         if self.boot == boot:
             return self.found
@@ -158,7 +161,7 @@ class Sources:
         found = self.found.get(source)
         return source if found is None else found.path
 
-    def resolve(self, mount: Mount, boot: str) -> Mount:
+    def resolve(self, mount: Mount, boot: BootId) -> Mount:
         """The line as it is to be mounted in a boot: numbers mean nothing in another one."""
         found = self.found.get(mount.source)
         if found is None or mount.mode == "hide":

@@ -43,6 +43,7 @@ from runtime.authority.loop import Gentle, LoopMeter
 from runtime.caller import Caller, Role
 from runtime.cell.following import Followed
 from runtime.errors import CtxError
+from runtime.ids import NO_AGENT, NO_SESSION, MessageId, WaitFileName
 from runtime.life.ending import Ender
 from runtime.life.streams import Streams
 from runtime.records.change import Change
@@ -153,12 +154,13 @@ class Scene:
         index = self.x.index
         for n in range(count):
             change.make(
-                Message(agent=index, name=f"m{n}", session=self.x.session, sender="operator uid:1",
-                        provenance="operator", text="a text of a message " * 200)
+                Message(agent=index, name=MessageId(f"m{n}"), session=self.x.session,
+                        sender="operator uid:1", provenance="operator",
+                        text="a text of a message " * 200)
             )
             status = TaskStatus.RUNNING if n == 2 else TaskStatus.MADE
             change.make(
-                Task(agent=index, name=f"T{n}", wait_token=f"{n:032x}", status=status,
+                Task(agent=index, name=f"T{n}", wait_token=WaitFileName(f"{n:032x}"), status=status,
                      accepts_input=True)
             )  # fmt: skip
             blocked = tuple(f"W{m}" for m in range(1, count)) if n == 0 else ()
@@ -566,7 +568,9 @@ async def measure_lives(scene: Scene, meter: LoopMeter) -> dict[str, float]:
     assert first is not None
     with store.transaction():
         for number in range(2, 10 * len(scene.children)):
-            other = dataclasses.replace(first, index=0, name=f"default.{number}", incarnation=0)
+            other = dataclasses.replace(
+                first, index=NO_SESSION, name=f"default.{number}", incarnation=NO_AGENT
+            )
             store.insert_session(other)
     with scene.mounted.as_(USER):
         for path in ("home/1000/agent", "home/1000/agent/x/session"):

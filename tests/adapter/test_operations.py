@@ -27,6 +27,7 @@ from ctxfs.tree.nodes import Attributes, Call, Changes, Handle, Node
 from runtime import errors
 from runtime.authority.accounts import Payer, Reserve, Resource, accounts_of
 from runtime.caller import Caller
+from runtime.ids import AgentIndex, Incarnation
 from runtime.kernel.privilege import ROOT
 from runtime.records.config import Config
 from tests.worlds.tree import CONTEXT, complete, refused
@@ -74,7 +75,7 @@ class FakeNode(Node):
         self.references = 0
 
     path = "place"
-    incarnation = "i1"
+    incarnation = Incarnation("i1")
 
     def fail(self) -> None:
         if self.error is not None:
@@ -237,14 +238,14 @@ def test_who_is_refused_for_who_it_is_leaves_nothing_at_the_agent(
     with pytest.raises(pyfuse3.FUSEError):
         small.open()
     assert small.reason
-    assert small.fs.reasons.of_agent("i1") == ""
+    assert small.fs.reasons.of_agent(FakeNode.incarnation) == ""
 
 
 def test_other_refusals_are_the_agents_last_error_too(small: Small) -> None:
     small.file.error = errors.MalformedError("not so")
     with refused("EINVAL"):
         small.open()
-    assert small.fs.reasons.of_agent("i1") == small.reason
+    assert small.fs.reasons.of_agent(FakeNode.incarnation) == small.reason
 
 
 def test_control_characters_of_a_reason_are_escaped(small: Small) -> None:
@@ -506,9 +507,13 @@ def test_reasons_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(reasons.of_caller(Caller(9, 0, 1))) == 1001
 
 
+def in_agent(uid: int, index: int, incarnation: str) -> Caller:
+    return Caller(uid, uid, index, AgentIndex(index), Incarnation(incarnation))
+
+
 def test_reasons_are_kept_by_incarnation_inside_an_agent(caplog: pytest.LogCaptureFixture) -> None:
     reasons = Reasons()
-    one, two = Caller(5, 5, 1, 1, "aa"), Caller(5, 5, 2, 2, "bb")
+    one, two = in_agent(5, 1, "aa"), in_agent(5, 2, "bb")
     with caplog.at_level(logging.INFO, "ctxd.rejected"):
         reasons.note(errors.DeniedError("no"), one, "p", None)
     assert reasons.of_caller(one)
@@ -544,7 +549,7 @@ def test_open_directories_count_too_and_are_given_back(small: Small) -> None:
 
 def test_a_caller_that_is_refused_often_is_counted_and_takes_no_place_of_others() -> None:
     reasons = Reasons()
-    loud, quiet = Caller(5, 5, 1, 1, "aa"), Caller(5, 5, 2, 2, "bb")
+    loud, quiet = in_agent(5, 1, "aa"), in_agent(5, 2, "bb")
     reasons.note(errors.DeniedError("quiet"), quiet, "q", None)
     for number in range(1000):
         reasons.note(errors.DeniedError(f"no {number}"), loud, "p", None)
@@ -555,7 +560,7 @@ def test_a_caller_that_is_refused_often_is_counted_and_takes_no_place_of_others(
 
 def test_refusals_are_told_to_the_owner_and_to_who_was_refused() -> None:
     reasons = Reasons()
-    one, two = Caller(5, 5, 1, 1, "aa"), Caller(6, 6, 2, 2, "bb")
+    one, two = in_agent(5, 1, "aa"), in_agent(6, 2, "bb")
     reasons.note(errors.DeniedError("one"), one, "p", None)
     reasons.note(errors.DeniedError("two"), two, "p", None)
     assert [r["reason"] for r in reasons.recent(Caller(5, 5, 3), None)] == ["one"]
@@ -569,7 +574,7 @@ def test_refusals_that_are_kept_are_bounded() -> None:
     for number in range(200):
         for _ in range(20):
             error = errors.DeniedError("\x1b" + "x" * 5000)
-            reasons.note(error, Caller(number % 50, 5, 1, number, f"i{number}"), "p" * 5000, None)
+            reasons.note(error, in_agent(number % 50, number, f"i{number}"), "p" * 5000, None)
     kept = list(reasons._all())
     assert len(kept) <= 32 * 32 * 16
     assert len(reasons._refusals) == 32

@@ -15,6 +15,7 @@ from ctxfs.files import agent as agent_files
 from ctxfs.files import waiting as waiting_files
 from ctxfs.files import work as work_files
 from ctxfs.tree import members
+from runtime.ids import TriggerToken
 from runtime.records.items import Message, Wait, Work
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
@@ -544,4 +545,4 @@ def test_everything_is_there_after_a_crash(mounted: Mounted) -> None:
     (item,) = agents.items.of(again.index, Work)
     (wait,) = agents.items.of(again.index, Wait)
     assert (item.status, wait.status, wait.work) == ("blocked", "armed", "w")
-    assert agents.waiting.with_token(token) is wait
+    assert agents.waiting.with_token(TriggerToken(token)) is wait

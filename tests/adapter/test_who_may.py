@@ -29,6 +29,7 @@ from ctxfs.tree.rows import Kind, Row, Shown, Staged
 from runtime.authority.guard import Act
 from runtime.caller import Caller
 from runtime.errors import DeniedError
+from runtime.ids import NO_AGENT, NO_RUN, RunId
 from runtime.records.items import TaskStatus, WaitStatus, WorkStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
@@ -848,7 +849,7 @@ def test_verbs(stage: Stage, verb: str, kind: str) -> None:
     answers = {"session NAME": "EBUSY"}
     wrong = []
     agent = stage.objects[kind]
-    agent.run = "r1"
+    agent.run = RunId("r1")
     fitting = fits(verb)
     for party, caller in stage.callers[kind].items():
         stage.heard.verbs.clear()
@@ -865,7 +866,7 @@ def test_verbs(stage: Stage, verb: str, kind: str) -> None:
         acted = [verb.split()[0]] if allowed and verb not in answers else []
         if (found, stage.heard.verbs) != (expected, acted):
             wrong.append(f"{kind}: {verb} by {PARTIES[party]}: {found}, not {expected}")
-    agent.status, agent.run = Status.BUSY, ""
+    agent.status, agent.run = Status.BUSY, NO_RUN
     assert not wrong, "\n".join(wrong)
 
 
@@ -886,10 +887,10 @@ def test_in_which_statuses_a_verb_is_said(mounted: Mounted, verb: str) -> None:
     agent = mounted.make("x", USER)
     path = "agent/x.d/ctl"
     for status in Status:
-        agent.status, agent.run = status, "r1" if verb.startswith("abort") else ""
+        agent.status, agent.run = status, RunId("r1") if verb.startswith("abort") else NO_RUN
         expected = "yes" if status in fits(verb) else SAYS[verb].goes.get(status, "EBUSY")
         assert outcome(lambda: mounted.put(path, line(verb))) == expected, status
-    agent.status, agent.run = Status.PAUSED, "r1"
+    agent.status, agent.run = Status.PAUSED, RunId("r1")
     frozen = "EBUSY" if verb == "session NAME" or Status.PAUSED not in fits(verb) else "yes"
     assert outcome(lambda: mounted.put(path, line(verb))) == frozen
     agent.run_cause = ("cancelled", "why")
@@ -1122,5 +1123,5 @@ def test_the_handle_of_a_child_is_not_configured(stage: Stage) -> None:
         for name in configured:
             path = f"agent/root.d/task/handle/{name}"
             assert outcome(partial(stage.write, path, Kind.FILE)) == "EPERM", name
-    task.child = 0
+    task.child = NO_AGENT
     tasks.remove(ROOT, agent, task.name)

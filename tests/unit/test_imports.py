@@ -132,7 +132,10 @@ FLOORS = (
     *("sockets", "roof"),
 )
 #: modules of the runtime that are in no folder
-GROUND = {"runtime.unaided", "runtime.errors", "runtime.caller", "runtime.crashpoints"}
+GROUND = {
+    *("runtime.unaided", "runtime.errors", "runtime.caller", "runtime.crashpoints"),
+    "runtime.ids",
+}
 ROOF = {"runtime.runtime"}
 
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from runtime.agents.parts import Agents, open_agents
 from runtime.caller import Caller
+from runtime.ids import AgentIndex, SessionIndex
 from runtime.kernel.cgroups import Hierarchy
 from runtime.kernel.privilege import ROOT as ROOT_PRIVILEGE
 from runtime.kernel.privilege import Privilege
@@ -48,14 +49,14 @@ class Recorder(Watching):
     """Remembers what it is told."""
 
     def __init__(self) -> None:
-        self.agents: list[tuple[int, set[str]]] = []
-        self.sessions: list[tuple[int, set[str]]] = []
+        self.agents: list[tuple[AgentIndex, set[str]]] = []
+        self.sessions: list[tuple[SessionIndex, set[str]]] = []
         self.listed: list[str] = []
 
-    def agent_changed(self, index: int, names: Iterable[str]) -> None:
+    def agent_changed(self, index: AgentIndex, names: Iterable[str]) -> None:
         self.agents.append((index, set(names)))
 
-    def session_changed(self, index: int, names: Iterable[str]) -> None:
+    def session_changed(self, index: SessionIndex, names: Iterable[str]) -> None:
         self.sessions.append((index, set(names)))
 
     def agent_listed(self, agent: Agent) -> None:

@@ -29,6 +29,7 @@ from runtime.errors import (
     TooLongError,
     WrongStateError,
 )
+from runtime.ids import Incarnation
 from runtime.records.items import TaskEvent, TaskStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import FAMILIES, Agent
@@ -506,7 +507,7 @@ def test_who_is_nobody_has_nothing(desk: Desk, which: str) -> None:
         caller = desk.me
         desk.agents.journal.update(desk.coder, status=Status.DEAD)
     elif which == "earlier":
-        caller = Caller(1000, 1000, 7, desk.coder.index, "0123456789abcdef")
+        caller = Caller(1000, 1000, 7, desk.coder.index, Incarnation("0123456789abcdef"))
     assert _visible(desk, caller) == set()
     with refused(DeniedError):
         desk.call("AgentList", {}, caller)

@@ -25,6 +25,7 @@ from runtime.errors import (
     TooLongError,
     WrongStateError,
 )
+from runtime.ids import ItemIndex, MessageId, RunId
 from runtime.kernel.inotify import Watcher
 from runtime.life.residents import _line, _parse
 from runtime.life.streams import Streams
@@ -72,7 +73,7 @@ def told(world: World, agent: Agent) -> list[dict[str, Any]]:
 
 def deliver(world: World, agent: Agent, message: Message, run: str = "r1") -> None:
     with world.agents.journal.changing() as change:
-        world.agents.messages.deliver(change, agent, message, run)
+        world.agents.messages.deliver(change, agent, message, RunId(run))
 
 
 def end(
@@ -337,7 +338,7 @@ def test_an_id_is_of_its_session(world: World, agent: Agent) -> None:
     send(world, agent, "one", name="1", asked="x")
     world.agents.births.switch_session(agent, "second")
     send(world, agent, "two", name="1", asked="x")
-    found = world.agents.messages.find(agent, "1")
+    found = world.agents.messages.find(agent, MessageId("1"))
     assert found is not None
     assert found.text == "two"
     assert queue(world, agent) == ["one", "two"]
@@ -430,8 +431,8 @@ def test_one_that_nobody_asked_for_is_gone_with_its_end(world: World, agent: Age
     kept, gone = send(world, agent, name="1", asked="x"), send(world, agent, name="2")
     for message in (kept, gone):
         end(world, agent, message, "dropped")
-    assert world.agents.messages.find(agent, "1") is kept
-    assert world.agents.messages.find(agent, "2") is None
+    assert world.agents.messages.find(agent, MessageId("1")) is kept
+    assert world.agents.messages.find(agent, MessageId("2")) is None
     world.reopen()
     assert [m.name for m in world.agents.items.of(agent.index, Message)] == ["1"]
 
@@ -531,12 +532,12 @@ async def changes_of(stream: Any, act: Any) -> bool:
     ids=["begin", "add", "end"],
 )
 def test_whoever_listens_hears_of_everything(act: Any) -> None:
-    stream = Streams(gentle()).of(1)
+    stream = Streams(gentle()).of(ItemIndex(1))
     assert trio.run(changes_of, stream, lambda: act(stream))
 
 
 def test_a_stream_holds_the_reply_so_far_up_to_a_maximum() -> None:
-    stream = Streams(gentle()).of(1)
+    stream = Streams(gentle()).of(ItemIndex(1))
     stream.begin()
     for piece in ("one ", "two"):
         stream.add(piece)

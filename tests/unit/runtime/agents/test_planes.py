@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import CtxError, MissingError, WrongStateError
+from runtime.ids import AgentIndex, ItemIndex, MessageId, RunId, SessionIndex
 from runtime.records.items import (
     KINDS,
     MESSAGE_MOVES,
@@ -199,7 +200,7 @@ def message_that_is(world: World, agent: Agent, status: MessageStatus) -> Messag
     message = world.agents.messages.send(USER, agent, "hello", name="1", asked="x")
     with world.agents.journal.changing() as change:
         if status is not MessageStatus.DROPPED:
-            world.agents.messages.deliver(change, agent, message, "r1")
+            world.agents.messages.deliver(change, agent, message, RunId("r1"))
         world.agents.messages.end(change, agent, message, status)
     return message
 
@@ -213,7 +214,7 @@ def test_a_message_ends_once(world: World, agent: Agent, status: MessageStatus) 
         with pytest.raises(WrongStateError), world.agents.journal.changing() as change:
             messages.end(change, agent, message, again)
     with pytest.raises(WrongStateError), world.agents.journal.changing() as change:
-        messages.deliver(change, agent, message, "r2")
+        messages.deliver(change, agent, message, RunId("r2"))
     with world.agents.journal.changing() as change:
         messages.add_ends(change, agent, "exit:0")
     assert (message.status, message.run) == (status, "" if status == "dropped" else "r1")
@@ -339,30 +340,33 @@ def test_a_wait_leaves_armed_once(world: World, agent: Agent, status: WaitStatus
 
 # the records in memory
 
+ONE, TWO = AgentIndex(1), AgentIndex(2)
 
-def message(index: int, name: str, agent: int = 1, session: int = 1) -> Message:
+
+def message(index: int, name: str, agent: AgentIndex = ONE, session: int = 1) -> Message:
     return Message(
-        index=index, agent=agent, name=name, session=session, sender="s", provenance="operator"
-    )
+        index=ItemIndex(index), agent=agent, name=MessageId(name),
+        session=SessionIndex(session), sender="s", provenance="operator",
+    )  # fmt: skip
 
 
 def test_records_are_found_by_number_by_name_and_by_agent() -> None:
     items = Items()
     one, two = message(1, "a"), message(2, "b")
-    other: list[Item] = [message(3, "a", agent=2), Work(index=4, agent=1, name="a")]
+    other: list[Item] = [message(3, "a", agent=TWO), Work(index=ItemIndex(4), agent=ONE, name="a")]
     for item in (one, two, *other):
         items.add(item)
-    assert items.of(1, Message) == [one, two]
-    assert items.named(1, Message, "1/b") is two
-    assert items.named(2, Message, "1/b") is None
-    assert (items.get(3), items.named(1, Work, "a")) == tuple(other)
+    assert items.of(ONE, Message) == [one, two]
+    assert items.named(ONE, Message, "1/b") is two
+    assert items.named(TWO, Message, "1/b") is None
+    assert (items.get(ItemIndex(3)), items.named(ONE, Work, "a")) == tuple(other)
     assert items.all(Message) == [one, two, other[0]]
     items.drop(one)
-    assert items.of(1, Message) == [two]
-    assert items.get(1) is None
-    items.drop_all(1)
-    assert (items.of(1, Message), items.of(1, Work)) == ([], [])
-    assert items.of(2, Message) == [other[0]]
+    assert items.of(ONE, Message) == [two]
+    assert items.get(ItemIndex(1)) is None
+    items.drop_all(ONE)
+    assert (items.of(ONE, Message), items.of(ONE, Work)) == ([], [])
+    assert items.of(TWO, Message) == [other[0]]
 
 
 def test_an_id_is_of_a_session() -> None:
@@ -370,22 +374,22 @@ def test_an_id_is_of_a_session() -> None:
     one, two = message(1, "a", session=1), message(2, "a", session=2)
     items.add(one)
     items.add(two)
-    assert items.of(1, Message) == [one, two]
+    assert items.of(ONE, Message) == [one, two]
 
 
 def test_what_takes_a_name_is_the_youngest_and_stays_when_the_other_goes() -> None:
     items = Items()
-    tasks = [Task(index=n, agent=1, name=name) for n, name in enumerate("aba", 1)]
+    tasks = [Task(index=ItemIndex(n), agent=ONE, name=name) for n, name in enumerate("aba", 1)]
     for task in tasks:
         items.add(task)
     items.drop(tasks[0])
-    assert items.of(1, Task) == [tasks[1], tasks[2]]
-    assert items.named(1, Task, "a") is tasks[2]
+    assert items.of(ONE, Task) == [tasks[1], tasks[2]]
+    assert items.named(ONE, Task, "a") is tasks[2]
 
 
 def test_a_token_is_known_as_long_as_its_wait() -> None:
     items = Items()
-    wait = Wait(index=1, agent=1, name="i")
+    wait = Wait(index=ItemIndex(1), agent=ONE, name="i")
     items.add(wait)
     assert items.with_token(wait.token) is wait
     items.drop(wait)
@@ -396,9 +400,9 @@ def test_a_token_is_known_as_long_as_its_wait() -> None:
     "item",
     [
         message(0, "a"),
-        Task(agent=1, name="t", status=TaskStatus.RUNNING, accepts_input=True, child=3),
-        Work(agent=1, name="w", status=WorkStatus.BLOCKED, blocked_by=("x", "y")),
-        Wait(agent=1, name="i", status=WaitStatus.ARMED, due=1.5),
+        Task(agent=ONE, name="t", status=TaskStatus.RUNNING, accepts_input=True, child=TWO),
+        Work(agent=ONE, name="w", status=WorkStatus.BLOCKED, blocked_by=("x", "y")),
+        Wait(agent=ONE, name="i", status=WaitStatus.ARMED, due=1.5),
     ],
     ids=lambda item: item.kind,
 )
@@ -412,5 +416,6 @@ def test_a_record_is_the_same_from_the_store(world: World, item: Item) -> None:
 
 
 def test_what_a_later_version_wrote_is_left_out() -> None:
-    values = {**Work(agent=1, name="w").dump(), "colour": "red", "status": "open"}
-    assert Work.load(7, values).dump() == {**Work(agent=1, name="w").dump(), "status": "open"}
+    values = {**Work(agent=ONE, name="w").dump(), "colour": "red", "status": "open"}
+    loaded = Work.load(ItemIndex(7), values)
+    assert loaded.dump() == {**Work(agent=ONE, name="w").dump(), "status": "open"}

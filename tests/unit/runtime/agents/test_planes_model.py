@@ -45,6 +45,7 @@ from runtime.errors import (
     TooLongError,
     WrongStateError,
 )
+from runtime.ids import RunId
 from runtime.records.change import Change
 from runtime.records.items import Item, Message, MessageStatus, Task, TaskEvent, Wait, Work
 from runtime.records.lifecycle import Status
@@ -1032,7 +1033,7 @@ class Planes(RuleBasedStateMachine):
         assert (message.priority, message.provenance) == (expected.priority, expected.provenance)
         with agents.journal.changing() as change:
             change.set(agent, status=Status.BUSY)
-            agents.messages.deliver(change, agent, message, "r1")
+            agents.messages.deliver(change, agent, message, RunId("r1"))
 
     @aimed("busy", name=AGENTS, status=("processed", "failed", "aborted"))
     def end_message(self, name: str, status: str) -> None:

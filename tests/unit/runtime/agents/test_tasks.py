@@ -21,6 +21,7 @@ from runtime.errors import (
     TakenError,
     WrongStateError,
 )
+from runtime.ids import AgentIndex
 from runtime.kernel.output import append
 from runtime.life.taskruns import _judge
 from runtime.records.change import Change
@@ -375,7 +376,7 @@ def started(world: World, agent: Agent, task: Task) -> Task:
 def test_what_becomes_of_a_command(
     status: str, record: dict[str, Any], expected: tuple[str, str]
 ) -> None:
-    task = Task(agent=1, name="t", status=TaskStatus(status))
+    task = Task(agent=AgentIndex(1), name="t", status=TaskStatus(status))
     assert _judge(task, Record(**record)) == expected
 
 

@@ -25,6 +25,7 @@ from runtime.errors import (
     TakenError,
     WrongStateError,
 )
+from runtime.ids import TriggerToken
 from runtime.records.change import Change
 from runtime.records.items import (
     WAIT_MOVES,
@@ -503,7 +504,7 @@ def test_only_armed_triggers_have_good_tokens(world: World, agent: Agent) -> Non
         assert world.agents.waiting.with_token(wait.token) is None
         with pytest.raises(MissingError):
             world.agents.waiting.trigger(wait, "x")
-    assert world.agents.waiting.with_token("") is None
+    assert world.agents.waiting.with_token(TriggerToken("")) is None
 
 
 def test_tokens_are_128_bits_and_differ(world: World, agent: Agent) -> None:

@@ -15,6 +15,7 @@ from runtime.authority.accounts import (
 )
 from runtime.caller import Caller
 from runtime.errors import QuotaError
+from runtime.ids import AgentIndex, Incarnation
 from tests.worlds.records import ROOT, inside, operator, world_in
 
 FILES = Resource.DESCRIPTORS
@@ -134,7 +135,7 @@ def test_who_pays(tmp_path: Path) -> None:
         assert world.agents.identity.payer(ROOT).reserve is Reserve.MASTER
         unknown = world.agents.identity.payer(Caller(0, 0, 1, known=False))
         assert unknown.reserve is Reserve.NONE
-        removed = Caller(ALICE, ALICE, 1, 99, "gone")
+        removed = Caller(ALICE, ALICE, 1, AgentIndex(99), Incarnation("gone"))
         assert world.agents.identity.payer(removed) == Payer(ALICE, "gone")
 
 

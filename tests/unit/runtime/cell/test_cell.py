@@ -14,6 +14,7 @@ from runtime.agents.workspace import binds as worktree_mounts
 from runtime.cell import cell
 from runtime.cell.cell import HOME, Places, Plan
 from runtime.errors import MalformedError, WrongStateError
+from runtime.ids import BootId
 from runtime.kernel import linux, orders
 from runtime.records.model import Agent
 from runtime.texts import mounts
@@ -328,7 +329,7 @@ def test_noexec_of_what_is_staged_is_there_already(
 def found_at(boot: str, **paths: str) -> dict[str, Any]:
     """A record of what /NAME was in a boot: another path, and 8:1 there."""
     return mounts.Sources(
-        boot, {f"/{name}": mounts.Source(path, "8:1") for name, path in paths.items()}
+        BootId(boot), {f"/{name}": mounts.Source(path, "8:1") for name, path in paths.items()}
     ).dump()
 
 

@@ -11,11 +11,14 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from runtime.ids import WaitFileName
 from runtime.kernel.waits import Waits
 
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="the FIFOs are 0444: only root opens them for writing"
 )
+
+T = WaitFileName("t")
 
 
 @pytest.fixture
@@ -42,42 +45,42 @@ class Reader:
 
 
 def test_a_wait_is_a_fifo_that_nobody_may_write(waits: Waits) -> None:
-    waits.create("t")
-    found = waits.path("t").stat()
+    waits.create(T)
+    found = waits.path(T).stat()
     assert stat.S_ISFIFO(found.st_mode)
     assert found.st_mode & 0o777 == 0o444
 
 
 def test_a_fifo_left_by_an_earlier_daemon_is_kept(waits: Waits) -> None:
-    waits.create("t")
-    before = waits.path("t").stat().st_ino
-    waits.create("t")
-    assert waits.path("t").stat().st_ino == before
+    waits.create(T)
+    before = waits.path(T).stat().st_ino
+    waits.create(T)
+    assert waits.path(T).stat().st_ino == before
 
 
 def test_a_released_wait_is_an_empty_file(waits: Waits) -> None:
-    waits.create("t")
-    waits.release("t")
-    assert stat.S_ISREG(waits.path("t").stat().st_mode)
-    assert waits.path("t").read_bytes() == b""
+    waits.create(T)
+    waits.release(T)
+    assert stat.S_ISREG(waits.path(T).stat().st_mode)
+    assert waits.path(T).read_bytes() == b""
 
 
 def test_releasing_twice_is_releasing_once(waits: Waits) -> None:
-    waits.create("t")
-    waits.release("t")
-    waits.release("t")
-    assert waits.path("t").read_bytes() == b""
+    waits.create(T)
+    waits.release(T)
+    waits.release(T)
+    assert waits.path(T).read_bytes() == b""
 
 
 def test_releasing_what_is_not_there_does_nothing(waits: Waits, tmp_path: Path) -> None:
-    waits.release("t")
+    waits.release(T)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_removed_wait_is_gone(waits: Waits, tmp_path: Path) -> None:
-    waits.create("t")
-    waits.remove("t")
-    waits.remove("t")
+    waits.create(T)
+    waits.remove(T)
+    waits.remove(T)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -86,9 +89,9 @@ def test_every_reader_returns_at_the_end(waits: Waits) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(waits.run)
-            waits.create("t")
-            readers = [Reader(waits.path("t")) for _ in range(20)]
-            waits.release("t")
+            waits.create(T)
+            readers = [Reader(waits.path(T)) for _ in range(20)]
+            waits.release(T)
             for reader in readers:
                 await reader.wait_returned()
             nursery.cancel_scope.cancel()
@@ -101,10 +104,10 @@ def test_a_reader_between_look_up_and_open_returns_too(waits: Waits) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(waits.run)
-            waits.create("t")
-            looked_up = os.open(waits.path("t"), os.O_PATH)
+            waits.create(T)
+            looked_up = os.open(waits.path(T), os.O_PATH)
             try:
-                waits.release("t")
+                waits.release(T)
                 await Reader(f"/proc/self/fd/{looked_up}").wait_returned()
             finally:
                 os.close(looked_up)
@@ -118,11 +121,11 @@ def test_readers_of_a_removed_wait_return(waits: Waits) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(waits.run)
-            waits.create("t")
-            held = os.open(waits.path("t"), os.O_PATH)
+            waits.create(T)
+            held = os.open(waits.path(T), os.O_PATH)
             try:
                 readers = [Reader(f"/proc/self/fd/{held}") for _ in range(3)]
-                waits.remove("t")
+                waits.remove(T)
                 for reader in readers:
                     await reader.wait_returned()
             finally:
@@ -141,7 +144,7 @@ def test_nothing_is_held_open_in_the_end(waits: Waits) -> None:
             nursery.start_soon(waits.run)
             await wait_all_tasks_blocked()
             before = descriptors()
-            for token in ("a", "b"):
+            for token in (WaitFileName("a"), WaitFileName("b")):
                 waits.create(token)
                 waits.release(token)
             assert descriptors() == before + 2

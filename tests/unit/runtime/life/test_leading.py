@@ -13,6 +13,7 @@ import trio
 from runtime.cell.following import Execution, Following
 from runtime.cell.record import Record
 from runtime.errors import QuotaError
+from runtime.ids import AgentIndex, Incarnation
 from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.inotify import Watcher
 from runtime.life import leading
@@ -30,7 +31,9 @@ class Led(Lead):
             hierarchy=cast(Any, None), watcher=watcher, places=cast(Any, None),
             starter=cast(Any, None),
         )  # fmt: skip
-        agent = Agent(index=1, incarnation="i", name="x", owner=1, uid=1, gid=1)
+        agent = Agent(
+            index=AgentIndex(1), incarnation=Incarnation("i"), name="x", owner=1, uid=1, gid=1
+        )
         following = Following(Cgroup(path), path / "cell", holds_cell=True)
         super().__init__(leader, agent, following, self.execution, self.execution.changes)
         self.refusals = refusals

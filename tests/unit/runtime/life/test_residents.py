@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from runtime.authority.loop import Gentle, LoopMeter
+from runtime.ids import MessageId
 from runtime.life.residents import Listener
 from runtime.life.streams import Streams
 from runtime.records.change import Change
@@ -41,8 +42,8 @@ def resident(world: World, waiting: int = 0) -> tuple[Agent, Message]:
     change = Change()
     for number in range(waiting + 1):
         message = Message(
-            agent=agent.index, name=f"q{number}", session=agent.session, sender="operator uid:0",
-            provenance="operator", text="a question",
+            agent=agent.index, name=MessageId(f"q{number}"), session=agent.session,
+            sender="operator uid:0", provenance="operator", text="a question",
         )  # fmt: skip
         change.make(message)
     world.agents.journal.commit(change)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import NotRunningError, WrongStateError
+from runtime.ids import AgentIndex, Incarnation
 from runtime.life.supervisor import PERFORMED
 from runtime.records.change import Change
 from runtime.records.lifecycle import AGENT_MOVES, LIVE, VERBS, Effect, Event, Status
@@ -61,7 +62,7 @@ PAIRS = [
 
 def agent_in(status: str, paused_from: str = "busy") -> Agent:
     return Agent(
-        index=1, incarnation="i", name="x", owner=1, uid=1, gid=1,
+        index=AgentIndex(1), incarnation=Incarnation("i"), name="x", owner=1, uid=1, gid=1,
         status=Status(status), paused_from=paused_from if status == "paused" else "",
     )  # fmt: skip
 

@@ -155,7 +155,7 @@ def test_records_of_living_cells_are_understood(world: World, unpacked: Path) ->
     living = [a for a in world.agents.registry if a.live and not a.waits_to_restart]
     assert living
     for agent in living:
-        names = {agent.cell, agent.run} - {""}
+        names: set[str] = {name for name in (agent.cell, agent.run) if name}
         for task in world.agents.items.of(agent.index, Task):
             if task.status.value == "running":
                 names.add(f"task-{task.name}")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import NoSpaceError, StartupError
+from runtime.ids import NO_SESSION, AgentIndex, SessionIndex
 from runtime.records.items import Kept, Work
 from runtime.records.model import Agent, Session
 from runtime.records.store import _STEPS, Pending, Store
@@ -28,7 +29,9 @@ def an_agent(name: str = "a", **values: object) -> Agent:
 
 
 def a_session(name: str = "default", agent: str = "a", owner: int = 1) -> Session:
-    return Session(index=0, owner=owner, agent=agent, name=name, incarnation=1)
+    return Session(
+        index=NO_SESSION, owner=owner, agent=agent, name=name, incarnation=AgentIndex(1)
+    )
 
 
 class Fault(Exception):
@@ -140,7 +143,7 @@ def test_an_agent_is_changed_in_place(store: Store) -> None:
 
 def test_fields_of_a_newer_version_are_left_out_when_loaded() -> None:
     values = {**an_agent().dump(), "invented_later": 1}
-    assert Agent.load(7, values).index == 7
+    assert Agent.load(AgentIndex(7), values).index == 7
 
 
 def test_indexes_are_not_given_twice(store: Store) -> None:
@@ -156,9 +159,10 @@ def test_channels_are_found_by_session_and_name(store: Store) -> None:
         one = store.insert_agent(an_agent("a", parent_session=4, channel="a"))
         two = store.insert_agent(an_agent("b", parent_session=4, channel="b"))
         store.insert_agent(an_agent("c", parent_session=5, channel="a"))
-    assert store.channels(4) == [("a", one), ("b", two)]
-    assert store.find_channel(4, "b") == two
-    assert store.find_channel(4, "c") is None
+    four = SessionIndex(4)
+    assert store.channels(four) == [("a", one), ("b", two)]
+    assert store.find_channel(four, "b") == two
+    assert store.find_channel(four, "c") is None
 
 
 def test_holders_of_directories_are_found_also_of_removed_agents(store: Store) -> None:
@@ -282,7 +286,7 @@ def texts(store: Store) -> int:
 
 
 def test_long_texts_are_read_when_they_are_asked_for(store: Store) -> None:
-    item = Work(agent=1, name="w", objective="short", plan=LONG)
+    item = Work(agent=AgentIndex(1), name="w", objective="short", plan=LONG)
     with store.transaction():
         item.index = store.insert_item(item)
     (loaded,) = store.load_items()
@@ -299,13 +303,13 @@ def test_long_texts_are_read_when_they_are_asked_for(store: Store) -> None:
         store.put_item(again.index, {**again.record(), "plan": ""})
     assert texts(store) == 1
     with store.transaction():
-        store.delete_items(1)
+        store.delete_items(AgentIndex(1))
     assert texts(store) == 0
     assert again.objective == "", "what is gone has no text"
 
 
 def test_an_item_lets_go_of_what_the_store_has(store: Store) -> None:
-    item = Work(agent=1, name="w", plan=LONG, acceptance="short")
+    item = Work(agent=AgentIndex(1), name="w", plan=LONG, acceptance="short")
     with store.transaction():
         item.index = store.insert_item(item)
     item.keep(store.read_text)
@@ -315,7 +319,7 @@ def test_an_item_lets_go_of_what_the_store_has(store: Store) -> None:
 
 
 def test_a_database_of_version_2_is_taken_over(tmp_path: Path) -> None:
-    item = Work(agent=1, name="w", objective="short", plan=LONG)
+    item = Work(agent=AgentIndex(1), name="w", objective="short", plan=LONG)
     with closing(Store(tmp_path / "db")) as store, store.transaction():
         item.index = store.insert_item(item)
     with closing(sqlite3.connect(tmp_path / "db")) as db:
