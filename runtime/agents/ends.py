@@ -69,7 +69,7 @@ class Ends:
         self._messages.add_ends(change, agent, reason)
         lost = outcome is Outcome.INTERRUPTED
         self._tasks.add_ends(change, agent, TaskEvent.INTERRUPT if lost else TaskEvent.CANCEL)
-        change.event(agent.session, "agent.stop", agent.name, status=outcome.value, reason=reason)
+        change.tell(agent, "agent.stop", status=outcome.value, reason=reason)
         if parent is not None:
             self._tasks.child_ended(change, parent, agent, outcome)
             payload = child_payload(agent.name, Status.DEAD, outcome.value, reason)

@@ -200,7 +200,16 @@ class Messages:
         wanted = check_id(name) if name else None
         if wanted is not None and self.find(agent, wanted) is not None:
             raise TakenError(f"{quote(name)} is the id of another message of this session")
-        return self._add(change, agent, text, sender, provenance, priority, wanted, asked)
+        return self._add(
+            change,
+            agent,
+            text=text,
+            sender=sender,
+            provenance=provenance,
+            priority=priority,
+            name=wanted,
+            asked=asked,
+        )
 
     def check_room(self, agent: Agent) -> None:
         """``QuotaError`` if the notices of what is over, and not read yet, are so many that
@@ -224,19 +233,19 @@ class Messages:
         """
         ending = change.peek_agent(agent, "status") in (Status.STOPPING, Status.DEAD)
         if agent.how.takes_messages and agent.accepts_children and not ending:
-            self._add(change, agent, text, sender, provenance, "normal", None, "")
+            self._add(change, agent, text=text, sender=sender, provenance=provenance)
 
     def _add(
         self,
         change: Change,
         agent: Agent,
+        *,
         text: str,
         sender: str,
         provenance: str,
-        priority: str,
-        name: MessageId | None,
-        asked: str,
-        *,
+        priority: str = "normal",
+        name: MessageId | None = None,
+        asked: str = "",
         first: bool = False,
     ) -> Message:
         message = Message(
@@ -251,10 +260,9 @@ class Messages:
             first=first,
         )
         change.make(message)
-        change.event(
-            agent.session,
+        change.tell(
+            agent,
             "message.queued",
-            agent.name,
             message=message.name,
             **{"from": sender},
             provenance=provenance,
@@ -268,7 +276,15 @@ class Messages:
         self, change: Change, agent: Agent, *, text: str, sender: str, provenance: str
     ) -> None:
         """The delegated task, before all others; it may be as long as a document."""
-        self._add(change, agent, text, sender, provenance, "interject", None, "", first=True)
+        self._add(
+            change,
+            agent,
+            text=text,
+            sender=sender,
+            provenance=provenance,
+            priority="interject",
+            first=True,
+        )
 
     def deliver(self, change: Change, agent: Agent, message: Message, run: RunId) -> None:
         """It is being worked on, in ``run``."""

@@ -96,7 +96,7 @@ class Plane(Generic[_I]):
         check_name(name)
         there = self.of(change, agent)
         if any(item.name == name for item in there):
-            raise TakenError(f"{quote(agent.name)} already has a {self._what} {quote(name)}")
+            raise self._taken(agent, name)
         self.making.check_when(Act.MAKE, f"a {self._what}", agent)
         limit = self._limit(self._settings.config)
         if sum(map(self._counts, there)) >= limit:
@@ -109,6 +109,10 @@ class Plane(Generic[_I]):
         change.make(item)
         self._added(change, agent, item)
         return item
+
+    def _taken(self, agent: Agent, name: str) -> TakenError:
+        what = f"{self._what} {quote(name)}"
+        return TakenError(f"{quote(agent.name)} already has a {what}: choose another name")
 
     def remove(self, caller: Caller, agent: Agent, name: str) -> None:
         """``DeniedError``, ``MissingError``, or ``WrongStateError`` for one that is in use."""

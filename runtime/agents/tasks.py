@@ -26,7 +26,6 @@ from runtime.errors import (
     ForbiddenError,
     MalformedError,
     NotEmptyError,
-    TakenError,
     WrongStateError,
 )
 from runtime.ids import ItemIndex, WaitFileName
@@ -61,7 +60,7 @@ _OF_STATUS: Final = {
 }
 
 
-def _why_lacking(facts: Facts, caller: Caller, obj: object) -> str:
+def _why_lacking(facts: Facts, caller: Caller, _: Agent | Task) -> str:
     actor = facts.registry.get(caller.agent) if caller.agent is not None else None
     if actor is None or "local_environment" in facts.authority.families(actor):
         return ""
@@ -86,25 +85,31 @@ def _why_supervising(facts: Facts, caller: Caller, task: Task) -> str:
     return f"{quote(task.name)} is the handle of an agent: rmdir the agent"
 
 
-def _worktree_of(facts: Facts, task: Task) -> Worktree | None:
-    child = facts.registry.recall(task.child) if task.child else None
+def _worktree_of(child: Agent | None) -> Worktree | None:
     if child is None or child.worktree is None or not child.worktree_made:
         return None
     return Worktree.load(child.worktree)
 
 
+def _worktree_of_handle(facts: Facts, task: Task) -> Worktree | None:
+    return _worktree_of(facts.registry.recall(task.child) if task.child else None)
+
+
 def _why_kept(facts: Facts, caller: Caller, task: Task) -> str:
-    found = _worktree_of(facts, task)
+    found = _worktree_of_handle(facts, task)
     if found is None or found.state is not State.KEPT:
         return ""
     return f"the worktree of {quote(task.name)} is kept: {found.reason}"
 
 
 def _why_fetching(facts: Facts, caller: Caller, task: Task) -> str:
-    found = _worktree_of(facts, task)
-    if found is None or found.state is not State.FETCHING:
+    return _being_fetched(task.name, _worktree_of_handle(facts, task))
+
+
+def _being_fetched(name: str, worktree: Worktree | None) -> str:
+    if worktree is None or worktree.state is not State.FETCHING:
         return ""
-    return f"the worktree of {quote(task.name)} is being fetched"
+    return f"the worktree of {quote(name)} is being fetched"
 
 
 def _why_running(facts: Facts, caller: Caller, task: Task) -> str:
@@ -297,10 +302,8 @@ class TaskPlane(Plane[Task], Watching):
 
     def worktree(self, task: Task) -> str:
         """Of a handle: what there is to know of its child's worktree."""
-        child = self.child_of(task)
-        if child is None or child.worktree is None or not child.worktree_made:
-            return ""
-        return Worktree.load(child.worktree).describe()
+        found = _worktree_of(self.child_of(task))
+        return found.describe() if found is not None else ""
 
     def wait_path(self, task: Task) -> Path:
         child = self.child_of(task)
@@ -409,10 +412,9 @@ class TaskPlane(Plane[Task], Watching):
         """A task is over: its status, its event, a message, and the waits on it."""
         status = change.step(task, event)
         change.put(task, exit=exit_text, pid=0, ended=time.time())
-        change.event(
-            agent.session,
+        change.tell(
+            agent,
             "task.end",
-            agent.name,
             task=task.name,
             status=status.value,
             exit=exit_text,
@@ -459,7 +461,7 @@ class TaskPlane(Plane[Task], Watching):
         """``TakenError`` if a command of the parent has the name of a child to be."""
         task = self._named(parent, name)
         if task is not None and not task.child:
-            raise TakenError(f"{quote(parent.name)} has a task {quote(name)}: choose another name")
+            raise self._taken(parent, name)
 
     def drop_handle(self, change: Change, parent: Agent, child: Agent) -> None:
         """The handle of a child, or of an earlier one of its name.
@@ -485,17 +487,13 @@ class TaskPlane(Plane[Task], Watching):
 
     def check_not_fetching(self, agent: Agent) -> None:
         """``WrongStateError`` while what an agent committed is being taken over."""
-        if agent.worktree is None or not agent.worktree_made:
-            return
-        if Worktree.load(agent.worktree).state is State.FETCHING:
-            raise WrongStateError(f"the worktree of {quote(agent.name)} is being fetched")
+        if why := _being_fetched(agent.name, _worktree_of(agent)):
+            raise WrongStateError(why)
 
     def keep_worktree(self, change: Change, agent: Agent, why: str) -> None:
         """An agent ends: of its worktree nothing was taken over, unless that is recorded."""
-        if agent.worktree is None or not agent.worktree_made:
-            return
-        found = Worktree.load(agent.worktree)
-        if found.state not in (State.OPEN, State.FETCHING):
+        found = _worktree_of(agent)
+        if found is None or found.state not in (State.OPEN, State.FETCHING):
             return
         change.set(agent, worktree=found.kept(why).dump())
         parent = self._registry.parent_of(agent)

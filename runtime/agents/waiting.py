@@ -99,10 +99,13 @@ def _why_over(facts: Facts, caller: Caller, wait: Wait) -> str:
     return f"the wait {quote(wait.name)} is {wait.status}: it is over" if wait.over else ""
 
 
+_USED: Final = "this token is no longer valid: it was used, or the wait is over"
+
+
 def _why_used(facts: Facts, caller: Caller, wait: Wait) -> str:
     if wait.status is WaitStatus.ARMED and wait.on == "trigger":
         return ""
-    return "this token is no longer valid: it was used, or the wait is over"
+    return _USED
 
 
 #: ``on`` is written, its other files are, and its token is
@@ -321,7 +324,7 @@ class WaitingPlane(Plane[Wait], Watching):
         TRIGGERING.check_object(self._around, NOBODY, wait)
         agent = self._registry.get(wait.agent)
         if agent is None or not self.is_trigger(wait):
-            raise MissingError("this token is no longer valid: it was used, or the wait is over")
+            raise MissingError(_USED)
         with self._journal.changing() as change:
             self.fire(change, agent, wait, text)
         crashpoints.reach("wait.fired")
@@ -354,10 +357,9 @@ class WaitingPlane(Plane[Wait], Watching):
 
     @staticmethod
     def _tell(change: Change, agent: Agent, wait: Wait, status: WaitStatus) -> None:
-        change.event(
-            agent.session,
+        change.tell(
+            agent,
             f"wait.{status}",
-            agent.name,
             wait=wait.name,
             on=change.peek(wait, "on"),
             **_named(change.peek(wait, "work")),

@@ -169,9 +169,7 @@ class WorkPlane(Plane[Work]):
 
     @staticmethod
     def _tell(change: Change, agent: Agent, item: Work, status: WorkStatus) -> None:
-        change.event(
-            agent.session, "work.status", agent.name, work=item.name, status=status.value
-        )
+        change.tell(agent, "work.status", work=item.name, status=status.value)
 
     def _leave(self, change: Change, agent: Agent, item: Work) -> None:
         """It loses the focus."""

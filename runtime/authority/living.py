@@ -118,12 +118,12 @@ class Living(Watching):
         kept: Counter[int] = Counter()
         for agent, values in change.agents:
             if values.get("removed"):
-                growth[agent.owner] -= _size(agent, _AGENT_TEXTS)
+                growth[agent.owner] -= _size(agent)
             else:
-                growth[agent.owner] += _growth(agent, values, _AGENT_TEXTS)
+                growth[agent.owner] += _growth(agent, values)
         owners = {agent.index: agent.owner for agent in change.made}
         for agent in change.made:
-            growth[agent.owner] += _size(agent, _AGENT_TEXTS)
+            growth[agent.owner] += _size(agent)
         for item in change.made_items:
             memory, disk = _sizes_of(item)
             owner = self._owner(item, owners)
@@ -184,7 +184,7 @@ class Living(Watching):
 
     def _note_texts(self, agent: Agent) -> None:
         texts = self._texts_of(agent)
-        size = _size(agent, _AGENT_TEXTS)
+        size = _size(agent)
         texts.memory.set(texts.memory.amount + size - texts.own)
         texts.own = size
 
@@ -265,14 +265,16 @@ def _length(value: Any) -> int:
     return sum(map(_length, value)) if isinstance(value, list | tuple) else 0
 
 
-def _size(what: object, names: tuple[str, ...]) -> int:
-    return sum(_length(getattr(what, name, "")) for name in names)
+def _size(agent: Agent) -> int:
+    return sum(_length(getattr(agent, name)) for name in _AGENT_TEXTS)
 
 
-def _growth(what: object, values: Mapping[str, Any], names: tuple[str, ...]) -> int:
+def _growth(agent: Agent, values: Mapping[str, Any]) -> int:
     """By how much its texts get longer; less than 0 if they get shorter."""
     return sum(
-        _length(values[name]) - _length(getattr(what, name, "")) for name in names if name in values
+        _length(values[name]) - _length(getattr(agent, name))
+        for name in _AGENT_TEXTS
+        if name in values
     )
 
 

@@ -197,16 +197,19 @@ class Looker:
             self._done(asker)
 
 
+_DAMAGED: Final = "the answer of the path look-up is damaged: try again"
+
+
 def _parse(answer: bytes, paths: list[str]) -> dict[str, Source]:
     """Raises the first refusal; ``UnansweredError`` if the answer is damaged."""
     words = answer.split(b"\0")
     if len(words) != _FIELDS * len(paths) + 1 or words[-1]:
-        raise UnansweredError("the answer of the path look-up is damaged: try again")
+        raise UnansweredError(_DAMAGED)
     found = {}
     for number, source in enumerate(paths):
         code, why, identity, path, text = words[_FIELDS * number : _FIELDS * (number + 1)]
         if not code.isdigit():
-            raise UnansweredError("the answer of the path look-up is damaged: try again")
+            raise UnansweredError(_DAMAGED)
         if int(code):
             raise _refusal(source, int(code), os.fsdecode(why), os.fsdecode(path), text)
         found[source] = Source(_plain(source, path), identity.decode("ascii"))

@@ -105,7 +105,7 @@ class Change:
             self.set(agent, paused_from=status.value, frozen=Effect.FREEZE in move.effects)
         if to is not status:
             self.set(agent, status=to)
-            self.event(agent.session, "agent.status", agent.name, status=to.value, **why)
+            self.tell(agent, "agent.status", status=to.value, **why)
 
     def step(self, item: Item, event: StrEnum) -> Any:
         """The next status of a plane's record, as its table has it; ``WrongStateError``."""
@@ -195,6 +195,10 @@ class Change:
         if self.by:
             fields["by"] = self.by
         self.lines.append((session, EVENTS, {"type": kind, "agent": agent, **fields}))
+
+    def tell(self, agent: Agent, kind: str, **fields: Any) -> None:
+        """One event of an agent, in its current session."""
+        self.event(agent.session, kind, agent.name, **fields)
 
     def attribute(self, by: str) -> None:
         """Says of whatever does not say it yet who caused it."""

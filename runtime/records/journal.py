@@ -248,7 +248,7 @@ class Journal:
                         self._store.delete_items(agent.index)
                 for agent in change.made:
                     self._insert(agent)
-                    change.event(agent.session, "agent.create", agent.name, parent=agent.lineage)
+                    change.tell(agent, "agent.create", parent=agent.lineage)
                 for task, child in change.handles:
                     task.child = child.index
                 self._store_items(change, now)

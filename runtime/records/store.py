@@ -186,10 +186,7 @@ class Store:
             finally:
                 self._depth = 0
         except sqlite3.OperationalError as error:
-            # some failures to make or grow a file are told as other errors of the disk
-            if error.sqlite_errorcode & 0xFF in _DISK_ERRORS:
-                raise NoSpaceError("the disk under the daemon's state is full") from None
-            raise
+            raise _translated(error) from None
 
     def _note_written(self) -> None:
         rows = self._db.total_changes
@@ -212,9 +209,7 @@ class Store:
             if os.stat(f"{self._path}-wal").st_size > _WAL_MAX:
                 db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF in _DISK_ERRORS:
-                raise NoSpaceError("the disk under the daemon's state is full") from None
-            raise
+            raise _translated(error) from None
         finally:
             db.close()
 
@@ -452,6 +447,14 @@ class Store:
     def delivered(self, seq: int) -> None:
         """Notes that the outbox is done up to ``seq``; the next transaction empties it."""
         self._delivered = max(self._delivered, seq)
+
+
+def _translated(error: sqlite3.OperationalError) -> Exception:
+    """``NoSpaceError`` for a full disk. SQLite reports some failures to make or grow a file as
+    other errors of the disk."""
+    if error.sqlite_errorcode & 0xFF in _DISK_ERRORS:
+        return NoSpaceError("the disk under the daemon's state is full")
+    return error
 
 
 def _dump(values: dict[str, Any]) -> str:

@@ -188,10 +188,7 @@ def _parse_line(line: str, label: str, may_delegate: bool) -> tuple[str, str, st
         raise MalformedError(f"{quote(target)}: unknown network; use network:default")
     wanted = perms.split(",")
     for perm in wanted:
-        if perm not in PERMS[cls]:
-            raise MalformedError(
-                f"unknown permission {quote(perm)} on {cls}; use {', '.join(PERMS[cls])}"
-            )
+        _check_permission(perm, cls)
     return kind, cls, name, wanted
 
 
@@ -202,11 +199,15 @@ def parse_question(perm: str, target: str) -> tuple[str, str]:
         raise MalformedError(f"{quote(target)} is not CLASS:NAME; use the class {', '.join(PERMS)}")
     if not name or not _OBJECT.fullmatch(name):
         raise MalformedError(f"{quote(target)}: the object is not a name")
+    _check_permission(perm, cls)
+    return cls, name
+
+
+def _check_permission(perm: str, cls: str) -> None:
     if perm not in PERMS[cls]:
         raise MalformedError(
             f"unknown permission {quote(perm)} on {cls}; use {', '.join(PERMS[cls])}"
         )
-    return cls, name
 
 
 def parse(text: str, label: str, *, may_delegate: bool = True, before: int = 0) -> Rules:

@@ -587,7 +587,7 @@ def test_a_reset_child_has_a_new_handle(world: World, agent: Agent) -> None:
 
 def test_a_child_is_not_made_where_its_handle_would_be(world: World, agent: Agent) -> None:
     make(world, agent, "rev")
-    with pytest.raises(TakenError, match='has a task "rev": choose another name'):
+    with pytest.raises(TakenError, match='already has a task "rev": choose another name'):
         child_of(world, agent)
     assert world.agents.registry.named("rev") is None
     child_of(world, agent, "other")
