@@ -15,7 +15,7 @@ class Role(Flag):
     NONE = 0
     #: outside every agent, and uid 0 or the agent's owner
     OPERATOR = auto()
-    #: an operator with uid 0, or that of a daemon without root
+    #: an operator with uid 0, or with the uid of a daemon without root
     ROOT = auto()
     #: the agent that made it and supervises it
     CREATOR = auto()
@@ -30,7 +30,7 @@ class Role(Flag):
     SESSION_READER = auto()
     #: everybody, strangers included
     ANYONE = auto()
-    #: who sent the message that is spoken of: it is asked of that, not of the agent
+    #: the sender of the message that the request names: a role on the message, not the agent
     SENDER = auto()
 
 

@@ -25,7 +25,7 @@ _CHILDREN: Final = 256
 
 
 class _Room:
-    """How much is still read: what is further down than that has no room in what is derived.
+    """How much is still read: texts after that would have no room in the result.
 
     So texts are taken in the order of ``runtime.texts.context``.
     """

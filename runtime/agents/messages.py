@@ -127,7 +127,7 @@ class Messages:
     # changing
 
     def _check_sender(self, caller: Caller, agent: Agent) -> Role:
-        """What a caller is to the agent by which it may send it messages; ``DeniedError``."""
+        """The roles by which a caller may send the agent messages; ``DeniedError``."""
         roles = self._identity.roles(caller, agent)
         what = f"a message to {quote(agent.name)}"
         SENDING.check_who(Act.SEND, what, self._around, roles, agent)
@@ -212,8 +212,8 @@ class Messages:
         )
 
     def check_room(self, agent: Agent) -> None:
-        """``QuotaError`` if the notices of what is over, and not read yet, are so many that
-        nothing more may be begun that would end in one."""
+        """``QuotaError`` if so many notices of ended tasks and waits are unread that nothing
+        more may begin that would end in another."""
         if not agent.how.takes_messages:
             return  # it gets none
         config = self._settings.config

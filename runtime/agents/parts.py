@@ -37,7 +37,7 @@ from runtime.records.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agents:
-    """The parts, each of one subject; whoever needs one takes that."""
+    """The parts, each of one subject. Other modules take the part that they need."""
 
     settings: Settings
     privilege: Privilege
@@ -66,7 +66,7 @@ class Agents:
     births: Births
 
     async def run(self) -> None:
-        """What goes on beside requests."""
+        """Runs what goes on beside requests."""
         async with trio.open_nursery() as nursery:
             for each in (self.journal, self.waits, self.trash, self.disk, self.waiting):
                 nursery.start_soon(each.run)

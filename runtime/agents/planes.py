@@ -61,7 +61,7 @@ class Plane(Generic[_I]):
     # looking
 
     def of(self, change: Change, agent: Agent) -> list[_I]:
-        """Those of an agent, oldest first, with what a change is about to make."""
+        """The items of an agent, oldest first, with the ones that a change is about to make."""
         return self._items.of(agent.index, self._cls) + change.newly_made(
             agent.index, self._cls
         )

@@ -108,7 +108,7 @@ class Removals:
         try:
             self._journal.commit(change)
         except NoSpaceError:
-            # removing makes room: it is what the reserve is kept for
+            # the reserve is kept for this: a removal makes room
             self._store.release_reserve()
             self._journal.commit(change)
         crashpoints.reach("remove.committed")

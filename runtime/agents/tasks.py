@@ -194,7 +194,7 @@ class TaskPlane(Plane[Task], Watching):
         self._waiting = waiting
         self._waits = waits
         self._trash = trash
-        #: of those that somebody waits for, by index
+        #: set at the end of a task that a caller waits for
         self._ends: dict[ItemIndex, trio.Event] = {}
         self._journal.watch(self)
 
@@ -227,7 +227,7 @@ class TaskPlane(Plane[Task], Watching):
     # looking
 
     def known(self, agent: Agent) -> list[Task]:
-        """Those of an agent, oldest first."""
+        """The tasks of an agent, oldest first."""
         return self._items.of(agent.index, Task)
 
     def agent_of(self, task: Task) -> Agent | None:
@@ -238,7 +238,7 @@ class TaskPlane(Plane[Task], Watching):
         return self._registry.recall(task.child) if task.child else None
 
     def status(self, task: Task) -> str:
-        """The status as it is shown: that of a handle is its child's, until it has ended."""
+        """The status as it is shown; a handle shows its child's until it has ended."""
         child = self.child_of(task)
         if child is None or task.over:
             return task.status.shown
@@ -479,7 +479,7 @@ class TaskPlane(Plane[Task], Watching):
         self._gone(change, parent, task)
 
     def _discard_worktree(self, change: Change, parent: Agent, child: Agent) -> None:
-        """It is taken away beside whatever this change is of (``runtime.life.worktrees``)."""
+        """Has it taken away after the change is committed (``runtime.life.worktrees``)."""
         change.set(
             parent, discards=(*change.peek_agent(parent, "discards"), child.worktree)
         )

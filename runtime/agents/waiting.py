@@ -426,7 +426,7 @@ class WaitingPlane(Plane[Wait], Watching):
             return
         change = Change()
         try:
-            # of the two, what was due first is what happened
+            # the one of the two that was due first has happened
             if moment == wait.due:
                 self.fire(change, agent, wait, {"due": timestamp(wait.due)})
             else:

@@ -211,9 +211,9 @@ say commit "$commit"
 hooks
 say end
 """
-#: Takes a commit over: PLACE REF COMMIT LEFT BASE, and says why not all is well, if so.
-#: Git checks no hash of what it has, but index-pack computes all of them: so everything is
-#: packed from the repository of ours, and what is missing then is missing.
+#: Takes a commit over: PLACE REF COMMIT LEFT BASE, and says what went wrong, if something did.
+#: Git checks no hash of the objects that it has, but index-pack computes all of them: so all
+#: objects are packed from our repository, and an object that is damaged there is found missing.
 _TAKE: Final = _SAY + """
 place=$1 ref=$2 commit=$3 left=$4 base=$5 ours=$1/fetch pack=
 keep() { say kept "$1"; say end; exit 0; }
@@ -632,13 +632,13 @@ async def discard(run: Run, parent: Agent, worktree: Worktree) -> None:
 async def take(
     run: Run, parent: Agent, worktree: Worktree, program: str, *, settled: list[str] | None
 ) -> Worktree:
-    """What became of it: the child's commits are in its parent's repository and the branch is
-    there, or why not. ``program`` is where the parent's view has gather (gather.c).
+    """The worktree with its outcome: the parent's repository has the child's commits and the
+    branch, or the reason why not. ``program`` is where the parent's view has gather (gather.c).
 
-    Of a child that has ended (``settled`` are those of its own children's worktrees that may
-    go with it) it is also kept if more would be lost: each file must be as in the branch, no
-    other file there, ignored or not, and no commit of the child's own anywhere but on branches
-    of the parent's.
+    The worktree of a child that has ended is also kept if its removal would lose something:
+    each file must be as in the branch, no other file may be there, ignored or not, and every
+    commit of the child must be on a branch of the parent. ``settled`` are the worktrees of the
+    child's own children that may go with it.
     """
     try:
         return await _take(run, parent, worktree, program, settled=settled)

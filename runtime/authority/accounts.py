@@ -23,10 +23,10 @@ from runtime.texts.names import quote
 #: descriptors that the daemon needs for itself: its store, its helpers, the real files it
 #: knows (ctxfs.tree.durable), and what one request opens for a moment
 _OWN_DESCRIPTORS: Final = 1500
-#: of an account for its operators, and of all accounts for those of uid 0
+#: the part of an account that is left to its operators, and of all accounts to uid 0
 _TENTH: Final = 10
-#: nobody is made to wait longer for what it used, in seconds: who waits cannot be killed
-#: before, and root's kill is obeyed within a second
+#: the longest delay for what an owner used, in seconds: a caller cannot be killed while it
+#: waits, and root's kill is obeyed within a second
 _DELAY_MAX: Final = 0.5
 
 
@@ -106,7 +106,7 @@ class _Account:
 class Standing:
     """One account as it is: ``use``, ``limit`` and ``reserve`` in the resource's unit.
 
-    That of ``time`` is what is used up of what may be used at once, in milliseconds.
+    For ``time``, in milliseconds, ``limit`` may be used at once and ``use`` of it is used up.
     """
 
     owner: int
@@ -139,7 +139,7 @@ class Hold:
         self.amount = amount
 
     def set(self, amount: int) -> None:
-        """The same for what is there already: nothing is refused."""
+        """The same for something that is there already: nothing is refused."""
         self._accounts.pay_anyway(self.payer, self.resource, amount - self.amount)
         self.amount = amount
 
@@ -150,8 +150,8 @@ class Hold:
 class Accounts:
     """All accounts of all owners.
 
-    ``limits`` are those of one owner. ``totals`` are what all owners may have together;
-    a resource that is not in them has no other bound than the owners'.
+    ``limits`` bound each owner, ``totals`` all owners together; a resource that ``totals``
+    lacks is bounded for each owner only.
     """
 
     def __init__(

@@ -183,7 +183,7 @@ class Authority:
                 )
 
     def _effective_then(self, agent: Agent, then: dict[AgentIndex, Rules]) -> Rules:
-        """What an agent may if others, by index, may what is told; it is added to those."""
+        """The policy of an agent, if ``then`` has the policies of others; adds its own there."""
         found = then.get(agent.index)
         if found is None:
             parent = self._registry.parent_of(agent)

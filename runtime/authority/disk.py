@@ -178,7 +178,7 @@ class Disk:
     # for those who write
 
     def share(self, whose: Agent | Session) -> Share:
-        """The part of what belongs to an agent, or a session, whoever owns that."""
+        """The share of an agent or a session, on the account of its owner at each moment."""
         return Share(self, lambda: whose.owner, self._payer)
 
     def share_of(self, uid: int) -> Share:
@@ -239,8 +239,8 @@ class Disk:
         await self._note_room()
 
     async def _note_room(self) -> None:
-        """All owners together share what they have and what is free: a tenth is root's, and
-        so is what others than agents put on the filesystem."""
+        """Bounds all owners together: they share nine tenths of what they have and what is
+        free. A tenth is root's, and everything else on the filesystem."""
         try:
             real = await trio.to_thread.run_sync(os.statvfs, self._state, abandon_on_cancel=True)
         except OSError as error:

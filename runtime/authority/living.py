@@ -237,7 +237,7 @@ class Living(Watching):
 
 
 def _of_agent(agent: Agent) -> dict[Resource, int]:
-    # that of its cell, and that of a run in it
+    # one monitor of its cell, and one of a run in it
     monitors = 2 if agent.how.holds_cell else 1
     held = {Resource.DESCRIPTORS: _DESCRIPTORS_OF_AGENT, Resource.MONITORS: monitors}
     return {**held, Resource.MEMORY: INPUT_SIZE} if agent.how.converses else held

@@ -27,13 +27,13 @@ _LATE_MAX: Final = 256
 class LoopMeter(trio.abc.Instrument):
     """Measures every step of every task of one loop.
 
-    A step is what is done at once; its time is that of the processor, so that a busy machine
-    makes none longer. A pass is all that the loop does before it looks for what has come
-    next: nobody is answered sooner than the longest, in real time.
+    A step runs without a pause. Its time is processor time, so that a busy machine makes no
+    step longer. A pass is all that the loop does before it looks for new events: the longest
+    pass, in real time, bounds how late anybody is answered.
 
-    To ask for the processor's time costs as much as a short step. So it is asked for once in
-    a pass, and again for a step that seems to be the longest: that cannot have used more
-    than the pass so far.
+    Reading the processor time costs as much as a short step. So it is read once in a pass,
+    and again for a step that seems to be the longest: such a step cannot have used more than
+    the pass so far.
     """
 
     def __init__(self) -> None:

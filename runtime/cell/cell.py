@@ -199,7 +199,7 @@ def program(agent: Agent) -> list[str]:
 
 
 def bind(source: str, target: str, options: str = "", identity: str = "-") -> tuple[str, ...]:
-    """What ``view`` (view.c) calls bind. ``identity`` is that of ``mounts.Mount``."""
+    """A bind of ``view`` (view.c). ``identity`` is the same as in ``mounts.Mount``."""
     return ("bind", options or "-", identity, source, target)
 
 

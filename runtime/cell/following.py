@@ -113,8 +113,8 @@ class Following(Execution):
         self.hear_rest: Callable[[], Awaitable[None]] | None = None
 
     def goes_on(self, agent: Agent) -> bool:
-        """Whether what is inside begins and ends by itself: not once the agent is ending,
-        even if it is started again by now, in another cell."""
+        """Whether runs and commands in the cell begin and end by themselves: not once the
+        agent is ending, even if it is started again by now, in another cell."""
         return agent.accepts_children and not self.over.is_set()
 
     def rouse(self) -> None:

@@ -79,11 +79,11 @@ class Looker:
         self._boot = linux.boot_id()
 
     async def look(self, agent: Agent, paths: Iterable[str]) -> dict[str, Source]:
-        """What is at paths in the view of an agent's creator; each once.
+        """Looks at paths in the view of an agent's creator, at each once.
 
-        Nothing if its parent has no cell (yet): then they are looked at when it starts. Raises
-        for the first that is not there (``MissingError``), or that may not be given
-        (``DeniedError``); ``UnansweredError`` if there is no answer within a second.
+        Finds nothing if the parent has no cell (yet): the paths are looked at when it starts.
+        Raises for the first path that does not exist (``MissingError``) or that may not be
+        given (``DeniedError``); ``UnansweredError`` if there is no answer within a second.
         """
         wanted = list(dict.fromkeys(paths))
         parent = self._agents.registry.parent_of(agent)

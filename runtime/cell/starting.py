@@ -115,8 +115,8 @@ class Starter:
         if not following.goes_on(agent):
             raise WrongStateError(f"{quote(agent.name)} is {agent.status}")
         plan = cell.plan_inside(self._agents, agent, self._places, command)
-        # a crash may have left that of an earlier run; what is born into a cgroup that was
-        # ever killed is killed as well by Linux 6.x (clone3(2) from another one)
+        # a crash may have left the leaf of an earlier run; Linux 6.x kills what is born, by
+        # clone3(2) from another cgroup, into one that was ever killed
         execution.leaf.remove()
         execution.leaf.create(self._hierarchy.controllers)
         log.debug("%s %s: %s", agent.name, execution.record_path.name, plan.describe())

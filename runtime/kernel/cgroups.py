@@ -1,6 +1,6 @@
 """The daemon's part of the cgroup v2 hierarchy: one safe file API (cgroups(7)).
 
-Processes live in leaves only. Those of agents are below ``user-UID/agent-NAME``, the
+Processes live in leaves only. Agents' processes are below ``user-UID/agent-NAME``, the
 monitors of an owner's agents in ``user-UID/monitor``, what helps the daemon in
 ``helper``, and the daemon with its binder and guard in its own cgroup, alone.
 """
@@ -31,7 +31,7 @@ _SPARE: Final = 1000
 DELEGATE: Final = "systemd-run --user --scope -p Delegate=yes ctxd (see ROOTLESS in ctxd(8))"
 
 
-#: what files of the kernel begin with, up to a dot; those of later kernels too, as far as known
+#: prefixes of the kernel's files, up to a dot; of later kernels too, as far as known
 _KERNELS: Final = frozenset(
     {"cgroup", "cpu", "cpuset", "debug", "dmem", "hugetlb", "io", "irq", "memory", "misc"}
     | {"perf_event", "pids", "rdma"}
@@ -39,10 +39,10 @@ _KERNELS: Final = frozenset(
 
 
 def leaf_name(name: str) -> str:
-    """What the directory of something with this name is called.
+    """The name of a leaf for something with this name.
 
-    A name such as ``cgroup.procs`` is that of a file in every cgroup: as systemd does, an
-    underscore is put before it, with which no name of ours begins.
+    Every cgroup has files with names such as ``cgroup.procs``. As systemd does, an
+    underscore goes before such a name; none of our names begins with one.
     """
     before, dot, _ = name.partition(".")
     return f"_{name}" if dot and before in _KERNELS else name
@@ -130,7 +130,7 @@ class Cgroup:
         return int(text) if text.isdigit() else None
 
     def processes(self) -> list[int]:
-        """Pids in this cgroup and below. Those of other pid namespaces read as 0: left out."""
+        """Pids in this cgroup and below, without pids of other pid namespaces, which read as 0."""
         found = [int(word) for word in (self.read("cgroup.procs") or "").split() if word != "0"]
         for below in self.children():
             found += below.processes()
@@ -312,7 +312,7 @@ class Hierarchy:
         return leaf == "monitor" and (not user or (user.startswith("user-") and "/" not in user))
 
     def is_own(self, path: str) -> bool:
-        """Whether a process's cgroup path is that of the daemon or its helpers."""
+        """Whether a cgroup path belongs to the daemon or its helpers."""
         below = self.agent_path(path)
         if below is None:
             return self.mount / path.removeprefix("/") == self.daemon.path

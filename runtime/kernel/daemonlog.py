@@ -1,9 +1,9 @@
 """The daemon's log on standard error: bounded, and never waited for.
 
-A line that somebody caused says so (``because_of``): whoever causes many in one second
-is counted instead of shown. All others are bounded for each place in the program that
-writes them. A thread writes: a daemon whose standard error nobody reads goes on, drops
-lines and says how many.
+A line names the caller that caused it (``because_of``); of a caller that causes many lines in
+one second, the rest is counted instead of shown. All other lines are bounded for each place in
+the program that writes them. A thread writes: a daemon whose standard error nobody reads goes
+on, drops lines and says how many.
 """
 
 from __future__ import annotations

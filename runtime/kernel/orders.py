@@ -58,5 +58,5 @@ def _add_list(found: list[str], order: Sequence[Word] | Sequence[Sequence[Word]]
         else:
             lists += 1
             _add_list(found, each)
-    if lists not in (0, len(order)):  # its number would not be that of its strings
+    if lists not in (0, len(order)):  # the number would not count its strings
         raise ValueError(f"words and lists in one list: {order!r}")

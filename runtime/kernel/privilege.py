@@ -1,4 +1,4 @@
-"""The rights of the daemon: root's, or those of one ordinary user.
+"""The rights of the daemon: root's, or an ordinary user's.
 
 What differs between the two is asked for here, or follows from ``rootless``.
 Without root every agent has the daemon's own ids, for no process may take

@@ -1,8 +1,8 @@
 """Starting processes: the only module that does.
 
-Each is told its cgroup, in which it is born, its environment and its descriptors, and
-inherits nothing else. What is started here is a program of the host or of ours, named by
-an absolute path; what an agent's view holds is never looked up.
+A process is born in the cgroup that it is given, gets an environment and descriptors, and
+inherits nothing else. Its program is one of the host or of ours, named by an absolute path;
+no path is looked up in the view of an agent.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Process:
 class Spawner:
     """Starts processes by a helper (launcher.c), which lives in a cgroup of its own.
 
-    Made, and used without ``await``, by the daemon's main thread: what is started is
-    told when that ends.
+    The daemon's main thread makes it and calls all of it that is not awaited: processes are
+    told when that thread ends.
     """
 
     def __init__(self, program: Path, home: Cgroup) -> None:

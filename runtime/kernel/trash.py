@@ -17,7 +17,7 @@ import trio
 
 #: entries that a thread removes before it can be left
 _BATCH: Final = 2000
-#: what is discarded meanwhile is removed at one go: a thread for each costs the event loop more
+#: collects what is discarded in this time for one thread: a thread for each costs the loop more
 _COLLECT_SECONDS: Final = 0.1
 
 

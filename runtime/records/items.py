@@ -255,7 +255,7 @@ class Item:
 
     @property
     def key(self) -> str:
-        """What it is found by among those of its kind and agent."""
+        """Identifies it among the items of its kind and agent."""
         return self.name
 
     def dump(self) -> dict[str, Any]:
@@ -278,7 +278,7 @@ class Item:
         return value.length if isinstance(value, Kept) else len(value)
 
     def keep(self, read: Callable[[ItemIndex, str], str]) -> None:
-        """Holds long texts no longer that ``read`` finds by index and field from now on."""
+        """Lets go of long texts: ``read`` finds them by index and field from now on."""
         for name in self.long:
             value = self.raw(name)
             if isinstance(value, str) and len(value) > KEPT_ABOVE:
@@ -307,7 +307,7 @@ class Item:
 class Message(Item):
     """One message to an agent; ``name`` is its id, unique in its session.
 
-    ``asked`` is whose frames are kept for a repeated id, empty for messages without one.
+    ``asked`` identifies the caller that gave the id and may repeat it; empty for a random id.
     """
 
     kind: ClassVar[str] = "message"
@@ -443,7 +443,7 @@ class Items:
             del known[item.key]
 
     def drop_all(self, agent: AgentIndex) -> None:
-        """Those of one agent."""
+        """Forgets all items of one agent."""
         for kind in KINDS:
             for item in self._of.pop((agent, kind), {}).values():
                 self._forget(item)
@@ -488,7 +488,7 @@ class Items:
         return self._by_index.get(index)
 
     def of(self, agent: AgentIndex, cls: type[_I]) -> list[_I]:
-        """Those of one kind and agent, oldest first."""
+        """The items of one kind and agent, oldest first."""
         return list(self._of.get((agent, cls.kind), {}).values())  # type: ignore[arg-type]
 
     def named(self, agent: AgentIndex, cls: type[_I], key: str) -> _I | None:

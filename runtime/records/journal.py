@@ -413,8 +413,8 @@ class Journal:
                 continue
             crashpoints.reach("outbox.appended")
             self._cut.discard(path)
-        # What is in a file stays in the outbox until the file is synced: of two things
-        # that are written, a loss of power may keep either.
+        # A line stays in the outbox until its file is synced: a loss of power may keep
+        # either of two writes.
         if self._undelivered and not self._cut:
             self._appended = self._undelivered[-1].seq
         self._undelivered = [each for each in self._undelivered if each.path in self._cut]
@@ -472,8 +472,8 @@ class Journal:
     async def synced(self) -> None:
         """Returns when everything acknowledged so far survives a loss of power; ``OSError``.
 
-        The disk is waited for beside the loop, by one at a time: whoever comes meanwhile
-        would else miss what another has taken to sync.
+        One caller at a time waits for the disk, beside the loop: a second one that did not
+        wait for the first would return before the lines that the first took are synced.
         """
         async with self._syncing:
             appended = self._appended

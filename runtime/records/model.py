@@ -87,7 +87,7 @@ class AgentIdentity:
     created: float = 0.0
     wait_token: WaitFileName = NO_WAIT_FILE
     removed: bool = False
-    #: whether its documents stay, as those of its session: it was reset
+    #: whether it was reset: its documents then stay with its session
     archived: bool = False
 
 
@@ -138,7 +138,7 @@ class Agent(AgentConfiguration):
     cause: tuple[str, str] | None = None
     #: who caused that, as in ``by`` of events
     caused_by: str = ""
-    #: names the record of its cell: that of its first run in mode once
+    #: names the record of its cell; in mode once it is the id of the only run
     cell: RunId = NO_RUN
     run: RunId = NO_RUN
     #: why the current run, and only that, is being ended

@@ -14,7 +14,7 @@ class Mode:
     """What differs between agents that are run once, at each message, or for good."""
 
     name: str
-    #: its runs enter a cell that stays; otherwise its cell is that of its one run
+    #: its runs enter a cell that stays; otherwise its only run makes the cell
     holds_cell: bool
     #: a message is a run of its own; otherwise the program is the agent, and ends with it
     run_per_message: bool

@@ -22,7 +22,7 @@ class Move(Generic[S]):
     """``status`` None means: what it was before it was paused."""
 
     status: S | None
-    #: names of what is to be done once the move is committed, in this order
+    #: what to do once the move is committed, in this order
     effects: tuple[StrEnum, ...] = ()
 
 

@@ -20,7 +20,7 @@ class Sessions:
         self._registry = registry
         self._trash = trash
         self._state = state
-        #: those of agents that have not been removed
+        #: sessions of agents that have not been removed
         self._loaded: dict[SessionIndex, Session] = {}
 
     # looking up
@@ -134,7 +134,7 @@ class Sessions:
         self._store.put_agent(old.index, {**old.dump(), "channel": f"{channel}~{number}"})
 
     def erase(self, session: Session) -> None:
-        """Its record, and the name that nothing tells of any more."""
+        """Deletes its row, and releases the name after the last session of it."""
         self._store.delete_session(session.index)
         if (
             self._store.name_owner(session.agent) == session.owner

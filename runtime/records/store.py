@@ -24,7 +24,7 @@ _RESERVE: Final = 512 << 10
 #: what is written between two checkpoints, and how long the WAL may be after one, in bytes
 _CHECKPOINT: Final = 4 << 20
 _WAL_MAX: Final = 64 << 20
-#: that a change of one row writes to the WAL, about: the row's, and those of its indexes
+#: about how many pages a change of one row writes to the WAL, with its indexes
 _PAGES_OF_A_ROW: Final = 2
 _PAGE: Final = 4096
 _DISK_ERRORS: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
@@ -93,7 +93,7 @@ class Store:
         #: about how much the WAL has that no checkpoint has seen, in bytes
         self._written = 0
         self._rows = 0
-        #: told when that is much
+        #: is called when that is much
         self.crowded: Callable[[], None] = lambda: None
         for pragma in (
             "journal_mode=WAL",
@@ -308,7 +308,7 @@ class Store:
         return index
 
     def put_item(self, index: ItemIndex, values: dict[str, Any]) -> None:
-        """All fields of an item; what is ``Kept`` stays as it is."""
+        """Writes all fields of an item. A ``Kept`` text is in the store already and stays."""
         short = dict(values)
         elsewhere = []
         for name in _LONG & values.keys():
@@ -339,14 +339,14 @@ class Store:
         self._db.execute("DELETE FROM items WHERE idx=?", (index,))
 
     def delete_items(self, agent: AgentIndex) -> None:
-        """All those of one agent."""
+        """All items of one agent."""
         self._db.execute(
             "DELETE FROM texts WHERE item IN (SELECT idx FROM items WHERE agent=?)", (agent,)
         )
         self._db.execute("DELETE FROM items WHERE agent=?", (agent,))
 
     def load_items(self) -> list[Item]:
-        """Those of agents that have not been removed, oldest first."""
+        """The items of agents that have not been removed, oldest first."""
         rows = self._db.execute("SELECT idx, kind, data FROM items ORDER BY idx")
         return [
             KINDS[kind].load(ItemIndex(index), json.loads(data), self.read_text)

@@ -24,8 +24,8 @@ _BELOW_OWN: Final = ("/proc/", "/dev/")
 class Mount:
     """One line of a table. ``source`` is a path in the creator's view.
 
-    ``identity`` is what must be there (look.c): ``DEVICE:INODE``, ``*`` for anything that no
-    link leads to, ``-`` for whatever the path leads to.
+    ``identity`` says which file the path must lead to (look.c): ``DEVICE:INODE``, ``*`` for
+    any, if no link is on the way, ``-`` for any.
     """
 
     source: str
@@ -122,7 +122,7 @@ class Sources:
 
     @classmethod
     def load(cls, record: Mapping[str, Any] | None) -> Sources:
-        """From a record; None is that of a value that nobody has looked at."""
+        """From a record; None if nobody has looked at the value."""
         if record is None:
             return cls(NO_BOOT, {})
         found = {

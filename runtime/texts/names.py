@@ -238,7 +238,7 @@ def _outside(text: str) -> bytes:
 
     ``UnicodeEncodeError`` for a lone surrogate, ``MalformedError`` for very many strings.
 
-    Of what is no JSON so much is left that a parser fails before it is fooled.
+    Enough is left of a text that is not JSON for a parser to fail on it.
     """
     data = text.encode()
     if b'"' not in data:

@@ -17,7 +17,7 @@ from typing import Final
 from runtime.errors import MalformedError
 from runtime.texts.names import BLANKS, quote, words
 
-#: lines that say something; more are refused, whoever wrote them before keeps them
+#: lines with a rule; a policy with more is refused when it is written, but kept if it was before
 LINES_MAX: Final = 256
 PERMS: Final[dict[str, tuple[str, ...]]] = {
     "agent": ("create", "start", "stop", "read", "write", "detach"),
