@@ -35,7 +35,7 @@ class Filesystem:
 
     def __init__(self, runtime: Runtime) -> None:
         self.base = Base(runtime)
-        runtime.agents.journal.watch(Forgetting(self.base, PLANES))
+        runtime.agents.journal.subscribe(Forgetting(self.base, PLANES))
 
     def node(self, inode: int) -> Node:
         """The node of an inode number that the kernel has been given; ``GoneError``.

@@ -14,14 +14,14 @@ from ctxfs.tree.base import Base
 from ctxfs.tree.items import ItemPlane
 from ctxfs.tree.planes import Plane
 from runtime.ids import AgentIndex, SessionIndex
-from runtime.records.change import Watching
+from runtime.records.change import Subscriber
 from runtime.records.items import Item, Message, Task
 from runtime.records.model import Agent
 
 _O = TypeVar("_O")
 
 
-class Forgetting(Watching):
+class Forgetting(Subscriber):
     """Finds the rows that show what changed, and tells the caches of their inodes."""
 
     def __init__(self, base: Base, planes: Iterable[Plane[Any]]) -> None:

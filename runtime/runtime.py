@@ -24,7 +24,7 @@ from runtime.kernel.binder import Binder
 from runtime.kernel.inotify import Watcher
 from runtime.kernel.privilege import Privilege
 from runtime.kernel.spawn import Spawner
-from runtime.kernel.waits import Waits
+from runtime.kernel.waitfiles import WaitFiles
 from runtime.life.streams import Streams
 from runtime.life.supervisor import Supervisor
 from runtime.records.config import Config
@@ -264,7 +264,7 @@ async def open_runtime(
             config=config,
             store=store,
             hierarchy=hierarchy,
-            waits=Waits(places.waits),
+            wait_files=WaitFiles(places.waits),
             state=places.state,
             privilege=privilege,
         )
@@ -276,7 +276,7 @@ async def open_runtime(
             binder = Binder(places.program("binder"), spawner, hierarchy.daemon)
             stack.callback(binder.close)
             streams = Streams(Gentle(agents.accounts.time))
-            agents.journal.watch(streams)
+            agents.journal.subscribe(streams)
             runtime = Runtime(
                 places=places,
                 agents=agents,

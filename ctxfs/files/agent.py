@@ -98,7 +98,7 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
     Verbs(name="ctl", guard=Guard(who=PARTIES | Role.STARTER | Role.STOPPER),
         act=act, render=describe_verbs, doc="takes verbs, one per line; reading lists them"),
     Link(name="wait", public=True, depends=("wait_token",),
-        target=lambda base, agent: str(base.runtime.agents.waits.path(agent.wait_token)),
+        target=lambda base, agent: str(base.runtime.agents.wait_files.path(agent.wait_token)),
         doc="reading it blocks until the agent is dead"),
     Inlet(name="inbox", guard=SENDING,
         send=_send, doc="one message per flush; not in mode once"),

@@ -80,7 +80,7 @@ def _append(base: Base, session: Session, lines: list[str]) -> None:
         if "content" not in message:
             raise MalformedError(f"{quote(line)} has no content")
         kept = {key: value for key, value in message.items() if key not in _GIVEN}
-        change.message(
+        change.say(
             session.index, **{"from": f"agent:{agent.name}", "run": agent.run, **kept}
         )
     base.runtime.agents.journal.commit(change)

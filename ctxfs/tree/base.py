@@ -15,7 +15,7 @@ from ctxfs.tree.spaces import SpaceRow, Spaces
 from runtime.caller import INSIDERS, PARTIES, Caller, Role
 from runtime.cell.cell import working_directory, workspace
 from runtime.errors import CtxError
-from runtime.kernel.output import Output
+from runtime.kernel.output import Segments
 from runtime.records.model import Agent
 from runtime.runtime import Runtime
 
@@ -76,8 +76,8 @@ class Base:
 
     # of an agent
 
-    def output(self, agent: Agent, name: str) -> Output:
-        return Output(self.runtime.agents.documents.directory(agent) / name)
+    def output(self, agent: Agent, name: str) -> Segments:
+        return Segments(self.runtime.agents.documents.directory(agent) / name)
 
     def working_directory(self, agent: Agent) -> str:
         return working_directory(self.runtime.agents, agent)

@@ -29,7 +29,7 @@ from runtime.errors import (
 from runtime.ids import NO_AGENT, Incarnation, WaitFileName
 from runtime.kernel import linux
 from runtime.kernel.privilege import Privilege
-from runtime.kernel.waits import Waits
+from runtime.kernel.waitfiles import WaitFiles
 from runtime.records.change import Change
 from runtime.records.documents import Documents
 from runtime.records.items import Task
@@ -134,7 +134,7 @@ class Births:
         store: Store,
         sessions: Sessions,
         documents: Documents,
-        waits: Waits,
+        wait_files: WaitFiles,
         privilege: Privilege,
         messages: Messages,
         tasks: TaskPlane,
@@ -149,7 +149,7 @@ class Births:
         self._sessions = sessions
         self._journal = around.journal
         self._documents = documents
-        self._waits = waits
+        self._wait_files = wait_files
         self._authority = around.authority
         self._privilege = privilege
         self._messages = messages
@@ -247,7 +247,7 @@ class Births:
         self._store.keep_reserve()
         try:
             self._documents.make(agent)
-            self._waits.create(agent.wait_token)
+            self._wait_files.create(agent.wait_token)
         except BaseException:
             self._discard(agent)
             raise
@@ -255,7 +255,7 @@ class Births:
 
     def _discard(self, agent: Agent) -> None:
         self._documents.discard(agent)
-        self._waits.remove(agent.wait_token)
+        self._wait_files.remove(agent.wait_token)
 
     def _commit_made(self, change: Change) -> None:
         try:

@@ -113,7 +113,7 @@ def inherit(agents: Agents, parent: Agent, child: Agent) -> context.Inherited:
     return context.derive(snapshot, handoff, agents.settings.config.fork_limit)
 
 
-def _items(work: list[Work], focus: Work | None) -> dict[str, context.Item]:
+def _items(work: list[Work], focus: Work | None) -> dict[str, context.WorkItem]:
     """By id, without the texts that are shown of them."""
     size = focus.length("parent") if focus is not None else 0
     room = _PARENTS
@@ -122,7 +122,7 @@ def _items(work: list[Work], focus: Work | None) -> dict[str, context.Item]:
         # a long one is read if it may be the same
         alike = size == item.length("parent") <= room
         room -= size if alike else 0
-        found[item.name] = context.Item(
+        found[item.name] = context.WorkItem(
             id=item.name,
             status=item.status.value,
             blocked_by=item.blocked_by,
@@ -162,12 +162,12 @@ def _children(
         )
 
 
-def _tail(agents: Agents, parent: Agent, session: Session) -> list[context.Message]:
+def _tail(agents: Agents, parent: Agent, session: Session) -> list[context.Line]:
     """What was said last in the current run, the message that it works on first."""
     found = []
     current = agents.messages.current(parent)
     if current is not None:
-        found.append(context.Message(role="user", sender=current.sender, content=current.text))
+        found.append(context.Line(role="user", sender=current.sender, content=current.text))
     if not parent.run:
         return found
     try:
@@ -176,7 +176,7 @@ def _tail(agents: Agents, parent: Agent, session: Session) -> list[context.Messa
             lines = file.read().split(b"\n")
     except OSError:
         return found
-    said: list[context.Message] = []
+    said: list[context.Line] = []
     for line in reversed(lines):
         try:
             message = json.loads(line)
@@ -186,7 +186,7 @@ def _tail(agents: Agents, parent: Agent, session: Session) -> list[context.Messa
             content = message.get("content")
             text = content if isinstance(content, str) else json.dumps(content)
             role, sender = str(message.get("role")), str(message.get("from"))
-            said.append(context.Message(role=role, sender=sender, content=text))
+            said.append(context.Line(role=role, sender=sender, content=text))
             if len(said) == context.TAIL_MESSAGES:
                 break
     return found + said[::-1]

@@ -23,7 +23,7 @@ from runtime.authority.living import Living
 from runtime.kernel.cgroups import Hierarchy
 from runtime.kernel.privilege import ROOT, Privilege
 from runtime.kernel.trash import Trash
-from runtime.kernel.waits import Waits
+from runtime.kernel.waitfiles import WaitFiles
 from runtime.records.config import Config
 from runtime.records.documents import Documents
 from runtime.records.history import History
@@ -49,7 +49,7 @@ class Agents:
     #: the one way in which any of that changes
     journal: Journal
     documents: Documents
-    waits: Waits
+    wait_files: WaitFiles
     trash: Trash
     #: who calls, what that may, and on whose account
     authority: Authority
@@ -68,7 +68,7 @@ class Agents:
     async def run(self) -> None:
         """Runs what goes on beside requests."""
         async with trio.open_nursery() as nursery:
-            for each in (self.journal, self.waits, self.trash, self.disk, self.waiting):
+            for each in (self.journal, self.wait_files, self.trash, self.disk, self.waiting):
                 nursery.start_soon(each.run)
             nursery.start_soon(self.removals.run)
 
@@ -78,7 +78,7 @@ def open_agents(
     config: Config,
     store: Store,
     hierarchy: Hierarchy,
-    waits: Waits,
+    wait_files: WaitFiles,
     state: Path,
     privilege: Privilege = ROOT,
 ) -> Agents:
@@ -129,7 +129,7 @@ def open_agents(
         documents=documents,
         messages=messages,
         waiting=waiting,
-        waits=waits,
+        wait_files=wait_files,
         trash=trash,
     )
     ends = Ends(registry=registry, messages=messages, tasks=tasks, waiting=waiting)
@@ -141,7 +141,7 @@ def open_agents(
         journal=journal,
         documents=documents,
         disk=disk,
-        waits=waits,
+        wait_files=wait_files,
         trash=trash,
         authority=authority,
         tasks=tasks,
@@ -152,7 +152,7 @@ def open_agents(
         store=store,
         sessions=sessions,
         documents=documents,
-        waits=waits,
+        wait_files=wait_files,
         privilege=privilege,
         messages=messages,
         tasks=tasks,
@@ -168,7 +168,7 @@ def open_agents(
         sessions=sessions,
         journal=journal,
         documents=documents,
-        waits=waits,
+        wait_files=wait_files,
         trash=trash,
         authority=authority,
         identity=identity,

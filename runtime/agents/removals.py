@@ -16,7 +16,7 @@ from runtime.authority.attenuation import Authority
 from runtime.authority.disk import Disk
 from runtime.errors import CtxError, NoSpaceError, WrongStateError
 from runtime.kernel.trash import Trash
-from runtime.kernel.waits import Waits
+from runtime.kernel.waitfiles import WaitFiles
 from runtime.records.change import RUNTIME, Change
 from runtime.records.documents import Documents
 from runtime.records.items import Items, Task
@@ -47,7 +47,7 @@ class Removals:
         journal: Journal,
         documents: Documents,
         disk: Disk,
-        waits: Waits,
+        wait_files: WaitFiles,
         trash: Trash,
         authority: Authority,
         tasks: TaskPlane,
@@ -60,7 +60,7 @@ class Removals:
         self._journal = journal
         self._documents = documents
         self._disk = disk
-        self._waits = waits
+        self._wait_files = wait_files
         self._trash = trash
         self._authority = authority
         self._tasks = tasks
@@ -185,7 +185,7 @@ class Removals:
         self._items.drop_all(agent.index)
         for session in (agent.session, *agent.other_sessions):
             self._sessions.forget(session)
-        self._waits.remove(agent.wait_token)
+        self._wait_files.remove(agent.wait_token)
         crashpoints.reach("remove.forgotten")
         self._documents.clear(agent)
         self._disk.look()
@@ -197,7 +197,7 @@ class Removals:
             {agent.incarnation for agent in self._registry}, self._store.kept_incarnations()
         )
         tokens = {task.wait_token for task in self._items.all(Task) if not task.child}
-        self._waits.keep(tokens | {agent.wait_token for agent in self._registry})
+        self._wait_files.keep(tokens | {agent.wait_token for agent in self._registry})
 
     def remove_session(self, session: Session) -> None:
         """Removes the directory and record of a session whose incarnation is over."""

@@ -29,10 +29,10 @@ from runtime.errors import (
     WrongStateError,
 )
 from runtime.ids import ItemIndex, WaitFileName
-from runtime.kernel.output import Output
+from runtime.kernel.output import Segments
 from runtime.kernel.trash import Trash
-from runtime.kernel.waits import Waits
-from runtime.records.change import Change, Watching
+from runtime.kernel.waitfiles import WaitFiles
+from runtime.records.change import Change, Subscriber
 from runtime.records.documents import Documents
 from runtime.records.items import TASK_MOVES, Item, Task, TaskEvent, TaskStatus
 from runtime.records.lifecycle import Status
@@ -156,7 +156,7 @@ STARTING: Final = Guard(who=PARTIES, when=TAKING, unless=(_LACKING,))
 STOPPING: Final = Guard(who=PARTIES, unless=(_LACKING,))
 
 
-class TaskPlane(Plane[Task], Watching):
+class TaskPlane(Plane[Task], Subscriber):
     """The tasks of all agents."""
 
     making = Guard(who=PARTIES, when=TAKING, unless=(_LACKING,))
@@ -182,7 +182,7 @@ class TaskPlane(Plane[Task], Watching):
         documents: Documents,
         messages: Messages,
         waiting: WaitingPlane,
-        waits: Waits,
+        wait_files: WaitFiles,
         trash: Trash,
     ) -> None:
         super().__init__(around, Task, "task", lambda config: config.tasks)
@@ -192,19 +192,19 @@ class TaskPlane(Plane[Task], Watching):
         self._documents = documents
         self._messages = messages
         self._waiting = waiting
-        self._waits = waits
+        self._wait_files = wait_files
         self._trash = trash
         #: set at the end of a task that a caller waits for
         self._ends: dict[ItemIndex, trio.Event] = {}
-        self._journal.watch(self)
+        self._journal.subscribe(self)
 
-    # Watching
+    # Subscriber
 
     def item_changed(self, item: Item, names: Iterable[str]) -> None:
         if not isinstance(item, Task) or not item.over:
             return
         if item.wait_token:
-            self._waits.release(item.wait_token)
+            self._wait_files.release(item.wait_token)
         self._tell_end(item)
 
     def item_listed(self, item: Item) -> None:
@@ -272,10 +272,10 @@ class TaskPlane(Plane[Task], Watching):
             return _read(self._output_of_child(child), offset, length)
         return self._kept(task).read(offset, length)
 
-    def _kept(self, task: Task) -> Output:
+    def _kept(self, task: Task) -> Segments:
         agent = self.agent_of(task)
         assert agent is not None
-        return Output(self.directory(agent, task))
+        return Segments(self.directory(agent, task))
 
     def _output_of_child(self, child: Agent) -> Path:
         """Its latest reply; once it is dead, its result. There may be none."""
@@ -308,7 +308,7 @@ class TaskPlane(Plane[Task], Watching):
     def wait_path(self, task: Task) -> Path:
         child = self.child_of(task)
         token = child.wait_token if child is not None else task.wait_token
-        return self._waits.path(token)
+        return self._wait_files.path(token)
 
     # changing
 
@@ -324,7 +324,7 @@ class TaskPlane(Plane[Task], Watching):
     def make(self, caller: Caller, agent: Agent, name: str) -> Task:
         """A command that is not started yet; raises as every plane does."""
         task = super().make(caller, agent, name)
-        self._waits.create(task.wait_token)
+        self._wait_files.create(task.wait_token)
         return task
 
     def _counts(self, item: Task) -> bool:
@@ -359,7 +359,7 @@ class TaskPlane(Plane[Task], Watching):
     def forget(self, task: Task) -> None:
         """Nobody can wait for it any more."""
         if task.wait_token:
-            self._waits.remove(task.wait_token)
+            self._wait_files.remove(task.wait_token)
 
     def set(self, task: Task, **values: Any) -> None:
         """Fields of a command, until it is started."""

@@ -27,7 +27,7 @@ from runtime.authority.guard import TAKING, Act, Facts, Guard, Unless
 from runtime.caller import NOBODY, PARTIES, Caller, Role
 from runtime.errors import DeniedError, MissingError, QuotaError, WrongStateError
 from runtime.ids import ItemIndex, TriggerToken
-from runtime.records.change import Change, Watching
+from runtime.records.change import Change, Subscriber
 from runtime.records.items import (
     NOTICES,
     WAIT_MOVES,
@@ -57,7 +57,7 @@ _FOR_THE_SAME: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _Condition:
     """A word of ``on``; ``over`` gives what it is answered with if that is there already.
 
     It raises ``MissingError`` if what is waited for can never come.
@@ -121,7 +121,7 @@ TRIGGERING: Final = Guard(
 )
 
 
-class WaitingPlane(Plane[Wait], Watching):
+class WaitingPlane(Plane[Wait], Subscriber):
     """The waits of all agents."""
 
     def __init__(
@@ -139,9 +139,9 @@ class WaitingPlane(Plane[Wait], Watching):
             self._expect(wait)
         messages.when_queued(self._message_queued)
         work.when_over(self._cancel_on)
-        self._journal.watch(self)
+        self._journal.subscribe(self)
 
-    # Watching
+    # Subscriber
 
     def item_changed(self, item: Item, names: Iterable[str]) -> None:
         if isinstance(item, Wait):
@@ -219,7 +219,7 @@ class WaitingPlane(Plane[Wait], Watching):
         elif work is not None:
             self._work.hold(change, agent, work)
 
-    def _check_few(self, change: Change, agent: Agent, kind: _Kind, on: str) -> None:
+    def _check_few(self, change: Change, agent: Agent, kind: _Condition, on: str) -> None:
         """All that wait for the same are answered at once, in the change of their cause."""
         if not kind.shared:
             return
@@ -443,9 +443,9 @@ def _named(work: str) -> dict[str, str]:
     return {"work": work} if work else {}
 
 
-def _parse(text: str) -> tuple[_Kind, str]:
+def _parse(text: str) -> tuple[_Condition, str]:
     """(kind, argument) of a line of ``on``; ``MalformedError``."""
-    kind, arguments = parse_usage(text, _KINDS, "condition")
+    kind, arguments = parse_usage(text, _CONDITIONS, "condition")
     return kind, "".join(arguments)
 
 
@@ -495,15 +495,15 @@ def _never_over(
     return None
 
 
-_TIMER: Final = _Kind("timer DURATION|TIME", "core", _timer_over)
-_KINDS: Final[dict[str, _Kind]] = {
+_TIMER: Final = _Condition("timer DURATION|TIME", "core", _timer_over)
+_CONDITIONS: Final[dict[str, _Condition]] = {
     kind.usage.split()[0]: kind
     for kind in (
         _TIMER,
-        _Kind("task NAME", "core", _task_over, shared=True),
-        _Kind("child NAME", "core", _child_over, shared=True),
-        _Kind("message", "core", _message_over, shared=True),
-        _Kind("trigger", "external_trigger", _never_over),
+        _Condition("task NAME", "core", _task_over, shared=True),
+        _Condition("child NAME", "core", _child_over, shared=True),
+        _Condition("message", "core", _message_over, shared=True),
+        _Condition("trigger", "external_trigger", _never_over),
     )
 }
 _SETTERS: Final[dict[str, Callable[[WaitingPlane, Change, Agent, Wait, str], None]]] = {

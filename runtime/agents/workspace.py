@@ -4,7 +4,7 @@ The child sees it at ``/workspace``, on the branch ``ctx/<name>``. Nothing of it
 parent's repository is writable for it, and nothing that it writes is obeyed by any
 git but its own: its parent's side takes single commits over, checked, by way of a
 repository of ours. Git runs in the parent's cell, with nothing but the parent's
-rights, through a callable that is given (``Run``); whatever it prints is that
+rights, through a callable that is given (``RunInside``); whatever it prints is that
 agent's claim, and is used in that agent's view only. The parent's repository cannot
 make it execute anything either: what a configuration could name is overridden.
 
@@ -46,7 +46,7 @@ from runtime.texts.names import check_absolute, check_name, escape, quote
 
 #: (whose cell, argument vector, working directory there, more environment) ->
 #: (exit status, stdout and stderr together: all of it up to 64 KiB at least)
-Run = Callable[[Agent, list[str], str, dict[str, str]], Awaitable[tuple[int, str]]]
+RunInside = Callable[[Agent, list[str], str, dict[str, str]], Awaitable[tuple[int, str]]]
 
 #: where a child with a worktree has it
 WORKSPACE: Final = "/workspace"
@@ -476,7 +476,7 @@ class _Answer:
 
 
 async def _ask(
-    run: Run,
+    run: RunInside,
     agent: Agent,
     script: str,
     *words: str,
@@ -545,7 +545,7 @@ def _object_id(text: str) -> str:
 # making one
 
 
-async def plan(run: Run, parent: Agent, child: Agent, root: str) -> Worktree:
+async def plan(run: RunInside, parent: Agent, child: Agent, root: str) -> Worktree:
     """The worktree that ``add`` will make of ``root``, the parent's workspace in force.
 
     Changes nothing in it. ``MalformedError`` if there is no repository or no commit,
@@ -597,7 +597,7 @@ async def plan(run: Run, parent: Agent, child: Agent, root: str) -> Worktree:
     )
 
 
-async def add(run: Run, parent: Agent, worktree: Worktree) -> None:
+async def add(run: RunInside, parent: Agent, worktree: Worktree) -> None:
     """Makes what ``plan`` returned; ``CtxError`` if it cannot: then ``discard`` it."""
     answer = await _ask(run, parent, _SAY + "hooks\n", GIT_DIR=worktree.common)
     answer = await _ask(
@@ -614,7 +614,7 @@ async def add(run: Run, parent: Agent, worktree: Worktree) -> None:
         raise WrongStateError(f"making the worktree {quote(worktree.name)}: {_said(answer.text)}")
 
 
-async def discard(run: Run, parent: Agent, worktree: Worktree) -> None:
+async def discard(run: RunInside, parent: Agent, worktree: Worktree) -> None:
     """Takes away all that is there of one, and the branch if that is at its base still.
 
     ``CtxError`` if it could not be: it can be tried again.
@@ -630,7 +630,7 @@ async def discard(run: Run, parent: Agent, worktree: Worktree) -> None:
 
 
 async def take(
-    run: Run, parent: Agent, worktree: Worktree, program: str, *, settled: list[str] | None
+    run: RunInside, parent: Agent, worktree: Worktree, program: str, *, settled: list[str] | None
 ) -> Worktree:
     """The worktree with its outcome: the parent's repository has the child's commits and the
     branch, or the reason why not. ``program`` is where the parent's view has gather (gather.c).
@@ -647,7 +647,7 @@ async def take(
 
 
 async def _take(
-    run: Run, parent: Agent, worktree: Worktree, program: str, *, settled: list[str] | None
+    run: RunInside, parent: Agent, worktree: Worktree, program: str, *, settled: list[str] | None
 ) -> Worktree:
     answer = await _ask(
         run, parent, _GATHER, *(worktree.place, worktree.ref, program), GIT_DIR=worktree.common

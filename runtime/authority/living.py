@@ -14,8 +14,8 @@ from runtime.authority.accounts import Accounts, Hold, Payer, Reserve, Resource
 from runtime.authority.disk import INCARNATION_SIZE, Disk
 from runtime.caller import Caller
 from runtime.ids import AgentIndex, ItemIndex
-from runtime.records.change import Change, Watching
-from runtime.records.items import KEPT_ABOVE, Item, Items, Task, TaskStatus, Work
+from runtime.records.change import Change, Subscriber
+from runtime.records.items import LONG_ABOVE, Item, Items, Task, TaskStatus, Work
 from runtime.records.journal import Journal
 from runtime.records.model import Agent
 from runtime.records.registry import Registry
@@ -54,7 +54,7 @@ class _Texts:
         self.disk.release()
 
 
-class Living(Watching):
+class Living(Subscriber):
     """Holds for each agent and record, until it is over or removed."""
 
     def __init__(
@@ -81,9 +81,9 @@ class Living(Watching):
             self._note_texts(agent)
         for item in items.all(Item):
             self._note_item(item)
-        journal.watch(self)
+        journal.subscribe(self)
 
-    # Watching
+    # Subscriber
 
     def agent_changed(self, index: AgentIndex, names: Iterable[str]) -> None:
         agent = self._registry.get(index)
@@ -280,7 +280,7 @@ def _growth(agent: Agent, values: Mapping[str, Any]) -> int:
 
 def _part(length: int) -> tuple[int, int]:
     """What a long text takes in memory and on the disk."""
-    return (0, length) if length > KEPT_ABOVE else (length, 0)
+    return (0, length) if length > LONG_ABOVE else (length, 0)
 
 
 def _sizes_of(item: Item) -> tuple[int, int]:

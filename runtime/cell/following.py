@@ -11,11 +11,11 @@ from pathlib import Path
 
 import trio
 
-from runtime.cell.record import VERSION, Record, read_record
+from runtime.cell.record import VERSION, RunRecord, read_record
 from runtime.ids import AgentIndex
 from runtime.kernel import cgroups, linux
 from runtime.kernel.cgroups import Cgroup
-from runtime.kernel.inotify import Changes, Watcher
+from runtime.kernel.inotify import Wakeup, Watcher
 from runtime.records.model import Agent
 
 log = logging.getLogger("ctxd.following")
@@ -27,7 +27,7 @@ class Execution:
     def __init__(self, leaf: Cgroup, record_path: Path) -> None:
         self.leaf = leaf
         self.record_path = record_path
-        self.changes = Changes()
+        self.wakeup = Wakeup()
         #: set when the monitor runs, or it is certain that none will
         self.launched = trio.Event()
         self.monitored = False
@@ -39,7 +39,7 @@ class Execution:
         #: set when its end is recorded, or nobody follows it any more
         self.over = trio.Event()
 
-    def record(self) -> Record:
+    def record(self) -> RunRecord:
         record = read_record(self.record_path)
         if not record.understood and not self._complained:
             self._complained = True
@@ -74,15 +74,15 @@ class Execution:
         await self.launched.wait()
         if not self.monitored or self.over.is_set():
             return
-        changes = Changes()
+        wakeup = Wakeup()
         with (
             contextlib.suppress(FileNotFoundError),
-            watcher.watching(self.record_path, changes),
+            watcher.watching(self.record_path, wakeup),
         ):
             while not self.record().settled:
                 if self.monitor_gone or self.over.is_set():
                     return
-                await changes.wait_changed()
+                await wakeup.wait_changed()
 
 
 class Following(Execution):
@@ -101,9 +101,9 @@ class Following(Execution):
         #: somebody wants it dead, so that it is not started again
         self.given_up = False
         #: whatever may make a next run due, or end the current one
-        self.wake = Changes()
+        self.wake = Wakeup()
         #: whatever may make a resident program's next message due
-        self.speak = Changes()
+        self.speak = Wakeup()
         #: set when the current run is not to have the rest of its grace
         self.impatient = trio.Event()
         #: the current run, if it has entered the cell

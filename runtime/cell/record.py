@@ -25,7 +25,7 @@ _RECORD_MAX: Final = 16384
 
 
 @dataclass(slots=True)
-class Record:
+class RunRecord:
     """Pids are the host's, 0 if not (yet) known; times nanoseconds since the epoch."""
 
     version: int = 0
@@ -60,9 +60,9 @@ class Record:
         return bool(self.started or self.held or self.over)
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: Path) -> RunRecord:
     """The record in ``path``; an empty one if there is none. A torn last line is left out."""
-    record = Record()
+    record = RunRecord()
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -76,7 +76,7 @@ def read_record(path: Path) -> Record:
         numbers = [int(n) for n in rest.split() if n.isascii() and n.isdigit()]
         match word, numbers:
             case "version", [version] if version > VERSION:
-                return Record(version=version, lost=True)
+                return RunRecord(version=version, lost=True)
             case "version", [version]:
                 record.version = version
             case "monitor", [pid]:
@@ -104,7 +104,7 @@ def read_record(path: Path) -> Record:
     return record
 
 
-def judge(record: Record, *, oom: bool, complaint: str) -> tuple[Outcome, str]:
+def judge(record: RunRecord, *, oom: bool, complaint: str) -> tuple[Outcome, str]:
     """Outcome and reason of a program that nobody stopped.
 
     ``oom`` says that the kernel killed in its cgroup for memory, ``complaint``

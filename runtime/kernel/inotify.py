@@ -16,7 +16,7 @@ import trio
 from runtime.kernel import linux
 
 
-class Changes:
+class Wakeup:
     """Something to wait on; may stand for several files and for other causes too."""
 
     def __init__(self) -> None:
@@ -36,19 +36,19 @@ class Watcher:
 
     def __init__(self) -> None:
         self._fd = linux.inotify_init()
-        self._watched: dict[int, list[Changes]] = {}
+        self._watched: dict[int, list[Wakeup]] = {}
 
     @contextmanager
-    def watching(self, path: Path, changes: Changes) -> Iterator[None]:
-        """Notifies ``changes`` whenever ``path`` is modified; ``OSError`` if it is not there."""
+    def watching(self, path: Path, wakeup: Wakeup) -> Iterator[None]:
+        """Notifies ``wakeup`` whenever ``path`` is modified; ``OSError`` if it is not there."""
         watch = linux.inotify_add_watch(self._fd, path, linux.IN_MODIFY)
-        self._watched.setdefault(watch, []).append(changes)
+        self._watched.setdefault(watch, []).append(wakeup)
         try:
             yield
         finally:
             waiting = self._watched.get(watch)
             if waiting is not None:
-                waiting.remove(changes)
+                waiting.remove(wakeup)
                 if not waiting:
                     del self._watched[watch]
                     # EINVAL: the file went away, and its watch with it
@@ -64,8 +64,8 @@ class Watcher:
                     self._notify_all()
                     continue
                 # That the file is gone is a change too.
-                for changes in self._watched.get(watch, ()):
-                    changes.notify()
+                for wakeup in self._watched.get(watch, ()):
+                    wakeup.notify()
                 if mask & linux.IN_IGNORED:
                     self._watched.pop(watch, None)
 
@@ -75,8 +75,8 @@ class Watcher:
         A watch whose IN_IGNORED was dropped remains until the task that waits for it releases it.
         """
         for waiting in self._watched.values():
-            for changes in waiting:
-                changes.notify()
+            for wakeup in waiting:
+                wakeup.notify()
 
     def close(self) -> None:
         os.close(self._fd)

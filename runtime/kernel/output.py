@@ -20,7 +20,7 @@ class Segment:
     size: int
 
 
-class Output:
+class Segments:
     """A view of ``out`` or ``log`` as it is at one moment."""
 
     def __init__(self, directory: Path) -> None:

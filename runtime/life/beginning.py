@@ -73,7 +73,7 @@ class Beginner:
         run = self._agents.registry.next_run(agent) if not agent.how.holds_cell else ""
         if agent.result_from_output:  # of the run before
             self._agents.documents.write(agent, "result.md", b"")
-        output_start = output.Output(self._agents.documents.directory(agent) / "out").end
+        output_start = output.Segments(self._agents.documents.directory(agent) / "out").end
         now = time.time()
         change.set(
             agent,
@@ -87,9 +87,7 @@ class Beginner:
             output_start=output_start,
             result_from_output=False,
         )
-        change.event(
-            agent.session, "agent.start", agent.name, **({"run": run} if run else {})
-        )
+        change.tell(agent, "agent.start", **({"run": run} if run else {}))
 
     def _add_handoff(self, change: Change, agent: Agent) -> None:
         """The delegated task is the first message of an agent that takes messages."""

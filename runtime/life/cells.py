@@ -11,7 +11,7 @@ import trio
 from runtime import crashpoints
 from runtime.agents.parts import Agents
 from runtime.cell.following import Followed, Following
-from runtime.cell.record import Record
+from runtime.cell.record import RunRecord
 from runtime.kernel import linux
 from runtime.kernel.cgroups import Cgroup
 from runtime.life.conclusions import add_run_start, judge_agent
@@ -40,7 +40,7 @@ class LedCell(Lead):
         serve: Callable[[Agent, Following], None],
         launch: bool,
     ) -> None:
-        super().__init__(leader, agent, following, following, following.changes)
+        super().__init__(leader, agent, following, following, following.wakeup)
         self._agents = agents
         self._worktrees = worktrees
         self._ender = ender
@@ -62,7 +62,7 @@ class LedCell(Lead):
         self._nursery.start_soon(self._leader.watch_monitor, self._following)
         self._serve(self._agent, self._following)
 
-    def look(self, record: Record) -> None:
+    def look(self, record: RunRecord) -> None:
         agent, following = self._agent, self._following
         if self.is_unwanted(record):
             return
@@ -91,16 +91,16 @@ class LedCell(Lead):
     def hand_over(self, *, ended: bool) -> bool:
         return False
 
-    def has_ended(self, record: Record) -> bool:
+    def has_ended(self, record: RunRecord) -> bool:
         return False  # every end of an agent is a status, and looked for by ``is_unwanted``
 
-    def is_unwanted(self, record: Record) -> bool:
+    def is_unwanted(self, record: RunRecord) -> bool:
         return self._agent.status in (Status.STOPPING, Status.DEAD)
 
     async def terminate(self) -> None:
         """The end of an agent is led together with all that it owns (``Ender``)."""
 
-    def is_gone(self, record: Record) -> bool:
+    def is_gone(self, record: RunRecord) -> bool:
         """Whether the end that was begun is complete, down to the last descendant."""
         agent, following = self._agent, self._following
         if agent.status is Status.DEAD or following.unkillable:
@@ -126,7 +126,7 @@ class LedCell(Lead):
         self._ender.end(self._agent, Outcome.CANCELLED, "timeout")
 
 
-def _ended_before(above: Following, record: Record) -> bool:
+def _ended_before(above: Following, record: RunRecord) -> bool:
     """Whether an owner's run ended no later than one below it."""
     owner = above.record()
     if owner.ended:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from runtime.agents.parts import Agents
 from runtime.cell.following import Execution, Following
-from runtime.cell.record import Record, judge
+from runtime.cell.record import RunRecord, judge
 from runtime.kernel import linux, output
 from runtime.records.change import Change
 from runtime.records.documents import replace_file
@@ -29,7 +29,7 @@ def judge_run(agents: Agents, agent: Agent, execution: Execution) -> tuple[Outco
     if is_lost(execution):
         return LOST
     killed_for_memory = execution.leaf.keys("memory.events").get("oom_kill", 0) > 0
-    text = output.Output(agents.documents.directory(agent) / "log").tail(4096)
+    text = output.Segments(agents.documents.directory(agent) / "log").tail(4096)
     lines = text.decode(errors="replace").strip().splitlines()
     complaint = escape(lines[-1]) if lines else ""
     return judge(execution.record(), oom=killed_for_memory, complaint=complaint)
@@ -54,16 +54,16 @@ def is_lost(execution: Execution) -> bool:
     return not record.understood or (gone and bool(record.monitor) and not record.over)
 
 
-def add_run_start(change: Change, agent: Agent, record: Record) -> None:
+def add_run_start(change: Change, agent: Agent, record: RunRecord) -> None:
     """The program of the current run is seen to run."""
     change.set(agent, pid=record.program)
-    change.event(agent.session, "run.start", agent.name, run=agent.run, pid=record.program)
+    change.tell(agent, "run.start", run=agent.run, pid=record.program)
 
 
 def add_run_end(
     change: Change,
     agent: Agent,
-    record: Record,
+    record: RunRecord,
     outcome: str,
     reason: str,
     usage: dict[str, Any],
@@ -72,13 +72,12 @@ def add_run_end(
     if not record.started:
         return
     if not agent.pid:  # its end came before it was seen to run
-        change.event(agent.session, "run.start", agent.name, run=agent.run, pid=record.program)
+        change.tell(agent, "run.start", run=agent.run, pid=record.program)
     if record.ended:
         usage["wall_msec"] = (record.ended - record.started) // 1_000_000
-    change.event(
-        agent.session,
+    change.tell(
+        agent,
         "run.end",
-        agent.name,
         run=agent.run,
         outcome=outcome,
         reason=reason,
@@ -92,7 +91,7 @@ def add_result(change: Change, agents: Agents, agent: Agent) -> None:
     """By default the result of a run that ended well is the end of its standard output."""
     if agents.documents.size(agent, "result.md"):
         return
-    written = output.Output(agents.documents.directory(agent) / "out")
+    written = output.Segments(agents.documents.directory(agent) / "out")
     tail = written.tail(_RESULT_TAIL, since=agent.output_start)
     if tail:
         agents.documents.write(agent, "result.md", tail)
@@ -149,7 +148,7 @@ def message_status(outcome: str, reason: str) -> MessageStatus:
 
 def reply_of_run(agents: Agents, agent: Agent) -> str:
     """The standard output of the current run, its end if it is long."""
-    written = output.Output(agents.documents.directory(agent) / "out")
+    written = output.Segments(agents.documents.directory(agent) / "out")
     return written.tail(_CONTENT_MAX, since=agent.output_start).decode(errors="replace")
 
 
@@ -163,6 +162,6 @@ def as_content(data: bytes) -> str:
 
 
 def _add_line(change: Change, agent: Agent, role: str, sender: str, content: str) -> None:
-    change.message(
+    change.say(
         agent.session, role=role, **{"from": sender}, run=agent.run, content=content
     )

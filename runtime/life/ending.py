@@ -19,7 +19,7 @@ from runtime.errors import KernelError
 from runtime.ids import AgentIndex
 from runtime.kernel import cgroups, output
 from runtime.kernel.cgroups import Cgroup, Hierarchy
-from runtime.kernel.inotify import Changes, Watcher
+from runtime.kernel.inotify import Wakeup, Watcher
 from runtime.records.change import Change
 from runtime.records.items import Message
 from runtime.records.lifecycle import Event, Status
@@ -121,7 +121,7 @@ class Ender:
         if following is not None:
             following.wake.notify()
             if not following.settled:
-                following.changes.notify()
+                following.wakeup.notify()
 
     def begin(self, agent: Agent) -> None:
         """An end that has just been marked."""
@@ -130,11 +130,11 @@ class Ender:
 
     def release(self, agent: Agent) -> None:
         """Nobody waits for it any more; of a temporary one only the parent's channel stays."""
-        self._agents.waits.release(agent.wait_token)
+        self._agents.wait_files.release(agent.wait_token)
         crashpoints.reach("finish.released")
         parent = self._agents.registry.parent_of(agent)
         if parent is not None and (above := self._followed.get(parent.index)) is not None:
-            above.changes.notify()
+            above.wakeup.notify()
         if agent.life == "temp":
             self._agents.removals.remove_temporary(agent)
 
@@ -170,7 +170,7 @@ class Ender:
         self._end_marking(top)
         for member in (top, *self._agents.registry.descendants(top)):
             if (following := self._followed.get(member.index)) is not None:
-                following.changes.notify()  # what it had to wait for is cancelled
+                following.wakeup.notify()  # what it had to wait for is cancelled
 
     def _is_unmarked(self, member: Agent) -> bool:
         there = self._agents.registry.get(member.index) is member
@@ -288,7 +288,7 @@ class Ender:
             for each in members:
                 if each.node.populated() and not each.over.is_set():
                     each.unkillable = True
-                    each.changes.notify()
+                    each.wakeup.notify()
 
     async def _kill_all(self, node: Cgroup) -> None:
         """SIGKILL until nothing is left: the kernel may refuse it for want of something."""
@@ -313,7 +313,7 @@ class Ender:
         """Nobody leads what entered a cell that ends; the agent waits for its last output."""
         await execution.launched.wait()
         await watch_monitor(self._hierarchy, execution)
-        following.changes.notify()
+        following.wakeup.notify()
 
     async def _wait_released(self, members: list[Following]) -> None:
         """Until the subtree is empty; held cells are signalled again and again, since an agent
@@ -346,11 +346,11 @@ class Ender:
 
     async def wait_empty(self, node: Cgroup) -> None:
         """Until no process is left in a cgroup, or it is gone."""
-        changes = Changes()
+        wakeup = Wakeup()
         try:
-            with self._watcher.watching(node.path / "cgroup.events", changes):
+            with self._watcher.watching(node.path / "cgroup.events", wakeup):
                 while node.populated():
-                    await changes.wait_changed()
+                    await wakeup.wait_changed()
         except FileNotFoundError:
             return
 
@@ -428,7 +428,7 @@ async def watch_monitor(hierarchy: Hierarchy, execution: Execution) -> None:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(monitor, os.WNOHANG)  # ours to reap, unless adopted
     execution.monitor_gone = True
-    execution.changes.notify()
+    execution.wakeup.notify()
 
 
 def left_of(execution: Execution) -> list[int]:

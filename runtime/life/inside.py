@@ -14,9 +14,9 @@ import trio
 from runtime.agents.parts import Agents
 from runtime.cell.cell import Command, Places
 from runtime.cell.following import Execution, Followed, Following
-from runtime.cell.record import Record
+from runtime.cell.record import RunRecord
 from runtime.errors import UnsupportedError, WrongStateError
-from runtime.kernel.output import Output
+from runtime.kernel.output import Segments
 from runtime.life.ending import Ender
 from runtime.life.leading import EnteringLead, Leader
 from runtime.records.model import Agent
@@ -110,7 +110,7 @@ class _LedCommand(EnteringLead):
         execution: Execution,
         command: Command,
     ) -> None:
-        super().__init__(leader, agent, following, execution, execution.changes)
+        super().__init__(leader, agent, following, execution, execution.wakeup)
         self._command = command
         self._deadline = math.inf
         #: it has taken too long
@@ -123,17 +123,17 @@ class _LedCommand(EnteringLead):
         await super().start()
         self._deadline = trio.current_time() + _SECONDS
 
-    def look(self, record: Record) -> None:
+    def look(self, record: RunRecord) -> None:
         pass
 
-    def is_unwanted(self, record: Record) -> bool:
+    def is_unwanted(self, record: RunRecord) -> bool:
         return False
 
-    def has_ended(self, record: Record) -> bool:
+    def has_ended(self, record: RunRecord) -> bool:
         # it is heard to its end: what it said counts
         return bool(self.error or record.finished or self._execution.monitor_gone)
 
-    def is_gone(self, record: Record) -> bool:
+    def is_gone(self, record: RunRecord) -> bool:
         return self.has_ended(record)
 
     async def terminate(self) -> None:
@@ -149,9 +149,9 @@ class _LedCommand(EnteringLead):
         self.late = True
 
 
-def _judge(record: Record, directory: Path) -> tuple[int, str]:
+def _judge(record: RunRecord, directory: Path) -> tuple[int, str]:
     """(exit status, what it wrote) of a command that has ended."""
-    text = Output(directory).read(0, _OUTPUT_MAX).decode(errors="replace")
+    text = Segments(directory).read(0, _OUTPUT_MAX).decode(errors="replace")
     if record.exit_code is not None:
         return record.exit_code, text
     if record.failed:

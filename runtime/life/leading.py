@@ -19,11 +19,11 @@ from runtime import crashpoints
 from runtime.cell import cell
 from runtime.cell.cell import Command, Places
 from runtime.cell.following import Execution, Following
-from runtime.cell.record import Record
+from runtime.cell.record import RunRecord
 from runtime.cell.starting import Starter
 from runtime.errors import CtxError
 from runtime.kernel.cgroups import Cgroup, Hierarchy
-from runtime.kernel.inotify import Changes, Watcher
+from runtime.kernel.inotify import Wakeup, Watcher
 from runtime.life.ending import watch_monitor
 from runtime.records.model import Agent
 from runtime.texts.names import escape
@@ -57,12 +57,12 @@ class Leader:
         await self._starter.launch(agent, following)
 
     @contextlib.contextmanager
-    def watching(self, changes: Changes, *paths: Path) -> Iterator[None]:
-        """While changes of these files, as far as they exist, are told to ``changes``."""
+    def watching(self, wakeup: Wakeup, *paths: Path) -> Iterator[None]:
+        """While changes of these files, as far as they exist, are told to ``wakeup``."""
         with contextlib.ExitStack() as watches:
             for path in paths:
                 with contextlib.suppress(OSError):
-                    watches.enter_context(self._watcher.watching(path, changes))
+                    watches.enter_context(self._watcher.watching(path, wakeup))
             yield
 
     async def watch_monitor(self, execution: Execution) -> None:
@@ -85,13 +85,13 @@ class Lead(ABC):
         agent: Agent,
         following: Following,
         execution: Execution,
-        changes: Changes,
+        wakeup: Wakeup,
     ) -> None:
         self._leader = leader
         self._agent = agent
         self._following = following
         self._execution = execution
-        self._changes = changes
+        self._wakeup = wakeup
         #: why it could not be started
         self.error: CtxError | OSError | None = None
 
@@ -102,18 +102,18 @@ class Lead(ABC):
         """Starts it, unless a daemon has; ``CtxError`` or ``OSError`` if it cannot be."""
 
     @abstractmethod
-    def look(self, record: Record) -> None:
+    def look(self, record: RunRecord) -> None:
         """Something of it has changed: it may have begun, or somebody may want it to end."""
 
     @abstractmethod
-    def is_unwanted(self, record: Record) -> bool:
+    def is_unwanted(self, record: RunRecord) -> bool:
         """Whether it is to end though its program has not."""
 
     @abstractmethod
     async def terminate(self) -> None:
         """Ends its processes, as far as any are left."""
 
-    def has_ended(self, record: Record) -> bool:
+    def has_ended(self, record: RunRecord) -> bool:
         """Whether its program has ended, or never began."""
         return bool(self.error or record.over or self._execution.monitor_gone)
 
@@ -121,7 +121,7 @@ class Lead(ABC):
         """Whether somebody else leads it from here on."""
         return not self._following.goes_on(self._agent)
 
-    def is_gone(self, record: Record) -> bool:
+    def is_gone(self, record: RunRecord) -> bool:
         """Whether nothing of it is left: its monitor, if there is one, has heard it to its end."""
         execution = self._execution
         return record.finished or (execution.monitor_gone and not execution.leaf.populated())
@@ -163,7 +163,7 @@ class Lead(ABC):
         execution.monitored = execution.record_path.exists()
         execution.launched.set()
         events = self.cgroup().path / "cgroup.events"
-        with self._leader.watching(self._changes, execution.record_path, events):
+        with self._leader.watching(self._wakeup, execution.record_path, events):
             async with trio.open_nursery() as nursery:
                 self.beside(nursery)
                 await self._until_gone(nursery)
@@ -190,7 +190,7 @@ class Lead(ABC):
                 nursery.start_soon(self._end)
             deadline = trio.current_time() + _LOOK_AGAIN if terminating else self.deadline()
             with trio.move_on_at(deadline) as scope:
-                await self._changes.wait_changed()
+                await self._wakeup.wait_changed()
             if scope.cancelled_caught and not terminating:
                 self.be_late()
 

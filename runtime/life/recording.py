@@ -19,7 +19,7 @@ from runtime.authority.limits import spent
 from runtime.cell import cell
 from runtime.cell.cell import Places
 from runtime.cell.following import Followed, Following
-from runtime.cell.record import Record
+from runtime.cell.record import RunRecord
 from runtime.kernel import output
 from runtime.kernel.cgroups import Hierarchy
 from runtime.kernel.daemonlog import because_of
@@ -216,13 +216,13 @@ class Recorder:
             crashpoints.reach("restart.recorded")
 
     @staticmethod
-    def _record_of_run(agent: Agent, following: Following) -> Record:
+    def _record_of_run(agent: Agent, following: Following) -> RunRecord:
         """That of the run that ends with the agent; an empty one between two runs."""
         if not agent.run:
-            return Record()
+            return RunRecord()
         if agent.run == agent.cell:
             return following.record()
-        return following.run.record() if following.run is not None else Record()
+        return following.run.record() if following.run is not None else RunRecord()
 
     def _add_conversation(
         self, change: Change, agent: Agent, outcome: Outcome, reason: str

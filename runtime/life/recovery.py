@@ -64,14 +64,14 @@ class Recovery:
         Returns when what has ended meanwhile is recorded, and what lives can be spoken to.
         """
         for agent in self._agents.registry:
-            self._agents.waits.create(agent.wait_token)
+            self._agents.wait_files.create(agent.wait_token)
             if agent.status is Status.DEAD:
                 self._ender.release(agent)
         for task in self._agents.items.all(Task):
             if not task.child:
-                self._agents.waits.create(task.wait_token)
+                self._agents.wait_files.create(task.wait_token)
                 if task.over:
-                    self._agents.waits.release(task.wait_token)
+                    self._agents.wait_files.release(task.wait_token)
         adopted: list[tuple[Agent, Following]] = []
         lost = []
         for agent in self._agents.registry:
@@ -150,10 +150,9 @@ def record_lost(agents: Agents, agent: Agent, event: Event, reason: str) -> None
                 change, member, Event.OWNER_ENDING, Outcome.CANCELLED, "parent_dead"
             )
     if agent.pid:
-        change.event(
-            agent.session,
+        change.tell(
+            agent,
             "run.end",
-            agent.name,
             run=agent.run,
             outcome=Outcome.INTERRUPTED,
             reason=reason,

@@ -20,7 +20,7 @@ from runtime.cell.cell import Places
 from runtime.cell.following import Following
 from runtime.errors import CtxError, NoSpaceError
 from runtime.kernel import output
-from runtime.kernel.inotify import Changes, Watcher
+from runtime.kernel.inotify import Wakeup, Watcher
 from runtime.life.conclusions import as_content, end_message
 from runtime.life.streams import Streams
 from runtime.life.tails import Tail
@@ -66,7 +66,7 @@ class Listener:
 
         The program is over, so there is no need to be gentle, but each block waits for its turn.
         """
-        behind = output.Output(self.directory).end - self._tail.position
+        behind = output.Segments(self.directory).end - self._tail.position
         if behind > _REST_MAX:
             self._tail.position += behind - _REST_MAX
             self._rest = b""
@@ -264,13 +264,13 @@ class Resident:
         """What the program says, from what has been recorded on."""
         directory = self._listener.directory
         directory.mkdir(mode=0o700, exist_ok=True)
-        changes = Changes()
+        wakeup = Wakeup()
         who = Payer(self._agent.owner, self._agent.name)
-        with self._watcher.watching(directory, changes):
+        with self._watcher.watching(directory, wakeup):
             while True:
                 # a program that talks without pause must not have the loop alone
                 if not await self._streams.gentle.do(who, self._hear):
-                    await changes.wait_changed()
+                    await wakeup.wait_changed()
 
     def _hear(self) -> bool:
         heard = self._listener.hear()

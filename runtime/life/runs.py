@@ -17,12 +17,12 @@ from runtime.authority.limits import spent
 from runtime.cell import cell
 from runtime.cell.cell import Command, Places
 from runtime.cell.following import Execution, Following
-from runtime.cell.record import Record
+from runtime.cell.record import RunRecord
 from runtime.cell.starting import Starter
 from runtime.errors import NoSpaceError
 from runtime.kernel import linux, output
 from runtime.kernel.daemonlog import because_of
-from runtime.kernel.inotify import Changes, Watcher
+from runtime.kernel.inotify import Wakeup, Watcher
 from runtime.life.conclusions import (
     LOST,
     add_result,
@@ -119,10 +119,10 @@ class Runs:
             return False
         change = Change()
         run = self._agents.registry.next_run(agent)
-        said = output.Output(self._agents.documents.directory(agent) / "reply").end
+        said = output.Segments(self._agents.documents.directory(agent) / "reply").end
         if agent.result_from_output:  # of the run before
             self._agents.documents.write(agent, "result.md", b"")
-        written = output.Output(self._agents.documents.directory(agent) / "out")
+        written = output.Segments(self._agents.documents.directory(agent) / "out")
         change.set(
             agent,
             run=run,
@@ -150,7 +150,7 @@ class Runs:
             record_path = self._places.records / f"{agent.incarnation}-{agent.run}"
             if following.run is None or following.run.record_path != record_path:
                 following.run = Execution(following.run_leaf, record_path)
-                following.run.changes = following.wake
+                following.run.wakeup = following.wake
             execution = following.run
         led = _LedRun(
             self._leader,
@@ -222,16 +222,16 @@ class Runs:
 async def _hold(watcher: Watcher, following: Following) -> None:
     """Until the cell is known to go on without its program. The signal is repeated, since an
     agent that signals its own PID 1 may hide it."""
-    changes = Changes()
+    wakeup = Wakeup()
     with (
         contextlib.suppress(OSError),
-        watcher.watching(following.record_path, changes),
+        watcher.watching(following.record_path, wakeup),
     ):
         while not following.record().held and not following.monitor_gone:
             if not following.hold():
                 return
             with trio.move_on_after(_REPEAT_SECONDS):
-                await changes.wait_changed()
+                await wakeup.wait_changed()
 
 
 class _LedRun(EnteringLead):
@@ -320,7 +320,7 @@ class _LedRun(EnteringLead):
                 if stream.full:
                     return
 
-    def look(self, record: Record) -> None:
+    def look(self, record: RunRecord) -> None:
         agent = self._agent
         if agent.pid or not record.started:
             return
@@ -346,10 +346,10 @@ class _LedRun(EnteringLead):
         self._ender.end(agent, *outcome)
         return True
 
-    def is_unwanted(self, record: Record) -> bool:
+    def is_unwanted(self, record: RunRecord) -> bool:
         return self._agent.run_cause is not None
 
-    def is_gone(self, record: Record) -> bool:
+    def is_gone(self, record: RunRecord) -> bool:
         # a frozen program reports nothing, but can be killed
         if not self.has_ended(record) and not self._execution.settled:
             return False

@@ -9,7 +9,7 @@ import trio
 
 from runtime.authority.loop import Gentle, Turns
 from runtime.ids import ItemIndex
-from runtime.records.change import Watching
+from runtime.records.change import Subscriber
 from runtime.records.items import Item, Message
 
 #: what a reply may hold of the daemon's memory; more is told at its end only
@@ -49,7 +49,7 @@ class Stream:
         await self._changed.wait()
 
 
-class Streams(Watching):
+class Streams(Subscriber):
     """The streams of messages that somebody may listen to, by the message's index."""
 
     def __init__(self, gentle: Gentle) -> None:

@@ -44,7 +44,7 @@ from runtime.life.runs import Runs
 from runtime.life.streams import Streams
 from runtime.life.taskruns import TaskRuns, execution_of
 from runtime.life.worktrees import Worktrees
-from runtime.records.change import Change, Watching
+from runtime.records.change import Change, Subscriber
 from runtime.records.items import Item, Message, Task, TaskStatus
 from runtime.records.lifecycle import AGENT_MOVES, Effect, Event, Status
 from runtime.records.model import Agent, Outcome
@@ -62,7 +62,7 @@ _FOLLOWED_TASKS: Final = frozenset(
 _WAKING: Final = frozenset({"status", "run", "run_cause", "limits"})
 
 
-class Supervisor(Watching):
+class Supervisor(Subscriber):
     """Starts, follows, ends and adopts agents."""
 
     def __init__(
@@ -146,20 +146,20 @@ class Supervisor(Watching):
             ender=self._ender,
         )
         nursery.start_soon(self._recorder.run)
-        agents.journal.watch(self)
+        agents.journal.subscribe(self)
 
     def prepare_with(self, prepare: Callable[[Agent], Awaitable[None]]) -> None:
         """Awaits ``prepare`` for each agent, before its programs run or go on."""
         self._before.append(prepare)
 
-    # Watching
+    # Subscriber
 
     def agent_changed(self, index: AgentIndex, names: Iterable[str]) -> None:
         following = self._followed.get(index)
         if following is None:
             return
         if "limits" in names:
-            following.changes.notify()  # the timeout may be another
+            following.wakeup.notify()  # the timeout may be another
         if not _WAKING.isdisjoint(names):
             following.rouse()
         agent = self._agents.registry.get(index)
@@ -177,7 +177,7 @@ class Supervisor(Watching):
         if following.launched.is_set():
             self._follow_task(agent, following, item)
         if "status" in names and item.name in following.tasks:
-            following.tasks[item.name].changes.notify()
+            following.tasks[item.name].wakeup.notify()
 
     def item_listed(self, item: Item) -> None:
         following = self._followed.get(item.agent)
@@ -364,7 +364,7 @@ class Supervisor(Watching):
         if agent.run and agent.run != agent.cell:
             path = self._places.records / f"{agent.incarnation}-{agent.run}"
             following.run = Execution(following.run_leaf, path)
-            following.run.changes = following.wake
+            following.run.wakeup = following.wake
         for task in self._agents.tasks.known(agent):
             if self._is_followed(task):
                 # from the first moment on: an unknown record is removed
@@ -413,7 +413,7 @@ class Supervisor(Watching):
             # a clock that was set back must not make it longer
             left = max(0.0, min(due - time.time(), 60.0))
             with trio.move_on_after(left) as scope:
-                await following.changes.wait_changed()
+                await following.wakeup.wait_changed()
             if not scope.cancelled_caught or agent.status is not Status.STARTING:
                 continue
             change = Change()

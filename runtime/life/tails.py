@@ -9,8 +9,8 @@ from typing import Final
 
 from runtime.authority.accounts import Payer
 from runtime.authority.loop import Gentle
-from runtime.kernel.inotify import Changes, Watcher
-from runtime.kernel.output import Output
+from runtime.kernel.inotify import Wakeup, Watcher
+from runtime.kernel.output import Segments
 
 _BLOCK: Final = 64 << 10
 
@@ -25,7 +25,7 @@ class Tail:
 
     def read(self, length: int = _BLOCK) -> bytes:
         """What has been added, at most so many bytes of it."""
-        data, self.position = Output(self._directory).since(self.position, length)
+        data, self.position = Segments(self._directory).since(self.position, length)
         return data
 
     def text(self) -> str:
@@ -37,10 +37,10 @@ class Tail:
     ) -> AsyncGenerator[str, None]:
         """Pieces of text, as they come, until cancelled."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        changes = Changes()
-        with watcher.watching(self._directory, changes):
+        wakeup = Wakeup()
+        with watcher.watching(self._directory, wakeup):
             while True:
                 # a program that writes faster than this is read must not have the loop alone
                 while text := await gentle.do(who, self.text):
                     yield text
-                await changes.wait_changed()
+                await wakeup.wait_changed()

@@ -13,7 +13,7 @@ from runtime.agents.parts import Agents
 from runtime.cell import cell
 from runtime.cell.cell import Command, Places
 from runtime.cell.following import Execution, Following
-from runtime.cell.record import Record
+from runtime.cell.record import RunRecord
 from runtime.errors import WrongStateError
 from runtime.kernel import output
 from runtime.kernel.daemonlog import because_of
@@ -125,7 +125,7 @@ class _LedTask(EnteringLead):
         places: Places,
         task: Task,
     ) -> None:
-        super().__init__(leader, agent, following, execution, execution.changes)
+        super().__init__(leader, agent, following, execution, execution.wakeup)
         self._agents = agents
         self._places = places
         self._task = task
@@ -151,7 +151,7 @@ class _LedTask(EnteringLead):
             ),
         )
 
-    def look(self, record: Record) -> None:
+    def look(self, record: RunRecord) -> None:
         agent, task = self._agent, self._task
         if task.given_up:
             self._impatient.set()
@@ -161,13 +161,11 @@ class _LedTask(EnteringLead):
         change.put(task, pid=record.program, started=record.started / 1e9)
         if task.status is TaskStatus.QUEUED:
             change.step(task, TaskEvent.RUN)
-        change.event(
-            agent.session, "task.start", agent.name, task=task.name, pid=record.program
-        )
+        change.tell(agent, "task.start", task=task.name, pid=record.program)
         self._agents.journal.note(change)
         crashpoints.reach("task.running")
 
-    def is_unwanted(self, record: Record) -> bool:
+    def is_unwanted(self, record: RunRecord) -> bool:
         # before it has begun or failed SIGTERM cannot reach it
         return self._task.status is TaskStatus.CANCELLING and record.settled
 
@@ -177,7 +175,7 @@ class _LedTask(EnteringLead):
         await terminate(self._execution, grace, self._impatient)
 
 
-def _judge(task: Task, record: Record) -> tuple[TaskEvent, str]:
+def _judge(task: Task, record: RunRecord) -> tuple[TaskEvent, str]:
     """What became of a command, as its monitor has it."""
     text = ""
     if record.exit_code is not None:

@@ -14,7 +14,7 @@ import trio
 from runtime import crashpoints
 from runtime.agents import workspace
 from runtime.agents.parts import Agents
-from runtime.agents.workspace import Run, State, Worktree
+from runtime.agents.workspace import RunInside, State, Worktree
 from runtime.cell import cell
 from runtime.errors import (
     CtxError,
@@ -25,7 +25,7 @@ from runtime.errors import (
 )
 from runtime.ids import AgentIndex
 from runtime.life.ending import guarded
-from runtime.records.change import Change, Watching
+from runtime.records.change import Change, Subscriber
 from runtime.records.items import Task
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
@@ -55,11 +55,11 @@ class _Care:
     why: str = ""
 
 
-class Worktrees(Watching):
+class Worktrees(Subscriber):
     """Has git make them, and take over what children committed, in their parents' cells."""
 
     def __init__(
-        self, *, agents: Agents, run: Run, gather: str, nursery: trio.Nursery
+        self, *, agents: Agents, run: RunInside, gather: str, nursery: trio.Nursery
     ) -> None:
         self._agents = agents
         self._run = run
@@ -71,9 +71,9 @@ class Worktrees(Watching):
         #: by the parent's index
         self._limits: dict[AgentIndex, trio.CapacityLimiter] = {}
         self._discarding: set[AgentIndex] = set()
-        agents.journal.watch(self)
+        agents.journal.subscribe(self)
 
-    # Watching
+    # Subscriber
 
     def agent_changed(self, index: AgentIndex, names: Iterable[str]) -> None:
         agent = self._agents.registry.get(index)

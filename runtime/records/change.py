@@ -20,8 +20,8 @@ RUNTIME: Final = "runtime"
 WAIT_KEYS: Final = {"on", "work"}
 
 
-class Watching:
-    """Somebody who wants to know of changes, of some of them."""
+class Subscriber:
+    """Is told of changes: by all methods, or by those that it overrides."""
 
     def admit(self, change: Change) -> None:
         """Raises if a change is to be refused, before anything is done for it."""
@@ -207,6 +207,6 @@ class Change:
             if file == EVENTS:
                 fields.setdefault("by", self.by)
 
-    def message(self, session: SessionIndex, **fields: Any) -> None:
+    def say(self, session: SessionIndex, **fields: Any) -> None:
         """One line of ``messages.jsonl``."""
         self.lines.append((session, "messages.jsonl", fields))

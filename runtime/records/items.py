@@ -190,18 +190,18 @@ NOTICES: Final = ("task_result", "wait")
 
 
 #: a text of a record that is longer than this is on the disk, not in memory; in characters
-KEPT_ABOVE: Final = 1024
+LONG_ABOVE: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class LongText:
     """A long text of a record, which is read from the store when it is asked for."""
 
     length: int
     read: Callable[[], str]
 
 
-class _Long:
+class _LongField:
     """A field that holds a text, or the place where it is kept; reading it gives the text."""
 
     def __init__(self, slot: Any) -> None:
@@ -211,9 +211,9 @@ class _Long:
         if item is None:
             return self
         value = self.slot.__get__(item, owner)
-        return value.read() if isinstance(value, Kept) else value
+        return value.read() if isinstance(value, LongText) else value
 
-    def __set__(self, item: Item, value: str | Kept) -> None:
+    def __set__(self, item: Item, value: str | LongText) -> None:
         self.slot.__set__(item, value)
 
 
@@ -223,7 +223,7 @@ _C = TypeVar("_C", bound="type[Item]")
 def _with_long(cls: _C) -> _C:
     """A class whose fields in ``long`` may be kept elsewhere."""
     for name in cls.long:
-        setattr(cls, name, _Long(cls.__dict__[name]))
+        setattr(cls, name, _LongField(cls.__dict__[name]))
     return cls
 
 
@@ -263,11 +263,11 @@ class Item:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "index"}
 
     def record(self) -> dict[str, Any]:
-        """The same with ``Kept`` for what is not in memory."""
+        """The same with ``LongText`` for what is not in memory."""
         return {f.name: self.raw(f.name) for f in fields(self) if f.name != "index"}
 
     def raw(self, name: str) -> Any:
-        """A field as it is in memory: a text may be ``Kept``."""
+        """A field as it is in memory: a text may be ``LongText``."""
         if name in self.long:
             return type(self).__dict__[name].slot.__get__(self, type(self))
         return getattr(self, name)
@@ -275,14 +275,14 @@ class Item:
     def length(self, name: str) -> int:
         """Of a text, in characters."""
         value = self.raw(name)
-        return value.length if isinstance(value, Kept) else len(value)
+        return value.length if isinstance(value, LongText) else len(value)
 
     def keep(self, read: Callable[[ItemIndex, str], str]) -> None:
         """Lets go of long texts: ``read`` finds them by index and field from now on."""
         for name in self.long:
             value = self.raw(name)
-            if isinstance(value, str) and len(value) > KEPT_ABOVE:
-                setattr(self, name, Kept(len(value), partial(read, self.index, name)))
+            if isinstance(value, str) and len(value) > LONG_ABOVE:
+                setattr(self, name, LongText(len(value), partial(read, self.index, name)))
 
     @classmethod
     def load(
@@ -295,7 +295,7 @@ class Item:
         kept = known_fields(cls, values)
         for name in cls.long:
             if read is not None and isinstance(kept.get(name), int):
-                kept[name] = Kept(kept[name], partial(read, index, name))
+                kept[name] = LongText(kept[name], partial(read, index, name))
         kept["status"] = cls.statuses(kept["status"])
         if "blocked_by" in kept:
             kept["blocked_by"] = tuple(kept["blocked_by"])

@@ -1,8 +1,8 @@
 """The one way in which anything changes: a change is committed, then told.
 
 A change is one transaction of the store. Its events go to an outbox in the same
-transaction and from there to the histories; then those who watch are told
-(``Watching``), and have done what the change calls for, in this order.
+transaction and from there to the histories; then each ``Subscriber`` is told, and
+does what the change calls for, in this order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from runtime.caller import Caller
 from runtime.errors import KernelError, NoSpaceError
 from runtime.ids import AgentIndex, SessionIndex
 from runtime.kernel import linux
-from runtime.records.change import EVENTS, RUNTIME, Change, Watching
+from runtime.records.change import EVENTS, RUNTIME, Change, Subscriber
 from runtime.records.history import History
 from runtime.records.items import Items
 from runtime.records.lifecycle import AFTERWARDS, BEFOREHAND, Effect
@@ -58,7 +58,7 @@ class Journal:
         self._items = items
         self._sessions = sessions
         self._state = state
-        self._watching: list[Watching] = []
+        self._subscribers: list[Subscriber] = []
         #: None for the runtime itself
         self.acting_caller: Caller | None = None
         #: what of that is still to be told
@@ -79,9 +79,9 @@ class Journal:
         self._numbered: set[str] = set()
         self._complete_histories()
 
-    def watch(self, watching: Watching) -> None:
-        """It is told of every change from now on, after those who watch already."""
-        self._watching.append(watching)
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """It is told of every change from now on, after earlier subscribers."""
+        self._subscribers.append(subscriber)
 
     def _complete_histories(self) -> None:
         """What an earlier daemon, or the disk, did not get from the outbox to the files."""
@@ -100,21 +100,21 @@ class Journal:
     def commit(self, change: Change) -> None:
         """``NoSpaceError`` on a full disk, ``QuotaError`` if the owner's accounts have no room
         for its texts, ``KernelError`` if what it calls for cannot be done; with nothing changed."""
-        for watching in self._watching:
-            watching.admit(change)
+        for subscriber in self._subscribers:
+            subscriber.admit(change)
         self._commit_late()
         self._attribute(change)
         attempted = [each for each in change.effects if each[1] in BEFOREHAND]
         change.effects = [each for each in change.effects if each[1] not in BEFOREHAND]
         try:
             for agent, effect in attempted:
-                for watching in self._watching:
-                    watching.attempt(agent, effect)
+                for subscriber in self._subscribers:
+                    subscriber.attempt(agent, effect)
             self._commit(change)
         except BaseException:
             for agent, _ in attempted:
-                for watching in self._watching:
-                    watching.restore(agent)
+                for subscriber in self._subscribers:
+                    subscriber.restore(agent)
             raise
         self._have_done(change, afterwards=True)
 
@@ -168,9 +168,9 @@ class Journal:
             (due if (each[1] in AFTERWARDS) is afterwards else change.effects).append(each)
         failed: KernelError | None = None
         for agent, effect in due:
-            for watching in self._watching:
+            for subscriber in self._subscribers:
                 try:
-                    watching.due(agent, effect)
+                    subscriber.due(agent, effect)
                 except KernelError as error:
                     failed = failed or error
         if failed is not None:
@@ -334,18 +334,18 @@ class Journal:
 
     def tell_agent(self, index: AgentIndex, names: Iterable[str]) -> None:
         """Fields or documents of an agent changed."""
-        for watching in self._watching:
-            watching.agent_changed(index, names)
+        for subscriber in self._subscribers:
+            subscriber.agent_changed(index, names)
 
     def tell_session(self, index: SessionIndex, names: Iterable[str]) -> None:
         """Files of a session changed."""
-        for watching in self._watching:
-            watching.session_changed(index, names)
+        for subscriber in self._subscribers:
+            subscriber.session_changed(index, names)
 
     def tell_listed(self, agent: Agent) -> None:
         """An agent appeared, or went."""
-        for watching in self._watching:
-            watching.agent_listed(agent)
+        for subscriber in self._subscribers:
+            subscriber.agent_listed(agent)
         self.tell_parent(agent)
 
     def tell_parent(self, agent: Agent) -> None:
@@ -356,15 +356,15 @@ class Journal:
             self.tell_session(agent.parent_session, ("child",))
 
     def _tell_items(self, change: Change) -> None:
-        for watching in self._watching:
+        for subscriber in self._subscribers:
             for item in (*change.made_items, *change.dropped_items):
-                watching.item_listed(item)
+                subscriber.item_listed(item)
         self._tell_changed(change)
 
     def _tell_changed(self, change: Change) -> None:
-        for watching in self._watching:
+        for subscriber in self._subscribers:
             for item, values in change.items.values():
-                watching.item_changed(item, (*values, "updated"))
+                subscriber.item_changed(item, (*values, "updated"))
 
     # histories
 

@@ -82,7 +82,7 @@ class Effect(StrEnum):
 
 #: performed before the change is committed: if the kernel refuses one, nothing has changed, and
 #: the caller is told. If the commit fails, or the daemon dies before it, the cgroup is made again
-#: what the record says (``Watching.restore``; the next daemon). So a status claims nothing that
+#: what the record says (``Subscriber.restore``; the next daemon). So a status claims nothing that
 #: was not done.
 BEFOREHAND: Final = frozenset({Effect.FREEZE, Effect.THAW})
 #: performed when everybody has been told of the change: those who are let go look at it at once,

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from runtime.errors import NoSpaceError, StartupError
 from runtime.ids import AgentIndex, Incarnation, ItemIndex, SessionIndex
-from runtime.records.items import KEPT_ABOVE, KINDS, Item, Kept
+from runtime.records.items import KINDS, LONG_ABOVE, Item, LongText
 from runtime.records.model import Agent, Session
 
 _RESERVE: Final = 512 << 10
@@ -308,14 +308,14 @@ class Store:
         return index
 
     def put_item(self, index: ItemIndex, values: dict[str, Any]) -> None:
-        """Writes all fields of an item. A ``Kept`` text is in the store already and stays."""
+        """Writes all fields of an item. A ``LongText`` text is in the store already and stays."""
         short = dict(values)
         elsewhere = []
         for name in _LONG & values.keys():
             value = values[name]
-            if isinstance(value, Kept):
+            if isinstance(value, LongText):
                 short[name] = value.length
-            elif isinstance(value, str) and len(value) > KEPT_ABOVE:
+            elif isinstance(value, str) and len(value) > LONG_ABOVE:
                 short[name] = len(value)
                 self._db.execute("REPLACE INTO texts VALUES (?,?,?)", (index, name, value))
             else:

@@ -12,7 +12,7 @@ import trio
 from runtime.authority.loop import Turns
 from runtime.errors import MalformedError, MissingError
 from runtime.ids import SessionIndex
-from runtime.records.change import Watching
+from runtime.records.change import Subscriber
 from runtime.records.model import Session
 from runtime.records.sessions import Sessions
 from runtime.sockets.connection import REST_SECONDS, Connection
@@ -25,7 +25,7 @@ _REPLAY: Final = 128 << 10
 _WOKEN_AT_ONCE: Final = 8
 
 
-class Replays(Watching):
+class Replays(Subscriber):
     """Sends events to connections that follow sessions."""
 
     def __init__(self, sessions: Sessions) -> None:

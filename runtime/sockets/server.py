@@ -26,7 +26,7 @@ from runtime.errors import CtxError, QuotaError
 from runtime.ids import AgentIndex, MessageId
 from runtime.kernel.binder import Binder
 from runtime.life.streams import Streams
-from runtime.records.change import Watching
+from runtime.records.change import Subscriber
 from runtime.records.lifecycle import Effect
 from runtime.records.model import Agent
 from runtime.sockets.connection import REST_SECONDS, Connection, Server
@@ -62,7 +62,7 @@ def bind_name(agent: Agent) -> str:
     return f".bind-{agent.index}"
 
 
-class Sockets(Watching):
+class Sockets(Subscriber):
     """All sockets of the daemon."""
 
     def __init__(
@@ -100,10 +100,10 @@ class Sockets(Watching):
         #: anybody may connect, and does not wait for what others say
         self._accepts = Turns()
         self._late = Late(agents.accounts.time, self._turns)
-        agents.journal.watch(self)
-        agents.journal.watch(self._replays)
+        agents.journal.subscribe(self)
+        agents.journal.subscribe(self._replays)
 
-    # Watching
+    # Subscriber
 
     def due(self, agent: Agent, effect: Effect) -> None:
         if effect is Effect.REFUSE:

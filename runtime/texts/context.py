@@ -57,7 +57,7 @@ Text = str | Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class WorkItem:
     """A work item; ``updated`` in seconds since the epoch."""
 
     id: str
@@ -93,7 +93,7 @@ class Child:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class Line:
     """A message of the conversation; ``sender`` is its ``from``."""
 
     role: str
@@ -113,13 +113,13 @@ class Snapshot:
     agent: str
     session: str
     run: str
-    items: tuple[Item, ...] = ()
+    items: tuple[WorkItem, ...] = ()
     focus: str = ""
     waits: tuple[Wait, ...] = ()
     memory: Text = ""
     episodes: Mapping[str, Text]
     children: tuple[Child, ...] = ()
-    tail: tuple[Message, ...] = ()
+    tail: tuple[Line, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +160,11 @@ def named_in(text: str) -> frozenset[str]:
     return frozenset(words) | {word.rstrip(".") for word in words}
 
 
-def related(focus: Item, items: Iterable[Item], handoff: str) -> list[tuple[str, Item]]:
+def related(focus: WorkItem, items: Iterable[WorkItem], handoff: str) -> list[tuple[str, WorkItem]]:
     """(why, item) for each item related to the current one, by reason, the strongest first,
     and then by id."""
     named, blockers = named_in(handoff), frozenset(focus.blocked_by)
-    found: dict[str, list[Item]] = {"blocks": [], "named": [], "same_parent": []}
+    found: dict[str, list[WorkItem]] = {"blocks": [], "named": [], "same_parent": []}
     for item in sorted(items, key=lambda item: item.id):
         if item.id == focus.id:
             continue
@@ -245,7 +245,7 @@ def _sections(snapshot: Snapshot, handoff: str) -> list[_Section]:
     ]
 
 
-def _item(item: Item, *labels: tuple[str, str]) -> _Entry:
+def _item(item: WorkItem, *labels: tuple[str, str]) -> _Entry:
     # the plan last: it is the longest, and changes most
     return _entry(
         ("id", item.id),

@@ -15,7 +15,7 @@ import pytest
 
 from ctxfs.tree.handles import RowHandle
 from runtime.caller import Caller
-from runtime.records.change import Watching
+from runtime.records.change import Subscriber
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from tests.adapter.test_who_may import PLACED, SAYS
@@ -50,7 +50,7 @@ def the_agent(mounted: Mounted, name: str = "x") -> Agent:
     return agent
 
 
-class Commits(Watching):
+class Commits(Subscriber):
     """Counts what is changed."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Commits(Watching):
 @pytest.fixture
 def commits(mounted: Mounted) -> Commits:
     found = Commits()
-    mounted.agents.journal.watch(found)
+    mounted.agents.journal.subscribe(found)
     return found
 
 

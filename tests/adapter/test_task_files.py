@@ -305,7 +305,7 @@ def test_a_handle_shows_its_child(mounted: Mounted) -> None:
     replace_file(mounted.agents.sessions.directory(session) / "latest.md", b"so far\n")
     assert mounted.get(f"{handle}/output") == mounted.get(f"{handle}/preview") == "so far\n"
     target = complete(mounted.ops.readlink, mounted.inode(f"{handle}/wait"), CONTEXT)
-    assert os.fsdecode(target) == str(mounted.agents.waits.path(child.wait_token))
+    assert os.fsdecode(target) == str(mounted.agents.wait_files.path(child.wait_token))
 
 
 def test_what_is_said_to_a_handle_is_said_to_its_child(mounted: Mounted) -> None:

@@ -23,7 +23,7 @@ from typing import Final
 
 from tests.system.hostile.guarded import resident
 from tests.worlds.daemon import Daemon, alive, end_process, wait_until
-from tests.worlds.invariants import Invariants, Journal
+from tests.worlds.invariants import Invariants, Operator
 from tests.worlds.random_lives import Worker, disturb, hold, told_of
 
 _WORKERS: Final = 3
@@ -85,9 +85,9 @@ def _let_hostile_work(chance: random.Random, daemon: Daemon, chapter: int) -> No
 def _chapter(
     chance: random.Random, daemon: Daemon, chapter: int, until: float, figures: Figures
 ) -> None:
-    journal, invariants = Journal(daemon), Invariants(daemon)
+    operator, invariants = Operator(daemon), Invariants(daemon)
     seed = chance.randrange(1 << 30)
-    workers = [Worker(100 * chapter + n, seed, journal, daemon) for n in range(_WORKERS)]
+    workers = [Worker(100 * chapter + n, seed, operator, daemon) for n in range(_WORKERS)]
     with closing(invariants), told_of(workers, daemon, f"in chapter {chapter}"):
         _let_hostile_work(chance, daemon, chapter)
         for _ in range(_ROUNDS):
@@ -110,10 +110,10 @@ def _chapter(
             begun = time.monotonic()
             daemon.start()
             figures.longest_start = max(figures.longest_start, time.monotonic() - begun)
-            invariants.check(journal)
+            invariants.check(operator)
             figures.rounds += 1
         figures.operations += sum(len(worker.done) for worker in workers)
-        invariants.dismantle(journal)
+        invariants.dismantle(operator)
         daemon.check_own_cgroup()
 
 

@@ -63,9 +63,9 @@ def _configured(scene: Scene) -> None:
         name = f"new{number}"
         scene.new(name, "true", label=f"l{number}", env=f"N={number}",
                   meta_json=f'{{"n": {number}}}', **{"handoff.md": f"task {number}\n" * 2000})
-        scene.journal.write(name, "limits", "timeout=1h")
-        scene.journal.write(name, "label", f"again{number}")
-    scene.journal.verb("new0", "stop")
+        scene.operator.write(name, "limits", "timeout=1h")
+        scene.operator.write(name, "label", f"again{number}")
+    scene.operator.verb("new0", "stop")
     scene.promise("new0", "cancelled", "operator_stop")
 
 
@@ -88,13 +88,13 @@ def _finished(scene: Scene) -> None:
 
 
 def _cancelled(scene: Scene) -> None:
-    scene.journal.verb("boss", "stop")
+    scene.operator.verb("boss", "stop")
     scene.promise("boss", "cancelled", "operator_stop")
     scene.wait("boss", "dead")
 
 
 def _killed(scene: Scene) -> None:
-    scene.journal.verb("boss", "kill")
+    scene.operator.verb("boss", "kill")
     scene.promise("boss", "cancelled", "operator_stop")
     scene.wait("boss", "dead")
 
@@ -107,14 +107,14 @@ def _parent_gone(scene: Scene) -> None:
 
 
 def _paused(scene: Scene) -> None:
-    scene.journal.verb("boss", "pause")
+    scene.operator.verb("boss", "pause")
     scene.wait("boss", "paused")
     node = Cgroup(Path(read(scene.daemon.agent_dir("boss"), "cgroup").strip()))
     scene.wait_until(lambda: node.keys("cgroup.events").get("frozen"), "the subtree is frozen")
 
 
 def _resumed(scene: Scene) -> None:
-    scene.journal.verb("boss", "resume")
+    scene.operator.verb("boss", "resume")
     scene.wait("boss", "busy")
 
 
@@ -133,7 +133,7 @@ def _stopped_waiting(scene: Scene) -> None:
         and '"run.end"' in (directory / "session" / "events.jsonl").read_text(),
         "it waits to be started again",
     )
-    scene.journal.verb("phoenix", "stop")
+    scene.operator.verb("phoenix", "stop")
     scene.promise("phoenix", "cancelled", "operator_stop")
     scene.wait("phoenix", "dead")
 
@@ -150,9 +150,9 @@ def _reset(scene: Scene) -> None:
 
     scene.after.append(archived)
     for _ in range(2):
-        scene.journal.verb("quick", "reset")
+        scene.operator.verb("quick", "reset")
         assert read(directory, "handoff.md") == "say it\n"
-        scene.journal.verb("quick", "start")
+        scene.operator.verb("quick", "start")
         scene.wait("quick", "dead")
 
 
@@ -174,11 +174,11 @@ def _temporary(scene: Scene) -> None:
 
 def _detached(scene: Scene) -> None:
     """A child of an operator's that lives on when its parent ends."""
-    directory = scene.journal.make("loner")
-    scene.journal.write("loner", "parent", "agent:boss")
-    scene.journal.write("loner", "life", "detached")
-    scene.journal.write("loner", "exec", SLEEP)
-    scene.journal.verb("loner", "start")
+    directory = scene.operator.make("loner")
+    scene.operator.write("loner", "parent", "agent:boss")
+    scene.operator.write("loner", "life", "detached")
+    scene.operator.write("loner", "exec", SLEEP)
+    scene.operator.verb("loner", "start")
     scene.wait("loner", "busy")
     assert read(directory, "cgroup").endswith("/user-0/agent-loner\n")
     pid = read(directory, "pid")
@@ -191,9 +191,9 @@ def _detached(scene: Scene) -> None:
 
 
 def _removed(scene: Scene) -> None:
-    scene.journal.remove("quick")
-    scene.journal.remove("failing")
-    scene.journal.remove("boss")
+    scene.operator.remove("quick")
+    scene.operator.remove("failing")
+    scene.operator.remove("boss")
 
 
 def _resident(scene: Scene) -> None:
@@ -211,15 +211,15 @@ def _crowded(scene: Scene) -> None:
 def _addressed(scene: Scene) -> None:
     """More messages to one agent than are dropped at once."""
     for number in range(_CROWD):
-        scene.journal.say("crowd", f"message {number}")
+        scene.operator.say("crowd", f"message {number}")
     scene.invariants.observe()
 
 
 def _dispersed(scene: Scene) -> None:
-    scene.journal.verb("crowd", "stop")
+    scene.operator.verb("crowd", "stop")
     scene.promise("crowd", "cancelled", "operator_stop")
     scene.wait("crowd", "dead")
-    scene.journal.remove("crowd")
+    scene.operator.remove("crowd")
     left = [scene.daemon.agent_dir(f"crowd{number}") for number in range(_CROWD)]
     scene.wait_until(lambda: not any(map(Path.exists, left)), "what it owned is gone")
 
@@ -453,10 +453,10 @@ def _check_death(point: str, count: int, more: str, stages: tuple[Stage, ...]) -
             scene.invariants.observe()
         scene.arm("")
         scene.daemon.start()
-        scene.invariants.check(scene.journal)
+        scene.invariants.check(scene.operator)
         for holds in scene.after:
             holds()
-        scene.invariants.dismantle(scene.journal)
+        scene.invariants.dismantle(scene.operator)
 
 
 def test_every_place_has_a_scenario_and_is_in_the_source() -> None:
@@ -519,7 +519,7 @@ def test_a_death_of_a_runs_process(role: str, with_daemon: bool) -> None:
                 wait_until(lambda t=tree: not t.populated(),  # type: ignore[misc]
                            f"{tree} is empty without a daemon", 10)
             daemon.start()
-        scene.invariants.check(scene.journal)
+        scene.invariants.check(scene.operator)
         for name in ("boss", "kid", "lower", "bottom"):
             assert read(daemon.agent_dir(name), "status") == "dead\n"
         for name in ("kid", "bottom"):
@@ -527,7 +527,7 @@ def test_a_death_of_a_runs_process(role: str, with_daemon: bool) -> None:
         for name in ("boss", "lower"):
             assert read(daemon.agent_dir(name), "outcome") in ("error\n", "interrupted\n")
         assert read(daemon.agent_dir("other"), "status") == "busy\n"
-        scene.invariants.dismantle(scene.journal)
+        scene.invariants.dismantle(scene.operator)
 
 
 @pytest.mark.parametrize("with_daemon", [True, False], ids=["daemon", "alone"])
@@ -549,10 +549,10 @@ def test_a_death_of_a_step_that_led_into_the_cell(with_daemon: bool) -> None:
         wait_until(lambda: not any(alive(pid) for pid in steps), "they are gone")
         if not with_daemon:
             scene.daemon.start()
-        scene.invariants.check(scene.journal)
+        scene.invariants.check(scene.operator)
         for name in ("boss", "kid"):
             assert read(scene.daemon.agent_dir(name), "status") == "busy\n"
-        scene.invariants.dismantle(scene.journal)
+        scene.invariants.dismantle(scene.operator)
 
 
 def test_a_death_of_every_monitor_and_the_daemon() -> None:
@@ -568,8 +568,8 @@ def test_a_death_of_every_monitor_and_the_daemon() -> None:
         scene.daemon.start()
         wait_dead(scene.daemon.agent_dir("boss"))
         scene.promise("boss", "interrupted", "runtime_lost")
-        scene.invariants.check(scene.journal)
-        scene.invariants.dismantle(scene.journal)
+        scene.invariants.check(scene.operator)
+        scene.invariants.dismantle(scene.operator)
 
 
 def test_a_run_that_was_due_while_there_was_no_daemon() -> None:
@@ -583,11 +583,11 @@ def test_a_run_that_was_due_while_there_was_no_daemon() -> None:
         scene.invariants.observe()
         wait_until(lambda: time.monotonic() > due, "its time has come")
         scene.daemon.start()
-        scene.invariants.check(scene.journal)
+        scene.invariants.check(scene.operator)
         wait_until(
             lambda: any(e["type"] == "run.end" and e["run"] == "r2"
                         for e in scene.daemon.events("phoenix")), "it ran again")
-        scene.invariants.dismantle(scene.journal)
+        scene.invariants.dismantle(scene.operator)
 
 
 @pytest.mark.parametrize("crash", [False, True], ids=["daemon", "crash"])
@@ -597,18 +597,18 @@ def test_what_was_starting_when_it_was_frozen_does_not_delay_the_end(crash: bool
         parent = scene.run("boss", SLEEP)
         wait_status(parent, "busy")
         scene.new("kid", SLEEP, parent="agent:boss")
-        scene.journal.verb("kid", "start")
+        scene.operator.verb("kid", "start")
         leaf = scene.daemon.cgroup.child("user-0", "agent-boss", "child", "agent-kid", "run")
         wait_until(leaf.exists, "it is being started", interval=0.001)
-        scene.journal.verb("boss", "pause")
+        scene.operator.verb("boss", "pause")
         if crash:
             scene.daemon.kill()
             scene.invariants.observe()
             scene.daemon.start()
-        scene.journal.verb("boss", "stop")
+        scene.operator.verb("boss", "stop")
         wait_dead(parent, 5)
-        scene.invariants.check(scene.journal)
-        scene.invariants.dismantle(scene.journal)
+        scene.invariants.check(scene.operator)
+        scene.invariants.dismantle(scene.operator)
 
 
 def test_the_daemon_dies_while_a_parent_writes_and_starts() -> None:
@@ -626,6 +626,6 @@ def test_the_daemon_dies_while_a_parent_writes_and_starts() -> None:
             scene.daemon.kill()
             scene.invariants.observe()
             scene.daemon.start()
-            scene.invariants.check(scene.journal)
+            scene.invariants.check(scene.operator)
         write(scene.daemon.agent_dir("boss3") / "meta.json", '{"still": "there"}')
-        scene.invariants.dismantle(scene.journal)
+        scene.invariants.dismantle(scene.operator)

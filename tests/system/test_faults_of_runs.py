@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cell.record import Record, read_record
+from runtime.cell.record import RunRecord, read_record
 from tests.worlds import stages
 from tests.worlds.daemon import alive, end_process, read, wait_dead, wait_status, wait_until, write
 from tests.worlds.fates import SLEEP, Scene, reboot, scene_of
@@ -21,7 +21,7 @@ from tests.worlds.fates import SLEEP, Scene, reboot, scene_of
 ALONE = pytest.mark.parametrize("alone", [False, True], ids=["daemon", "alone"])
 
 
-def record_of(scene: Scene, agent: Path, what: str) -> Record:
+def record_of(scene: Scene, agent: Path, what: str) -> RunRecord:
     """The monitor's record of a run, of a task or, named by a dash, of the cell."""
     incarnation = read(agent, "incarnation").strip()
     (path,) = (scene.daemon.runtime / "record").glob(f"{incarnation}-{what}")
@@ -37,13 +37,13 @@ def working(scene: Scene, mode: str, word: str = "hold") -> Path:
     agent = stages.agent(scene, "one", mode)
     scene.wait("one", stages.BETWEEN[mode])
     scene.new("kid", SLEEP, parent="agent:one")
-    scene.journal.verb("kid", "start")
+    scene.operator.verb("kid", "start")
     scene.wait("kid", "busy")
     task = stages.task(scene, "one", "long", SLEEP)
     wait_until(lambda: read(task, "status") == "running\n", "the task runs")
-    scene.journal.say("one", f"{word} it")
+    scene.operator.say("one", f"{word} it")
     wait_until(lambda: f"got {word} it" in stages.output(scene, "one"), "it is being worked on")
-    scene.journal.say("one", "next")
+    scene.operator.say("one", "next")
     scene.invariants.observe()
     return agent
 
@@ -63,8 +63,8 @@ def kill(scene: Scene, alone: bool, *pids: int) -> None:
 
 
 def finish(scene: Scene) -> None:
-    scene.invariants.check(scene.journal)
-    scene.invariants.dismantle(scene.journal)
+    scene.invariants.check(scene.operator)
+    scene.invariants.dismantle(scene.operator)
 
 
 #: what is killed, and how the run ends then
@@ -184,13 +184,13 @@ def test_a_long_queue_outlives_many_daemons(mode: str) -> None:
         agent = stages.agent(scene, "one", mode)
         scene.wait("one", stages.BETWEEN[mode])
         for number in range(50):
-            scene.journal.say("one", f"word {number}")
+            scene.operator.say("one", f"word {number}")
         for number in (1, 9, 20, 21, 40):
             wait_until(lambda n=number: len(stages.ends(scene, "one")) >= n, "some are done")  # type: ignore[misc]
             scene.daemon.kill()
             scene.invariants.observe()
             scene.daemon.start()
-            scene.invariants.check(scene.journal)
+            scene.invariants.check(scene.operator)
         # where the line was in the pipe and no daemon knew, it is there twice
         told = 1 if mode == "turn" else 2
         stages.conversed(scene, "one", mode, told=told)
@@ -237,8 +237,8 @@ def test_a_message_of_which_only_a_part_was_told() -> None:
         agent = scene.run("one", f"sh -c {shlex.quote(script)}", mode="resident",
                           mount=f"{gate} /gate ro")
         scene.wait("one", "ready")
-        scene.journal.say("one", '"' * 900_000)  # more than a pipe holds, escaped
-        scene.journal.say("one", "next")
+        scene.operator.say("one", '"' * 900_000)  # more than a pipe holds, escaped
+        scene.operator.say("one", "next")
         scene.wait("one", "busy")
         scene.daemon.restart()
         scene.daemon.restart()
@@ -260,7 +260,7 @@ def test_a_reply_before_the_end_counts(alone: bool) -> None:
         scene.daemon.start()
         agent = stages.agent(scene, "one", "resident")
         scene.wait("one", "ready")
-        scene.journal.say("one", "exit")
+        scene.operator.say("one", "exit")
         if alone:
             wait_until(lambda: "got exit" in stages.output(scene, "one"), "it is told")
             scene.daemon.kill()
@@ -282,7 +282,7 @@ def test_what_was_waited_for_came_while_there_was_no_daemon() -> None:
         scene.wait("one", "idle")
         task = stages.task(scene, "one", "short", f"{stages.AT_GATE}; exit 5")
         scene.new("kid", f"sh -c '{stages.AT_GATE}; exit 6'", parent="agent:one")
-        scene.journal.verb("kid", "start")
+        scene.operator.verb("kid", "start")
         scene.wait("kid", "busy")
         wait_until(lambda: read(task, "status") == "running\n", "the task runs")
         pids = [int(read(d, "pid")) for d in (task, scene.daemon.agent_dir("kid"))]
@@ -324,15 +324,15 @@ def test_a_stop_that_is_half_done_when_the_daemon_dies() -> None:
         agent = working(scene, "turn")
         deaf = stages.task(scene, "one", "deaf", f'trap "" TERM; echo up; {SLEEP}')
         wait_until(lambda: read(deaf, "output") == "up\n", "it is deaf")
-        scene.journal.write("one", "limits", "grace=1h")
+        scene.operator.write("one", "limits", "grace=1h")
         scene.hold("one")
-        scene.journal.verb("one", "stop")
+        scene.operator.verb("one", "stop")
         scene.daemon.kill()
         scene.invariants.observe()
         scene.daemon.start()
         assert read(agent, "status") == "stopping\n"
         assert alive(int(read(deaf, "pid")))
-        scene.journal.verb("one", "kill")
+        scene.operator.verb("one", "kill")
         wait_dead(agent)
         scene.promise("one", "cancelled", "operator_stop")
         assert Counter(stages.ends(scene, "one")) == {"aborted": 1, "dropped": 1}
@@ -363,10 +363,10 @@ def test_every_status_is_adopted() -> None:
             long = stages.task(scene, name, "long", SLEEP)
             wait_until(lambda d=long: read(d, "status") == "running\n", "its task runs")  # type: ignore[misc]
             if word:
-                scene.journal.say(name, word)
+                scene.operator.say(name, word)
                 wait_until(lambda n=name, w=word: f"got {w}" in stages.output(scene, n), "told")  # type: ignore[misc]
             if verb:
-                scene.journal.verb(name, verb)
+                scene.operator.verb(name, verb)
             if verb == "abort":
                 wait_until(lambda d=agent: read(d, "run") == "", "its run has ended")  # type: ignore[misc]
 
@@ -386,13 +386,13 @@ def test_every_status_is_adopted() -> None:
             scene.daemon.kill()
             scene.invariants.observe()
             scene.daemon.start()
-            scene.invariants.check(scene.journal)
+            scene.invariants.check(scene.operator)
             assert facts() == before
         (stages.gate(scene) / "open").touch()
         for name, (mode, status) in wanted.items():
             if status == "paused":
-                scene.journal.verb(name, "resume")
-            scene.journal.say(name, "go on")
+                scene.operator.verb(name, "resume")
+            scene.operator.say(name, "go on")
             stages.conversed(scene, name, mode)
             assert stages.ends(scene, name)[-1] == "processed"
         finish(scene)
@@ -406,13 +406,13 @@ def test_a_second_abort_spares_the_cell_too() -> None:
         for run in ("r1", "r2", "r3"):
             wait_until(lambda r=run: f"got {r}" in stages.output(scene, "one"), f"{run} is there")  # type: ignore[misc]
             wait_status(agent, "busy")
-            scene.journal.verb("one", "abort")
+            scene.operator.verb("one", "abort")
             wait_until(lambda: read(agent, "run") == "", "its run has ended")
             scene.daemon.restart()
-            scene.journal.verb("one", "resume")
+            scene.operator.verb("one", "resume")
         wait_until(lambda: "got r4" in stages.output(scene, "one"), "r4 is there")
         wait_status(agent, "busy")
-        scene.invariants.check(scene.journal)
+        scene.invariants.check(scene.operator)
         os.kill(int(read(agent, "pid")), signal.SIGTERM)
         wait_dead(agent)
         assert (read(agent, "outcome"), read(agent, "reason")) == ("error\n", "signal:15\n")
@@ -429,13 +429,13 @@ def test_an_end_after_an_abort_is_waited_for() -> None:
         for name in names:
             agent = stages.agent(scene, name, "once")
             scene.wait(name, "busy")
-            scene.journal.verb(name, "abort")
+            scene.operator.verb(name, "abort")
             wait_until(lambda d=agent: read(d, "run") == "", "its run has ended")  # type: ignore[misc]
         for name in names:
-            scene.journal.verb(name, "kill")
+            scene.operator.verb(name, "kill")
         for name in names:
             wait_dead(scene.daemon.agent_dir(name))
-            scene.journal.remove(name)
+            scene.operator.remove(name)
         finish(scene)
 
 
@@ -446,13 +446,13 @@ def test_what_is_started_while_its_agent_ends_does_not_outlive_it() -> None:
         for number in range(10):
             agent = stages.agent(scene, "one", "turn", limits="grace=1h")
             scene.wait("one", "idle")
-            scene.journal.say("one", "hold on")
+            scene.operator.say("one", "hold on")
             for title in range(number):
                 stages.task(scene, "one", f"t{title}", SLEEP)
-            scene.journal.verb("one", "stop")
+            scene.operator.verb("one", "stop")
             wait_dead(agent, 5)
             assert not scene.daemon.cgroup.child("user-0", "agent-one").exists()
-            scene.journal.remove("one")
+            scene.operator.remove("one")
         finish(scene)
 
 
@@ -496,13 +496,13 @@ def test_what_is_aborted_while_it_is_paused_goes_on() -> None:
         for run in ("r1", "r2"):
             wait_until(lambda r=run: f"got {r}" in stages.output(scene, "one"), f"{run} is there")  # type: ignore[misc]
             wait_status(agent, "busy")
-            scene.journal.verb("one", "pause")
+            scene.operator.verb("one", "pause")
             wait_status(agent, "paused")
-            scene.journal.verb("one", "abort")
+            scene.operator.verb("one", "abort")
             wait_until(lambda: read(agent, "run") == "", "its run has ended")
             scene.daemon.restart()
             assert read(agent, "status") == "paused\n"
-            scene.journal.verb("one", "resume")
+            scene.operator.verb("one", "resume")
         wait_until(lambda: "got r3" in stages.output(scene, "one"), "r3 is there")
         wait_status(agent, "busy")
         finish(scene)

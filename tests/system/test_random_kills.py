@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from tests.worlds.daemon import Daemon
-from tests.worlds.invariants import Invariants, Journal
+from tests.worlds.invariants import Invariants, Operator
 from tests.worlds.random_lives import Worker, disturb, hold, told_of
 
 _ROUNDS: Final = 9
@@ -24,8 +24,8 @@ _SEEDS: Final = [int(word) for word in os.environ.get("CTXTEST_SEED", "1").split
 def test_a_random_life_with_random_deaths(seed: int) -> None:
     chance = random.Random(seed)
     daemon = Daemon(config="grace: 200ms\nrestart_max: 3\n")
-    journal, invariants = Journal(daemon), Invariants(daemon)
-    workers = [Worker(number, seed, journal, daemon) for number in range(_WORKERS)]
+    operator, invariants = Operator(daemon), Invariants(daemon)
+    workers = [Worker(number, seed, operator, daemon) for number in range(_WORKERS)]
     with closing(daemon), closing(invariants), told_of(
         workers, daemon, f"seed {seed}: CTXTEST_SEED={seed} tries it again"
     ):
@@ -44,5 +44,5 @@ def test_a_random_life_with_random_deaths(seed: int) -> None:
             invariants.observe()
             disturb(chance, daemon)
             daemon.start()
-            invariants.check(journal)
-        invariants.dismantle(journal)
+            invariants.check(operator)
+        invariants.dismantle(operator)

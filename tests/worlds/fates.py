@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from runtime.kernel import linux
 from tests.worlds.daemon import Daemon, wait_status, wait_until
-from tests.worlds.invariants import Crashed, Invariants, Journal
+from tests.worlds.invariants import Crashed, Invariants, Operator
 
 CRASH_AT: Final = "CTXD_CRASH_AT"
 SLEEP: Final = "sleep 1000"
@@ -24,7 +24,7 @@ class Scene:
 
     def __init__(self, crash_at: str = "") -> None:
         self.daemon = Daemon(config="restart_max: 3\ngrace: 200ms\n")
-        self.journal = Journal(self.daemon)
+        self.operator = Operator(self.daemon)
         self.invariants = Invariants(self.daemon)
         #: what a stage wants to hold in the end, however far it got
         self.after: list[Callable[[], None]] = []
@@ -41,14 +41,14 @@ class Scene:
             self.daemon.env.pop(CRASH_AT, None)
 
     def new(self, name: str, command: str, **files: str) -> Path:
-        directory = self.journal.make(name)
+        directory = self.operator.make(name)
         for file, text in {**files, "exec": command}.items():
-            self.journal.write(name, file.replace("meta_json", "meta.json"), text)
+            self.operator.write(name, file.replace("meta_json", "meta.json"), text)
         return directory
 
     def run(self, name: str, command: str, **files: str) -> Path:
         directory = self.new(name, command, **files)
-        self.journal.verb(name, "start")
+        self.operator.verb(name, "start")
         return directory
 
     def wait(self, name: str, *statuses: str) -> str:
@@ -66,7 +66,7 @@ class Scene:
         wait_until(happened, what)
 
     def do(self, operation: Callable[[], T]) -> T:
-        """What the journal need not know; ``Crashed`` if the daemon dies meanwhile."""
+        """What the operator need not know; ``Crashed`` if the daemon dies meanwhile."""
         try:
             return operation()
         except OSError as error:
@@ -80,7 +80,7 @@ class Scene:
 
     def promise(self, name: str, outcome: str, reason: str) -> None:
         """How the agent will have ended, whenever it has."""
-        self.journal.entries[name].end = (outcome, reason)
+        self.operator.entries[name].end = (outcome, reason)
 
 
 @contextmanager

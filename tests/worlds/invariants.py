@@ -1,6 +1,6 @@
 """What must hold of the agents of a daemon that may die at any instruction.
 
-``Journal`` performs an operator's operations and keeps what was acknowledged.
+``Operator`` performs an operator's operations and keeps what was acknowledged.
 ``Invariants`` watches processes, cgroups, waiters and histories over crashes of
 the daemon, and says what is wrong.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from runtime.cell.record import Record, read_record
+from runtime.cell.record import RunRecord, read_record
 from runtime.kernel.cgroups import Cgroup
 from tests.worlds.daemon import Daemon, alive, wait_dead, wait_until, write
 
@@ -80,7 +80,7 @@ class Entry:
     end: tuple[str, str] | None = None
 
 
-class Journal:
+class Operator:
     """An operator. A refusal is an ``OSError``, a crash meanwhile ``Crashed``."""
 
     def __init__(self, daemon: Daemon) -> None:
@@ -355,7 +355,7 @@ class Invariants:
 
         wait_until(lambda: blocked() or waiter.poll() is not None, "cat blocks in open")
 
-    def record(self, name: str) -> Record:
+    def record(self, name: str) -> RunRecord:
         """The monitor's record of the agent's current run."""
         directory = self._daemon.agent_dir(name)
         run = f"{_read(directory / 'incarnation')}-{_read(directory / 'run')}"
@@ -370,14 +370,14 @@ class Invariants:
 
     # checking
 
-    def check(self, journal: Journal) -> None:
+    def check(self, operator: Operator) -> None:
         """After a start: at once what may not wait, then what the daemon has to do."""
-        lost = list(journal.lost())
+        lost = list(operator.lost())
         wrong = [*self._torn(), *lost, *self._strays()]
-        assert not wrong, "\n".join(["once it is ready:", *wrong, *self._lives(lost, journal)])
-        self.settle(journal)
+        assert not wrong, "\n".join(["once it is ready:", *wrong, *self._lives(lost, operator)])
+        self.settle(operator)
 
-    def settle(self, journal: Journal) -> None:
+    def settle(self, operator: Operator) -> None:
         """Fails with all that is still wrong when there was time to put it right."""
         wrong: list[str] = []
         begun = time.monotonic()
@@ -386,7 +386,7 @@ class Invariants:
 
         def settled() -> bool:
             facts = self._all_facts()
-            now = [*self._contradictions(facts), *journal.unended(), *self._unwritten(facts)]
+            now = [*self._contradictions(facts), *operator.unended(), *self._unwritten(facts)]
             if now != wrong:
                 before.append(f"until {time.monotonic() - begun:.1f} s: {'; '.join(wrong)}")
             wrong[:] = now
@@ -403,11 +403,11 @@ class Invariants:
             text = "\n".join(["contradictions that stay:", *wrong, *self._details(wrong),
                               *before[-5:]])
             raise AssertionError(text) from None
-        wrong = [*self._torn(), *journal.lost(), *journal.misheard(), *self._bugs()]
+        wrong = [*self._torn(), *operator.lost(), *operator.misheard(), *self._bugs()]
         assert not wrong, "\n".join(["once it is settled:", *wrong])
         self.observe()
 
-    def dismantle(self, journal: Journal) -> None:
+    def dismantle(self, operator: Operator) -> None:
         """Everything can still be stopped and removed, and nothing is left then."""
         base = self._daemon.root / "agent"
         for directory in _directories(base):
@@ -419,13 +419,13 @@ class Invariants:
             except AssertionError:
                 if directory.exists():  # not one that is temp
                     raise
-        for entry in journal.entries.values():
+        for entry in operator.entries.values():
             entry.statuses |= {"dead"}
-        self.settle(journal)
+        self.settle(operator)
         for directory in _directories(base):
             with contextlib.suppress(FileNotFoundError):  # its parent's removal was its own
                 directory.rmdir()
-        journal.entries.clear()
+        operator.entries.clear()
         self._verified.clear()
         self._settled.clear()
         wrong: list[str] = []
@@ -453,12 +453,12 @@ class Invariants:
         for path in (self._daemon.runtime / "record").iterdir():
             yield f"{path.name}: {path.read_text().splitlines()}"
 
-    def _lives(self, lost: list[str], journal: Journal) -> Iterator[str]:
+    def _lives(self, lost: list[str], operator: Operator) -> Iterator[str]:
         """What was said to those that a line is about, and to their parents, and what they are."""
         for name in [line.partition(":")[0] for line in lost]:
-            for each in filter(None, (name, journal.entries[name].parent)):
+            for each in filter(None, (name, operator.entries[name].parent)):
                 directory = self._daemon.agent_dir(each)
-                yield f"{each}: {journal.entries.get(each)}, said {list(journal.said[each])}"
+                yield f"{each}: {operator.entries.get(each)}, said {list(operator.said[each])}"
                 with contextlib.suppress(OSError):
                     for file in ("status", "parent", "life", "reason", "incarnation"):
                         yield f"    {file} {_read(directory / file)}"

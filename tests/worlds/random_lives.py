@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.worlds.daemon import Daemon, alive, end_process, read, write
-from tests.worlds.invariants import GONE, Crashed, Invariants, Journal, told_write
+from tests.worlds.invariants import GONE, Crashed, Invariants, Operator, told_write
 from tests.worlds.stages import PROGRAMS
 
 #: agents that each worker keeps at once, its children's included
@@ -46,11 +46,11 @@ _COMMANDS: Final = ("echo out", "sleep 0.1; exit 3", "sleep 1000", "trap '' TERM
 class Worker:
     """An operator with agents of its own, busy with them until the daemon dies."""
 
-    def __init__(self, number: int, seed: int, journal: Journal, daemon: Daemon) -> None:
+    def __init__(self, number: int, seed: int, operator: Operator, daemon: Daemon) -> None:
         self.name = f"w{number}"
         self.done: list[str] = []
         self._random = random.Random(f"{seed} {number}")
-        self._journal = journal
+        self._operator = operator
         self._daemon = daemon
         self._made = 0
         self._said = 0
@@ -107,7 +107,7 @@ class Worker:
             return
         name = self._next()
         self.done.append(f"make {name}")
-        self._journal.make(name)
+        self._operator.make(name)
         self._mine.append(name)
         command = self._random.choice(_PROGRAMS)
         if self._random.random() < 0.3:
@@ -115,14 +115,14 @@ class Worker:
         elif self._random.random() < 0.6:
             mode = self._random.choice(("turn", "resident"))
             command = self._random.choice(_TURNS if mode == "turn" else _RESIDENTS)
-            self._journal.write(name, "mode", mode)
-        self._journal.write(name, "exec", command)
+            self._operator.write(name, "mode", mode)
+        self._operator.write(name, "exec", command)
         if self._random.random() < 0.3:
-            self._journal.write(name, "handoff.md", f"the task of {name}")
+            self._operator.write(name, "handoff.md", f"the task of {name}")
         if self._random.random() < 0.2:
-            self._journal.write(name, "restart", self._random.choice(("on-failure", "always")))
+            self._operator.write(name, "restart", self._random.choice(("on-failure", "always")))
         if self._random.random() < 0.8:
-            self._journal.verb(name, "start")
+            self._operator.verb(name, "start")
 
     def _parent(self, name: str) -> str:
         lines = ["cd $CTX_ROOT/agent || exit 9"]
@@ -143,14 +143,14 @@ class Worker:
             return
         parent, name = self._pick(), self._next()
         self.done.append(f"make {name} below {parent}")
-        self._journal.make(name)
+        self._operator.make(name)
         self._mine.append(name)
-        self._journal.write(name, "exec", self._random.choice(_PROGRAMS))
-        self._journal.write(name, "parent", f"agent:{parent}")
+        self._operator.write(name, "exec", self._random.choice(_PROGRAMS))
+        self._operator.write(name, "parent", f"agent:{parent}")
         if (life := self._random.choice(("owned", "owned", "temp", "detached"))) != "owned":
-            self._journal.write(name, "life", life)
+            self._operator.write(name, "life", life)
         if self._random.random() < 0.7:
-            self._journal.verb(name, "start")
+            self._operator.verb(name, "start")
 
     def _say(self) -> None:
         if not self._mine:
@@ -159,7 +159,7 @@ class Worker:
                  "abort", "abort", "reset")
         name, verb = self._pick(), self._random.choice(verbs)
         self.done.append(f"{verb} {name}")
-        self._journal.verb(name, verb)
+        self._operator.verb(name, verb)
 
     def _tell(self) -> None:
         if not self._mine:
@@ -168,10 +168,10 @@ class Worker:
         for _ in range(self._random.choice((1, 1, 5))):
             self._said += 1
             self.done.append(f"tell {name} {self._said}")
-            self._journal.say(name, f"message {self._said}")
+            self._operator.say(name, f"message {self._said}")
 
     def _attempt(self, *operations: Callable[[], object]) -> None:
-        """What the journal need not know."""
+        """What the operator need not know."""
         for operation in operations:
             try:
                 operation()
@@ -220,7 +220,7 @@ class Worker:
             ("handoff.md", f"task {number}\n" * number),
         ))
         self.done.append(f"write {name} {file}")
-        self._journal.write(name, file, text)
+        self._operator.write(name, file, text)
 
     def _remove(self) -> None:
         if not self._mine:
@@ -228,10 +228,10 @@ class Worker:
         name = self._pick()
         self.done.append(f"remove {name}")
         try:
-            self._journal.remove(name)
+            self._operator.remove(name)
         except FileNotFoundError:  # temp, or gone with its parent
             self._mine.remove(name)
-            self._journal.entries.pop(name, None)
+            self._operator.entries.pop(name, None)
             raise
         self._mine.remove(name)
 

@@ -13,8 +13,8 @@ from runtime.ids import AgentIndex, SessionIndex
 from runtime.kernel.cgroups import Hierarchy
 from runtime.kernel.privilege import ROOT as ROOT_PRIVILEGE
 from runtime.kernel.privilege import Privilege
-from runtime.kernel.waits import Waits
-from runtime.records.change import Change, Watching
+from runtime.kernel.waitfiles import WaitFiles
+from runtime.records.change import Change, Subscriber
 from runtime.records.config import Config
 from runtime.records.lifecycle import Event, Status
 from runtime.records.model import Agent, Outcome
@@ -45,7 +45,7 @@ class FakeHierarchy:
         return self.below is not None
 
 
-class Recorder(Watching):
+class Told(Subscriber):
     """Remembers what it is told."""
 
     def __init__(self) -> None:
@@ -90,18 +90,18 @@ class World:
             directory.mkdir(parents=True, exist_ok=True)
         self.config = Config(**settings)
         self.hierarchy = FakeHierarchy()
-        self.waits = Waits(path / "wait")
+        self.wait_files = WaitFiles(path / "wait")
         self.store = Store(self.state / "ctxfs.db")
         self.agents = self._load()
-        self.told = Recorder()
-        self.agents.journal.watch(self.told)
+        self.told = Told()
+        self.agents.journal.subscribe(self.told)
 
     def _load(self) -> Agents:
         return open_agents(
             config=self.config,
             store=self.store,
             hierarchy=cast(Hierarchy, self.hierarchy),
-            waits=self.waits,
+            wait_files=self.wait_files,
             state=self.state,
             privilege=self.privilege,
         )

@@ -118,7 +118,7 @@ def conversed(scene: Scene, name: str, mode: str, *, told: int = 1) -> None:
         if line["role"] == "user"
     )
     got = Counter(line.removeprefix("got ") for line in output(scene, name) if line[:3] == "got")
-    for text, acknowledged in scene.journal.entries[name].said.items():
+    for text, acknowledged in scene.operator.entries[name].said.items():
         assert contents[text] in ((1,) if acknowledged else (0, 1)), (text, contents)
         assert contents[text] <= got[text] <= told, (text, got)
     assert set(contents.values()) <= {1}
@@ -147,7 +147,7 @@ def _talk(scene: Scene, mode: str, name: str) -> None:
     agent(scene, name, mode, **{"handoff.md": "the task"})
     scene.after.append(lambda: conversed(scene, name, mode, told=1 + again * scene.deaths))
     for number in range(4):
-        scene.journal.say(name, f"word {number}")
+        scene.operator.say(name, f"word {number}")
     scene.wait_until(lambda: len(ends(scene, name)) == 5, "all is answered")
 
 
@@ -166,17 +166,17 @@ def _abort(scene: Scene, mode: str) -> None:
     directory = agent(scene, "aborted", mode)
     scene.wait("aborted", BETWEEN.get(mode, "busy"))
     scene.new("beside", SLEEP, parent="agent:aborted")
-    scene.journal.verb("beside", "start")
+    scene.operator.verb("beside", "start")
     scene.wait("beside", "busy")
     long = task(scene, "aborted", "long", SLEEP)
     scene.wait_until(lambda: read(long, "status") == "running\n", "the task runs")
     first = "r1"
     if mode != "once":
-        scene.journal.say("aborted", "hold on")
+        scene.operator.say("aborted", "hold on")
         first = "hold on"
     scene.wait_until(lambda: f"got {first}" in output(scene, "aborted"), "its run is there")
     if mode != "once":
-        scene.journal.say("aborted", "go on")
+        scene.operator.say("aborted", "go on")
     pids = (read(daemon_dir(scene, "beside"), "pid"), read(long, "pid"))
 
     def goes_on() -> None:
@@ -184,9 +184,9 @@ def _abort(scene: Scene, mode: str) -> None:
             wait_status(directory, "paused")
             wait_until(lambda: read(directory, "run") == "", "its run has ended")
             assert "go on" in read(directory, "queue") or mode == "once"
-            scene.journal.verb("aborted", "resume")
+            scene.operator.verb("aborted", "resume")
         elif read(directory, "status") == "paused\n":
-            scene.journal.verb("aborted", "resume")
+            scene.operator.verb("aborted", "resume")
         if mode == "once":
             wait_status(directory, "busy")
             wait_until(lambda: output(scene, "aborted") == ["got r1", "got r2"], "the next run")
@@ -201,10 +201,10 @@ def _abort(scene: Scene, mode: str) -> None:
 
     said: list[str] = []
     scene.after.append(goes_on)
-    scene.journal.verb("aborted", "abort")
+    scene.operator.verb("aborted", "abort")
     scene.wait_until(lambda: read(directory, "run") == "", "its run has ended")
     said.append("resume")
-    scene.journal.verb("aborted", "resume")
+    scene.operator.verb("aborted", "resume")
     scene.wait("aborted", "busy")
     if mode != "once":
         scene.wait_until(lambda: len(ends(scene, "aborted")) == 2, "all is answered")
@@ -231,17 +231,17 @@ def paused_aborted(scene: Scene) -> None:
     directory = agent(scene, "aborted", "once")
     scene.wait_until(lambda: "got r1" in output(scene, "aborted"), "its run is there")
     scene.wait("aborted", "busy")
-    scene.journal.verb("aborted", "pause")
+    scene.operator.verb("aborted", "pause")
     scene.wait("aborted", "paused")
 
     def goes_on() -> None:
         wait_until(lambda: read(directory, "run") == "", "its run has ended")
-        scene.journal.verb("aborted", "resume")
+        scene.operator.verb("aborted", "resume")
         wait_until(lambda: output(scene, "aborted") == ["got r1", "got r2"], "the next run")
         wait_status(directory, "busy")
 
     scene.after.append(goes_on)
-    scene.journal.verb("aborted", "abort")
+    scene.operator.verb("aborted", "abort")
     scene.wait_until(lambda: read(directory, "run") == "", "its run has ended")
 
 
@@ -313,7 +313,7 @@ def waited(scene: Scene) -> None:
             if title == "trigger" and read(path, "status") == "armed\n":
                 write(scene.daemon.path("trigger", read(path, "token").strip()), "now")
             if title == "message" and read(path, "status") == "armed\n":
-                scene.journal.say("waiter", "at last")
+                scene.operator.say("waiter", "at last")
             wanted = "expired\n" if title == "late" else "fired\n"
             wait_until(lambda p=path, w=wanted: read(p, "status") == w, title)  # type: ignore[misc]
         conversed(scene, "waiter", "turn")
@@ -333,7 +333,7 @@ def waited(scene: Scene) -> None:
     for title in ("one", "two"):
         task(scene, "waiter", title, AT_GATE)
     scene.new("waited", f"sh -c '{AT_GATE}'", parent="agent:waiter")
-    scene.journal.verb("waited", "start")
+    scene.operator.verb("waited", "start")
     scene.wait("waited", "busy")
     for title, on, files in (
         ("given-up", "trigger", {}),
@@ -348,7 +348,7 @@ def waited(scene: Scene) -> None:
     scene.do(armed["given-up"].rmdir)
     token = scene.do(lambda: read(armed["trigger"], "token").strip())
     scene.do(lambda: write(scene.daemon.path("trigger", token), "now"))
-    scene.journal.say("waiter", "hello")
+    scene.operator.say("waiter", "hello")
     (gate(scene) / "open").touch()
     for title, path in armed.items():
         if title != "given-up":
@@ -365,14 +365,14 @@ def switched(scene: Scene) -> None:
         conversed(scene, "switcher", "turn")
         if (directory / "session").readlink().name != "default":
             write(directory / "ctl", "session default")
-        scene.journal.say("switcher", "at home")
+        scene.operator.say("switcher", "at home")
         conversed(scene, "switcher", "turn")
 
     scene.after.append(back)
     for session in ("other", "default", "other", "default"):
         scene.do(lambda s=session: write(directory / "ctl", f"session {s}"))  # type: ignore[misc]
         number = len(ends(scene, "switcher"))
-        scene.journal.say("switcher", f"in {session} after {number}")
+        scene.operator.say("switcher", f"in {session} after {number}")
         scene.wait_until(lambda n=number: len(ends(scene, "switcher")) > n, "it is answered")  # type: ignore[misc]
         scene.wait("switcher", "idle")
 
@@ -384,9 +384,9 @@ def stopped(scene: Scene) -> None:
     for title in ("long", "deaf"):
         task(scene, "ending", title, _TASKS[title][0])
     wait(scene, "ending", "for-ever", "timer 1h")
-    scene.journal.say("ending", "hold on")
+    scene.operator.say("ending", "hold on")
     scene.wait_until(lambda: "got hold on" in output(scene, "ending"), "its run is there")
-    scene.journal.say("ending", "too late")
+    scene.operator.say("ending", "too late")
 
     def over() -> None:
         wait_dead(directory)
@@ -396,7 +396,7 @@ def stopped(scene: Scene) -> None:
         assert read(directory / "waiting" / "for-ever", "status") == "cancelled\n"
 
     scene.after.append(over)
-    scene.journal.verb("ending", "stop")
+    scene.operator.verb("ending", "stop")
     scene.promise("ending", "cancelled", "operator_stop")
     scene.wait("ending", "dead")
 

@@ -20,7 +20,7 @@ from runtime.errors import (
     TakenError,
     WrongStateError,
 )
-from runtime.records.change import Change, Watching
+from runtime.records.change import Change, Subscriber
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Outcome
 from tests.unit.runtime.records.test_history import full_disk
@@ -566,7 +566,7 @@ def test_changes_are_told_after_they_are_in_the_history(world: World) -> None:
     agent = world.agents.births.create(operator(1), "x")
     seen: list[tuple[str, int]] = []
 
-    class Checking(Watching):
+    class Checking(Subscriber):
         def agent_changed(self, index: int, names: Any) -> None:
             seen.append((agent.model, len(world.lines(agent))))
 
@@ -576,7 +576,7 @@ def test_changes_are_told_after_they_are_in_the_history(world: World) -> None:
         def agent_listed(self, agent: Agent) -> None:
             raise AssertionError("nothing appeared")
 
-    world.agents.journal.watch(Checking())
+    world.agents.journal.subscribe(Checking())
     change = Change()
     change.set(agent, model="m")
     change.event(agent.session, "agent.status", "x")
@@ -603,7 +603,7 @@ def test_events_are_numbered_and_survive(world: World) -> None:
     (again,) = world.reopen().registry
     change = Change()
     change.event(again.session, "agent.status", "x")
-    change.message(again.session, role="user", content="hi")
+    change.say(again.session, role="user", content="hi")
     world.agents.journal.commit(change)
     assert [json.loads(line)["id"] for line in world.lines(agent)] == ["e1", "e2"]
     assert [json.loads(line)["id"] for line in world.lines(agent, "messages.jsonl")] == ["m1"]

@@ -550,7 +550,7 @@ def test_a_stream_holds_the_reply_so_far_up_to_a_maximum() -> None:
 
 def test_a_message_has_one_stream_until_its_end(world: World, agent: Agent) -> None:
     streams = Streams(gentle())
-    world.agents.journal.watch(streams)
+    world.agents.journal.subscribe(streams)
     message, other = send(world, agent, asked="x"), send(world, agent)
     stream = streams.of(message.index)
     assert streams.of(message.index) is stream

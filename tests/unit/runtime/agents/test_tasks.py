@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.caller import Caller
-from runtime.cell.record import Record
+from runtime.cell.record import RunRecord
 from runtime.errors import (
     DeniedError,
     ForbiddenError,
@@ -377,7 +377,7 @@ def test_what_becomes_of_a_command(
     status: str, record: dict[str, Any], expected: tuple[str, str]
 ) -> None:
     task = Task(agent=AgentIndex(1), name="t", status=TaskStatus(status))
-    assert _judge(task, Record(**record)) == expected
+    assert _judge(task, RunRecord(**record)) == expected
 
 
 # previews
@@ -454,7 +454,7 @@ def test_a_supervised_child_has_a_handle(world: World, agent: Agent) -> None:
     tasks = world.agents.tasks
     assert (found.task_kind, found.child) == ("child_agent_task", child.index)
     assert tasks.child_of(found) is child
-    assert tasks.wait_path(found) == world.agents.waits.path(child.wait_token)
+    assert tasks.wait_path(found) == world.agents.wait_files.path(child.wait_token)
     root = made_live(world, "root")
     assert tasks.known(root) == []
 
@@ -568,7 +568,7 @@ def test_an_ended_handle_can_be_removed_alone(world: World, agent: Agent) -> Non
     world.agents.tasks.remove(USER, agent, "rev")
     assert handle(world, agent) is None
     assert world.agents.registry.named("rev") is child
-    assert world.agents.waits.path(child.wait_token).exists()
+    assert world.agents.wait_files.path(child.wait_token).exists()
 
 
 def test_a_reset_child_has_a_new_handle(world: World, agent: Agent) -> None:

@@ -17,7 +17,7 @@ import pytest
 import trio
 
 from runtime.agents import workspace
-from runtime.agents.workspace import Run, State, Worktree
+from runtime.agents.workspace import RunInside, State, Worktree
 from runtime.cell import cell
 from runtime.cell.cell import Places
 from runtime.errors import (
@@ -140,7 +140,7 @@ class Kid:
 
 @pytest.fixture
 def make(parent: Agent, child: Agent) -> Callable[..., Worktree]:
-    def make(root: Path, run: Run = run_here) -> Worktree:
+    def make(root: Path, run: RunInside = run_here) -> Worktree:
         planned = call(workspace.plan, run, parent, child, str(root))
         call(workspace.add, run, parent, planned)
         return planned
@@ -165,7 +165,7 @@ Take = Callable[..., Worktree]
 def take(parent: Agent) -> Take:
     def take(
         worktree: Worktree,
-        run: Run = run_here,
+        run: RunInside = run_here,
         settled: list[str] | None = None,
         live: bool = False,
     ) -> Worktree:
@@ -179,7 +179,7 @@ def take(parent: Agent) -> Take:
 
 @pytest.fixture
 def discard(parent: Agent) -> Callable[..., None]:
-    def discard(worktree: Worktree, run: Run = run_here) -> None:
+    def discard(worktree: Worktree, run: RunInside = run_here) -> None:
         call(workspace.discard, run, parent, worktree)
 
     return discard

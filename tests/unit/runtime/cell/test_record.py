@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.cell.following import Execution
-from runtime.cell.record import VERSION, Record, read_record
+from runtime.cell.record import VERSION, RunRecord, read_record
 from runtime.kernel.cgroups import Cgroup
 from runtime.life.conclusions import LOST, is_lost, judge_run
 from tests.worlds.records import World, operator
 
 WHOLE = (
     "monitor 10\nchain 11\nkeeper 12\nstart 13 1000\nexit 3 2000\nend 3000\n",
-    Record(
+    RunRecord(
         monitor=10,
         chain=11,
         keeper=12,
@@ -30,7 +30,7 @@ WHOLE = (
 )
 
 
-def read(directory: Path, text: str | bytes) -> Record:
+def read(directory: Path, text: str | bytes) -> RunRecord:
     path = directory / "record"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return read_record(path)
@@ -43,7 +43,7 @@ def test_a_whole_record(tmp_path: Path) -> None:
 
 def test_no_record_is_an_empty_one(tmp_path: Path) -> None:
     record = read_record(tmp_path / "none")
-    assert record == Record()
+    assert record == RunRecord()
     assert not record.over
     assert not record.settled
 
@@ -77,11 +77,11 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     ],
 )
 def test_a_line_that_says_nothing_known_changes_nothing(tmp_path: Path, line: str) -> None:
-    assert read(tmp_path, f"monitor 10\n{line}\nchain 11\n") == Record(monitor=10, chain=11)
+    assert read(tmp_path, f"monitor 10\n{line}\nchain 11\n") == RunRecord(monitor=10, chain=11)
 
 
 def test_bytes_that_are_no_text_change_nothing(tmp_path: Path) -> None:
-    assert read(tmp_path, b"monitor 10\n\xff\xfe\nchain 11\n") == Record(monitor=10, chain=11)
+    assert read(tmp_path, b"monitor 10\n\xff\xfe\nchain 11\n") == RunRecord(monitor=10, chain=11)
 
 
 def test_a_signal(tmp_path: Path) -> None:
@@ -153,13 +153,13 @@ def test_lines_of_a_new_kind_need_no_new_version(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", ["version", "version x", "version -1", "version 1 2"])
 def test_a_version_that_is_none_changes_nothing(tmp_path: Path, line: str) -> None:
-    assert read(tmp_path, f"{line}\nmonitor 10\n") == Record(monitor=10)
+    assert read(tmp_path, f"{line}\nmonitor 10\n") == RunRecord(monitor=10)
 
 
 def test_nothing_is_believed_of_a_newer_version(tmp_path: Path) -> None:
     text, _ = WHOLE
     record = read(tmp_path, f"version {VERSION + 1}\n{text}")
-    assert record == Record(version=VERSION + 1, lost=True)
+    assert record == RunRecord(version=VERSION + 1, lost=True)
     assert not record.understood
     # it is not said that all of its output is there
     assert (record.over, record.settled, record.finished) == (True, True, False)

@@ -12,7 +12,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from runtime.kernel import linux
-from runtime.kernel.inotify import Changes, Watcher
+from runtime.kernel.inotify import Wakeup, Watcher
 
 
 def run(test: Callable[[Watcher], Awaitable[None]]) -> None:
@@ -43,34 +43,34 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_change_is_told(file: Path) -> None:
     async def test(watcher: Watcher) -> None:
-        changes = Changes()
-        with watcher.watching(file, changes):
+        wakeup = Wakeup()
+        with watcher.watching(file, wakeup):
             append(file)
-            await changes.wait_changed()
+            await wakeup.wait_changed()
 
     run(test)
 
 
 def test_a_change_before_the_wait_is_not_missed(file: Path) -> None:
     async def test(watcher: Watcher) -> None:
-        changes = Changes()
-        with watcher.watching(file, changes):
+        wakeup = Wakeup()
+        with watcher.watching(file, wakeup):
             append(file)
             await wait_all_tasks_blocked()
-            await changes.wait_changed()
+            await wakeup.wait_changed()
 
     run(test)
 
 
 def test_a_change_that_was_told_is_not_told_again(file: Path) -> None:
     async def test(watcher: Watcher) -> None:
-        changes = Changes()
-        with watcher.watching(file, changes):
+        wakeup = Wakeup()
+        with watcher.watching(file, wakeup):
             append(file)
-            await changes.wait_changed()
+            await wakeup.wait_changed()
             await wait_all_tasks_blocked()
             with trio.move_on_after(0) as scope:
-                await changes.wait_changed()
+                await wakeup.wait_changed()
             assert scope.cancelled_caught
 
     run(test)
@@ -78,7 +78,7 @@ def test_a_change_that_was_told_is_not_told_again(file: Path) -> None:
 
 def test_everyone_who_watches_a_file_is_told(file: Path) -> None:
     async def test(watcher: Watcher) -> None:
-        one, two = Changes(), Changes()
+        one, two = Wakeup(), Wakeup()
         with watcher.watching(file, one), watcher.watching(file, two):
             append(file)
             await one.wait_changed()
@@ -89,7 +89,7 @@ def test_everyone_who_watches_a_file_is_told(file: Path) -> None:
 
 def test_one_who_stops_watching_does_not_end_it_for_others(file: Path) -> None:
     async def test(watcher: Watcher) -> None:
-        one, two = Changes(), Changes()
+        one, two = Wakeup(), Wakeup()
         with watcher.watching(file, one):
             with watcher.watching(file, two):
                 pass
@@ -103,12 +103,12 @@ def test_one_may_watch_several_files(file: Path, tmp_path: Path) -> None:
     async def test(watcher: Watcher) -> None:
         other = tmp_path / "other"
         other.touch()
-        changes = Changes()
-        with watcher.watching(file, changes), watcher.watching(other, changes):
+        wakeup = Wakeup()
+        with watcher.watching(file, wakeup), watcher.watching(other, wakeup):
             append(other)
-            await changes.wait_changed()
+            await wakeup.wait_changed()
             append(file)
-            await changes.wait_changed()
+            await wakeup.wait_changed()
 
     run(test)
 
@@ -117,7 +117,7 @@ def test_a_change_of_another_file_is_not_told(file: Path, tmp_path: Path) -> Non
     async def test(watcher: Watcher) -> None:
         other = tmp_path / "other"
         other.touch()
-        mine, others = Changes(), Changes()
+        mine, others = Wakeup(), Wakeup()
         with watcher.watching(file, mine), watcher.watching(other, others):
             append(other)
             await others.wait_changed()
@@ -130,7 +130,7 @@ def test_a_change_of_another_file_is_not_told(file: Path, tmp_path: Path) -> Non
 
 def test_a_file_that_is_not_there_cannot_be_watched(tmp_path: Path) -> None:
     async def test(watcher: Watcher) -> None:
-        with pytest.raises(FileNotFoundError), watcher.watching(tmp_path / "none", Changes()):
+        with pytest.raises(FileNotFoundError), watcher.watching(tmp_path / "none", Wakeup()):
             raise AssertionError("not reached")
 
     run(test)
@@ -140,7 +140,7 @@ def test_watching_a_file_that_is_removed_ends_quietly(file: Path) -> None:
     """The kernel has ended the watch, but its event was not read yet."""
 
     async def test(watcher: Watcher) -> None:
-        with watcher.watching(file, Changes()):
+        with watcher.watching(file, Wakeup()):
             file.unlink()
 
     run(test)
@@ -150,19 +150,19 @@ def test_watching_a_removed_file_of_which_was_told_ends_quietly(file: Path, tmp_
     async def test(watcher: Watcher) -> None:
         other = tmp_path / "other"
         other.touch()
-        changes = Changes()
-        with watcher.watching(file, Changes()):
+        wakeup = Wakeup()
+        with watcher.watching(file, Wakeup()):
             file.unlink()
-            with watcher.watching(other, changes):
+            with watcher.watching(other, wakeup):
                 append(other)
-                await changes.wait_changed()
+                await wakeup.wait_changed()
 
     run(test)
 
 
 def test_a_file_made_anew_is_watched_anew(file: Path) -> None:
     async def test(watcher: Watcher) -> None:
-        old, new = Changes(), Changes()
+        old, new = Wakeup(), Wakeup()
         with watcher.watching(file, old):
             append(file)
             await old.wait_changed()
@@ -178,10 +178,10 @@ def test_a_file_made_anew_is_watched_anew(file: Path) -> None:
 
 def test_the_removal_of_a_file_is_a_change(file: Path) -> None:
     async def test(watcher: Watcher) -> None:
-        changes = Changes()
-        with watcher.watching(file, changes):
+        wakeup = Wakeup()
+        with watcher.watching(file, wakeup):
             file.unlink()
-            await changes.wait_changed()
+            await wakeup.wait_changed()
 
     run(test)
 
@@ -193,7 +193,7 @@ def test_a_watch_may_end_after_the_watcher_was_cancelled(file: Path) -> None:
         with closing(Watcher()) as watcher:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(watcher.run)
-                with watcher.watching(file, Changes()), trio.CancelScope(shield=True):
+                with watcher.watching(file, Wakeup()), trio.CancelScope(shield=True):
                     nursery.cancel_scope.cancel()
                     await wait_all_tasks_blocked()
 
@@ -204,7 +204,7 @@ def test_the_descriptor_is_closed_in_the_end(file: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
 
     async def test(watcher: Watcher) -> None:
-        with watcher.watching(file, Changes()):
+        with watcher.watching(file, Wakeup()):
             assert len(os.listdir("/proc/self/fd")) > before
 
     run(test)
@@ -213,10 +213,10 @@ def test_the_descriptor_is_closed_in_the_end(file: Path) -> None:
 
 def test_a_cause_of_ones_own_is_told_too() -> None:
     async def main() -> None:
-        changes = Changes()
-        changes.notify()
-        changes.notify()
-        await changes.wait_changed()
+        wakeup = Wakeup()
+        wakeup.notify()
+        wakeup.notify()
+        await wakeup.wait_changed()
 
     trio.run(main)
 
@@ -236,15 +236,15 @@ def test_everybody_looks_again_when_the_kernel_dropped_changes(
     other.touch()
 
     async def test(watcher: Watcher) -> None:
-        changes, others = Changes(), Changes()
-        with watcher.watching(file, changes), watcher.watching(other, others):
+        wakeup, others = Wakeup(), Wakeup()
+        with watcher.watching(file, wakeup), watcher.watching(other, others):
             await wait_all_tasks_blocked()
             with open(file, "ab", buffering=0) as one, open(other, "ab", buffering=0) as two:
                 # each in turn: equal events that follow each other are one
                 for _ in range(longest // 2 + 1):
                     one.write(b"x")
                     two.write(b"x")
-            third = Changes()
+            third = Wakeup()
             dropped = tmp_path / "dropped"
             dropped.touch()
             with watcher.watching(dropped, third):

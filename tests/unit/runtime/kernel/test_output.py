@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.kernel.output import Output, append, append_line, segment_max
+from runtime.kernel.output import Segments, append, append_line, segment_max
 
 
 def segments(directory: Path, *parts: bytes, start: int = 0) -> None:
@@ -20,20 +20,20 @@ def segments(directory: Path, *parts: bytes, start: int = 0) -> None:
 
 
 def test_nothing_was_written_yet(tmp_path: Path) -> None:
-    output = Output(tmp_path / "none")
+    output = Segments(tmp_path / "none")
     assert (output.size, output.read(0, 10), output.tail(10)) == (0, b"", b"")
 
 
 def test_one_segment_is_the_file(tmp_path: Path) -> None:
     segments(tmp_path, b"hello\n")
-    output = Output(tmp_path)
+    output = Segments(tmp_path)
     assert output.header == b""
     assert (output.size, output.read(0, 100)) == (6, b"hello\n")
 
 
 def test_a_read_goes_across_segments(tmp_path: Path) -> None:
     segments(tmp_path, b"abc", b"def", b"", b"ghi")
-    output = Output(tmp_path)
+    output = Segments(tmp_path)
     assert output.read(2, 5) == b"cdefg"
     assert output.read(0, 100) == b"abcdefghi"
     assert output.read(3, 3) == b"def"
@@ -42,7 +42,7 @@ def test_a_read_goes_across_segments(tmp_path: Path) -> None:
 
 def test_what_was_dropped_is_said_first(tmp_path: Path) -> None:
     segments(tmp_path, b"late\n", start=4096)
-    output = Output(tmp_path)
+    output = Segments(tmp_path)
     assert output.header == b"ctxfs: 4096 bytes of older output dropped (log_max)\n\xe2\x80\xa6"
     assert output.read(0, 1000) == output.header + b"late\n"
     assert output.size == len(output.header) + 5
@@ -50,7 +50,7 @@ def test_what_was_dropped_is_said_first(tmp_path: Path) -> None:
 
 def test_a_read_may_begin_and_end_inside_the_header(tmp_path: Path) -> None:
     segments(tmp_path, b"late\n", start=7)
-    output = Output(tmp_path)
+    output = Segments(tmp_path)
     whole = output.header + b"late\n"
     assert output.read(3, 4) == whole[3:7]
     assert output.read(len(output.header) - 2, 4) == whole[-7:-3]
@@ -58,7 +58,7 @@ def test_a_read_may_begin_and_end_inside_the_header(tmp_path: Path) -> None:
 
 def test_a_segment_removed_meanwhile_reads_as_nothing(tmp_path: Path) -> None:
     segments(tmp_path, b"abc", b"def")
-    output = Output(tmp_path)
+    output = Segments(tmp_path)
     (tmp_path / f"{0:020d}").unlink()
     assert output.read(0, 3) == b""
     assert output.read(3, 3) == b"def"
@@ -67,12 +67,12 @@ def test_a_segment_removed_meanwhile_reads_as_nothing(tmp_path: Path) -> None:
 def test_other_names_in_the_directory_are_no_segments(tmp_path: Path) -> None:
     segments(tmp_path, b"abc")
     (tmp_path / "note").write_text("x")
-    assert Output(tmp_path).read(0, 10) == b"abc"
+    assert Segments(tmp_path).read(0, 10) == b"abc"
 
 
 def test_a_view_does_not_change_when_more_is_written(tmp_path: Path) -> None:
     segments(tmp_path, b"abc")
-    output = Output(tmp_path)
+    output = Segments(tmp_path)
     with open(tmp_path / f"{0:020d}", "ab") as file:
         file.write(b"def")
     assert (output.size, output.read(0, 100)) == (3, b"abc")
@@ -80,13 +80,13 @@ def test_a_view_does_not_change_when_more_is_written(tmp_path: Path) -> None:
 
 def test_a_line_of_the_runtimes_own_begins_the_log(tmp_path: Path) -> None:
     append_line(tmp_path / "log", "r1 ended", 1 << 20)
-    assert Output(tmp_path / "log").read(0, 100) == b"ctxfs: r1 ended\n"
+    assert Segments(tmp_path / "log").read(0, 100) == b"ctxfs: r1 ended\n"
 
 
 def test_a_line_of_the_runtimes_own_goes_to_the_last_segment(tmp_path: Path) -> None:
     segments(tmp_path, b"abc\n", b"def\n")
     append_line(tmp_path, "x", 1 << 20)
-    assert Output(tmp_path).read(0, 100) == b"abc\ndef\nctxfs: x\n"
+    assert Segments(tmp_path).read(0, 100) == b"abc\ndef\nctxfs: x\n"
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -111,7 +111,7 @@ def test_reads_are_those_of_the_bytes_that_are_left(
     gone = min(dropped, len(parts) - 1)
     for path in sorted(directory.iterdir())[:gone]:
         path.unlink()
-    output = Output(directory)
+    output = Segments(directory)
     whole = output.header + b"".join(parts[gone:])
     assert bool(output.header) == bool(gone)
     assert output.size == len(whole)
@@ -121,22 +121,22 @@ def test_reads_are_those_of_the_bytes_that_are_left(
 
 def test_since_goes_on_where_it_was(tmp_path: Path) -> None:
     segments(tmp_path, b"abc", b"def")
-    assert Output(tmp_path).since(0, 4) == (b"abcd", 4)
-    assert Output(tmp_path).since(4, 100) == (b"ef", 6)
-    assert Output(tmp_path).since(6, 100) == (b"", 6)
+    assert Segments(tmp_path).since(0, 4) == (b"abcd", 4)
+    assert Segments(tmp_path).since(4, 100) == (b"ef", 6)
+    assert Segments(tmp_path).since(6, 100) == (b"", 6)
 
 
 def test_since_skips_what_was_dropped_and_shows_no_header(tmp_path: Path) -> None:
     segments(tmp_path, b"late", b"r", start=10)
     for position in (0, 9, 10):
-        assert Output(tmp_path).since(position, 100) == (b"later", 15)
-    assert Output(tmp_path).since(12, 2) == (b"te", 14)
-    assert Output(tmp_path).since(15, 100) == (b"", 15)
+        assert Segments(tmp_path).since(position, 100) == (b"later", 15)
+    assert Segments(tmp_path).since(12, 2) == (b"te", 14)
+    assert Segments(tmp_path).since(15, 100) == (b"", 15)
 
 
 @pytest.mark.parametrize("position", [0, 7])
 def test_since_nothing(tmp_path: Path, position: int) -> None:
-    assert Output(tmp_path / "none").since(position, 10) == (b"", position)
+    assert Segments(tmp_path / "none").since(position, 10) == (b"", position)
 
 
 @given(
@@ -151,18 +151,18 @@ def test_since_gives_each_byte_once(
     segments(directory, *parts, start=start)
     position, found = 0, b""
     while True:
-        data, position = Output(directory).since(position, length)
+        data, position = Segments(directory).since(position, length)
         assert len(data) <= length
         if not data:
             break
         found += data
-    assert (found, position) == (b"".join(parts), Output(directory).end)
+    assert (found, position) == (b"".join(parts), Segments(directory).end)
 
 
 def test_what_the_daemon_appends_is_limited_as_the_monitors_is(tmp_path: Path) -> None:
     for _ in range(100):
         append(tmp_path, b"x" * 1000, 16384)
-    kept = Output(tmp_path)
+    kept = Segments(tmp_path)
     assert len(kept.segments) == 2
     assert sum(segment.size for segment in kept.segments) <= 2 * (segment_max(16384) + 1000)
     assert kept.end == 100_000

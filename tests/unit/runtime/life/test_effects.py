@@ -21,7 +21,7 @@ from runtime.kernel.inotify import Watcher
 from runtime.life import ending
 from runtime.life.streams import Streams
 from runtime.life.supervisor import Supervisor
-from runtime.records.change import Change, Watching
+from runtime.records.change import Change, Subscriber
 from runtime.records.lifecycle import AFTERWARDS, BEFOREHAND, TABLE, Effect, Event, Status
 from runtime.records.model import Agent
 from tests.worlds.daemon import TIMEOUT
@@ -214,12 +214,12 @@ def test_two_pauses_in_one_change_are_both_undone(world: World) -> None:
 
 
 def test_nothing_is_frozen_for_a_pause_that_somebody_else_refuses(world: World) -> None:
-    class Full(Watching):
+    class Full(Subscriber):
         def admit(self, change: Change) -> None:
             raise QuotaError("no room")
 
     async def act(scene: Scene) -> None:
-        scene.agents.journal.watch(Full())
+        scene.agents.journal.subscribe(Full())
         scene.file("cgroup.freeze").write_text("untouched")
         with pytest.raises(QuotaError):
             scene.supervisor.pause(scene.agent)

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from runtime.cell.following import Execution, Following
-from runtime.cell.record import Record
+from runtime.cell.record import RunRecord
 from runtime.errors import QuotaError
 from runtime.ids import AgentIndex, Incarnation
 from runtime.kernel.cgroups import Cgroup
@@ -35,7 +35,7 @@ class Led(Lead):
             index=AgentIndex(1), incarnation=Incarnation("i"), name="x", owner=1, uid=1, gid=1
         )
         following = Following(Cgroup(path), path / "cell", holds_cell=True)
-        super().__init__(leader, agent, following, self.execution, self.execution.changes)
+        super().__init__(leader, agent, following, self.execution, self.execution.wakeup)
         self.refusals = refusals
         self.unwanted, self.gone, self.tries, self.looks = True, False, 0, 0
         self.cannot_start: Exception | None = None
@@ -44,19 +44,19 @@ class Led(Lead):
         if self.cannot_start is not None:
             raise self.cannot_start
 
-    def look(self, record: Record) -> None:
+    def look(self, record: RunRecord) -> None:
         self.looks += 1
 
     def hand_over(self, *, ended: bool) -> bool:
         return False
 
-    def has_ended(self, record: Record) -> bool:
+    def has_ended(self, record: RunRecord) -> bool:
         return self.error is not None
 
-    def is_unwanted(self, record: Record) -> bool:
+    def is_unwanted(self, record: RunRecord) -> bool:
         return self.unwanted
 
-    def is_gone(self, record: Record) -> bool:
+    def is_gone(self, record: RunRecord) -> bool:
         return self.gone
 
     def deadline(self) -> float:
@@ -70,7 +70,7 @@ class Led(Lead):
         if self.tries <= self.refusals:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.gone = True
-        self.execution.changes.notify()
+        self.execution.wakeup.notify()
 
 
 def lead(path: Path, **how: Any) -> Led:

@@ -21,10 +21,10 @@ from pathlib import Path
 import pytest
 
 from runtime.cell.cell import native
-from runtime.cell.record import VERSION, Record, read_record
+from runtime.cell.record import VERSION, RunRecord, read_record
 from runtime.kernel import linux, orders
 from runtime.kernel.cgroups import Cgroup, path_of, unified_mount
-from runtime.kernel.output import Output, append_line
+from runtime.kernel.output import Segments, append_line
 from tests.worlds.daemon import wait_until
 
 TIMEOUT = 10.0
@@ -190,18 +190,18 @@ class Run:
             os.close(held)
 
     @property
-    def record(self) -> Record:
+    def record(self) -> RunRecord:
         return read_record(self.record_path)
 
     @property
     def lines(self) -> list[str]:
         return self.record_path.read_text().splitlines()
 
-    def wait_record(self, condition: Callable[[Record], object]) -> Record:
+    def wait_record(self, condition: Callable[[RunRecord], object]) -> RunRecord:
         wait_modified(self.record_path, lambda: condition(self.record))
         return self.record
 
-    def wait_end(self) -> Record:
+    def wait_end(self) -> RunRecord:
         assert self.wait_monitor() == 0
         return self.record
 
@@ -221,7 +221,7 @@ class Run:
         return pid
 
     def output(self, name: str = "out") -> bytes:
-        output = Output(self.directory / name)
+        output = Segments(self.directory / name)
         return output.read(0, output.size)
 
     def close(self) -> None:
@@ -454,7 +454,7 @@ def test_output_is_cut_into_segments_of_which_the_last_two_are_kept(run: Run) ->
     run.wait_end()
     names = sorted(os.listdir(run.directory / "out"))
     assert len(names) == 2
-    output = Output(run.directory / "out")
+    output = Segments(run.directory / "out")
     first, second = output.segments
     assert second.start == first.start + first.size
     assert second.start + second.size == 1048576
@@ -971,7 +971,7 @@ def test_replies_are_cut_into_segments_of_their_own(cell: Run, run: Run) -> None
     script = "yes '{23456789abcdef' | head -c 1048576; echo plain"
     run.enter(cell, script=script, reply=str(run.directory / "reply"), log_max=65536)
     run.wait_end()
-    first, second = Output(run.directory / "reply").segments
+    first, second = Segments(run.directory / "reply").segments
     assert (first.size, second.start + second.size) == (32768, 1048576)
     assert run.output() == b"plain\n"
 

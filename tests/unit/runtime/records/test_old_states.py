@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cell.record import Record, read_record
+from runtime.cell.record import RunRecord, read_record
 from runtime.records.change import Change
 from runtime.records.items import Item, Message, Task, Wait, Work
 from runtime.records.lifecycle import Event, Status
@@ -165,7 +165,7 @@ def test_records_of_living_cells_are_understood(world: World, unpacked: Path) ->
             check_record(record, over=agent.name == "aborted")
 
 
-def check_record(record: Record, *, over: bool) -> None:
+def check_record(record: RunRecord, *, over: bool) -> None:
     assert record.understood and record.version == 0
     assert record.settled and record.monitor and record.chain and record.keeper
     assert record.held or record.program

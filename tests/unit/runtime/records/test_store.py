@@ -12,7 +12,7 @@ import pytest
 
 from runtime.errors import NoSpaceError, StartupError
 from runtime.ids import NO_SESSION, AgentIndex, SessionIndex
-from runtime.records.items import Kept, Work
+from runtime.records.items import LongText, Work
 from runtime.records.model import Agent, Session
 from runtime.records.store import _STEPS, Pending, Store
 
@@ -291,7 +291,7 @@ def test_long_texts_are_read_when_they_are_asked_for(store: Store) -> None:
         item.index = store.insert_item(item)
     (loaded,) = store.load_items()
     assert isinstance(loaded, Work)
-    assert isinstance(loaded.raw("plan"), Kept)
+    assert isinstance(loaded.raw("plan"), LongText)
     assert (loaded.objective, loaded.plan, loaded.length("plan")) == ("short", LONG, 5000)
     assert loaded.dump() == item.dump()
     with store.transaction():
@@ -313,7 +313,7 @@ def test_an_item_lets_go_of_what_the_store_has(store: Store) -> None:
     with store.transaction():
         item.index = store.insert_item(item)
     item.keep(store.read_text)
-    assert isinstance(item.raw("plan"), Kept)
+    assert isinstance(item.raw("plan"), LongText)
     assert item.raw("acceptance") == "short"
     assert item.plan == LONG
 
@@ -330,6 +330,6 @@ def test_a_database_of_version_2_is_taken_over(tmp_path: Path) -> None:
         db.commit()
     with closing(Store(tmp_path / "db")) as store:
         (loaded,) = store.load_items()
-        assert isinstance(loaded.raw("plan"), Kept)
+        assert isinstance(loaded.raw("plan"), LongText)
         assert loaded.dump() == item.dump()
         assert texts(store) == 1

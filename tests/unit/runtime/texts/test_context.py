@@ -17,10 +17,10 @@ from runtime.texts.context import (
     LIMIT_MIN,
     Child,
     Inherited,
-    Item,
-    Message,
+    Line,
     Snapshot,
     Wait,
+    WorkItem,
     derive,
     named_in,
 )
@@ -33,7 +33,7 @@ PARENT = Snapshot(
     run="r7",
     focus="fix",
     items=(
-        Item(
+        WorkItem(
             id="fix",
             objective="Make the tests pass",
             plan="1. read\n2. repair\n",
@@ -43,10 +43,10 @@ PARENT = Snapshot(
             parent="release",
             updated=1.5,
         ),
-        Item(id="review", objective="Read it", plan="slowly", status="blocked"),
-        Item(id="notes", objective="Write it down", parent="release"),
-        Item(id="other", objective="Something else", parent="garden"),
-        Item(id="loose", objective="Of no parent"),
+        WorkItem(id="review", objective="Read it", plan="slowly", status="blocked"),
+        WorkItem(id="notes", objective="Write it down", parent="release"),
+        WorkItem(id="other", objective="Something else", parent="garden"),
+        WorkItem(id="loose", objective="Of no parent"),
     ),
     waits=(
         Wait(id="w2", on="child rev", work="fix", deadline="1h"),
@@ -64,8 +64,8 @@ PARENT = Snapshot(
         Child(name="busy", status="busy"),
     ),
     tail=(
-        Message(role="user", sender="operator", content="go on"),
-        Message(role="assistant", sender="coder", content="I do"),
+        Line(role="user", sender="operator", content="go on"),
+        Line(role="assistant", sender="coder", content="I do"),
     ),
 )
 
@@ -301,7 +301,7 @@ def test_an_id_is_named_as_a_whole_word(text: str, named: bool) -> None:
 
 
 def test_only_the_last_few_messages() -> None:
-    tail = tuple(Message(role="user", sender="operator", content=str(n)) for n in range(1000))
+    tail = tuple(Line(role="user", sender="operator", content=str(n)) for n in range(1000))
     shown = [message["content"] for message in of(replace(PARENT, tail=tail))["tail"]]
     assert shown == [str(n) for n in range(990, 1000)]
 
@@ -322,14 +322,14 @@ HOSTILE = [
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_no_text_forges_a_heading_a_key_or_a_note(text: str) -> None:
-    item = Item(id="fix", objective=text, plan=text, acceptance=text, parent=text)
+    item = WorkItem(id="fix", objective=text, plan=text, acceptance=text, parent=text)
     forged = replace(
         PARENT,
         items=(item, replace(item, id="b", blocked_by=(text,))),
         memory=text,
         episodes={"fix": text, "b": text},
         children=(Child(name="c", status=text, result=text),),
-        tail=(Message(role=text, sender=text, content=text),),
+        tail=(Line(role=text, sender=text, content=text),),
     )
     plain = replace(
         PARENT,
@@ -340,7 +340,7 @@ def test_no_text_forges_a_heading_a_key_or_a_note(text: str) -> None:
         memory="x",
         episodes={"fix": "x", "b": "x"},
         children=(Child(name="c", status="x", result="x"),),
-        tail=(Message(role="x", sender="x", content="x"),),
+        tail=(Line(role="x", sender="x", content="x"),),
     )
     assert skeleton(derive(forged, "", LIMIT)) == skeleton(derive(plain, "", LIMIT))
     assert of(forged)["memory"] == {"text": text}
@@ -369,7 +369,7 @@ def test_less_than_the_least_limit_is_refused() -> None:
 
 def test_the_tail_goes_first_and_its_oldest_messages_before_the_others() -> None:
     tail = tuple(
-        Message(role="user", sender="operator", content=letter * 1000) for letter in "abcd"
+        Line(role="user", sender="operator", content=letter * 1000) for letter in "abcd"
     )
     parent = replace(PARENT, tail=tail)
     whole = derive(parent, "", LIMIT)
@@ -480,7 +480,7 @@ texts = st.builds(
 )
 labels = texts.map(lambda text: "n" + text)
 limits = st.integers(LIMIT_MIN, 3 * LIMIT_MIN)
-messages = st.builds(Message, role=labels, sender=texts, content=texts)
+messages = st.builds(Line, role=labels, sender=texts, content=texts)
 tails = st.lists(messages, max_size=12).map(tuple)
 
 
@@ -495,7 +495,7 @@ snapshots = st.builds(
     run=ids,
     items=some(
         st.builds(
-            Item,
+            WorkItem,
             id=st.one_of(ids, labels),
             objective=texts,
             plan=texts,
@@ -553,7 +553,7 @@ def before_the(title: str, markdown: str) -> str:
 
 @given(snapshots, tails, ids, texts, limits)
 def test_another_tail_or_run_changes_nothing_before_the_tail(
-    snapshot: Snapshot, tail: tuple[Message, ...], run: str, handoff: str, limit: int
+    snapshot: Snapshot, tail: tuple[Line, ...], run: str, handoff: str, limit: int
 ) -> None:
     one = derive(snapshot, handoff, limit).markdown
     other = derive(replace(snapshot, tail=tail, run=run), handoff, limit).markdown

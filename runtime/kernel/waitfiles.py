@@ -21,7 +21,7 @@ _RELEASES: Final = 10
 _RELEASE_SECONDS: Final = 0.1
 
 
-class Waits:
+class WaitFiles:
     """The ``wait`` files of all agents, by token."""
 
     def __init__(self, directory: Path) -> None:
