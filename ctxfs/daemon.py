@@ -25,7 +25,7 @@ import trio
 
 from ctxfs.errnos import name_of
 from ctxfs.filesystem import Filesystem
-from ctxfs.mount import Guard, check_device, check_point, check_user, clear_stale, mounted
+from ctxfs.mount import MountGuard, check_device, check_point, check_user, clear_stale, mounted
 from ctxfs.operations import WORKERS, Operations
 from ctxfs.tools import registry as tools
 from runtime import crashpoints
@@ -270,7 +270,7 @@ async def _answer_requests(
     operations: Operations,
     runtime: Runtime,
     stopping: trio.Event,
-    guard: Guard,
+    guard: MountGuard,
 ) -> None:
     """Until the connection to the kernel is gone; if nobody ended it, it is made anew.
 

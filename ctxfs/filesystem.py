@@ -1,4 +1,4 @@
-"""The whole of ``/ctx``: from inode numbers to nodes, by the table of planes."""
+"""The whole of ``/ctx``: from inode numbers to nodes, by the table of layouts."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Any, Final
 from ctxfs.files import agent, root, session, task, tool, waiting, work
 from ctxfs.forgetting import Forgetting
 from ctxfs.tree.base import Base
+from ctxfs.tree.layouts import Layout, split_inode
 from ctxfs.tree.nodes import Node
-from ctxfs.tree.planes import Plane, split_inode
 from ctxfs.tree.rownodes import RowNode
 from runtime.errors import GoneError
 from runtime.runtime import Runtime
 
 ROOT_INODE: Final = 1
-PLANES: Final[tuple[Plane[Any], ...]] = (
-    root.PLANE,
-    agent.PLANE,
+LAYOUTS: Final[tuple[Layout[Any], ...]] = (
+    root.LAYOUT,
+    agent.LAYOUT,
     agent.CHILD,
-    session.PLANE,
+    session.LAYOUT,
     session.CHANNEL,
     root.HOME,
     root.HISTORY,
-    task.PLANE,
-    work.PLANE,
-    waiting.PLANE,
-    tool.PLANE,
+    task.LAYOUT,
+    work.LAYOUT,
+    waiting.LAYOUT,
+    tool.LAYOUT,
 )
-_BY_NUMBER: Final = {plane.number: plane for plane in PLANES}
+_BY_NUMBER: Final = {layout.number: layout for layout in LAYOUTS}
 
 
 class Filesystem:
@@ -35,7 +35,7 @@ class Filesystem:
 
     def __init__(self, runtime: Runtime) -> None:
         self.base = Base(runtime)
-        runtime.agents.journal.subscribe(Forgetting(self.base, PLANES))
+        runtime.agents.journal.subscribe(Forgetting(self.base, LAYOUTS))
 
     def node(self, inode: int) -> Node:
         """The node of an inode number that the kernel has been given; ``GoneError``.
@@ -50,12 +50,12 @@ class Filesystem:
             raise GoneError("what was here is gone")
         return node
 
-    def _resolve(self, plane_number: int, index: int, number: int) -> Node | None:
-        plane = _BY_NUMBER.get(plane_number)
-        if plane is None or not 1 <= number <= len(plane.rows):
+    def _resolve(self, layout_number: int, index: int, number: int) -> Node | None:
+        layout = _BY_NUMBER.get(layout_number)
+        if layout is None or not 1 <= number <= len(layout.rows):
             return None
-        obj = plane.find(self.base, index, plane.rows[number - 1])
-        return RowNode(self.base, plane, index, obj, number) if obj is not None else None
+        obj = layout.find(self.base, index, layout.rows[number - 1])
+        return RowNode(self.base, layout, index, obj, number) if obj is not None else None
 
     @property
     def root(self) -> Node:

@@ -24,7 +24,7 @@ from ctxfs.files.verbs import VERBS, Verb
 from ctxfs.tools.registry import TOOLS
 from ctxfs.tools.tool import Concerns, Schema
 from ctxfs.tree import inodes
-from ctxfs.tree.planes import Plane
+from ctxfs.tree.layouts import Layout
 from ctxfs.tree.rows import Directory, Document, File, Kind, Row, Staged
 from runtime.authority.guard import Guard, said, times
 from runtime.caller import INSIDERS, Role
@@ -51,9 +51,9 @@ class ManualError(Exception):
     """The page cannot be renewed, or is out of date; one sentence."""
 
 
-def described(plane: Plane[Any]) -> Iterator[Row[Any]]:
+def described(layout: Layout[Any]) -> Iterator[Row[Any]]:
     """The rows that the manual lists: all but those that only give a tree its shape."""
-    return (row for row in plane.rows if row.doc)
+    return (row for row in layout.rows if row.doc)
 
 
 def escape(text: str) -> str:
@@ -118,9 +118,9 @@ def _list(items: Iterator[tuple[str, list[str]]]) -> Iterator[str]:
     yield ".El"
 
 
-def _files(plane: Plane[Any]) -> Callable[[], Iterator[str]]:
+def _files(layout: Layout[Any]) -> Callable[[], Iterator[str]]:
     def items() -> Iterator[tuple[str, list[str]]]:
-        for row in described(plane):
+        for row in described(layout):
             lines = list(_sentences(row.doc))
             for fact in _facts(row):
                 lines += _sentences(fact)
@@ -129,11 +129,11 @@ def _files(plane: Plane[Any]) -> Callable[[], Iterator[str]]:
     return lambda: _list(items())
 
 
-def _plain_files(plane: Plane[Any]) -> Callable[[], Iterator[str]]:
-    """Of a plane that belongs to no agent: no default, and modes tell the rest."""
+def _plain_files(layout: Layout[Any]) -> Callable[[], Iterator[str]]:
+    """Of objects that belong to no agent: no default, and modes tell the rest."""
 
     def items() -> Iterator[tuple[str, list[str]]]:
-        for row in described(plane):
+        for row in described(layout):
             lines = list(_sentences(row.doc))
             for fact in _guards(row):
                 lines += _sentences(fact)
@@ -233,15 +233,15 @@ def _capital(text: str) -> str:
 
 
 SECTIONS: Final[dict[str, Callable[[], Iterator[str]]]] = {
-    "root files": _plain_files(root.PLANE),
+    "root files": _plain_files(root.LAYOUT),
     "home files": _plain_files(root.HOME),
-    "agent files": _files(agent.PLANE),
-    "task files": _files(task.PLANE),
-    "work files": _files(work.PLANE),
-    "waiting files": _files(waiting.PLANE),
-    "session files": _files(session.PLANE),
+    "agent files": _files(agent.LAYOUT),
+    "task files": _files(task.LAYOUT),
+    "work files": _files(work.LAYOUT),
+    "waiting files": _files(waiting.LAYOUT),
+    "session files": _files(session.LAYOUT),
     "channel files": _plain_files(session.CHANNEL),
-    "tool files": _plain_files(tool.PLANE),
+    "tool files": _plain_files(tool.LAYOUT),
     "tools": _tools,
     "verbs": _verbs_of(VERBS),
     "task verbs": _verbs_of(task.VERBS),

@@ -168,7 +168,7 @@ def _linked(places: Places) -> Iterator[None]:
             places.mount.unlink()
 
 
-class Guard:
+class MountGuard:
     """A process that ends the connection to the kernel when the daemon cannot (guard.c)."""
 
     def __init__(
@@ -228,7 +228,7 @@ def mounted(
     spawner: Spawner,
     cgroup: Cgroup,
     debug: bool,
-) -> Iterator[Guard]:
+) -> Iterator[MountGuard]:
     """The filesystem, mounted in both places as long as the context lasts.
 
     Yields its guard, which is in ``cgroup``. When the daemon has not answered for ``watchdog``
@@ -256,7 +256,7 @@ def mounted(
     _open_background(connection, privilege)
     abort = str(connection / "abort")
     arguments = [str(places.fuse), str(os.getpid()), abort, str(ceil(watchdog))]
-    guard = Guard(spawner, cgroup, [places.program("guard"), *arguments], operations)
+    guard = MountGuard(spawner, cgroup, [places.program("guard"), *arguments], operations)
     try:
         with _linked(places) if privilege.rootless else _bound(places):
             yield guard

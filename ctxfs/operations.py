@@ -32,7 +32,7 @@ from ctxfs.errnos import errno_of
 from ctxfs.filesystem import Filesystem
 from ctxfs.order import Order
 from ctxfs.pace import MANNERS, Manner, Pace
-from ctxfs.tree.nodes import Attributes, Call, Changes, Handle, Listing, Node
+from ctxfs.tree.nodes import Attributes, Call, Handle, Listing, NewAttributes, Node
 from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import File, Verbs
 from runtime.authority.accounts import Hold, Payer, Resource
@@ -303,14 +303,14 @@ class Operations(pyfuse3.Operations):
         times = None
         if fields.update_atime or fields.update_mtime:
             times = (attr.st_atime_ns, attr.st_mtime_ns)
-        changes = Changes(
+        changes = NewAttributes(
             mode=attr.st_mode & 0o7777 if fields.update_mode else None,
             uid=attr.st_uid if fields.update_uid else None,
             gid=attr.st_gid if fields.update_gid else None,
             size=size,
             times=times,
         )
-        if changes != Changes():
+        if changes != NewAttributes():
             await self._base.disks.settled(inode)
             mark = self._base.cache.mark()
             node.set_attributes(self._call(ctx), changes)

@@ -2,7 +2,7 @@
 
 A request that waits for another can hold up everybody: the kernel sends many of
 them under the lock of a directory or a file. So a handler waits for nothing but
-what ``WAITS`` lists, and a test reads the handlers and compares.
+what ``BOUNDS`` lists, and a test reads the handlers and compares.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _R = TypeVar("_R")
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class Bound:
     """Something that a handler may await: ``call`` is how the code says it."""
 
     call: str
@@ -36,27 +36,27 @@ class Wait:
     reason: str
 
 
-WAITS: Final = (
-    Wait("self._pace.timed", None, "the handler itself, in the boundary, its time measured"),
-    Wait("self.order.turn", None, "those who asked before, the owners in turn (ctxfs.order)"),
-    Wait("self._pace.late", 0.5, "an owner over its account of the loop's time is answered late"),
-    Wait(
+BOUNDS: Final = (
+    Bound("self._pace.timed", None, "the handler itself, in the boundary, its time measured"),
+    Bound("self.order.turn", None, "those who asked before, the owners in turn (ctxfs.order)"),
+    Bound("self._pace.late", 0.5, "an owner over its account of the loop's time is answered late"),
+    Bound(
         "self._base.cache.settled", 0.25, "one notification to the kernel: pages of a public value"
     ),
-    Wait("handle.prepare", 1.0, "one helper that looks at paths"),
-    Wait("self._base.runtime.supervisor.look", 1.0, "the same: where a handler begins it"),
-    Wait(
+    Bound("handle.prepare", 1.0, "one helper that looks at paths"),
+    Bound("self._base.runtime.supervisor.look", 1.0, "the same: where a handler begins it"),
+    Bound(
         "self._pace.synced",
         None,
         "fsync(2) is a request to wait for the disk: in a thread, one at a time for each owner, "
         "a bounded number of them",
     ),
     *(
-        Wait(call, None, "the bytes of a real file: in a thread, one for each file and agent")
+        Bound(call, None, "the bytes of a real file: in a thread, one for each file and agent")
         for call in ("self._base.disks.do", "self._base.disks.change")
     ),
     *(
-        Wait(call, 1.0, "the thread that changes a real file, which has its lock")
+        Bound(call, 1.0, "the thread that changes a real file, which has its lock")
         for call in ("self._base.settled", "self.disks.settled", "self._base.disks.settled")
     ),
 )

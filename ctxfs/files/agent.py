@@ -16,8 +16,8 @@ from ctxfs.files.spaces import ARTIFACT
 from ctxfs.files.verbs import act, describe_verbs
 from ctxfs.tree.base import Base
 from ctxfs.tree.durable import DurableNode
+from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Call, Node
-from ctxfs.tree.planes import Plane
 from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import NEW, NOT_TERMINAL, Directory, Inlet, Link, Row, Shown, Socket, Verbs
 from runtime.agents.messages import SENDING
@@ -118,10 +118,10 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
         doc="files and directories that are part of its result"),
     Directory(name="child", entries=_children, find=_find_child,
         doc="links to the directories of its children"),
-    task.PLANE.directory("commands that it runs beside its program: mkdir creates a task"),
-    work.PLANE.directory("what it works on: mkdir creates a work item"),
+    task.LAYOUT.directory("commands that it runs beside its program: mkdir creates a task"),
+    work.LAYOUT.directory("what it works on: mkdir creates a work item"),
     work.CURRENT,
-    waiting.PLANE.directory("what it waits for: mkdir creates a wait"),
+    waiting.LAYOUT.directory("what it waits for: mkdir creates a wait"),
     Link(name="session", target=_session_target, depends=("owner",),
         doc="link to the current session"),
 )
@@ -130,10 +130,10 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
 DOCUMENTS: Final = ("handoff.md", "input.jsonl", "result.md", "refs.jsonl", "artifact")
 #: those of them that are its results: its session shows them once it is reset
 RESULTS: Final = ("result.md", "refs.jsonl", "artifact")
-_OF_ITEMS: Final = {plane.name for plane in (task.PLANE, work.PLANE, waiting.PLANE)}
+_OF_ITEMS: Final = {layout.name for layout in (task.LAYOUT, work.LAYOUT, waiting.LAYOUT)}
 
 
-class _Agents(Plane[Agent]):
+class _Agents(Layout[Agent]):
     """Agents; and of agents that are gone, the documents that their channels and sessions show."""
 
     def find(self, base: Base, index: int, row: Row[Agent]) -> Agent | None:
@@ -162,7 +162,7 @@ class _Agents(Plane[Agent]):
         return agent.status is Status.NEW and not (row.is_inside and row.public)
 
 
-class _Children(Plane[Agent]):
+class _Children(Layout[Agent]):
     """Links to the directories of children."""
 
     def find(self, base: Base, index: int, row: Row[Agent]) -> Agent | None:
@@ -175,7 +175,7 @@ class _Children(Plane[Agent]):
         return agent
 
 
-PLANE: Final = _Agents(number=1, name="agent", rows=ROWS, told=True)
+LAYOUT: Final = _Agents(number=1, name="agent", rows=ROWS, told=True)
 CHILD: Final = _Children(
     number=2,
     name="child",
@@ -187,13 +187,13 @@ CHILD: Final = _Children(
 
 def entry(base: Base, agent: Agent, suffix: str) -> RowNode[Agent]:
     """``NAME``, ``NAME.sock`` or ``NAME.d`` in ``/ctx/agent``, or ``self``."""
-    number = PLANE.top if suffix == ".d" else PLANE.beside(suffix)
-    return RowNode(base, PLANE, agent.index, agent, number)
+    number = LAYOUT.top if suffix == ".d" else LAYOUT.beside(suffix)
+    return RowNode(base, LAYOUT, agent.index, agent, number)
 
 
 def shown_document(base: Base, agent: Agent, name: str) -> Node:
     """One of ``DOCUMENTS``, wherever it is shown: the same inode."""
-    row = PLANE.row(name)
+    row = LAYOUT.row(name)
     if isinstance(row, Directory) and row.space is not None:
         return base.root_of(row.space, agent)
-    return RowNode(base, PLANE, agent.index, agent, PLANE.number_of(name))
+    return RowNode(base, LAYOUT, agent.index, agent, LAYOUT.number_of(name))

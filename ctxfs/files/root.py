@@ -10,8 +10,8 @@ from typing import Final
 
 from ctxfs.files import agent, session, spaces, tool, waiting
 from ctxfs.tree.base import Base
+from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Call, Node
-from ctxfs.tree.planes import Plane
 from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import Directory, Making, Removing, Row, Shown, Socket, Target
 from runtime.agents import births
@@ -258,7 +258,7 @@ def _bind_daemon(base: Base, _: Base, name: str) -> Node | None:
     """``ctxd.sock``, by the name that the binder binds it under."""
     if name != DAEMON_BIND_NAME:
         return None
-    return RowNode(base, PLANE, 0, base, PLANE.number_of("ctxd.sock"))
+    return RowNode(base, LAYOUT, 0, base, LAYOUT.number_of("ctxd.sock"))
 
 
 def _bind_agent(base: Base, _: Base, name: str) -> Node | None:
@@ -304,7 +304,7 @@ ROWS: Final[tuple[Row[Base], ...]] = (
 )
 
 
-class _Root(Plane[Base]):
+class _Root(Layout[Base]):
     def find(self, base: Base, index: int, row: Row[Base]) -> Base:
         return base
 
@@ -312,7 +312,7 @@ class _Root(Plane[Base]):
         return ""
 
 
-PLANE: Final = _Root(number=0, name="root", rows=ROWS)
+LAYOUT: Final = _Root(number=0, name="root", rows=ROWS)
 
 
 def _history_visible(base: Base, uid: int, name: str, call: Call) -> bool:
@@ -338,7 +338,7 @@ def _find_history(base: Base, uid: int, call: Call, name: str) -> Node | None:
     return RowNode(base, HISTORY, first, (uid, name)) if first is not None else None
 
 
-class _Homes(Plane[int]):
+class _Homes(Layout[int]):
     """Of users, by uid."""
 
     def find(self, base: Base, index: int, row: Row[int]) -> int:
@@ -373,7 +373,7 @@ def _named_session(base: Base, key: _Key, name: str) -> Session | None:
 
 def _find_session(base: Base, key: _Key, call: Call, name: str) -> Node | None:
     found = _named_session(base, key, name)
-    return RowNode(base, session.PLANE, found.index, found) if found is not None else None
+    return RowNode(base, session.LAYOUT, found.index, found) if found is not None else None
 
 
 def _session_target(
@@ -405,7 +405,7 @@ _REMOVING_SESSIONS: Final = Removing(
 )
 
 
-class _Histories(Plane[_Key]):
+class _Histories(Layout[_Key]):
     """Names that users' agents had, by the first session of each."""
 
     def find(self, base: Base, index: int, row: Row[_Key]) -> _Key | None:

@@ -10,8 +10,8 @@ from ctxfs.files import agent as agent_files
 from ctxfs.files.pack import pack
 from ctxfs.files.spaces import EPISODE
 from ctxfs.tree.base import Base
+from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Call, Node
-from ctxfs.tree.planes import Plane
 from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import Directory, Document, History, Kept, Render, Row, Shown
 from runtime.authority.disk import Share
@@ -187,7 +187,7 @@ ROWS: Final[tuple[Row[Session], ...]] = (
 )
 
 
-class _Sessions(Plane[Session]):
+class _Sessions(Layout[Session]):
     """The sessions of agents, those of earlier incarnations and removed agents too."""
 
     def find(self, base: Base, index: int, row: Row[Session]) -> Session | None:
@@ -203,7 +203,7 @@ class _Sessions(Plane[Session]):
         return row.top
 
 
-PLANE: Final = _Sessions(number=3, name="session", rows=ROWS, closed=True)
+LAYOUT: Final = _Sessions(number=3, name="session", rows=ROWS, closed=True)
 
 
 def channel_status(child: Agent) -> str:
@@ -232,7 +232,7 @@ CHANNEL_ROWS: Final[tuple[Row[Agent], ...]] = (
 )
 
 
-class _Channels(Plane[Agent]):
+class _Channels(Layout[Agent]):
     """The parents' side of delegations, by the child, which may be gone."""
 
     def find(self, base: Base, index: int, row: Row[Agent]) -> Agent | None:

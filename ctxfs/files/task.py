@@ -9,7 +9,7 @@ from typing import Any, Final
 from ctxfs.files.verbs import Verb
 from ctxfs.files.verbs import act as act_on_agent
 from ctxfs.tree.base import Base
-from ctxfs.tree.items import ItemPlane
+from ctxfs.tree.items import ItemLayout
 from ctxfs.tree.rows import Control, Directory, Inlet, Link, Output, Render, Row, Shown, Verbs
 from ctxfs.tree.rows import one_line as _one
 from runtime.agents.tasks import INPUT, STARTING, STOPPING, WRITING, TaskPlane, accepts_input
@@ -234,7 +234,7 @@ ROWS: Final[tuple[Row[Task], ...]] = (
     Shown(name="ended_at", render=_time("ended"), depends=("ended",), doc="RFC 3339 time"),
 )
 
-PLANE: Final = ItemPlane(
+LAYOUT: Final = ItemLayout(
     number=7,
     name="task",
     rows=ROWS,

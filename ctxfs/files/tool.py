@@ -8,8 +8,8 @@ from typing import Final
 from ctxfs.tools.registry import BY_NAME, TOOLS, refusal, visible
 from ctxfs.tools.tool import Tool
 from ctxfs.tree.base import Base
+from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Call, Node
-from ctxfs.tree.planes import Plane
 from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import Directory, Row, Shown
 from runtime.texts.names import dump_json
@@ -34,7 +34,7 @@ ROWS: Final[tuple[Row[Tool], ...]] = (
 )  # fmt: skip
 
 
-class _Tools(Plane[Tool]):
+class _Tools(Layout[Tool]):
     """The tools of the registry, by their places in it, from 1."""
 
     def find(self, base: Base, index: int, row: Row[Tool]) -> Tool | None:
@@ -44,7 +44,7 @@ class _Tools(Plane[Tool]):
         return f"tool/{tool.name}.d"
 
 
-PLANE: Final = _Tools(number=10, name="tool", rows=ROWS)
+LAYOUT: Final = _Tools(number=10, name="tool", rows=ROWS)
 
 
 def entries(base: Base, _: Base, call: Call) -> Iterator[str]:
@@ -57,5 +57,5 @@ def find(base: Base, _: Base, call: Call, name: str) -> Node | None:
     tool: Tool | None = BY_NAME.get(name.removesuffix(suffix))
     if tool is None or refusal(base, call.caller, tool):
         return None
-    number = PLANE.top if suffix else PLANE.beside("")
-    return RowNode(base, PLANE, TOOLS.index(tool) + 1, tool, number)
+    number = LAYOUT.top if suffix else LAYOUT.beside("")
+    return RowNode(base, LAYOUT, TOOLS.index(tool) + 1, tool, number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ctxfs.tree.base import Base
-from ctxfs.tree.items import ItemPlane, agent_with
+from ctxfs.tree.items import ItemLayout, agent_with
 from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import Control, Directory, Render, Row, Shown, one_line
 from runtime.agents.waiting import ARMING, TRIGGERING, WRITING, WaitingPlane
@@ -78,7 +78,7 @@ ROWS: Final[tuple[Row[Wait], ...]] = (
         commit=_trigger, doc="what is written to it fires the wait, once; then it is gone"),
 )
 
-PLANE: Final = ItemPlane(
+LAYOUT: Final = ItemLayout(
     number=9,
     name="waiting",
     rows=ROWS,
@@ -89,4 +89,4 @@ PLANE: Final = ItemPlane(
 
 
 def token_node(base: Base, wait: Wait) -> RowNode[Wait]:
-    return RowNode(base, PLANE, wait.index, wait, PLANE.beside("TOKEN"))
+    return RowNode(base, LAYOUT, wait.index, wait, LAYOUT.beside("TOKEN"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ctxfs.tree.base import Base
-from ctxfs.tree.items import ItemPlane, agent_with
+from ctxfs.tree.items import ItemLayout, agent_with
 from ctxfs.tree.rows import Check, Control, Directory, Render, Row, Shown, one_line
 from runtime.agents.work import WRITING, WorkPlane
 from runtime.authority.guard import Guard
@@ -114,7 +114,7 @@ ROWS: Final[tuple[Row[Work], ...]] = (
         doc="RFC 3339 time of the last change"),
 )
 
-PLANE: Final = ItemPlane(
+LAYOUT: Final = ItemLayout(
     number=8,
     name="work",
     rows=ROWS,

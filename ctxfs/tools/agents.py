@@ -1,4 +1,4 @@
-"""Tools of the agent plane: making, looking at, speaking to and ending agents."""
+"""Tools for agents: making, looking at, speaking to and ending agents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ctxfs.tools.tool import (
     inputs,
     lines,
     listed,
-    record,
+    shape,
     text,
     wanted,
     words,
@@ -199,7 +199,7 @@ TOOLS: Final = (
                 "model": text("the model to use, subject to policy"),
             },
         ),
-        output_schema=record({"agent_id": _NAME}, {"task_handle": HANDLE}),
+        output_schema=shape({"agent_id": _NAME}, {"task_handle": HANDLE}),
         handler=_spawn,
     ),
     Tool(
@@ -211,7 +211,7 @@ TOOLS: Final = (
             "and number of tasks. By default the calling agent; others as policy allows."
         ),
         schema=inputs(Concerns.OTHERS, {}, {"agent_id": text("the agent; required for operators")}),
-        output_schema=record(
+        output_schema=shape(
             {
                 "agent_id": _NAME,
                 "visibility": _VISIBILITY,
@@ -239,10 +239,10 @@ TOOLS: Final = (
         concerns=Concerns.OTHERS,
         description="List the agents that the caller may see.",
         schema=inputs(Concerns.OTHERS, {}),
-        output_schema=record(
+        output_schema=shape(
             {
                 "agents": listed(
-                    record(
+                    shape(
                         {
                             "agent_id": _NAME,
                             "visibility": _VISIBILITY,
@@ -273,7 +273,7 @@ TOOLS: Final = (
                 "id": text("an id; a message with a known id is not sent again", minLength=1),
             },
         ),
-        output_schema=record(
+        output_schema=shape(
             {
                 "message_id": text("its id"),
                 "status": words("its status", *(s.value for s in MessageStatus)),
@@ -294,7 +294,7 @@ TOOLS: Final = (
             {"agent_id": text("the agent")},
             {"kill": flag("skip the grace period; an agent cannot use it on itself")},
         ),
-        output_schema=record({"agent_id": _NAME, "status": _STATUS}),
+        output_schema=shape({"agent_id": _NAME, "status": _STATUS}),
         handler=_stop,
     ),
 )

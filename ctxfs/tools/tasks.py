@@ -17,7 +17,7 @@ from ctxfs.tools.tool import (
     flag,
     inputs,
     listed,
-    record,
+    shape,
     text,
     words,
 )
@@ -143,7 +143,7 @@ _ID: Final = text("the task's id")
 _KIND: Final = words("a command, or the handle of a child", COMMAND, CHILD)
 _STATUS: Final = words("its status", *dict.fromkeys(status.shown for status in TaskStatus))
 _EXIT: Final = text("exit:N or signal:N, once a command has ended")
-_FACTS: Final = record(
+_FACTS: Final = shape(
     {
         "task_id": _ID,
         "task_kind": _KIND,
@@ -155,7 +155,7 @@ _FACTS: Final = record(
         "ended_at": text("RFC 3339 time, empty before"),
     }
 )
-HANDLE: Final = record(
+HANDLE: Final = shape(
     {
         "task_id": _ID,
         "task_kind": _KIND,
@@ -191,7 +191,7 @@ TOOLS: Final = (
                 "task_id": text("an id for it; task-1, task-2 and so on by default", minLength=1),
             },
         ),
-        output_schema=record({"task_handle": HANDLE}),
+        output_schema=shape({"task_handle": HANDLE}),
         handler=_exec,
     ),
     Tool(
@@ -200,7 +200,7 @@ TOOLS: Final = (
         concerns=Concerns.CALLER,
         description="List the tasks that have not ended, including handles of children.",
         schema=inputs(Concerns.CALLER, {}),
-        output_schema=record({"tasks": listed(_FACTS, "oldest first")}),
+        output_schema=shape({"tasks": listed(_FACTS, "oldest first")}),
         handler=_list,
     ),
     Tool(
@@ -232,7 +232,7 @@ TOOLS: Final = (
                 },
             },
         ),
-        output_schema=record(
+        output_schema=shape(
             {
                 "task_id": _ID,
                 "status": _STATUS,
@@ -257,7 +257,7 @@ TOOLS: Final = (
             Concerns.CALLER,
             {**_OF_TASK, "text": text("what to write; a line ends with a newline", minLength=1)},
         ),
-        output_schema=record({"task_id": _ID, "accepted": count("number of accepted bytes")}),
+        output_schema=shape({"task_id": _ID, "accepted": count("number of accepted bytes")}),
         handler=_input,
     ),
     Tool(
@@ -266,7 +266,7 @@ TOOLS: Final = (
         concerns=Concerns.CALLER,
         description="End a task: SIGTERM, a grace period, SIGKILL; for a handle, the child.",
         schema=inputs(Concerns.CALLER, _OF_TASK, {"kill": flag("skip the grace period")}),
-        output_schema=record({"task_id": _ID, "status": _STATUS}),
+        output_schema=shape({"task_id": _ID, "status": _STATUS}),
         handler=_stop,
     ),
 )

@@ -122,7 +122,7 @@ def listed(items: Schema, description: str) -> Schema:
     return {"type": "array", "items": items, "description": description}
 
 
-def record(required: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
+def shape(required: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
     """An object with these keys and no others."""
     return {
         "type": "object",
@@ -148,7 +148,7 @@ def inputs(
 ) -> Schema:
     """The schema of what goes in."""
     added = {"agent_id": _AGENT_ID[concerns]} if concerns in _AGENT_ID else {}
-    return record(required, {**(optional or {}), **added})
+    return shape(required, {**(optional or {}), **added})
 
 
 # handling

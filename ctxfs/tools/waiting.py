@@ -11,7 +11,7 @@ from ctxfs.tools.tool import (
     about,
     first_free,
     inputs,
-    record,
+    shape,
     text,
     wanted,
     words,
@@ -91,7 +91,7 @@ _OPTIONAL: Final = {
     "deadline": text("when it expires, as it was given"),
     "payload": text("what fired it"),
 }
-WAIT: Final = record(_REQUIRED, _OPTIONAL)
+WAIT: Final = shape(_REQUIRED, _OPTIONAL)
 
 TOOLS: Final = (
     Tool(
@@ -121,7 +121,7 @@ TOOLS: Final = (
                 "id": text("an id for it; wait-1, wait-2 and so on by default", minLength=1),
             },
         ),
-        output_schema=record(
+        output_schema=shape(
             _REQUIRED,
             {**_OPTIONAL, "token": text("external: a write to this file fires the wait")},
         ),
@@ -133,7 +133,7 @@ TOOLS: Final = (
         concerns=Concerns.CALLER,
         description="Remove a wait in any status; an armed wait is cancelled.",
         schema=inputs(Concerns.CALLER, {"wait_id": _ID}),
-        output_schema=record({"wait_id": _ID, "status": _STATUS}),
+        output_schema=shape({"wait_id": _ID, "status": _STATUS}),
         handler=_cancel,
     ),
 )

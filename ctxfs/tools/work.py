@@ -18,7 +18,7 @@ from ctxfs.tools.tool import (
     inputs,
     lines,
     listed,
-    record,
+    shape,
     text,
     words,
 )
@@ -114,7 +114,7 @@ async def _focus(request: Request) -> dict[str, Any]:
 
 _ID: Final = text("the item's id")
 _FOCUS: Final = text("id of the item that has the focus, or empty")
-_VIEW: Final = record(
+_VIEW: Final = shape(
     {
         "id": _ID,
         "objective": text(f"its objective, the first {_OBJECTIVE_MAX} characters"),
@@ -178,7 +178,7 @@ TOOLS: Final = (
         concerns=Concerns.CALLER,
         description="List the work items that are not over, and the one that has the focus.",
         schema=inputs(Concerns.CALLER, {}, {"all": flag("include those that are over")}),
-        output_schema=record({"items": listed(_VIEW, "oldest first"), "focus": _FOCUS}),
+        output_schema=shape({"items": listed(_VIEW, "oldest first"), "focus": _FOCUS}),
         handler=_list,
     ),
     Tool(
@@ -193,7 +193,7 @@ TOOLS: Final = (
             Concerns.CALLER,
             {"id": {"type": ["string", "null"], "description": "the item's id"}},
         ),
-        output_schema=record({"focus": _FOCUS}),
+        output_schema=shape({"focus": _FOCUS}),
         handler=_focus,
     ),
 )

@@ -23,7 +23,7 @@ _O = TypeVar("_O")
 
 
 class Base:
-    """What nodes, rows, open files and tools share. It knows no planes and no rows."""
+    """What nodes, rows, open files and tools share. It knows no layouts and no rows."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime

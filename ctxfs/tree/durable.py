@@ -18,7 +18,7 @@ from typing import Final
 from ctxfs.caching import Cache
 from ctxfs.disks import Work
 from ctxfs.tree.inodes import REAL
-from ctxfs.tree.nodes import Attributes, Call, Changes, Handle, Node
+from ctxfs.tree.nodes import Attributes, Call, Handle, NewAttributes, Node
 from ctxfs.tree.realfiles import FileHandle, truncating_by_path
 from ctxfs.tree.spaces import DIRECTORY, Space
 from runtime.authority.disk import ENTRY_SIZE
@@ -313,7 +313,7 @@ class DurableNode(Node):
         self.space.may_write(call.caller)
         return truncating_by_path(lambda: self._handle(call, os.O_WRONLY), size)
 
-    def set_attributes(self, call: Call, changes: Changes) -> None:
+    def set_attributes(self, call: Call, changes: NewAttributes) -> None:
         self.space.may_write(call.caller)
         present = self.attributes()
         path = f"/proc/self/fd/{self.fd}"

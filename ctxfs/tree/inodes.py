@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Final
 
 
-class Owner(Enum):
+class ShownOwner(Enum):
     """Whose uid stat(2) shows."""
 
     DAEMON = "the daemon"
@@ -24,7 +24,7 @@ class Treatment:
     """One kind of file. ``pages`` is used by the code, the texts tell what follows."""
 
     name: str
-    owner: Owner
+    owner: ShownOwner
     pages: bool
     lease: str
     lock: str
@@ -35,7 +35,7 @@ _ADVISORY: Final = "granted, blocks no other process"
 
 CONTROL: Final = Treatment(
     name="controls and documents",
-    owner=Owner.DAEMON,
+    owner=ShownOwner.DAEMON,
     pages=False,
     lease="EACCES",
     lock=_ADVISORY,
@@ -44,7 +44,7 @@ CONTROL: Final = Treatment(
 #: Everybody may read them, so nobody can lose the right to.
 PUBLIC: Final = Treatment(
     name="public values of an agent that is not new or private, files of the root",
-    owner=Owner.DAEMON,
+    owner=ShownOwner.DAEMON,
     pages=True,
     lease="EACCES",
     lock=_ADVISORY,
@@ -53,7 +53,7 @@ PUBLIC: Final = Treatment(
 #: The kernel lets only its owner remove a directory from the sticky ``agent/``.
 NAMED: Final = Treatment(
     name="directories, sockets, links",
-    owner=Owner.AGENT,
+    owner=ShownOwner.AGENT,
     pages=False,
     lease="none",
     lock=_ADVISORY,
@@ -62,7 +62,7 @@ NAMED: Final = Treatment(
 #: What an agent owns it could lease: the system call filter of its cell closes that.
 REAL: Final = Treatment(
     name="files of artifact/, home/, shared/, episode/",
-    owner=Owner.MAKER,
+    owner=ShownOwner.MAKER,
     pages=False,
     lease="EPERM in a cell",
     lock=_ADVISORY,

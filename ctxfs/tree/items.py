@@ -1,4 +1,4 @@
-"""Planes of records below each agent: tasks, work items, waits."""
+"""The layouts of planes, the items below each agent: tasks, work items, waits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ctxfs.tree.base import Base
+from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Call, Node
-from ctxfs.tree.planes import Plane
 from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import Directory, Making, Removing, Row, Target
 from runtime.agents import planes
@@ -31,7 +31,7 @@ def agent_with(base: Base, item: Item) -> Agent:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ItemPlane(Plane[_I]):
+class ItemLayout(Layout[_I]):
     """A plane of records below each agent, such as ``work``, in a directory of its name.
 
     ``kind`` says who makes and removes records, and ``records`` does it.

@@ -10,9 +10,9 @@ from typing import Generic, TypeVar
 
 from ctxfs.caching import FOREVER
 from ctxfs.tree.base import Base
-from ctxfs.tree.inodes import Owner
+from ctxfs.tree.inodes import ShownOwner
+from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Attributes, Node
-from ctxfs.tree.planes import Plane
 from ctxfs.tree.rows import Control, Kind, PathControl, Rendered
 from runtime.authority.guard import Act
 from runtime.caller import Caller, Role
@@ -34,30 +34,30 @@ def group_of(uid: int) -> int | None:
 
 
 class Member(Node, Generic[_O]):
-    """One row of one object of a plane; without a number, the object's directory.
+    """One row of one object; without a number, the object's directory.
 
     Open files keep it, and ask it again at each use.
     """
 
     def __init__(
-        self, base: Base, plane: Plane[_O], index: int, obj: _O, number: int = 0
+        self, base: Base, layout: Layout[_O], index: int, obj: _O, number: int = 0
     ) -> None:
-        number = number or plane.top
+        number = number or layout.top
         self.base = base
-        self.plane = plane
+        self.layout = layout
         self.index = index
         self.obj = obj
-        self.row = plane.rows[number - 1]
-        self.inode = plane.inode(index, number)
+        self.row = layout.rows[number - 1]
+        self.inode = layout.inode(index, number)
 
     @property
     def path(self) -> str:
-        return self.plane.path_of(self.base, self.obj, self.row)
+        return self.layout.path_of(self.base, self.obj, self.row)
 
     @property
     def agent(self) -> Agent | None:
         """The agent whose authority decides."""
-        return self.plane.agent(self.base, self.obj)
+        return self.layout.agent(self.base, self.obj)
 
     @property
     def incarnation(self) -> Incarnation | None:
@@ -88,7 +88,7 @@ class Member(Node, Generic[_O]):
             size=row.size_of(self.base, self.obj),
             links=2 if row.kind is Kind.DIRECTORY else 1,
             mtime=self._mtime(),
-            entry_timeout=self.plane.keeps(self.obj, row),
+            entry_timeout=self.layout.keeps(self.obj, row),
             attr_timeout=0.0 if row.volatile else FOREVER,
         )
 
@@ -99,7 +99,7 @@ class Member(Node, Generic[_O]):
         if agent is None:
             return privilege.uid, privilege.gid, mode
         own = (0, privilege.uid)
-        if self.row.treatment.owner is Owner.AGENT:
+        if self.row.treatment.owner is ShownOwner.AGENT:
             if self.row.guard.who and agent.owner not in (0, agent.uid):
                 mode |= 0o022 | (mode & 0o400) >> 3 | (mode & 0o400) >> 6
             return agent.uid, agent.gid, mode
@@ -113,7 +113,7 @@ class Member(Node, Generic[_O]):
     def _mtime(self) -> float:
         known = self.row.time_of(self.base, self.obj)
         if known is None:
-            known = self.plane.created(self.obj)
+            known = self.layout.created(self.obj)
         if known is not None:
             return known
         agent = self.agent
@@ -161,7 +161,7 @@ class Member(Node, Generic[_O]):
 
     def check_there(self) -> None:
         """``MissingError`` once the object is gone: open files of its rows are left."""
-        if self.plane.find(self.base, self.index, self.row) is None:
+        if self.layout.find(self.base, self.index, self.row) is None:
             raise MissingError(f"the object of this {self.row.name} is gone: open the file again")
 
     def check_writer(self, caller: Caller) -> None:
@@ -180,6 +180,6 @@ class Member(Node, Generic[_O]):
     def acting(self, caller: Caller) -> AbstractContextManager[None]:
         """Around a commit: what follows is the caller's doing, and a control tells of it."""
         journal, agent = self.base.runtime.agents.journal, self.agent
-        if self.plane.told and agent is not None and isinstance(self.row, Control | PathControl):
+        if self.layout.told and agent is not None and isinstance(self.row, Control | PathControl):
             return journal.acting(caller, agent, file=self.row.name)
         return journal.acting(caller)

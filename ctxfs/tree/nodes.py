@@ -72,7 +72,7 @@ class Attributes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
+class NewAttributes:
     """What setattr is asked for; None where nothing is."""
 
     mode: int | None = None
@@ -221,7 +221,7 @@ class Node:
         """truncate(2) of a real file, which ``set_attributes`` does not do."""
         return None
 
-    def set_attributes(self, call: Call, changes: Changes) -> None:
+    def set_attributes(self, call: Call, changes: NewAttributes) -> None:
         """chmod(2), chown(2), truncate(2), utimensat(2) without an open file.
 
         To set a value to what it is already is allowed: editors do so after writing.

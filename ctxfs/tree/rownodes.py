@@ -10,7 +10,7 @@ from typing import TypeVar
 from ctxfs.disks import Work
 from ctxfs.tree.handles import open_document, open_row
 from ctxfs.tree.members import Member
-from ctxfs.tree.nodes import Call, Changes, Handle, Node
+from ctxfs.tree.nodes import Call, Handle, NewAttributes, Node
 from ctxfs.tree.realfiles import truncating_by_path
 from ctxfs.tree.rows import Directory, Document, File, Link, Opened
 from runtime.authority.guard import Act
@@ -43,7 +43,7 @@ class RowNode(Member[_O]):
             return None
         return truncating_by_path(lambda: open_document(self, row, caller, os.O_WRONLY), size)
 
-    def set_attributes(self, call: Call, changes: Changes) -> None:
+    def set_attributes(self, call: Call, changes: NewAttributes) -> None:
         super().set_attributes(call, changes)
         if changes.size is not None:
             self._truncate(call, changes.size)
@@ -81,16 +81,16 @@ class RowNode(Member[_O]):
             raise MissingError(
                 f"{quote(self.shown(name))}: no such file or directory in {self.path or '/'}"
             )
-        if isinstance(node, RowNode) and node.plane.closed and not node.may_read(call.caller):
+        if isinstance(node, RowNode) and node.layout.closed and not node.may_read(call.caller):
             raise DeniedError(f"the caller may not see {node.path}")
         return node
 
     def _inside(self, call: Call, name: str) -> Node | None:
         """What a row of the object's that is within this one says that the name is."""
-        number = self.plane.numbers.get((self._within, name))
+        number = self.layout.numbers.get((self._within, name))
         if number is None:
             return None
-        node = RowNode(self.base, self.plane, self.index, self.obj, number)
+        node = RowNode(self.base, self.layout, self.index, self.obj, number)
         row = node.row
         if not node._may_be_seen(call):
             raise DeniedError(f"the caller may not see {row.name}")
@@ -108,8 +108,8 @@ class RowNode(Member[_O]):
     def _names(self, row: Directory[_O], call: Call) -> Iterator[str]:
         if row.entries is not None:
             yield from row.entries(self.base, self.obj, call)
-        for number, inner in self.plane.within(self._within):
-            node = RowNode(self.base, self.plane, self.index, self.obj, number)
+        for number, inner in self.layout.within(self._within):
+            node = RowNode(self.base, self.layout, self.index, self.obj, number)
             if node._may_be_seen(call):
                 yield inner.name
 
@@ -119,7 +119,7 @@ class RowNode(Member[_O]):
         return "" if self.row.top else self.row.name
 
     def _may_be_seen(self, call: Call) -> bool:
-        if not self.plane.asked(self.obj, self.row) or self.may_read(call.caller):
+        if not self.layout.asked(self.obj, self.row) or self.may_read(call.caller):
             return True
         return bool(self.roles(call.caller) & self.writing_roles)
 

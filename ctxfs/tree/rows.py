@@ -2,7 +2,7 @@
 
 Lookup, listing, mode bits, permission checks and the tables of ctxfs(5) all come from the
 rows. Each kind has the fields that mean something for it; ``handles`` opens it by them. A row
-is generic in the class of the objects that its plane has.
+is generic in the class of the objects of its layout.
 """
 
 from __future__ import annotations

@@ -32,10 +32,10 @@ from ctxfs.files import root as root_files
 from ctxfs.files import session as session_files
 from ctxfs.files import tool as tool_files
 from ctxfs.files import waiting as waiting_files
-from ctxfs.filesystem import PLANES
+from ctxfs.filesystem import LAYOUTS
 from ctxfs.tools import registry
 from ctxfs.tools.tool import Tool
-from ctxfs.tree.planes import Plane
+from ctxfs.tree.layouts import Layout
 from ctxfs.tree.rows import NEW, Document, Kind, Lines, Row
 from runtime.agents import forking
 from runtime.authority.accounts import Resource
@@ -177,42 +177,42 @@ class Scene:
 
     # where a row is
 
-    def paths(self, plane: Plane[Any], row: Row[Any]) -> Iterator[str]:
+    def paths(self, layout: Layout[Any], row: Row[Any]) -> Iterator[str]:
         """The places that a row is shown at, with what makes it cost most."""
         name = row.name
-        if plane is root_files.PLANE:
+        if layout is root_files.LAYOUT:
             yield "" if row.top else f"{row.within}/{name}".lstrip("/")
-        elif plane is root_files.HOME:
+        elif layout is root_files.HOME:
             yield f"home/1000/{name}"
-        elif plane is root_files.HISTORY:
+        elif layout is root_files.HISTORY:
             yield f"home/1000/agent/x/{name}"
-        elif plane is agent_files.PLANE:
+        elif layout is agent_files.LAYOUT:
             for agent in ("x", "d7"):
                 if row.is_inside:
                     yield f"agent/{agent}.d/{row.within}/{name}"
                 else:
                     yield "self" if name == "self" else f"agent/{agent}{name}"
-        elif plane is agent_files.CHILD:
+        elif layout is agent_files.CHILD:
             yield "agent/x.d/child/k0"
-        elif plane is session_files.PLANE:
+        elif layout is session_files.LAYOUT:
             yield f"{self.session}/{row.within if row.within == 'context' else ''}/{name}"
-        elif plane is session_files.CHANNEL:
+        elif layout is session_files.CHANNEL:
             yield f"{self.session}/context/child/k0/{name}"
-        elif plane is tool_files.PLANE:
+        elif layout is tool_files.LAYOUT:
             yield f"tool/AgentGet.d/{name}" if row.is_inside else f"tool/AgentGet{name}"
         elif row.name == "TOKEN":
             yield f"trigger/{self.token}"
         else:
-            item = {"task": "task/T", "work": "work/W", "waiting": "waiting/A"}[plane.name]
+            item = {"task": "task/T", "work": "work/W", "waiting": "waiting/A"}[layout.name]
             yield f"agent/x.d/{item}0/{name}"
-            if plane is waiting_files.PLANE:
+            if layout is waiting_files.LAYOUT:
                 yield f"agent/x.d/waiting/new/{name}"
 
 
-def contents(plane: Plane[Any], row: Row[Any]) -> Iterator[bytes]:
+def contents(layout: Layout[Any], row: Row[Any]) -> Iterator[bytes]:
     """What is written to a row: the largest that it takes, and what is worst to refuse."""
     most = (64 << 10) - 1
-    lines = PLACED[plane.name][key_of(row)].lines
+    lines = PLACED[layout.name][key_of(row)].lines
     document = isinstance(row, Lines | Document)
     for line in lines:
         size = 2 * CHUNK if document else most
@@ -335,8 +335,8 @@ def callers(row: Row[Any], scene: Scene, path: str) -> Iterator[Caller]:
     yield ROOT if row.guard.who & Role.ROOT else USER
 
 
-async def act(costs: Costs, scene: Scene, plane: Plane[Any], row: Row[Any]) -> None:
-    for path in scene.paths(plane, row):
+async def act(costs: Costs, scene: Scene, layout: Layout[Any], row: Row[Any]) -> None:
+    for path in scene.paths(layout, row):
         for caller in callers(row, scene, path):
             with scene.mounted.as_(caller):
                 inode = await costs.inode(path)
@@ -354,9 +354,9 @@ async def act(costs: Costs, scene: Scene, plane: Plane[Any], row: Row[Any]) -> N
                 elif row.kind is Kind.FILE:
                     await costs.read(path, inode)
                     if row.guard.who:
-                        for data in contents(plane, row):
+                        for data in contents(layout, row):
                             await costs.write(path, inode, data, os.O_TRUNC)
-                        for data in itertools.islice(contents(plane, row), 1):
+                        for data in itertools.islice(contents(layout, row), 1):
                             await costs.write(path, inode, data, os.O_APPEND)
                             await costs.write(path, inode, data[:100], 0)
 
@@ -368,7 +368,7 @@ STATUSES: Final = (Status.BUSY, Status.NEW)
 async def measure_rows(status: Status, scene: Scene, meter: LoopMeter) -> dict[str, float]:
     """The longest step of each call, in seconds."""
     costs = Costs(scene, meter)
-    for table in PLANES:
+    for table in LAYOUTS:
         for row in table.rows:
             if status is Status.BUSY or row.guard.when is NEW:
                 await act(costs, scene, table, row)

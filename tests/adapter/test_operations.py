@@ -23,7 +23,7 @@ from ctxfs.errnos import ERRNOS
 from ctxfs.filesystem import Filesystem
 from ctxfs.operations import Operations
 from ctxfs.reasons import Reasons
-from ctxfs.tree.nodes import Attributes, Call, Changes, Handle, Node
+from ctxfs.tree.nodes import Attributes, Call, Handle, NewAttributes, Node
 from runtime import errors
 from runtime.authority.accounts import Payer, Reserve, Resource, accounts_of
 from runtime.caller import Caller
@@ -111,7 +111,7 @@ class FakeNode(Node):
         self.fail()
         self.log.append(("rename", name, target.inode, new_name, replace))
 
-    def set_attributes(self, call: Call, changes: Changes) -> None:
+    def set_attributes(self, call: Call, changes: NewAttributes) -> None:
         self.fail()
         self.log.append(changes)
 
@@ -332,7 +332,7 @@ def test_only_what_is_asked_for_is_changed(small: Small) -> None:
     complete(small.ops.setattr, 2, entry, asked(mode=True), None, CONTEXT)
     complete(small.ops.setattr, 2, entry, asked(size=True, uid=True), None, CONTEXT)
     complete(small.ops.setattr, 2, entry, asked(), None, CONTEXT)
-    assert small.file.log == [Changes(mode=0o600), Changes(size=3, uid=5)]
+    assert small.file.log == [NewAttributes(mode=0o600), NewAttributes(size=3, uid=5)]
 
 
 def test_an_open_file_is_truncated_through_its_descriptor(small: Small) -> None:

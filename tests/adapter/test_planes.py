@@ -99,8 +99,8 @@ def test_making_is_refused_in_the_order_of_the_contract(mounted: Mounted, plane:
     for name in ("a", "b", "c"):
         mkdir(mounted, f"{D}/{plane}/{name}")
     with mounted.as_(STRANGER):
-        directory = agent_files.PLANE.inode(
-            the_agent(mounted).index, agent_files.PLANE.number_of(plane)
+        directory = agent_files.LAYOUT.inode(
+            the_agent(mounted).index, agent_files.LAYOUT.number_of(plane)
         )
         with refused("EACCES"):
             complete(mounted.ops.mkdir, directory, b"not a name", 0o755, CONTEXT)
@@ -156,7 +156,7 @@ def test_where_the_owner_is_not_the_agents_uid_both_may_make_and_write(
 def test_the_inodes_of_what_is_gone_are_not_there(mounted: Mounted, plane: str) -> None:
     mkdir(mounted, f"{D}/{plane}/a")
     inode = mounted.inode(f"{D}/{plane}/a/status")
-    number, other = inode & 0xFF, waiting_files.PLANE if plane == "work" else work_files.PLANE
+    number, other = inode & 0xFF, waiting_files.LAYOUT if plane == "work" else work_files.LAYOUT
     with refused("ESTALE"):  # the same record, looked for in the other plane
         complete(mounted.ops.getattr, other.inode(inode >> 16, number), CONTEXT)
     rmdir(mounted, f"{D}/{plane}/a")

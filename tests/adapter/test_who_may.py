@@ -21,10 +21,10 @@ import pytest
 from ctxfs.files import agent as agent_files
 from ctxfs.files import session as session_files
 from ctxfs.files.verbs import VERBS
-from ctxfs.filesystem import PLANES
+from ctxfs.filesystem import LAYOUTS
 from ctxfs.tree import rows as kinds
-from ctxfs.tree.items import ItemPlane
-from ctxfs.tree.planes import Plane
+from ctxfs.tree.items import ItemLayout
+from ctxfs.tree.layouts import Layout
 from ctxfs.tree.rows import Kind, Row, Shown, Staged
 from runtime.authority.guard import Act
 from runtime.caller import Caller
@@ -423,7 +423,7 @@ ASKS = {
 COLUMNS = ("list", "stat", "read", "write")
 
 KINDS = {"root": "public", "detached": "public", "child": "private"}
-ITEM_PLANES = [plane for plane in PLANES if isinstance(plane, ItemPlane)]
+ITEM_PLANES = [plane for plane in LAYOUTS if isinstance(plane, ItemLayout)]
 #: of verbs that are refused in a status
 ERRNOS_OF_VERBS = ("EBUSY", "ESRCH")
 
@@ -684,8 +684,8 @@ PLACED = {
 }
 
 
-@pytest.mark.parametrize("plane", PLANES, ids=lambda plane: plane.name)
-def test_the_table_has_every_file_and_says_how_it_is_kept(plane: Plane[Any]) -> None:
+@pytest.mark.parametrize("plane", LAYOUTS, ids=lambda plane: plane.name)
+def test_the_table_has_every_file_and_says_how_it_is_kept(plane: Layout[Any]) -> None:
     rows = {key_of(row): row for row in plane.rows}
     told = PLACED[plane.name]
     assert rows.keys() == told.keys()
@@ -699,7 +699,7 @@ def test_the_table_has_every_file_and_says_how_it_is_kept(plane: Plane[Any]) -> 
 
 
 def test_the_table_is_of_planes_verbs_and_parties_that_there_are() -> None:
-    assert {plane.name for plane in PLANES} == PLACED.keys()
+    assert {plane.name for plane in LAYOUTS} == PLACED.keys()
     assert [verb.usage for verb in VERBS.values()] == list(SAYS)
     documents = CHANNEL["delegation"].files | CHANNEL["result"].files
     assert documents.keys() == set(agent_files.DOCUMENTS)
@@ -746,7 +746,7 @@ def test_tasks_work_items_and_waits(stage: Stage, group: str, cell: tuple[str, s
 @pytest.mark.parametrize("plane", ["root", "home", "history"])
 def test_what_is_of_no_agent_is_open(stage: Stage, plane: str) -> None:
     base = {"root": "", "home": "home/1000/", "history": "home/1000/agent/root/"}[plane]
-    rows = {key_of(row): row for each in PLANES if each.name == plane for row in each.rows}
+    rows = {key_of(row): row for each in LAYOUTS if each.name == plane for row in each.rows}
     for name in OPEN[plane]:
         for party in ALL.replace("s", ""):
             with stage.mounted.as_(stage.callers["root"][party]):
@@ -827,7 +827,7 @@ def test_who_has_a_file_by_its_number_may_no_more(stage: Stage, kind: str, colum
             if key_of(row) not in group.files or row.kind is not Kind.FILE:
                 continue
             path = path_of(kind, row)
-            inode = agent_files.PLANE.inode(stage.objects[kind].index, number)
+            inode = agent_files.LAYOUT.inode(stage.objects[kind].index, number)
             flags = os.O_RDONLY if column == "read" else os.O_WRONLY
             reach = partial(stage.open, inode, flags)
             for party, caller in stage.callers[kind].items():
@@ -1099,7 +1099,7 @@ def test_the_manual_says_when(section: str) -> None:
 @pytest.mark.parametrize("plane", ITEM_PLANES, ids=lambda plane: plane.name)
 @pytest.mark.parametrize("status", Status)
 def test_records_are_removed_in_any_status(
-    stage: Stage, plane: ItemPlane[Any], status: Status
+    stage: Stage, plane: ItemLayout[Any], status: Status
 ) -> None:
     agent, agents = stage.objects["root"], stage.mounted.agents
     plane.records(agents).make(ROOT, agent, "made")

@@ -99,7 +99,7 @@ def test_controls_are_nobodys_to_lease(daemon: Daemon) -> None:
             assert holder.stdout is not None
             for file in files:
                 said = holder.stdout.readline().split()
-                row = agent_files.PLANE.row(Path(file).name)
+                row = agent_files.LAYOUT.row(Path(file).name)
                 shared = "ok" if row.treatment is PUBLIC else "ENODEV"
                 assert said == [file, "EACCES", "EACCES", shared, "ok", "ok"]
             for name in readable():

@@ -19,7 +19,7 @@ import trio.testing
 import ctxfs
 from ctxfs import pace
 from ctxfs.operations import Operations
-from ctxfs.pace import MANNERS, WAITS, Manner, Pace
+from ctxfs.pace import BOUNDS, MANNERS, Manner, Pace
 from runtime.authority import loop
 from runtime.authority.accounts import Payer, Reserve, TimeAccounts
 from runtime.authority.loop import Gentle
@@ -43,21 +43,21 @@ def awaited() -> Iterator[tuple[str, str]]:
 
 
 def test_handlers_wait_for_nothing_but_what_the_table_lists() -> None:
-    allowed = {wait.call for wait in WAITS}
+    allowed = {wait.call for wait in BOUNDS}
     found = dict(awaited())
     assert {where: call for where, call in found.items() if call not in allowed} == {}
     assert set(found.values()) == allowed
 
 
 def test_every_wait_is_bounded_or_says_why() -> None:
-    for wait in WAITS:
+    for wait in BOUNDS:
         assert wait.reason
         assert wait.bound is None or wait.bound <= 1.0
 
 
 def test_the_architecture_lists_the_same_waits() -> None:
     text = (PACKAGE.parent / "ARCHITECTURE.md").read_text()
-    for wait in WAITS:
+    for wait in BOUNDS:
         if wait.call != "self._pace.timed":
             assert f"`{wait.call.removeprefix('self.').removeprefix('_')}`" in text, wait
 

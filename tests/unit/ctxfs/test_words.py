@@ -18,24 +18,24 @@ from ctxfs.files import task as task_files
 from ctxfs.files import waiting as waiting_files
 from ctxfs.files import work as work_files
 from ctxfs.files.verbs import VERBS
-from ctxfs.tree.planes import Plane
+from ctxfs.tree.layouts import Layout
 from ctxfs.tree.rows import Kind
 from runtime.records.items import MESSAGE_MOVES
 from runtime.records.model import Outcome
 
 MODULE = Path(client.words.__file__)
-PLANES: dict[str, Plane[Any]] = {
-    "task": task_files.PLANE,
-    "work": work_files.PLANE,
-    "waits": waiting_files.PLANE,
+PLANES: dict[str, Layout[Any]] = {
+    "task": task_files.LAYOUT,
+    "work": work_files.LAYOUT,
+    "waits": waiting_files.LAYOUT,
 }
 #: of a plane's files, those that a command of their own shows, or that nothing is read from
 ELSEWHERE = {"output", "ctl"}
 
 
-def files_of(plane: Plane[Any]) -> set[str]:
+def files_of(layout: Layout[Any]) -> set[str]:
     """What can be read of each object of a plane."""
-    rows = (row for _, row in plane.within("") if row.kind is Kind.FILE)
+    rows = (row for _, row in layout.within("") if row.kind is Kind.FILE)
     return {row.name for row in rows if row.read}
 
 
@@ -67,7 +67,7 @@ def test_every_verb_of_an_agent_is_a_command() -> None:
 
 
 def test_options_that_are_files_are_rows() -> None:
-    rows = {row.name for row in agent_files.PLANE.rows}
+    rows = {row.name for row in agent_files.LAYOUT.rows}
     assert {"parent", "mount", "env", "cwd", "limits", "exec", "handoff.md", "ctl"} <= rows
     assert {"life", "restart", "mode", "context", "workspace", "model"} <= rows
 

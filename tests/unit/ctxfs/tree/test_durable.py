@@ -14,7 +14,7 @@ from ctxfs.caching import Cache
 from ctxfs.files.spaces import ARTIFACT, EPISODE
 from ctxfs.tree import durable, spaces
 from ctxfs.tree.durable import Durable, DurableNode
-from ctxfs.tree.nodes import Call, Changes, Handle, Node
+from ctxfs.tree.nodes import Call, Handle, NewAttributes, Node
 from ctxfs.tree.spaces import Space
 from runtime.caller import Caller
 from runtime.errors import (
@@ -505,10 +505,10 @@ def test_of_very_many_removed_files_the_first_are_gone(
 
 def test_the_owner_that_is_there_may_be_set(top: DurableNode) -> None:
     file = touch(top, "file")
-    file.set_attributes(CALL, Changes(uid=OWNER[0], gid=OWNER[1]))
-    file.set_attributes(CALL, Changes(gid=OWNER[1], mode=0o4755))
+    file.set_attributes(CALL, NewAttributes(uid=OWNER[0], gid=OWNER[1]))
+    file.set_attributes(CALL, NewAttributes(gid=OWNER[1], mode=0o4755))
     assert file.attributes().mode & 0o7777 == 0o755
-    for changes in (Changes(uid=0), Changes(uid=OWNER[0], gid=0, mode=0o777)):
+    for changes in (NewAttributes(uid=0), NewAttributes(uid=OWNER[0], gid=0, mode=0o777)):
         with pytest.raises(ForbiddenError, match="cannot be changed"):
             file.set_attributes(CALL, changes)
     assert file.attributes().mode & 0o7777 == 0o755

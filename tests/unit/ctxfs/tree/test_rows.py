@@ -9,8 +9,8 @@ import pytest
 
 from ctxfs.files import agent as agent_files
 from ctxfs.files import root as root_files
-from ctxfs.filesystem import PLANES
-from ctxfs.tree.planes import Plane, split_inode
+from ctxfs.filesystem import LAYOUTS
+from ctxfs.tree.layouts import Layout, split_inode
 from ctxfs.tree.rows import (
     Directory,
     Document,
@@ -27,56 +27,58 @@ from runtime.caller import CONTROLLERS, PARTIES, Role
 from runtime.errors import MalformedError
 from runtime.records.lifecycle import Status
 
-ROWS = [(plane, row) for plane in PLANES for row in plane.rows]
-FILES = [(plane, row) for plane, row in ROWS if row.kind is Kind.FILE]
-SINGLE = [(plane, row) for plane, row in FILES if isinstance(row, Staged) and row.single]
+ROWS = [(layout, row) for layout in LAYOUTS for row in layout.rows]
+FILES = [(layout, row) for layout, row in ROWS if row.kind is Kind.FILE]
+SINGLE = [(layout, row) for layout, row in FILES if isinstance(row, Staged) and row.single]
 
 
 def identify(value: object) -> str:
     if isinstance(value, Row):
         return f"{value.within}/{value.name}"
-    return value.name if isinstance(value, Plane) else str(value)
+    return value.name if isinstance(value, Layout) else str(value)
 
 
-@pytest.mark.parametrize("plane", PLANES, ids=identify)
-def test_names_are_unique_and_numbers_fit_an_inode(plane: Plane[Any]) -> None:
-    elsewhere = [row.name for row in plane.rows if not row.is_inside]
-    assert len(plane.numbers) + len(set(elsewhere)) == len(plane.rows) < 256
-    for (within, name), number in plane.numbers.items():
-        assert plane.rows[number - 1].name == name
-        assert plane.number_of(name, within) == number
+@pytest.mark.parametrize("layout", LAYOUTS, ids=identify)
+def test_names_are_unique_and_numbers_fit_an_inode(layout: Layout[Any]) -> None:
+    elsewhere = [row.name for row in layout.rows if not row.is_inside]
+    assert len(layout.numbers) + len(set(elsewhere)) == len(layout.rows) < 256
+    for (within, name), number in layout.numbers.items():
+        assert layout.rows[number - 1].name == name
+        assert layout.number_of(name, within) == number
 
 
-@pytest.mark.parametrize("plane", PLANES, ids=identify)
-def test_an_object_has_one_directory(plane: Plane[Any]) -> None:
-    assert [row for row in plane.rows if row.top] == [plane.rows[plane.top - 1]]
+@pytest.mark.parametrize("layout", LAYOUTS, ids=identify)
+def test_an_object_has_one_directory(layout: Layout[Any]) -> None:
+    assert [row for row in layout.rows if row.top] == [layout.rows[layout.top - 1]]
 
 
 def test_planes_are_told_apart() -> None:
-    assert sorted(plane.number for plane in PLANES) == list(range(len(PLANES)))
-    assert len({plane.name for plane in PLANES}) == len(PLANES)
+    assert sorted(layout.number for layout in LAYOUTS) == list(range(len(LAYOUTS)))
+    assert len({layout.name for layout in LAYOUTS}) == len(LAYOUTS)
 
 
-@pytest.mark.parametrize(("plane", "row"), ROWS, ids=identify)
-def test_every_name_that_is_shown_is_explained(plane: Plane[Any], row: Row[Any]) -> None:
+@pytest.mark.parametrize(("layout", "row"), ROWS, ids=identify)
+def test_every_name_that_is_shown_is_explained(layout: Layout[Any], row: Row[Any]) -> None:
     assert row.doc or not row.is_inside
     assert "\n" not in row.doc
 
 
-@pytest.mark.parametrize(("plane", "row"), FILES, ids=identify)
-def test_mode_bits_agree_with_who_may(plane: Plane[Any], row: Row[Any]) -> None:
+@pytest.mark.parametrize(("layout", "row"), FILES, ids=identify)
+def test_mode_bits_agree_with_who_may(layout: Layout[Any], row: Row[Any]) -> None:
     assert bool(row.mode & 0o222) is bool(row.guard.who)
     assert bool(row.mode & 0o444) is bool(row.public or row.read)
     assert row.mode & 0o7000 == 0
 
 
-@pytest.mark.parametrize(("plane", "row"), SINGLE, ids=identify)
-def test_one_value_is_checked_when_its_line_is_written(plane: Plane[Any], row: Staged[Any]) -> None:
+@pytest.mark.parametrize(("layout", "row"), SINGLE, ids=identify)
+def test_one_value_is_checked_when_its_line_is_written(
+    layout: Layout[Any], row: Staged[Any]
+) -> None:
     assert row.check is not None
 
 
-@pytest.mark.parametrize(("plane", "row"), ROWS, ids=identify)
-def test_what_is_only_shown_is_written_by_nobody(plane: Plane[Any], row: Row[Any]) -> None:
+@pytest.mark.parametrize(("layout", "row"), ROWS, ids=identify)
+def test_what_is_only_shown_is_written_by_nobody(layout: Layout[Any], row: Row[Any]) -> None:
     writable = isinstance(row, Staged | Verbs | Document | History | Inlet)
     assert writable or isinstance(row, Directory) or not row.guard.who
     if writable and not isinstance(row, History):
@@ -86,24 +88,24 @@ def test_what_is_only_shown_is_written_by_nobody(plane: Plane[Any], row: Row[Any
 @pytest.mark.parametrize("directory", ["agent", "tool", "home", "shared", "trigger"])
 def test_the_modes_of_the_roots_directories(directory: str) -> None:
     modes = {"agent": 0o1777, "shared": 0o1777, "trigger": 0o311}
-    row = root_files.PLANE.row(directory)
+    row = root_files.LAYOUT.row(directory)
     assert row.mode == modes.get(directory, 0o755)
 
 
 def test_secrets_are_readable_by_the_owner_only() -> None:
-    assert agent_files.PLANE.row("env").mode == 0o600
+    assert agent_files.LAYOUT.row("env").mode == 0o600
 
 
 @pytest.mark.parametrize("index", [0, 1, 20_000, 2**31])
-@pytest.mark.parametrize("plane", PLANES, ids=identify)
-def test_an_inode_number_is_computed_and_taken_apart(plane: Plane[Any], index: int) -> None:
-    inode = plane.inode(index, 77)
-    assert split_inode(inode) == (plane.number, index, 77)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=identify)
+def test_an_inode_number_is_computed_and_taken_apart(layout: Layout[Any], index: int) -> None:
+    inode = layout.inode(index, 77)
+    assert split_inode(inode) == (layout.number, index, 77)
     assert inode < 1 << 62
 
 
 def test_a_change_of_a_field_reaches_every_file_that_shows_it() -> None:
-    plane = agent_files.PLANE
+    layout = agent_files.LAYOUT
     for field, shown in (
         ("profile", {"profile", "visibility", "ownership", "ingress"}),
         ("policy", {"policy"}),
@@ -111,7 +113,7 @@ def test_a_change_of_a_field_reaches_every_file_that_shows_it() -> None:
         ("meta", {"meta.json"}),
         ("status", {"status"}),
     ):
-        assert {plane.rows[n - 1].name for n in plane.depending[field]} >= shown
+        assert {layout.rows[n - 1].name for n in layout.depending[field]} >= shown
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Planes: the kinds of objects that the tree has, each with its rows.
+"""Layouts: the kinds of objects that the tree has, each with its rows.
 
 A plane says once where its objects are, which agent they belong to and who sees them. An
 inode number is computed from the plane, the index of the object and the place of the row,
@@ -22,11 +22,11 @@ _O = TypeVar("_O")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Plane(ABC, Generic[_O]):
+class Layout(ABC, Generic[_O]):
     """One kind of objects. Inode numbers are made of its ``number`` and the place of the row.
 
-    In a ``closed`` plane a caller finds only what it may read. When a control of a ``told``
-    plane is written, that is an event of its agent.
+    In a ``closed`` layout a caller finds only what it may read. When a control of a ``told``
+    layout is written, that is an event of its agent.
     """
 
     number: int
@@ -35,7 +35,7 @@ class Plane(ABC, Generic[_O]):
     closed: bool = False
     told: bool = False
 
-    # what each plane says of its objects
+    # what each layout says of its objects
 
     @abstractmethod
     def find(self, base: Base, index: int, row: Row[_O]) -> _O | None:
@@ -131,5 +131,5 @@ class Plane(ABC, Generic[_O]):
 
 
 def split_inode(inode: int) -> tuple[int, int, int]:
-    """(plane's number, index, row's number) of a computed inode number."""
+    """(layout's number, index, row's number) of a computed inode number."""
     return (inode >> 8) & 0xFF, inode >> 16, inode & 0xFF
