@@ -17,6 +17,7 @@ from tests.worlds.daemon import MARK, REMOVALS, Daemon, begun, running, sampled
 from tests.worlds.membership import WATCH
 from tests.worlds.preloaded import PRELOADED
 from tests.worlds.records import World, world_in
+from tests.worlds.seclusion import SecludedDaemon, own_mounts
 from tests.worlds.tree import Mounted
 
 # A machine that does other things is no fault of what is tested.
@@ -97,9 +98,9 @@ def _settings(node: pytest.Item | pytest.Collector) -> dict[str, Any]:
     return dict(mark.kwargs) if mark is not None else {}
 
 
-def _daemon(node: pytest.Item | pytest.Collector) -> Daemon:
+def _daemon(node: pytest.Item | pytest.Collector, cls: type[Daemon] = Daemon) -> Daemon:
     lines = (f"{name}: {value}\n" for name, value in _settings(node).items())
-    return Daemon(config="".join(lines))
+    return cls(config="".join(lines))
 
 
 @pytest.fixture
@@ -119,6 +120,13 @@ def mounted(world: World) -> Mounted:
 def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
     """A daemon that runs, with everything of its own."""
     with running(_daemon(request.node)) as made:
+        yield made
+
+
+@pytest.fixture
+def secluded_daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
+    """One whose mounts, and those that the test makes, nothing else on the machine sees."""
+    with own_mounts(), running(_daemon(request.node, SecludedDaemon)) as made:
         yield made
 
 

@@ -466,7 +466,7 @@ def test_idle_agents_cost_nothing(daemon: Daemon) -> None:
 
 @contextmanager
 def unwritable(file: Path) -> Iterator[None]:
-    """A file of a cgroup that takes nothing: as read-only hierarchies, and full ones, refuse."""
+    """A file of a cgroup that takes nothing, as in a read-only hierarchy; in own mounts only."""
     mount("/dev/full", file, "none", MS_BIND)
     try:
         yield
@@ -474,7 +474,10 @@ def unwritable(file: Path) -> Iterator[None]:
         unmount(file, MNT_DETACH)
 
 
-def test_a_pause_and_a_resume_that_the_kernel_refuses_change_nothing(daemon: Daemon) -> None:
+def test_a_pause_and_a_resume_that_the_kernel_refuses_change_nothing(
+    secluded_daemon: Daemon,
+) -> None:
+    daemon = secluded_daemon
     boss = busy(daemon, "boss")
     freezer = node(boss).path / "cgroup.freeze"
     with unwritable(freezer):
@@ -494,7 +497,8 @@ def test_a_pause_and_a_resume_that_the_kernel_refuses_change_nothing(daemon: Dae
 
 
 @pytest.mark.settings(grace="1h")
-def test_a_kill_that_the_kernel_refuses_can_be_said_again(daemon: Daemon) -> None:
+def test_a_kill_that_the_kernel_refuses_can_be_said_again(secluded_daemon: Daemon) -> None:
+    daemon = secluded_daemon
     boss = busy(daemon, "boss", DEAF)
     with unwritable(node(boss).path / "cgroup.kill"):
         assert refusal(boss / "ctl", "kill") == "ENOSPC"
@@ -506,7 +510,10 @@ def test_a_kill_that_the_kernel_refuses_can_be_said_again(daemon: Daemon) -> Non
 
 
 @pytest.mark.settings(grace="10ms")
-def test_a_kill_is_tried_again_after_the_grace_until_the_kernel_takes_it(daemon: Daemon) -> None:
+def test_a_kill_is_tried_again_after_the_grace_until_the_kernel_takes_it(
+    secluded_daemon: Daemon,
+) -> None:
+    daemon = secluded_daemon
     boss = busy(daemon, "boss", DEAF)
     with unwritable(node(boss).path / "cgroup.kill"):
         write(boss / "ctl", "stop")
