@@ -147,7 +147,7 @@ def test_a_missing_fuse_device(stopped: Daemon) -> None:
 def test_no_cgroup_v2(stopped: Daemon) -> None:
     command = " ".join(arg for arg in stopped.command())
     result = subprocess.run(
-        ["unshare", "-m", "sh", "-c", f"umount -a -t cgroup2; exec {command}"],
+        ["unshare", "-m", "sh", "-c", f"umount -a -t cgroup2 && exec {command}"],
         capture_output=True, text=True, check=False,
     )
     assert result.returncode == 1
