@@ -27,7 +27,7 @@ from tests.worlds.daemon import (
 )
 
 SLEEP = "sleep 1000"
-DEAF = "sh -c 'trap \"\" TERM; while :; do sleep 0.05; done'"
+DEAF = "sh -c 'trap \"\" TERM; echo deaf; while :; do sleep 0.05; done'"
 
 
 def node(agent: Path) -> Cgroup:
@@ -500,6 +500,7 @@ def test_a_pause_and_a_resume_that_the_kernel_refuses_change_nothing(
 def test_a_kill_that_the_kernel_refuses_can_be_said_again(secluded_daemon: Daemon) -> None:
     daemon = secluded_daemon
     boss = busy(daemon, "boss", DEAF)
+    wait_until(lambda: read(boss, "out") == "deaf\n", "it does not hear SIGTERM")
     with unwritable(node(boss).path / "cgroup.kill"):
         assert refusal(boss / "ctl", "kill") == "ENOSPC"
         assert read(boss, "status") == "stopping\n"
@@ -515,6 +516,7 @@ def test_a_kill_is_tried_again_after_the_grace_until_the_kernel_takes_it(
 ) -> None:
     daemon = secluded_daemon
     boss = busy(daemon, "boss", DEAF)
+    wait_until(lambda: read(boss, "out") == "deaf\n", "it does not hear SIGTERM")
     with unwritable(node(boss).path / "cgroup.kill"):
         write(boss / "ctl", "stop")
         wait_until(lambda: "cannot kill it yet" in daemon.log.read_text(), "it was tried")
