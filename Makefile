@@ -46,8 +46,8 @@ $(NATIVE)/%: $(NATIVE)/%.c $(wildcard $(NATIVE)/*.h)
 demo: $(STAMP) $(PROGRAMS)
 	sh contrib/demo.sh
 
-# Most tests wait for processes, so use 1.5 workers per processor.
-WORKERS := $(shell expr `nproc` \* 3 / 2)
+# Most tests wait for processes, so use two workers per processor.
+WORKERS := $(shell expr `nproc` \* 2)
 
 # tests that measure how long others wait run alone
 test: lint
