@@ -32,7 +32,7 @@ systemd-id128 new >"$root/etc/machine-id"
 # the checkout as it is now, whatever is changed in it meanwhile
 rm -rf "$root/opt/ctxfs" "$root/var/lib/ctxfs" "$root/etc/ctxfs" "$units"/ctxd*
 mkdir -p "$root/opt/ctxfs/.venv"
-for part in ctxfs runtime contrib tests pyproject.toml; do
+for part in client ctxfs runtime contrib tests pyproject.toml; do
 	cp -a "$checkout/$part" "$root/opt/ctxfs/"
 done
 cp "$checkout"/contrib/systemd/*.service "$units/"
