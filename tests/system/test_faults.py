@@ -299,7 +299,7 @@ CASES: Final = [
     ("finish.released", 2, ""),
     ("cancel.marked", 1, "again"),
     ("cancel.killed", 1, "again"),
-    ("pause.committed", 1, "orphaned"),
+    ("pause.committed", 1, "again"),
     ("restart.due", 2, ""),
     ("reset.committed", 2, ""),
     ("remove.committed", 3, ""),
