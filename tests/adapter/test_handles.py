@@ -115,20 +115,43 @@ def test_a_flush_without_data_is_no_commit(mounted: Mounted, commits: Commits) -
     assert commits.names == []
 
 
-def test_truncation_alone_changes_nothing(mounted: Mounted) -> None:
-    mounted.put(f"{D}/exec", "true\n")
-    mounted.close(mounted.open(f"{D}/exec", WRITE))
+def _truncate(mounted: Mounted, path: str, size: int, fh: int | None) -> None:
+    """truncate(2) without an open file, ftruncate(2) with one."""
     entry = pyfuse3.EntryAttributes()
-    entry.st_size = 0
-    size = SimpleNamespace(
+    entry.st_size = size
+    fields = SimpleNamespace(
         update_size=True,
         **{f"update_{n}": False for n in ("mode", "uid", "gid", "atime", "mtime")},
     )
-    complete(mounted.ops.setattr, mounted.inode(f"{D}/exec"), entry, size, None, CONTEXT)
+    complete(mounted.ops.setattr, mounted.inode(path), entry, fields, fh, CONTEXT)
+
+
+def test_truncation_alone_changes_nothing(mounted: Mounted) -> None:
+    mounted.put(f"{D}/exec", "true\n")
+    mounted.close(mounted.open(f"{D}/exec", WRITE))
+    _truncate(mounted, f"{D}/exec", 0, None)
     fh = mounted.open(f"{D}/exec", os.O_WRONLY)
-    complete(mounted.ops.setattr, mounted.inode(f"{D}/exec"), entry, size, fh, CONTEXT)
+    _truncate(mounted, f"{D}/exec", 0, fh)
     mounted.close(fh)
     assert mounted.get(f"{D}/exec") == "true\n"
+
+
+def test_what_is_written_after_a_truncation_replaces_the_value(mounted: Mounted) -> None:
+    mounted.put(f"{D}/env", "A=1\nB=2\n")
+    fh = mounted.open(f"{D}/env", os.O_WRONLY)
+    _truncate(mounted, f"{D}/env", 0, fh)
+    mounted.write(fh, b"C=3\n")
+    mounted.close(fh)
+    assert mounted.get(f"{D}/env") == "C=3\n"
+
+
+def test_a_truncation_takes_back_what_was_written_and_not_committed(mounted: Mounted) -> None:
+    mounted.put(f"{D}/env", "A=1\n")
+    fh = mounted.open(f"{D}/env", os.O_WRONLY)
+    mounted.write(fh, b"B=2\nC=3\n")
+    _truncate(mounted, f"{D}/env", 4, fh)
+    mounted.close(fh)
+    assert mounted.get(f"{D}/env") == "B=2\n"
 
 
 def test_several_writes_are_one_value(mounted: Mounted) -> None:
