@@ -65,7 +65,7 @@ POINTS: Final = (
     "wait.armed",
     "wait.due",
     "wait.fired",
-    "adopt.followed",
+    "adopt.led",
     "adopt.lost",
     "adopt.ended",
     "adopt.cleaned",

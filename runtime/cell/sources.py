@@ -33,7 +33,7 @@ from runtime.texts.names import check_absolute, quote
 if TYPE_CHECKING:
     from runtime.agents.parts import Agents
     from runtime.cell.cell import Places
-    from runtime.cell.following import Followed
+    from runtime.cell.execution import LiveCells
     from runtime.records.model import Agent
 
 _SECONDS: Final = 1.0
@@ -63,14 +63,14 @@ class Looker:
         agents: Agents,
         hierarchy: Hierarchy,
         places: Places,
-        followed: Followed,
+        live_cells: LiveCells,
         spawner: Spawner,
         nursery: trio.Nursery,
     ) -> None:
         self._agents = agents
         self._hierarchy = hierarchy
         self._places = places
-        self._followed = followed
+        self._live_cells = live_cells
         self._spawner = spawner
         self._nursery = nursery
         #: helpers by view, and by owner
@@ -93,16 +93,16 @@ class Looker:
             ids = (agent.creator_uid, agent.creator_gid, agent.creator_groups)
             asker = Asker(agent.creator_uid, f"uid {agent.creator_uid}", self._hierarchy.helpers)
             return await self._ask(ids, wanted, asker, None)
-        following = self._followed.get(parent.index)
+        live_cell = self._live_cells.get(parent.index)
         try:
-            if following is None:
+            if live_cell is None:
                 return {}
-            keeper = following.open_keeper()
+            keeper = live_cell.open_keeper()
         except OSError:
             return {}
         try:
             ids = (agent.uid, agent.gid, agent.groups)
-            leaf = following.node.child("look")
+            leaf = live_cell.node.child("look")
             asker = Asker(parent.owner, f"agent {parent.index}", leaf)
             return await self._ask(ids, wanted, asker, keeper)
         finally:

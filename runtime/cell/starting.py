@@ -15,7 +15,7 @@ from runtime.agents.parts import Agents
 from runtime.authority.limits import apply_limits, log_room
 from runtime.cell import cell
 from runtime.cell.cell import Command, Places
-from runtime.cell.following import Execution, Followed, Following
+from runtime.cell.execution import Execution, LiveCell, LiveCells
 from runtime.cell.sources import Looker
 from runtime.errors import UnsupportedError, WrongStateError
 from runtime.kernel import orders
@@ -44,7 +44,7 @@ class Starter:
         watcher: Watcher,
         places: Places,
         spawner: Spawner,
-        followed: Followed,
+        live_cells: LiveCells,
         looker: Looker,
     ) -> None:
         self._agents = agents
@@ -52,10 +52,10 @@ class Starter:
         self._watcher = watcher
         self._places = places
         self._spawner = spawner
-        self._followed = followed
+        self._live_cells = live_cells
         self._looker = looker
 
-    async def launch(self, agent: Agent, following: Following) -> None:
+    async def launch(self, agent: Agent, live_cell: LiveCell) -> None:
         """Starts an agent's cell, in mode ``once`` with its program.
 
         Returns when the monitor is recorded; what becomes of it is in its record.
@@ -64,15 +64,15 @@ class Starter:
         places = self._places
         parent = self._agents.registry.parent_of(agent)
         if parent is not None:
-            above = self._followed.get(parent.index)
+            above = self._live_cells.get(parent.index)
             if above is not None:  # itself just starting, perhaps
                 with trio.move_on_after(_SETTLE_SECONDS):
                     await above.wait_settled(self._watcher)
         await self._looker.complete(agent)
         self._agents.authority.check_own_mounts(agent)
         plan = cell.plan(self._agents, agent, places)
-        following.leaf.create(self._hierarchy.controllers)
-        apply_limits(self._hierarchy, following.node, agent.limits)
+        live_cell.leaf.create(self._hierarchy.controllers)
+        apply_limits(self._hierarchy, live_cell.node, agent.limits)
         log.debug("%s %s: %s", agent.name, agent.cell, plan.describe())
         crashpoints.reach("start.planned")
         with contextlib.ExitStack() as stack:
@@ -88,7 +88,7 @@ class Starter:
             directory = self._agents.documents.directory(agent)
             await self._monitor(
                 agent,
-                following,
+                live_cell,
                 plan,
                 fds,
                 stdin=stdin,
@@ -102,7 +102,7 @@ class Starter:
     async def enter(
         self,
         agent: Agent,
-        following: Following,
+        live_cell: LiveCell,
         execution: Execution,
         command: Command,
     ) -> None:
@@ -111,8 +111,8 @@ class Starter:
         ``CtxError`` or ``OSError`` if it cannot be started.
         """
         with trio.move_on_after(_SETTLE_SECONDS):
-            await following.wait_settled(self._watcher)
-        if not following.goes_on(agent):
+            await live_cell.wait_settled(self._watcher)
+        if not live_cell.goes_on(agent):
             raise WrongStateError(f"{quote(agent.name)} is {agent.status}")
         plan = cell.plan_inside(self._agents, agent, self._places, command)
         # a crash may have left the leaf of an earlier run; Linux 6.x kills what is born, by
@@ -195,7 +195,7 @@ class Starter:
 
     def _open_keeper(self, owner: Agent) -> int:
         """A pidfd of the PID 1 of a cell that something enters; ``WrongStateError``."""
-        above = self._followed.get(owner.index)
+        above = self._live_cells.get(owner.index)
         try:
             if above is None:
                 raise ProcessLookupError

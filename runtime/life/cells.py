@@ -10,7 +10,7 @@ import trio
 
 from runtime import crashpoints
 from runtime.agents.parts import Agents
-from runtime.cell.following import Followed, Following
+from runtime.cell.execution import LiveCell, LiveCells
 from runtime.cell.record import RunRecord
 from runtime.kernel import linux
 from runtime.kernel.cgroups import Cgroup
@@ -30,21 +30,21 @@ class LedCell(Lead):
         self,
         leader: Leader,
         agent: Agent,
-        following: Following,
+        live_cell: LiveCell,
         *,
         agents: Agents,
         worktrees: Worktrees,
         ender: Ender,
-        followed: Followed,
+        live_cells: LiveCells,
         nursery: trio.Nursery,
-        serve: Callable[[Agent, Following], None],
+        serve: Callable[[Agent, LiveCell], None],
         launch: bool,
     ) -> None:
-        super().__init__(leader, agent, following, following, following.wakeup)
+        super().__init__(leader, agent, live_cell, live_cell, live_cell.wakeup)
         self._agents = agents
         self._worktrees = worktrees
         self._ender = ender
-        self._followed = followed
+        self._live_cells = live_cells
         self._nursery = nursery
         self._serve = serve
         self._is_new = launch
@@ -52,23 +52,23 @@ class LedCell(Lead):
     async def start(self) -> None:
         if self._is_new:
             await self._worktrees.make(self._agent)
-            await self._leader.launch(self._agent, self._following)
+            await self._leader.launch(self._agent, self._live_cell)
 
     def cgroup(self) -> Cgroup:
-        return self._following.node
+        return self._live_cell.node
 
     def beside(self, nursery: trio.Nursery) -> None:
         # the monitor is reaped whenever it ends
-        self._nursery.start_soon(self._leader.watch_monitor, self._following)
-        self._serve(self._agent, self._following)
+        self._nursery.start_soon(self._leader.watch_monitor, self._live_cell)
+        self._serve(self._agent, self._live_cell)
 
     def look(self, record: RunRecord) -> None:
-        agent, following = self._agent, self._following
+        agent, live_cell = self._agent, self._live_cell
         if self.is_unwanted(record):
             return
-        if record.held and not following.settled:
-            following.note_settled()
-            following.rouse()
+        if record.held and not live_cell.settled:
+            live_cell.note_settled()
+            live_cell.rouse()
         own = agent.run == agent.cell
         if own and agent.status is Status.STARTING and record.started:
             change = Change()
@@ -81,11 +81,11 @@ class LedCell(Lead):
         elif record.over and (record.finished or (own and agent.run_cause is None)):
             # A parent that ended before this agent is the cause, however late we look.
             for ancestor in self._agents.registry.ancestors(agent):
-                above = self._followed.get(ancestor.index)
+                above = self._live_cells.get(ancestor.index)
                 if above is not None and _ended_before(above, record):
                     self._ender.end(ancestor, *judge_agent(self._agents, ancestor, above))
-            self._ender.end(agent, *judge_agent(self._agents, agent, following))
-        elif following.monitor_gone:
+            self._ender.end(agent, *judge_agent(self._agents, agent, live_cell))
+        elif live_cell.monitor_gone:
             self._ender.end(agent, Outcome.INTERRUPTED, "runtime_lost")
 
     def hand_over(self, *, ended: bool) -> bool:
@@ -102,17 +102,17 @@ class LedCell(Lead):
 
     def is_gone(self, record: RunRecord) -> bool:
         """Whether the end that was begun is complete, down to the last descendant."""
-        agent, following = self._agent, self._following
-        if agent.status is Status.DEAD or following.unkillable:
+        agent, live_cell = self._agent, self._live_cell
+        if agent.status is Status.DEAD or live_cell.unkillable:
             return True
-        if following.node.populated():
+        if live_cell.node.populated():
             return False
         # a new descendant has not been cancelled yet
         if any(c.live or c.status is Status.NEW for c in self._agents.registry.descendants(agent)):
             return False
         return all(
             each.monitor_gone or each.record().finished
-            for each in (following, *following.entered())
+            for each in (live_cell, *live_cell.entered())
         )
 
     def deadline(self) -> float:
@@ -126,7 +126,7 @@ class LedCell(Lead):
         self._ender.end(self._agent, Outcome.CANCELLED, "timeout")
 
 
-def _ended_before(above: Following, record: RunRecord) -> bool:
+def _ended_before(above: LiveCell, record: RunRecord) -> bool:
     """Whether an owner's run ended no later than one below it."""
     owner = above.record()
     if owner.ended:

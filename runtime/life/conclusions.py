@@ -7,7 +7,7 @@ import time
 from typing import Any, Final
 
 from runtime.agents.parts import Agents
-from runtime.cell.following import Execution, Following
+from runtime.cell.execution import Execution, LiveCell
 from runtime.cell.record import RunRecord, judge
 from runtime.kernel import linux, output
 from runtime.records.change import Change
@@ -35,14 +35,14 @@ def judge_run(agents: Agents, agent: Agent, execution: Execution) -> tuple[Outco
     return judge(execution.record(), oom=killed_for_memory, complaint=complaint)
 
 
-def judge_agent(agents: Agents, agent: Agent, following: Following) -> tuple[Outcome, str]:
+def judge_agent(agents: Agents, agent: Agent, live_cell: LiveCell) -> tuple[Outcome, str]:
     """The same of an agent whose cell has ended: by the program that it was, if that had
     entered the cell and ended first."""
-    run = following.run
+    run = live_cell.run
     is_agent = run is not None and not agent.how.run_per_message and agent.run_cause is None
     if run is not None and is_agent and run.record().over:
-        return LOST if is_lost(following) else judge_run(agents, agent, run)
-    return judge_run(agents, agent, following)
+        return LOST if is_lost(live_cell) else judge_run(agents, agent, run)
+    return judge_run(agents, agent, live_cell)
 
 
 def is_lost(execution: Execution) -> bool:

@@ -14,7 +14,7 @@ import trio
 
 from runtime import crashpoints
 from runtime.agents.parts import Agents
-from runtime.cell.following import Execution, Followed, Following
+from runtime.cell.execution import Execution, LiveCell, LiveCells
 from runtime.errors import KernelError
 from runtime.ids import AgentIndex
 from runtime.kernel import cgroups, output
@@ -51,13 +51,13 @@ class Ender:
         agents: Agents,
         hierarchy: Hierarchy,
         watcher: Watcher,
-        followed: Followed,
+        live_cells: LiveCells,
         nursery: trio.Nursery,
     ) -> None:
         self._agents = agents
         self._hierarchy = hierarchy
         self._watcher = watcher
-        self._followed = followed
+        self._live_cells = live_cells
         self._nursery = nursery
         #: of large trees that are being marked: set when all that lives in them is
         self._marking: dict[AgentIndex, trio.Event] = {}
@@ -117,11 +117,11 @@ class Ender:
 
     def refuse(self, agent: Agent) -> None:
         """It waits for no next run any more."""
-        following = self._followed.get(agent.index)
-        if following is not None:
-            following.wake.notify()
-            if not following.settled:
-                following.wakeup.notify()
+        live_cell = self._live_cells.get(agent.index)
+        if live_cell is not None:
+            live_cell.wake.notify()
+            if not live_cell.settled:
+                live_cell.wakeup.notify()
 
     def begin(self, agent: Agent) -> None:
         """An end that has just been marked."""
@@ -133,15 +133,15 @@ class Ender:
         self._agents.wait_files.release(agent.wait_token)
         crashpoints.reach("finish.released")
         parent = self._agents.registry.parent_of(agent)
-        if parent is not None and (above := self._followed.get(parent.index)) is not None:
+        if parent is not None and (above := self._live_cells.get(parent.index)) is not None:
             above.wakeup.notify()
         if agent.life == "temp":
             self._agents.removals.remove_temporary(agent)
 
     def lead(self, top: Agent) -> None:
         """Goes on with an end that is begun, down to the last process."""
-        following = self._followed.get(top.index)
-        if following is None:
+        live_cell = self._live_cells.get(top.index)
+        if live_cell is None:
             return
         below = self._unmarked(top)
         lives = any(member.live for member in below)
@@ -150,7 +150,7 @@ class Ender:
                 self._marking[top.index] = trio.Event()
             self._nursery.start_soon(self._mark_rest, top)
         if not lives:
-            self._lead_marked(top, following)
+            self._lead_marked(top, live_cell)
 
     async def _mark_rest(self, top: Agent) -> None:
         """A large tree, a little at a time; what lives ends as soon as all of that is marked."""
@@ -169,8 +169,8 @@ class Ender:
                     await trio.lowlevel.checkpoint()
         self._end_marking(top)
         for member in (top, *self._agents.registry.descendants(top)):
-            if (following := self._followed.get(member.index)) is not None:
-                following.wakeup.notify()  # what it had to wait for is cancelled
+            if (live_cell := self._live_cells.get(member.index)) is not None:
+                live_cell.wakeup.notify()  # what it had to wait for is cancelled
 
     def _is_unmarked(self, member: Agent) -> bool:
         there = self._agents.registry.get(member.index) is member
@@ -182,13 +182,13 @@ class Ender:
         if marking is None:
             return
         marking.set()
-        if (following := self._followed.get(top.index)) is not None:
-            self._lead_marked(top, following)
+        if (live_cell := self._live_cells.get(top.index)) is not None:
+            self._lead_marked(top, live_cell)
 
-    def _lead_marked(self, top: Agent, following: Following) -> None:
-        members = [following]
+    def _lead_marked(self, top: Agent, live_cell: LiveCell) -> None:
+        members = [live_cell]
         for member in self._agents.registry.descendants(top):
-            if (below := self._followed.get(member.index)) is not None:
+            if (below := self._live_cells.get(member.index)) is not None:
                 members.append(below)
         for each in members:
             for execution in each.entered():
@@ -199,7 +199,7 @@ class Ender:
         self._nursery.start_soon(self._terminate, top, members, signalled)
 
     @staticmethod
-    def _signal(members: list[Following]) -> None:
+    def _signal(members: list[LiveCell]) -> None:
         """Step 4. A frozen process gets the signal when it is thawed.
 
         If the kernel refuses either, the end goes on: SIGKILL follows after the grace.
@@ -220,14 +220,14 @@ class Ender:
 
         ``KernelError`` if the kernel refuses it at once.
         """
-        following = self._followed.get(agent.index)
-        if following is None:
+        live_cell = self._live_cells.get(agent.index)
+        if live_cell is None:
             return
-        following.given_up = True
-        if following.settled and not self._markings(agent):
-            self._kill_now(agent, following)
+        live_cell.given_up = True
+        if live_cell.settled and not self._markings(agent):
+            self._kill_now(agent, live_cell)
         else:
-            self._nursery.start_soon(self._kill, agent, following)
+            self._nursery.start_soon(self._kill, agent, live_cell)
 
     def _markings(self, agent: Agent) -> list[trio.Event]:
         """The trees around an agent that are still being marked: an agent that is killed before it
@@ -235,34 +235,34 @@ class Ender:
         trees = (agent, *self._agents.registry.ancestors(agent))
         return [self._marking[tree.index] for tree in trees if tree.index in self._marking]
 
-    async def _kill(self, agent: Agent, following: Following) -> None:
+    async def _kill(self, agent: Agent, live_cell: LiveCell) -> None:
         with guarded(agent):
             # A process that is just being started would escape the kill.
             with trio.move_on_after(_SETTLE_SECONDS):
                 for marking in self._markings(agent):
                     await marking.wait()
-                await following.wait_settled(self._watcher)
+                await live_cell.wait_settled(self._watcher)
             try:
-                self._kill_now(agent, following)
+                self._kill_now(agent, live_cell)
             except KernelError as error:
                 log.error("%s: %s", agent.name, error.sentence)
 
     @staticmethod
-    def _kill_now(agent: Agent, following: Following) -> None:
-        if following.over.is_set():
+    def _kill_now(agent: Agent, live_cell: LiveCell) -> None:
+        if live_cell.over.is_set():
             return  # a later life may have the path of its cgroup by now
         try:
-            following.node.kill()
+            live_cell.node.kill()
         except OSError as error:
             raise KernelError(f"cannot kill {quote(agent.name)} yet", error) from None
         crashpoints.reach("cancel.killed")
 
-    async def _terminate(self, top: Agent, members: list[Following], signalled: bool) -> None:
+    async def _terminate(self, top: Agent, members: list[LiveCell], signalled: bool) -> None:
         with guarded(top):
             await self._end_processes(top, members, signalled)
 
     async def _end_processes(
-        self, top: Agent, members: list[Following], signalled: bool
+        self, top: Agent, members: list[LiveCell], signalled: bool
     ) -> None:
         """Steps 4 to 6: SIGTERM to all, one grace period, then ``cgroup.kill``."""
         node = members[0].node
@@ -302,20 +302,20 @@ class Ender:
         crashpoints.reach("cancel.killed")
         await self.wait_empty(node)
 
-    async def _signal_rest(self, members: list[Following]) -> None:
+    async def _signal_rest(self, members: list[LiveCell]) -> None:
         """Step 4 for many: others are served in between."""
         for begin in range(0, len(members), _AT_ONCE):
             # a later life may have the path of one that is over
             self._signal([m for m in members[begin : begin + _AT_ONCE] if not m.over.is_set()])
             await trio.lowlevel.checkpoint()
 
-    async def _tell_end(self, following: Following, execution: Execution) -> None:
+    async def _tell_end(self, live_cell: LiveCell, execution: Execution) -> None:
         """Nobody leads what entered a cell that ends; the agent waits for its last output."""
         await execution.launched.wait()
         await watch_monitor(self._hierarchy, execution)
-        following.wakeup.notify()
+        live_cell.wakeup.notify()
 
-    async def _wait_released(self, members: list[Following]) -> None:
+    async def _wait_released(self, members: list[LiveCell]) -> None:
         """Until the subtree is empty; held cells are signalled again and again, since an agent
         that signals its own PID 1 may hide the signal."""
         held = [each for each in members if each.record().held]
@@ -325,12 +325,12 @@ class Ender:
             for each in reversed(held):
                 each.release()
 
-    def clear(self, ended: Following) -> None:
+    def clear(self, ended: LiveCell) -> None:
         """Empties and removes the cgroup of a dead agent: a helper that looks at paths in its view,
         or runs git there, may have come late."""
         self._nursery.start_soon(self._clear, ended)
 
-    async def _clear(self, ended: Following) -> None:
+    async def _clear(self, ended: LiveCell) -> None:
         node = ended.node
         while not self._is_next(ended) and not node.remove():
             node.kill()
@@ -339,10 +339,10 @@ class Ender:
             if scope.cancelled_caught:
                 log.warning("%s is not empty: %s", node.path, node.processes())
 
-    def _is_next(self, ended: Following) -> bool:
+    def _is_next(self, ended: LiveCell) -> bool:
         """Whether another life has the same cgroup by now."""
         path = ended.node.path
-        return any(f is not ended and f.node.path == path for f in self._followed.values())
+        return any(f is not ended and f.node.path == path for f in self._live_cells.values())
 
     async def wait_empty(self, node: Cgroup) -> None:
         """Until no process is left in a cgroup, or it is gone."""
@@ -355,12 +355,12 @@ class Ender:
             return
 
 
-def _all_of(following: Following) -> list[Execution]:
+def _all_of(live_cell: LiveCell) -> list[Execution]:
     """A cell, and what has entered it or is about to."""
-    return [following, *following.entered()]
+    return [live_cell, *live_cell.entered()]
 
 
-def _signal_all(members: Iterable[Following]) -> None:
+def _signal_all(members: Iterable[LiveCell]) -> None:
     """SIGTERM to the programs of several agents, and to nothing that surrounds them."""
     for each in members:
         spared = set(each.spared())
@@ -476,7 +476,7 @@ async def _kill_rest(execution: Execution) -> None:
         crashpoints.reach("abort.killed")
     finally:
         thaw(execution.leaf)
-    if isinstance(execution, Following):
+    if isinstance(execution, LiveCell):
         return
     if not execution.leaf.is_held():
         with trio.move_on_after(_REPORT_SECONDS):

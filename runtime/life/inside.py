@@ -13,7 +13,7 @@ import trio
 
 from runtime.agents.parts import Agents
 from runtime.cell.cell import Command, Places
-from runtime.cell.following import Execution, Followed, Following
+from runtime.cell.execution import Execution, LiveCell, LiveCells
 from runtime.cell.record import RunRecord
 from runtime.errors import UnsupportedError, WrongStateError
 from runtime.kernel.output import Segments
@@ -38,18 +38,18 @@ class Inside:
         places: Places,
         ender: Ender,
         leader: Leader,
-        followed: Followed,
+        live_cells: LiveCells,
     ) -> None:
         self._agents = agents
         self._places = places
         self._ender = ender
         self._leader = leader
-        self._followed = followed
+        self._live_cells = live_cells
         self._numbers = itertools.count(1)
 
-    async def end_left(self, following: Following) -> None:
+    async def end_left(self, live_cell: LiveCell) -> None:
         """Of an earlier daemon, which alone knew what for: it is done again, or not at all."""
-        for leaf in following.node.child("task").children():
+        for leaf in live_cell.node.child("task").children():
             if leaf.path.name.startswith("."):
                 leaf.kill()
                 with trio.move_on_after(_KILL_SECONDS):
@@ -64,25 +64,25 @@ class Inside:
         ``WrongStateError`` if the agent has no cell; ``UnsupportedError`` if it did not
         end in time.
         """
-        following = self._followed.get(agent.index)
-        if following is None:
+        live_cell = self._live_cells.get(agent.index)
+        if live_cell is None:
             raise WrongStateError(f"{quote(agent.name)} has no cell: it is {agent.status}")
         # no task has such a name; one of an earlier daemon may be there still
         name = f".{next(self._numbers)}"
         while (self._places.records / f"{agent.incarnation}-task-{name}").exists():
             name = f".{next(self._numbers)}"
         execution = Execution(
-            following.task_leaf(name), self._places.records / f"{agent.incarnation}-task-{name}"
+            live_cell.task_leaf(name), self._places.records / f"{agent.incarnation}-task-{name}"
         )
         directory = self._agents.documents.directory(agent) / "task" / name
         # what one of an earlier daemon said
         shutil.rmtree(directory, ignore_errors=True)
-        following.tasks[name] = execution
+        live_cell.tasks[name] = execution
         try:
             command = Command(
                 words=tuple(words), cwd=cwd, run=agent.run, out=directory, env=tuple(env.items())
             )
-            led = _LedCommand(self._leader, agent, following, execution, command)
+            led = _LedCommand(self._leader, agent, live_cell, execution, command)
             await led.lead()
             if led.error is not None:
                 raise led.error
@@ -94,7 +94,7 @@ class Inside:
         finally:
             execution.launched.set()
             execution.leaf.kill()
-            following.tasks.pop(name, None)
+            live_cell.tasks.pop(name, None)
             self._leader.clear(execution)
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -106,11 +106,11 @@ class _LedCommand(EnteringLead):
         self,
         leader: Leader,
         agent: Agent,
-        following: Following,
+        live_cell: LiveCell,
         execution: Execution,
         command: Command,
     ) -> None:
-        super().__init__(leader, agent, following, execution, execution.wakeup)
+        super().__init__(leader, agent, live_cell, execution, execution.wakeup)
         self._command = command
         self._deadline = math.inf
         #: it has taken too long

@@ -18,7 +18,7 @@ import trio
 from runtime import crashpoints
 from runtime.cell import cell
 from runtime.cell.cell import Command, Places
-from runtime.cell.following import Execution, Following
+from runtime.cell.execution import Execution, LiveCell
 from runtime.cell.record import RunRecord
 from runtime.cell.starting import Starter
 from runtime.errors import CtxError
@@ -47,14 +47,14 @@ class Leader:
         self._starter = starter
 
     async def enter(
-        self, agent: Agent, following: Following, execution: Execution, command: Command
+        self, agent: Agent, live_cell: LiveCell, execution: Execution, command: Command
     ) -> None:
         """Starts a program in an agent's cell; ``CtxError`` or ``OSError`` if it cannot be."""
-        await self._starter.enter(agent, following, execution, command)
+        await self._starter.enter(agent, live_cell, execution, command)
 
-    async def launch(self, agent: Agent, following: Following) -> None:
+    async def launch(self, agent: Agent, live_cell: LiveCell) -> None:
         """Starts an agent's cell; ``CtxError`` or ``OSError`` if it cannot be."""
-        await self._starter.launch(agent, following)
+        await self._starter.launch(agent, live_cell)
 
     @contextlib.contextmanager
     def watching(self, wakeup: Wakeup, *paths: Path) -> Iterator[None]:
@@ -83,13 +83,13 @@ class Lead(ABC):
         self,
         leader: Leader,
         agent: Agent,
-        following: Following,
+        live_cell: LiveCell,
         execution: Execution,
         wakeup: Wakeup,
     ) -> None:
         self._leader = leader
         self._agent = agent
-        self._following = following
+        self._live_cell = live_cell
         self._execution = execution
         self._wakeup = wakeup
         #: why it could not be started
@@ -119,7 +119,7 @@ class Lead(ABC):
 
     def hand_over(self, *, ended: bool) -> bool:
         """Whether somebody else leads it from here on."""
-        return not self._following.goes_on(self._agent)
+        return not self._live_cell.goes_on(self._agent)
 
     def is_gone(self, record: RunRecord) -> bool:
         """Whether nothing of it is left: its monitor, if there is one, has heard it to its end."""
@@ -143,7 +143,7 @@ class Lead(ABC):
         The first program of a cell has the monitor of the cell, which the lead of the cell
         watches.
         """
-        if self._execution is not self._following:
+        if self._execution is not self._live_cell:
             nursery.start_soon(self._leader.watch_monitor, self._execution)
 
     # what does not
@@ -218,6 +218,6 @@ class EnteringLead(Lead):
 
     async def start(self) -> None:
         if not self._execution.record_path.exists() and (command := self.command()) is not None:
-            await self._leader.enter(self._agent, self._following, self._execution, command)
+            await self._leader.enter(self._agent, self._live_cell, self._execution, command)
             if self.launched:
                 crashpoints.reach(self.launched)

@@ -18,7 +18,7 @@ from runtime.agents.parts import Agents
 from runtime.authority.limits import spent
 from runtime.cell import cell
 from runtime.cell.cell import Places
-from runtime.cell.following import Followed, Following
+from runtime.cell.execution import LiveCell, LiveCells
 from runtime.cell.record import RunRecord
 from runtime.kernel import output
 from runtime.kernel.cgroups import Hierarchy
@@ -59,7 +59,7 @@ class Recorder:
         hierarchy: Hierarchy,
         streams: Streams,
         places: Places,
-        followed: Followed,
+        live_cells: LiveCells,
         ender: Ender,
     ) -> None:
         self._agents = agents
@@ -67,30 +67,30 @@ class Recorder:
         self._hierarchy = hierarchy
         self._streams = streams
         self._places = places
-        self._followed = followed
-        self._due: list[tuple[Agent, Following]] = []
+        self._live_cells = live_cells
+        self._due: list[tuple[Agent, LiveCell]] = []
         self._wake = trio.Event()
         #: whether agents are started again that want to be
         self.restarting = True
 
-    def add(self, agent: Agent, following: Following) -> None:
-        """A run that is over, with everything below it; ``following.over`` tells when done."""
-        self._due.append((agent, following))
+    def add(self, agent: Agent, live_cell: LiveCell) -> None:
+        """A run that is over, with everything below it; ``live_cell.over`` tells when done."""
+        self._due.append((agent, live_cell))
         self._wake.set()
 
-    async def hear_rest(self, agent: Agent, following: Following) -> None:
+    async def hear_rest(self, agent: Agent, live_cell: LiveCell) -> None:
         """Ends the message whose reply was complete before the end but had not been read yet."""
-        if following.hear_rest is None and agent.how.converses and agent.run:
-            following.hear_rest = Listener(self._agents, self._streams, agent).hear_all
-        if following.hear_rest is not None:
-            await following.hear_rest()
+        if live_cell.hear_rest is None and agent.how.converses and agent.run:
+            live_cell.hear_rest = Listener(self._agents, self._streams, agent).hear_all
+        if live_cell.hear_rest is not None:
+            await live_cell.hear_rest()
 
-    async def shed(self, agent: Agent, following: Following) -> None:
+    async def shed(self, agent: Agent, live_cell: LiveCell) -> None:
         """Ends most records of an agent that is over, a little at a time, if there are many: the
         rest end with the agent, in one change."""
         assert agent.cause is not None
-        outcome, reason = self._end_of(agent, following)
-        everything = not self._restarts(agent, outcome, following)
+        outcome, reason = self._end_of(agent, live_cell)
+        everything = not self._restarts(agent, outcome, live_cell)
         while True:
             change = Change(by=agent.caused_by or RUNTIME)
             if not self._agents.ends.record_some(change, agent, reason, everything=everything):
@@ -100,10 +100,10 @@ class Recorder:
             await trio.lowlevel.checkpoint()
 
     @staticmethod
-    def _end_of(agent: Agent, following: Following) -> tuple[Outcome, str]:
+    def _end_of(agent: Agent, live_cell: LiveCell) -> tuple[Outcome, str]:
         assert agent.cause is not None
         outcome, reason = agent.cause
-        return Outcome(outcome), reason + (",unkillable" if following.unkillable else "")
+        return Outcome(outcome), reason + (",unkillable" if live_cell.unkillable else "")
 
     async def run(self) -> None:
         while True:
@@ -114,31 +114,31 @@ class Recorder:
                 self._record(due[begin : begin + _AT_ONCE])
                 await trio.lowlevel.checkpoint()
 
-    def _record(self, due: list[tuple[Agent, Following]]) -> None:
+    def _record(self, due: list[tuple[Agent, LiveCell]]) -> None:
         change = Change()
         recorded = []
-        for agent, following in due:
+        for agent, live_cell in due:
             part = Change(change, by=agent.caused_by or RUNTIME)
             try:
-                self._conclude(part, agent, following)
+                self._conclude(part, agent, live_cell)
             except Exception:
                 log.exception("%s: a bug in ctxfs", agent.name)
                 part = Change(change, by=RUNTIME)
                 self._agents.ends.record(
                     part, agent, Event.ENDED, Outcome.INTERRUPTED, "runtime_lost"
                 )
-            recorded.append(following)
+            recorded.append(live_cell)
             change.add(part)
         crashpoints.reach("finish.conversation")
         self._agents.journal.note(change)
-        for following in recorded:
-            following.over.set()
+        for live_cell in recorded:
+            live_cell.over.set()
 
-    def _conclude(self, change: Change, agent: Agent, following: Following) -> None:
+    def _conclude(self, change: Change, agent: Agent, live_cell: LiveCell) -> None:
         """Steps 7 and 8: the session, the channel, the events."""
-        outcome, reason = self._end_of(agent, following)
-        usage = {**spent(following.node), "processes": 0}
-        record = self._record_of_run(agent, following)
+        outcome, reason = self._end_of(agent, live_cell)
+        usage = {**spent(live_cell.node), "processes": 0}
+        record = self._record_of_run(agent, live_cell)
         if record.started:
             try:
                 self._add_conversation(change, agent, outcome, reason)
@@ -150,7 +150,7 @@ class Recorder:
             directory = self._agents.documents.directory(agent) / "log"
             line = f"{agent.run or 'it'} ended: {outcome} {reason}"
             output.append_line(directory, line, self._agents.settings.log_max(agent))
-        if self._restarts(agent, outcome, following):
+        if self._restarts(agent, outcome, live_cell):
             self._agents.tasks.add_ends(change, agent, TaskEvent.CANCEL)
             self._add_restart(change, agent, reason)
         else:
@@ -159,9 +159,9 @@ class Recorder:
         why = because_of(agent.owner)
         log.info("%s: %s (%s)", agent.name, outcome, reason, extra=why)
 
-    def _restarts(self, agent: Agent, outcome: Outcome, following: Following) -> bool:
+    def _restarts(self, agent: Agent, outcome: Outcome, live_cell: LiveCell) -> bool:
         """Whether it is started again: not what somebody ended."""
-        if not self.restarting or following.given_up or following.unkillable:
+        if not self.restarting or live_cell.given_up or live_cell.unkillable:
             return False
         wanted = {
             "always": (Outcome.DONE, Outcome.ERROR),
@@ -201,28 +201,28 @@ class Recorder:
 
     def clear(self, agent: Agent) -> None:
         """What an end that is recorded leaves goes: its cgroup, and its record."""
-        following = self._followed[agent.index]
+        live_cell = self._live_cells[agent.index]
         crashpoints.reach("finish.recorded")
-        following.leaf.remove()
-        for execution in following.entered():
+        live_cell.leaf.remove()
+        for execution in live_cell.entered():
             execution.record_path.unlink(missing_ok=True)
             cell.remove_input(self._places, execution.record_path)
             execution.over.set()
-        if not following.unkillable and not following.node.remove():
-            self._ender.clear(following)
+        if not live_cell.unkillable and not live_cell.node.remove():
+            self._ender.clear(live_cell)
         crashpoints.reach("finish.removed")
-        following.record_path.unlink(missing_ok=True)
+        live_cell.record_path.unlink(missing_ok=True)
         if agent.live:  # it will be started again
             crashpoints.reach("restart.recorded")
 
     @staticmethod
-    def _record_of_run(agent: Agent, following: Following) -> RunRecord:
+    def _record_of_run(agent: Agent, live_cell: LiveCell) -> RunRecord:
         """That of the run that ends with the agent; an empty one between two runs."""
         if not agent.run:
             return RunRecord()
         if agent.run == agent.cell:
-            return following.record()
-        return following.run.record() if following.run is not None else RunRecord()
+            return live_cell.record()
+        return live_cell.run.record() if live_cell.run is not None else RunRecord()
 
     def _add_conversation(
         self, change: Change, agent: Agent, outcome: Outcome, reason: str

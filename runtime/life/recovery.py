@@ -10,7 +10,7 @@ import trio
 from runtime import crashpoints
 from runtime.agents.parts import Agents
 from runtime.cell.cell import Places
-from runtime.cell.following import Followed, Following
+from runtime.cell.execution import LiveCell, LiveCells
 from runtime.kernel.cgroups import Cgroup, Hierarchy
 from runtime.life.conclusions import end_message
 from runtime.life.ending import Ender, thaw
@@ -27,8 +27,8 @@ _SETTLE_SECONDS: Final = 10.0
 class Recovery:
     """What a daemon does before it serves.
 
-    ``follow`` knows an agent's programs from now on, ``live`` leads them, and ``restore`` freezes
-    or thaws them as the record says.
+    ``make_live_cell`` makes what is known of an agent's programs, ``live`` leads them, and
+    ``restore`` freezes or thaws them as the record says.
     """
 
     def __init__(
@@ -37,24 +37,24 @@ class Recovery:
         agents: Agents,
         hierarchy: Hierarchy,
         places: Places,
-        followed: Followed,
+        live_cells: LiveCells,
         ender: Ender,
         inside: Inside,
         worktrees: Worktrees,
         boot: str,
-        follow: Callable[[Agent], Following],
-        live: Callable[[Agent, Following, bool], None],
+        make_live_cell: Callable[[Agent], LiveCell],
+        live: Callable[[Agent, LiveCell, bool], None],
         restore: Callable[[Agent], None],
     ) -> None:
         self._agents = agents
         self._hierarchy = hierarchy
         self._places = places
-        self._followed = followed
+        self._live_cells = live_cells
         self._ender = ender
         self._inside = inside
         self._worktrees = worktrees
         self._boot = boot
-        self._follow = follow
+        self._make_live_cell = make_live_cell
         self._live = live
         self._restore = restore
 
@@ -72,41 +72,41 @@ class Recovery:
                 self._agents.wait_files.create(task.wait_token)
                 if task.over:
                     self._agents.wait_files.release(task.wait_token)
-        adopted: list[tuple[Agent, Following]] = []
+        adopted: list[tuple[Agent, LiveCell]] = []
         lost = []
         for agent in self._agents.registry:
             if agent.live and agent.boot == self._boot:
-                adopted.append((agent, self._follow(agent)))
+                adopted.append((agent, self._make_live_cell(agent)))
             elif agent.live:
                 lost.append(agent)
         for agent in sorted(lost, key=self._agents.registry.depth, reverse=True):
             record_lost(self._agents, agent, Event.REBOOTED, "reboot")
             crashpoints.reach("adopt.lost")
-        for _, following in adopted:
-            await self._inside.end_left(following)
+        for _, live_cell in adopted:
+            await self._inside.end_left(live_cell)
         gone = []
-        for agent, following in adopted:
+        for agent, live_cell in adopted:
             if agent.status is not Status.STOPPING:
                 self._restore(agent)
             # a daemon that died while it ended a program may have left that frozen
-            for execution in (following, *following.entered()):
+            for execution in (live_cell, *live_cell.entered()):
                 thaw(execution.leaf)
             # Nothing was launched if no monitor has begun a record: it is done now.
-            launch = agent.status is Status.STARTING and not following.record_path.exists()
-            if not launch and not following.node.populated():
-                gone.append(following)
-            self._live(agent, following, launch)
-        crashpoints.reach("adopt.followed")
+            launch = agent.status is Status.STARTING and not live_cell.record_path.exists()
+            if not launch and not live_cell.node.populated():
+                gone.append(live_cell)
+            self._live(agent, live_cell, launch)
+        crashpoints.reach("adopt.led")
         for agent, _ in adopted:
             if agent.status is Status.STOPPING:
                 parent = self._agents.registry.parent_of(agent)
                 if parent is None or parent.status is not Status.STOPPING or not agent.owned:
                     self._ender.lead(agent)
         with trio.move_on_after(_SETTLE_SECONDS):
-            for following in gone:
-                await following.over.wait()
-            for _, following in adopted:
-                await following.reachable.wait()
+            for live_cell in gone:
+                await live_cell.over.wait()
+            for _, live_cell in adopted:
+                await live_cell.reachable.wait()
         crashpoints.reach("adopt.ended")
         self._remove_strays()
         self._worktrees.resume()
@@ -116,9 +116,9 @@ class Recovery:
         """Cgroups and files of no agent: left by a crash between two steps."""
         self._agents.removals.remove_strays()
         living = {agent.cgroup for agent in self._agents.registry if agent.cgroup}
-        records = {each.record_path for each in self._followed.values()}
-        for following in self._followed.values():
-            records |= {each.record_path for each in following.entered()}
+        records = {each.record_path for each in self._live_cells.values()}
+        for live_cell in self._live_cells.values():
+            records |= {each.record_path for each in live_cell.entered()}
         for user in self._hierarchy.root.path.glob("user-*"):
             self._remove_stray_nodes(Cgroup(user), user.name, living)
         for path in self._places.records.iterdir():

@@ -17,7 +17,7 @@ from runtime.agents.parts import Agents
 from runtime.authority.accounts import Payer
 from runtime.cell import cell
 from runtime.cell.cell import Places
-from runtime.cell.following import Following
+from runtime.cell.execution import LiveCell
 from runtime.errors import CtxError, NoSpaceError
 from runtime.kernel import output
 from runtime.kernel.inotify import Wakeup, Watcher
@@ -173,16 +173,16 @@ class Resident:
         places: Places,
         streams: Streams,
         agent: Agent,
-        following: Following,
+        live_cell: LiveCell,
     ) -> None:
         self._agents = agents
         self._watcher = watcher
         self._places = places
         self._streams = streams
         self._agent = agent
-        self._following = following
+        self._live_cell = live_cell
         self._listener = Listener(agents, streams, agent)
-        following.hear_rest = self._listener.hear_all
+        live_cell.hear_rest = self._listener.hear_all
 
     async def serve(self) -> None:
         """Until cancelled, at the end of the run."""
@@ -213,7 +213,7 @@ class Resident:
 
     async def _wait(self) -> None:
         # other tasks that wait for the same must not miss it
-        await self._following.speak.wait_changed()
+        await self._live_cell.speak.wait_changed()
 
     def _deliver(self, message: Message) -> None:
         agent = self._agent
@@ -275,7 +275,7 @@ class Resident:
     def _hear(self) -> bool:
         heard = self._listener.hear()
         if heard:
-            self._following.speak.notify()
+            self._live_cell.speak.notify()
         return heard
 
 

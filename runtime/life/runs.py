@@ -16,7 +16,7 @@ from runtime.authority.accounts import Payer
 from runtime.authority.limits import spent
 from runtime.cell import cell
 from runtime.cell.cell import Command, Places
-from runtime.cell.following import Execution, Following
+from runtime.cell.execution import Execution, LiveCell
 from runtime.cell.record import RunRecord
 from runtime.cell.starting import Starter
 from runtime.errors import NoSpaceError
@@ -72,37 +72,37 @@ class Runs:
         self._leader = leader
         self._streams = streams
 
-    async def serve(self, agent: Agent, following: Following) -> None:
+    async def serve(self, agent: Agent, live_cell: LiveCell) -> None:
         """Run after run, until the agent is ending."""
-        while following.goes_on(agent):
+        while live_cell.goes_on(agent):
             if agent.run and (agent.run != agent.cell or agent.run_cause is not None):
-                await self._lead(agent, following)
+                await self._lead(agent, live_cell)
                 continue
             try:
-                begun = self._begin(agent, following)
+                begun = self._begin(agent, live_cell)
             except NoSpaceError as error:
                 log.error("%s: the next run cannot begin yet: %s", agent.name, error)
                 await trio.sleep(_RETRY_SECONDS)
                 continue
-            if not begun and self._is_left(agent, following):
-                await _hold(self._watcher, following)
+            if not begun and self._is_left(agent, live_cell):
+                await _hold(self._watcher, live_cell)
             elif not begun:
-                await following.wake.wait_changed()
+                await live_cell.wake.wait_changed()
 
     @staticmethod
-    def _is_left(agent: Agent, following: Following) -> bool:
+    def _is_left(agent: Agent, live_cell: LiveCell) -> bool:
         """Whether the cell has lost its first run and does not know yet that it goes on: its
         PID 1 was frozen then, or its program was gone first."""
         if agent.how.holds_cell or agent.run or agent.frozen or agent.status is not Status.STARTING:
             return False
-        record = following.record()
+        record = live_cell.record()
         return bool(record.started) and not record.held and linux.is_alive(record.keeper)
 
     # beginning
 
-    def _begin(self, agent: Agent, following: Following) -> bool:
+    def _begin(self, agent: Agent, live_cell: LiveCell) -> bool:
         """Commits that there is a next run, or that it is waited for; False if nothing is due."""
-        record = following.record()
+        record = live_cell.record()
         if not record.held or record.finished or not linux.is_alive(record.keeper):
             return False  # no cell yet, or no more: that is the agent's end
         message = None
@@ -143,19 +143,19 @@ class Runs:
 
     # leading
 
-    async def _lead(self, agent: Agent, following: Following) -> None:
+    async def _lead(self, agent: Agent, live_cell: LiveCell) -> None:
         """Leads the current run from its present state to its recorded end, or the agent's."""
-        execution: Execution = following
+        execution: Execution = live_cell
         if agent.run != agent.cell:
             record_path = self._places.records / f"{agent.incarnation}-{agent.run}"
-            if following.run is None or following.run.record_path != record_path:
-                following.run = Execution(following.run_leaf, record_path)
-                following.run.wakeup = following.wake
-            execution = following.run
+            if live_cell.run is None or live_cell.run.record_path != record_path:
+                live_cell.run = Execution(live_cell.run_leaf, record_path)
+                live_cell.run.wakeup = live_cell.wake
+            execution = live_cell.run
         led = _LedRun(
             self._leader,
             agent,
-            following,
+            live_cell,
             execution,
             agents=self._agents,
             watcher=self._watcher,
@@ -165,17 +165,17 @@ class Runs:
             streams=self._streams,
         )
         await led.lead()
-        if following.goes_on(agent) and following.hear_rest is not None:
-            await following.hear_rest()
-        if following.goes_on(agent):
+        if live_cell.goes_on(agent) and live_cell.hear_rest is not None:
+            await live_cell.hear_rest()
+        if live_cell.goes_on(agent):
             crashpoints.reach("run.ended")
-            self._conclude(agent, following, execution, led.failure)
-        following.wake.notify()
+            self._conclude(agent, live_cell, execution, led.failure)
+        live_cell.wake.notify()
 
     # concluding
 
     def _conclude(
-        self, agent: Agent, following: Following, execution: Execution, failure: str
+        self, agent: Agent, live_cell: LiveCell, execution: Execution, failure: str
     ) -> None:
         """Records a run after which the agent goes on."""
         record = execution.record()
@@ -189,7 +189,7 @@ class Runs:
         if outcome == Outcome.DONE:
             with contextlib.suppress(OSError):
                 add_result(change, self._agents, agent)
-        usage: dict[str, int] = {} if execution is following else spent(execution.leaf)
+        usage: dict[str, int] = {} if execution is live_cell else spent(execution.leaf)
         add_run_end(change, agent, record, outcome, reason, usage)
         message = self._agents.messages.current(agent)
         if message is not None:
@@ -211,24 +211,24 @@ class Runs:
             output.append_line(directory, line, self._agents.settings.log_max(agent))
         self._agents.journal.note(change)
         crashpoints.reach("run.recorded")
-        following.hear_rest = None
-        if execution is not following:  # with which the agent would be over
-            following.run = None
+        live_cell.hear_rest = None
+        if execution is not live_cell:  # with which the agent would be over
+            live_cell.run = None
             self._leader.clear(execution)
         run, why = record_run(execution), because_of(agent.owner)
         log.info("%s: %s: %s (%s)", agent.name, run, outcome, reason, extra=why)
 
 
-async def _hold(watcher: Watcher, following: Following) -> None:
+async def _hold(watcher: Watcher, live_cell: LiveCell) -> None:
     """Until the cell is known to go on without its program. The signal is repeated, since an
     agent that signals its own PID 1 may hide it."""
     wakeup = Wakeup()
     with (
         contextlib.suppress(OSError),
-        watcher.watching(following.record_path, wakeup),
+        watcher.watching(live_cell.record_path, wakeup),
     ):
-        while not following.record().held and not following.monitor_gone:
-            if not following.hold():
+        while not live_cell.record().held and not live_cell.monitor_gone:
+            if not live_cell.hold():
                 return
             with trio.move_on_after(_REPEAT_SECONDS):
                 await wakeup.wait_changed()
@@ -243,7 +243,7 @@ class _LedRun(EnteringLead):
         self,
         leader: Leader,
         agent: Agent,
-        following: Following,
+        live_cell: LiveCell,
         execution: Execution,
         *,
         agents: Agents,
@@ -253,7 +253,7 @@ class _LedRun(EnteringLead):
         ender: Ender,
         streams: Streams,
     ) -> None:
-        super().__init__(leader, agent, following, execution, following.wake)
+        super().__init__(leader, agent, live_cell, execution, live_cell.wake)
         self._agents = agents
         self._watcher = watcher
         self._places = places
@@ -264,7 +264,7 @@ class _LedRun(EnteringLead):
 
     def command(self) -> Command | None:
         agent = self._agent
-        if self._execution is self._following or agent.run_cause is not None:
+        if self._execution is self._live_cell or agent.run_cause is not None:
             return None
         directory = self._agents.documents.directory(agent)
         return Command(
@@ -303,7 +303,7 @@ class _LedRun(EnteringLead):
                 places=self._places,
                 streams=self._streams,
                 agent=agent,
-                following=self._following,
+                live_cell=self._live_cell,
             )
             nursery.start_soon(resident.serve)
 
@@ -313,8 +313,8 @@ class _LedRun(EnteringLead):
         tail = Tail(self._agents.documents.directory(agent) / "out", agent.output_start)
         stream = self._streams.of(message.index)
         who = Payer(agent.owner, agent.name)
-        following = tail.follow(self._watcher, self._streams.gentle, who)
-        async with contextlib.aclosing(following) as pieces:
+        growth = tail.follow(self._watcher, self._streams.gentle, who)
+        async with contextlib.aclosing(growth) as pieces:
             async for text in pieces:
                 stream.add(text)
                 if stream.full:
@@ -333,7 +333,7 @@ class _LedRun(EnteringLead):
 
     def hand_over(self, *, ended: bool) -> bool:
         agent = self._agent
-        if not self._following.goes_on(agent):
+        if not self._live_cell.goes_on(agent):
             return True
         if not ended or agent.run_cause is not None or agent.how.run_per_message:
             return False
@@ -341,7 +341,7 @@ class _LedRun(EnteringLead):
         outcome = (Outcome.ERROR, f"start_failed: {self.failure}")
         if not self.failure:
             # with its monitor a cell ends, and so does what runs inside
-            lost = is_lost(self._following)
+            lost = is_lost(self._live_cell)
             outcome = LOST if lost else judge_run(self._agents, agent, self._execution)
         self._ender.end(agent, *outcome)
         return True
@@ -353,22 +353,22 @@ class _LedRun(EnteringLead):
         # a frozen program reports nothing, but can be killed
         if not self.has_ended(record) and not self._execution.settled:
             return False
-        if self._execution is self._following:
-            return not left_of(self._following)
+        if self._execution is self._live_cell:
+            return not left_of(self._live_cell)
         return super().is_gone(record)
 
     async def terminate(self) -> None:
         """SIGTERM, grace, SIGKILL to the processes of the run."""
-        agent, following, execution = self._agent, self._following, self._execution
+        agent, live_cell, execution = self._agent, self._live_cell, self._execution
         with guarded(agent, OSError):
             grace = 0.0 if agent.frozen else self._agents.settings.grace(agent)
-            if execution is not following:
+            if execution is not live_cell:
                 with contextlib.suppress(FileNotFoundError):
                     execution.record_path.chmod(0o400)  # its monitor is not to end the cell
             elif not agent.frozen:
-                await _hold(self._watcher, following)
-            await terminate(execution, grace, following.impatient)
-        following.wake.notify()
+                await _hold(self._watcher, live_cell)
+            await terminate(execution, grace, live_cell.impatient)
+        live_cell.wake.notify()
 
     def deadline(self) -> float:
         """In mode ``turn``; the lead of the cell keeps the time of other agents."""

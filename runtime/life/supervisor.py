@@ -1,8 +1,8 @@
 """The verbs, what moves of agents call for, and one task for each live agent.
 
-The task follows its agent from the start to the recorded end. It learns
+The task leads its agent from the start to the recorded end. It learns
 everything from what outlives the daemon, the monitor's record and the cgroup,
-so that an agent adopted after a crash is followed by the same code.
+so that an agent adopted after a crash is led by the same code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from runtime import crashpoints
 from runtime.agents.parts import Agents
 from runtime.authority.limits import apply_limits, check_limits, in_use
 from runtime.cell.cell import Places
-from runtime.cell.following import Execution, Followed, Following
+from runtime.cell.execution import Execution, LiveCell, LiveCells
 from runtime.cell.sources import Looker
 from runtime.cell.starting import Starter
 from runtime.errors import (
@@ -55,7 +55,7 @@ log = logging.getLogger("ctxd.supervisor")
 
 _SHUTDOWN_SECONDS: Final = 30.0
 _RETRY_SECONDS: Final = 1.0
-_FOLLOWED_TASKS: Final = frozenset(
+_LED_TASKS: Final = frozenset(
     {TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.CANCELLING}
 )
 #: fields that may make a next run due, or end the current one
@@ -63,7 +63,7 @@ _WAKING: Final = frozenset({"status", "run", "run_cause", "limits"})
 
 
 class Supervisor(Subscriber):
-    """Starts, follows, ends and adopts agents."""
+    """Starts, leads, ends and adopts agents."""
 
     def __init__(
         self,
@@ -83,12 +83,12 @@ class Supervisor(Subscriber):
         self._before: list[Callable[[Agent], Awaitable[None]]] = []
         self._places = places
         self._nursery = nursery
-        self._followed = followed = Followed()
+        self._live_cells = live_cells = LiveCells()
         self._looker = Looker(
             agents=agents,
             hierarchy=hierarchy,
             places=places,
-            followed=followed,
+            live_cells=live_cells,
             spawner=spawner,
             nursery=nursery,
         )
@@ -98,14 +98,14 @@ class Supervisor(Subscriber):
             watcher=watcher,
             places=places,
             spawner=spawner,
-            followed=followed,
+            live_cells=live_cells,
             looker=self._looker,
         )
         self._ender = Ender(
             agents=agents,
             hierarchy=hierarchy,
             watcher=watcher,
-            followed=followed,
+            live_cells=live_cells,
             nursery=nursery,
         )
         self._leader = leader = Leader(
@@ -127,7 +127,7 @@ class Supervisor(Subscriber):
             places=places,
             ender=self._ender,
             leader=leader,
-            followed=followed,
+            live_cells=live_cells,
         )
         self._worktrees = Worktrees(
             agents=agents,
@@ -142,7 +142,7 @@ class Supervisor(Subscriber):
             hierarchy=hierarchy,
             streams=streams,
             places=places,
-            followed=followed,
+            live_cells=live_cells,
             ender=self._ender,
         )
         nursery.start_soon(self._recorder.run)
@@ -155,34 +155,34 @@ class Supervisor(Subscriber):
     # Subscriber
 
     def agent_changed(self, index: AgentIndex, names: Iterable[str]) -> None:
-        following = self._followed.get(index)
-        if following is None:
+        live_cell = self._live_cells.get(index)
+        if live_cell is None:
             return
         if "limits" in names:
-            following.wakeup.notify()  # the timeout may be another
+            live_cell.wakeup.notify()  # the timeout may be another
         if not _WAKING.isdisjoint(names):
-            following.rouse()
+            live_cell.rouse()
         agent = self._agents.registry.get(index)
         if "run_cause" in names and agent is not None and agent.run_cause is not None:
             # an earlier run may have set it; a change that waited for the disk is told twice
-            if following.impatient.is_set():
-                following.impatient = trio.Event()
-            self._serve(agent, following)
+            if live_cell.impatient.is_set():
+                live_cell.impatient = trio.Event()
+            self._serve(agent, live_cell)
 
     def item_changed(self, item: Item, names: Iterable[str]) -> None:
-        following = self._followed.get(item.agent)
+        live_cell = self._live_cells.get(item.agent)
         agent = self._agents.registry.get(item.agent)
-        if not isinstance(item, Task) or following is None or agent is None:
+        if not isinstance(item, Task) or live_cell is None or agent is None:
             return
-        if following.launched.is_set():
-            self._follow_task(agent, following, item)
-        if "status" in names and item.name in following.tasks:
-            following.tasks[item.name].wakeup.notify()
+        if live_cell.launched.is_set():
+            self._lead_task(agent, live_cell, item)
+        if "status" in names and item.name in live_cell.tasks:
+            live_cell.tasks[item.name].wakeup.notify()
 
     def item_listed(self, item: Item) -> None:
-        following = self._followed.get(item.agent)
-        if following is not None and isinstance(item, Message):
-            following.rouse()
+        live_cell = self._live_cells.get(item.agent)
+        if live_cell is not None and isinstance(item, Message):
+            live_cell.rouse()
 
     def attempt(self, agent: Agent, effect: Effect) -> None:
         PERFORMED[effect](self, agent)
@@ -215,7 +215,7 @@ class Supervisor(Subscriber):
 
     def _launch(self, agent: Agent) -> None:
         crashpoints.reach("start.committed")
-        self._begin_life(agent, self._follow(agent), True)
+        self._begin_life(agent, self._make_live_cell(agent), True)
 
     def stop(self, agent: Agent, reason: str, *, kill: bool) -> None:
         """``stop`` and ``kill``: cancels the agent and all that it owns.
@@ -269,12 +269,12 @@ class Supervisor(Subscriber):
         if run is not None and run != agent.run:
             raise StaleError(f"{quote(run)} is not the current run; the current run is {agent.run}")
         if agent.run_cause is not None:
-            self._followed[agent.index].impatient.set()
+            self._live_cells[agent.index].impatient.set()
             return
-        following = self._followed.get(agent.index)
-        if following is None:
+        live_cell = self._live_cells.get(agent.index)
+        if live_cell is None:
             raise NotRunningError(f"{quote(agent.name)} has not been taken over yet: try again")
-        if agent.run == agent.cell and not following.hold():
+        if agent.run == agent.cell and not live_cell.hold():
             raise NotRunningError(f"the run {agent.run} has just ended")
         change = Change()
         cause, by = (Outcome.CANCELLED.value, "operator_aborted"), self._agents.journal.actor
@@ -310,8 +310,8 @@ class Supervisor(Subscriber):
                 if not (agent.owned and self._agents.registry.parent_of(agent)):
                     self._ender.end(agent, Outcome.CANCELLED, "shutdown")
         with trio.move_on_after(longest + _SHUTDOWN_SECONDS) as patience:
-            while self._followed:
-                await next(iter(self._followed.values())).over.wait()
+            while self._live_cells:
+                await next(iter(self._live_cells.values())).over.wait()
                 await trio.lowlevel.checkpoint()
         if patience.cancelled_caught:
             for node in self._hierarchy.root.path.glob("user-*/agent-*"):
@@ -339,81 +339,81 @@ class Supervisor(Subscriber):
             agents=self._agents,
             hierarchy=self._hierarchy,
             places=self._places,
-            followed=self._followed,
+            live_cells=self._live_cells,
             ender=self._ender,
             inside=self._inside,
             worktrees=self._worktrees,
             boot=self._boot,
-            follow=self._follow,
+            make_live_cell=self._make_live_cell,
             live=self._begin_life,
             restore=self.restore,
         )
         await recovery.run()
 
-    # following
+    # leading
 
-    def _begin_life(self, agent: Agent, following: Following, launch: bool) -> None:
-        self._nursery.start_soon(self._live, agent, following, launch)
+    def _begin_life(self, agent: Agent, live_cell: LiveCell, launch: bool) -> None:
+        self._nursery.start_soon(self._live, agent, live_cell, launch)
 
     def _node(self, agent: Agent) -> Cgroup:
         return self._hierarchy.root.child(agent.cgroup or self._agents.registry.node_path(agent))
 
-    def _follow(self, agent: Agent) -> Following:
+    def _make_live_cell(self, agent: Agent) -> LiveCell:
         record_path = self._places.records / f"{agent.incarnation}-{agent.cell}"
-        following = Following(self._node(agent), record_path, holds_cell=agent.how.holds_cell)
+        live_cell = LiveCell(self._node(agent), record_path, holds_cell=agent.how.holds_cell)
         if agent.run and agent.run != agent.cell:
             path = self._places.records / f"{agent.incarnation}-{agent.run}"
-            following.run = Execution(following.run_leaf, path)
-            following.run.wakeup = following.wake
+            live_cell.run = Execution(live_cell.run_leaf, path)
+            live_cell.run.wakeup = live_cell.wake
         for task in self._agents.tasks.known(agent):
-            if self._is_followed(task):
+            if self._is_led(task):
                 # from the first moment on: an unknown record is removed
-                execution_of(self._places, agent, following, task)
-        for execution in following.entered():
+                execution_of(self._places, agent, live_cell, task)
+        for execution in live_cell.entered():
             execution.monitored = execution.record_path.exists()
             if execution.monitored:
                 execution.launched.set()
-        self._followed[agent.index] = following
-        return following
+        self._live_cells[agent.index] = live_cell
+        return live_cell
 
-    async def _live(self, agent: Agent, following: Following, launch: bool) -> None:
+    async def _live(self, agent: Agent, live_cell: LiveCell, launch: bool) -> None:
         """Run after run, until the agent is dead."""
         try:
             while True:
                 for prepare in self._before:
                     await prepare(agent)
-                following.reachable.set()
+                live_cell.reachable.set()
                 if agent.waits_to_restart:
-                    following = await self._back_off(agent, following)
+                    live_cell = await self._back_off(agent, live_cell)
                     launch = bool(agent.cell)
-                await self._until_over(agent, following, launch)
+                await self._until_over(agent, live_cell, launch)
                 if not agent.live:
                     return
-                following = self._follow(agent)
+                live_cell = self._make_live_cell(agent)
         except Exception:
             log.exception("%s: a bug in ctxfs; its processes are killed", agent.name)
             with guarded(agent):
-                following.node.kill()
+                live_cell.node.kill()
                 if agent.live:
                     record_lost(self._agents, agent, Event.LOST, "runtime_lost")
         finally:
             # Also when cancelled: tasks that wait for this agent must not wait forever.
-            following.reachable.set()
-            following.launched.set()
-            following.over.set()
-            if self._followed.get(agent.index) is following:
-                del self._followed[agent.index]
+            live_cell.reachable.set()
+            live_cell.launched.set()
+            live_cell.over.set()
+            if self._live_cells.get(agent.index) is live_cell:
+                del self._live_cells[agent.index]
 
-    async def _back_off(self, agent: Agent, following: Following) -> Following:
+    async def _back_off(self, agent: Agent, live_cell: LiveCell) -> LiveCell:
         """Until the next run is due, and recorded, or the agent is ended instead."""
-        following.launched.set()
-        following.monitor_gone = True
+        live_cell.launched.set()
+        live_cell.monitor_gone = True
         due = agent.restart_at
         while agent.status is Status.STARTING:
             # a clock that was set back must not make it longer
             left = max(0.0, min(due - time.time(), 60.0))
             with trio.move_on_after(left) as scope:
-                await following.wakeup.wait_changed()
+                await live_cell.wakeup.wait_changed()
             if not scope.cancelled_caught or agent.status is not Status.STARTING:
                 continue
             change = Change()
@@ -425,19 +425,19 @@ class Supervisor(Subscriber):
                 due = time.time() + _RETRY_SECONDS
                 continue
             crashpoints.reach("restart.due")
-            following.over.set()
-            return self._follow(agent)
-        return following
+            live_cell.over.set()
+            return self._make_live_cell(agent)
+        return live_cell
 
-    async def _until_over(self, agent: Agent, following: Following, launch: bool) -> None:
+    async def _until_over(self, agent: Agent, live_cell: LiveCell, launch: bool) -> None:
         led = LedCell(
             self._leader,
             agent,
-            following,
+            live_cell,
             agents=self._agents,
             worktrees=self._worktrees,
             ender=self._ender,
-            followed=self._followed,
+            live_cells=self._live_cells,
             nursery=self._nursery,
             serve=self._serve,
             launch=launch,
@@ -447,48 +447,48 @@ class Supervisor(Subscriber):
             with guarded(agent):
                 await self._worktrees.take_over(agent)
             with guarded(agent):
-                await self._recorder.hear_rest(agent, following)
+                await self._recorder.hear_rest(agent, live_cell)
             with guarded(agent):
-                await self._recorder.shed(agent, following)
-            self._recorder.add(agent, following)
-            await following.over.wait()
+                await self._recorder.shed(agent, live_cell)
+            self._recorder.add(agent, live_cell)
+            await live_cell.over.wait()
 
-    def _serve(self, agent: Agent, following: Following) -> None:
+    def _serve(self, agent: Agent, live_cell: LiveCell) -> None:
         """Leads runs inside the cell, where there may be some, and tasks."""
-        if not following.goes_on(agent):
-            for execution in following.entered():
+        if not live_cell.goes_on(agent):
+            for execution in live_cell.entered():
                 execution.launched.set()  # they are led no more
             return
         inside = agent.how.holds_cell or agent.run != agent.cell or agent.run_cause is not None
-        if inside and not following.served:
-            following.served = True
-            self._nursery.start_soon(self._runs_of, agent, following)
+        if inside and not live_cell.served:
+            live_cell.served = True
+            self._nursery.start_soon(self._runs_of, agent, live_cell)
         for task in self._agents.tasks.known(agent):
-            self._follow_task(agent, following, task)
+            self._lead_task(agent, live_cell, task)
 
-    async def _runs_of(self, agent: Agent, following: Following) -> None:
+    async def _runs_of(self, agent: Agent, live_cell: LiveCell) -> None:
         try:
-            await self._runs.serve(agent, following)
+            await self._runs.serve(agent, live_cell)
         except Exception:
             log.exception("%s: a bug in ctxfs; its processes are killed", agent.name)
-            following.node.kill()
+            live_cell.node.kill()
 
-    def _follow_task(self, agent: Agent, following: Following, task: Task) -> None:
-        if not self._is_followed(task) or task.index in self._led_tasks:
+    def _lead_task(self, agent: Agent, live_cell: LiveCell, task: Task) -> None:
+        if not self._is_led(task) or task.index in self._led_tasks:
             return
-        if not following.goes_on(agent):
+        if not live_cell.goes_on(agent):
             return  # it ends with its agent, led by the task that leads the agent
         self._led_tasks.add(task.index)
-        execution_of(self._places, agent, following, task)
-        self._nursery.start_soon(self._task_of, agent, following, task)
+        execution_of(self._places, agent, live_cell, task)
+        self._nursery.start_soon(self._task_of, agent, live_cell, task)
 
     @staticmethod
-    def _is_followed(task: Task) -> bool:
-        return not task.child and task.status in _FOLLOWED_TASKS
+    def _is_led(task: Task) -> bool:
+        return not task.child and task.status in _LED_TASKS
 
-    async def _task_of(self, agent: Agent, following: Following, task: Task) -> None:
+    async def _task_of(self, agent: Agent, live_cell: LiveCell, task: Task) -> None:
         try:
-            await self._task_runs.follow(agent, following, task)
+            await self._task_runs.lead(agent, live_cell, task)
         finally:
             self._led_tasks.discard(task.index)
 

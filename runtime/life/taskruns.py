@@ -12,7 +12,7 @@ from runtime import crashpoints
 from runtime.agents.parts import Agents
 from runtime.cell import cell
 from runtime.cell.cell import Command, Places
-from runtime.cell.following import Execution, Following
+from runtime.cell.execution import Execution, LiveCell
 from runtime.cell.record import RunRecord
 from runtime.errors import WrongStateError
 from runtime.kernel import output
@@ -27,45 +27,45 @@ from runtime.texts.names import parse_env_line, quote
 log = logging.getLogger("ctxd.taskruns")
 
 
-def execution_of(places: Places, agent: Agent, following: Following, task: Task) -> Execution:
+def execution_of(places: Places, agent: Agent, live_cell: LiveCell, task: Task) -> Execution:
     """The execution of a command; made when it is first asked for."""
-    execution = following.tasks.get(task.name)
+    execution = live_cell.tasks.get(task.name)
     if execution is None:
         record_path = places.records / f"{agent.incarnation}-task-{task.name}"
-        execution = Execution(following.task_leaf(task.name), record_path)
-        following.tasks[task.name] = execution
+        execution = Execution(live_cell.task_leaf(task.name), record_path)
+        live_cell.tasks[task.name] = execution
     return execution
 
 
 class TaskRuns:
-    """Starts commands, follows them, and records their ends."""
+    """Starts commands, leads them, and records their ends."""
 
     def __init__(self, *, agents: Agents, places: Places, leader: Leader) -> None:
         self._agents = agents
         self._places = places
         self._leader = leader
 
-    async def follow(self, agent: Agent, following: Following, task: Task) -> None:
+    async def lead(self, agent: Agent, live_cell: LiveCell, task: Task) -> None:
         """Leads one command from its present state to its recorded end, or the agent's."""
-        execution = execution_of(self._places, agent, following, task)
+        execution = execution_of(self._places, agent, live_cell, task)
         with guarded(agent):
             led = _LedTask(
                 self._leader,
                 agent,
-                following,
+                live_cell,
                 execution,
                 agents=self._agents,
                 places=self._places,
                 task=task,
             )
             await led.lead()
-            if following.goes_on(agent):
-                self._conclude(agent, following, task, execution, led.failure)
+            if live_cell.goes_on(agent):
+                self._conclude(agent, live_cell, task, execution, led.failure)
 
     def _conclude(
         self,
         agent: Agent,
-        following: Following,
+        live_cell: LiveCell,
         task: Task,
         execution: Execution,
         failure: str,
@@ -81,7 +81,7 @@ class TaskRuns:
         self._agents.tasks.end(change, agent, task, event, exit_text=exit_text)
         self._agents.journal.note(change)
         crashpoints.reach("task.recorded")
-        following.tasks.pop(task.name, None)
+        live_cell.tasks.pop(task.name, None)
         self._leader.clear(execution)
         why = because_of(agent.owner)
         log.info("%s: task %s: %s %s", agent.name, task.name, task.status, exit_text, extra=why)
@@ -118,14 +118,14 @@ class _LedTask(EnteringLead):
         self,
         leader: Leader,
         agent: Agent,
-        following: Following,
+        live_cell: LiveCell,
         execution: Execution,
         *,
         agents: Agents,
         places: Places,
         task: Task,
     ) -> None:
-        super().__init__(leader, agent, following, execution, execution.wakeup)
+        super().__init__(leader, agent, live_cell, execution, execution.wakeup)
         self._agents = agents
         self._places = places
         self._task = task

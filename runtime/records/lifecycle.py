@@ -64,7 +64,7 @@ VERBS: Final = frozenset(
 class Effect(StrEnum):
     """What a move has done to processes, files and those who wait."""
 
-    #: somebody follows it from now on, and makes its cell
+    #: a task of the supervisor leads it from now on, and makes its cell
     LAUNCH = "launch"
     #: nobody may ask it for anything any more, or wait for it to begin
     REFUSE = "refuse"
@@ -120,7 +120,7 @@ TABLE: Final[dict[tuple[Status, Event], Move[Status]]] = {
     (_S.STOPPING, _E.ENDED): Move(_S.DEAD, (Effect.CLEAR, Effect.RELEASE)),
     (_S.STOPPING, _E.RESTARTING): Move(_S.STARTING, (Effect.CLEAR,)),
     **{(s, e): _GONE for s in sorted(LIVE) for e in (_E.REBOOTED, _E.LOST)},
-    # a new life in its place, which nobody follows yet
+    # a new life in its place, which nobody leads yet
     (_S.DEAD, _E.RESET): Move(_S.NEW),
 }
 

@@ -41,7 +41,7 @@ from runtime.agents import forking
 from runtime.authority.accounts import Resource
 from runtime.authority.loop import Gentle, LoopMeter
 from runtime.caller import Caller, Role
-from runtime.cell.following import Followed
+from runtime.cell.execution import LiveCells
 from runtime.errors import CtxError
 from runtime.ids import NO_AGENT, NO_SESSION, MessageId, WaitFileName
 from runtime.life.ending import Ender
@@ -634,7 +634,7 @@ async def measure_fans(scene: Scene, meter: LoopMeter) -> dict[str, float]:
             agents=agents,
             hierarchy=cast(Any, None),
             watcher=cast(Any, None),
-            followed=Followed(),
+            live_cells=LiveCells(),
             nursery=nursery,
         )
         await call("end", ender.end, x, Outcome.CANCELLED, "operator_stop")

@@ -280,7 +280,7 @@ SCENARIOS: Final[dict[str, tuple[Stage, ...]]] = {
     "wait.armed": (stages.waited,),
     "wait.due": (stages.waited,),
     "wait.fired": (stages.waited,),
-    "adopt.followed": (_family, _started),
+    "adopt.led": (_family, _started),
     "adopt.lost": (_family, _started),
     "adopt.ended": (_family, _started),
     "adopt.cleaned": (_family, _started),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.cell.following import Execution
+from runtime.cell.execution import Execution
 from runtime.cell.record import VERSION, RunRecord, read_record
 from runtime.kernel.cgroups import Cgroup
 from runtime.life.conclusions import LOST, is_lost, judge_run

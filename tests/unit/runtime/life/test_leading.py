@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import trio
 
-from runtime.cell.following import Execution, Following
+from runtime.cell.execution import Execution, LiveCell
 from runtime.cell.record import RunRecord
 from runtime.errors import QuotaError
 from runtime.ids import AgentIndex, Incarnation
@@ -34,8 +34,8 @@ class Led(Lead):
         agent = Agent(
             index=AgentIndex(1), incarnation=Incarnation("i"), name="x", owner=1, uid=1, gid=1
         )
-        following = Following(Cgroup(path), path / "cell", holds_cell=True)
-        super().__init__(leader, agent, following, self.execution, self.execution.wakeup)
+        live_cell = LiveCell(Cgroup(path), path / "cell", holds_cell=True)
+        super().__init__(leader, agent, live_cell, self.execution, self.execution.wakeup)
         self.refusals = refusals
         self.unwanted, self.gone, self.tries, self.looks = True, False, 0, 0
         self.cannot_start: Exception | None = None

@@ -18,7 +18,7 @@ from runtime.kernel.cgroups import Cgroup
 from runtime.kernel.inotify import Wakeup, Watcher
 from runtime.records.model import Agent
 
-log = logging.getLogger("ctxd.following")
+log = logging.getLogger("ctxd.execution")
 
 
 class Execution:
@@ -36,7 +36,7 @@ class Execution:
         self.settled = False
         self._spared: set[int] | None = None
         self._complained = False
-        #: set when its end is recorded, or nobody follows it any more
+        #: set when its end is recorded, or nobody leads it any more
         self.over = trio.Event()
 
     def record(self) -> RunRecord:
@@ -85,7 +85,7 @@ class Execution:
                 await wakeup.wait_changed()
 
 
-class Following(Execution):
+class LiveCell(Execution):
     """A live agent: its cgroup, its cell, and what has entered that."""
 
     def __init__(self, node: Cgroup, record_path: Path, *, holds_cell: bool) -> None:
@@ -176,5 +176,5 @@ class Following(Execution):
         return self.signal_keeper(signal.SIGHUP)
 
 
-class Followed(dict[AgentIndex, Following]):
-    """The agents that are followed, by index."""
+class LiveCells(dict[AgentIndex, LiveCell]):
+    """The cells of live agents, by the agent's index."""
