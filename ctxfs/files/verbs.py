@@ -12,7 +12,7 @@ from runtime.authority.guard import Act, Facts, Guard, Unless
 from runtime.caller import CONTROLLERS, Caller, Role
 from runtime.errors import CtxError, NotRunningError, WrongStateError
 from runtime.ids import RunId
-from runtime.records.lifecycle import AGENT_MOVES, Event, Status
+from runtime.records.lifecycle import AGENT_MOVES, Cue, Status
 from runtime.records.model import Agent
 from runtime.texts.names import check_name, parse_usage, quote
 
@@ -88,18 +88,18 @@ def _why_frozen(facts: Facts, caller: Caller, agent: Agent) -> str:
     return f"session does not fit: the run {agent.run} is paused"
 
 
-def _guard(who: Role, event: Event, *unless: Unless) -> Guard:
+def _guard(who: Role, cue: Cue, *unless: Unless) -> Guard:
     """When the table of statuses has the move."""
     return Guard(
         who=who,
-        when=frozenset(status for status, e in AGENT_MOVES.table if e is event),
+        when=frozenset(status for status, e in AGENT_MOVES.table if e is cue),
         unless=unless,
-        misfit=partial(_misfit, event),
+        misfit=partial(_misfit, cue),
     )
 
 
-def _misfit(event: Event, status: Status) -> CtxError:
-    return AGENT_MOVES.refusal(status, event)
+def _misfit(cue: Cue, status: Status) -> CtxError:
+    return AGENT_MOVES.refusal(status, cue)
 
 
 #: by policy, an agent that may start may let go on, one that may stop may hold up
@@ -109,19 +109,19 @@ _STOPPERS: Final = CONTROLLERS | Role.STOPPER
 VERBS: Final[dict[str, Verb[Agent]]] = {
     verb.name: verb
     for verb in (
-        Verb("start", "begin a run", _guard(_STARTERS, Event.START), _start),
+        Verb("start", "begin a run", _guard(_STARTERS, Cue.START), _start),
         Verb("stop", "cancel: SIGTERM, grace, SIGKILL",
-             _guard(_STOPPERS | Role.SELF, Event.STOP), _stop),
-        Verb("kill", "cancel without grace", _guard(_STOPPERS, Event.KILL), _kill),
-        Verb("pause", "freeze it and everything below it", _guard(_STOPPERS, Event.PAUSE), _pause),
+             _guard(_STOPPERS | Role.SELF, Cue.STOP), _stop),
+        Verb("kill", "cancel without grace", _guard(_STOPPERS, Cue.KILL), _kill),
+        Verb("pause", "freeze it and everything below it", _guard(_STOPPERS, Cue.PAUSE), _pause),
         Verb("resume", "continue",
-             _guard(_STARTERS, Event.RESUME,
+             _guard(_STARTERS, Cue.RESUME,
                     Unless("its run is still ending", WrongStateError, _why_ending)), _resume),
         Verb("abort [RUN]", "end the current run and pause",
-             _guard(_STOPPERS, Event.ABORT,
+             _guard(_STOPPERS, Cue.ABORT,
                     Unless("it has no run", NotRunningError, _why_between)), _abort),
         Verb("reset", "replace a dead agent with a new one",
-             _guard(_STARTERS, Event.RESET), _reset),
+             _guard(_STARTERS, Cue.RESET), _reset),
         Verb("session NAME", "switch or make a session",
              Guard(who=CONTROLLERS, when=frozenset({Status.NEW, Status.READY, Status.IDLE,
                                                     Status.PAUSED}),

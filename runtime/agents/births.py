@@ -33,7 +33,7 @@ from runtime.kernel.waitfiles import WaitFiles
 from runtime.records.change import Change
 from runtime.records.documents import Documents
 from runtime.records.items import Task
-from runtime.records.lifecycle import AGENT_MOVES, Event, Status
+from runtime.records.lifecycle import AGENT_MOVES, Cue, Status
 from runtime.records.model import Agent, Profile
 from runtime.records.registry import check_accepts
 from runtime.records.sessions import Sessions
@@ -278,7 +278,7 @@ class Births:
         The configuration and the delegated task are kept; what it gave back stays
         with its session. Its dead descendants go, as with ``remove``.
         """
-        AGENT_MOVES.check(agent.status, Event.RESET)
+        AGENT_MOVES.check(agent.status, Cue.RESET)
         self._tasks.check_not_fetching(agent)
         parent = self._registry.live_parent(agent)
         if parent is not None and agent.owned:

@@ -9,8 +9,8 @@ from runtime.agents.messages import Messages
 from runtime.agents.tasks import TaskPlane
 from runtime.agents.waiting import WaitingPlane, child_payload
 from runtime.records.change import Change
-from runtime.records.items import TaskEvent
-from runtime.records.lifecycle import Event, Status
+from runtime.records.items import TaskCue
+from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import SESSION_STATES, Agent, Outcome
 from runtime.records.registry import Registry
 
@@ -35,9 +35,9 @@ class Ends:
         self._waiting = waiting
 
     def record(
-        self, change: Change, agent: Agent, event: Event, outcome: Outcome, reason: str
+        self, change: Change, agent: Agent, cue: Cue, outcome: Outcome, reason: str
     ) -> None:
-        """Adds to ``change`` that an event makes an agent dead, and what this means for it, its
+        """Adds to ``change`` that a cue makes an agent dead, and what this means for it, its
         session and its parent."""
         self._waiting.cancel_all(change, agent)
         self._tasks.keep_worktree(change, agent, f"it ended without that being seen ({reason})")
@@ -55,7 +55,7 @@ class Ends:
         )
         for session in (agent.session, *agent.other_sessions):
             change.set_session(session, state=SESSION_STATES[outcome])
-        change.move(agent, event, outcome=outcome, reason=reason)
+        change.move(agent, cue, outcome=outcome, reason=reason)
         parent = self._registry.parent_of(agent)
         if parent is not None and "parent_dead" in reason and agent.parent_session is not None:
             change.event(
@@ -68,7 +68,7 @@ class Ends:
             )
         self._messages.add_ends(change, agent, reason)
         lost = outcome is Outcome.INTERRUPTED
-        self._tasks.add_ends(change, agent, TaskEvent.INTERRUPT if lost else TaskEvent.CANCEL)
+        self._tasks.add_ends(change, agent, TaskCue.INTERRUPT if lost else TaskCue.CANCEL)
         change.tell(agent, "agent.stop", status=outcome.value, reason=reason)
         if parent is not None:
             self._tasks.child_ended(change, parent, agent, outcome)
@@ -91,5 +91,5 @@ class Ends:
             self._waiting.cancel(change, agent, wait)
         self._messages.drop(change, agent, queued[:_AT_ONCE], reason)
         for task in tasks[:_AT_ONCE]:
-            self._tasks.end(change, agent, task, TaskEvent.CANCEL)
+            self._tasks.end(change, agent, task, TaskCue.CANCEL)
         return True

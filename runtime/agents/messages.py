@@ -18,11 +18,11 @@ from runtime.records.items import (
     NOTICES,
     PRIORITIES,
     Message,
-    MessageEvent,
+    MessageCue,
     MessageStatus,
     check_priority,
 )
-from runtime.records.lifecycle import Event, Status
+from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
 from runtime.texts.names import dump_json, quote, timestamp
 
@@ -37,10 +37,10 @@ _PROVENANCES: Final = (
     (Role.WRITER, "agent"),
 )
 _ENDS: Final = {
-    MessageStatus.PROCESSED: MessageEvent.PROCESS,
-    MessageStatus.FAILED: MessageEvent.FAIL,
-    MessageStatus.ABORTED: MessageEvent.ABORT,
-    MessageStatus.DROPPED: MessageEvent.DROP,
+    MessageStatus.PROCESSED: MessageCue.PROCESS,
+    MessageStatus.FAILED: MessageCue.FAIL,
+    MessageStatus.ABORTED: MessageCue.ABORT,
+    MessageStatus.DROPPED: MessageCue.DROP,
 }
 
 
@@ -289,7 +289,7 @@ class Messages:
     def deliver(self, change: Change, agent: Agent, message: Message, run: RunId) -> None:
         """It is being worked on, in ``run``."""
         change.put(message, run=run)
-        change.step(message, MessageEvent.DELIVER)
+        change.step(message, MessageCue.DELIVER)
 
     def end(
         self,
@@ -351,7 +351,7 @@ class Messages:
             elif agent.how.converses:
                 self.end(change, agent, message, MessageStatus.ABORTED, reason=why)
                 if agent.status is Status.BUSY:
-                    change.move(agent, Event.READYING)
+                    change.move(agent, Cue.READYING)
                 elif agent.status is Status.PAUSED:
                     change.set(agent, paused_from=Status.READY.value)
             elif agent.run_cause is None:

@@ -21,7 +21,7 @@ from runtime.records.change import RUNTIME, Change
 from runtime.records.documents import Documents
 from runtime.records.items import Items, Task
 from runtime.records.journal import Journal
-from runtime.records.lifecycle import Event, Status
+from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome, Session
 from runtime.records.registry import Registry
 from runtime.records.sessions import Sessions
@@ -98,7 +98,7 @@ class Removals:
             if member.status is Status.NEW:
                 change = Change()
                 self._ends.record(
-                    change, member, Event.REMOVING, Outcome.CANCELLED, "operator_stop"
+                    change, member, Cue.REMOVING, Outcome.CANCELLED, "operator_stop"
                 )
                 self._journal.note(change)
 

@@ -16,7 +16,7 @@ from runtime import crashpoints
 from runtime.agents.messages import Messages
 from runtime.agents.planes import Around, Plane
 from runtime.agents.waiting import WaitingPlane, task_payload
-from runtime.agents.workspace import State, Worktree
+from runtime.agents.workspace import Worktree, WorktreeState
 from runtime.authority.attenuation import Authority
 from runtime.authority.guard import TAKING, Act, Facts, Guard, Unless
 from runtime.authority.living import Living
@@ -34,7 +34,7 @@ from runtime.kernel.trash import Trash
 from runtime.kernel.waitfiles import WaitFiles
 from runtime.records.change import Change, Subscriber
 from runtime.records.documents import Documents
-from runtime.records.items import TASK_MOVES, Item, Task, TaskEvent, TaskStatus
+from runtime.records.items import TASK_MOVES, Item, Task, TaskCue, TaskStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Outcome
 from runtime.records.sessions import Sessions
@@ -49,10 +49,10 @@ _PREVIEW_PART: Final = 4000
 _TITLE_WITHIN: Final = 4096
 
 _OF_OUTCOME: Final = {
-    Outcome.DONE.value: TaskEvent.COMPLETE,
-    Outcome.ERROR.value: TaskEvent.FAIL,
-    Outcome.CANCELLED.value: TaskEvent.CANCEL,
-    Outcome.INTERRUPTED.value: TaskEvent.INTERRUPT,
+    Outcome.DONE.value: TaskCue.COMPLETE,
+    Outcome.ERROR.value: TaskCue.FAIL,
+    Outcome.CANCELLED.value: TaskCue.CANCEL,
+    Outcome.INTERRUPTED.value: TaskCue.INTERRUPT,
 }
 _OF_STATUS: Final = {
     Status.NEW: TaskStatus.QUEUED,
@@ -97,7 +97,7 @@ def _worktree_of_handle(facts: Facts, task: Task) -> Worktree | None:
 
 def _why_kept(facts: Facts, caller: Caller, task: Task) -> str:
     found = _worktree_of_handle(facts, task)
-    if found is None or found.state is not State.KEPT:
+    if found is None or found.state is not WorktreeState.KEPT:
         return ""
     return f"the worktree of {quote(task.name)} is kept: {found.reason}"
 
@@ -107,7 +107,7 @@ def _why_fetching(facts: Facts, caller: Caller, task: Task) -> str:
 
 
 def _being_fetched(name: str, worktree: Worktree | None) -> str:
-    if worktree is None or worktree.state is not State.FETCHING:
+    if worktree is None or worktree.state is not WorktreeState.FETCHING:
         return ""
     return f"the worktree of {quote(name)} is being fetched"
 
@@ -374,7 +374,7 @@ class TaskPlane(Plane[Task], Subscriber):
     def start(self, caller: Caller, agent: Agent, task: Task) -> None:
         """Queues a command; it runs as soon as its agent's cell is there."""
         self.check_command(STARTING, Act.SAY, "start", caller, agent, task)
-        TASK_MOVES.check(task.status, TaskEvent.START)
+        TASK_MOVES.check(task.status, TaskCue.START)
         STARTING.check_when(Act.SAY, "start", agent)
         for owner in (*self._registry.ancestors(agent), agent):
             if owner.frozen:
@@ -383,19 +383,19 @@ class TaskPlane(Plane[Task], Subscriber):
             raise MalformedError("cmd is empty: write the command to it first")
         self._living.check_task(agent, task)
         with self._journal.changing() as change:
-            change.step(task, TaskEvent.START)
+            change.step(task, TaskCue.START)
             change.put(task, by=self._journal.actor)
         crashpoints.reach("task.queued")
 
     def stop(self, caller: Caller, agent: Agent, task: Task, *, kill: bool) -> None:
         """Asks a command to end."""
         self.check_command(STOPPING, Act.SAY, "kill" if kill else "stop", caller, agent, task)
-        event = TaskEvent.KILL if kill else TaskEvent.STOP
+        cue = TaskCue.KILL if kill else TaskCue.STOP
         with self._journal.changing() as change:
             if task.status is TaskStatus.MADE:  # nothing of it runs
-                self.end(change, agent, task, event)
+                self.end(change, agent, task, cue)
                 return
-            change.step(task, event)
+            change.step(task, cue)
             change.put(task, given_up=task.given_up or kill, by=self._journal.actor)
 
     # ending
@@ -405,12 +405,12 @@ class TaskPlane(Plane[Task], Subscriber):
         change: Change,
         agent: Agent,
         task: Task,
-        event: TaskEvent,
+        cue: TaskCue,
         *,
         exit_text: str = "",
     ) -> None:
         """A task is over: its status, its event, a message, and the waits on it."""
-        status = change.step(task, event)
+        status = change.step(task, cue)
         change.put(task, exit=exit_text, pid=0, ended=time.time())
         change.tell(
             agent,
@@ -436,10 +436,10 @@ class TaskPlane(Plane[Task], Subscriber):
         payload = task_payload(task.name, status, exit_text)
         self._waiting.resource_over(change, agent, "task", task.name, payload)
 
-    def add_ends(self, change: Change, agent: Agent, event: TaskEvent) -> None:
+    def add_ends(self, change: Change, agent: Agent, cue: TaskCue) -> None:
         """The cell is gone, and with it every command."""
         for task in self.unfinished(change, agent):
-            self.end(change, agent, task, event)
+            self.end(change, agent, task, cue)
 
     def unfinished(self, change: Change, agent: Agent) -> list[Task]:
         """Its commands that are not over, oldest first."""
@@ -472,7 +472,7 @@ class TaskPlane(Plane[Task], Subscriber):
         if task is None or not task.child:
             return
         if task.child == child.index and child.worktree is not None and child.worktree_made:
-            if Worktree.load(child.worktree).state is State.KEPT:
+            if Worktree.load(child.worktree).state is WorktreeState.KEPT:
                 return
             self._discard_worktree(change, parent, child)
         change.drop(task)
@@ -493,13 +493,13 @@ class TaskPlane(Plane[Task], Subscriber):
     def keep_worktree(self, change: Change, agent: Agent, why: str) -> None:
         """An agent ends: of its worktree nothing was taken over, unless that is recorded."""
         found = _worktree_of(agent)
-        if found is None or found.state not in (State.OPEN, State.FETCHING):
+        if found is None or found.state not in (WorktreeState.OPEN, WorktreeState.FETCHING):
             return
         change.set(agent, worktree=found.kept(why).dump())
         parent = self._registry.parent_of(agent)
         task = self._named(parent, agent.name) if parent is not None else None
         if task is not None and task.child == agent.index:
-            change.put(task, worktree=State.KEPT.value)
+            change.put(task, worktree=WorktreeState.KEPT.value)
 
     def check_fetch(self, caller: Caller, agent: Agent, task: Task) -> None:
         """Whether a caller may have a handle's worktree fetched."""
@@ -511,7 +511,7 @@ class TaskPlane(Plane[Task], Subscriber):
         if task is None or task.child != child.index or task.over:
             return
         if change.peek(task, "status") is TaskStatus.MADE:
-            change.step(task, TaskEvent.FOLLOW)
+            change.step(task, TaskCue.FOLLOW)
         self.end(change, parent, task, _OF_OUTCOME[outcome.value])
 
     def _named(self, agent: Agent, name: str) -> Task | None:

@@ -37,7 +37,7 @@ from runtime.records.items import (
     Task,
     TaskStatus,
     Wait,
-    WaitEvent,
+    WaitCue,
     WaitStatus,
     Work,
 )
@@ -90,9 +90,9 @@ def _message_payload(message: Message) -> dict[str, Any]:
 
 
 def _why_armed(facts: Facts, caller: Caller, wait: Wait) -> str:
-    if (wait.status, WaitEvent.ARM) in WAIT_MOVES.table:
+    if (wait.status, WaitCue.ARM) in WAIT_MOVES.table:
         return ""
-    return WAIT_MOVES.refusal(wait.status, WaitEvent.ARM).sentence
+    return WAIT_MOVES.refusal(wait.status, WaitCue.ARM).sentence
 
 
 def _why_over(facts: Facts, caller: Caller, wait: Wait) -> str:
@@ -198,7 +198,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
         """The same in a change that the caller commits."""
         self.check_there(wait)
         ARMING.check_when(Act.WRITE, "on", agent)
-        to = change.step(wait, WaitEvent.ARM)
+        to = change.step(wait, WaitCue.ARM)
         kind, argument = _parse(text)
         self._check_family(caller, kind.family)
         work = self._open_work(change, agent, change.peek(wait, "work"))
@@ -284,16 +284,16 @@ class WaitingPlane(Plane[Wait], Subscriber):
 
     def fire(self, change: Change, agent: Agent, wait: Wait, payload: Payload) -> None:
         """What an armed one waited for is there; the agent is told."""
-        self._leave(change, agent, wait, WaitEvent.FIRE, payload)
+        self._leave(change, agent, wait, WaitCue.FIRE, payload)
 
     def expire(self, change: Change, agent: Agent, wait: Wait) -> None:
         """Its deadline is over; the agent is told."""
         payload = {"deadline": timestamp(change.peek(wait, "expires"))}
-        self._leave(change, agent, wait, WaitEvent.EXPIRE, payload)
+        self._leave(change, agent, wait, WaitCue.EXPIRE, payload)
 
     def cancel(self, change: Change, agent: Agent, wait: Wait) -> None:
         """Nobody wants to know any more."""
-        self._leave(change, agent, wait, WaitEvent.CANCEL, None)
+        self._leave(change, agent, wait, WaitCue.CANCEL, None)
 
     def cancel_all(self, change: Change, agent: Agent) -> None:
         """The agent has ended."""
@@ -330,10 +330,10 @@ class WaitingPlane(Plane[Wait], Subscriber):
         crashpoints.reach("wait.fired")
 
     def _leave(
-        self, change: Change, agent: Agent, wait: Wait, event: WaitEvent, payload: Payload | None
+        self, change: Change, agent: Agent, wait: Wait, cue: WaitCue, payload: Payload | None
     ) -> None:
         """It is over, and with it what it meant; told to the agent if there is a payload."""
-        to = change.step(wait, event)
+        to = change.step(wait, cue)
         self._tell(change, agent, wait, to)
         work = change.peek(wait, "work")
         if payload is not None:

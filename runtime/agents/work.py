@@ -16,7 +16,7 @@ from runtime.authority.guard import Facts, Guard, Unless
 from runtime.caller import NOBODY, PARTIES, Caller
 from runtime.errors import MalformedError, TooLongError, WrongStateError
 from runtime.records.change import Change
-from runtime.records.items import Wait, WaitStatus, Work, WorkEvent, WorkStatus
+from runtime.records.items import Wait, WaitStatus, Work, WorkCue, WorkStatus
 from runtime.records.lifecycle import LIVE
 from runtime.records.model import Agent
 from runtime.texts.names import check_choice, quote
@@ -146,12 +146,12 @@ class WorkPlane(Plane[Work]):
         if before != name:
             change.set(agent, focus=name)
         if item is not None and change.peek(item, "status") is not WorkStatus.ACTIVE:
-            self._become(change, agent, item, WorkEvent.FOCUS)
+            self._become(change, agent, item, WorkCue.FOCUS)
 
     def hold(self, change: Change, agent: Agent, item: Work) -> None:
         """Something got in its way."""
         if change.peek(item, "status") in (WorkStatus.OPEN, WorkStatus.ACTIVE):
-            self._become(change, agent, item, WorkEvent.BLOCK)
+            self._become(change, agent, item, WorkCue.BLOCK)
 
     def release(self, change: Change, agent: Agent, item: Work) -> None:
         """Something is not in its way any more; perhaps something else is."""
@@ -159,12 +159,12 @@ class WorkPlane(Plane[Work]):
         if not blocked or self._is_obstructed(change, agent, item):
             return
         focused = change.peek_agent(agent, "focus") == item.name
-        events = (WorkEvent.UNBLOCK, WorkEvent.FOCUS) if focused else (WorkEvent.UNBLOCK,)
-        self._become(change, agent, item, *events)
+        cues = (WorkCue.UNBLOCK, WorkCue.FOCUS) if focused else (WorkCue.UNBLOCK,)
+        self._become(change, agent, item, *cues)
 
-    def _become(self, change: Change, agent: Agent, item: Work, *events: WorkEvent) -> None:
-        for event in events:
-            to = change.step(item, event)
+    def _become(self, change: Change, agent: Agent, item: Work, *cues: WorkCue) -> None:
+        for cue in cues:
+            to = change.step(item, cue)
         self._tell(change, agent, item, to)
 
     @staticmethod
@@ -176,7 +176,7 @@ class WorkPlane(Plane[Work]):
         if change.peek(item, "status") is WorkStatus.ACTIVE:
             # it may have been taken up although something was in its way
             blocked = self.obstacles(change, agent, item)
-            back = (WorkEvent.UNFOCUS, WorkEvent.BLOCK) if blocked else (WorkEvent.UNFOCUS,)
+            back = (WorkCue.UNFOCUS, WorkCue.BLOCK) if blocked else (WorkCue.UNFOCUS,)
             self._become(change, agent, item, *back)
 
     # Plane
@@ -214,7 +214,7 @@ class WorkPlane(Plane[Work]):
         if change.peek_agent(agent, "focus") == item.name:
             self.turn_to(change, agent, "")
         if status is WorkStatus.BLOCKED:
-            self._become(change, agent, item, WorkEvent.UNBLOCK)
+            self._become(change, agent, item, WorkCue.UNBLOCK)
 
     def _activate(self, change: Change, agent: Agent, item: Work) -> None:
         self.turn_to(change, agent, item.name)
@@ -224,13 +224,13 @@ class WorkPlane(Plane[Work]):
             raise WrongStateError(
                 f"the work item {quote(item.name)} has no objective: write one first"
             )
-        self._end(change, agent, item, WorkEvent.FINISH)
+        self._end(change, agent, item, WorkCue.FINISH)
 
     def _cancel(self, change: Change, agent: Agent, item: Work) -> None:
-        self._end(change, agent, item, WorkEvent.CANCEL)
+        self._end(change, agent, item, WorkCue.CANCEL)
 
-    def _end(self, change: Change, agent: Agent, item: Work, event: WorkEvent) -> None:
-        self._become(change, agent, item, event)
+    def _end(self, change: Change, agent: Agent, item: Work, cue: WorkCue) -> None:
+        self._become(change, agent, item, cue)
         if change.peek_agent(agent, "focus") == item.name:
             change.set(agent, focus="")
         for told in self._when_over:

@@ -278,7 +278,7 @@ fi
 _END: Final = "say end\n"
 
 
-class State(StrEnum):
+class WorktreeState(StrEnum):
     """What became of what a child committed."""
 
     OPEN = "open"
@@ -304,7 +304,7 @@ class Worktree:
     common: str
     base: str
     objects: tuple[str, ...] = ()
-    state: State = State.OPEN
+    state: WorktreeState = WorktreeState.OPEN
     commit: str = ""
     reason: str = ""
     earlier: bool = False
@@ -346,7 +346,7 @@ class Worktree:
 
     def kept(self, why: str) -> Self:
         """The same, kept; ``reason`` then says what can be done, too."""
-        return replace(self, state=State.KEPT, reason=f"{why}; {self._remedy()}")
+        return replace(self, state=WorktreeState.KEPT, reason=f"{why}; {self._remedy()}")
 
     def _remedy(self) -> str:
         place = quote(self.place, 300)
@@ -371,8 +371,8 @@ class Worktree:
             found = cls(**{key: values[key] for key in ("name", "root", "common", "base")})
             found = replace(found, earlier=True)
             return found.kept("it is of an earlier version: a git worktree of its parent's")
-        known = {**values, "objects": tuple(values["objects"]), "state": State(values["state"])}
-        return cls(**known)
+        state = WorktreeState(values["state"])
+        return cls(**{**values, "objects": tuple(values["objects"]), "state": state})
 
 
 def check_possible(agent: Agent) -> None:
@@ -653,7 +653,7 @@ async def _take(
         run, parent, _GATHER, *(worktree.place, worktree.ref, program), GIT_DIR=worktree.common
     )
     if answer.code == _GONE:
-        return replace(worktree, state=State.FETCHED, reason="its directory was removed")
+        return replace(worktree, state=WorktreeState.FETCHED, reason="its directory was removed")
     if answer.code == _OF_EARLIER_VERSION and worktree.earlier:
         return worktree
     if answer.code == _NO_BRANCH:
@@ -678,4 +678,4 @@ async def _take(
         why = " ".join(answer.one("kept").split())
         more = f" ({_said(answer.text)})" if answer.text.strip() else ""
         return worktree.kept(escape(why)[:_WHY_MAX] + more)
-    return replace(worktree, state=State.FETCHED, reason="")
+    return replace(worktree, state=WorktreeState.FETCHED, reason="")

@@ -13,7 +13,7 @@ from runtime.errors import WrongStateError
 from runtime.kernel import output
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import Change
-from runtime.records.lifecycle import AGENT_MOVES, Event, Status
+from runtime.records.lifecycle import AGENT_MOVES, Cue, Status
 from runtime.records.model import Agent
 from runtime.texts import mounts, policy
 from runtime.texts.names import quote
@@ -32,7 +32,7 @@ class Beginner:
 
     def begin(self, agent: Agent) -> None:
         """Commits a start, or raises the ``CtxError`` that says what it lacks."""
-        AGENT_MOVES.check(agent.status, Event.START)
+        AGENT_MOVES.check(agent.status, Cue.START)
         parent = self._agents.registry.live_parent(agent)
         if agent.owned and parent is not None:
             if parent.waits_to_restart:
@@ -65,7 +65,7 @@ class Beginner:
             self._agents.documents.write(agent, "inherited.json", inherited.json.encode())
         self.add_start(change, agent)
         self._add_handoff(change, agent)
-        change.move(agent, Event.START)
+        change.move(agent, Cue.START)
         self._agents.journal.commit(change)
 
     def add_start(self, change: Change, agent: Agent) -> None:

@@ -19,7 +19,7 @@ from runtime.life.ending import Ender
 from runtime.life.leading import Lead, Leader
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import Change
-from runtime.records.lifecycle import Event, Status
+from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
 
 
@@ -73,7 +73,7 @@ class LedCell(Lead):
         if own and agent.status is Status.STARTING and record.started:
             change = Change()
             add_run_start(change, agent, record)
-            change.move(agent, Event.RUNNING)
+            change.move(agent, Cue.RUNNING)
             self._agents.journal.note(change)
             crashpoints.reach("start.running")
         if self.error is not None:

@@ -22,7 +22,7 @@ from runtime.kernel.cgroups import Cgroup, Hierarchy
 from runtime.kernel.inotify import Wakeup, Watcher
 from runtime.records.change import Change
 from runtime.records.items import Message
-from runtime.records.lifecycle import Event, Status
+from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
 from runtime.texts.names import quote
 
@@ -63,18 +63,18 @@ class Ender:
         self._marking: dict[AgentIndex, trio.Event] = {}
 
     def end(
-        self, agent: Agent, outcome: Outcome, reason: str, *, event: Event = Event.ENDING
+        self, agent: Agent, outcome: Outcome, reason: str, *, cue: Cue = Cue.ENDING
     ) -> None:
         """Begins the end of an agent and of everything it owns, or cancels a new agent.
 
         The first cause of an end stays its cause.
         ``WrongStateError`` for a verb that does not fit.
         """
-        if event is Event.ENDING and agent.status in (Status.STOPPING, Status.DEAD):
+        if cue is Cue.ENDING and agent.status in (Status.STOPPING, Status.DEAD):
             return
         change = Change()
         by = self._agents.journal.actor
-        self._mark(change, agent, event, outcome, reason, by)
+        self._mark(change, agent, cue, outcome, reason, by)
         for member in next(self._parts(self._unmarked(agent)), []):
             self._mark_owned(change, member, by)
         self._agents.journal.note(change)
@@ -101,15 +101,15 @@ class Ender:
 
     def _mark_owned(self, change: Change, member: Agent, by: str) -> None:
         """It ends with its owner."""
-        self._mark(change, member, Event.OWNER_ENDING, Outcome.CANCELLED, "parent_dead", by)
+        self._mark(change, member, Cue.OWNER_ENDING, Outcome.CANCELLED, "parent_dead", by)
 
     def _mark(
-        self, change: Change, agent: Agent, event: Event, outcome: Outcome, reason: str, by: str
+        self, change: Change, agent: Agent, cue: Cue, outcome: Outcome, reason: str, by: str
     ) -> None:
         if agent.status is Status.NEW:
-            self._agents.ends.record(change, agent, event, Outcome.CANCELLED, reason)
+            self._agents.ends.record(change, agent, cue, Outcome.CANCELLED, reason)
             return
-        change.move(agent, event, reason=reason)
+        change.move(agent, cue, reason=reason)
         if agent.cause is None:
             change.set(agent, cause=(outcome.value, reason), caused_by=by)
 

@@ -35,8 +35,8 @@ from runtime.life.ending import Ender
 from runtime.life.residents import Listener
 from runtime.life.streams import Streams
 from runtime.records.change import RUNTIME, Change
-from runtime.records.items import TaskEvent
-from runtime.records.lifecycle import Event
+from runtime.records.items import TaskCue
+from runtime.records.lifecycle import Cue
 from runtime.records.model import Agent, Outcome
 
 log = logging.getLogger("ctxd.recording")
@@ -125,7 +125,7 @@ class Recorder:
                 log.exception("%s: a bug in ctxfs", agent.name)
                 part = Change(change, by=RUNTIME)
                 self._agents.ends.record(
-                    part, agent, Event.ENDED, Outcome.INTERRUPTED, "runtime_lost"
+                    part, agent, Cue.ENDED, Outcome.INTERRUPTED, "runtime_lost"
                 )
             recorded.append(live_cell)
             change.add(part)
@@ -151,10 +151,10 @@ class Recorder:
             line = f"{agent.run or 'it'} ended: {outcome} {reason}"
             output.append_line(directory, line, self._agents.settings.log_max(agent))
         if self._restarts(agent, outcome, live_cell):
-            self._agents.tasks.add_ends(change, agent, TaskEvent.CANCEL)
+            self._agents.tasks.add_ends(change, agent, TaskCue.CANCEL)
             self._add_restart(change, agent, reason)
         else:
-            self._agents.ends.record(change, agent, Event.ENDED, outcome, reason)
+            self._agents.ends.record(change, agent, Cue.ENDED, outcome, reason)
         change.set(agent, usage=usage)
         why = because_of(agent.owner)
         log.info("%s: %s (%s)", agent.name, outcome, reason, extra=why)
@@ -192,7 +192,7 @@ class Recorder:
             restarts=number,
             restart_at=time.time() + delay,
         )
-        change.move(agent, Event.RESTARTING, reason=f"restart:{number}", after=reason)
+        change.move(agent, Cue.RESTARTING, reason=f"restart:{number}", after=reason)
         with contextlib.suppress(OSError):
             directory = self._agents.documents.directory(agent) / "log"
             maximum = self._agents.settings.config.restart_max

@@ -18,7 +18,7 @@ from runtime.life.inside import Inside
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import Change
 from runtime.records.items import MessageStatus, Task
-from runtime.records.lifecycle import Event, Status
+from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
 
 _SETTLE_SECONDS: Final = 10.0
@@ -80,7 +80,7 @@ class Recovery:
             elif agent.live:
                 lost.append(agent)
         for agent in sorted(lost, key=self._agents.registry.depth, reverse=True):
-            record_lost(self._agents, agent, Event.REBOOTED, "reboot")
+            record_lost(self._agents, agent, Cue.REBOOTED, "reboot")
             crashpoints.reach("adopt.lost")
         for _, live_cell in adopted:
             await self._inside.end_left(live_cell)
@@ -141,13 +141,13 @@ class Recovery:
                 node.remove()
 
 
-def record_lost(agents: Agents, agent: Agent, event: Event, reason: str) -> None:
+def record_lost(agents: Agents, agent: Agent, cue: Cue, reason: str) -> None:
     """Records the end of an agent of whose program nothing is known any more."""
     change = Change()
     for member in reversed(agents.registry.descendants(agent)):
         if member.status is Status.NEW:
             agents.ends.record(
-                change, member, Event.OWNER_ENDING, Outcome.CANCELLED, "parent_dead"
+                change, member, Cue.OWNER_ENDING, Outcome.CANCELLED, "parent_dead"
             )
     if agent.pid:
         change.tell(
@@ -161,5 +161,5 @@ def record_lost(agents: Agents, agent: Agent, event: Event, reason: str) -> None
     if message is not None:
         failed = MessageStatus.FAILED
         end_message(change, agents, agent, message, failed, reason=reason)
-    agents.ends.record(change, agent, event, Outcome.INTERRUPTED, reason)
+    agents.ends.record(change, agent, cue, Outcome.INTERRUPTED, reason)
     agents.journal.note(change)

@@ -27,7 +27,7 @@ from runtime.life.tails import Tail
 from runtime.records.change import Change
 from runtime.records.documents import replace_file
 from runtime.records.items import Message, MessageStatus
-from runtime.records.lifecycle import Event, Status
+from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent
 from runtime.texts.names import dump_json, escape, parse_json_object
 
@@ -134,7 +134,7 @@ class Listener:
             reason=escape(spoken["text"][:_REASON_MAX]) if failed else "",
         )
         if agent.status is Status.BUSY:
-            change.move(agent, Event.READYING)
+            change.move(agent, Cue.READYING)
         elif agent.status is Status.PAUSED:
             change.set(agent, paused_from=Status.READY.value)
         self._agents.journal.note(change)
@@ -219,7 +219,7 @@ class Resident:
         agent = self._agent
         change = Change()
         self._agents.messages.deliver(change, agent, message, agent.run)
-        change.move(agent, Event.RUNNING)
+        change.move(agent, Cue.RUNNING)
         self._agents.journal.commit(change)
         self._streams.of(message.index).begin()
         crashpoints.reach("message.delivered")

@@ -41,7 +41,7 @@ from runtime.life.streams import Streams
 from runtime.life.tails import Tail
 from runtime.records.change import RUNTIME, Change
 from runtime.records.items import Message
-from runtime.records.lifecycle import Event, Status
+from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
 
 log = logging.getLogger("ctxd.runs")
@@ -110,7 +110,7 @@ class Runs:
             message = next(iter(self._agents.messages.pending(agent)), None)
             if agent.status is Status.STARTING and message is None:
                 idle = Change()
-                idle.move(agent, Event.IDLING)
+                idle.move(agent, Cue.IDLING)
                 self._agents.journal.note(idle)
                 return True
             if message is None or agent.status not in (Status.STARTING, Status.IDLE):
@@ -136,7 +136,7 @@ class Runs:
         )
         if message is not None:
             self._agents.messages.deliver(change, agent, message, run)
-            change.move(agent, Event.RUNNING, run=run)
+            change.move(agent, Cue.RUNNING, run=run)
         self._agents.journal.commit(change)
         crashpoints.reach("run.committed")
         return True
@@ -204,7 +204,7 @@ class Runs:
         if agent.status is Status.PAUSED:
             change.set(agent, paused_from=between.value)
         elif agent.status is Status.BUSY and between is Status.IDLE:
-            change.move(agent, Event.IDLING)
+            change.move(agent, Cue.IDLING)
         with contextlib.suppress(OSError):
             directory = self._agents.documents.directory(agent) / "log"
             line = f"{agent.run} ended: {outcome} {reason}"

@@ -46,7 +46,7 @@ from runtime.life.taskruns import TaskRuns, execution_of
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import Change, Subscriber
 from runtime.records.items import Item, Message, Task, TaskStatus
-from runtime.records.lifecycle import AGENT_MOVES, Effect, Event, Status
+from runtime.records.lifecycle import AGENT_MOVES, Cue, Effect, Status
 from runtime.records.model import Agent, Outcome
 from runtime.texts import mounts
 from runtime.texts.names import quote
@@ -226,12 +226,12 @@ class Supervisor(Subscriber):
         # what stays to be spoken to ends well when it says so itself
         done = reason == "self_stop" and agent.how.holds_cell
         outcome = Outcome.DONE if done else Outcome.CANCELLED
-        self._ender.end(agent, outcome, reason, event=Event.KILL if kill else Event.STOP)
+        self._ender.end(agent, outcome, reason, cue=Cue.KILL if kill else Cue.STOP)
 
     def pause(self, agent: Agent) -> None:
         """Freezes the subtree (cgroups(7)); agents below keep their status. ``KernelError``."""
         with self._agents.journal.changing() as change:
-            change.move(agent, Event.PAUSE)
+            change.move(agent, Cue.PAUSE)
         crashpoints.reach("pause.committed")
 
     def _freeze(self, agent: Agent) -> None:
@@ -245,7 +245,7 @@ class Supervisor(Subscriber):
         """Thaws the subtree, except agents below that were paused by themselves; after an abort
         the next message, or the next run, follows. ``KernelError``."""
         with self._agents.journal.changing() as change:
-            change.move(agent, Event.RESUME)
+            change.move(agent, Cue.RESUME)
             if agent.run_cause is not None:
                 raise WrongStateError(f"the run {agent.run} is still ending: try again later")
         crashpoints.reach("resume.committed")
@@ -263,7 +263,7 @@ class Supervisor(Subscriber):
         ``StaleError`` if ``run`` is given and another one is current; said again while
         the run is ending, it skips the rest of the grace.
         """
-        AGENT_MOVES.check(agent.status, Event.ABORT)
+        AGENT_MOVES.check(agent.status, Cue.ABORT)
         if not agent.run:
             raise NotRunningError(f"no run to abort: {quote(agent.name)} is between two runs")
         if run is not None and run != agent.run:
@@ -280,7 +280,7 @@ class Supervisor(Subscriber):
         cause, by = (Outcome.CANCELLED.value, "operator_aborted"), self._agents.journal.actor
         change.set(agent, run_cause=cause, run_caused_by=by)
         if agent.status is not Status.PAUSED:
-            change.move(agent, Event.ABORT, reason="operator_aborted")
+            change.move(agent, Cue.ABORT, reason="operator_aborted")
             change.set(agent, paused_from=agent.how.between.value)
         self._agents.journal.commit(change)
         crashpoints.reach("abort.committed")
@@ -395,7 +395,7 @@ class Supervisor(Subscriber):
             with guarded(agent):
                 live_cell.node.kill()
                 if agent.live:
-                    record_lost(self._agents, agent, Event.LOST, "runtime_lost")
+                    record_lost(self._agents, agent, Cue.LOST, "runtime_lost")
         finally:
             # Also when cancelled: tasks that wait for this agent must not wait forever.
             live_cell.reachable.set()

@@ -20,7 +20,7 @@ from runtime.kernel.daemonlog import because_of
 from runtime.life.ending import guarded, terminate
 from runtime.life.leading import EnteringLead, Leader
 from runtime.records.change import RUNTIME, Change
-from runtime.records.items import Task, TaskEvent, TaskStatus
+from runtime.records.items import Task, TaskCue, TaskStatus
 from runtime.records.model import Agent
 from runtime.texts.names import parse_env_line, quote
 
@@ -71,14 +71,14 @@ class TaskRuns:
         failure: str,
     ) -> None:
         record = execution.record()
-        event, exit_text = _judge(task, record)
+        cue, exit_text = _judge(task, record)
         reason = failure or record.failed
-        if reason and event is TaskEvent.FAIL:
+        if reason and cue is TaskCue.FAIL:
             with contextlib.suppress(OSError):
                 directory = self._agents.tasks.directory(agent, task)
                 output.append_line(directory, reason, self._agents.settings.log_max(agent))
-        change = Change(by=task.by if event is TaskEvent.CANCEL else RUNTIME)
-        self._agents.tasks.end(change, agent, task, event, exit_text=exit_text)
+        change = Change(by=task.by if cue is TaskCue.CANCEL else RUNTIME)
+        self._agents.tasks.end(change, agent, task, cue, exit_text=exit_text)
         self._agents.journal.note(change)
         crashpoints.reach("task.recorded")
         live_cell.tasks.pop(task.name, None)
@@ -160,7 +160,7 @@ class _LedTask(EnteringLead):
         change = Change(by=task.by)
         change.put(task, pid=record.program, started=record.started / 1e9)
         if task.status is TaskStatus.QUEUED:
-            change.step(task, TaskEvent.RUN)
+            change.step(task, TaskCue.RUN)
         change.tell(agent, "task.start", task=task.name, pid=record.program)
         self._agents.journal.note(change)
         crashpoints.reach("task.running")
@@ -175,7 +175,7 @@ class _LedTask(EnteringLead):
         await terminate(self._execution, grace, self._impatient)
 
 
-def _judge(task: Task, record: RunRecord) -> tuple[TaskEvent, str]:
+def _judge(task: Task, record: RunRecord) -> tuple[TaskCue, str]:
     """What became of a command, as its monitor has it."""
     text = ""
     if record.exit_code is not None:
@@ -183,10 +183,10 @@ def _judge(task: Task, record: RunRecord) -> tuple[TaskEvent, str]:
     elif record.signal is not None:
         text = f"signal:{record.signal}"
     if task.status is TaskStatus.CANCELLING:
-        return TaskEvent.CANCEL, text
+        return TaskCue.CANCEL, text
     if record.exit_code == 0:
-        return TaskEvent.COMPLETE, text
+        return TaskCue.COMPLETE, text
     # a failure before the exec is in the output, and is not an interruption
     known = bool(text or record.failed or not (record.monitor or record.lost))
-    return (TaskEvent.FAIL if known else TaskEvent.INTERRUPT), text
+    return (TaskCue.FAIL if known else TaskCue.INTERRUPT), text
 

@@ -14,7 +14,7 @@ import trio
 from runtime import crashpoints
 from runtime.agents import workspace
 from runtime.agents.parts import Agents
-from runtime.agents.workspace import RunInside, State, Worktree
+from runtime.agents.workspace import RunInside, Worktree, WorktreeState
 from runtime.cell import cell
 from runtime.errors import (
     CtxError,
@@ -101,7 +101,7 @@ class Worktrees(Subscriber):
             child = self._agents.tasks.child_of(task)
             if child is None or child.live or child.worktree is None:
                 continue
-            if Worktree.load(child.worktree).state in (State.OPEN, State.FETCHING):
+            if Worktree.load(child.worktree).state in (WorktreeState.OPEN, WorktreeState.FETCHING):
                 self._keep(child, "ctxd ended while it was taken over")
 
     # making
@@ -139,7 +139,7 @@ class Worktrees(Subscriber):
                 await self._make(agent)
             else:
                 found = Worktree.load(agent.worktree)
-                self._put(agent, replace(found, state=State.OPEN, reason=""))
+                self._put(agent, replace(found, state=WorktreeState.OPEN, reason=""))
         except CtxError as error:
             names = [name for cls, name in _NAMES if isinstance(error, cls)]
             raise type(error)(": ".join([*names[:1], error.sentence])) from None
@@ -191,14 +191,15 @@ class Worktrees(Subscriber):
             raise MalformedError(f"fetch: {quote(task.name)} has no worktree")
         if not child.worktree_made:
             raise WrongStateError(f"the worktree of {quote(task.name)} does not exist yet")
-        if Worktree.load(child.worktree).state is State.FETCHING:
+        if Worktree.load(child.worktree).state is WorktreeState.FETCHING:
             raise WrongStateError(f"the worktree of {quote(task.name)} is being fetched")
         if child.status is Status.STOPPING:
             raise WrongStateError(f"{quote(task.name)} is stopping: it is fetched at its end")
         why = "its parent was removed" if parent is None else self._unable(parent)
         if why:
             raise WrongStateError(f"the worktree of {quote(task.name)} cannot be fetched: {why}")
-        self._set(child, replace(Worktree.load(child.worktree), state=State.FETCHING, reason=""))
+        worktree = Worktree.load(child.worktree)
+        self._set(child, replace(worktree, state=WorktreeState.FETCHING, reason=""))
         self._nursery.start_soon(self._fetch, child)
 
     async def _fetch(self, child: Agent) -> None:
@@ -211,7 +212,7 @@ class Worktrees(Subscriber):
         async def steps() -> None:
             assert parent is not None and child.worktree is not None
             worktree = Worktree.load(child.worktree)
-            self._put(child, replace(worktree, state=State.FETCHING, reason=""))
+            self._put(child, replace(worktree, state=WorktreeState.FETCHING, reason=""))
             found = await workspace.take(
                 self._run,
                 parent,
@@ -229,7 +230,9 @@ class Worktrees(Subscriber):
         """Worktrees of its own children that hold nothing more: they may go with its own."""
         found = [str(values["name"]) for values in child.discards]
         for each in self._agents.registry.children(child):
-            if each.worktree is not None and Worktree.load(each.worktree).state is State.FETCHED:
+            if each.worktree is None:
+                continue
+            if Worktree.load(each.worktree).state is WorktreeState.FETCHED:
                 found.append(each.name)
         return found
 

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from runtime.ids import AgentIndex, SessionIndex
 from runtime.records.items import Item, Task, Wait
-from runtime.records.lifecycle import AGENT_MOVES, Effect, Event, Status
+from runtime.records.lifecycle import AGENT_MOVES, Cue, Effect, Status
 from runtime.records.model import Agent
 
 _I = TypeVar("_I", bound=Item)
@@ -88,14 +88,14 @@ class Change:
         #: what its moves call for, in their order
         self.effects: list[tuple[Agent, Effect]] = []
 
-    def move(self, agent: Agent, event: Event, **why: Any) -> None:
+    def move(self, agent: Agent, cue: Cue, **why: Any) -> None:
         """An agent's next status, as ``lifecycle`` has it, with what that calls for.
 
         ``why`` goes into the event that tells of it, if it is another status than before.
-        ``WrongStateError`` or ``NotRunningError`` if the event does not fit.
+        ``WrongStateError`` or ``NotRunningError`` if the cue does not fit.
         """
         status = self.peek_agent(agent, "status")
-        move = AGENT_MOVES.move(status, event)
+        move = AGENT_MOVES.move(status, cue)
         self.effects += [(agent, Effect(effect)) for effect in move.effects]
         to = move.status
         if to is None:
@@ -107,9 +107,9 @@ class Change:
             self.set(agent, status=to)
             self.tell(agent, "agent.status", status=to.value, **why)
 
-    def step(self, item: Item, event: StrEnum) -> Any:
+    def step(self, item: Item, cue: StrEnum) -> Any:
         """The next status of a plane's record, as its table has it; ``WrongStateError``."""
-        to = item.moves.move(self.peek(item, "status"), event).status
+        to = item.moves.move(self.peek(item, "status"), cue).status
         self.put(item, status=to)
         return to
 

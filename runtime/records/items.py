@@ -44,7 +44,7 @@ class MessageStatus(StrEnum):
     DROPPED = "dropped"
 
 
-class MessageEvent(StrEnum):
+class MessageCue(StrEnum):
     DELIVER = "deliver"
     PROCESS = "process"
     FAIL = "fail"
@@ -56,11 +56,11 @@ _M = MessageStatus
 MESSAGE_MOVES: Final = Moves(
     "message",
     {
-        (_M.QUEUED, MessageEvent.DELIVER): _M.RUNNING,
-        (_M.QUEUED, MessageEvent.DROP): _M.DROPPED,
-        (_M.RUNNING, MessageEvent.PROCESS): _M.PROCESSED,
-        (_M.RUNNING, MessageEvent.FAIL): _M.FAILED,
-        (_M.RUNNING, MessageEvent.ABORT): _M.ABORTED,
+        (_M.QUEUED, MessageCue.DELIVER): _M.RUNNING,
+        (_M.QUEUED, MessageCue.DROP): _M.DROPPED,
+        (_M.RUNNING, MessageCue.PROCESS): _M.PROCESSED,
+        (_M.RUNNING, MessageCue.FAIL): _M.FAILED,
+        (_M.RUNNING, MessageCue.ABORT): _M.ABORTED,
     },
 )
 
@@ -81,7 +81,7 @@ class TaskStatus(StrEnum):
         return "queued" if self is TaskStatus.MADE else self.value
 
 
-class TaskEvent(StrEnum):
+class TaskCue(StrEnum):
     START = "start"
     STOP = "stop"
     KILL = "kill"
@@ -94,7 +94,7 @@ class TaskEvent(StrEnum):
     FOLLOW = "follow"
 
 
-_T, _TE = TaskStatus, TaskEvent
+_T, _TE = TaskStatus, TaskCue
 _TASK_ENDS: Final = {_TE.CANCEL: _T.CANCELLED, _TE.INTERRUPT: _T.INTERRUPTED}
 _TASK_RESULTS: Final = {_TE.COMPLETE: _T.COMPLETED, _TE.FAIL: _T.FAILED}
 TASK_MOVES: Final = Moves(
@@ -112,11 +112,11 @@ TASK_MOVES: Final = Moves(
         (_T.RUNNING, _TE.KILL): _T.CANCELLING,
         (_T.CANCELLING, _TE.KILL): _T.CANCELLING,
         **{
-            (status, event): to
+            (status, cue): to
             for status in (_T.QUEUED, _T.RUNNING)
-            for event, to in (*_TASK_ENDS.items(), *_TASK_RESULTS.items())
+            for cue, to in (*_TASK_ENDS.items(), *_TASK_RESULTS.items())
         },
-        **{(_T.CANCELLING, event): to for event, to in _TASK_ENDS.items()},
+        **{(_T.CANCELLING, cue): to for cue, to in _TASK_ENDS.items()},
         (_T.MADE, _TE.FOLLOW): _T.RUNNING,
     },
     verbs=frozenset({_TE.START, _TE.STOP, _TE.KILL}),
@@ -131,7 +131,7 @@ class WorkStatus(StrEnum):
     CANCELLED = "cancelled"
 
 
-class WorkEvent(StrEnum):
+class WorkCue(StrEnum):
     #: it becomes, and stops being, what the agent works on now
     FOCUS = "focus"
     UNFOCUS = "unfocus"
@@ -141,7 +141,7 @@ class WorkEvent(StrEnum):
     CANCEL = "cancel"
 
 
-_W, _WE = WorkStatus, WorkEvent
+_W, _WE = WorkStatus, WorkCue
 WORK_MOVES: Final = Moves(
     "work item",
     {
@@ -165,14 +165,14 @@ class WaitStatus(StrEnum):
     EXPIRED = "expired"
 
 
-class WaitEvent(StrEnum):
+class WaitCue(StrEnum):
     ARM = "arm"
     FIRE = "fire"
     CANCEL = "cancel"
     EXPIRE = "expire"
 
 
-_A, _AE = WaitStatus, WaitEvent
+_A, _AE = WaitStatus, WaitCue
 WAIT_MOVES: Final = Moves(
     "wait",
     {

@@ -1,4 +1,4 @@
-"""The life of an agent as one table: (status, event) -> (status, effects).
+"""The life of an agent as one table: (status, cue) -> (status, effects).
 
 Pure: ``Change.move`` looks a move up and records it, and the supervisor performs its
 effects, most of them once that is committed. A pair that is not in the table is refused, with the
@@ -28,8 +28,8 @@ class Status(StrEnum):
 LIVE: Final = frozenset(Status) - {Status.NEW, Status.DEAD}
 
 
-class Event(StrEnum):
-    """Verbs of ``ctl``, then what the runtime itself observes."""
+class Cue(StrEnum):
+    """What makes a status change: verbs of ``ctl``, then what the runtime itself observes."""
 
     START = "start"
     STOP = "stop"
@@ -57,7 +57,7 @@ class Event(StrEnum):
 
 
 VERBS: Final = frozenset(
-    {Event.START, Event.STOP, Event.KILL, Event.PAUSE, Event.RESUME, Event.ABORT, Event.RESET}
+    {Cue.START, Cue.STOP, Cue.KILL, Cue.PAUSE, Cue.RESUME, Cue.ABORT, Cue.RESET}
 )
 
 
@@ -91,7 +91,7 @@ BEFOREHAND: Final = frozenset({Effect.FREEZE, Effect.THAW})
 AFTERWARDS: Final = frozenset({Effect.KILL, Effect.CLEAR, Effect.RELEASE})
 
 
-_S, _E = Status, Event
+_S, _E = Status, Cue
 _END: Final = Move(_S.STOPPING, (Effect.REFUSE, Effect.END))
 _KILL: Final = Move(_S.STOPPING, (Effect.REFUSE, Effect.END, Effect.KILL))
 _PAUSE: Final = Move(_S.PAUSED, (Effect.FREEZE,))
@@ -99,7 +99,7 @@ _PAUSE: Final = Move(_S.PAUSED, (Effect.FREEZE,))
 _GONE: Final = Move(_S.DEAD, (Effect.RELEASE,))
 _NOT_ENDING: Final = (_S.STARTING, _S.READY, _S.IDLE, _S.BUSY, _S.PAUSED)
 
-TABLE: Final[dict[tuple[Status, Event], Move[Status]]] = {
+TABLE: Final[dict[tuple[Status, Cue], Move[Status]]] = {
     (_S.NEW, _E.START): Move(_S.STARTING, (Effect.LAUNCH,)),
     **{(_S.NEW, e): _GONE for e in (_E.STOP, _E.KILL, _E.ENDING, _E.OWNER_ENDING)},
     # its wait goes with it
@@ -125,11 +125,11 @@ TABLE: Final[dict[tuple[Status, Event], Move[Status]]] = {
 }
 
 
-class _Lifecycle(Moves[Status, Event]):
-    def refusal(self, status: Status, event: Event) -> CtxError:
-        if event is Event.ABORT and status is not Status.STOPPING:
+class _Lifecycle(Moves[Status, Cue]):
+    def refusal(self, status: Status, cue: Cue) -> CtxError:
+        if cue is Cue.ABORT and status is not Status.STOPPING:
             return NotRunningError(f"no run to abort: the agent is {status}")
-        return super().refusal(status, event)
+        return super().refusal(status, cue)
 
 
 AGENT_MOVES: Final = _Lifecycle("agent", TABLE, verbs=VERBS)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from runtime.records.lifecycle import Event, Status
+from runtime.records.lifecycle import Cue, Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Mode:
     #: what it is between two runs
     between: Status
     #: what it is told when its program has begun
-    begun: Event
+    begun: Cue
 
     @property
     def takes_messages(self) -> bool:
@@ -40,7 +40,7 @@ MODES: Final[Mapping[str, Mode]] = {
             run_per_message=False,
             converses=False,
             between=Status.STARTING,
-            begun=Event.RUNNING,
+            begun=Cue.RUNNING,
         ),
         Mode(
             name="turn",
@@ -48,7 +48,7 @@ MODES: Final[Mapping[str, Mode]] = {
             run_per_message=True,
             converses=False,
             between=Status.IDLE,
-            begun=Event.RUNNING,
+            begun=Cue.RUNNING,
         ),
         Mode(
             name="resident",
@@ -56,7 +56,7 @@ MODES: Final[Mapping[str, Mode]] = {
             run_per_message=False,
             converses=True,
             between=Status.STARTING,
-            begun=Event.READYING,
+            begun=Cue.READYING,
         ),
     )
 }

@@ -1,4 +1,4 @@
-"""What a record may become: a table of (status, event) -> next status, and what that calls for.
+"""What a record may become: a table of (status, cue) -> next status, and what that calls for.
 
 Pure. One table for agents (``runtime.records.lifecycle``), one for each kind of record below them
 (``runtime.agents.planes``); ``Change.move`` and ``Change.step`` are what looks moves up.
@@ -27,7 +27,7 @@ class Move(Generic[S]):
 
 
 class Moves(Generic[S, E]):
-    """The moves of one kind of record. ``verbs`` are the events that somebody may ask for."""
+    """The moves of one kind of record. ``verbs`` are the cues that somebody may ask for."""
 
     def __init__(
         self,
@@ -45,23 +45,23 @@ class Moves(Generic[S, E]):
             s for s in type(next(iter(table))[0]) if not any(s is at for at, _ in table)
         )
 
-    def check(self, status: S, event: E) -> None:
+    def check(self, status: S, cue: E) -> None:
         """What ``move`` would raise."""
-        self.move(status, event)
+        self.move(status, cue)
 
-    def move(self, status: S, event: E) -> Move[S]:
-        """The move for ``event`` in ``status``; an error for a pair that the table lacks."""
-        found = self.table.get((status, event))
+    def move(self, status: S, cue: E) -> Move[S]:
+        """The move for ``cue`` in ``status``; an error for a pair that the table lacks."""
+        found = self.table.get((status, cue))
         if found is None:
-            raise self.refusal(status, event)
+            raise self.refusal(status, cue)
         return found
 
-    def refusal(self, status: S, event: E) -> CtxError:
-        """``WrongStateError`` that names the verbs, or events, which would have been accepted."""
+    def refusal(self, status: S, cue: E) -> CtxError:
+        """``WrongStateError`` that names the verbs, or cues, which would have been accepted."""
         accepted = sorted(
             e for s, e in self.table if s is status and (not self.verbs or e in self.verbs)
         )
         what = ", ".join(accepted) if accepted else "nothing"
         return WrongStateError(
-            f"cannot {event}: the {self.what} is {status}, which permits {what}"
+            f"cannot {cue}: the {self.what} is {status}, which permits {what}"
         )

@@ -11,7 +11,7 @@ import pytest
 
 from runtime.kernel.output import append
 from runtime.records.documents import replace_file
-from runtime.records.items import Task, TaskEvent, TaskStatus
+from runtime.records.items import Task, TaskCue, TaskStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from tests.worlds.records import inside
@@ -259,7 +259,7 @@ def test_what_a_task_left(mounted: Mounted) -> None:
         change.put(task, pid=42, started=1.5)
     assert mounted.get(f"{T}/pid") == "42\n"
     with mounted.agents.journal.changing() as change:
-        mounted.agents.tasks.end(change, agent, task, TaskEvent.FAIL, exit_text="exit:3")
+        mounted.agents.tasks.end(change, agent, task, TaskCue.FAIL, exit_text="exit:3")
     assert mounted.get(f"{T}/status") == "failed\n"
     assert (mounted.get(f"{T}/exit"), mounted.get(f"{T}/pid")) == ("exit:3\n", "")
     assert mounted.get(f"{T}/output") == mounted.get(f"{T}/preview") == "one\ntwo\n"

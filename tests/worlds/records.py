@@ -16,7 +16,7 @@ from runtime.kernel.privilege import Privilege
 from runtime.kernel.waitfiles import WaitFiles
 from runtime.records.change import Change, Subscriber
 from runtime.records.config import Config
-from runtime.records.lifecycle import Event, Status
+from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
 from runtime.records.store import Store
 
@@ -67,13 +67,13 @@ def add_end(
     agents: Agents, change: Change, agent: Agent, outcome: Outcome, reason: str = "why"
 ) -> None:
     """The end of an agent, whatever it is: by a verb if it is new, else as if it was lost."""
-    event = Event.STOP if agent.status is Status.NEW else Event.LOST
-    agents.ends.record(change, agent, event, outcome, reason)
+    cue = Cue.STOP if agent.status is Status.NEW else Cue.LOST
+    agents.ends.record(change, agent, cue, outcome, reason)
 
 
 def cancel_new(agents: Agents, agent: Agent, reason: str = "operator_stop") -> None:
     change = Change()
-    agents.ends.record(change, agent, Event.STOP, Outcome.CANCELLED, reason)
+    agents.ends.record(change, agent, Cue.STOP, Outcome.CANCELLED, reason)
     agents.journal.note(change)
 
 

@@ -23,7 +23,7 @@ from runtime.caller import Caller
 from runtime.cell.cell import Places
 from runtime.errors import WrongStateError
 from runtime.records.items import Task, TaskStatus
-from runtime.records.lifecycle import Event
+from runtime.records.lifecycle import Cue
 from runtime.records.model import Agent
 from runtime.runtime import Runtime
 from runtime.texts.mounts import Source
@@ -60,26 +60,26 @@ class FakeSupervisor:
         self.said.append(("fetch", task.name))
 
     def start(self, agent: Agent) -> None:
-        self._move(agent, Event.START)
+        self._move(agent, Cue.START)
         self.said.append(("start", agent.name))
 
     def stop(self, agent: Agent, reason: str, *, kill: bool) -> None:
-        self._move(agent, Event.KILL if kill else Event.STOP)
+        self._move(agent, Cue.KILL if kill else Cue.STOP)
         self.said.append(("kill" if kill else reason, agent.name))
 
     def pause(self, agent: Agent) -> None:
-        self._move(agent, Event.PAUSE)
+        self._move(agent, Cue.PAUSE)
 
     def resume(self, agent: Agent) -> None:
-        self._move(agent, Event.RESUME)
+        self._move(agent, Cue.RESUME)
 
     def abort(self, agent: Agent, run: str | None) -> None:
-        self._move(agent, Event.ABORT)
+        self._move(agent, Cue.ABORT)
         self.said.append(("abort", run or ""))
 
-    def _move(self, agent: Agent, event: Event) -> None:
+    def _move(self, agent: Agent, cue: Cue) -> None:
         with self.world.agents.journal.changing() as change:
-            change.move(agent, event)
+            change.move(agent, cue)
 
     def reset(self, agent: Agent) -> None:
         self.world.agents.births.renew(agent)

@@ -30,7 +30,7 @@ from runtime.errors import (
     WrongStateError,
 )
 from runtime.ids import Incarnation
-from runtime.records.items import TaskEvent, TaskStatus
+from runtime.records.items import TaskCue, TaskStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import FAMILIES, Agent
 from tests.worlds.records import ROOT, inside
@@ -64,13 +64,13 @@ class Desk:
         found = {} if given is None else given
         return trio.run(registry.call, self.mounted.base, self.mounted.fs.root, who, name, found)
 
-    def end(self, task: str, event: TaskEvent = TaskEvent.COMPLETE, text: str = "exit:0") -> None:
+    def end(self, task: str, cue: TaskCue = TaskCue.COMPLETE, text: str = "exit:0") -> None:
         """As its monitor would tell."""
         found = self.agents.tasks.find(self.coder, task)
         with self.agents.journal.changing() as change:
             if found.status is TaskStatus.QUEUED:
                 change.put(found, status=TaskStatus.RUNNING)
-            self.agents.tasks.end(change, self.coder, found, event, exit_text=text)
+            self.agents.tasks.end(change, self.coder, found, cue, exit_text=text)
 
     def write(self, task: str, data: bytes) -> None:
         """What a command wrote, as its monitor keeps it."""
@@ -896,7 +896,7 @@ def _blocked(desk: Desk, then: Callable[[], None]) -> Any:
 
 def test_output_can_be_waited_for(desk: Desk) -> None:
     _running(desk)
-    output = _blocked(desk, lambda: desk.end("t", TaskEvent.FAIL, "exit:3"))
+    output = _blocked(desk, lambda: desk.end("t", TaskCue.FAIL, "exit:3"))
     assert (output["status"], output["exit"]) == ("failed", "exit:3")
 
 

@@ -21,16 +21,16 @@ from runtime.records.items import (
     Item,
     Items,
     Message,
-    MessageEvent,
+    MessageCue,
     MessageStatus,
     Task,
-    TaskEvent,
+    TaskCue,
     TaskStatus,
     Wait,
-    WaitEvent,
+    WaitCue,
     WaitStatus,
     Work,
-    WorkEvent,
+    WorkCue,
     WorkStatus,
 )
 from runtime.records.lifecycle import Status
@@ -40,7 +40,7 @@ from tests.worlds.records import World, operator
 
 USER = operator(1000)
 
-#: by kind: the events, and for each status what each makes of it, "-" for a refusal
+#: by kind: the cues, and for each status what each makes of it, "-" for a refusal
 EXPECTED: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
     "message": (
         ("deliver", "process", "fail", "abort", "drop"),
@@ -100,36 +100,36 @@ EXPECTED: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
     ),
 }
 MOVES: dict[str, tuple[Moves[Any, Any], Any, Any]] = {
-    "message": (MESSAGE_MOVES, MessageStatus, MessageEvent),
-    "task": (TASK_MOVES, TaskStatus, TaskEvent),
-    "work item": (WORK_MOVES, WorkStatus, WorkEvent),
-    "wait": (WAIT_MOVES, WaitStatus, WaitEvent),
+    "message": (MESSAGE_MOVES, MessageStatus, MessageCue),
+    "task": (TASK_MOVES, TaskStatus, TaskCue),
+    "work item": (WORK_MOVES, WorkStatus, WorkCue),
+    "wait": (WAIT_MOVES, WaitStatus, WaitCue),
 }
 PAIRS = [
-    (kind, status, event, to)
-    for kind, (events, rows) in EXPECTED.items()
+    (kind, status, cue, to)
+    for kind, (cues, rows) in EXPECTED.items()
     for status, row in rows.items()
-    for event, to in zip(events, row, strict=True)
+    for cue, to in zip(cues, row, strict=True)
 ]
 
 
 def test_the_test_knows_every_pair() -> None:
-    assert {(kind, status, event) for kind, status, event, _ in PAIRS} == {
+    assert {(kind, status, cue) for kind, status, cue, _ in PAIRS} == {
         (kind, s.value, e.value)
-        for kind, (_, statuses, events) in MOVES.items()
+        for kind, (_, statuses, cues) in MOVES.items()
         for s in statuses
-        for e in events
+        for e in cues
     }
 
 
-@pytest.mark.parametrize(("kind", "status", "event", "to"), PAIRS)
-def test_each_pair_moves_or_is_refused(kind: str, status: str, event: str, to: str) -> None:
-    moves, statuses, events = MOVES[kind]
+@pytest.mark.parametrize(("kind", "status", "cue", "to"), PAIRS)
+def test_each_pair_moves_or_is_refused(kind: str, status: str, cue: str, to: str) -> None:
+    moves, statuses, cues = MOVES[kind]
     if to == "-":
-        with pytest.raises(WrongStateError, match=f"cannot {event}: the {kind} is {status}"):
-            moves.move(statuses(status), events(event))
+        with pytest.raises(WrongStateError, match=f"cannot {cue}: the {kind} is {status}"):
+            moves.move(statuses(status), cues(cue))
     else:
-        assert moves.move(statuses(status), events(event)).status is statuses(to)
+        assert moves.move(statuses(status), cues(cue)).status is statuses(to)
 
 
 @pytest.mark.parametrize("kind", EXPECTED)
@@ -142,7 +142,7 @@ def test_terminal_is_what_nothing_leads_out_of(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_a_refusal_names_what_would_fit(kind: str) -> None:
-    moves, statuses, events = MOVES[kind]
+    moves, statuses, cues = MOVES[kind]
     names, rows = EXPECTED[kind]
     for status, row in rows.items():
         fits = sorted(
@@ -152,17 +152,17 @@ def test_a_refusal_names_what_would_fit(kind: str) -> None:
         refused = next(n for n, to in zip(names, row, strict=True) if to == "-")
         wanted = f"which permits {', '.join(fits) or 'nothing'}$"
         with pytest.raises(WrongStateError, match=wanted):
-            moves.move(statuses(status), events(refused))
+            moves.move(statuses(status), cues(refused))
 
 
 @pytest.mark.parametrize("kind", MOVES)
 @given(data=st.data())
 def test_no_walk_leaves_a_terminal_status(kind: str, data: st.DataObject) -> None:
-    moves, statuses, events = MOVES[kind]
+    moves, statuses, cues = MOVES[kind]
     status = next(iter(statuses))
-    for event in data.draw(st.lists(st.sampled_from(list(events)), max_size=20)):
+    for cue in data.draw(st.lists(st.sampled_from(list(cues)), max_size=20)):
         try:
-            to = moves.move(status, event).status
+            to = moves.move(status, cue).status
         except WrongStateError:
             continue
         assert status not in moves.terminal
@@ -229,14 +229,14 @@ def task_that_is(world: World, agent: Agent, status: TaskStatus) -> Task:
     task = tasks.make(USER, agent, "t")
     tasks.set(task, cmd="true")
     tasks.start(USER, agent, task)
-    event = {
-        TaskStatus.COMPLETED: TaskEvent.COMPLETE,
-        TaskStatus.FAILED: TaskEvent.FAIL,
-        TaskStatus.CANCELLED: TaskEvent.CANCEL,
-        TaskStatus.INTERRUPTED: TaskEvent.INTERRUPT,
+    cue = {
+        TaskStatus.COMPLETED: TaskCue.COMPLETE,
+        TaskStatus.FAILED: TaskCue.FAIL,
+        TaskStatus.CANCELLED: TaskCue.CANCEL,
+        TaskStatus.INTERRUPTED: TaskCue.INTERRUPT,
     }[status]
     with world.agents.journal.changing() as change:
-        tasks.end(change, agent, task, event, exit_text="exit:0")
+        tasks.end(change, agent, task, cue, exit_text="exit:0")
     return task
 
 
@@ -246,22 +246,22 @@ def test_the_first_end_of_a_task_counts(world: World, agent: Agent, status: Task
     before = (task.dump(), world.lines(agent), len(world.agents.messages.pending(agent)))
     tasks = world.agents.tasks
 
-    def end(event: TaskEvent) -> None:
+    def end(cue: TaskCue) -> None:
         with world.agents.journal.changing() as change:
-            tasks.end(change, agent, task, event)
+            tasks.end(change, agent, task, cue)
 
     attempts: list[Callable[[], None]] = [
         lambda: tasks.start(USER, agent, task),
         lambda: tasks.stop(USER, agent, task, kill=False),
         lambda: tasks.stop(USER, agent, task, kill=True),
         lambda: tasks.set(task, cmd="false"),
-        *(partial(end, event) for event in TaskEvent),
+        *(partial(end, cue) for cue in TaskCue),
     ]
     for attempt in attempts:
         with pytest.raises(WrongStateError):
             attempt()
     with world.agents.journal.changing() as change:
-        tasks.add_ends(change, agent, TaskEvent.CANCEL)
+        tasks.add_ends(change, agent, TaskCue.CANCEL)
     assert (task.dump(), world.lines(agent), len(world.agents.messages.pending(agent))) == before
 
 

@@ -47,7 +47,7 @@ from runtime.errors import (
 )
 from runtime.ids import RunId
 from runtime.records.change import Change
-from runtime.records.items import Item, Message, MessageStatus, Task, TaskEvent, Wait, Work
+from runtime.records.items import Item, Message, MessageStatus, Task, TaskCue, Wait, Work
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Outcome
 from runtime.texts.names import timestamp
@@ -1120,7 +1120,7 @@ class Planes(RuleBasedStateMachine):
         found.status = "running"
         with self.world.agents.journal.changing() as change:
             change.put(item, pid=7)
-            change.step(item, TaskEvent.RUN)
+            change.step(item, TaskCue.RUN)
 
     @aimed("idle", "busy", name=AGENTS, task=RECORDS, kill=(False, True))
     def stop_task(self, name: str, task: str, kill: bool) -> None:
@@ -1154,7 +1154,7 @@ class Planes(RuleBasedStateMachine):
         def act() -> None:
             with agents.journal.changing() as change:
                 agents.tasks.end(
-                    change, self.real(name), item, TaskEvent(event), exit_text=exit_text
+                    change, self.real(name), item, TaskCue(event), exit_text=exit_text
                 )
 
         self.both(

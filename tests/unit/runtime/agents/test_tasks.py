@@ -26,7 +26,7 @@ from runtime.kernel.output import append
 from runtime.life.taskruns import _judge
 from runtime.records.change import Change
 from runtime.records.documents import replace_file
-from runtime.records.items import TASK_MOVES, Task, TaskEvent, TaskStatus, Wait
+from runtime.records.items import TASK_MOVES, Task, TaskCue, TaskStatus, Wait
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Outcome
 from tests.worlds.records import ROOT, World, add_end, inside, operator, world_in
@@ -75,10 +75,10 @@ def put_status(world: World, task: Task, status: TaskStatus) -> None:
 
 
 def end(
-    world: World, agent: Agent, task: Task, event: str = "complete", exit_text: str = ""
+    world: World, agent: Agent, task: Task, cue: str = "complete", exit_text: str = ""
 ) -> None:
     with world.agents.journal.changing() as change:
-        world.agents.tasks.end(change, agent, task, TaskEvent(event), exit_text=exit_text)
+        world.agents.tasks.end(change, agent, task, TaskCue(cue), exit_text=exit_text)
 
 
 def record_end(world: World, agent: Agent, outcome: Outcome = Outcome.DONE) -> None:
@@ -299,7 +299,7 @@ def test_nobody_waits_for_what_was_removed_before_it_ran(world: World, agent: Ag
 
 
 @pytest.mark.parametrize(
-    ("event", "status"),
+    ("cue", "status"),
     [
         ("complete", "completed"),
         ("fail", "failed"),
@@ -308,7 +308,7 @@ def test_nobody_waits_for_what_was_removed_before_it_ran(world: World, agent: Ag
     ],
 )
 def test_an_end_is_recorded_told_and_lets_waiters_go(
-    world: World, agent: Agent, event: str, status: str
+    world: World, agent: Agent, cue: str, status: str
 ) -> None:
     task = make(world, agent)
     world.agents.tasks.set(task, title="run the tests")
@@ -317,7 +317,7 @@ def test_an_end_is_recorded_told_and_lets_waiters_go(
     with world.agents.journal.changing() as change:
         change.put(task, status=TaskStatus.RUNNING, pid=42)
     assert world.agents.tasks.wait_path(task).is_fifo()
-    end(world, agent, task, event, "exit:3")
+    end(world, agent, task, cue, "exit:3")
     assert (task.status, task.exit, task.pid) == (status, "exit:3", 0)
     assert task.ended > 0
     assert told(world, agent) == [

@@ -33,7 +33,7 @@ from runtime.records.items import (
     Task,
     TaskStatus,
     Wait,
-    WaitEvent,
+    WaitCue,
     WaitStatus,
     Work,
 )
@@ -212,14 +212,14 @@ LEGAL = {
 
 
 @pytest.mark.parametrize("at", WaitStatus)
-@pytest.mark.parametrize("event", WaitEvent)
-def test_every_move_is_in_the_table_or_refused(at: WaitStatus, event: WaitEvent) -> None:
-    to = LEGAL.get((at.value, event.value))
+@pytest.mark.parametrize("cue", WaitCue)
+def test_every_move_is_in_the_table_or_refused(at: WaitStatus, cue: WaitCue) -> None:
+    to = LEGAL.get((at.value, cue.value))
     if to is not None:
-        assert WAIT_MOVES.move(at, event).status == to
+        assert WAIT_MOVES.move(at, cue).status == to
         return
     with pytest.raises(WrongStateError, match=f"the wait is {at}"):
-        WAIT_MOVES.move(at, event)
+        WAIT_MOVES.move(at, cue)
 
 
 @contextmanager

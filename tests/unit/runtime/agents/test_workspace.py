@@ -17,7 +17,7 @@ import pytest
 import trio
 
 from runtime.agents import workspace
-from runtime.agents.workspace import RunInside, State, Worktree
+from runtime.agents.workspace import RunInside, Worktree, WorktreeState
 from runtime.cell import cell
 from runtime.cell.cell import Places
 from runtime.errors import (
@@ -217,7 +217,7 @@ def test_the_record_can_be_kept_as_values(made: Worktree) -> None:
 def test_a_record_of_an_earlier_version_is_kept(made: Worktree) -> None:
     old = {key: made.dump()[key] for key in ("name", "root", "common", "base")}
     found = Worktree.load(old)
-    assert (found.earlier, found.state, found.path) == (True, State.KEPT, made.place)
+    assert (found.earlier, found.state, found.path) == (True, WorktreeState.KEPT, made.place)
     assert "git worktree remove" in found.reason
     assert Worktree.load(found.dump()) == found
     assert workspace.binds(found) == []
@@ -246,7 +246,7 @@ def test_a_linked_worktree_as_the_parents_workspace(
     found = make(linked)
     assert (found.common, found.base) == (f"{repo}/.git", here)
     assert git(linked, "status", "--porcelain") == ""
-    assert take(found).state is State.FETCHED
+    assert take(found).state is WorktreeState.FETCHED
 
 
 def test_a_repository_kept_elsewhere(
@@ -272,7 +272,7 @@ def test_a_bare_repository(
     git(tmp_path, "clone", "-q", "--bare", str(repo), "bare")
     found = make(tmp_path / "bare")
     assert found.common == str(tmp_path / "bare")
-    assert take(found).state is State.FETCHED
+    assert take(found).state is WorktreeState.FETCHED
 
 
 def test_a_repository_with_longer_ids(
@@ -284,7 +284,7 @@ def test_a_repository_with_longer_ids(
     assert len(found.base) == 64
     new = Kid(found).commit()
     taken = take(found)
-    assert (taken.state, taken.commit) == (State.FETCHED, new)
+    assert (taken.state, taken.commit) == (WorktreeState.FETCHED, new)
 
 
 def test_what_it_borrows_from(
@@ -527,7 +527,7 @@ def test_nothing_is_executed(
         assert not marker.exists()
         os.utime(kid.tree / "tool", (1, 1))
         kid.commit()
-        assert take(worktree).state is State.FETCHED
+        assert take(worktree).state is WorktreeState.FETCHED
         discard(worktree)
     assert not marker.exists()
 
@@ -595,7 +595,7 @@ def test_a_work_tree_set_in_the_configuration_is_left_alone(
     git(repo, "config", "core.worktree", str(precious))
     worktree = make(repo)
     assert (Path(worktree.path) / "tool").read_text() == "#!/bin/sh\n"
-    assert take(worktree).state is State.FETCHED
+    assert take(worktree).state is WorktreeState.FETCHED
     discard(worktree)
     assert [p.name for p in precious.iterdir()] == ["tool"]
     assert (precious / "tool").read_text() == "mine\n"
@@ -609,7 +609,7 @@ def test_the_repository_of_another_uid(
         os.chown(path, _UID, _UID)
     code, text = execute(["git", "status"], str(repo), ENVIRONMENT)
     assert code != 0 and "dubious ownership" in text
-    assert take(make(repo)).state is State.FETCHED
+    assert take(make(repo)).state is WorktreeState.FETCHED
 
 
 def test_an_alias_is_none(make: Callable[..., Worktree], repo: Path, tmp_path: Path) -> None:
@@ -627,7 +627,7 @@ def test_nothing_was_done(
     repo: Path, made: Worktree, take: Take, discard: Callable[..., None]
 ) -> None:
     taken = take(made)
-    assert (taken.state, taken.commit, taken.reason) == (State.FETCHED, made.base, "")
+    assert (taken.state, taken.commit, taken.reason) == (WorktreeState.FETCHED, made.base, "")
     assert not (Path(made.place) / "fetch").exists()
     discard(taken)
     assert not os.path.lexists(made.place)
@@ -640,7 +640,7 @@ def test_commits_are_taken_over(
     kid.commit("one")
     new = kid.commit("two")
     taken = take(kid.worktree)
-    assert (taken.state, taken.commit) == (State.FETCHED, new)
+    assert (taken.state, taken.commit) == (WorktreeState.FETCHED, new)
     discard(taken)
     assert git(repo, "log", "--format=%s", "ctx/kid").split() == ["two", "one", "tool"]
     git(repo, "fsck", "--strict")
@@ -653,12 +653,12 @@ def test_commits_are_taken_over_while_it_goes_on(repo: Path, kid: Kid, take: Tak
     one = kid.commit("one")
     (kid.tree / "dirt").write_text("x")
     taken = take(kid.worktree, live=True)
-    assert (taken.state, taken.commit) == (State.FETCHED, one)
+    assert (taken.state, taken.commit) == (WorktreeState.FETCHED, one)
     assert git(repo, "rev-parse", "ctx/kid") == one
     (kid.tree / "dirt").unlink()
     two = kid.commit("two")
     taken = take(taken)
-    assert (taken.state, taken.commit) == (State.FETCHED, two)
+    assert (taken.state, taken.commit) == (WorktreeState.FETCHED, two)
 
 
 def test_packs_and_packed_refs_are_taken_over(repo: Path, kid: Kid, take: Take) -> None:
@@ -673,14 +673,14 @@ def test_it_can_follow_its_parent(repo: Path, kid: Kid, take: Take) -> None:
     theirs = commit(repo, "theirs")
     kid.commit("mine")
     kid.git("merge", "-q", "-m", "both", theirs)
-    assert take(kid.worktree).state is State.FETCHED
+    assert take(kid.worktree).state is WorktreeState.FETCHED
 
 
 def test_it_can_be_moved_to_a_commit_of_its_parent(repo: Path, kid: Kid, take: Take) -> None:
     theirs = commit(repo, "theirs")
     kid.git("merge", "-q", "--ff-only", theirs)
     taken = take(kid.worktree)
-    assert (taken.state, taken.commit) == (State.FETCHED, theirs)
+    assert (taken.state, taken.commit) == (WorktreeState.FETCHED, theirs)
 
 
 def test_again_after_a_death_in_between(repo: Path, kid: Kid, take: Take) -> None:
@@ -688,14 +688,14 @@ def test_again_after_a_death_in_between(repo: Path, kid: Kid, take: Take) -> Non
     new = kid.commit()
     take(kid.worktree)
     taken = take(kid.worktree)
-    assert (taken.state, taken.commit) == (State.FETCHED, new)
+    assert (taken.state, taken.commit) == (WorktreeState.FETCHED, new)
 
 
 def test_touched_files_are_the_same_files(kid: Kid, take: Take) -> None:
     os.utime(kid.tree / "tool", (1, 1))
     kid.git("checkout", "-q", "--detach")
     kid.git("checkout", "-q", "-b", "ctx/kid-2")
-    assert take(kid.worktree).state is State.FETCHED
+    assert take(kid.worktree).state is WorktreeState.FETCHED
 
 
 def test_files_with_converted_line_ends_are_the_same(
@@ -706,7 +706,7 @@ def test_files_with_converted_line_ends_are_the_same(
     commit(repo, "a.txt")
     kid = Kid(make(repo))
     assert (kid.tree / "a.txt").read_bytes() == b"text\r\n"
-    assert take(kid.worktree).state is State.FETCHED
+    assert take(kid.worktree).state is WorktreeState.FETCHED
 
 
 def test_what_is_only_staged_is_no_file(kid: Kid, take: Take) -> None:
@@ -715,7 +715,7 @@ def test_what_is_only_staged_is_no_file(kid: Kid, take: Take) -> None:
     kid.git("add", "tool")
     (kid.tree / "tool").write_text("#!/bin/sh\n")
     (kid.repository / "index").write_bytes(b"DIRC garbage")
-    assert take(kid.worktree).state is State.FETCHED
+    assert take(kid.worktree).state is WorktreeState.FETCHED
 
 
 def _untracked(kid: Kid) -> None:
@@ -1011,7 +1011,7 @@ def test_what_could_be_lost_is_kept(repo: Path, kid: Kid, take: Take, what: str)
     act(kid)
     before = _everything(kid.tree), _everything(kid.repository)
     taken = take(kid.worktree)
-    assert taken.state is State.KEPT
+    assert taken.state is WorktreeState.KEPT
     assert why in taken.reason and "write fetch to ctl" in taken.reason
     assert taken.reason.isprintable()
     assert (_everything(kid.tree), _everything(kid.repository)) == before
@@ -1028,7 +1028,7 @@ def test_what_cannot_be_read_is_kept(kid: Kid, take: Take) -> None:
     _unreadable(kid)
     (kid.tree / "secret").chmod(0)
     try:
-        assert take(kid.worktree).state is State.KEPT
+        assert take(kid.worktree).state is WorktreeState.KEPT
     finally:
         (kid.tree / "secret").chmod(0o700)
 
@@ -1080,7 +1080,7 @@ def test_what_the_parent_did_with_the_branch_is_left_alone(
     act(repo, kid.worktree.base)
     refs = git(repo, "for-each-ref")
     taken = take(kid.worktree)
-    assert (taken.state, taken.commit) == (State.KEPT, "")
+    assert (taken.state, taken.commit) == (WorktreeState.KEPT, "")
     assert why in taken.reason
     assert git(repo, "for-each-ref") == refs
     assert git(repo, "status", "--porcelain") == ""
@@ -1096,24 +1096,24 @@ def test_commits_that_only_the_branch_has_are_not_lost(repo: Path, kid: Kid, tak
     kid.git("branch", "-q", "-f", "ctx/kid")
     kid.git("checkout", "-q", "ctx/kid")
     taken = take(kid.worktree)
-    assert taken.state is State.KEPT and "would be lost" in taken.reason
+    assert taken.state is WorktreeState.KEPT and "would be lost" in taken.reason
     assert git(repo, "rev-parse", "ctx/kid") == kid.worktree.base
 
 
 def test_once_it_was_mended_it_is_fetched(repo: Path, kid: Kid, take: Take) -> None:
     _untracked(kid)
     taken = take(kid.worktree)
-    assert taken.state is State.KEPT
+    assert taken.state is WorktreeState.KEPT
     (kid.tree / "new").unlink()
-    assert take(taken).state is State.FETCHED
+    assert take(taken).state is WorktreeState.FETCHED
 
 
 def test_once_somebody_has_its_commits_it_is_fetched(repo: Path, kid: Kid, take: Take) -> None:
     _amended(kid)
     taken = take(kid.worktree)
-    assert taken.state is State.KEPT and taken.commit == kid.git("rev-parse", "HEAD")
+    assert taken.state is WorktreeState.KEPT and taken.commit == kid.git("rev-parse", "HEAD")
     git(repo, "fetch", "-q", str(kid.repository), kid.git("rev-parse", "HEAD@{1}") + ":rescued")
-    assert take(taken).state is State.FETCHED
+    assert take(taken).state is WorktreeState.FETCHED
 
 
 def test_once_its_directory_is_gone_it_is_done_with(
@@ -1121,7 +1121,7 @@ def test_once_its_directory_is_gone_it_is_done_with(
 ) -> None:
     shutil.rmtree(made.place)
     taken = take(made)
-    assert (taken.state, taken.reason) == (State.FETCHED, "its directory was removed")
+    assert (taken.state, taken.reason) == (WorktreeState.FETCHED, "its directory was removed")
     discard(taken)
 
 
@@ -1135,13 +1135,13 @@ def test_one_of_an_earlier_version_is_looked_after_by_hand(
     assert take(old) == old
     assert (path / "tool").exists()
     git(repo, "worktree", "remove", "--force", str(path))
-    assert take(old).state is State.FETCHED
+    assert take(old).state is WorktreeState.FETCHED
 
 
 def test_worktrees_of_its_children_that_hold_nothing_go_with_it(kid: Kid, take: Take) -> None:
     _child_of_its_own(kid)
-    assert take(kid.worktree, settled=["high", "low"]).state is State.FETCHED
-    assert take(kid.worktree, settled=["high"]).state is State.KEPT
+    assert take(kid.worktree, settled=["high", "low"]).state is WorktreeState.FETCHED
+    assert take(kid.worktree, settled=["high"]).state is WorktreeState.KEPT
 
 
 @pytest.mark.parametrize("number", range(2))
@@ -1161,8 +1161,8 @@ def test_whatever_fails_it_is_kept(kid: Kid, take: Take, number: int) -> None:
 
     taken = take(kid.worktree, run)
     assert calls == number + 1
-    assert taken.state is State.KEPT and taken.reason.startswith("the cell is gone")
-    assert take(taken).state is State.FETCHED
+    assert taken.state is WorktreeState.KEPT and taken.reason.startswith("the cell is gone")
+    assert take(taken).state is WorktreeState.FETCHED
 
 
 def test_a_branch_with_commits_stays(
@@ -1273,7 +1273,7 @@ def test_the_parent_collects_its_garbage(repo: Path, kid: Kid, take: Take) -> No
     new = kid.commit("work")
     assert kid.git("log", "--format=%s").split() == ["work", "tool"]
     taken = take(kid.worktree)
-    assert (taken.state, taken.commit) == (State.FETCHED, new)
+    assert (taken.state, taken.commit) == (WorktreeState.FETCHED, new)
 
 
 # the view
@@ -1477,7 +1477,7 @@ def test_a_child_commits_on_its_branch(views: Views, boss: Agent) -> None:
     assert text.split() == ["ctx/kid", "mine"]
     assert _log(views, kid, "", "/workspace") == ["one", "tool"]
     assert _log(views, boss, "ctx/kid", "/data/src/work") == ["tool"]
-    assert views.take(boss, kid).state is State.FETCHED
+    assert views.take(boss, kid).state is WorktreeState.FETCHED
     assert _log(views, boss, "ctx/kid", "/data/src/work") == ["one", "tool"]
     assert views.sh(boss, "git status --porcelain --ignored", "/data/src/work") == (0, "")
     assert views.sh(kid, "git commit -q --allow-empty -m two") == (0, ""), "it can go on"
@@ -1550,14 +1550,14 @@ def test_a_child_of_a_child(views: Views, boss: Agent) -> None:
         assert code != 0, (path, text)
     assert views.sh(kid, "git status --porcelain --ignored") == (0, "")
     said = views.take(boss, kid)
-    assert said.state is State.KEPT and "its own children" in said.reason
-    assert views.take(kid, low).state is State.FETCHED
+    assert said.state is WorktreeState.KEPT and "its own children" in said.reason
+    assert views.take(kid, low).state is WorktreeState.FETCHED
     assert views.sh(kid, "git log --format=%s ctx/low") == (0, "two\none\ntool\n")
     said = views.take(boss, kid, "low", "other")
-    assert said.state is State.KEPT and "1 of its commits are on no branch" in said.reason
+    assert said.state is WorktreeState.KEPT and "1 of its commits are on no branch" in said.reason
     assert views.sh(kid, "git merge -q --ff-only ctx/low") == (0, "")
     said = views.take(boss, kid, "low", "other")
-    assert said.state is State.FETCHED
+    assert said.state is WorktreeState.FETCHED
     assert _log(views, boss, "ctx/kid", "/data/src/work") == ["two", "one", "tool"]
 
 
@@ -1584,7 +1584,7 @@ def test_as_deep_as_there_are_agents(views: Views, boss: Agent) -> None:
     for child, parent in zip(reversed(line), list(reversed(line))[1:], strict=False):
         settled = [each.name for each in line[line.index(child) + 1 :][:1]]
         taken = views.take(parent, child, *settled)
-        assert taken.state is State.FETCHED, (child.name, taken.reason)
+        assert taken.state is WorktreeState.FETCHED, (child.name, taken.reason)
         if parent is not boss:
             assert views.sh(parent, f"git merge -q --ff-only ctx/{child.name}") == (0, "")
     log = _log(views, boss, "ctx/gen1", "/data/src/work")
@@ -1617,7 +1617,7 @@ def test_a_repository_below_tmp(views: Views, world: World, parent: Agent) -> No
         assert views.sh(agent, "echo $(ls /tmp) $(ls /tmp/mine)") == (0, "home mine work\n")
         for path in (".git/config", "tool"):
             assert views.sh(agent, f"echo x > /tmp/mine/work/{path}")[0] != 0
-    assert views.take(heir, low).state is State.FETCHED
+    assert views.take(heir, low).state is WorktreeState.FETCHED
     assert views.sh(kid, "git log --format=%s") == (0, "one\none\ntool\n")
 
 

@@ -22,7 +22,7 @@ from runtime.life import ending
 from runtime.life.streams import Streams
 from runtime.life.supervisor import Supervisor
 from runtime.records.change import Change, Subscriber
-from runtime.records.lifecycle import AFTERWARDS, BEFOREHAND, TABLE, Effect, Event, Status
+from runtime.records.lifecycle import AFTERWARDS, BEFOREHAND, TABLE, Cue, Effect, Status
 from runtime.records.model import Agent
 from tests.worlds.daemon import TIMEOUT
 from tests.worlds.records import ROOT, World
@@ -70,7 +70,7 @@ class Scene:
         self.path(agent).mkdir(parents=True)
         for file in ("cgroup.freeze", "cgroup.kill"):
             (self.path(agent) / file).write_text("0")
-        self.supervisor._follow(agent).settled = True
+        self.supervisor._make_live_cell(agent).settled = True
         return agent
 
     def path(self, agent: Agent) -> Path:
@@ -191,7 +191,7 @@ def test_what_an_abort_paused_is_not_frozen_by_a_resume_that_cannot_be_kept(
 ) -> None:
     async def act(scene: Scene) -> None:
         with scene.agents.journal.changing() as change:
-            change.move(scene.agent, Event.ABORT)
+            change.move(scene.agent, Cue.ABORT)
         full(monkeypatch, scene)
         with pytest.raises(NoSpaceError):
             scene.supervisor.resume(scene.agent)
@@ -205,8 +205,8 @@ def test_two_pauses_in_one_change_are_both_undone(world: World) -> None:
         other = scene.live("y")
         _have_no_room(scene.path(other) / "cgroup.freeze")
         with refused(errno.ENOSPC, '"y"'), scene.agents.journal.changing() as change:
-            change.move(scene.agent, Event.PAUSE)
-            change.move(other, Event.PAUSE)
+            change.move(scene.agent, Cue.PAUSE)
+            change.move(other, Cue.PAUSE)
         assert scene.agent.status is other.status is Status.BUSY
         assert scene.file("cgroup.freeze").read_text() == "0"
 
@@ -231,8 +231,8 @@ def test_nothing_is_frozen_for_a_pause_that_somebody_else_refuses(world: World) 
 def test_a_pause_whose_owner_ends_in_the_same_change_is_an_end(world: World) -> None:
     async def act(scene: Scene) -> None:
         with scene.agents.journal.changing() as change:
-            change.move(scene.agent, Event.PAUSE)
-            change.move(scene.agent, Event.ENDING)
+            change.move(scene.agent, Cue.PAUSE)
+            change.move(scene.agent, Cue.ENDING)
             change.set(scene.agent, cause=("cancelled", "parent_dead"))
         assert scene.agent.status is Status.STOPPING
         assert scene.file("cgroup.freeze").read_text() == "0"

@@ -1,4 +1,4 @@
-"""The table of statuses and events, as the tests have it, compared with what a change does."""
+"""The table of statuses and cues, as the tests have it, compared with what a change does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.errors import NotRunningError, WrongStateError
 from runtime.ids import AgentIndex, Incarnation
 from runtime.life.supervisor import PERFORMED
 from runtime.records.change import Change
-from runtime.records.lifecycle import AGENT_MOVES, LIVE, VERBS, Effect, Event, Status
+from runtime.records.lifecycle import AGENT_MOVES, LIVE, VERBS, Cue, Effect, Status
 from runtime.records.model import Agent
 from tests.adapter.test_who_may import SAYS
 
@@ -44,18 +44,18 @@ EFFECTS = {
     ("stopping", "kill"): ["kill"],
     ("stopping", "ended"): ["clear", "release"],
     ("stopping", "restarting"): ["clear"],
-    **{("new", event): ["release"] for event in ("stop", "kill", "ending", "owner_ending")},
+    **{("new", cue): ["release"] for cue in ("stop", "kill", "ending", "owner_ending")},
     **{(status, "pause"): ["freeze"] for status in ("ready", "idle", "busy")},
-    **{(status, event): ["refuse", "end"] for status in ALIVE for event in ("stop", "ending")},
+    **{(status, cue): ["refuse", "end"] for status in ALIVE for cue in ("stop", "ending")},
     **{(status, "kill"): ["refuse", "end", "kill"] for status in ALIVE},
     **{(status, "owner_ending"): ["refuse"] for status in ALIVE},
-    **{(s, event): ["release"] for s in (*ALIVE, "stopping") for event in ("rebooted", "lost")},
+    **{(s, cue): ["release"] for s in (*ALIVE, "stopping") for cue in ("rebooted", "lost")},
 }
 ERRORS = {"EBUSY": WrongStateError, "ESRCH": NotRunningError}
 
 PAIRS = [
-    (status.value, event, goes.get(status.value, "EBUSY"))
-    for event, goes in (MOVING | OBSERVED).items()
+    (status.value, cue, goes.get(status.value, "EBUSY"))
+    for cue, goes in (MOVING | OBSERVED).items()
     for status in Status
 ]
 
@@ -67,10 +67,10 @@ def agent_in(status: str, paused_from: str = "busy") -> Agent:
     )  # fmt: skip
 
 
-def moved(agent: Agent, event: str, **why: str) -> Change:
+def moved(agent: Agent, cue: str, **why: str) -> Change:
     """A change with this move, applied to the agent as a commit does."""
     change = Change()
-    change.move(agent, Event(event), **why)
+    change.move(agent, Cue(cue), **why)
     for _, values in change.agents:
         for name, value in values.items():
             setattr(agent, name, value)
@@ -78,23 +78,23 @@ def moved(agent: Agent, event: str, **why: str) -> Change:
 
 
 def test_the_test_knows_every_pair() -> None:
-    assert {(s, e) for s, e, _ in PAIRS} == {(s.value, e.value) for s in Status for e in Event}
+    assert {(s, e) for s, e, _ in PAIRS} == {(s.value, e.value) for s in Status for e in Cue}
     assert {verb.value for verb in VERBS} == set(MOVING)
 
 
-@pytest.mark.parametrize(("status", "event", "expected"), PAIRS)
+@pytest.mark.parametrize(("status", "cue", "expected"), PAIRS)
 def test_each_pair_moves_or_is_refused_as_the_table_of_verbs_says(
-    status: str, event: str, expected: str
+    status: str, cue: str, expected: str
 ) -> None:
     agent = agent_in(status)
     if expected in ERRORS:
         with pytest.raises(ERRORS[expected], match=f"the agent is {status}"):
-            moved(agent, event)
+            moved(agent, cue)
         assert agent.status == status
         return
-    change = moved(agent, event, reason="why")
+    change = moved(agent, cue, reason="why")
     assert agent.status == (expected if expected != "same" else "busy")
-    assert [effect.value for _, effect in change.effects] == EFFECTS.get((status, event), [])
+    assert [effect.value for _, effect in change.effects] == EFFECTS.get((status, cue), [])
     told = [fields for _, _, fields in change.lines]
     to = {"type": "agent.status", "agent": "x", "status": agent.status, "reason": "why"}
     assert told == ([] if agent.status == status else [to])
@@ -127,9 +127,9 @@ def test_an_abort_pauses_and_freezes_nothing() -> None:
 
 def test_two_moves_in_one_change_see_each_other() -> None:
     agent, change = agent_in("new"), Change()
-    change.move(agent, Event.START)
+    change.move(agent, Cue.START)
     part = Change(change)
-    part.move(agent, Event.LOST)
+    part.move(agent, Cue.LOST)
     change.add(part)
     assert change.peek_agent(agent, "status") is Status.DEAD
     assert [effect.value for _, effect in change.effects] == ["launch", "release"]
@@ -140,19 +140,19 @@ def test_live_is_everything_but_new_and_dead() -> None:
     assert set(Status) - LIVE == {Status.NEW, Status.DEAD}
 
 
-@given(st.lists(st.sampled_from(list(Event)), max_size=40))
-def test_no_walk_leaves_dead_but_by_reset(events: list[Event]) -> None:
+@given(st.lists(st.sampled_from(list(Cue)), max_size=40))
+def test_no_walk_leaves_dead_but_by_reset(cues: list[Cue]) -> None:
     agent = agent_in("new")
-    for event in events:
+    for cue in cues:
         before = agent.status
         try:
-            moved(agent, event)
+            moved(agent, cue)
         except (WrongStateError, NotRunningError):
             continue
         if before is Status.DEAD:
-            assert event is Event.RESET
+            assert cue is Cue.RESET
         if before is Status.STOPPING:
-            assert agent.status in (Status.STOPPING, Status.DEAD) or event is Event.RESTARTING
+            assert agent.status in (Status.STOPPING, Status.DEAD) or cue is Cue.RESTARTING
 
 
 @given(st.sampled_from(sorted(LIVE)))

@@ -15,7 +15,7 @@ import pytest
 from runtime.cell.record import RunRecord, read_record
 from runtime.records.change import Change
 from runtime.records.items import Item, Message, Task, Wait, Work
-from runtime.records.lifecycle import Event, Status
+from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
 from tests.upgrade.scene import STATUSES
 from tests.worlds.records import ROOT, World, world_in
@@ -137,7 +137,7 @@ def test_lives_go_on_to_their_ends(world: World) -> None:
     for agent in list(world.agents.registry):
         if agent.live:
             change = Change()
-            world.agents.ends.record(change, agent, Event.LOST, Outcome.INTERRUPTED, "why")
+            world.agents.ends.record(change, agent, Cue.LOST, Outcome.INTERRUPTED, "why")
             world.agents.journal.note(change)
     over = named(world, "over")
     world.agents.births.renew(over)
