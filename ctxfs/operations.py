@@ -35,7 +35,7 @@ from ctxfs.pace import MANNERS, Manner, Pace
 from ctxfs.tree.nodes import Attributes, Call, Handle, Listing, NewAttributes, Node
 from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import File, Verbs
-from runtime.authority.accounts import Hold, Payer, Resource
+from runtime.authority.accounts import Charge, Payer, Resource
 from runtime.caller import Caller
 from runtime.errors import CtxError, GoneError, MalformedError, MissingError
 
@@ -105,8 +105,8 @@ class Operations(pyfuse3.Operations):
         self._base = fs.base
         self._handles: dict[int, Handle] = {}
         self._listings: dict[int, Listing] = {}
-        #: what open files and directories hold of their openers' accounts
-        self._holds: dict[int, list[Hold]] = {}
+        #: what is charged to the openers of files and directories
+        self._charges: dict[int, list[Charge]] = {}
         self._next = 1
         self._pace = Pace(fs.base.runtime)
         self.order = Order()
@@ -181,7 +181,7 @@ class Operations(pyfuse3.Operations):
         if who is None or size <= _COPIES * _FREE_BYTES:
             yield
             return
-        held = self._base.runtime.accounts.hold(who, Resource.MEMORY, size)
+        held = self._base.runtime.accounts.charged(who, Resource.MEMORY, size)
         try:
             yield
         finally:
@@ -235,23 +235,23 @@ class Operations(pyfuse3.Operations):
         node.remembered()
         self._base.cache.note_known(node.inode)
 
-    def _hold(self, caller: Caller, resource: Resource, amount: int) -> Hold:
+    def _charge(self, caller: Caller, resource: Resource, amount: int) -> Charge:
         """So much on the account of the caller; ``QuotaError``."""
         runtime = self._base.runtime
-        return runtime.accounts.hold(runtime.agents.identity.payer(caller), resource, amount)
+        return runtime.accounts.charged(runtime.agents.identity.payer(caller), resource, amount)
 
-    def _number(self, *holds: Hold) -> int:
+    def _number(self, *charges: Charge) -> int:
         """For one more open file or directory, with what it holds."""
         self._next += 1
-        self._holds[self._next] = list(holds)
+        self._charges[self._next] = list(charges)
         return self._next
 
     def _closed(self, number: int) -> None:
-        for hold in self._holds.pop(number, ()):
-            hold.release()
+        for charge in self._charges.pop(number, ()):
+            charge.release()
 
-    def _file_info(self, handle: Handle, hold: Hold) -> FileInfo:
-        number = self._number(hold)
+    def _file_info(self, handle: Handle, charge: Charge) -> FileInfo:
+        number = self._number(charge)
         self._handles[number] = handle
         return FileInfo(fh=FileHandleT(number), direct_io=handle.direct, keep_cache=handle.keep)
 
@@ -392,8 +392,8 @@ class Operations(pyfuse3.Operations):
     async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:
         call = self._call(ctx)
         with ExitStack() as undo:
-            hold = self._hold(call.caller, Resource.DESCRIPTORS, 1)
-            undo.callback(hold.release)
+            charge = self._charge(call.caller, Resource.DESCRIPTORS, 1)
+            undo.callback(charge.release)
             node = self._fs.node(inode)
             handle = node.open(call, flags)
             undo.callback(handle.release)
@@ -401,7 +401,7 @@ class Operations(pyfuse3.Operations):
             if cutting is not None:
                 await self._base.disks.change(call.caller, cutting, inode, node.attributes().size)
             undo.pop_all()
-        return self._file_info(handle, hold)
+        return self._file_info(handle, charge)
 
     @_boundary
     async def create(
@@ -413,13 +413,13 @@ class Operations(pyfuse3.Operations):
         ctx: RequestContext,
     ) -> tuple[FileInfo, EntryAttributes]:
         parent, call = self._fs.node(parent_inode), self._call(ctx)
-        hold = self._hold(call.caller, Resource.DESCRIPTORS, 1)
+        charge = self._charge(call.caller, Resource.DESCRIPTORS, 1)
         try:
             node, handle = parent.create(call, _name(name), mode, flags)
         except BaseException:
-            hold.release()
+            charge.release()
             raise
-        return self._file_info(handle, hold), self._remembered(node)
+        return self._file_info(handle, charge), self._remembered(node)
 
     @_boundary
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
@@ -491,14 +491,14 @@ class Operations(pyfuse3.Operations):
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
         call = self._call(ctx)
         node = self._fs.node(inode)
-        hold = self._hold(call.caller, Resource.DESCRIPTORS, 1)
+        charge = self._charge(call.caller, Resource.DESCRIPTORS, 1)
         try:
             listing = Listing(node, call, list(node.list(call)))
-            memory = self._hold(call.caller, Resource.MEMORY, listing.size)
+            memory = self._charge(call.caller, Resource.MEMORY, listing.size)
         except BaseException:
-            hold.release()
+            charge.release()
             raise
-        number = self._number(hold, memory)
+        number = self._number(charge, memory)
         self._listings[number] = listing
         return FileHandleT(number)
 

@@ -25,7 +25,7 @@ from ctxfs.tree.rows import (
     Verbs,
     decode,
 )
-from runtime.authority.accounts import Hold, Resource
+from runtime.authority.accounts import Charge, Resource
 from runtime.caller import Caller
 from runtime.errors import (
     ForbiddenError,
@@ -59,7 +59,7 @@ class RowHandle(Handle, Generic[_O]):
         self._text: bytes | None = None
         self._pieces: Iterator[bytes] = iter(())
         self._seen = -1
-        self._memory: Hold | None = None
+        self._memory: Charge | None = None
         #: bytes that are written and not committed, and those that were rendered
         self._written = self._rendered = 0
         self.direct = writing or not node.cached
@@ -67,21 +67,21 @@ class RowHandle(Handle, Generic[_O]):
 
     def charge(self, size: int) -> None:
         """Tells how many bytes this open file holds that are not committed; ``QuotaError``."""
-        self._hold(size + self._rendered)
+        self._charge(size + self._rendered)
         self._written = size
 
-    def _hold(self, size: int) -> None:
+    def _charge(self, size: int) -> None:
         """Charges the opener's account for so many bytes of memory."""
         if self._memory is None:
             if size <= _FREE:
                 return
             runtime = self._base.runtime
             who = runtime.agents.identity.payer(self.caller)
-            self._memory = Hold(runtime.accounts, who, Resource.MEMORY)
+            self._memory = Charge(runtime.accounts, who, Resource.MEMORY)
         self._memory.resize(size)
 
     def release(self) -> None:
-        self._hold(0)
+        self._charge(0)
         self._base.cache.poller.closed(self.node.inode, id(self))
 
     def _check_alive(self) -> None:
@@ -99,7 +99,7 @@ class RowHandle(Handle, Generic[_O]):
         more = b"".join(self._more(offset + size - len(self._text)))
         if more:
             # later reads go on with it
-            self._hold(self._written + len(self._text) + len(more))
+            self._charge(self._written + len(self._text) + len(more))
             self._text += more
             self._rendered = len(self._text)
         if self.keep:

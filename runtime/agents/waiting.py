@@ -217,7 +217,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
         if answer is not None:
             self.fire(change, agent, wait, answer)
         elif work is not None:
-            self._work.hold(change, agent, work)
+            self._work.block(change, agent, work)
 
     def _check_few(self, change: Change, agent: Agent, kind: _Condition, on: str) -> None:
         """All that wait for the same are answered at once, in the change of their cause."""
@@ -273,7 +273,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
             return
         self._release(change, agent, before)
         if item is not None:
-            self._work.hold(change, agent, item)
+            self._work.block(change, agent, item)
 
     def _set_deadline(self, change: Change, agent: Agent, wait: Wait, text: str) -> None:
         expires = parse_moment(text, time.time()) if text else 0.0

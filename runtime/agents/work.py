@@ -148,7 +148,7 @@ class WorkPlane(Plane[Work]):
         if item is not None and change.peek(item, "status") is not WorkStatus.ACTIVE:
             self._become(change, agent, item, WorkCue.FOCUS)
 
-    def hold(self, change: Change, agent: Agent, item: Work) -> None:
+    def block(self, change: Change, agent: Agent, item: Work) -> None:
         """Something got in its way."""
         if change.peek(item, "status") in (WorkStatus.OPEN, WorkStatus.ACTIVE):
             self._become(change, agent, item, WorkCue.BLOCK)
@@ -251,7 +251,7 @@ class WorkPlane(Plane[Work]):
         change.put(item, blocked_by=tuple(names))
         after = self.obstacles(change, agent, item)
         if set(after) - set(before):
-            self.hold(change, agent, item)
+            self.block(change, agent, item)
         elif before:
             self.release(change, agent, item)
 
@@ -264,7 +264,7 @@ _SETTERS: Final[dict[str, Callable[[WorkPlane, Change, Agent, Work, str], None]]
 _TO_STATUS: Final[dict[WorkStatus, Callable[[WorkPlane, Change, Agent, Work], None]]] = {
     WorkStatus.OPEN: WorkPlane._open,
     WorkStatus.ACTIVE: WorkPlane._activate,
-    WorkStatus.BLOCKED: WorkPlane.hold,
+    WorkStatus.BLOCKED: WorkPlane.block,
     WorkStatus.DONE: WorkPlane._finish,
     WorkStatus.CANCELLED: WorkPlane._cancel,
 }

@@ -118,8 +118,8 @@ class Standing:
     held: int
 
 
-class Hold:
-    """Something of one resource that is held for somebody, until it is released."""
+class Charge:
+    """So much of one resource on the account of its payer, until it is released."""
 
     __slots__ = ("_accounts", "amount", "payer", "resource")
 
@@ -242,17 +242,17 @@ class Accounts:
         """``pay`` for what cannot be refused; less than 0 is given back."""
         self._add(payer.owner, resource, amount, payer.name)
 
-    def hold(self, payer: Payer, resource: Resource, amount: int = 0) -> Hold:
+    def charged(self, payer: Payer, resource: Resource, amount: int = 0) -> Charge:
         """So much, until it is released; ``QuotaError``."""
-        held = Hold(self, payer, resource)
-        held.resize(amount)
-        return held
+        charge = Charge(self, payer, resource)
+        charge.resize(amount)
+        return charge
 
-    def hold_anyway(self, payer: Payer, resource: Resource, amount: int) -> Hold:
+    def charged_anyway(self, payer: Payer, resource: Resource, amount: int) -> Charge:
         """The same for what is there already; nothing is refused."""
-        held = Hold(self, payer, resource)
-        held.set(amount)
-        return held
+        charge = Charge(self, payer, resource)
+        charge.set(amount)
+        return charge
 
     # looking
 

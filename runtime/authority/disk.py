@@ -20,7 +20,7 @@ from typing import Final
 
 import trio
 
-from runtime.authority.accounts import Accounts, Hold, Payer, Reserve, Resource
+from runtime.authority.accounts import Accounts, Charge, Payer, Reserve, Resource
 from runtime.caller import Caller
 from runtime.records.model import Agent, Session
 
@@ -171,8 +171,8 @@ class Disk:
         self._incarnations = incarnations
         #: as measured, by tree and whose it was
         self._sizes: dict[Path, tuple[Holder, int]] = {}
-        self._measured: dict[Holder, Hold] = {}
-        self._written: dict[int, Hold] = {}
+        self._measured: dict[Holder, Charge] = {}
+        self._written: dict[int, Charge] = {}
         self._wake = trio.Event()
 
     # for those who write
@@ -193,12 +193,12 @@ class Disk:
         """So many bytes were written, or removed if it is less than 0."""
         if not size:
             return
-        hold = self._written.get(owner)
-        if hold is None:
-            hold = Hold(self._accounts, Payer(owner, "what was just written"), Resource.DISK)
-            self._written[owner] = hold
-        hold.set(hold.amount + size)
-        if hold.amount > self._accounts.limit(Resource.DISK) // _MUCH:
+        charge = self._written.get(owner)
+        if charge is None:
+            charge = Charge(self._accounts, Payer(owner, "what was just written"), Resource.DISK)
+            self._written[owner] = charge
+        charge.set(charge.amount + size)
+        if charge.amount > self._accounts.limit(Resource.DISK) // _MUCH:
             self.look()
 
     def room(self, owner: int) -> int:
@@ -222,7 +222,7 @@ class Disk:
 
     async def measure(self) -> None:
         """Looks at everything, one tree after the other, with pauses."""
-        before = {owner: hold.amount for owner, hold in self._written.items()}
+        before = {owner: charge.amount for owner, charge in self._written.items()}
         gait = Gait()
         trees = await trio.to_thread.run_sync(self._trees, abandon_on_cancel=True)
         found: dict[Path, tuple[Holder, int]] = {}
@@ -277,16 +277,16 @@ class Disk:
         for holder in [each for each in self._measured if each not in totals]:
             self._measured.pop(holder).release()
         for holder, size in totals.items():
-            hold = self._measured.get(holder)
-            if hold is None:
-                hold = Hold(self._accounts, Payer(*holder), Resource.DISK)
-                self._measured[holder] = hold
-            hold.set(size)
+            charge = self._measured.get(holder)
+            if charge is None:
+                charge = Charge(self._accounts, Payer(*holder), Resource.DISK)
+                self._measured[holder] = charge
+            charge.set(size)
         # what was written meanwhile may have been seen or not: it counts until next time
         for owner, amount in before.items():
-            hold = self._written[owner]
-            hold.set(hold.amount - amount)
-            if not hold.amount:
+            charge = self._written[owner]
+            charge.set(charge.amount - amount)
+            if not charge.amount:
                 del self._written[owner]
 
 

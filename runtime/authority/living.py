@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from runtime.authority.accounts import Accounts, Hold, Payer, Reserve, Resource
+from runtime.authority.accounts import Accounts, Charge, Payer, Reserve, Resource
 from runtime.authority.disk import INCARNATION_SIZE, Disk
 from runtime.caller import Caller
 from runtime.ids import AgentIndex, ItemIndex
@@ -42,7 +42,7 @@ class _Texts:
 
     __slots__ = ("disk", "items", "memory", "own")
 
-    def __init__(self, memory: Hold, disk: Hold) -> None:
+    def __init__(self, memory: Charge, disk: Charge) -> None:
         self.memory = memory
         self.disk = disk
         self.own = 0
@@ -55,7 +55,7 @@ class _Texts:
 
 
 class Living(Subscriber):
-    """Holds for each agent and record, until it is over or removed."""
+    """Charges for each agent and record, until it is over or removed."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class Living(Subscriber):
         self._accounts = accounts
         self._disk = disk
         self._payer = payer
-        self._of_agents: dict[AgentIndex, list[Hold]] = {}
-        self._of_tasks: dict[ItemIndex, list[Hold]] = {}
+        self._of_agents: dict[AgentIndex, list[Charge]] = {}
+        self._of_tasks: dict[ItemIndex, list[Charge]] = {}
         self._texts: dict[AgentIndex, _Texts] = {}
         for agent in registry:
             self._note_agent(agent)
@@ -180,7 +180,7 @@ class Living(Subscriber):
         if not agent.live:
             _release(self._of_agents.pop(agent.index, ()))
         elif agent.index not in self._of_agents:
-            self._of_agents[agent.index] = self._hold(agent, _of_agent(agent))
+            self._of_agents[agent.index] = self._charge(agent, _of_agent(agent))
 
     def _note_texts(self, agent: Agent) -> None:
         texts = self._texts_of(agent)
@@ -211,7 +211,7 @@ class Living(Subscriber):
             who = Payer(agent.owner, agent.name)
             amounts = (texts.memory.amount, texts.disk.amount) if texts is not None else (0, 0)
             memory, disk = (
-                self._accounts.hold_anyway(who, resource, amount)
+                self._accounts.charged_anyway(who, resource, amount)
                 for resource, amount in zip((Resource.MEMORY, Resource.DISK), amounts, strict=True)
             )
             if texts is None:
@@ -227,12 +227,12 @@ class Living(Subscriber):
         if agent is None or not there or task.child or task.status not in _RUNNING:
             _release(self._of_tasks.pop(task.index, ()))
         elif task.index not in self._of_tasks:
-            self._of_tasks[task.index] = self._hold(agent, _of_task(task))
+            self._of_tasks[task.index] = self._charge(agent, _of_task(task))
 
-    def _hold(self, agent: Agent, wanted: dict[Resource, int]) -> list[Hold]:
+    def _charge(self, agent: Agent, wanted: dict[Resource, int]) -> list[Charge]:
         who = Payer(agent.owner, agent.name)
         accounts = self._accounts
-        return [accounts.hold_anyway(who, resource, n) for resource, n in wanted.items()]
+        return [accounts.charged_anyway(who, resource, n) for resource, n in wanted.items()]
 
 
 
@@ -305,6 +305,6 @@ def _item_growth(item: Item, values: Mapping[str, Any]) -> tuple[int, int]:
     return memory, disk
 
 
-def _release(holds: Iterable[Hold]) -> None:
-    for hold in holds:
-        hold.release()
+def _release(charges: Iterable[Charge]) -> None:
+    for charge in charges:
+        charge.release()

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import trio
 
-from runtime.authority.accounts import Accounts, Hold, Payer, Resource
+from runtime.authority.accounts import Accounts, Charge, Payer, Resource
 from runtime.authority.loop import Timed, Turns
 from runtime.caller import Caller
 from runtime.errors import MalformedError, TooLongError
@@ -48,26 +48,26 @@ class Connection:
         self._lock = trio.Lock()
         self._buffer = bytearray()
         self._frame_max = config.frame_max
-        self._holds = tuple(
-            Hold(accounts, who, resource)
+        self._charges = tuple(
+            Charge(accounts, who, resource)
             for resource in (Resource.CONNECTIONS, Resource.DESCRIPTORS, Resource.MEMORY)
         )
-        self._memory = self._holds[-1]
+        self._memory = self._charges[-1]
         self._answering = 0
 
     def admit(self) -> None:
         """Charges the peer for the connection itself; ``QuotaError``."""
-        for hold, amount in zip(self._holds, (1, _DESCRIPTORS, _OWN_SIZE), strict=True):
-            hold.resize(amount)
+        for charge, amount in zip(self._charges, (1, _DESCRIPTORS, _OWN_SIZE), strict=True):
+            charge.resize(amount)
 
-    def hold(self, more: int) -> None:
+    def charge(self, more: int) -> None:
         """Charges the peer for bytes that are kept for it; fewer than 0 are given back."""
         self._memory.resize(self._memory.amount + more)
 
     def release(self) -> None:
         """Gives back all that is charged, at the end of the connection."""
-        for hold in self._holds:
-            hold.release()
+        for charge in self._charges:
+            charge.release()
 
     def timed(self, coroutine: Coroutine[Any, Any, None]) -> Timed[None]:
         """Awaits it; what its steps take of the loop is charged to the peer's owner."""
@@ -78,13 +78,13 @@ class Connection:
         for it is charged to it. ``QuotaError``."""
         data = frame if isinstance(frame, bytes) else (dump_json(frame) + "\n").encode()
         held = len(data) if len(data) > _SMALL else 0
-        self.hold(held)
+        self.charge(held)
         try:
             await self._turns.take(self.who)
             async with self._lock:
                 await self.stream.send_all(data)
         finally:
-            self.hold(-held)
+            self.charge(-held)
 
     async def receive(self) -> str | None:
         """The next line, None at the end.
@@ -92,7 +92,7 @@ class Connection:
         Raises ``TooLongError``, ``MalformedError`` or ``QuotaError``.
         """
         # The line before this one was kept until it was answered.
-        self.hold(-self._answering)
+        self.charge(-self._answering)
         self._answering = 0
         searched = 0
         self._drop_blanks()
@@ -103,7 +103,7 @@ class Connection:
             data = await self._received()
             if not data:
                 return None
-            self.hold(len(data))
+            self.charge(len(data))
             self._buffer += data
             if not searched:
                 self._drop_blanks()
@@ -129,7 +129,7 @@ class Connection:
         """Drops all empty lines before a frame at once: there may be very many."""
         frames = self._buffer.lstrip()
         if len(frames) < len(self._buffer):
-            self.hold(len(frames) - len(self._buffer))
+            self.charge(len(frames) - len(self._buffer))
             self._buffer = frames
 
 

@@ -327,7 +327,7 @@ class Sockets(Subscriber):
         """Answers in a task of its own; ``QuotaError``."""
         if len(staying.child_tasks) >= _STAYING_MAX:
             raise QuotaError(f"{_STAYING_MAX} operations of this connection are pending already")
-        request.connection.hold(size)
+        request.connection.charge(size)
         staying.start_soon(self._stay, operation, request, size)
 
     async def _stay(self, operation: Operation, request: Request, size: int) -> None:
@@ -337,7 +337,7 @@ class Sockets(Subscriber):
         except CtxError as error:
             await self._send_error(connection, error, request.fields.get("id"))
         finally:
-            connection.hold(-size)
+            connection.charge(-size)
 
     async def _send_error(self, connection: Connection, error: CtxError, about: Any = None) -> None:
         self._refused(error, connection.caller, connection.path)

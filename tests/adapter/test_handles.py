@@ -914,13 +914,13 @@ def test_a_rendering_that_goes_on_is_charged_to_whoever_reads(
     mounted: Mounted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     charged: list[int] = []
-    hold = RowHandle._hold
+    charge = RowHandle._charge
 
     def noting(handle: RowHandle[Any], size: int) -> None:
         charged.append(size)
-        hold(handle, size)
+        charge(handle, size)
 
-    monkeypatch.setattr(RowHandle, "_hold", noting)
+    monkeypatch.setattr(RowHandle, "_charge", noting)
     fh = mounted.open("status")
     assert len(mounted.read(fh, 0, 10)) == 10
     mounted.close(fh)

@@ -83,7 +83,7 @@ def test_a_refusal_names_account_use_limit_most_setting_and_remedy() -> None:
 
 def test_what_is_held_is_given_back_as_a_whole() -> None:
     made = accounts()
-    held = made.hold(Payer(ALICE, "a"), FILES, 10)
+    held = made.charged(Payer(ALICE, "a"), FILES, 10)
     held.resize(60)
     with pytest.raises(QuotaError):
         held.resize(91)
@@ -97,7 +97,7 @@ def test_what_is_held_is_given_back_as_a_whole() -> None:
 
 def test_less_is_always_taken_back_though_the_limit_fell() -> None:
     made = accounts(total=100)
-    held = made.hold(Payer(ALICE, "a"), FILES, 80)
+    held = made.charged(Payer(ALICE, "a"), FILES, 80)
     made.set_total(FILES, 10)
     held.resize(50)
     with pytest.raises(QuotaError):
@@ -106,7 +106,7 @@ def test_less_is_always_taken_back_though_the_limit_fell() -> None:
 
 def test_what_is_there_is_counted_though_there_is_no_room() -> None:
     made = accounts()
-    held = made.hold_anyway(Payer(ALICE, "b"), Resource.DISK, 200)
+    held = made.charged_anyway(Payer(ALICE, "b"), Resource.DISK, 200)
     assert made.used(Resource.DISK) == 200
     assert made.room(ALICE, Resource.DISK) == 0
     with pytest.raises(QuotaError, match='"b" holds most'):
