@@ -278,8 +278,8 @@ async def _answer_requests(
     the same process, and takes over what lives.
     """
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(operations.order.run)
-        operations.order.connect()
+        nursery.start_soon(operations.scheduler.run)
+        operations.scheduler.connect()
         await pyfuse3.main(1, WORKERS)
         nursery.cancel_scope.cancel()
     if stopping.is_set():

@@ -30,8 +30,8 @@ from pyfuse3 import (
 
 from ctxfs.errnos import errno_of
 from ctxfs.filesystem import Filesystem
-from ctxfs.order import Order
 from ctxfs.pace import MANNERS, Manner, Pace
+from ctxfs.scheduler import Scheduler
 from ctxfs.tree.nodes import Attributes, Call, Handle, Listing, NewAttributes, Node
 from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import File, Verbs
@@ -69,7 +69,7 @@ def _boundary(
         try:
             with self._waiting(who, args):
                 name = method.__name__
-                await self.order.turn(who, name, ahead=name == "read" and self._keeps(args))
+                await self.scheduler.turn(who, name, ahead=name == "read" and self._keeps(args))
             if self._pace.is_over(who) and who is not None:
                 where = self._manner(manner, args)
                 if where is Manner.REFUSED:
@@ -109,7 +109,7 @@ class Operations(pyfuse3.Operations):
         self._charges: dict[int, list[Charge]] = {}
         self._next = 1
         self._pace = Pace(fs.base.runtime)
-        self.order = Order()
+        self.scheduler = Scheduler()
         #: requests that are not answered yet: operation, arguments, payer, since when
         self._at_hand: dict[int, tuple[str, Sequence[Any], Payer | None, float]] = {}
 

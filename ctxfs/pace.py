@@ -38,7 +38,7 @@ class Bound:
 
 BOUNDS: Final = (
     Bound("self._pace.timed", None, "the handler itself, in the boundary, its time measured"),
-    Bound("self.order.turn", None, "those who asked before, the owners in turn (ctxfs.order)"),
+    Bound("self.scheduler.turn", None, "earlier requests, the owners in turn"),
     Bound("self._pace.late", 0.5, "an owner over its account of the loop's time is answered late"),
     Bound(
         "self._base.cache.settled", 0.25, "one notification to the kernel: pages of a public value"

@@ -381,7 +381,7 @@ def test_what_waits_to_be_written_is_on_its_owners_account(
     async def turn(*_: Any, **__: Any) -> None:
         held.append(accounts.use(ME.uid, Resource.MEMORY))
 
-    monkeypatch.setattr(small.ops.order, "turn", turn)
+    monkeypatch.setattr(small.ops.scheduler, "turn", turn)
     fh = small.open()
     held.clear()
     complete(small.ops.write, fh, 0, b"x" * (1 << 20))

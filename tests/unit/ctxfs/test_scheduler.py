@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from ctxfs.order import Order
+from ctxfs.scheduler import Scheduler
 from runtime.authority.accounts import Payer, Reserve
 
 ROOT = Payer(0, reserve=Reserve.MASTER)
@@ -20,26 +20,26 @@ class Line:
     """Requests that all wait because the kernel has one more."""
 
     def __init__(self) -> None:
-        self.order = Order()
+        self.scheduler = Scheduler()
         self.served: list[str] = []
         self._read, self._write = os.pipe()
         os.write(self._write, b".")
 
     async def ask(self, name: str, who: Payer | None, operation: str) -> None:
         word, _, ahead = operation.partition(" ")
-        await self.order.turn(who, word, ahead=bool(ahead))
+        await self.scheduler.turn(who, word, ahead=bool(ahead))
         self.served.append(name)
 
     async def run(self, asked: list[tuple[str, Payer | None, str]]) -> list[str]:
         """What is served, in this order, once all of these were asked."""
         async with trio.open_nursery() as nursery:
-            await self.order._wait_readable(self._read)
+            await self.scheduler._wait_readable(self._read)
             for name, who, operation in asked:
                 nursery.start_soon(self.ask, name, who, operation)
                 await trio.testing.wait_all_tasks_blocked()
             assert self.served == []
             os.read(self._read, 1)
-            nursery.start_soon(self.order.run)
+            nursery.start_soon(self.scheduler.run)
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
         return self.served
@@ -61,8 +61,8 @@ def line() -> Iterator[Line]:
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
     # those that are served together go on in any order
-    monkeypatch.setattr("ctxfs.order._AT_ONCE", 1)
-    monkeypatch.setattr("ctxfs.order._SERVICE_SECONDS", 1000)
+    monkeypatch.setattr("ctxfs.scheduler._AT_ONCE", 1)
+    monkeypatch.setattr("ctxfs.scheduler._SERVICE_SECONDS", 1000)
     with line() as made:
         yield made
 
@@ -98,10 +98,10 @@ def test_what_may_hold_up_a_directory_does_not_wait() -> None:
     """Attributes too: the kernel asks for a directory's with its lock, before it changes it."""
     with line() as made:
         async def run() -> None:
-            await made.order._wait_readable(made._read)
+            await made.scheduler._wait_readable(made._read)
             with trio.testing.assert_no_checkpoints():
                 for operation in ("lookup", "getattr", "mkdir", "rmdir", "rename", "readdir"):
-                    await made.order.turn(Payer(1000, "a"), operation)
+                    await made.scheduler.turn(Payer(1000, "a"), operation)
 
         trio.run(run)
 
@@ -109,7 +109,7 @@ def test_what_may_hold_up_a_directory_does_not_wait() -> None:
 def test_who_asks_alone_does_not_wait() -> None:
     async def run() -> None:
         with trio.testing.assert_no_checkpoints():
-            await Order().turn(ROOT, "read")
+            await Scheduler().turn(ROOT, "read")
 
     trio.run(run)
 
@@ -128,7 +128,7 @@ def test_what_is_there_is_read_at_once_but_not_without_end() -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(count)
                 for _ in range(160):
-                    await made.order._wait_readable(made._read)
+                    await made.scheduler._wait_readable(made._read)
                 nursery.cancel_scope.cancel()
 
         trio.run(run)

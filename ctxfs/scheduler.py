@@ -69,7 +69,7 @@ class _Line:
         return event
 
 
-class Order:
+class Scheduler:
     """Reads requests and lets them go on. Until ``run`` runs nobody waits."""
 
     def __init__(self) -> None:
