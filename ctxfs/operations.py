@@ -32,7 +32,7 @@ from ctxfs.errnos import errno_of
 from ctxfs.filesystem import Filesystem
 from ctxfs.pace import MANNERS, Manner, Pace
 from ctxfs.scheduler import Scheduler
-from ctxfs.tree.nodes import Attributes, Call, Handle, Listing, NewAttributes, Node
+from ctxfs.tree.nodes import Attributes, Call, Listing, NewAttributes, Node, OpenFile
 from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import File, Verbs
 from runtime.authority.accounts import Charge, Payer, Resource
@@ -103,7 +103,7 @@ class Operations(pyfuse3.Operations):
         super().__init__()
         self._fs = fs
         self._base = fs.base
-        self._handles: dict[int, Handle] = {}
+        self._open_files: dict[int, OpenFile] = {}
         self._listings: dict[int, Listing] = {}
         #: what is charged to the openers of files and directories
         self._charges: dict[int, list[Charge]] = {}
@@ -138,9 +138,9 @@ class Operations(pyfuse3.Operations):
 
     def _opened(self, fh: int) -> tuple[Caller, Node] | None:
         """Who opened a file or directory, and what."""
-        handle, listing = self._handles.get(fh), self._listings.get(fh)
-        if handle is not None:
-            return handle.caller, handle.node
+        opened, listing = self._open_files.get(fh), self._listings.get(fh)
+        if opened is not None:
+            return opened.caller, opened.node
         return (listing.call.caller, listing.directory) if listing is not None else None
 
     def _manner(self, manner: Manner, args: Sequence[Any]) -> Manner:
@@ -162,14 +162,14 @@ class Operations(pyfuse3.Operations):
             return Manner.SERVED
         if manner is not Manner.LATE:
             return manner
-        handle = None if by_inode else self._handles.get(args[0])
-        locked = handle.keep if handle is not None else not isinstance(row, File)
+        file = None if by_inode else self._open_files.get(args[0])
+        locked = file.keep if file is not None else not isinstance(row, File)
         return Manner.SERVED if locked else manner
 
     def _keeps(self, args: Sequence[Any]) -> bool:
         """Whether a read is into pages that the kernel keeps."""
-        handle = self._handles.get(args[0])
-        return handle is not None and handle.keep
+        opened = self._open_files.get(args[0])
+        return opened is not None and opened.keep
 
     @contextmanager
     def _waiting(self, who: Payer | None, args: Sequence[Any]) -> Iterator[None]:
@@ -210,8 +210,8 @@ class Operations(pyfuse3.Operations):
     def _about(self, operation: str, args: Sequence[Any]) -> tuple[Caller | None, Node | None]:
         ctx = next((a for a in args if isinstance(a, RequestContext)), None)
         if ctx is None:
-            handle = self._handles.get(args[0])
-            return (handle.caller, handle.node) if handle is not None else (None, None)
+            opened = self._open_files.get(args[0])
+            return (opened.caller, opened.node) if opened is not None else (None, None)
         try:
             caller = self._call(ctx).caller
         except OSError:
@@ -250,10 +250,10 @@ class Operations(pyfuse3.Operations):
         for charge in self._charges.pop(number, ()):
             charge.release()
 
-    def _file_info(self, handle: Handle, charge: Charge) -> FileInfo:
+    def _file_info(self, opened: OpenFile, charge: Charge) -> FileInfo:
         number = self._number(charge)
-        self._handles[number] = handle
-        return FileInfo(fh=FileHandleT(number), direct_io=handle.direct, keep_cache=handle.keep)
+        self._open_files[number] = opened
+        return FileInfo(fh=FileHandleT(number), direct_io=opened.direct, keep_cache=opened.keep)
 
     # names and attributes
 
@@ -288,17 +288,17 @@ class Operations(pyfuse3.Operations):
         node = self._fs.node(inode)
         size = attr.st_size if fields.update_size else None
         if size is not None:
-            handle = self._handles.get(fh) if fh is not None else None
-            if handle is None:
+            opened = self._open_files.get(fh) if fh is not None else None
+            if opened is None:
                 cutting = node.truncating(self._call(ctx), size)
             else:
-                cutting = handle.truncating(size)
+                cutting = opened.truncating(size)
             if cutting is not None:
                 caller, present = self._call(ctx).caller, node.attributes().size
                 await self._base.disks.change(caller, cutting, inode, present)
-            elif handle is not None:
-                handle.truncate(size)
-            if cutting is not None or handle is not None:
+            elif opened is not None:
+                opened.truncate(size)
+            if cutting is not None or opened is not None:
                 size = None
         times = None
         if fields.update_atime or fields.update_mtime:
@@ -395,13 +395,13 @@ class Operations(pyfuse3.Operations):
             charge = self._charge(call.caller, Resource.DESCRIPTORS, 1)
             undo.callback(charge.release)
             node = self._fs.node(inode)
-            handle = node.open(call, flags)
-            undo.callback(handle.release)
-            cutting = handle.truncating(0) if flags & os.O_TRUNC else None
+            opened = node.open(call, flags)
+            undo.callback(opened.release)
+            cutting = opened.truncating(0) if flags & os.O_TRUNC else None
             if cutting is not None:
                 await self._base.disks.change(call.caller, cutting, inode, node.attributes().size)
             undo.pop_all()
-        return self._file_info(handle, charge)
+        return self._file_info(opened, charge)
 
     @_boundary
     async def create(
@@ -415,64 +415,64 @@ class Operations(pyfuse3.Operations):
         parent, call = self._fs.node(parent_inode), self._call(ctx)
         charge = self._charge(call.caller, Resource.DESCRIPTORS, 1)
         try:
-            node, handle = parent.create(call, _name(name), mode, flags)
+            node, opened = parent.create(call, _name(name), mode, flags)
         except BaseException:
             charge.release()
             raise
-        return self._file_info(handle, charge), self._remembered(node)
+        return self._file_info(opened, charge), self._remembered(node)
 
     @_boundary
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
-        handle = self._handles[fh]
-        data = handle.read(off, size)
+        opened = self._open_files[fh]
+        data = opened.read(off, size)
         if data is None:
-            data = await self._base.disks.do(handle.caller, handle.reading(off, size))
+            data = await self._base.disks.do(opened.caller, opened.reading(off, size))
         return data
 
     @_boundary
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
-        handle = self._handles[fh]
+        opened = self._open_files[fh]
         data = bytes(buf)
-        await handle.prepare(data)
+        await opened.prepare(data)
         mark = self._base.cache.mark()
-        writing = handle.writing(off, data)
+        writing = opened.writing(off, data)
         try:
             if writing is not None:
-                inode = handle.node.inode
-                with self._waiting(self._pace.payer(handle.caller), (data,)):
+                inode = opened.node.inode
+                with self._waiting(self._pace.payer(opened.caller), (data,)):
                     written = await self._base.disks.change(
-                        handle.caller, writing, inode, len(data)
+                        opened.caller, writing, inode, len(data)
                     )
             else:
-                written = handle.write(off, data)
+                written = opened.write(off, data)
         finally:
             # The kernel takes the offset for the new size, which only a commit makes true.
-            self._base.cache.forget_attributes(handle.node.inode)
+            self._base.cache.forget_attributes(opened.node.inode)
         await self._base.cache.settled(mark)
         return written
 
     @_boundary
     async def flush(self, fh: FileHandleT) -> None:
-        handle = self._handles[fh]
-        await handle.prepare(b"\n")
+        opened = self._open_files[fh]
+        await opened.prepare(b"\n")
         mark = self._base.cache.mark()
         try:
-            handle.flush()
+            opened.flush()
         finally:
-            if handle.direct:
-                self._base.cache.forget_attributes(handle.node.inode)
+            if opened.direct:
+                self._base.cache.forget_attributes(opened.node.inode)
         await self._base.cache.settled(mark)
 
     @_boundary
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
-        handle = self._handles[fh]
-        await self._pace.synced(handle.caller, handle.syncing())
+        opened = self._open_files[fh]
+        await self._pace.synced(opened.caller, opened.syncing())
 
     async def release(self, fh: FileHandleT) -> None:
-        handle = self._handles.pop(fh, None)
-        if handle is not None:
+        opened = self._open_files.pop(fh, None)
+        if opened is not None:
             self._closed(fh)
-            handle.release()
+            opened.release()
 
     @_boundary
     async def poll(
@@ -482,7 +482,7 @@ class Operations(pyfuse3.Operations):
         poll_handle: pyfuse3.PollHandle | None,
         ctx: RequestContext,
     ) -> int:
-        ready = self._handles[fh].poll(poll_handle)
+        ready = self._open_files[fh].poll(poll_handle)
         return _READY if ready is None else ready
 
     # directories

@@ -43,7 +43,7 @@ BOUNDS: Final = (
     Bound(
         "self._base.cache.settled", 0.25, "one notification to the kernel: pages of a public value"
     ),
-    Bound("handle.prepare", 1.0, "one helper that looks at paths"),
+    Bound("opened.prepare", 1.0, "one helper that looks at paths"),
     Bound("self._base.runtime.supervisor.look", 1.0, "the same: where a handler begins it"),
     Bound(
         "self._pace.synced",

@@ -34,7 +34,7 @@ MODULES: Final = (
     *("runtime/agents/messages.py", "runtime/agents/tasks.py", "runtime/agents/work.py"),
     *("runtime/agents/waiting.py", "runtime/agents/births.py", "runtime/agents/removals.py"),
     *("runtime/records/items.py", "runtime/records/journal.py"),
-    *("ctxfs/tree/handles.py", "ctxfs/tree/rows.py"),
+    *("ctxfs/tree/openfiles.py", "ctxfs/tree/rows.py"),
 )
 #: seconds of one fault; what hangs is seen, too
 PATIENCE: Final = 600

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from ctxfs.disks import Disks
-from ctxfs.tree.nodes import Call, Handle, Node
+from ctxfs.tree.nodes import Call, Node, OpenFile
 
 
 class Paths:
@@ -32,40 +32,40 @@ class Paths:
 
     async def write(self, path: str, text: str) -> None:
         """``printf TEXT > PATH``."""
-        async with self._opened(path) as handle:
+        async with self._opened(path) as opened:
             data, offset = text.encode(), 0
             while offset < len(data):
-                offset += await self._write(handle, offset, data[offset:])
-            await self._flush(handle)
+                offset += await self._write(opened, offset, data[offset:])
+            await self._flush(opened)
 
     async def write_some(self, path: str, text: str) -> int:
         """One write(2): how many bytes of the text were taken."""
-        async with self._opened(path) as handle:
-            written = await self._write(handle, 0, text.encode())
-            await self._flush(handle)
+        async with self._opened(path) as opened:
+            written = await self._write(opened, 0, text.encode())
+            await self._flush(opened)
         return written
 
-    async def _write(self, handle: Handle, offset: int, data: bytes) -> int:
-        await handle.prepare(data)
-        writing = handle.writing(offset, data)
+    async def _write(self, opened: OpenFile, offset: int, data: bytes) -> int:
+        await opened.prepare(data)
+        writing = opened.writing(offset, data)
         if writing is None:
-            return handle.write(offset, data)
-        inode = handle.node.inode
-        return await self._disks.change(handle.caller, writing, inode, len(data))
+            return opened.write(offset, data)
+        inode = opened.node.inode
+        return await self._disks.change(opened.caller, writing, inode, len(data))
 
-    async def _flush(self, handle: Handle) -> None:
-        await handle.prepare(b"\n")
-        handle.flush()
+    async def _flush(self, opened: OpenFile) -> None:
+        await opened.prepare(b"\n")
+        opened.flush()
 
     @asynccontextmanager
-    async def _opened(self, path: str) -> AsyncIterator[Handle]:
-        handle = self.find(path).open(self._call, os.O_WRONLY | os.O_TRUNC)
+    async def _opened(self, path: str) -> AsyncIterator[OpenFile]:
+        opened = self.find(path).open(self._call, os.O_WRONLY | os.O_TRUNC)
         try:
-            cutting = handle.truncating(0)
+            cutting = opened.truncating(0)
             if cutting is not None:
-                node = handle.node
+                node = opened.node
                 size = node.attributes().size
-                await self._disks.change(handle.caller, cutting, node.inode, size)
-            yield handle
+                await self._disks.change(opened.caller, cutting, node.inode, size)
+            yield opened
         finally:
-            handle.release()
+            opened.release()

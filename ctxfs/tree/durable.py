@@ -18,8 +18,8 @@ from typing import Final
 from ctxfs.caching import Cache
 from ctxfs.disks import Work
 from ctxfs.tree.inodes import REAL
-from ctxfs.tree.nodes import Attributes, Call, Handle, NewAttributes, Node
-from ctxfs.tree.realfiles import FileHandle, truncating_by_path
+from ctxfs.tree.nodes import Attributes, Call, NewAttributes, Node, OpenFile
+from ctxfs.tree.realfiles import OpenRealFile, truncating_by_path
 from ctxfs.tree.spaces import DIRECTORY, Space
 from runtime.authority.disk import ENTRY_SIZE
 from runtime.errors import (
@@ -80,7 +80,7 @@ class DurableNode(Node):
 
     ``key`` are the device and inode number of the backing. ``aliases`` are other
     places where a file with several links was seen. ``gone`` says that nothing
-    has to be looked for by name any more. ``handles`` is how often it is open, and
+    has to be looked for by name any more. ``openings`` is how often it is open, and
     ``charged`` whether its bytes count in its space: also without a name, as long as
     somebody has it open or refers to it.
     """
@@ -105,7 +105,7 @@ class DurableNode(Node):
         #: the daemon has made it another file
         self.taken = False
         self.lookups = 0
-        self.handles = 0
+        self.openings = 0
         self.charged = True
 
     @property
@@ -167,13 +167,13 @@ class DurableNode(Node):
         finally:
             os.close(fd)
 
-    def open(self, call: Call, flags: int) -> Handle:
+    def open(self, call: Call, flags: int) -> OpenFile:
         self.space.may_read(call.caller)
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             self.space.may_write(call.caller)
-        return self._handle(call, flags)
+        return self._opened(call, flags)
 
-    def _handle(self, call: Call, flags: int) -> FileHandle:
+    def _opened(self, call: Call, flags: int) -> OpenRealFile:
         mode = stat.S_IFMT(os.fstat(self.fd).st_mode)
         if mode == stat.S_IFDIR:
             raise IsADirectoryNodeError(f"{self.path} is a directory")
@@ -182,7 +182,7 @@ class DurableNode(Node):
             wanted = os.O_RDWR
         fd = _reopen(self.fd, wanted | os.O_CLOEXEC)
         caller = call.caller
-        handle = _DurableHandle(
+        opened = _OpenDurable(
             self,
             caller,
             fd,
@@ -193,12 +193,12 @@ class DurableNode(Node):
             may_write=lambda: self.space.may_write(caller),
             changed=self.changed,
         )
-        self.handles += 1
-        return handle
+        self.openings += 1
+        return opened
 
-    def create(self, call: Call, name: str, mode: int, flags: int) -> tuple[Node, Handle]:
+    def create(self, call: Call, name: str, mode: int, flags: int) -> tuple[Node, OpenFile]:
         node = self._make(call, name, lambda: self._touch(name), mode)
-        return node, node._handle(call, flags)
+        return node, node._opened(call, flags)
 
     def _touch(self, name: str) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -311,7 +311,7 @@ class DurableNode(Node):
 
     def truncating(self, call: Call, size: int) -> Work[None]:
         self.space.may_write(call.caller)
-        return truncating_by_path(lambda: self._handle(call, os.O_WRONLY), size)
+        return truncating_by_path(lambda: self._opened(call, os.O_WRONLY), size)
 
     def set_attributes(self, call: Call, changes: NewAttributes) -> None:
         self.space.may_write(call.caller)
@@ -334,7 +334,7 @@ class DurableNode(Node):
         self.changed()
 
 
-class _DurableHandle(FileHandle):
+class _OpenDurable(OpenRealFile):
     """An open durable file."""
 
     direct = not REAL.pages
@@ -345,7 +345,7 @@ class _DurableHandle(FileHandle):
         return self.node.resizing(self.fd, size)
 
     def _close(self) -> None:
-        self.node.handles -= 1
+        self.node.openings -= 1
         self.node.table.close(self.node, self.fd)
 
 
@@ -535,7 +535,7 @@ class Durable:
 
     def close(self, node: DurableNode, fd: int) -> None:
         """Closes a descriptor. The last one of a removed file frees the file's bytes."""
-        if node.gone and node.charged and not node.handles and self._removed.get(node) is None:
+        if node.gone and node.charged and not node.openings and self._removed.get(node) is None:
             node.charged = False
             st = os.fstat(fd)
             if stat.S_ISREG(st.st_mode):

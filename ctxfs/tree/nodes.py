@@ -1,4 +1,4 @@
-"""What every part of the tree is made of: nodes, handles and the calls on them.
+"""What every part of the tree is made of: nodes, open files and the calls on them.
 
 Nothing here knows FUSE's requests or errnos: ``operations`` translates.
 """
@@ -82,7 +82,7 @@ class NewAttributes:
     times: tuple[int, int] | None = None
 
 
-class Handle:
+class OpenFile:
     """One open file."""
 
     #: how the kernel treats the pages (FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE)
@@ -181,7 +181,7 @@ class Node:
         """The names in it that this caller may see."""
         raise NotADirectoryNodeError(f"{self.path} is not a directory")
 
-    def open(self, call: Call, flags: int) -> Handle:
+    def open(self, call: Call, flags: int) -> OpenFile:
         if self.is_directory():
             raise IsADirectoryNodeError(f"{self.path} is a directory")
         raise ForbiddenError(f"{self.path} cannot be opened")
@@ -192,7 +192,7 @@ class Node:
     def mkdir(self, call: Call, name: str, mode: int) -> Node:
         raise ForbiddenError(f"directories cannot be created in {self.path or '/'}")
 
-    def create(self, call: Call, name: str, mode: int, flags: int) -> tuple[Node, Handle]:
+    def create(self, call: Call, name: str, mode: int, flags: int) -> tuple[Node, OpenFile]:
         raise ForbiddenError(f"files cannot be created in {self.path or '/'}")
 
     def mknod(self, call: Call, name: str, mode: int) -> Node:

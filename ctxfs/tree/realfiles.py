@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 from ctxfs.disks import Work, read_cached
-from ctxfs.tree.nodes import Handle, Node
+from ctxfs.tree.nodes import Node, OpenFile
 from runtime.authority.disk import Share
 from runtime.caller import Caller
 from runtime.errors import TooLargeError
 
 
-class FileHandle(Handle):
+class OpenRealFile(OpenFile):
     """A real file of the daemon's, read and written in place.
 
     ``may_write`` raises when writing is not allowed any more; ``changed`` is
@@ -121,12 +121,12 @@ class FileHandle(Handle):
 
 @contextmanager
 def truncating_by_path(
-    opening: Callable[[], FileHandle], size: int
+    opening: Callable[[], OpenRealFile], size: int
 ) -> Iterator[Callable[[], None]]:
     """truncate(2): the file is open, by ``opening``, for as long as that takes."""
-    handle = opening()
+    opened = opening()
     try:
-        with handle.truncating(size) as act:
+        with opened.truncating(size) as act:
             yield act
     finally:
-        handle.release()
+        opened.release()

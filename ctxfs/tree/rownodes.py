@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from ctxfs.disks import Work
-from ctxfs.tree.handles import open_document, open_row
 from ctxfs.tree.members import Member
-from ctxfs.tree.nodes import Call, Handle, NewAttributes, Node
+from ctxfs.tree.nodes import Call, NewAttributes, Node, OpenFile
+from ctxfs.tree.openfiles import open_document, open_row
 from ctxfs.tree.realfiles import truncating_by_path
 from ctxfs.tree.rows import Directory, Document, File, Link, Opened
 from runtime.authority.guard import Act
@@ -25,7 +25,7 @@ class RowNode(Member[_O]):
 
     # opening
 
-    def open(self, call: Call, flags: int) -> Handle:
+    def open(self, call: Call, flags: int) -> OpenFile:
         row = self.row
         if not isinstance(row, File):
             return super().open(call, flags)
@@ -54,11 +54,11 @@ class RowNode(Member[_O]):
         """truncate(2) by path: of a control it changes nothing, of a history it is refused."""
         self.check_writer(call.caller)
         if isinstance(self.row, Opened):
-            handle = self.open(call, os.O_WRONLY)
+            opened = self.open(call, os.O_WRONLY)
             try:
-                handle.truncate(size)
+                opened.truncate(size)
             finally:
-                handle.release()
+                opened.release()
 
     def readlink(self) -> str:
         if not isinstance(self.row, Link):

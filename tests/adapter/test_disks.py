@@ -258,5 +258,5 @@ def test_a_refused_cut_opens_nothing(
         mounted.open(f"{HOME}/file", os.O_WRONLY | os.O_TRUNC)
     close_all(mounted)
     assert len(os.listdir("/proc/self/fd")) == before
-    assert not mounted.ops._handles
+    assert not mounted.ops._open_files
     assert mounted.base.runtime.accounts.used(Resource.DESCRIPTORS) == 0

@@ -23,7 +23,7 @@ from ctxfs.errnos import ERRNOS
 from ctxfs.filesystem import Filesystem
 from ctxfs.operations import Operations
 from ctxfs.reasons import Reasons
-from ctxfs.tree.nodes import Attributes, Call, Handle, NewAttributes, Node
+from ctxfs.tree.nodes import Attributes, Call, NewAttributes, Node, OpenFile
 from runtime import errors
 from runtime.authority.accounts import Payer, Reserve, Resource, accounts_of
 from runtime.caller import Caller
@@ -35,7 +35,7 @@ from tests.worlds.tree import CONTEXT, complete, refused
 ME = Caller(1000, 1000, 1)
 
 
-class FakeHandle(Handle):
+class FakeOpenFile(OpenFile):
     def __init__(self, node: FakeNode, caller: Caller) -> None:
         super().__init__(node, caller)
         self.log = node.log
@@ -98,9 +98,9 @@ class FakeNode(Node):
         self.fail()
         yield from self.names
 
-    def open(self, call: Call, flags: int) -> Handle:
+    def open(self, call: Call, flags: int) -> OpenFile:
         self.fail()
-        return FakeHandle(self, call.caller)
+        return FakeOpenFile(self, call.caller)
 
     def mkdir(self, call: Call, name: str, mode: int) -> Node:
         self.fail()
@@ -592,7 +592,7 @@ def test_what_is_at_hand_is_told_with_who_asked_and_for_how_long(small: Small) -
     def wait() -> None:
         may_end.wait(10)
 
-    small.ops._handles[number].syncing = lambda: wait  # type: ignore[method-assign]
+    small.ops._open_files[number].syncing = lambda: wait  # type: ignore[method-assign]
 
     async def ask() -> None:
         async with trio.open_nursery() as nursery:

@@ -12,7 +12,7 @@ import pytest
 
 HOUSE = Path(__file__).resolve().parents[2]
 #: the side of the filesystem that speaks FUSE; the rest knows neither requests nor inodes' caches
-ADAPTER = {f"ctxfs/{name}.py" for name in ("operations", "order", "caching", "mount", "daemon")}
+ADAPTER = {f"ctxfs/{name}.py" for name in ("operations", "scheduler", "caching", "mount", "daemon")}
 
 
 def modules(package: str) -> list[Path]:

@@ -15,7 +15,7 @@ import trio
 import trio.testing
 
 from ctxfs.disks import Disks, _close_all, read_cached
-from ctxfs.tree.realfiles import FileHandle
+from ctxfs.tree.realfiles import OpenRealFile
 from runtime.authority.accounts import Payer, Reserve
 from runtime.caller import Caller
 from runtime.errors import OverTimeError
@@ -190,8 +190,8 @@ def test_what_is_not_in_memory_is_not_waited_for(tmp_path: Path) -> None:
         assert read_cached(fd, 8 << 20, 0) == b"x" * (8 << 20)
 
 
-def handle_on(path: Path) -> FileHandle:
-    return FileHandle(
+def opened_on(path: Path) -> OpenRealFile:
+    return OpenRealFile(
         cast(Any, None),
         cast(Any, None),
         os.open(path, os.O_RDWR | os.O_CREAT),
@@ -206,16 +206,16 @@ def handle_on(path: Path) -> FileHandle:
 
 def test_a_file_stays_open_while_a_thread_works_on_it(tmp_path: Path) -> None:
     """Its descriptor would be another file's."""
-    handle = handle_on(tmp_path / "file")
-    with handle.writing(0, b"text") as act:
-        handle.release()
+    opened = opened_on(tmp_path / "file")
+    with opened.writing(0, b"text") as act:
+        opened.release()
         other = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
-        assert other != handle.fd
+        assert other != opened.fd
         assert act() == 4
     assert (tmp_path / "file").read_bytes() == b"text"
     assert (tmp_path / "other").read_bytes() == b""
     with pytest.raises(OSError, match="descriptor"):
-        os.fstat(handle.fd)
+        os.fstat(opened.fd)
     os.close(other)
 
 

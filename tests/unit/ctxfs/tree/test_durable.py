@@ -14,7 +14,7 @@ from ctxfs.caching import Cache
 from ctxfs.files.spaces import ARTIFACT, EPISODE
 from ctxfs.tree import durable, spaces
 from ctxfs.tree.durable import Durable, DurableNode
-from ctxfs.tree.nodes import Call, Handle, NewAttributes, Node
+from ctxfs.tree.nodes import Call, NewAttributes, Node, OpenFile
 from ctxfs.tree.spaces import Space
 from runtime.caller import Caller
 from runtime.errors import (
@@ -334,18 +334,18 @@ def test_a_refused_removal_keeps_the_number(table: Durable, tmp_path: Path) -> N
 # how much
 
 
-def write(handle: Handle, offset: int, data: bytes) -> int:
-    work = handle.writing(offset, data)
+def write(opened: OpenFile, offset: int, data: bytes) -> int:
+    work = opened.writing(offset, data)
     assert work is not None
     with work as act:
         return act()
 
 
-def cut(cutting: Handle | DurableNode, size: int) -> None:
+def cut(cutting: OpenFile | DurableNode, size: int) -> None:
     """ftruncate(2) or truncate(2)."""
     work = (
         cutting.truncating(size)
-        if isinstance(cutting, Handle)
+        if isinstance(cutting, OpenFile)
         else cutting.truncating(CALL, size)
     )
     assert work is not None
@@ -354,11 +354,11 @@ def cut(cutting: Handle | DurableNode, size: int) -> None:
 
 
 def put(node: DurableNode, data: bytes, offset: int = 0, flags: int = 0) -> None:
-    handle = node.open(CALL, os.O_WRONLY | flags)
+    opened = node.open(CALL, os.O_WRONLY | flags)
     try:
-        write(handle, offset, data)
+        write(opened, offset, data)
     finally:
-        handle.release()
+        opened.release()
 
 
 @pytest.fixture
@@ -394,16 +394,16 @@ def test_all_files_together_have_a_limit(small: DurableNode) -> None:
     put(a, bytes(60))
     cut(a, 50)
     in_space(a, 90)
-    handle = b.open(CALL, os.O_WRONLY)
-    cut(handle, 0)
+    opened = b.open(CALL, os.O_WRONLY)
+    cut(opened, 0)
     in_space(a, 80)
-    cut(handle, 20)
+    cut(opened, 20)
     in_space(a, 100)
     with pytest.raises(QuotaError):
-        cut(handle, 21)
-    cut(handle, 3)
+        cut(opened, 21)
+    cut(opened, 3)
     in_space(a, 83)
-    handle.release()
+    opened.release()
 
 
 def test_what_is_there_may_be_too_much(table: Durable, tmp_path: Path) -> None:
@@ -422,12 +422,12 @@ def test_what_is_there_may_be_too_much(table: Durable, tmp_path: Path) -> None:
 
 def test_a_failed_write_costs_nothing(small: DurableNode) -> None:
     file = touch(small, "a")
-    handle = cast(durable._DurableHandle, file.open(CALL, os.O_RDONLY))
-    handle._may_write = lambda: None
+    opened = cast(durable._OpenDurable, file.open(CALL, os.O_RDONLY))
+    opened._may_write = lambda: None
     with pytest.raises(OSError):
-        write(handle, 0, b"x")
+        write(opened, 0, b"x")
     in_space(small, 30)
-    handle.release()
+    opened.release()
 
 
 def test_removed_files_give_their_bytes_back(table: Durable, small: DurableNode) -> None:
@@ -485,7 +485,7 @@ def test_of_very_many_removed_files_the_first_are_gone(
 ) -> None:
     monkeypatch.setattr(table._removed, "_limit", 1)
     one, two, three = (touch(small, name) for name in "abc")
-    handle = two.open(CALL, os.O_WRONLY)
+    opened = two.open(CALL, os.O_WRONLY)
     for node in (one, two, three):
         put(node, bytes(20))
     small.unlink(CALL, "a")
@@ -493,7 +493,7 @@ def test_of_very_many_removed_files_the_first_are_gone(
     assert small.space._bytes == 70
     small.unlink(CALL, "c")
     assert small.space._bytes == 70, "it is open"
-    handle.release()
+    opened.release()
     assert small.space._bytes == 50
     for node in (one, two, three):
         table.forget(node.inode, 1)

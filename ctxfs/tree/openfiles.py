@@ -11,8 +11,8 @@ from typing import Final, Generic, TypeVar
 from ctxfs.caching import Waiter
 from ctxfs.disks import Work, read_cached
 from ctxfs.tree.members import Member
-from ctxfs.tree.nodes import Handle
-from ctxfs.tree.realfiles import FileHandle
+from ctxfs.tree.nodes import OpenFile
+from ctxfs.tree.realfiles import OpenRealFile
 from ctxfs.tree.rows import (
     Document,
     File,
@@ -48,8 +48,8 @@ _VERBS_AT_ONCE: Final = 4
 _CHANGED: Final = select.POLLPRI | select.POLLERR | select.POLLIN
 
 
-class RowHandle(Handle, Generic[_O]):
-    """A handle on a row: reads what the row renders, polls where the row can."""
+class OpenRow(OpenFile, Generic[_O]):
+    """An open row: reads what the row renders, polls where the row can."""
 
     node: Member[_O]
 
@@ -130,7 +130,7 @@ def _after_lines(data: bytes, count: int) -> bytes:
     return rest
 
 
-class ControlHandle(RowHandle[_O]):
+class OpenControl(OpenRow[_O]):
     """A control open for writing: staged, checked by line, committed as a whole at flush.
 
     What is appended, or merges, is staged alone and joined to the value that is
@@ -305,7 +305,7 @@ class ControlHandle(RowHandle[_O]):
         self.flush()
 
 
-class VerbHandle(RowHandle[_O]):
+class OpenVerbs(OpenRow[_O]):
     """``ctl``: each complete line acts at once; a last line without newline at flush."""
 
     def __init__(self, node: Member[_O], row: Verbs[_O], caller: Caller) -> None:
@@ -344,7 +344,7 @@ class VerbHandle(RowHandle[_O]):
                 self._row.act(self._base, self.node.obj, self.caller, decode(line))
 
 
-class HistoryHandle(RowHandle[_O]):
+class OpenHistory(OpenRow[_O]):
     """A file of lines that only grows: what is appended are whole JSON lines."""
 
     def __init__(
@@ -436,7 +436,7 @@ class HistoryHandle(RowHandle[_O]):
         return sync
 
 
-class OutputHandle(RowHandle[_O]):
+class OpenOutput(OpenRow[_O]):
     """What a program has written, as it grows."""
 
     def __init__(self, node: Member[_O], row: Output[_O], caller: Caller) -> None:
@@ -448,7 +448,7 @@ class OutputHandle(RowHandle[_O]):
         return self._row.content(self._base, self.node.obj, offset, size)
 
 
-class FeedHandle(RowHandle[_O]):
+class OpenFeed(OpenRow[_O]):
     """An inlet for bytes: a write takes as many as there is room for."""
 
     def __init__(
@@ -463,7 +463,7 @@ class FeedHandle(RowHandle[_O]):
         return self._feed(data)
 
 
-class MessageHandle(RowHandle[_O]):
+class OpenInlet(OpenRow[_O]):
     """An inlet for messages: each flush with new data sends one."""
 
     def __init__(self, node: Member[_O], row: Inlet[_O], caller: Caller) -> None:
@@ -504,35 +504,35 @@ class MessageHandle(RowHandle[_O]):
             self._row.send(self._base, self.node.obj, self.caller, text)
 
 
-# which handle opens which kind of row
+# what opens which kind of row
 
 
-def open_row(node: Member[_O], row: File[_O], caller: Caller, flags: int) -> Handle:
-    """A new handle of a row that the caller may open like this."""
+def open_row(node: Member[_O], row: File[_O], caller: Caller, flags: int) -> OpenFile:
+    """A row, opened; the caller may open it like this."""
     match row:
         case Verbs():
-            return VerbHandle(node, row, caller)
+            return OpenVerbs(node, row, caller)
         case Staged() if flags & os.O_ACCMODE != os.O_RDONLY:
-            return ControlHandle(node, row, caller, flags)
+            return OpenControl(node, row, caller, flags)
         case Rendered():
-            return RowHandle(node, caller, writing=False)
+            return OpenRow(node, caller, writing=False)
         case Document():
             return open_document(node, row, caller, flags)
         case History():
-            return HistoryHandle(node, row, caller, flags)
+            return OpenHistory(node, row, caller, flags)
         case Output():
-            return OutputHandle(node, row, caller)
+            return OpenOutput(node, row, caller)
         case Inlet():
             feed = row.feed(node.base, node.obj) if row.feed is not None else None
             if feed is not None:
-                return FeedHandle(node, caller, feed)
-            return MessageHandle(node, row, caller)
+                return OpenFeed(node, caller, feed)
+            return OpenInlet(node, row, caller)
     raise NotImplementedError(type(row).__name__)
 
 
 def open_document(
     node: Member[_O], row: Document[_O], caller: Caller, flags: int
-) -> FileHandle:
+) -> OpenRealFile:
     """The file behind a row, opened in place; made if it is not there yet."""
     base, obj = node.base, node.obj
     wanted = os.O_RDONLY if flags & os.O_ACCMODE == os.O_RDONLY else os.O_RDWR
@@ -545,7 +545,7 @@ def open_document(
         node.check_alive(caller)
         node.check_writer(caller)
 
-    return FileHandle(
+    return OpenRealFile(
         node,
         caller,
         fd,

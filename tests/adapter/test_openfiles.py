@@ -13,7 +13,7 @@ from typing import Any
 import pyfuse3
 import pytest
 
-from ctxfs.tree.handles import RowHandle
+from ctxfs.tree.openfiles import OpenRow
 from runtime.caller import Caller
 from runtime.records.change import Subscriber
 from runtime.records.lifecycle import Status
@@ -914,13 +914,13 @@ def test_a_rendering_that_goes_on_is_charged_to_whoever_reads(
     mounted: Mounted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     charged: list[int] = []
-    charge = RowHandle._charge
+    charge = OpenRow._charge
 
-    def noting(handle: RowHandle[Any], size: int) -> None:
+    def noting(opened: OpenRow[Any], size: int) -> None:
         charged.append(size)
-        charge(handle, size)
+        charge(opened, size)
 
-    monkeypatch.setattr(RowHandle, "_charge", noting)
+    monkeypatch.setattr(OpenRow, "_charge", noting)
     fh = mounted.open("status")
     assert len(mounted.read(fh, 0, 10)) == 10
     mounted.close(fh)
