@@ -12,11 +12,11 @@ MOUNT_MODES = ("ro", "rw", "hide")
 PRIORITIES = ("interject", "next", "normal", "background")
 #: the states of a session whose agent has ended
 SESSION_ENDS = ("done", "error", "cancelled")
-#: the statuses in which a task is over
+#: the statuses in which a task has ended
 TASK_ENDS = ("completed", "failed", "cancelled", "interrupted")
-#: the statuses in which a work item is over
+#: the statuses in which a work item has ended
 WORK_ENDS = ("done", "cancelled")
-#: the statuses in which a wait is over
+#: the statuses in which a wait has ended
 WAIT_ENDS = ("fired", "cancelled", "expired")
 #: the cgroup controllers that limits need
 CONTROLLERS = ("memory", "pids", "cpu")

@@ -84,50 +84,51 @@ class Defaults:
 def parse_arguments(argv: list[str] | None, defaults: Defaults) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="ctxd",
-        description="Show agents as files below a mount point, and own their processes.",
-        epilog="Runs in the foreground and says 'ready' on standard error when the mount answers. "
-        "SIGTERM cancels every agent, unmounts and exits 0. See ctxd(8).",
+        description="Show agents as files, and own their processes.",
+        epilog="ctxd runs in the foreground. When the mount answers, it writes 'ready' to standard "
+        "error. On SIGTERM, it cancels every agent, unmounts the file system and exits. "
+        "See ctxd(8).",
     )
     parser.add_argument(
         "--mount",
         metavar="DIR",
         type=Path,
         default=defaults.mount,
-        help=f"mount point (default: {_shown(defaults.mount)})",
+        help=f"mount the file system on this directory (default: {_shown(defaults.mount)})",
     )
     parser.add_argument(
         "--state",
         metavar="DIR",
         type=Path,
         default=defaults.state,
-        help=f"what survives a restart (default: {_shown(defaults.state)})",
+        help=f"keep agents and histories in this directory (default: {_shown(defaults.state)})",
     )
     parser.add_argument(
         "--runtime",
         metavar="DIR",
         type=Path,
         default=defaults.runtime,
-        help=f"what does not survive a reboot (default: {_shown(defaults.runtime)})",
+        help=f"keep run-time files in this directory (default: {_shown(defaults.runtime)})",
     )
     parser.add_argument(
         "--cgroup",
         metavar="PATH",
         type=Path,
-        help="root of the agents' cgroups (default: the cgroup delegated to ctxd, "
-        "else, for root, ctxfs in the v2 hierarchy)",
+        help="create the agents' cgroups below this cgroup (default: the cgroup delegated to "
+        "ctxd; for root, otherwise ctxfs in the v2 hierarchy)",
     )
     parser.add_argument(
         "--config",
         metavar="FILE",
         type=Path,
-        help=f"settings (default: {_shown(defaults.config)}, if it exists)",
+        help=f"read settings from this file (default: {_shown(defaults.config)}, if it exists)",
     )
     parser.add_argument(
         "--log-level",
         metavar="LEVEL",
         choices=_LEVELS,
         default="info",
-        help=f"one of {', '.join(_LEVELS)} (default: info)",
+        help=f"log messages of this level and above: {', '.join(_LEVELS)} (default: info)",
     )
     parser.add_argument("--version", action="version", version=f"ctxd {VERSION}")
     return parser.parse_args(argv)

@@ -47,7 +47,7 @@ class Filesystem:
             return self.base.durable.get(inode)
         node = self._resolve(*split_inode(inode))
         if node is None:
-            raise GoneError("what was here is gone")
+            raise GoneError("this object was removed")
         return node
 
     def _resolve(self, layout_number: int, index: int, number: int) -> Node | None:

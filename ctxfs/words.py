@@ -43,15 +43,15 @@ WORDS: Final[dict[str, tuple[str, Any]]] = {
         tuple(dict.fromkeys(SESSION_STATES.values())),
     ),
     "TASK_ENDS": (
-        "the statuses in which a task is over",
+        "the statuses in which a task has ended",
         tuple(s.value for s in TaskStatus if s in TASK_MOVES.terminal),
     ),
     "WORK_ENDS": (
-        "the statuses in which a work item is over",
+        "the statuses in which a work item has ended",
         tuple(s.value for s in WorkStatus if s in WORK_MOVES.terminal),
     ),
     "WAIT_ENDS": (
-        "the statuses in which a wait is over",
+        "the statuses in which a wait has ended",
         tuple(s.value for s in WaitStatus if s in WAIT_MOVES.terminal),
     ),
     "CONTROLLERS": ("the cgroup controllers that limits need", CONTROLLERS),

@@ -46,10 +46,10 @@ def _receive(
     """rename(2) of a file in ``artifact/`` over ``result.md``."""
     own = base.spaces.known(ARTIFACT.place(agent))
     if new_name != "result.md" or not isinstance(source, DurableNode) or source.space is not own:
-        raise ForbiddenError("only files of artifact/ can be renamed here, over result.md")
+        raise ForbiddenError("only a file of artifact/ can be renamed over result.md")
     node = base.durable.find(source, name)
     if node.is_directory():
-        raise ForbiddenError("result.md is a file")
+        raise ForbiddenError("only a file can be renamed over result.md")
     document = base.runtime.agents.documents.path(agent, "result.md")
     own.count()
     os.rename(name, document, src_dir_fd=source.fd)

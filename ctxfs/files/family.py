@@ -30,7 +30,7 @@ def _parse_parent(base: Base, agent: Agent, caller: Caller, line: str) -> Agent 
         raise MalformedError(f"unknown parent {quote(line)}; use operator or agent:NAME")
     parent = base.runtime.agents.registry.named(names.check_name(word.removeprefix("agent:")))
     if parent is None or not base.runtime.agents.identity.roles(caller, parent) & OPERATORS:
-        raise DeniedError(f"{quote(word)}: the caller is not an operator of such an agent")
+        raise DeniedError(f"{quote(word)}: no such agent, or the caller is not its operator")
     return parent
 
 
@@ -44,12 +44,12 @@ def _supervisor(base: Base, agent: Agent, caller: Caller) -> str:
 def _parse_life(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     life = names.check_choice(line, LIVES)
     if agent.parent is None and life != "detached":
-        raise MalformedError(f"{quote(life)}: a root agent is always detached")
+        raise MalformedError(f"{quote(life)}: only a child can have this life; use detached")
     if life == "detached" and agent.parent is not None and caller.agent is not None:
         agents = base.runtime.agents
         maker = agents.registry.get(caller.agent)
         if maker is None or not agents.authority.allows(maker, "agent", agent.name, "detach"):
-            raise DeniedError(f"agent:{agent.name} detach is not in your effective policy")
+            raise DeniedError(f"agent:{agent.name} detach is not in the caller's effective policy")
         if "authority_expansion" not in agents.authority.families(maker):
             raise DeniedError(
                 f"{quote(maker.name)} is a {maker.profile}, which lacks authority_expansion"
@@ -105,14 +105,15 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
         render=fields.value("lineage"), check=fields.checked(_parse_parent),
         commit=_set_parent, single=True, depends=("lineage",)),
     Shown(name="supervisor", default="creator",
-        doc="the owner of its lifetime: agent:NAME; operator, of a root agent; none, "
-        "of a detached child",
+        doc="its supervisor: agent:NAME; operator, for a root agent; none, "
+        "for a detached child",
         render=_supervisor, depends=("parent", "life")),
     Control(name="life", default="owned (child), detached (root)", public=True,
         guard=fields.WHILE_NEW, render=fields.value("life"), commit=_set_life,
         check=fields.checked(_parse_life), single=True,
-        doc="owned; temp: removed when its end is recorded, the parent's channel remains; "
-            "detached: lives on when its parent ends. A root agent is detached"),
+        doc="owned; temp: ctxd removes the agent, but not the parent's channel, when it has "
+            "recorded the end; detached: the agent lives on when its parent ends. A root agent "
+            "can only be detached"),
     Control(name="profile", default="private_child (child), public_named (root)", public=True,
         guard=fields.WHILE_NEW, render=fields.value("profile"), check=_check_profile,
         commit=_set_profile, single=True,

@@ -39,7 +39,7 @@ def _set_owner(base: Base, agent: Agent, caller: Caller, text: str) -> None:
 def _parse_agent_id(base: Base, agent: Agent, caller: Caller, line: str) -> int:
     value = _parse_id(line)
     if agent.parent is not None:
-        raise DeniedError("a child's uid and gid are its parent's")
+        raise DeniedError("a child has the uid and gid of its parent: do not set them")
     if value == 0 and not base.runtime.config.allow_root_agents:
         raise DeniedError("0: agents do not run as root (allow_root_agents is not set)")
     return value
@@ -60,7 +60,7 @@ def _parse_gid(base: Base, agent: Agent, caller: Caller, line: str) -> int:
 def _parse_groups(base: Base, agent: Agent, caller: Caller, line: str) -> tuple[int, ...]:
     groups = tuple(_parse_id(word) for word in names.words(line))
     if len(groups) > 1024:
-        raise MalformedError(f"{len(groups)} groups: at most 1024")
+        raise MalformedError(f"{len(groups)} groups are too many; use at most 1024")
     others = sorted(set(groups) - set(agent.groups))
     base.runtime.agents.privilege.check_ids(f"groups {others}", others, [])
     parent = base.runtime.agents.registry.parent_of(agent)

@@ -34,7 +34,8 @@ def _parse(line: str) -> tuple[str, str]:
     elif key == "pids.max":
         value = str(names.parse_number(value))
     elif not _CPU.fullmatch(value):
-        raise MalformedError(f"{quote(value)} is not a cpu.max: microseconds, or quota and period")
+        why = "is not a cpu.max; use QUOTA or QUOTA PERIOD, in microseconds"
+        raise MalformedError(f"{quote(value)} {why}")
     return key, value
 
 

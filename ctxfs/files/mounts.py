@@ -81,7 +81,7 @@ def _found_sources(
     known = mounts.Sources.load(agent.sources.get(name)).joined(boot, found, paths)
     missing = known.missing(paths)
     if missing and caller.agent is not None:
-        raise UnansweredError(f"{quote(missing[0])}: the look-up failed: write it again")
+        raise UnansweredError(f"{quote(missing[0])}: the look-up failed: write the line again")
     others = {key: value for key, value in agent.sources.items() if key != name}
     return {**others, name: known.dump()} if paths else others
 
@@ -147,12 +147,12 @@ def _parse_iso(base: Base, agent: Agent, caller: Caller, line: str) -> str:
             raise DeniedError("only operators may write shared")
         if base.runtime.agents.privilege.rootless:
             raise UnsupportedError(
-                "iso=shared: this ctxd runs without root: an agent with its uid and the host's "
-                "tree could change what the daemon is started with; mount what it needs"
+                "iso=shared: this ctxd runs without root, so an agent that sees the host's tree "
+                "could change the files that ctxd starts from; mount the paths that it needs"
             )
         parent = base.runtime.agents.registry.parent_of(agent)
         if parent is not None:
-            raise DeniedError(f"a child sees what its parent {quote(parent.name)} sees, no more")
+            raise DeniedError(f"a child cannot see more than its parent {quote(parent.name)}")
     return iso
 
 

@@ -54,17 +54,17 @@ class _PolicyCheck:
         self._said |= {(rule.kind, rule.cls, rule.object) for rule in rules}
         if len(self._said) > max(policy.LINES_MAX, present.lines):
             raise QuotaError(
-                f"the policy would have {len(self._said)} lines, doubles not counted; at most "
+                f"the policy would have {len(self._said)} different lines; at most "
                 f"{max(policy.LINES_MAX, present.lines)}: "
-                "say several objects by a prefix, as in agent:rev-*"
+                "name several objects by a prefix, as in agent:rev-*"
             )
         self._authority.check_policy(agent, rules)
         if agent.status is not Status.NEW:
             for rule in rules:
                 if not present.covers_as(rule):
                     raise WrongStateError(
-                        f"{rule.cls}:{rule.object} {rule.perm} would extend the policy: "
-                        "that is possible only while the agent is new"
+                        f"{rule.cls}:{rule.object} {rule.perm} would extend the policy, "
+                        "which is possible only while the agent is new"
                     )
         self._lines += text.removesuffix("\n").count("\n") + 1
         return rules

@@ -46,7 +46,7 @@ def _tool_path(base: Base, agent: Agent, caller: Caller) -> str:
 
 def _parse_context(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     if names.check_choice(line, ("fresh", "fork")) == "fork" and agent.parent is None:
-        raise MalformedError("fork: a root agent has no parent to inherit a context from")
+        raise MalformedError("fork: a root agent has no parent to inherit from; use fresh")
     return line
 
 
@@ -97,7 +97,7 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
     Control(name="path", default="/ctx/tool", guard=fields.WHILE_NEW, render=_tool_path,
         check=_check_tool_path, commit=_set_tool_path, doc="tool directories, one per line"),
     fields.single("context", "fresh, or fork", _parse_context, default="fresh"),
-    fields.single("model", "free text for the program, allowed by policy", _parse_model,
+    fields.single("model", "free text for the program; its policy must allow it", _parse_model,
                   public=True, guard=fields.BETWEEN_RUNS),
     fields.single("exec", "the program and its arguments, one line, quoted as in a shell",
                   _parse_exec, default="the parent's", guard=fields.BETWEEN_RUNS),

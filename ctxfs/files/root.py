@@ -129,7 +129,8 @@ def _agent_target(base: Base, _: Base, caller: Caller, name: str) -> Target[Agen
 def _why_alive(facts: Facts, caller: Caller, found: Agent) -> str:
     for member in (found, *facts.registry.descendants(found)):
         if member.live:
-            return f"{quote(member.name)} is {member.status}: stop it, wait, then remove"
+            what = f"{quote(member.name)} is {member.status}"
+            return f"{what}: stop it and wait for its end, then remove it"
     return ""
 
 
@@ -141,7 +142,7 @@ _MAKING_AGENTS: Final = Making(guard=births.MAKING, act=_make_agent)
 _REMOVING_AGENTS: Final = Removing(
     guard=Guard(
         who=CONTROLLERS,
-        unless=(Unless("it, or what is below it, lives", WrongStateError, _why_alive),),
+        unless=(Unless("it, or an agent below it, has not ended", WrongStateError, _why_alive),),
     ),
     find=_agent_target,
     act=_remove_agent,
@@ -187,7 +188,9 @@ def _check_spaces(base: Base, caller: Caller) -> None:
         return  # limits are against the others
     owners = [spaces.shared_owner(base.runtime, name) for name in _spaces(base)]
     if owners.count(caller.uid) >= limit:
-        raise QuotaError(f"uid {caller.uid} has {limit} spaces, the configured maximum")
+        raise QuotaError(
+            f"uid {caller.uid} has {limit} spaces, the configured maximum: remove one first (rmdir)"
+        )
 
 
 def _make_space(base: Base, _: Base, call: Call, name: str, mode: int) -> Node:

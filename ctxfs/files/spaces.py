@@ -26,7 +26,7 @@ def _unless_allowed(perm: str) -> Unless:
             return ""
         return f"shared:{name} {perm} is not in the agent's effective policy"
 
-    return Unless(f"an agent asks that lacks policy {perm}", DeniedError, why)
+    return Unless(f"the caller is an agent that lacks policy {perm}", DeniedError, why)
 
 
 # where and whose

@@ -124,7 +124,7 @@ def _send(base: Base, task: Task, caller: Caller, text: str) -> None:
     agents = base.runtime.agents
     child = agents.tasks.child_of(task)
     if child is None:
-        raise WrongStateError("the agent of this handle is gone")
+        raise WrongStateError("the agent of this handle was removed")
     agents.messages.send(caller, child, text)
 
 
@@ -136,7 +136,7 @@ def _feed(base: Base, task: Task) -> Callable[[bytes], int] | None:
 def _owner(base: Base, task: Task) -> Agent:
     agent = base.runtime.agents.registry.get(task.agent)
     if agent is None:
-        raise WrongStateError("the agent of this task is gone")
+        raise WrongStateError("the agent of this task was removed")
     return agent
 
 
@@ -185,7 +185,7 @@ def act(base: Base, task: Task, caller: Caller, line: str) -> None:
         return
     child = base.runtime.agents.tasks.child_of(task)
     if child is None:
-        raise WrongStateError("the agent of this handle is gone")
+        raise WrongStateError("the agent of this handle was removed")
     act_on_agent(base, child, caller, verb.name)
 
 

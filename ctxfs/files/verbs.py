@@ -79,13 +79,13 @@ def _why_between(facts: Facts, caller: Caller, agent: Agent) -> str:
 def _why_ending(facts: Facts, caller: Caller, agent: Agent) -> str:
     if agent.run_cause is None:
         return ""
-    return f"the run {agent.run} is still ending: try again then"
+    return f"the run {agent.run} is still ending: try again when it has ended"
 
 
 def _why_frozen(facts: Facts, caller: Caller, agent: Agent) -> str:
     if agent.status is not Status.PAUSED or not agent.run:
         return ""
-    return f"session does not fit: the run {agent.run} is paused"
+    return f"cannot switch the session: the run {agent.run} is paused; resume it first"
 
 
 def _guard(who: Role, cue: Cue, *unless: Unless) -> Guard:

@@ -63,8 +63,8 @@ ROWS: Final[tuple[Row[Wait], ...]] = (
         doc="what it waits for: timer DURATION, timer TIME, task NAME, child NAME, message or "
         "trigger. Writing it arms the wait, once"),
     _pending("work", "id of the work item that it blocks"),
-    _pending("deadline", "duration, from when it is armed or from the writing of this if that is "
-             "later, or time after which it expires"),
+    _pending("deadline", "a duration or time after which it expires; a duration counts from the "
+             "arming, or from the writing of this file if that is later"),
     Shown(name="status", default="new", polled=True, render=_value("status"),
         doc=" ".join(WaitStatus)),
     Shown(name="payload", render=lambda base, wait, caller: wait.payload,
@@ -75,7 +75,7 @@ ROWS: Final[tuple[Row[Wait], ...]] = (
     # joined to nothing, and nothing can be read: each flush is a whole of its own
     Control(name="TOKEN", path=lambda wait: "trigger", kept=False, mode=0o222, read=Role.NONE,
         guard=TRIGGERING, merges=True, volatile=True, render=_nothing,
-        commit=_trigger, doc="what is written to it fires the wait, once; then it is gone"),
+        commit=_trigger, doc="writing to it fires the wait, once; then the file is gone"),
 )
 
 LAYOUT: Final = ItemLayout(

@@ -94,7 +94,7 @@ def _control(name: str, doc: str, **more: Any) -> Control[Work]:
 
 ROWS: Final[tuple[Row[Work], ...]] = (
     Directory(name="", top=True),
-    _control("objective", "its objective; an item without one is never done",
+    _control("objective", "its objective; an item needs one to become done",
              render=_text("objective"), commit=_set_text("objective")),
     _control("plan.md", "its plan and progress",
              render=_text("plan"), commit=_set_text("plan"), depends=("plan",)),

@@ -50,11 +50,11 @@ async def _spawn(request: Request) -> dict[str, Any]:
     given, parent = request.input, request.subject
     private = given.get("preset", Profile.PRIVATE_CHILD) == Profile.PRIVATE_CHILD
     if private:
-        wanted("initial_message", given, "a private_child needs one: it is its task")
+        wanted("initial_message", given, "a private_child needs a task: write it here")
         if parent is None:
-            wanted("agent_id", given, "a private_child has a parent: name it")
+            wanted("agent_id", given, "a private_child needs a parent: name one")
     else:
-        wanted("name", given, "a public_named agent has a name of its creator's choice")
+        wanted("name", given, "a public_named agent needs a name: choose one")
     name = given.get("name") or request.agents.births.free_name(request.agent)
     with about("name"):
         request.paths.mkdir("agent", f"{name}.d")
@@ -116,10 +116,10 @@ def _asked(request: Request) -> Agent:
     """The agent of ``agent_id``, by default the caller; ``MissingError`` for a hidden one."""
     if request.subject is not None and "agent_id" not in request.input:
         return request.subject
-    name = wanted("agent_id", request.input, "an operator names the agent")
+    name = wanted("agent_id", request.input, "an operator must name the agent")
     agent = request.agents.registry.named(name)
     if agent is None or not request.base.visible(agent, request.caller):
-        raise MissingError(f"agent_id: the caller sees no agent {quote(name)}")
+        raise MissingError(f"agent_id: no agent {quote(name)}, or the caller may not see it")
     return agent
 
 
@@ -170,7 +170,7 @@ async def _stop(request: Request) -> dict[str, Any]:
 
 _STATUS: Final = words("its status", *(status.value for status in Status))
 _OUTCOME: Final = words("how it ended, empty before", "", *(o.value for o in Outcome))
-_VISIBILITY: Final = words("who may know of it", "private", "public")
+_VISIBILITY: Final = words("whether others may see it", "private", "public")
 _NAME: Final = text("its name")
 
 TOOLS: Final = (
@@ -194,7 +194,7 @@ TOOLS: Final = (
                 "initial_message": text("its task, or its first message"),
                 "exec": text("its program and arguments, one line; the parent's by default"),
                 "mode": words("its mode; once by default", *MODES),
-                "context": words("its context: fork inherits that of its parent", "fresh", "fork"),
+                "context": words("fresh, or fork: its parent's context", "fresh", "fork"),
                 "workspace_mode": text("inherit, worktree or explicit_root:/PATH"),
                 "model": text("the model to use, subject to policy"),
             },
@@ -215,7 +215,7 @@ TOOLS: Final = (
             {
                 "agent_id": _NAME,
                 "visibility": _VISIBILITY,
-                "ownership": words("the owner of its lifetime", "parent_supervised", "self_owned"),
+                "ownership": words("its supervisor", "parent_supervised", "self_owned"),
                 "status": _STATUS,
                 "outcome": _OUTCOME,
                 "reason": text("why, such as exit:3"),

@@ -122,16 +122,16 @@ def _subject(base: Base, caller: Caller, tool: Tool, given: dict[str, Any]) -> A
         own = agents.registry.get(caller.agent)
         named = given.get("agent_id") if tool.concerns is not Concerns.OTHERS else None
         if own is not None and named not in (None, own.name):
-            raise DeniedError("agent_id: a call by an agent concerns that agent: leave this out")
+            raise DeniedError("agent_id: an agent makes this call for itself only: omit it")
         return own
     if tool.concerns is Concerns.OTHERS:
         return None
     if tool.concerns is Concerns.PARENT and "agent_id" not in given:
         return None
-    name = wanted("agent_id", given, "an operator names the agent that the call concerns")
+    name = wanted("agent_id", given, "an operator must name the agent that the call concerns")
     agent = agents.registry.named(name)
     if agent is None or not agents.identity.roles(caller, agent) & OPERATORS:
-        raise MissingError(f"agent_id: {quote(name)}: not an agent that the caller operates")
+        raise MissingError(f"agent_id: no agent {quote(name)}, or the caller is not its operator")
     return agent
 
 
@@ -195,7 +195,7 @@ def _shown(error: ValidationError) -> str:
 def _unknown(error: ValidationError) -> tuple[str, str]:
     known = _properties(error)
     extra = next(key for key in _items(error.instance) if key not in known)
-    return str(extra), f"unknown key; use {', '.join(known)}" if known else "nothing is taken"
+    return str(extra), f"unknown key; use {', '.join(known)}" if known else "the tool takes none"
 
 
 def _properties(error: ValidationError) -> Schema:

@@ -46,7 +46,7 @@ def _line(given: dict[str, Any]) -> str:
     if resource:
         return f"{word} {wanted('resource', given, f'{wake} needs {resource}')}"
     if "resource" in given:
-        raise MalformedError(f"resource: {quote(given['resource'])}: {wake} takes none")
+        raise MalformedError(f"resource: {quote(given['resource'])}: {wake} takes none: omit it")
     return word
 
 
@@ -106,7 +106,7 @@ TOOLS: Final = (
             Concerns.CALLER,
             {
                 "wake": words(
-                    "what wakes: a time, the end of a task or a child, any message, or a "
+                    "what wakes the agent: a time, the end of a task or a child, any message, or a "
                     "write to a token",
                     *_WAKES,
                 )

@@ -156,7 +156,7 @@ TOOLS: Final = (
         family="core",
         concerns=Concerns.CALLER,
         description=(
-            "Change a work item that is not over: all given values, or none. "
+            "Change a work item that has not ended: all given values, or none. "
             "done needs an objective; done and cancelled are final and cancel its waits."
         ),
         schema=inputs(
@@ -176,8 +176,8 @@ TOOLS: Final = (
         name="WorkList",
         family="core",
         concerns=Concerns.CALLER,
-        description="List the work items that are not over, and the one that has the focus.",
-        schema=inputs(Concerns.CALLER, {}, {"all": flag("include those that are over")}),
+        description="List the work items that have not ended, and the one that has the focus.",
+        schema=inputs(Concerns.CALLER, {}, {"all": flag("include those that have ended")}),
         output_schema=shape({"items": listed(_VIEW, "oldest first"), "focus": _FOCUS}),
         handler=_list,
     ),

@@ -221,7 +221,7 @@ class DurableNode(Node):
         if not isinstance(target, DurableNode) or target.space is not self.space:
             raise ForbiddenError("a hard link cannot lead to another space")
         if not self.space.links or target.attributes().uid != call.uid:
-            raise ForbiddenError("the caller can only link its own files")
+            raise ForbiddenError("the caller can link only its own files")
         source = f"/proc/self/fd/{target.fd}"
         node = self._make(
             call, name, lambda: os.link(source, name, dst_dir_fd=self.fd, follow_symlinks=True)

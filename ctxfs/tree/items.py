@@ -26,7 +26,7 @@ def agent_with(base: Base, item: Item) -> Agent:
     """The agent that a record belongs to; it may have been removed since."""
     agent = base.runtime.agents.registry.recall(item.agent)
     if agent is None:
-        raise MissingError("what was here is gone, with its agent")
+        raise MissingError("this object was removed with its agent")
     return agent
 
 

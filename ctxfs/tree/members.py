@@ -151,7 +151,7 @@ class Member(Node, Generic[_O]):
     def check_alive(self, caller: Caller) -> None:
         """``DeniedError`` once the process that opened the file is gone."""
         if not self.base.runtime.agents.identity.still(caller):
-            raise DeniedError("the process that opened this file is gone, and its rights with it")
+            raise DeniedError("the agent that opened this file has ended, and its rights with it")
 
     def check_reader(self, caller: Caller) -> None:
         """At every read: the process that opened the file still lives, and still may."""

@@ -394,7 +394,7 @@ class OpenHistory(OpenRow[_O]):
         self.node.check_writer(self.caller)
         size = self._path.stat().st_size if self._path.exists() else 0
         if not self._appends and offset != size:
-            raise ForbiddenError("a history can only be appended to: open it with O_APPEND (>>)")
+            raise ForbiddenError("a history takes only additions: open it with O_APPEND (>>)")
         share = self._row.share(self._base, self.node.obj)
         share.check(self.caller, len(data))
         if self._refused or len(self._rest) + len(data) > self._limit:
@@ -496,7 +496,7 @@ class OpenInlet(OpenRow[_O]):
         self._drop()
         if self._refused:
             self._refused = False
-            raise TooLongError("a message that is too long was not sent")
+            raise TooLongError("the message is too long and was not sent")
         if data:
             self._check_alive()
             self.node.check_writer(self.caller)

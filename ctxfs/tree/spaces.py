@@ -64,7 +64,7 @@ class Space:
         if self.files is not None and self._entries is not None and self._entries >= self.files:
             raise QuotaError(
                 f"{self.path} has {self._entries} files and directories, "
-                "the configured maximum (files)"
+                "the configured maximum (files): remove some first"
             )
 
     def check_disk(self, caller: Caller, size: int) -> None:

@@ -88,7 +88,7 @@ def _why_full(facts: Facts, caller: Caller, name: str) -> str:
     parent = _maker(facts, caller)
     owner, maximum = _owner(caller, parent), facts.settings.config.agents
     if sum(agent.owner == owner for agent in facts.registry) >= maximum:
-        return f"uid {owner} has {maximum} agents, the configured maximum"
+        return f"uid {owner} has {maximum} agents, the configured maximum: remove dead ones (rmdir)"
     return _why_no_child(facts, name, parent) if parent is not None else ""
 
 
@@ -101,7 +101,8 @@ def _why_no_child(facts: Facts, name: str, parent: Agent) -> str:
             f"the configured maximum is {config.depth}"
         )
     if len(facts.registry.children(parent)) >= config.children:
-        return f"{quote(parent.name)} has {config.children} children, the configured maximum"
+        what = f"{quote(parent.name)} has {config.children} children"
+        return f"{what}, the configured maximum: remove dead ones (rmdir)"
     return ""
 
 
@@ -114,12 +115,7 @@ MAKING: Final = Guard(
         Unless("the calling agent is ending", WrongStateError, _why_ending),
         Unless("the calling agent's effective policy lacks create", DeniedError, _why_not_allowed),
         Unless("the name and its history belong to another user", DeniedError, _why_held),
-        Unless(
-            "the owner's agents, or the calling agent's children or level, are the configured "
-            "maximum",
-            QuotaError,
-            _why_full,
-        ),
+        Unless("it would exceed the maximum of agents, children or depth", QuotaError, _why_full),
     ),
 )
 

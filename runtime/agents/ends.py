@@ -40,7 +40,7 @@ class Ends:
         """Adds to ``change`` that a cue makes an agent dead, and what this means for it, its
         session and its parent."""
         self._waiting.cancel_all(change, agent)
-        self._tasks.keep_worktree(change, agent, f"it ended without that being seen ({reason})")
+        self._tasks.keep_worktree(change, agent, f"ctxd did not see its end ({reason})")
         change.set(
             agent,
             outcome=outcome.value,

@@ -57,7 +57,7 @@ def _why_once(facts: Facts, caller: Caller, agent: Agent) -> str:
 SENDING: Final = Guard(
     who=CONTROLLERS | Role.WRITER,
     when=ANY_STATUS - {Status.STOPPING, Status.DEAD},
-    unless=(Unless("it is of mode once", WrongStateError, _why_once),),
+    unless=(Unless("its mode is once", WrongStateError, _why_once),),
     delegated=True,
 )
 
@@ -195,7 +195,8 @@ class Messages:
         waiting = len(self.pending(agent)) + len(change.newly_made(agent.index, Message))
         if waiting >= config.messages:
             raise QuotaError(
-                f"{config.messages} messages wait for {quote(agent.name)}, the configured maximum"
+                f"{config.messages} messages wait for {quote(agent.name)}, "
+                "the configured maximum: try again later"
             )
         wanted = check_id(name) if name else None
         if wanted is not None and self.find(agent, wanted) is not None:

@@ -101,8 +101,8 @@ class Plane(Generic[_I]):
         limit = self._limit(self._settings.config)
         if sum(map(self._counts, there)) >= limit:
             raise QuotaError(
-                f"{quote(agent.name)} has {limit} of them, the configured maximum: "
-                f"remove a {self._what} that is over (rmdir)"
+                f"{quote(agent.name)} has {limit} {self._what}s, the configured maximum: "
+                f"remove a {self._what} that has ended (rmdir)"
             )
         self._check_room(agent)
         item = self._cls(agent=agent.index, name=name)

@@ -135,7 +135,7 @@ def _why_over(facts: Facts, caller: Caller, task: Task) -> str:
 
 
 _LACKING: Final = Unless(
-    "an agent asks that lacks the family local_environment", DeniedError, _why_lacking
+    "the caller is an agent that lacks the family local_environment", DeniedError, _why_lacking
 )
 #: its files are written, its input is; a command is started; it is stopped, a worktree fetched
 WRITING: Final = Guard(
@@ -148,7 +148,7 @@ WRITING: Final = Guard(
 INPUT: Final = Guard(
     who=PARTIES,
     unless=(
-        Unless("it accepts none", DeniedError, _why_no_input),
+        Unless("accepts_input is 0", DeniedError, _why_no_input),
         Unless("it has ended", WrongStateError, _why_over),
     ),
 )

@@ -96,10 +96,12 @@ def _why_armed(facts: Facts, caller: Caller, wait: Wait) -> str:
 
 
 def _why_over(facts: Facts, caller: Caller, wait: Wait) -> str:
-    return f"the wait {quote(wait.name)} is {wait.status}: it is over" if wait.over else ""
+    if not wait.over:
+        return ""
+    return f"the wait {quote(wait.name)} has ended: its status is {wait.status}"
 
 
-_USED: Final = "this token is no longer valid: it was used, or the wait is over"
+_USED: Final = "this token is no longer valid: it was used, or its wait has ended"
 
 
 def _why_used(facts: Facts, caller: Caller, wait: Wait) -> str:
@@ -113,11 +115,11 @@ ARMING: Final = Guard(
     who=PARTIES, when=TAKING, unless=(Unless("it was armed before", WrongStateError, _why_armed),)
 )
 WRITING: Final = Guard(
-    who=PARTIES, when=LIVE, unless=(Unless("it is over", WrongStateError, _why_over),)
+    who=PARTIES, when=LIVE, unless=(Unless("it has ended", WrongStateError, _why_over),)
 )
 TRIGGERING: Final = Guard(
     who=Role.ANYONE,
-    unless=(Unless("it was used, or the wait is over", MissingError, _why_used),),
+    unless=(Unless("it was used, or its wait has ended", MissingError, _why_used),),
 )
 
 
@@ -226,7 +228,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
         there = sum(1 for _ in armed_for(self._items, change, agent, "on", on))
         if there >= _FOR_THE_SAME:
             raise QuotaError(
-                f"{there} waits of {quote(agent.name)} are for {on!r} already, the maximum: "
+                f"{quote(agent.name)} already has {there} waits for {on!r}, the maximum: "
                 "cancel one first"
             )
 
@@ -243,7 +245,9 @@ class WaitingPlane(Plane[Wait], Subscriber):
             return None
         item = self._work.named(change, agent, name)
         if change.is_over(item):
-            raise WrongStateError(f"the work item {quote(name)} is {item.status}: it is over")
+            raise WrongStateError(
+                f"the work item {quote(name)} has ended: its status is {item.status}"
+            )
         return item
 
     def set(self, agent: Agent, wait: Wait, field: str, text: str) -> None:

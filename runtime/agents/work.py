@@ -24,7 +24,7 @@ from runtime.texts.names import check_choice, quote
 
 def _why_over(facts: Facts, caller: Caller, item: Work) -> str:
     if item.over:
-        return f"the work item {quote(item.name)} is {item.status}: it is over"
+        return f"the work item {quote(item.name)} has ended: its status is {item.status}"
     return ""
 
 
@@ -139,7 +139,7 @@ class WorkPlane(Plane[Work]):
         item = self.named(change, agent, name) if name else None
         if item is not None and change.is_over(item):
             self.check_open(item)
-            raise WrongStateError(f"the work item {quote(name)} is about to be over")
+            raise WrongStateError(f"the work item {quote(name)} is about to end")
         before = change.peek_agent(agent, "focus")
         if before and before != name:
             self._leave(change, agent, self.named(change, agent, before))
@@ -209,7 +209,7 @@ class WorkPlane(Plane[Work]):
         if status is WorkStatus.BLOCKED and blocked:
             raise WrongStateError(
                 f"the work item {quote(item.name)} is blocked by {', '.join(blocked[:8])}: "
-                "cancel that, or write active to go on all the same"
+                "end or cancel that, or write active to go on anyway"
             )
         if change.peek_agent(agent, "focus") == item.name:
             self.turn_to(change, agent, "")

@@ -356,7 +356,7 @@ class Worktree:
                 "gone, write fetch to ctl"
             )
         return (
-            "mend that, or take what you want from there, without git, and remove "
+            "repair that, or copy what you need from there without git, and remove "
             f"{place}; then write fetch to ctl"
         )
 
@@ -370,7 +370,7 @@ class Worktree:
         if "objects" not in values:
             found = cls(**{key: values[key] for key in ("name", "root", "common", "base")})
             found = replace(found, earlier=True)
-            return found.kept("it is of an earlier version: a git worktree of its parent's")
+            return found.kept("an earlier ctxd made it, as a git worktree of its parent")
         state = WorktreeState(values["state"])
         return cls(**{**values, "objects": tuple(values["objects"]), "state": state})
 
@@ -524,7 +524,7 @@ def _without_hooks(names: Iterable[str]) -> dict[str, str]:
         hook, dot, _ = rest.rpartition(".")
         if section != "hook" or not name.isprintable() or "\ufffd" in name:
             raise UnsupportedError(
-                f"{quote(name)} in the configuration cannot be disabled: its name must be "
+                f"cannot disable the hook {quote(name)} of the git configuration: its name must be "
                 "printable UTF-8"
             )
         if dot:
@@ -586,7 +586,7 @@ async def plan(run: RunInside, parent: Agent, child: Agent, root: str) -> Worktr
     if len(objects) > _OBJECTS_MAX:
         raise UnsupportedError(
             f"the repository of {whose}, borrows from {len(objects) - 1} others, more than "
-            f"{_OBJECTS_MAX - 1} (git repack -a there removes them)"
+            f"{_OBJECTS_MAX - 1}: run git repack -a there"
         )
     return Worktree(
         name=child.name,
@@ -673,7 +673,7 @@ async def _take(
     if answer.words.get("moved") == [commit]:
         worktree = replace(worktree, commit=commit)
     if not answer.whole:
-        return worktree.kept(f"it could not be judged: {_said(answer.text)}")
+        return worktree.kept(f"git could not compare it with its branch: {_said(answer.text)}")
     if "kept" in answer.words:
         why = " ".join(answer.one("kept").split())
         more = f" ({_said(answer.text)})" if answer.text.strip() else ""

@@ -316,16 +316,16 @@ class Accounts:
         setting, remedy = _ABOUT[resource]
         account = self._accounts.get((owner, resource), _Account())
         return (
-            f"the account {resource} of uid {owner} has {account.use} of {limit} and would need "
-            f"{amount} more, a tenth is kept for its operators ({setting}){_most(account)}: "
+            f"the account {resource} of uid {owner} has {account.use} of {limit}, and this needs "
+            f"{amount} more; a tenth is reserved for its operators ({setting}){_most(account)}: "
             f"{remedy}"
         )
 
     def _all_taken(self, resource: Resource, amount: int, total: int) -> str:
         _, remedy = _ABOUT[resource]
         return (
-            f"the accounts {resource} of all owners have {self._used[resource]} of {total} and "
-            f"would need {amount} more, a tenth is kept for root: {remedy}"
+            f"the accounts {resource} of all owners have {self._used[resource]} of {total}, and "
+            f"this needs {amount} more; a tenth is reserved for root: {remedy}"
         )
 
 

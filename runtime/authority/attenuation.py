@@ -178,7 +178,7 @@ class Authority:
             left = self._effective_then(member, then)
             if not policy.allows(left, "network", "default", "connect"):
                 raise WrongStateError(
-                    f"{quote(member.name)} is running with the network, which cannot be taken "
+                    f"{quote(member.name)} is running with the network, which ctxd cannot take "
                     "from it: stop it first"
                 )
 
@@ -292,7 +292,7 @@ class Authority:
                 yield f"{node.name}: its parent {what} {cls}:{name} {perm} when it was detached"
                 return
             if node.parent is not None and self._registry.parent_of(node) is None:
-                yield f"{node.name}: its parent is gone, and with it what it could hand on"
+                yield f"{node.name}: its parent was removed, and its policy with it"
                 return
             node = self._registry.parent_of(node)
             kinds = ("allow", "delegate")

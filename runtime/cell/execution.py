@@ -44,8 +44,8 @@ class Execution:
         if not record.understood and not self._complained:
             self._complained = True
             log.error(
-                "%s: a newer ctxd began this run: its record is of version %d, and this ctxd "
-                "knows none above %d: the run counts as lost, and is ended",
+                "%s: a newer ctxd began this run: its record has version %d, and this ctxd reads "
+                "versions up to %d: it counts the run as lost, and ends it",
                 self.record_path,
                 record.version,
                 VERSION,

@@ -131,7 +131,7 @@ class Looker:
         if running >= 1:
             raise UnansweredError(
                 f"{quote(paths[0])}: {_HELPERS_MAX} look-ups in this view, or "
-                f"{_OWNERS_HELPERS_MAX} of uid {asker.owner}, are waited for already: try again"
+                f"{_OWNERS_HELPERS_MAX} of uid {asker.owner}, are running already: try again later"
             )
         uid, gid, groups = ids
         groups_word = self._agents.privilege.groups_of(groups)
@@ -229,8 +229,8 @@ def _refusal(source: str, code: int, why: str, path: str, text: bytes) -> CtxErr
     at = "" if path == source else f" ({quote(path)})"
     if why == "link":
         return DeniedError(
-            f"{quote(source)}: {quote(path)} links to {quote(os.fsdecode(text))} and is not "
-            "root's, so that an agent may have made it: write the path where it leads"
+            f"{quote(source)}: the link {quote(path)} to {quote(os.fsdecode(text))} does not "
+            "belong to root, so an agent may have made it: write the path to which it leads"
         )
     if why in ("kernel", "daemon"):
         return DeniedError(

@@ -247,7 +247,9 @@ class Supervisor(Subscriber):
         with self._agents.journal.changing() as change:
             change.move(agent, Cue.RESUME)
             if agent.run_cause is not None:
-                raise WrongStateError(f"the run {agent.run} is still ending: try again later")
+                raise WrongStateError(
+                    f"the run {agent.run} is still ending: try again when it has ended"
+                )
         crashpoints.reach("resume.committed")
 
     def _thaw(self, agent: Agent) -> None:
@@ -273,7 +275,7 @@ class Supervisor(Subscriber):
             return
         live_cell = self._live_cells.get(agent.index)
         if live_cell is None:
-            raise NotRunningError(f"{quote(agent.name)} has not been taken over yet: try again")
+            raise NotRunningError(f"ctxd has not taken {quote(agent.name)} over yet: try again")
         if agent.run == agent.cell and not live_cell.hold():
             raise NotRunningError(f"the run {agent.run} has just ended")
         change = Change()
@@ -289,7 +291,7 @@ class Supervisor(Subscriber):
         """Bytes for a command's standard input; how many it has room for."""
         agent = self._agents.registry.get(task.agent)
         if agent is None:
-            raise WrongStateError("the agent of this task is gone")
+            raise WrongStateError("the agent of this task was removed")
         return self._task_runs.write_input(agent, task, data)
 
     def reset(self, agent: Agent) -> None:

@@ -102,7 +102,7 @@ class Worktrees(Subscriber):
             if child is None or child.live or child.worktree is None:
                 continue
             if Worktree.load(child.worktree).state in (WorktreeState.OPEN, WorktreeState.FETCHING):
-                self._keep(child, "ctxd ended while it was taken over")
+                self._keep(child, "ctxd ended while it took over the commits")
 
     # making
 

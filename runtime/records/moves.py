@@ -57,11 +57,9 @@ class Moves(Generic[S, E]):
         return found
 
     def refusal(self, status: S, cue: E) -> CtxError:
-        """``WrongStateError`` that names the verbs, or cues, which would have been accepted."""
-        accepted = sorted(
-            e for s, e in self.table if s is status and (not self.verbs or e in self.verbs)
-        )
-        what = ", ".join(accepted) if accepted else "nothing"
-        return WrongStateError(
-            f"cannot {cue}: the {self.what} is {status}, which permits {what}"
-        )
+        """``WrongStateError`` that names the verbs that would have been accepted."""
+        fits = sorted(e.value for s, e in self.table if s is status and e in self.verbs)
+        *before, last = fits or [""]
+        use = f"{', '.join(before)} or {last}" if before else last
+        remedy = f"; use {use}" if use else ""
+        return WrongStateError(f"cannot {cue}: the {self.what} is {status}{remedy}")

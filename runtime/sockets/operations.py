@@ -306,7 +306,7 @@ def _why_not_operated(facts: Facts, caller: Caller, asked: Asked) -> str:
         return ""
     if agent is not None and facts.identity.roles(caller, agent) & OPERATORS:
         return ""
-    return f"{quote(name)}: the caller is not an operator of such an agent"
+    return f"{quote(name)}: no such agent, or the caller is not its operator"
 
 
 _STOPPING: Final = Unless("it is stopping", WrongStateError, _why_stopping)
@@ -373,10 +373,10 @@ DAEMON_OPERATIONS: Final[dict[str, Operation]] = {
             doc="call a tool about an agent"),
         Operation(name="why", handler=_why_of,
             guard=Guard(who=OPERATORS, unless=(_NO_NAME, _NOT_OPERATED)),
-            doc="tell which line of a policy permits something to the agent that is named"),
+            doc="tell which line of a policy permits something to the named agent"),
         Operation(name="audit", handler=_audit_all,
             guard=Guard(who=OPERATORS, unless=(_NOT_OPERATED,)),
-            doc="tell what was refused to or about the caller's agents, or the one that is named"),
+            doc="tell what was refused to and about the caller's agents, or the named one"),
         Operation(name="quota", guard=_OPERATORS, handler=_all_quotas,
             doc="tell what the caller uses of its accounts; to root, all owners"),
     )

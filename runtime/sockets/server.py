@@ -326,7 +326,10 @@ class Sockets(Subscriber):
     ) -> None:
         """Answers in a task of its own; ``QuotaError``."""
         if len(staying.child_tasks) >= _STAYING_MAX:
-            raise QuotaError(f"{_STAYING_MAX} operations of this connection are pending already")
+            raise QuotaError(
+                f"{_STAYING_MAX} operations of this connection are pending: "
+                "read an answer first"
+            )
         request.connection.charge(size)
         staying.start_soon(self._stay, operation, request, size)
 

@@ -81,8 +81,8 @@ def check_count(count: int, above: int = 0) -> None:
     """``QuotaError`` for more lines than there may be, ``above`` of them its parents'."""
     if count + above > LINES_MAX:
         raise QuotaError(
-            f"mount tables have at most {LINES_MAX} lines, a parent's with its child's; this would "
-            f"make {count + above}: mount a directory that holds several"
+            f"the mount tables of a child and its ancestors have at most {LINES_MAX} lines in all; "
+            f"this would make {count + above}: mount a directory that holds several"
         )
 
 

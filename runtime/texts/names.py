@@ -101,8 +101,8 @@ def check_name(name: str) -> str:
     """An agent's, task's or space's name; ``MalformedError`` if it is none."""
     if not _NAME.fullmatch(name) or name.endswith((".sock", ".d")) or name == "current":
         raise MalformedError(
-            f"{quote(name)} is not a name: 1 to 64 of a-z A-Z 0-9 . _ + -, beginning with a letter "
-            'or digit, not ending in .sock or .d, not "current"'
+            f"{quote(name)} is not a name; use 1 to 64 of a-z A-Z 0-9 . _ + -, with a letter or "
+            'digit first, but not "current", and not .sock or .d at the end'
         )
     return name
 
@@ -167,8 +167,7 @@ def check_absolute(text: str, what: str = "path") -> str:
     """An absolute path without ``.``, ``..`` or empty components."""
     if not _PLAIN_PATH.fullmatch(text):
         raise MalformedError(
-            f"{what} {quote(text)} is not absolute and plain: "
-            'it must begin with "/" and have no ".", ".." or empty component'
+            f'{what} {quote(text)} must begin with "/" and have no ".", ".." or empty component'
         )
     if len(text.encode()) > 4095:
         raise MalformedError(f"{what} {quote(text)} is longer than 4095 bytes")

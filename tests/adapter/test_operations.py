@@ -158,7 +158,7 @@ class FakeFilesystem:
         try:
             return self.nodes[inode]
         except KeyError:
-            raise errors.MissingError("what was here is gone") from None
+            raise errors.MissingError("this object was removed") from None
 
 
 class Small:

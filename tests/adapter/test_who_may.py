@@ -1072,14 +1072,15 @@ STATUSES = {
     },
     "waiting files": {
         "on": "unless new, stopping or dead. Refused if it was armed before (EBUSY).",
-        "deadline": "unless new or dead. Refused if it is over (EBUSY).",
-        "trigger/TOKEN": "at any time. Refused if it was used, or the wait is over (ENOENT).",
+        "deadline": "unless new or dead. Refused if it has ended (EBUSY).",
+        "trigger/TOKEN": "at any time. Refused if it was used, or its wait has ended (ENOENT).",
     },
     "work files": {"objective": "unless new or dead. Refused if it is done or cancelled (EBUSY)."},
     "task files": {
         "cmd": "at any time. Refused if it is the handle of a child (EPERM), or if it was started "
         "(EBUSY).",
-        "input": "at any time. Refused if it accepts none (EACCES), or if it has ended (EBUSY).",
+        "input": "at any time. Refused if accepts_input is 0 (EACCES), or if it has ended "
+        "(EBUSY).",
     },
     "verbs": {
         "start": "while new.",

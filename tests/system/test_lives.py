@@ -426,7 +426,7 @@ def test_a_detached_child_starts_from_a_live_parent_only(daemon: Daemon) -> None
 def test_an_agent_may_not_detach_without_policy(daemon: Daemon) -> None:
     lines = ["cd $CTX_ROOT/agent", "mkdir kid.d", "echo detached > kid.d/life || cat ../error"]
     boss = daemon.finish("boss", f"sh -c '{'; '.join(lines)}'")
-    assert "agent:kid detach is not in your effective policy" in read(boss, "out")
+    assert "agent:kid detach is not in the caller's effective policy" in read(boss, "out")
 
 
 # a thousand idle agents

@@ -410,7 +410,7 @@ def test_a_childs_sources_are_looked_up_in_its_parents_view(shared_user: Ordinar
     ))
     said = _said(shared_user, "onlooker", script, policy="allow onlooker_t agent:* create")
     assert "/tmp/own\t/x\tro\t-\n" in said
-    assert '"/tmp/link" links to "/etc" and is not root' in said
+    assert 'the link "/tmp/link" to "/etc" does not belong to root' in said
     assert "taken" not in said
 
 

@@ -193,7 +193,7 @@ def test_the_daemons_socket_answers_operators(daemon: Daemon) -> None:
     unnamed, unknown = connection.ask(why), connection.ask({**why, "agent": "ghost"})
     assert (unnamed["code"], unknown["code"]) == ("ENOENT", "ENOENT")
     assert "write the name of an agent" in unnamed["message"]
-    assert '"ghost": the caller is not an operator of such an agent' in unknown["message"]
+    assert '"ghost": no such agent, or the caller is not its operator' in unknown["message"]
     assert connection.ask({"op": "audit", "agent": "ghost"})["code"] == "ENOENT"
     daemon.make("None")
     refusals = connection.ask({"op": "audit"})["refusals"]

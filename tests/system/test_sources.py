@@ -108,7 +108,7 @@ def test_an_agents_link_is_not_followed(
     for path in (ground.data, ground.data / "key"):
         assert refusal(agent / field, FIELDS[field].format(path)) == "EACCES"
         error = shared_daemon.error()
-        assert f'"{ground.data}" links to "{ground.secret}"' in error
+        assert f'the link "{ground.data}" to "{ground.secret}" does not belong to root' in error
     assert read(agent, field) in ("", "inherit\n")
 
 
@@ -218,7 +218,7 @@ def test_what_a_line_was_is_known_across_a_crash_and_looked_up_if_it_is_not(daem
         wait_dead(agent)
     assert "is another object" in read(agents[0], "reason")
     assert read(agents[1], "out") == "plain\n"
-    assert f'"{grounds[2].data}" links to' in read(agents[2], "reason")
+    assert f'the link "{grounds[2].data}" to' in read(agents[2], "reason")
 
 
 # by agents, in their own view

@@ -146,11 +146,11 @@ def test_a_refusal_names_what_would_fit(kind: str) -> None:
     names, rows = EXPECTED[kind]
     for status, row in rows.items():
         fits = sorted(
-            n for n, to in zip(names, row, strict=True)
-            if to != "-" and (not moves.verbs or n in moves.verbs)
-        )  # fmt: skip
+            n for n, to in zip(names, row, strict=True) if to != "-" and n in moves.verbs
+        )
         refused = next(n for n, to in zip(names, row, strict=True) if to == "-")
-        wanted = f"which permits {', '.join(fits) or 'nothing'}$"
+        use = " or ".join((", ".join(fits[:-1]), *fits[-1:])).removeprefix(" or ")
+        wanted = f"the {kind} is {status}" + (f"; use {use}$" if use else "$")
         with pytest.raises(WrongStateError, match=wanted):
             moves.move(statuses(status), cues(refused))
 
@@ -283,7 +283,7 @@ def test_a_work_item_that_is_over_is_only_read(
         "blocked_by": "x\n",
     }
     for field, text in writes.items():
-        with pytest.raises(WrongStateError, match=f'"w" is {status}'):
+        with pytest.raises(WrongStateError, match=f'"w" has ended: its status is {status}'):
             work.set(agent, item, field, text)
     with pytest.raises(WrongStateError):
         work.focus(agent, "w")

@@ -136,7 +136,7 @@ def test_a_name_is_given_once_and_there_are_so_many(world: World, agent: Agent) 
         make(world, agent, name)
     with pytest.raises(TakenError, match='already has a task "a"'):
         make(world, agent, "a")
-    with pytest.raises(QuotaError, match="has 3 of them"):
+    with pytest.raises(QuotaError, match="has 3 tasks"):
         make(world, agent, "d")
     world.agents.tasks.remove(USER, agent, "b")
     make(world, agent, "d")
@@ -241,7 +241,7 @@ def test_what_runs_is_asked_to_end_and_killed_by_the_next_word(
     put_status(world, task, status)
     world.agents.tasks.stop(USER, agent, task, kill=False)
     assert (task.status, task.given_up) == ("cancelling", False)
-    with pytest.raises(WrongStateError, match="which permits kill"):
+    with pytest.raises(WrongStateError, match="is cancelling; use kill"):
         world.agents.tasks.stop(USER, agent, task, kill=False)
     for _ in range(2):
         world.agents.tasks.stop(USER, agent, task, kill=True)

@@ -264,7 +264,7 @@ def test_what_may_be_said_until_it_is_over(
             if at in ("new", "armed"):
                 say(agent, wait, field, text)
                 continue
-            with pytest.raises(WrongStateError, match=f'"x" is {at}: it is over'):
+            with pytest.raises(WrongStateError, match=f'"x" has ended: its status is {at}'):
                 say(agent, wait, field, text)
 
 
@@ -307,7 +307,7 @@ def test_a_name_is_given_once_and_there_are_so_many(world: World, agent: Agent) 
         make(world, agent, f"x{number}")
     with pytest.raises(TakenError, match='already has a wait "x0"'):
         make(world, agent, "x0")
-    with pytest.raises(QuotaError, match="8 of them"):
+    with pytest.raises(QuotaError, match="has 8 waits"):
         make(world, agent, "more")
     world.agents.waiting.remove(USER, agent, "x3")
     make(world, agent, "more")
@@ -412,7 +412,7 @@ def test_a_deadline_is_a_moment_and_a_work_item_is_there(world: World, agent: Ag
     with pytest.raises(MissingError, match='has no work item "none"'):
         world.agents.waiting.set(agent, wait, "work", "none")
     world.agents.work.set(agent, item, "status", "cancelled")
-    with pytest.raises(WrongStateError, match='"w" is cancelled'):
+    with pytest.raises(WrongStateError, match='"w" has ended: its status is cancelled'):
         world.agents.waiting.set(agent, wait, "work", "w")
     assert (wait.work, wait.deadline) == ("", "")
 
@@ -421,7 +421,7 @@ def test_arming_looks_at_the_work_item_again(world: World, agent: Agent) -> None
     item = work_item(world, agent)
     wait = make(world, agent, "x", work="w")
     world.agents.work.set(agent, item, "status", "cancelled")
-    with pytest.raises(WrongStateError, match='"w" is cancelled'):
+    with pytest.raises(WrongStateError, match='"w" has ended: its status is cancelled'):
         world.agents.waiting.arm(USER, agent, wait, "message")
     world.agents.work.remove(USER, agent, "w")
     with pytest.raises(MissingError):

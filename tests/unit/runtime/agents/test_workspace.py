@@ -563,7 +563,7 @@ def test_a_hook_that_cannot_be_named_is_refused(
         )
         return done.returncode, (done.stdout + done.stderr).decode(errors="replace")
 
-    with pytest.raises(UnsupportedError, match="cannot be disabled"):
+    with pytest.raises(UnsupportedError, match="cannot disable the hook"):
         make(repo, run)
     assert branches(repo) == ["main"]
 

@@ -182,7 +182,7 @@ def test_a_tenth_of_what_the_filesystem_has_left_is_roots(tmp_path: Path) -> Non
     trio.run(disk.measure)
     part = int(there * 0.6)
     disk.note(OWNER, part)
-    with pytest.raises(QuotaError, match=r"accounts disk of all owners .* kept for root"):
+    with pytest.raises(QuotaError, match=r"accounts disk of all owners .* reserved for root"):
         disk.check(OWNER + 1, part // 2 + part // 10)
     assert disk.room(OWNER + 1) < part
     disk.check(OWNER + 1, part // 8)

@@ -175,7 +175,7 @@ def test_a_run_of_a_newer_monitor_is_lost_and_that_is_logged_once(
     assert is_lost(execution)
     assert judge_run(world.agents, agent, execution) == LOST
     (line,) = caplog.messages
-    assert line.startswith(f"{path}: a newer ctxd began this run: its record is of version")
+    assert line.startswith(f"{path}: a newer ctxd began this run: its record has version")
 
 
 def test_a_known_record_is_not_complained_about(

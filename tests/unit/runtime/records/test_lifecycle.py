@@ -101,7 +101,7 @@ def test_each_pair_moves_or_is_refused_as_the_table_of_verbs_says(
 
 
 def test_a_refusal_names_the_verbs_that_would_fit() -> None:
-    with pytest.raises(WrongStateError, match=r"permits kill, start, stop$"):
+    with pytest.raises(WrongStateError, match=r"is new; use kill, start or stop$"):
         moved(agent_in("new"), "pause")
 
 

@@ -187,7 +187,7 @@ def test_plain_absolute_paths(path: str) -> None:
     ["", "a", "./a", "/a/", "//", "//a", "/a//b", "/a/../b", "/..", "/.", "/a/.", "/a\n", "/a\x7f"],
 )
 def test_paths_that_are_not_plain(path: str) -> None:
-    with pytest.raises(MalformedError, match="is not absolute and plain"):
+    with pytest.raises(MalformedError, match="must begin with"):
         check_absolute(path)
 
 
