@@ -52,7 +52,7 @@ def refusal(base: Base, caller: Caller, tool: Tool) -> str:
     """
     agents = base.runtime.agents
     if not agents.identity.still(caller):
-        return "the caller cannot be identified, or is gone"
+        return "cannot identify the caller, or it has ended"
     agent = agents.registry.get(caller.agent) if caller.agent is not None else None
     if agent is None:
         return ""

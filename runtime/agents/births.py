@@ -346,7 +346,9 @@ class Births:
         if before == (parent.index if parent is not None else None):
             return
         if agent.worktree is not None:
-            raise WrongStateError(f"{quote(agent.name)} has a worktree of its parent's repository")
+            raise WrongStateError(
+                f"cannot change the parent: {quote(agent.name)} has a worktree of its repository"
+            )
         if parent is None:
             label = agent.label
             values: dict[str, Any] = {

@@ -160,7 +160,7 @@ static inline bool is_kernels(long type)
 }
 
 /* The message for a mount source that is_object() does not recognize. */
-#define ANOTHER "mount source %s: is another object than when the line was written: " \
+#define ANOTHER "mount source %s: the path now leads to another file or directory: " \
 		"write the line again"
 
 /* Whether FD is the object of ID, which is DEVICE:INODE (look.c), or "*" for any

@@ -228,8 +228,8 @@ static void bind_source(int fd, int tree, const char *source, const char *point,
 		      : mount(link, point, NULL, MS_BIND | recursive, NULL) < 0) {
 		/* a process that cannot unmount must not see what a mount covers */
 		if (rootless && errno == EINVAL && !recursive)
-			die("mount source %s: without root, what is mounted below it comes along: "
-			    "rbind", source);
+			die("mount source %s: without root, the mounts below it cannot be left out: "
+			    "use rbind", source);
 		die("mount source %s: %m", source);
 	}
 	/* for the whole tree, not only its top */

@@ -180,8 +180,8 @@ def test_a_path_that_leads_elsewhere_by_then_is_not_used(
     write(agent / "ctl", "start")
     wait_dead(agent)
     assert read(agent, "out") == ""
-    assert f"{ground.data}: is another object than when the line was written: write the line " \
-        "again" in read(agent, "reason")
+    assert f"{ground.data}: the path now leads to another file or directory: " \
+        "write the line again" in read(agent, "reason")
 
 
 def test_written_again_it_is_good_again(shared_daemon: Daemon, ground: Ground) -> None:
@@ -216,7 +216,7 @@ def test_what_a_line_was_is_known_across_a_crash_and_looked_up_if_it_is_not(daem
     for agent in agents:
         write(agent / "ctl", "start")
         wait_dead(agent)
-    assert "is another object" in read(agents[0], "reason")
+    assert "leads to another file or directory" in read(agents[0], "reason")
     assert read(agents[1], "out") == "plain\n"
     assert f'the link "{grounds[2].data}" to' in read(agents[2], "reason")
 
@@ -251,7 +251,7 @@ def test_a_childs_path_is_what_it_was_when_its_parent_wrote_it(
         f"echo start > {name}/ctl; cat {name}/wait; cat {name}/reason {name}/out",
     )
     said = read(agent, "out")
-    assert "is another object than when the line was written" in said, said
+    assert "the path now leads to another file or directory" in said, said
     assert "taken" not in said
     assert SECRET not in said
 

@@ -186,7 +186,7 @@ def test_sighup_reads_the_configuration_again() -> None:
 
 
 def test_help_and_version(stopped: Daemon) -> None:
-    for option, text in (("--help", "mount point"), ("--version", "ctxd ")):
+    for option, text in (("--help", "--mount DIR"), ("--version", "ctxd ")):
         result = subprocess.run(stopped.command(option), capture_output=True, text=True, check=True)
         assert text in result.stdout
 

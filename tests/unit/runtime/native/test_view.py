@@ -222,8 +222,8 @@ def test_a_source_is_the_object_that_was_meant(tree: Path) -> None:
     meant = identity(tree / "sub")
     assert said([*base(), bind(str(tree / "sub"), "/t", "", meant)], "cat /t/file") == "text\n"
     (tree / "sub").rename(tree / "moved")
-    message = f"ctxfs: mount source {tree}/sub: is another object than when the line was " \
-        "written: write the line again\n"
+    message = f"ctxfs: mount source {tree}/sub: the path now leads to another file or " \
+        "directory: write the line again\n"
     done = build([*base(), bind(str(tree / "sub"), "/t", "", meant)], "true")
     assert (done.returncode, done.stderr) == (125, message), "nothing is there"
     (tree / "sub").symlink_to("moved")
