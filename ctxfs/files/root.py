@@ -142,7 +142,7 @@ _MAKING_AGENTS: Final = Making(guard=births.MAKING, act=_make_agent)
 _REMOVING_AGENTS: Final = Removing(
     guard=Guard(
         who=CONTROLLERS,
-        unless=(Unless("it, or an agent below it, has not ended", WrongStateError, _why_alive),),
+        unless=(Unless("it, or an agent below it, is live", WrongStateError, _why_alive),),
     ),
     find=_agent_target,
     act=_remove_agent,
