@@ -26,7 +26,7 @@ from ctxfs.tools.tool import Concerns, Schema
 from ctxfs.tree import inodes
 from ctxfs.tree.layouts import Layout
 from ctxfs.tree.rows import Directory, Document, File, Kind, Row, Staged
-from runtime.authority.guard import Guard, said, times
+from runtime.authority.guard import AnyGuard, said, times
 from runtime.caller import INSIDERS, Role
 from runtime.sockets.operations import (
     CONNECTING,
@@ -76,7 +76,7 @@ def _path(row: Row[Any]) -> str:
     return f"{row.within}/{row.name}" if row.within else row.name
 
 
-def _decided(how: str, guard: Guard) -> Iterator[str]:
+def _decided(how: str, guard: AnyGuard) -> Iterator[str]:
     """What a guard decides: who may, when, and what is refused whoever asks."""
     yield f"{how} by {said(guard.who)}, {times(guard.when)}."
     if guard.delegated:
@@ -158,7 +158,7 @@ def _verbs_of(verbs: Mapping[str, Verb[Any]]) -> Callable[[], Iterator[str]]:
 
 
 def _operations(
-    operations: Mapping[str, Operation], *connecting: tuple[str, Guard]
+    operations: Mapping[str, Operation], *connecting: tuple[str, AnyGuard]
 ) -> Callable[[], Iterator[str]]:
     """Who may use a socket, and what they may ask for there."""
 

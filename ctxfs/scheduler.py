@@ -16,6 +16,7 @@ import select
 import time
 from collections import deque
 from dataclasses import replace
+from types import ModuleType
 from typing import Any, Final
 
 import pyfuse3
@@ -141,7 +142,7 @@ class Scheduler:
 class _Instead:
     """A module, but for some of its names."""
 
-    def __init__(self, module: Any, **names: Any) -> None:
+    def __init__(self, module: ModuleType, **names: Any) -> None:
         self._module = module
         self.__dict__.update(names)
 

@@ -28,8 +28,8 @@ from runtime.ids import AgentIndex
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 
-_DELEGATION: Final = Guard(who=CONTROLLERS, when=NEW, delegated=True)
-_RESULT: Final = Guard(who=Role.SELF, when=NOT_TERMINAL)
+_DELEGATION: Final[Guard[Agent]] = Guard(who=CONTROLLERS, when=NEW, delegated=True)
+_RESULT: Final[Guard[Agent]] = Guard(who=Role.SELF, when=NOT_TERMINAL)
 
 
 def _send(base: Base, agent: Agent, caller: Caller, text: str) -> None:

@@ -33,7 +33,7 @@ def _render(name: str) -> Render[Agent]:
     return render
 
 
-def document(name: str, doc: str, *, guard: Guard, read: Role = INSIDERS) -> Document[Agent]:
+def document(name: str, doc: str, *, guard: Guard[Agent], read: Role = INSIDERS) -> Document[Agent]:
     """A document of an agent's that is written in place."""
 
     return Document(
@@ -45,7 +45,7 @@ def document(name: str, doc: str, *, guard: Guard, read: Role = INSIDERS) -> Doc
 
 
 def lines_document(
-    name: str, doc: str, check: Check[Agent], *, guard: Guard, read: Role = INSIDERS
+    name: str, doc: str, check: Check[Agent], *, guard: Guard[Agent], read: Role = INSIDERS
 ) -> Lines[Agent]:
     """A document of JSON lines, which is staged like a control."""
 

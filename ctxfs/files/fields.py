@@ -14,9 +14,9 @@ from runtime.records.model import Agent
 #: what a line says; raises for one that is refused
 Parse = Callable[[Base, Agent, Caller, str], Any]
 
-AT_ANY_TIME: Final = Guard(who=CONTROLLERS)
-WHILE_NEW: Final = Guard(who=CONTROLLERS, when=NEW)
-BETWEEN_RUNS: Final = Guard(who=CONTROLLERS, when=NOT_BUSY)
+AT_ANY_TIME: Final[Guard[Agent]] = Guard(who=CONTROLLERS)
+WHILE_NEW: Final[Guard[Agent]] = Guard(who=CONTROLLERS, when=NEW)
+BETWEEN_RUNS: Final[Guard[Agent]] = Guard(who=CONTROLLERS, when=NOT_BUSY)
 
 
 def value(attribute: str) -> Render[Agent]:
@@ -57,19 +57,23 @@ def lines(text: str) -> list[str]:
     return [line for line in text.split("\n") if line]
 
 
-def single(name: str, doc: str, parse: Parse, **more: Any) -> Control[Agent]:
+def single(
+    name: str,
+    doc: str,
+    parse: Parse,
+    *,
+    default: str = "",
+    public: bool = False,
+    guard: Guard[Agent] = WHILE_NEW,
+    render: Render[Agent] | None = None,
+) -> Control[Agent]:
     """A control with one value on one line, kept in the field of its name."""
 
     def commit(base: Base, agent: Agent, caller: Caller, text: str) -> None:
         value = parse(base, agent, caller, one_line(text))
         base.runtime.agents.journal.update(agent, **{name: value})
 
-    values: dict[str, Any] = {
-        "render": value(name),
-        "check": checked(parse),
-        "commit": commit,
-        "guard": WHILE_NEW,
-        "single": True,
-        **more,
-    }
-    return Control(name=name, doc=doc, **values)
+    return Control(
+        name=name, doc=doc, default=default, public=public, guard=guard, single=True,
+        render=render or value(name), check=checked(parse), commit=commit,
+    )  # fmt: skip

@@ -14,12 +14,12 @@ from runtime.records.model import Agent
 from runtime.texts import names
 from runtime.texts.names import quote
 
-_BY_ROOT: Final = Guard(who=Role.ROOT, when=NEW)
+_BY_ROOT: Final[Guard[Agent]] = Guard(who=Role.ROOT, when=NEW)
 
 
 def _parse_owner(base: Base, agent: Agent, caller: Caller, line: str) -> int:
     owner = _parse_id(line)
-    base.runtime.agents.privilege.check_ids(f"owner {owner}", owner, agent.owner)
+    base.runtime.agents.privilege.check_ids(f"owner {owner}", (owner,), (agent.owner,))
     return owner
 
 
@@ -47,13 +47,13 @@ def _parse_agent_id(base: Base, agent: Agent, caller: Caller, line: str) -> int:
 
 def _parse_uid(base: Base, agent: Agent, caller: Caller, line: str) -> int:
     uid = _parse_agent_id(base, agent, caller, line)
-    base.runtime.agents.privilege.check_ids(f"uid {uid}", uid, agent.uid)
+    base.runtime.agents.privilege.check_ids(f"uid {uid}", (uid,), (agent.uid,))
     return uid
 
 
 def _parse_gid(base: Base, agent: Agent, caller: Caller, line: str) -> int:
     gid = _parse_agent_id(base, agent, caller, line)
-    base.runtime.agents.privilege.check_ids(f"gid {gid}", gid, agent.gid)
+    base.runtime.agents.privilege.check_ids(f"gid {gid}", (gid,), (agent.gid,))
     return gid
 
 
@@ -62,7 +62,7 @@ def _parse_groups(base: Base, agent: Agent, caller: Caller, line: str) -> tuple[
     if len(groups) > 1024:
         raise MalformedError(f"{len(groups)} groups are too many; use at most 1024")
     others = sorted(set(groups) - set(agent.groups))
-    base.runtime.agents.privilege.check_ids(f"groups {others}", others, [])
+    base.runtime.agents.privilege.check_ids(f"groups {others}", others, ())
     parent = base.runtime.agents.registry.parent_of(agent)
     if parent is not None:
         extra = sorted(set(groups) - set(parent.groups))
@@ -77,8 +77,7 @@ def _parse_groups(base: Base, agent: Agent, caller: Caller, line: str) -> tuple[
 
 def _set_groups(base: Base, agent: Agent, caller: Caller, text: str) -> None:
     groups = _parse_groups(base, agent, caller, " ".join(fields.lines(text)))
-    own = set(agent.groups)
-    base.runtime.agents.privilege.check_ids(f"groups {sorted(groups)}", set(groups), own)
+    base.runtime.agents.privilege.check_ids(f"groups {sorted(groups)}", groups, agent.groups)
     base.runtime.agents.journal.update(agent, groups=groups)
 
 

@@ -24,7 +24,7 @@ from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Session
 from runtime.texts.names import dump_json, parse_json_object, quote, timestamp
 
-_WRITING: Final = Guard(who=Role.SELF)
+_WRITING: Final[Guard[Session]] = Guard(who=Role.SELF)
 #: of a message, whatever its writer says
 _GIVEN: Final = ("id", "ts", "from")
 _ROLES: Final = ("user", "assistant", "system")

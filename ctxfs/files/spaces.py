@@ -19,7 +19,7 @@ from runtime.texts.names import quote
 # who may
 
 
-def _unless_allowed(perm: str) -> Unless:
+def _unless_allowed(perm: str) -> Unless[str]:
     def why(facts: Facts, caller: Caller, name: str) -> str:
         agent = facts.registry.get(caller.agent) if caller.agent is not None else None
         if agent is None or facts.authority.allows(agent, "shared", name, perm):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from ctxfs.files.verbs import Verb
 from ctxfs.files.verbs import act as act_on_agent
@@ -12,7 +12,7 @@ from ctxfs.tree.base import Base
 from ctxfs.tree.items import ItemLayout
 from ctxfs.tree.rows import Control, Directory, Inlet, Link, Output, Render, Row, Shown, Verbs
 from ctxfs.tree.rows import one_line as _one
-from runtime.agents.tasks import INPUT, STARTING, STOPPING, WRITING, TaskPlane, accepts_input
+from runtime.agents.tasks import INPUT, STARTING, STOPPING, TASKS, WRITING, accepts_input
 from runtime.authority.guard import Guard
 from runtime.caller import PARTIES, Caller
 from runtime.errors import MalformedError, MissingError, WrongStateError
@@ -22,7 +22,7 @@ from runtime.texts import names
 from runtime.texts.names import parse_usage, quote, timestamp
 
 _TITLE_MAX: Final = 200
-_PARTIES: Final = Guard(who=PARTIES)
+_PARTIES: Final[Guard[Task]] = Guard(who=PARTIES)
 
 
 def _value(attribute: str) -> Render[Task]:
@@ -41,7 +41,14 @@ def _time(attribute: str) -> Render[Task]:
     return render
 
 
-def _single(name: str, doc: str, parse: Callable[[str], Any], **more: Any) -> Control[Task]:
+def _single(
+    name: str,
+    doc: str,
+    parse: Callable[[str], str | bool],
+    *,
+    default: str = "",
+    render: Render[Task] | None = None,
+) -> Control[Task]:
     """A control with one value on one line, until the task is started."""
 
     def check(base: Base, task: Task, caller: Caller, line: str) -> None:
@@ -50,9 +57,10 @@ def _single(name: str, doc: str, parse: Callable[[str], Any], **more: Any) -> Co
     def commit(base: Base, task: Task, caller: Caller, text: str) -> None:
         base.runtime.agents.tasks.set(task, **{name: parse(_one(text))})
 
-    values: dict[str, Any] = {"render": _value(name), **more}
-    return Control(name=name, doc=doc, guard=WRITING,
-               check=check, commit=commit, single=True, **values)
+    return Control(
+        name=name, doc=doc, default=default, guard=WRITING, single=True,
+        render=render or _value(name), check=check, commit=commit,
+    )  # fmt: skip
 
 
 def _parse_title(line: str) -> str:
@@ -238,7 +246,6 @@ LAYOUT: Final = ItemLayout(
     number=7,
     name="task",
     rows=ROWS,
-    cls=Task,
-    kind=TaskPlane,
+    kind=TASKS,
     records=lambda agents: agents.tasks,
 )

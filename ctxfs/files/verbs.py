@@ -26,7 +26,7 @@ class Verb(Generic[_O]):
 
     usage: str
     doc: str
-    guard: Guard
+    guard: Guard[_O]
     handler: Callable[[Base, _O, Caller, list[str]], None]
 
     @property
@@ -88,7 +88,7 @@ def _why_frozen(facts: Facts, caller: Caller, agent: Agent) -> str:
     return f"cannot switch the session: the run {agent.run} is paused; resume it first"
 
 
-def _guard(who: Role, cue: Cue, *unless: Unless) -> Guard:
+def _guard(who: Role, cue: Cue, *unless: Unless[Agent]) -> Guard[Agent]:
     """When the table of statuses has the move."""
     return Guard(
         who=who,

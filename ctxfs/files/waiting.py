@@ -8,7 +8,7 @@ from ctxfs.tree.base import Base
 from ctxfs.tree.items import ItemLayout, agent_with
 from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import Control, Directory, Render, Row, Shown, one_line
-from runtime.agents.waiting import ARMING, TRIGGERING, WRITING, WaitingPlane
+from runtime.agents.waiting import ARMING, TRIGGERING, WAITS, WRITING
 from runtime.caller import PARTIES, Caller, Role
 from runtime.records.items import Wait, WaitStatus
 
@@ -82,8 +82,7 @@ LAYOUT: Final = ItemLayout(
     number=9,
     name="waiting",
     rows=ROWS,
-    cls=Wait,
-    kind=WaitingPlane,
+    kind=WAITS,
     records=lambda agents: agents.waiting,
 )
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from ctxfs.tree.base import Base
 from ctxfs.tree.items import ItemLayout, agent_with
 from ctxfs.tree.rows import Check, Control, Directory, Render, Row, Shown, one_line
-from runtime.agents.work import WRITING, WorkPlane
+from runtime.agents.work import WORK_ITEMS, WRITING
 from runtime.authority.guard import Guard
 from runtime.caller import PARTIES, Caller
 from runtime.records.items import Work
@@ -88,27 +88,27 @@ CURRENT: Final = Control(
 )  # fmt: skip
 
 
-def _control(name: str, doc: str, **more: Any) -> Control[Work]:
-    return Control(name=name, doc=doc, guard=WRITING, **more)
-
-
 ROWS: Final[tuple[Row[Work], ...]] = (
     Directory(name="", top=True),
-    _control("objective", "its objective; an item needs one to become done",
-             render=_text("objective"), commit=_set_text("objective")),
-    _control("plan.md", "its plan and progress",
-             render=_text("plan"), commit=_set_text("plan"), depends=("plan",)),
-    _control("acceptance.md", "how to tell that it is done",
-             render=_text("acceptance"), commit=_set_text("acceptance"), depends=("acceptance",)),
-    _control("status", "open active blocked done cancelled; the last two are final",
-             default="open", polled=True, single=True, render=_value("status"),
-             check=_checked("status"), commit=_set_line("status")),
-    _control("blocked_by", "ids of items that come first, one per line; then, read-only, "
-             "wait NAME for each armed wait that blocks it",
-             volatile=True, render=_blocked_by, check=_checked("blocked_by"),
-             commit=_set("blocked_by")),
-    _control("parent", "id of a chain that it belongs to, any text", single=True,
-             render=_value("parent"), check=_checked("parent"), commit=_set_line("parent")),
+    Control(name="objective", guard=WRITING,
+        render=_text("objective"), commit=_set_text("objective"),
+        doc="its objective; an item needs one to become done"),
+    Control(name="plan.md", guard=WRITING,
+        render=_text("plan"), commit=_set_text("plan"), depends=("plan",),
+        doc="its plan and progress"),
+    Control(name="acceptance.md", guard=WRITING,
+        render=_text("acceptance"), commit=_set_text("acceptance"), depends=("acceptance",),
+        doc="how to tell that it is done"),
+    Control(name="status", default="open", guard=WRITING, polled=True, single=True,
+        render=_value("status"), check=_checked("status"), commit=_set_line("status"),
+        doc="open active blocked done cancelled; the last two are final"),
+    Control(name="blocked_by", guard=WRITING, volatile=True,
+        render=_blocked_by, check=_checked("blocked_by"), commit=_set("blocked_by"),
+        doc="ids of items that come first, one per line; then, read-only, "
+        "wait NAME for each armed wait that blocks it"),
+    Control(name="parent", guard=WRITING, single=True,
+        render=_value("parent"), check=_checked("parent"), commit=_set_line("parent"),
+        doc="id of a chain that it belongs to, any text"),
     Shown(name="created_at", render=_time("created"), doc="RFC 3339 time"),
     Shown(name="updated_at", render=_time("updated"), depends=("updated",),
         doc="RFC 3339 time of the last change"),
@@ -118,7 +118,6 @@ LAYOUT: Final = ItemLayout(
     number=8,
     name="work",
     rows=ROWS,
-    cls=Work,
-    kind=WorkPlane,
+    kind=WORK_ITEMS,
     records=lambda agents: agents.work,
 )

@@ -11,8 +11,8 @@ from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Call, Node
 from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import Directory, Making, Removing, Row, Target
-from runtime.agents import planes
 from runtime.agents.parts import Agents
+from runtime.agents.planes import Plane, PlaneKind
 from runtime.caller import Caller
 from runtime.errors import MissingError
 from runtime.ids import ItemIndex
@@ -37,9 +37,12 @@ class ItemLayout(Layout[_I]):
     ``kind`` says who makes and removes records, and ``records`` does it.
     """
 
-    cls: type[_I]
-    kind: type[planes.Plane[_I]]
-    records: Callable[[Agents], planes.Plane[_I]]
+    kind: PlaneKind[_I]
+    records: Callable[[Agents], Plane[_I]]
+
+    @property
+    def cls(self) -> type[_I]:
+        return self.kind.cls
 
     def find(self, base: Base, index: int, row: Row[_I]) -> _I | None:
         agents = base.runtime.agents
@@ -80,9 +83,12 @@ class ItemLayout(Layout[_I]):
         def remove(base: Base, agent: Agent, caller: Caller, item: _I) -> None:
             self.records(base.runtime.agents).remove(caller, agent, item.name)
 
+        removing: Removing[Agent, _I] = Removing(
+            guard=self.kind.removing, find=target, act=remove
+        )
         return Directory(
             name=self.name, entries=entries, find=find, guard=self.kind.making,
             make=Making(guard=self.kind.making, act=make),
-            remove=Removing(guard=self.kind.removing, find=target, act=remove),
+            remove=removing,
             doc=doc,
         )  # fmt: skip

@@ -143,13 +143,7 @@ class RowNode(Member[_O]):
         removing = self.row.remove if isinstance(self.row, Directory) else None
         if removing is None:
             return super().rmdir(call, name)
-        agents, caller = self.base.runtime.agents, call.caller
-        found = removing.find(self.base, self.obj, caller, name)
-        removing.guard.check(
-            Act.REMOVE, self._named(name), agents, caller, found.roles, found.agent, found.obj
-        )
-        with agents.journal.acting(caller):
-            removing.act(self.base, self.obj, caller, found.obj)
+        removing.remove(self.base, self.obj, call.caller, name, self._named(name))
 
     def _named(self, name: str) -> str:
         return f"{self.path}/{name}".lstrip("/")

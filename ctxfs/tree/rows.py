@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
+from typing import ClassVar, Final, Generic, Protocol, TypeVar
 
 from ctxfs.tree.base import Base
 from ctxfs.tree.inodes import CONTROL, NAMED, PUBLIC, Treatment
 from ctxfs.tree.nodes import Call, Node
 from ctxfs.tree.spaces import SpaceRow
 from runtime.authority.disk import Share
-from runtime.authority.guard import ANY_STATUS, NEVER, Guard
+from runtime.authority.guard import ANY_STATUS, NEVER, Act, AnyGuard, Guard
 from runtime.caller import INSIDERS, NOBODY, Caller, Role
 from runtime.errors import CtxError, MalformedError, TooLargeError, TooLongError
 from runtime.records.config import Config
@@ -31,6 +31,7 @@ from runtime.texts.names import quote
 
 #: the object that a row is of, and one that is removed from its directory
 _O = TypeVar("_O")
+_O_contra = TypeVar("_O_contra", contravariant=True)
 _R = TypeVar("_R")
 
 
@@ -83,7 +84,7 @@ class Row(Generic[_O]):
     public: bool = False
     read: Role = INSIDERS
     depends: tuple[str, ...] = ()
-    guard: Guard = field(default=NEVER, init=False)
+    guard: Guard[_O] = field(default=NEVER, init=False)
     #: it changes by itself, so that attributes are never kept; poll(2) tells of changes
     volatile: bool = field(default=False, init=False)
     polled: bool = field(default=False, init=False)
@@ -111,9 +112,9 @@ class Row(Generic[_O]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Making(Generic[_O]):
-    """mkdir(2) in a directory. ``act`` judges the guard's statuses, after the name."""
+    """mkdir(2) in a directory. ``act`` judges the name, then all of the guard but who may."""
 
-    guard: Guard
+    guard: AnyGuard
     act: Callable[[Base, _O, Call, str, int], Node]
 
 
@@ -126,13 +127,32 @@ class Target(Generic[_R]):
     agent: Agent | None = None
 
 
+class Removal(Protocol[_O_contra]):
+    """rmdir(2) in a directory, whatever is removed."""
+
+    @property
+    def guard(self) -> AnyGuard: ...
+
+    def remove(
+        self, base: Base, obj: _O_contra, caller: Caller, name: str, path: str
+    ) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removing(Generic[_O, _R]):
-    """rmdir(2) in a directory; ``find`` raises ``MissingError``."""
+    """The removal of one kind of things; ``find`` raises ``MissingError``."""
 
-    guard: Guard
+    guard: Guard[_R]
     find: Callable[[Base, _O, Caller, str], Target[_R]]
     act: Callable[[Base, _O, Caller, _R], None]
+
+    def remove(self, base: Base, obj: _O, caller: Caller, name: str, path: str) -> None:
+        """Finds, judges and removes; ``path`` is what refusals call it."""
+        agents = base.runtime.agents
+        found = self.find(base, obj, caller, name)
+        self.guard.check(Act.REMOVE, path, agents, caller, found.roles, found.agent, found.obj)
+        with agents.journal.acting(caller):
+            self.act(base, obj, caller, found.obj)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,11 +167,11 @@ class Directory(Row[_O]):
     kind: ClassVar[Kind] = Kind.DIRECTORY
 
     mode: int = 0o755
-    guard: Guard = NEVER
+    guard: Guard[_O] = NEVER
     entries: Callable[[Base, _O, Call], Iterator[str]] | None = None
     find: Callable[[Base, _O, Call, str], Node | None] | None = None
     make: Making[_O] | None = None
-    remove: Removing[_O, Any] | None = None
+    remove: Removal[_O] | None = None
     receive: Callable[[Base, _O, Call, Node, str, str], None] | None = None
     bind: Callable[[Base, _O, str], Node | None] | None = None
     space: SpaceRow[_O] | None = None
@@ -261,7 +281,7 @@ class Staged(Rendered[_O]):
     """
 
     mode: int = 0o644
-    guard: Guard
+    guard: Guard[_O]
     check: Check[_O] | None = None
     single: bool = field(default=False, init=False)
     first: bool = field(default=False, init=False)
@@ -377,7 +397,7 @@ class Verbs(Rendered[_O]):
     """A ``ctl``: each complete line that is written acts at once, by ``act``."""
 
     mode: int = 0o666
-    guard: Guard
+    guard: Guard[_O]
     act: Check[_O]
 
 
@@ -407,7 +427,7 @@ class Document(Real[_O]):
     """A text of any bytes. ``changed`` is told after each change."""
 
     mode: int = 0o644
-    guard: Guard
+    guard: Guard[_O]
     changed: Callable[[Base, _O], None]
 
 
@@ -417,7 +437,7 @@ class History(Real[_O]):
     once; without that only the runtime writes it."""
 
     mode: int = 0o444
-    guard: Guard = NEVER
+    guard: Guard[_O] = NEVER
     polled: bool = False
     append: Callable[[Base, _O, list[str]], None] | None = None
 
@@ -444,7 +464,7 @@ class Inlet(Opened[_O]):
 
     mode: int = 0o222
     read: Role = Role.NONE
-    guard: Guard
+    guard: Guard[_O]
     send: Callable[[Base, _O, Caller, str], None]
     feed: Callable[[Base, _O], Callable[[bytes], int] | None] | None = None
 

@@ -164,8 +164,8 @@ class SpaceRow(Generic[_O]):
     owner: Callable[[Runtime, _O], tuple[int, int] | None]
     share: Callable[[Runtime, _O], Share]
     agent: Callable[[Runtime, _O], Agent | None]
-    read: Guard
-    write: Guard
+    read: Guard[_O]
+    write: Guard[_O]
     lasting: Callable[[Runtime, _O], bool] = lambda runtime, obj: True
     incarnation: Callable[[_O], Incarnation | None] = lambda obj: None
     links: bool
@@ -175,7 +175,7 @@ class SpaceRow(Generic[_O]):
         """The space of an object, with the limits of the configuration as it is now."""
         config, agents = runtime.config, runtime.agents
 
-        def check(guard: Guard, act: Act, caller: Caller) -> None:
+        def check(guard: Guard[_O], act: Act, caller: Caller) -> None:
             agent = self.agent(runtime, obj)
             if agent is not None:
                 roles = agents.identity.roles(caller, agent)

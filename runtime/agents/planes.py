@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from runtime.authority.attenuation import Authority
-from runtime.authority.guard import TAKING, Act, Guard
+from runtime.authority.guard import TAKING, Act, AnyGuard, Guard
 from runtime.authority.identity import Identity
 from runtime.caller import PARTIES, Caller
 from runtime.errors import MissingError, QuotaError, TakenError
@@ -23,6 +23,9 @@ from runtime.texts.names import check_name, quote
 
 _I = TypeVar("_I", bound=Item)
 
+#: who makes records below an agent, unless it is said otherwise of a kind
+MAKING: Final[Guard[Agent]] = Guard(who=PARTIES, when=TAKING)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Around:
@@ -36,27 +39,31 @@ class Around:
     authority: Authority
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaneKind(Generic[_I]):
+    """What one kind of records is called, of which setting the maximum for one agent is, and
+    who makes them below an agent and removes them."""
+
+    cls: type[_I]
+    what: str
+    limit: Callable[[Config], int]
+    making: Guard[Agent] = MAKING
+    removing: Guard[_I]
+
+
 class Plane(Generic[_I]):
-    """One kind of records below every agent: who makes, finds and removes them.
+    """The records of one kind below every agent: makes, finds and removes them."""
 
-    ``limit`` says of which setting the maximum for one agent is.
-    """
-
-    making: ClassVar[Guard] = Guard(who=PARTIES, when=TAKING)
-    removing: ClassVar[Guard] = Guard(who=PARTIES)
-
-    def __init__(
-        self, around: Around, cls: type[_I], what: str, limit: Callable[[Config], int]
-    ) -> None:
+    def __init__(self, around: Around, kind: PlaneKind[_I]) -> None:
         self._around = around
         self._settings = around.settings
         self._registry = around.registry
         self._items = around.items
         self._journal = around.journal
         self._identity = around.identity
-        self._cls = cls
-        self._what = what
-        self._limit = limit
+        self._kind = kind
+        self._cls = kind.cls
+        self._what = kind.what
 
     # looking
 
@@ -82,8 +89,8 @@ class Plane(Generic[_I]):
 
     def make(self, caller: Caller, agent: Agent, name: str) -> _I:
         """A new one; ``DeniedError``, then whatever ``add`` raises."""
-        self._check_who(self.making, Act.MAKE, caller, agent)
-        self.making.check_object(self._around, caller, agent)
+        self._check_who(self._kind.making, Act.MAKE, caller, agent)
+        self._kind.making.check_object(self._around, caller, agent)
         with self._journal.changing() as change:
             return self.add(change, agent, name)
 
@@ -97,8 +104,8 @@ class Plane(Generic[_I]):
         there = self.of(change, agent)
         if any(item.name == name for item in there):
             raise self._taken(agent, name)
-        self.making.check_when(Act.MAKE, f"a {self._what}", agent)
-        limit = self._limit(self._settings.config)
+        self._kind.making.check_when(Act.MAKE, f"a {self._what}", agent)
+        limit = self._kind.limit(self._settings.config)
         if sum(map(self._counts, there)) >= limit:
             raise QuotaError(
                 f"{quote(agent.name)} has {limit} {self._what}s, the configured maximum: "
@@ -116,14 +123,14 @@ class Plane(Generic[_I]):
 
     def remove(self, caller: Caller, agent: Agent, name: str) -> None:
         """``DeniedError``, ``MissingError``, or ``WrongStateError`` for one that is in use."""
-        self._check_who(self.removing, Act.REMOVE, caller, agent)
+        self._check_who(self._kind.removing, Act.REMOVE, caller, agent)
         item = self.find(agent, name)
-        self.removing.check_object(self._around, caller, item)
+        self._kind.removing.check_object(self._around, caller, item)
         with self._journal.changing() as change:
             self._removing(change, agent, item)
             change.drop(item)
 
-    def _check_who(self, guard: Guard, act: Act, caller: Caller, agent: Agent) -> None:
+    def _check_who(self, guard: AnyGuard, act: Act, caller: Caller, agent: Agent) -> None:
         roles = self._identity.roles(caller, agent)
         what = f"a {self._what} of {quote(agent.name)}"
         guard.check_who(act, what, self._around, roles, agent)

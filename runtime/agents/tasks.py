@@ -14,7 +14,7 @@ import trio
 
 from runtime import crashpoints
 from runtime.agents.messages import Messages
-from runtime.agents.planes import Around, Plane
+from runtime.agents.planes import Around, Plane, PlaneKind
 from runtime.agents.waiting import WaitingPlane, task_payload
 from runtime.agents.workspace import Worktree, WorktreeState
 from runtime.authority.attenuation import Authority
@@ -152,15 +152,14 @@ INPUT: Final = Guard(
         Unless("it has ended", WrongStateError, _why_over),
     ),
 )
-STARTING: Final = Guard(who=PARTIES, when=TAKING, unless=(_LACKING,))
-STOPPING: Final = Guard(who=PARTIES, unless=(_LACKING,))
-
-
-class TaskPlane(Plane[Task], Subscriber):
-    """The tasks of all agents."""
-
-    making = Guard(who=PARTIES, when=TAKING, unless=(_LACKING,))
-    removing = Guard(
+STARTING: Final[Guard[Task]] = Guard(who=PARTIES, when=TAKING, unless=(_LACKING,))
+STOPPING: Final[Guard[Task]] = Guard(who=PARTIES, unless=(_LACKING,))
+TASKS: Final = PlaneKind(
+    cls=Task,
+    what="task",
+    limit=lambda config: config.tasks,
+    making=Guard(who=PARTIES, when=TAKING, unless=(_LACKING,)),
+    removing=Guard(
         who=PARTIES,
         unless=(
             _LACKING,
@@ -170,7 +169,12 @@ class TaskPlane(Plane[Task], Subscriber):
             Unless("its worktree is being fetched", WrongStateError, _why_fetching),
             Unless("it runs", WrongStateError, _why_running),
         ),
-    )  # fmt: skip
+    ),
+)  # fmt: skip
+
+
+class TaskPlane(Plane[Task], Subscriber):
+    """The tasks of all agents."""
 
     def __init__(
         self,
@@ -185,7 +189,7 @@ class TaskPlane(Plane[Task], Subscriber):
         wait_files: WaitFiles,
         trash: Trash,
     ) -> None:
-        super().__init__(around, Task, "task", lambda config: config.tasks)
+        super().__init__(around, TASKS)
         self._authority = authority
         self._living = living
         self._sessions = sessions
@@ -313,7 +317,7 @@ class TaskPlane(Plane[Task], Subscriber):
     # changing
 
     def check_command(
-        self, guard: Guard, act: Act, verb: str, caller: Caller, agent: Agent, task: Task
+        self, guard: Guard[Task], act: Act, verb: str, caller: Caller, agent: Agent, task: Task
     ) -> None:
         """Whether a caller may say a verb to one of an agent's tasks, and whether it is there."""
         roles = self._identity.roles(caller, agent)

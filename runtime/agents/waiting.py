@@ -20,7 +20,7 @@ import trio
 
 from runtime import crashpoints
 from runtime.agents.messages import Messages
-from runtime.agents.planes import Around, Plane, armed_for
+from runtime.agents.planes import Around, Plane, PlaneKind, armed_for
 from runtime.agents.work import WorkPlane
 from runtime.authority.attenuation import Authority
 from runtime.authority.guard import TAKING, Act, Facts, Guard, Unless
@@ -121,6 +121,9 @@ TRIGGERING: Final = Guard(
     who=Role.ANYONE,
     unless=(Unless("it was used, or its wait has ended", MissingError, _why_used),),
 )
+WAITS: Final = PlaneKind(
+    cls=Wait, what="wait", limit=lambda config: config.waits, removing=Guard(who=PARTIES)
+)
 
 
 class WaitingPlane(Plane[Wait], Subscriber):
@@ -129,7 +132,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
     def __init__(
         self, around: Around, *, authority: Authority, messages: Messages, work: WorkPlane
     ) -> None:
-        super().__init__(around, Wait, "wait", lambda config: config.waits)
+        super().__init__(around, WAITS)
         self._authority = authority
         self._messages = messages
         self._work = work

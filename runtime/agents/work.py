@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from runtime.agents.planes import Around, Plane, armed_for
+from runtime.agents.planes import Around, Plane, PlaneKind, armed_for
 from runtime.authority.guard import Facts, Guard, Unless
 from runtime.caller import NOBODY, PARTIES, Caller
 from runtime.errors import MalformedError, TooLongError, WrongStateError
@@ -38,6 +38,14 @@ def _why_in_use(facts: Facts, caller: Caller, item: Work) -> str:
 WRITING: Final = Guard(
     who=PARTIES, when=LIVE, unless=(Unless("it is done or cancelled", WrongStateError, _why_over),)
 )
+WORK_ITEMS: Final = PlaneKind(
+    cls=Work,
+    what="work item",
+    limit=lambda config: config.work_items,
+    removing=Guard(
+        who=PARTIES, unless=(Unless("it is active or blocked", WrongStateError, _why_in_use),)
+    ),
+)
 _STATUSES: Final = tuple(status.value for status in WorkStatus)
 #: before the name of a wait, in ``blocked_by``
 _WAIT: Final = "wait "
@@ -46,13 +54,8 @@ _WAIT: Final = "wait "
 class WorkPlane(Plane[Work]):
     """The work items of all agents."""
 
-    removing = Guard(
-        who=PARTIES,
-        unless=(Unless("it is active or blocked", WrongStateError, _why_in_use),),
-    )
-
     def __init__(self, around: Around) -> None:
-        super().__init__(around, Work, "work item", lambda config: config.work_items)
+        super().__init__(around, WORK_ITEMS)
         self._when_over: list[Callable[[Change, Agent, Work], None]] = []
 
     def when_over(self, told: Callable[[Change, Agent, Work], None]) -> None:

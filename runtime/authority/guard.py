@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Generic, Never, Protocol, TypeVar
 
 from runtime.caller import Caller, Role
 from runtime.errors import CtxError, DeniedError, ForbiddenError, WrongStateError
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from runtime.authority.identity import Identity
     from runtime.records.registry import Registry
     from runtime.records.settings import Settings
+
+#: what a guard judges: an agent, a session, a task, the name of something to be made
+_O_contra = TypeVar("_O_contra", contravariant=True)
 
 ANY_STATUS: Final = frozenset(Status)
 #: of an agent below which something may begin
@@ -58,7 +61,7 @@ class Act(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Unless:
+class Unless(Generic[_O_contra]):
     """A reason to refuse every caller: ``text`` goes on after "refused if" in the manual.
 
     ``why`` gives the sentence of the error for an object, empty if nothing does.
@@ -66,25 +69,26 @@ class Unless:
 
     text: str
     error: type[CtxError]
-    why: Callable[[Facts, Caller, Any], str]
+    why: Callable[[Facts, Caller, _O_contra], str]
 
-    def check(self, facts: Facts, caller: Caller, obj: Any) -> None:
+    def check(self, facts: Facts, caller: Caller, obj: _O_contra) -> None:
         sentence = self.why(facts, caller, obj)
         if sentence:
             raise self.error(sentence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guard:
+class Guard(Generic[_O_contra]):
     """``who`` may, ``when`` the agent has one of these statuses, ``unless`` something else.
 
-    A ``delegated`` thing of a private child is between the child and its creator.
+    It is generic in what its obstacles look at, beside the caller and the agent. A ``delegated``
+    thing of a private child is between the child and its creator.
     ``misfit`` is the error for another status, where it is not the usual one.
     """
 
     who: Role = Role.NONE
     when: frozenset[Status] = ANY_STATUS
-    unless: tuple[Unless, ...] = ()
+    unless: tuple[Unless[_O_contra], ...] = ()
     delegated: bool = False
     misfit: Callable[[Status], CtxError] | None = None
 
@@ -104,7 +108,7 @@ class Guard:
         caller: Caller,
         roles: Role,
         agent: Agent | None,
-        obj: Any,
+        obj: _O_contra,
     ) -> None:
         """Identity first, then the state, then the object; raises what it is refused with."""
         self.check_who(act, what, facts, roles, agent)
@@ -134,14 +138,16 @@ class Guard:
             f"{what} can be {participle} {times(self.when)}; {quote(agent.name)} is {agent.status}"
         )
 
-    def check_object(self, facts: Facts, caller: Caller, obj: Any) -> None:
+    def check_object(self, facts: Facts, caller: Caller, obj: _O_contra) -> None:
         """The error of the first thing that stands in the way."""
         for reason in self.unless:
             reason.check(facts, caller, obj)
 
 
-#: of a thing that cannot be done
-NEVER: Final = Guard()
+#: a guard of whichever things: of it can be asked who may and when, and what else is refused
+AnyGuard = Guard[Never]
+#: of a thing that cannot be done, whatever it is
+NEVER: Final[Guard[object]] = Guard()
 
 _SAID: Final = (
     (Role.CREATOR, "the creator"),

@@ -7,7 +7,7 @@ what was started, and nothing is left of what was removed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from runtime.authority.accounts import Accounts, Charge, Payer, Reserve, Resource
@@ -34,6 +34,8 @@ _AGENT_TEXTS: Final = (
     # what others say in it: where paths lead, and where a parent's git has its objects
     *("sources", "worktree", "discards"),
 )
+#: a field of a record that has texts in it
+Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 _RUNNING: Final = frozenset({TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.CANCELLING})
 
 
@@ -256,7 +258,7 @@ def _of_task(task: Task) -> dict[Resource, int]:
 _NOTED: Final = frozenset((*_AGENT_TEXTS, "owner"))
 
 
-def _length(value: Any) -> int:
+def _length(value: Json) -> int:
     """Of a text, or of all that are in a value."""
     if isinstance(value, str):
         return len(value)

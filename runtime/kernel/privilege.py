@@ -8,6 +8,7 @@ others, and that user's processes outside all agents are what root is elsewhere.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,9 +35,9 @@ class Privilege:
         """Whether an operator with this uid has the last word on everything here."""
         return uid in (0, self.uid)
 
-    def check_ids(self, what: str, wanted: object, own: object) -> None:
+    def check_ids(self, what: str, wanted: Collection[int], own: Collection[int]) -> None:
         """``ForbiddenError`` for ids that no process of this daemon can have."""
-        if self.rootless and wanted != own:
+        if self.rootless and set(wanted) != set(own):
             raise ForbiddenError(
                 f"{what}: this ctxd runs without root, as uid {self.uid}: "
                 "its agents have its own uid, gid and groups"

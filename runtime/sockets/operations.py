@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from runtime.agents.messages import SENDING, check_id
 from runtime.agents.parts import Agents
-from runtime.authority.guard import Facts, Guard, Unless
+from runtime.authority.guard import AnyGuard, Facts, Guard, Unless
 from runtime.caller import (
     CONTROLLERS,
     HISTORIANS,
@@ -114,7 +114,7 @@ class Operation:
     ``id`` of a request ``of_message`` names a message, which its sender may ask about."""
 
     name: str
-    guard: Guard
+    guard: Guard[Asked]
     handler: Handler
     doc: str
     stays: bool = False
@@ -309,7 +309,7 @@ def _why_not_operated(facts: Facts, caller: Caller, asked: Asked) -> str:
     return f"{quote(name)}: no such agent, or the caller is not its operator"
 
 
-_STOPPING: Final = Unless("it is stopping", WrongStateError, _why_stopping)
+_STOPPING: Final[Unless[Asked]] = Unless("it is stopping", WrongStateError, _why_stopping)
 _NO_MORE: Final = Unless("it is stopping and the id is a new one", WrongStateError, _why_no_more)
 _NO_NAME: Final = Unless("it names no agent", MissingError, _why_no_name)
 _NOT_OPERATED: Final = Unless(
@@ -317,19 +317,19 @@ _NOT_OPERATED: Final = Unless(
 )
 
 #: who may use the socket of a public agent, of a private agent, and of the daemon
-CONNECTING: Final = Guard(who=Role.ANYONE)
-CONNECTING_PRIVATE: Final = Guard(who=INSIDERS)
-CONNECTING_DAEMON: Final = Guard(who=OPERATORS)
+CONNECTING: Final[AnyGuard] = Guard(who=Role.ANYONE)
+CONNECTING_PRIVATE: Final[AnyGuard] = Guard(who=INSIDERS)
+CONNECTING_DAEMON: Final[AnyGuard] = Guard(who=OPERATORS)
 
 
-def connecting(agent: Agent | None) -> Guard:
+def connecting(agent: Agent | None) -> AnyGuard:
     """Who may use a socket."""
     if agent is None:
         return CONNECTING_DAEMON
     return CONNECTING_PRIVATE if agent.private else CONNECTING
 
 
-def _guard(who: Role) -> Guard:
+def _guard(who: Role) -> Guard[Asked]:
     """The guard of an operation that is refused while the agent ends."""
     return Guard(who=who, unless=(_STOPPING,))
 
@@ -360,7 +360,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     )
 }  # fmt: skip
 
-_OPERATORS: Final = Guard(who=OPERATORS)
+_OPERATORS: Final[Guard[Asked]] = Guard(who=OPERATORS)
 
 DAEMON_OPERATIONS: Final[dict[str, Operation]] = {
     operation.name: operation

@@ -42,14 +42,14 @@ def test_of_this_process() -> None:
 
 def test_root_gives_an_agent_its_groups() -> None:
     assert ROOT.groups_of(()) == () and ROOT.groups_of((7, 8)) == (7, 8)
-    ROOT.check_ids("uid 5", 5, 6)
+    ROOT.check_ids("uid 5", (5,), (6,))
 
 
 def test_a_user_changes_no_ids() -> None:
     assert USER.groups_of((4,)) == "="
-    USER.check_ids("uid 1000", 1000, 1000)
+    USER.check_ids("uid 1000", (1000,), (1000,))
     with pytest.raises(ForbiddenError, match="uid 5: this ctxd runs without root, as uid 1000"):
-        USER.check_ids("uid 5", 5, 1000)
+        USER.check_ids("uid 5", (5,), (1000,))
 
 
 def test_agents_have_the_ids_of_the_daemon_and_its_user_the_last_word(
