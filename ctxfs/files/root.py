@@ -15,16 +15,16 @@ from ctxfs.tree.nodes import Call, Node
 from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import Directory, Making, Removing, Row, Shown, Socket, Target
 from runtime.agents import births
+from runtime.agents.removals import REMOVING, REMOVING_SESSIONS
 from runtime.authority.accounts import Resource
 from runtime.authority.guard import Facts, Guard, Unless
-from runtime.caller import CONTROLLERS, INSIDERS, OPERATORS, Caller, Role
+from runtime.caller import INSIDERS, OPERATORS, Caller, Role
 from runtime.errors import (
     MalformedError,
     MissingError,
     NotEmptyError,
     QuotaError,
     TakenError,
-    WrongStateError,
 )
 from runtime.ids import NO_AGENT, AgentIndex, SessionIndex, TriggerToken
 from runtime.records.model import Agent, Session
@@ -126,24 +126,13 @@ def _agent_target(base: Base, _: Base, caller: Caller, name: str) -> Target[Agen
     return Target(obj=found, roles=agents.identity.roles(caller, found), agent=found)
 
 
-def _why_alive(facts: Facts, caller: Caller, found: Agent) -> str:
-    for member in (found, *facts.registry.descendants(found)):
-        if member.live:
-            what = f"{quote(member.name)} is {member.status}"
-            return f"{what}: stop it and wait for its end, then remove it"
-    return ""
-
-
 def _remove_agent(base: Base, _: Base, caller: Caller, found: Agent) -> None:
     base.runtime.agents.removals.remove(found)
 
 
 _MAKING_AGENTS: Final = Making(guard=births.MAKING, act=_make_agent)
 _REMOVING_AGENTS: Final = Removing(
-    guard=Guard(
-        who=CONTROLLERS,
-        unless=(Unless("it, or an agent below it, is live", WrongStateError, _why_alive),),
-    ),
+    guard=REMOVING,
     find=_agent_target,
     act=_remove_agent,
 )
@@ -389,20 +378,12 @@ def _session_target(
     return Target(obj=found, roles=base.root_roles(caller) & OPERATORS if own else Role.NONE)
 
 
-def _why_present(facts: Facts, caller: Caller, found: Session) -> str:
-    there = facts.registry.get(found.incarnation)
-    return f"the agent {quote(there.name)} of this session still exists" if there else ""
-
-
 def _remove_session(base: Base, key: _Key, caller: Caller, found: Session) -> None:
     base.runtime.agents.removals.remove_session(found)
 
 
 _REMOVING_SESSIONS: Final = Removing(
-    guard=Guard(
-        who=OPERATORS,
-        unless=(Unless("its agent still exists", WrongStateError, _why_present),),
-    ),
+    guard=REMOVING_SESSIONS,
     find=_session_target,
     act=_remove_session,
 )

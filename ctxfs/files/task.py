@@ -12,7 +12,16 @@ from ctxfs.tree.base import Base
 from ctxfs.tree.items import ItemLayout
 from ctxfs.tree.rows import Control, Directory, Inlet, Link, Output, Render, Row, Shown, Verbs
 from ctxfs.tree.rows import one_line as _one
-from runtime.agents.tasks import INPUT, STARTING, STOPPING, TASKS, WRITING, accepts_input
+from runtime.agents.tasks import (
+    FETCHING,
+    INPUT,
+    KILLING,
+    STARTING,
+    STOPPING,
+    TASKS,
+    WRITING,
+    accepts_input,
+)
 from runtime.authority.guard import Guard
 from runtime.caller import PARTIES, Caller
 from runtime.errors import MalformedError, MissingError, WrongStateError
@@ -166,14 +175,14 @@ def _fetch(base: Base, task: Task, caller: Caller, words: list[str]) -> None:
 
 
 _FETCH: Final[Verb[Task]] = Verb(
-    "fetch", "take over what a child committed in its worktree", STOPPING, _fetch
+    "fetch", "take over what a child committed in its worktree", FETCHING, _fetch
 )
 VERBS: Final[dict[str, Verb[Task]]] = {
     verb.name: verb
     for verb in (
         Verb("start", "run the command", STARTING, _start),
         Verb("stop", "SIGTERM, grace, SIGKILL", STOPPING, _stop),
-        Verb("kill", "SIGKILL", STOPPING, _kill),
+        Verb("kill", "SIGKILL", KILLING, _kill),
         _FETCH,
     )
 }

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, Generic, TypeVar
 
 from ctxfs.tree.base import Base
-from runtime.authority.guard import Act, Facts, Guard, Unless
+from runtime.agents.births import RESETTING, SWITCHING
+from runtime.authority.guard import Act, Facts, Guard, Unless, of_move
 from runtime.caller import CONTROLLERS, Caller, Role
-from runtime.errors import CtxError, NotRunningError, WrongStateError
+from runtime.errors import NotRunningError, WrongStateError
 from runtime.ids import RunId
-from runtime.records.lifecycle import AGENT_MOVES, Cue, Status
+from runtime.life.beginning import STARTING
+from runtime.records.lifecycle import Cue
 from runtime.records.model import Agent
 from runtime.texts.names import check_name, parse_usage, quote
 
@@ -82,26 +83,6 @@ def _why_ending(facts: Facts, caller: Caller, agent: Agent) -> str:
     return f"the run {agent.run} is still ending: try again when it has ended"
 
 
-def _why_frozen(facts: Facts, caller: Caller, agent: Agent) -> str:
-    if agent.status is not Status.PAUSED or not agent.run:
-        return ""
-    return f"cannot switch the session: the run {agent.run} is paused; resume it first"
-
-
-def _guard(who: Role, cue: Cue, *unless: Unless[Agent]) -> Guard[Agent]:
-    """When the table of statuses has the move."""
-    return Guard(
-        who=who,
-        when=frozenset(status for status, e in AGENT_MOVES.table if e is cue),
-        unless=unless,
-        misfit=partial(_misfit, cue),
-    )
-
-
-def _misfit(cue: Cue, status: Status) -> CtxError:
-    return AGENT_MOVES.refusal(status, cue)
-
-
 #: by policy, an agent that may start may let go on, one that may stop may hold up
 _STARTERS: Final = CONTROLLERS | Role.STARTER
 _STOPPERS: Final = CONTROLLERS | Role.STOPPER
@@ -109,23 +90,19 @@ _STOPPERS: Final = CONTROLLERS | Role.STOPPER
 VERBS: Final[dict[str, Verb[Agent]]] = {
     verb.name: verb
     for verb in (
-        Verb("start", "begin a run", _guard(_STARTERS, Cue.START), _start),
+        Verb("start", "begin a run", STARTING, _start),
         Verb("stop", "cancel: SIGTERM, grace, SIGKILL",
-             _guard(_STOPPERS | Role.SELF, Cue.STOP), _stop),
-        Verb("kill", "cancel without grace", _guard(_STOPPERS, Cue.KILL), _kill),
-        Verb("pause", "freeze it and everything below it", _guard(_STOPPERS, Cue.PAUSE), _pause),
+             of_move(_STOPPERS | Role.SELF, Cue.STOP), _stop),
+        Verb("kill", "cancel without grace", of_move(_STOPPERS, Cue.KILL), _kill),
+        Verb("pause", "freeze it and everything below it", of_move(_STOPPERS, Cue.PAUSE), _pause),
         Verb("resume", "continue",
-             _guard(_STARTERS, Cue.RESUME,
-                    Unless("its run is still ending", WrongStateError, _why_ending)), _resume),
+             of_move(_STARTERS, Cue.RESUME,
+                     Unless("its run is still ending", WrongStateError, _why_ending)), _resume),
         Verb("abort [RUN]", "end the current run and pause",
-             _guard(_STOPPERS, Cue.ABORT,
-                    Unless("it has no run", NotRunningError, _why_between)), _abort),
-        Verb("reset", "replace a dead agent with a new one",
-             _guard(_STARTERS, Cue.RESET), _reset),
-        Verb("session NAME", "switch or make a session",
-             Guard(who=CONTROLLERS, when=frozenset({Status.NEW, Status.READY, Status.IDLE,
-                                                    Status.PAUSED}),
-                   unless=(Unless("its run is paused", WrongStateError, _why_frozen),)), _session),
+             of_move(_STOPPERS, Cue.ABORT,
+                     Unless("it has no run", NotRunningError, _why_between)), _abort),
+        Verb("reset", "replace a dead agent with a new one", RESETTING, _reset),
+        Verb("session NAME", "switch or make a session", SWITCHING, _session),
     )
 }  # fmt: skip
 

@@ -15,10 +15,10 @@ from runtime import crashpoints
 from runtime.agents.messages import Messages
 from runtime.agents.planes import Around
 from runtime.agents.removals import Removals
-from runtime.agents.tasks import TaskPlane
+from runtime.agents.tasks import TaskPlane, why_fetching, why_no_handle
 from runtime.agents.waiting import WaitingPlane, child_payload
-from runtime.authority.guard import Facts, Guard, Unless
-from runtime.caller import Caller, Role
+from runtime.authority.guard import Act, Facts, Guard, Unless, of_move
+from runtime.caller import CONTROLLERS, NOBODY, Caller, Role
 from runtime.errors import (
     DeniedError,
     MalformedError,
@@ -33,9 +33,9 @@ from runtime.kernel.waitfiles import WaitFiles
 from runtime.records.change import Change
 from runtime.records.documents import Documents
 from runtime.records.items import Task
-from runtime.records.lifecycle import AGENT_MOVES, Cue, Status
+from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Profile
-from runtime.records.registry import check_accepts
+from runtime.records.registry import why_no_children
 from runtime.records.sessions import Sessions
 from runtime.records.store import Store
 from runtime.texts import policy
@@ -106,6 +106,11 @@ def _why_no_child(facts: Facts, name: str, parent: Agent) -> str:
     return ""
 
 
+def _why_command(facts: Facts, caller: Caller, name: str) -> str:
+    parent = _maker(facts, caller)
+    return why_no_handle(facts, parent, name) if parent is not None else ""
+
+
 #: who makes agents, by mkdir(2)
 MAKING: Final = Guard(
     who=Role.ANYONE,
@@ -116,7 +121,42 @@ MAKING: Final = Guard(
         Unless("the calling agent's effective policy lacks create", DeniedError, _why_not_allowed),
         Unless("the name and its history belong to another user", DeniedError, _why_held),
         Unless("it would exceed the maximum of agents, children or depth", QuotaError, _why_full),
+        Unless("the calling agent has a task of the name", TakenError, _why_command),
     ),
+)
+
+
+def _why_orphaned(facts: Facts, caller: Caller, agent: Agent) -> str:
+    return facts.registry.why_orphaned(agent)
+
+
+def _why_fetching(facts: Facts, caller: Caller, agent: Agent) -> str:
+    return why_fetching(agent)
+
+
+def _why_replaced(facts: Facts, caller: Caller, agent: Agent) -> str:
+    parent = facts.registry.parent_of(agent) if agent.owned else None
+    return why_no_handle(facts, parent, agent.name) if parent is not None else ""
+
+
+def _why_frozen(facts: Facts, caller: Caller, agent: Agent) -> str:
+    if agent.status is not Status.PAUSED or not agent.run:
+        return ""
+    return f"session does not fit: the run {agent.run} is paused"
+
+
+#: who resets an agent, and who switches its session
+RESETTING: Final = of_move(
+    CONTROLLERS | Role.STARTER,
+    Cue.RESET,
+    Unless("its worktree is being fetched", WrongStateError, _why_fetching),
+    Unless("its parent is not live", WrongStateError, _why_orphaned),
+    Unless("its parent has a command of its name", TakenError, _why_replaced),
+)
+SWITCHING: Final = Guard(
+    who=CONTROLLERS,
+    when=frozenset({Status.NEW, Status.READY, Status.IDLE, Status.PAUSED}),
+    unless=(Unless("its run is paused", WrongStateError, _why_frozen),),
 )
 
 
@@ -216,7 +256,6 @@ class Births:
 
     def _child_values(self, agent: Agent, parent: Agent) -> dict[str, Any]:
         """The defaults of a child of ``parent``, if that has room for what comes with it."""
-        self._tasks.check_handle(parent, agent.name)
         self._messages.check_room(parent)
         session = self._sessions.load(parent.session)
         lineage = f"agent:{parent.name} session:{session.name}"
@@ -272,13 +311,11 @@ class Births:
         """``reset``: a ``new`` incarnation of a dead agent in its place.
 
         The configuration and the delegated task are kept; what it gave back stays
-        with its session. Its dead descendants go, as with ``remove``.
+        with its session. Its dead descendants go, as with ``remove``. The errors of ``RESETTING``.
         """
-        AGENT_MOVES.check(agent.status, Cue.RESET)
-        self._tasks.check_not_fetching(agent)
-        parent = self._registry.live_parent(agent)
-        if parent is not None and agent.owned:
-            self._tasks.check_handle(parent, agent.name)
+        RESETTING.check_when(Act.SAY, "reset", agent)
+        RESETTING.check_object(self._around, NOBODY, agent)
+        parent = self._registry.parent_of(agent)
         new = agent.renewed(
             index=NO_AGENT,
             incarnation=Incarnation(secrets.token_hex(8)),
@@ -314,15 +351,9 @@ class Births:
     def switch_session(self, agent: Agent, name: str) -> None:
         """Makes a session of this incarnation the current one; a new one if the name is new.
 
-        ``WrongStateError`` while it works, or after its end; ``DeniedError`` for a
-        session of an earlier incarnation; ``QuotaError``.
+        The guard (``SWITCHING``) was asked. ``DeniedError`` for a session of an earlier
+        incarnation; ``QuotaError``.
         """
-        if agent.status in (Status.BUSY, Status.STARTING, Status.STOPPING, Status.DEAD):
-            raise WrongStateError(f"cannot switch the session: the agent is {agent.status}")
-        if agent.status is Status.PAUSED and agent.run:
-            raise WrongStateError(
-                f"cannot switch the session: the run {agent.run} is paused; resume it first"
-            )
         index = self._store.session_named(agent.owner, agent.name, name)
         if index == agent.session:
             return
@@ -367,9 +398,11 @@ class Births:
         else:
             if parent.index == agent.index or parent in self._registry.descendants(agent):
                 raise MalformedError(f"{quote(parent.name)} cannot be its own ancestor")
-            check_accepts(parent)
+            if why := why_no_children(parent):
+                raise WrongStateError(why)
             if full := _why_no_child(self._around, agent.name, parent):
                 raise QuotaError(full)
+            self._tasks.check_handle(parent, agent.name)
             values = self._child_values(agent, parent)
             values["exec"] = agent.exec or parent.exec
         # its paths are another creator's now: they are looked at when it starts

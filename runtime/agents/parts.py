@@ -134,16 +134,13 @@ def open_agents(
     )
     ends = Ends(registry=registry, messages=messages, tasks=tasks, waiting=waiting)
     removals = Removals(
+        around,
         store=store,
-        registry=registry,
-        items=items,
         sessions=sessions,
-        journal=journal,
         documents=documents,
         disk=disk,
         wait_files=wait_files,
         trash=trash,
-        authority=authority,
         tasks=tasks,
         ends=ends,
     )

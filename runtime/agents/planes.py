@@ -103,7 +103,7 @@ class Plane(Generic[_I]):
         check_name(name)
         there = self.of(change, agent)
         if any(item.name == name for item in there):
-            raise self._taken(agent, name)
+            raise TakenError(why_taken(agent, self._what, name))
         self._kind.making.check_when(Act.MAKE, f"a {self._what}", agent)
         limit = self._kind.limit(self._settings.config)
         if sum(map(self._counts, there)) >= limit:
@@ -116,10 +116,6 @@ class Plane(Generic[_I]):
         change.make(item)
         self._added(change, agent, item)
         return item
-
-    def _taken(self, agent: Agent, name: str) -> TakenError:
-        what = f"{self._what} {quote(name)}"
-        return TakenError(f"{quote(agent.name)} already has a {what}: choose another name")
 
     def remove(self, caller: Caller, agent: Agent, name: str) -> None:
         """``DeniedError``, ``MissingError``, or ``WrongStateError`` for one that is in use."""
@@ -147,6 +143,11 @@ class Plane(Generic[_I]):
 
     def _removing(self, change: Change, agent: Agent, item: _I) -> None:
         """What else its removal means."""
+
+
+def why_taken(agent: Agent, what: str, name: str) -> str:
+    """The sentence for a name that a record of an agent has."""
+    return f"{quote(agent.name)} already has a {what} {quote(name)}: choose another name"
 
 
 def armed_for(

@@ -11,19 +11,19 @@ import trio
 
 from runtime import crashpoints
 from runtime.agents.ends import Ends
-from runtime.agents.tasks import TaskPlane
-from runtime.authority.attenuation import Authority
+from runtime.agents.planes import Around
+from runtime.agents.tasks import TaskPlane, why_fetching
 from runtime.authority.disk import Disk
+from runtime.authority.guard import Facts, Guard, Unless
+from runtime.caller import CONTROLLERS, NOBODY, OPERATORS, Caller
 from runtime.errors import CtxError, NoSpaceError, WrongStateError
 from runtime.kernel.trash import Trash
 from runtime.kernel.waitfiles import WaitFiles
 from runtime.records.change import RUNTIME, Change
 from runtime.records.documents import Documents
-from runtime.records.items import Items, Task
-from runtime.records.journal import Journal
+from runtime.records.items import Task
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome, Session
-from runtime.records.registry import Registry
 from runtime.records.sessions import Sessions
 from runtime.records.store import Store
 from runtime.texts.names import quote
@@ -34,35 +34,64 @@ log = logging.getLogger("ctxd.removals")
 _AT_ONCE: Final = 64
 
 
+def _why_alive(facts: Facts, caller: Caller, found: Agent) -> str:
+    for member in (found, *facts.registry.descendants(found)):
+        if member.live:
+            return f"{quote(member.name)} is {member.status}: stop it, wait, then remove"
+    return ""
+
+
+def _why_fetching(facts: Facts, caller: Caller, found: Agent) -> str:
+    members = (found, *facts.registry.descendants(found))
+    return next(filter(None, map(why_fetching, members)), "")
+
+
+def _why_present(facts: Facts, caller: Caller, found: Session) -> str:
+    there = facts.registry.get(found.incarnation)
+    return f"the agent {quote(there.name)} of this session still exists" if there else ""
+
+
+#: who removes agents and sessions, by rmdir(2)
+REMOVING: Final = Guard(
+    who=CONTROLLERS,
+    unless=(
+        Unless("it, or an agent below it, is live", WrongStateError, _why_alive),
+        Unless("the worktree of one of them is being fetched", WrongStateError, _why_fetching),
+    ),
+)
+REMOVING_SESSIONS: Final = Guard(
+    who=OPERATORS,
+    unless=(Unless("its agent still exists", WrongStateError, _why_present),),
+)
+
+
 class Removals:
     """Removes agents and sessions."""
 
     def __init__(
         self,
+        around: Around,
         *,
         store: Store,
-        registry: Registry,
-        items: Items,
         sessions: Sessions,
-        journal: Journal,
         documents: Documents,
         disk: Disk,
         wait_files: WaitFiles,
         trash: Trash,
-        authority: Authority,
         tasks: TaskPlane,
         ends: Ends,
     ) -> None:
         self._store = store
-        self._registry = registry
-        self._items = items
+        self._around = around
+        self._registry = around.registry
+        self._items = around.items
         self._sessions = sessions
-        self._journal = journal
+        self._journal = around.journal
         self._documents = documents
         self._disk = disk
         self._wait_files = wait_files
         self._trash = trash
-        self._authority = authority
+        self._authority = around.authority
         self._tasks = tasks
         self._ends = ends
         #: owned by what was removed, and still to be
@@ -70,15 +99,10 @@ class Removals:
         self._more_left = trio.Event()
 
     def remove(self, agent: Agent) -> None:
-        """Removes a ``new`` or ``dead`` agent and its descendants; history stays."""
+        """Removes a ``new`` or ``dead`` agent and its descendants; history stays. The errors of
+        ``REMOVING``."""
+        REMOVING.check_object(self._around, NOBODY, agent)
         members, left = self.going(agent)
-        for member in (*members, *left):
-            if member.live:
-                raise WrongStateError(
-                    f"{quote(member.name)} is {member.status}: stop it and wait for its end, "
-                    "then remove it"
-                )
-            self._tasks.check_not_fetching(member)
         self._cancel_new_of(members)
         change = Change()
         parent = self._registry.parent_of(agent)
@@ -117,7 +141,7 @@ class Removals:
 
     def leave(self, members: list[Agent]) -> None:
         """What these were owned by is removed: they go soon, and never start meanwhile, since
-        what has lost its owner cannot (``live_parent``)."""
+        what has lost its owner cannot (``Registry.why_orphaned``)."""
         if members:
             self._left += members
             self._more_left.set()
@@ -200,10 +224,9 @@ class Removals:
         self._wait_files.keep(tokens | {agent.wait_token for agent in self._registry})
 
     def remove_session(self, session: Session) -> None:
-        """Removes the directory and record of a session whose incarnation is over."""
-        agent = self._registry.get(session.incarnation)
-        if agent is not None:
-            raise WrongStateError(f"the agent {quote(agent.name)} of this session still exists")
+        """Removes the directory and record of a session whose agent is over. The errors of
+        ``REMOVING_SESSIONS``."""
+        REMOVING_SESSIONS.check_object(self._around, NOBODY, session)
         with self._store.transaction():
             self._sessions.erase(session)
         self._trash.discard(self._sessions.directory(session))

@@ -14,7 +14,7 @@ import trio
 
 from runtime import crashpoints
 from runtime.agents.messages import Messages
-from runtime.agents.planes import Around, Plane, PlaneKind
+from runtime.agents.planes import Around, Plane, PlaneKind, why_taken
 from runtime.agents.waiting import WaitingPlane, task_payload
 from runtime.agents.workspace import Worktree, WorktreeState
 from runtime.authority.attenuation import Authority
@@ -26,6 +26,7 @@ from runtime.errors import (
     ForbiddenError,
     MalformedError,
     NotEmptyError,
+    TakenError,
     WrongStateError,
 )
 from runtime.ids import ItemIndex, WaitFileName
@@ -91,25 +92,73 @@ def _worktree_of(child: Agent | None) -> Worktree | None:
     return Worktree.load(child.worktree)
 
 
-def _worktree_of_handle(facts: Facts, task: Task) -> Worktree | None:
-    return _worktree_of(facts.registry.recall(task.child) if task.child else None)
+def _child_of(facts: Facts, task: Task) -> Agent | None:
+    return facts.registry.recall(task.child) if task.child else None
 
 
 def _why_kept(facts: Facts, caller: Caller, task: Task) -> str:
-    found = _worktree_of_handle(facts, task)
+    found = _worktree_of(_child_of(facts, task))
     if found is None or found.state is not WorktreeState.KEPT:
         return ""
     return f"the worktree of {quote(task.name)} is kept: {found.reason}"
 
 
-def _why_fetching(facts: Facts, caller: Caller, task: Task) -> str:
-    return _being_fetched(task.name, _worktree_of_handle(facts, task))
-
-
-def _being_fetched(name: str, worktree: Worktree | None) -> str:
-    if worktree is None or worktree.state is not WorktreeState.FETCHING:
+def why_fetching(child: Agent | None) -> str:
+    """Why what an agent committed cannot be touched: it is being taken over."""
+    worktree = _worktree_of(child)
+    if child is None or worktree is None or worktree.state is not WorktreeState.FETCHING:
         return ""
-    return f"the worktree of {quote(name)} is being fetched"
+    return f"the worktree of {quote(child.name)} is being fetched"
+
+
+def _why_fetching(facts: Facts, caller: Caller, task: Task) -> str:
+    return why_fetching(_child_of(facts, task))
+
+
+def _why_bare(facts: Facts, caller: Caller, task: Task) -> str:
+    child = _child_of(facts, task)
+    if child is not None and child.worktree is not None:
+        return ""
+    return f"fetch: {quote(task.name)} has no worktree"
+
+
+def _why_unmade(facts: Facts, caller: Caller, task: Task) -> str:
+    child = _child_of(facts, task)
+    if child is None or child.worktree_made:
+        return ""
+    return f"the worktree of {quote(task.name)} does not exist yet"
+
+
+def _why_ending(facts: Facts, caller: Caller, task: Task) -> str:
+    child = _child_of(facts, task)
+    if child is None or child.status is not Status.STOPPING:
+        return ""
+    return f"{quote(task.name)} is stopping: it is fetched at its end"
+
+
+def why_no_handle(facts: Facts, parent: Agent, name: str) -> str:
+    """Why there cannot be a handle of this name: a command of the parent has it."""
+    task = facts.items.named(parent.index, Task, name)
+    return why_taken(parent, "task", name) if task is not None and not task.child else ""
+
+
+def _why_frozen(facts: Facts, caller: Caller, task: Task) -> str:
+    agent = facts.registry.get(task.agent)
+    for owner in (*facts.registry.ancestors(agent), agent) if agent is not None else ():
+        if owner.frozen:
+            return f"{quote(owner.name)} is paused: resume it first"
+    return ""
+
+
+def _unless_moved(text: str, cue: TaskCue) -> Unless[Task]:
+    """Refuses a verb that the table of statuses does not have."""
+
+    def why(facts: Facts, caller: Caller, task: Task) -> str:
+        if (task.status, cue) in TASK_MOVES.table:
+            return ""
+        return TASK_MOVES.refusal(task.status, cue).sentence
+
+    return Unless(text, WrongStateError, why)
 
 
 def _why_running(facts: Facts, caller: Caller, task: Task) -> str:
@@ -120,7 +169,7 @@ def _why_running(facts: Facts, caller: Caller, task: Task) -> str:
 
 def accepts_input(facts: Facts, task: Task) -> bool:
     """Whether something can be written to it; a child takes messages, unless it is ``once``."""
-    child = facts.registry.recall(task.child) if task.child else None
+    child = _child_of(facts, task)
     return child.how.holds_cell if child is not None else task.accepts_input
 
 
@@ -137,7 +186,9 @@ def _why_over(facts: Facts, caller: Caller, task: Task) -> str:
 _LACKING: Final = Unless(
     "the caller is an agent that lacks the family local_environment", DeniedError, _why_lacking
 )
-#: its files are written, its input is; a command is started; it is stopped, a worktree fetched
+_FETCHING: Final = Unless("its worktree is being fetched", WrongStateError, _why_fetching)
+#: its files are written, its input is; a command is started, stopped, killed; a child's worktree
+#: is fetched
 WRITING: Final = Guard(
     who=PARTIES,
     unless=(
@@ -152,8 +203,32 @@ INPUT: Final = Guard(
         Unless("it has ended", WrongStateError, _why_over),
     ),
 )
-STARTING: Final[Guard[Task]] = Guard(who=PARTIES, when=TAKING, unless=(_LACKING,))
-STOPPING: Final[Guard[Task]] = Guard(who=PARTIES, unless=(_LACKING,))
+STARTING: Final = Guard(
+    who=PARTIES,
+    when=TAKING,
+    unless=(
+        _LACKING,
+        _unless_moved("it was started", TaskCue.START),
+        Unless("its agent, or what that runs in, is paused", WrongStateError, _why_frozen),
+    ),
+)
+STOPPING: Final = Guard(
+    who=PARTIES,
+    unless=(_LACKING, _unless_moved("it was stopped, or has ended", TaskCue.STOP)),
+)
+KILLING: Final = Guard(
+    who=PARTIES, unless=(_LACKING, _unless_moved("it has ended", TaskCue.KILL))
+)
+FETCHING: Final = Guard(
+    who=PARTIES,
+    unless=(
+        _LACKING,
+        Unless("it has no worktree", MalformedError, _why_bare),
+        Unless("its worktree is not made yet", WrongStateError, _why_unmade),
+        _FETCHING,
+        Unless("its child is stopping", WrongStateError, _why_ending),
+    ),
+)
 TASKS: Final = PlaneKind(
     cls=Task,
     what="task",
@@ -166,7 +241,7 @@ TASKS: Final = PlaneKind(
             Unless("it is the handle of a child that has not ended", WrongStateError,
                    _why_supervising),
             Unless("its worktree is kept", NotEmptyError, _why_kept),
-            Unless("its worktree is being fetched", WrongStateError, _why_fetching),
+            _FETCHING,
             Unless("it runs", WrongStateError, _why_running),
         ),
     ),
@@ -322,8 +397,9 @@ class TaskPlane(Plane[Task], Subscriber):
         """Whether a caller may say a verb to one of an agent's tasks, and whether it is there."""
         roles = self._identity.roles(caller, agent)
         guard.check_who(act, verb, self._around, roles, agent)
-        guard.check_object(self._around, caller, task)
         self.check_there(task)
+        guard.check_object(self._around, caller, task)
+        guard.check_when(act, verb, agent)
 
     def make(self, caller: Caller, agent: Agent, name: str) -> Task:
         """A command that is not started yet; raises as every plane does."""
@@ -378,11 +454,6 @@ class TaskPlane(Plane[Task], Subscriber):
     def start(self, caller: Caller, agent: Agent, task: Task) -> None:
         """Queues a command; it runs as soon as its agent's cell is there."""
         self.check_command(STARTING, Act.SAY, "start", caller, agent, task)
-        TASK_MOVES.check(task.status, TaskCue.START)
-        STARTING.check_when(Act.SAY, "start", agent)
-        for owner in (*self._registry.ancestors(agent), agent):
-            if owner.frozen:
-                raise WrongStateError(f"{quote(owner.name)} is paused: resume it first")
         if not task.cmd.strip():
             raise MalformedError("cmd is empty: write the command to it first")
         self._living.check_task(agent, task)
@@ -393,8 +464,8 @@ class TaskPlane(Plane[Task], Subscriber):
 
     def stop(self, caller: Caller, agent: Agent, task: Task, *, kill: bool) -> None:
         """Asks a command to end."""
-        self.check_command(STOPPING, Act.SAY, "kill" if kill else "stop", caller, agent, task)
-        cue = TaskCue.KILL if kill else TaskCue.STOP
+        cue, guard = (TaskCue.KILL, KILLING) if kill else (TaskCue.STOP, STOPPING)
+        self.check_command(guard, Act.SAY, cue.value, caller, agent, task)
         with self._journal.changing() as change:
             if task.status is TaskStatus.MADE:  # nothing of it runs
                 self.end(change, agent, task, cue)
@@ -463,9 +534,8 @@ class TaskPlane(Plane[Task], Subscriber):
 
     def check_handle(self, parent: Agent, name: str) -> None:
         """``TakenError`` if a command of the parent has the name of a child to be."""
-        task = self._named(parent, name)
-        if task is not None and not task.child:
-            raise self._taken(parent, name)
+        if why := why_no_handle(self._around, parent, name):
+            raise TakenError(why)
 
     def drop_handle(self, change: Change, parent: Agent, child: Agent) -> None:
         """The handle of a child, or of an earlier one of its name.
@@ -489,11 +559,6 @@ class TaskPlane(Plane[Task], Subscriber):
         )
         change.set(child, worktree=None, worktree_made=False)
 
-    def check_not_fetching(self, agent: Agent) -> None:
-        """``WrongStateError`` while what an agent committed is being taken over."""
-        if why := _being_fetched(agent.name, _worktree_of(agent)):
-            raise WrongStateError(why)
-
     def keep_worktree(self, change: Change, agent: Agent, why: str) -> None:
         """An agent ends: of its worktree nothing was taken over, unless that is recorded."""
         found = _worktree_of(agent)
@@ -507,7 +572,7 @@ class TaskPlane(Plane[Task], Subscriber):
 
     def check_fetch(self, caller: Caller, agent: Agent, task: Task) -> None:
         """Whether a caller may have a handle's worktree fetched."""
-        self.check_command(STOPPING, Act.SAY, "fetch", caller, agent, task)
+        self.check_command(FETCHING, Act.SAY, "fetch", caller, agent, task)
 
     def child_ended(self, change: Change, parent: Agent, child: Agent, outcome: Outcome) -> None:
         """The handle ends with its child."""

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Final, Generic, Never, Protocol, TypeVar
 
 from runtime.caller import Caller, Role
 from runtime.errors import CtxError, DeniedError, ForbiddenError, WrongStateError
-from runtime.records.lifecycle import Status
+from runtime.records.lifecycle import AGENT_MOVES, Cue, Status
 from runtime.records.model import Agent
 from runtime.texts.names import quote
 
 if TYPE_CHECKING:
     from runtime.authority.attenuation import Authority
     from runtime.authority.identity import Identity
+    from runtime.records.items import Items
     from runtime.records.registry import Registry
     from runtime.records.settings import Settings
 
@@ -45,6 +46,9 @@ class Facts(Protocol):
 
     @property
     def settings(self) -> Settings: ...
+
+    @property
+    def items(self) -> Items: ...
 
 
 class Act(Enum):
@@ -148,6 +152,17 @@ class Guard(Generic[_O_contra]):
 AnyGuard = Guard[Never]
 #: of a thing that cannot be done, whatever it is
 NEVER: Final[Guard[object]] = Guard()
+
+
+def of_move(who: Role, cue: Cue, *unless: Unless[Agent]) -> Guard[Agent]:
+    """The guard of a verb of agents: ``when`` the table of statuses has the move."""
+    return Guard(
+        who=who,
+        when=frozenset(status for status, e in AGENT_MOVES.table if e is cue),
+        unless=unless,
+        misfit=lambda status: AGENT_MOVES.refusal(status, cue),
+    )
+
 
 _SAID: Final = (
     (Role.CREATOR, "the creator"),

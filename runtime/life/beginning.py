@@ -8,18 +8,48 @@ from typing import Final
 
 from runtime.agents.forking import inherit
 from runtime.agents.parts import Agents
+from runtime.authority.guard import Facts, Unless, of_move
+from runtime.caller import CONTROLLERS, Caller, Role
 from runtime.cell import cell
 from runtime.errors import WrongStateError
 from runtime.kernel import output
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import Change
-from runtime.records.lifecycle import AGENT_MOVES, Cue, Status
+from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent
 from runtime.texts import mounts, policy
 from runtime.texts.names import quote
 
 #: what a first message is made of
 _FIRST_DOCUMENTS: Final = ("inherited", "handoff")
+
+
+def _why_orphaned(facts: Facts, caller: Caller, agent: Agent) -> str:
+    return facts.registry.why_orphaned(agent)
+
+
+def _why_between(facts: Facts, caller: Caller, agent: Agent) -> str:
+    parent = facts.registry.parent_of(agent) if agent.owned else None
+    if parent is None or not parent.waits_to_restart:
+        return ""
+    return f"the parent {quote(parent.name)} waits for its next run: try again later"
+
+
+def _why_frozen(facts: Facts, caller: Caller, agent: Agent) -> str:
+    for owner in facts.registry.ancestors(agent):
+        if owner.status is Status.PAUSED:
+            return f"{quote(owner.name)}, which it would run in, is paused: resume it first"
+    return ""
+
+
+#: who starts an agent
+STARTING: Final = of_move(
+    CONTROLLERS | Role.STARTER,
+    Cue.START,
+    Unless("its parent is not live", WrongStateError, _why_orphaned),
+    Unless("its parent waits for its next run", WrongStateError, _why_between),
+    Unless("what it would run in is paused", WrongStateError, _why_frozen),
+)
 
 
 class Beginner:
@@ -31,19 +61,11 @@ class Beginner:
         self._boot = boot
 
     def begin(self, agent: Agent) -> None:
-        """Commits a start, or raises the ``CtxError`` that says what it lacks."""
-        AGENT_MOVES.check(agent.status, Cue.START)
-        parent = self._agents.registry.live_parent(agent)
-        if agent.owned and parent is not None:
-            if parent.waits_to_restart:
-                raise WrongStateError(
-                    f"the parent {quote(parent.name)} waits for its next run: try again later"
-                )
-            for owner in (*self._agents.registry.ancestors(parent), parent):
-                if owner.status is Status.PAUSED:
-                    raise WrongStateError(
-                        f"{quote(owner.name)}, which it would run in, is paused: resume it first"
-                    )
+        """Commits a start; the guard (``STARTING``) was asked.
+
+        ``QuotaError``, or the error of a value that was written before and does not fit now.
+        """
+        parent = self._agents.registry.parent_of(agent)
         self._agents.living.check_agent(agent)
         self._agents.authority.check_start(agent)
         cell.program(agent)

@@ -46,7 +46,7 @@ from runtime.life.taskruns import TaskRuns, execution_of
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import Change, Subscriber
 from runtime.records.items import Item, Message, Task, TaskStatus
-from runtime.records.lifecycle import AGENT_MOVES, Cue, Effect, Status
+from runtime.records.lifecycle import Cue, Effect, Status
 from runtime.records.model import Agent, Outcome
 from runtime.texts import mounts
 from runtime.texts.names import quote
@@ -246,10 +246,6 @@ class Supervisor(Subscriber):
         the next message, or the next run, follows. ``KernelError``."""
         with self._agents.journal.changing() as change:
             change.move(agent, Cue.RESUME)
-            if agent.run_cause is not None:
-                raise WrongStateError(
-                    f"the run {agent.run} is still ending: try again when it has ended"
-                )
         crashpoints.reach("resume.committed")
 
     def _thaw(self, agent: Agent) -> None:
@@ -262,12 +258,9 @@ class Supervisor(Subscriber):
     def abort(self, agent: Agent, run: RunId | None) -> None:
         """Ends the current run and nothing else; the agent is paused then.
 
-        ``StaleError`` if ``run`` is given and another one is current; said again while
-        the run is ending, it skips the rest of the grace.
+        The guard was asked, and there is a run. ``StaleError`` if ``run`` is given and another
+        one is current; said again while the run is ending, it skips the rest of the grace.
         """
-        AGENT_MOVES.check(agent.status, Cue.ABORT)
-        if not agent.run:
-            raise NotRunningError(f"no run to abort: {quote(agent.name)} is between two runs")
         if run is not None and run != agent.run:
             raise StaleError(f"{quote(run)} is not the current run; the current run is {agent.run}")
         if agent.run_cause is not None:

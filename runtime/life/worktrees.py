@@ -118,7 +118,7 @@ class Worktrees(Subscriber):
                 whose = f"the worktree of {quote(agent.name)}"
                 raise WrongStateError(f"{whose} is kept: {found.reason}")
             return
-        parent = self._agents.registry.live_parent(agent)
+        parent = self._agents.registry.parent_of(agent)
         assert parent is not None
         if cell.workspace(self._agents, parent) is None:
             raise MalformedError(
@@ -180,21 +180,13 @@ class Worktrees(Subscriber):
             await self._take(agent, ended=True)
 
     def fetch(self, task: Task) -> None:
-        """Has the commits of a handle's child taken over, now.
+        """Has the commits of a handle's child taken over, now; the guard (``FETCHING``) was asked.
 
-        ``MalformedError`` if it has no worktree; ``WrongStateError`` if that is being taken
-        over already, is not made yet, or if the parent's side cannot do it now.
+        ``WrongStateError`` if the parent's side cannot do it now.
         """
         child = self._agents.tasks.child_of(task)
         parent = self._agents.registry.get(task.agent)
-        if child is None or child.worktree is None:
-            raise MalformedError(f"fetch: {quote(task.name)} has no worktree")
-        if not child.worktree_made:
-            raise WrongStateError(f"the worktree of {quote(task.name)} does not exist yet")
-        if Worktree.load(child.worktree).state is WorktreeState.FETCHING:
-            raise WrongStateError(f"the worktree of {quote(task.name)} is being fetched")
-        if child.status is Status.STOPPING:
-            raise WrongStateError(f"{quote(task.name)} is stopping: it is fetched at its end")
+        assert child is not None and child.worktree is not None  # or the guard had refused it
         why = "its parent was removed" if parent is None else self._unable(parent)
         if why:
             raise WrongStateError(f"the worktree of {quote(task.name)} cannot be fetched: {why}")

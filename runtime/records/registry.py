@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator
 
-from runtime.errors import WrongStateError
 from runtime.ids import AgentIndex, RunId
 from runtime.records.model import Agent
 from runtime.records.store import Store
@@ -99,18 +98,12 @@ class Registry:
     def parent_of(self, agent: Agent) -> Agent | None:
         return self._agents.get(agent.parent) if agent.parent is not None else None
 
-    def live_parent(self, agent: Agent) -> Agent | None:
-        """The parent, None for a root agent.
-
-        ``WrongStateError`` if it is not live: nothing is made or started below it.
-        """
-        if agent.parent is None:
-            return None
-        parent = self._agents.get(agent.parent)
-        if parent is None:
-            raise WrongStateError(f"the parent of {quote(agent.name)} was removed")
-        check_accepts(parent)
-        return parent
+    def why_orphaned(self, agent: Agent) -> str:
+        """Why nothing begins below an agent's parent; empty if it may, or if it has none."""
+        parent = self.parent_of(agent)
+        if parent is not None:
+            return why_no_children(parent)
+        return f"the parent of {quote(agent.name)} was removed" if agent.parent is not None else ""
 
     def ancestors(self, agent: Agent) -> list[Agent]:
         """Owners, the oldest first."""
@@ -139,10 +132,11 @@ class Registry:
             return RunId(f"r{self._store.next_run(agent.name)}")
 
 
-def check_accepts(parent: Agent) -> None:
-    """``WrongStateError`` if nothing may be made or started below an agent."""
-    if not parent.accepts_children:
-        raise WrongStateError(
-            f"the parent {quote(parent.name)} is {parent.status}: agents below it cannot "
-            "be created or started"
-        )
+def why_no_children(parent: Agent) -> str:
+    """Why nothing may be made or started below an agent; empty if it may."""
+    if parent.accepts_children:
+        return ""
+    return (
+        f"the parent {quote(parent.name)} is {parent.status}: agents below it cannot "
+        "be created or started"
+    )

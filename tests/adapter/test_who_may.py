@@ -898,6 +898,32 @@ def test_in_which_statuses_a_verb_is_said(mounted: Mounted, verb: str) -> None:
     assert outcome(lambda: mounted.put(path, line(verb))) == ending
 
 
+@pytest.mark.parametrize(
+    ("verb", "above", "why"),
+    [
+        ("start", {"status": Status.STOPPING}, 'the parent "x" is stopping'),
+        ("start", {"status": Status.STARTING, "cell": NO_RUN}, 'the parent "x" waits'),
+        ("start", {"status": Status.PAUSED}, '"x", which it would run in, is paused'),
+        ("reset", {"status": Status.DEAD}, 'the parent "x" is dead'),
+    ],
+)
+def test_what_is_above_stands_in_the_way_of_a_verb(
+    mounted: Mounted, verb: str, above: dict[str, Any], why: str
+) -> None:
+    heard = Heard()
+    mounted.base.runtime.supervisor = heard  # type: ignore[assignment]
+    parent = mounted.world.live(mounted.make("x", USER))
+    child = mounted.agents.births.create(inside(parent), "c")
+    child.status = min(fits(verb))
+    path = "agent/c.d/ctl"
+    assert outcome(lambda: mounted.put(path, line(verb))) == "yes"
+    for name, value in above.items():
+        setattr(parent, name, value)
+    assert outcome(lambda: mounted.put(path, line(verb))) == "EBUSY"
+    assert why in mounted.reason
+    assert heard.verbs == [verb]
+
+
 def written(table: dict[str, Group]) -> list[Any]:
     """(who writes it, its path, its file), of all that somebody writes."""
     return [
@@ -1082,8 +1108,18 @@ STATUSES = {
         "input": "at any time. Refused if accepts_input is 0 (EACCES), or if it has ended "
         "(EBUSY).",
     },
+    "task verbs": {
+        "start": "(EACCES), or if it was started (EBUSY), or if its agent, or what that runs in, "
+        "is paused (EBUSY).",
+        "stop": "(EACCES), or if it was stopped, or has ended (EBUSY).",
+        "kill": "(EACCES), or if it has ended (EBUSY).",
+        "fetch": "(EACCES), or if it has no worktree (EINVAL), or if",
+    },
     "verbs": {
-        "start": "while new.",
+        "start": "while new. Refused if its parent is not live (EBUSY), or if its parent waits for "
+        "its next run (EBUSY), or if what it would run in is paused (EBUSY).",
+        "reset": "while dead. Refused if its worktree is being fetched (EBUSY), or if its parent "
+        "is not live (EBUSY), or if its parent has a command of its name (EEXIST).",
         "stop": "unless stopping or dead.",
         "abort [RUN]": "while busy or paused. Refused if it has no run (ESRCH).",
     },

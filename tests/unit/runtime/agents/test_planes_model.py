@@ -869,7 +869,8 @@ class Planes(RuleBasedStateMachine):
 
         def act() -> None:
             agents = self.world.agents
-            agents.registry.live_parent(agent)
+            if why := agents.registry.why_orphaned(agent):
+                raise WrongStateError(why)
             status = Status.BUSY if model.once else Status.IDLE
             with agents.journal.changing() as change:
                 change.set(agent, status=status, cgroup=agents.registry.node_path(agent))
