@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ctxfs.files import agent, root, session, task, tool, waiting, work
+from ctxfs.files import agent, history, home, root, session, task, tool, waiting, work
 from ctxfs.forgetting import Forgetting
 from ctxfs.tree.base import Base
 from ctxfs.tree.layouts import Layout, split_inode
@@ -20,8 +20,8 @@ LAYOUTS: Final[tuple[Layout[Any], ...]] = (
     agent.CHILD,
     session.LAYOUT,
     session.CHANNEL,
-    root.HOME,
-    root.HISTORY,
+    home.LAYOUT,
+    history.LAYOUT,
     task.LAYOUT,
     work.LAYOUT,
     waiting.LAYOUT,

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
-from ctxfs.files import agent, session, spaces, tool, waiting
+from ctxfs.files import agent, home, shared, tool, waiting
 from ctxfs.tree.base import Base
 from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Call, Node
 from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import Directory, Making, Removing, Row, Shown, Socket, Target
 from runtime.agents import births
-from runtime.agents.removals import REMOVING, REMOVING_SESSIONS
+from runtime.agents.removals import REMOVING
 from runtime.authority.accounts import Resource
-from runtime.authority.guard import Facts, Guard, Unless
-from runtime.caller import INSIDERS, OPERATORS, Caller, Role
+from runtime.caller import Caller, Role
 from runtime.errors import (
     MalformedError,
     MissingError,
-    NotEmptyError,
-    QuotaError,
-    TakenError,
 )
-from runtime.ids import NO_AGENT, AgentIndex, SessionIndex, TriggerToken
-from runtime.records.model import Agent, Session
+from runtime.ids import NO_AGENT, AgentIndex, TriggerToken
+from runtime.records.model import Agent
 from runtime.sockets.server import DAEMON_BIND_NAME
-from runtime.texts.names import check_name, quote
-
-#: a user's uid, and the name of an agent that it had
-_Key = tuple[int, str]
-
-_UID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
+from runtime.texts.names import quote
 
 
 def _status(base: Base, _: Base, caller: Caller) -> str:
@@ -138,94 +126,6 @@ _REMOVING_AGENTS: Final = Removing(
 )
 
 
-def _homes(base: Base) -> set[int]:
-    made = {
-        int(name)
-        for name in os.listdir(base.runtime.places.state / "home")
-        if name.isdigit()
-    }
-    return made | set(base.runtime.agents.sessions.owners())
-
-
-def _list_homes(base: Base, _: Base, call: Call) -> Iterator[str]:
-    for uid in sorted(_homes(base)):
-        yield str(uid)
-
-
-def _find_home(base: Base, _: Base, call: Call, name: str) -> Node | None:
-    if not _UID.fullmatch(name) or int(name) >= 2**32 - 1:
-        return None
-    uid = int(name)
-    return RowNode(base, HOME, uid, uid) if uid == call.uid or uid in _homes(base) else None
-
-
-def _spaces(base: Base) -> list[str]:
-    return sorted(os.listdir(base.runtime.places.state / "shared"))
-
-
-def _list_spaces(base: Base, _: Base, call: Call) -> Iterator[str]:
-    yield from _spaces(base)
-
-
-def _find_space(base: Base, _: Base, call: Call, name: str) -> Node | None:
-    return base.root_of(spaces.SHARED, name) if name in _spaces(base) else None
-
-
-def _check_spaces(base: Base, caller: Caller) -> None:
-    limit = base.runtime.config.spaces
-    if base.runtime.agents.identity.is_master(caller):
-        return  # limits are against the others
-    owners = [spaces.shared_owner(base.runtime, name) for name in _spaces(base)]
-    if owners.count(caller.uid) >= limit:
-        raise QuotaError(
-            f"uid {caller.uid} has {limit} spaces, the configured maximum: remove one first (rmdir)"
-        )
-
-
-def _make_space(base: Base, _: Base, call: Call, name: str, mode: int) -> Node:
-    path = spaces.shared_root(base.runtime, check_name(name))
-    _check_spaces(base, call.caller)
-    try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        raise TakenError(f"the space {quote(name)} already exists") from None
-    os.chown(path, call.uid, call.gid)
-    os.chmod(path, mode & 0o1777)
-    return base.root_of(spaces.SHARED, name)
-
-
-def _space_target(base: Base, _: Base, caller: Caller, name: str) -> Target[Path]:
-    if name not in _spaces(base):
-        raise MissingError(f"there is no space {quote(name)}")
-    owner = spaces.shared_owner(base.runtime, name)
-    own = base.runtime.agents.identity.is_master(caller) or caller.uid == owner
-    return Target(
-        obj=spaces.shared_root(base.runtime, name),
-        roles=base.root_roles(caller) & OPERATORS if own else Role.NONE,
-    )
-
-
-def _why_full(facts: Facts, caller: Caller, path: Path) -> str:
-    return f"the space {quote(path.name)} is not empty" if any(path.iterdir()) else ""
-
-
-def _remove_space(base: Base, _: Base, caller: Caller, path: Path) -> None:
-    name = path.name
-    node = base.root_of(spaces.SHARED, name)
-    path.rmdir()
-    base.durable.remove(node)
-    base.durable.forget(node.inode, 0)
-    base.spaces.drop([spaces.SHARED.place(name)])
-
-
-_MAKING_SPACES: Final = Making(guard=Guard(who=OPERATORS), act=_make_space)
-_REMOVING_SPACES: Final = Removing(
-    guard=Guard(who=OPERATORS, unless=(Unless("it has files", NotEmptyError, _why_full),)),
-    find=_space_target,
-    act=_remove_space,
-)
-
-
 def _own_agent(base: Base, call: Call) -> Agent | None:
     caller = call.caller
     return base.runtime.agents.registry.get(caller.agent) if caller.agent is not None else None
@@ -285,10 +185,10 @@ ROWS: Final[tuple[Row[Base], ...]] = (
     Directory(name="tool", public=True,
         entries=tool.entries, find=tool.find,
         doc="every tool that the caller has, as NAME and NAME.d"),
-    Directory(name="home", public=True, entries=_list_homes,
-        find=_find_home, doc="per-user durable files: sessions, data"),
-    Directory(name="shared", mode=0o1777, public=True, entries=_list_spaces,
-        find=_find_space, make=_MAKING_SPACES, remove=_REMOVING_SPACES,
+    Directory(name="home", public=True, entries=home.entries,
+        find=home.find, doc="per-user durable files: sessions, data"),
+    Directory(name="shared", mode=0o1777, public=True, entries=shared.entries,
+        find=shared.find, make=shared.MAKING, remove=shared.REMOVING,
         doc="durable spaces, owned by their creators; created and removed by operators"),
     Directory(name="trigger", mode=0o311, public=True, read=Role.NONE,
         entries=_nothing, find=_find_token, secret=True,
@@ -305,111 +205,3 @@ class _Root(Layout[Base]):
 
 
 LAYOUT: Final = _Root(number=0, name="root", rows=ROWS)
-
-
-def _history_visible(base: Base, uid: int, name: str, call: Call) -> bool:
-    found = base.runtime.agents.registry.named(name)
-    if found is not None and found.owner == uid:
-        roles = base.runtime.agents.identity.roles(call.caller, found)
-        return not found.private or bool(roles & (INSIDERS | Role.SESSION_READER))
-    # of removed agents: the names of other users' private ones are not told
-    caller = call.caller
-    return caller.known and (caller.agent is not None or caller.uid in (0, uid))
-
-
-def _list_histories(base: Base, uid: int, call: Call) -> Iterator[str]:
-    for name in base.runtime.agents.sessions.agents(uid):
-        if _history_visible(base, uid, name, call):
-            yield name
-
-
-def _find_history(base: Base, uid: int, call: Call, name: str) -> Node | None:
-    if not _history_visible(base, uid, name, call):
-        return None
-    first = base.runtime.agents.sessions.first(uid, name)
-    return RowNode(base, HISTORY, first, (uid, name)) if first is not None else None
-
-
-class _Homes(Layout[int]):
-    """Of users, by uid."""
-
-    def find(self, base: Base, index: int, row: Row[int]) -> int:
-        return index
-
-    def path(self, base: Base, uid: int) -> str:
-        return f"home/{uid}"
-
-
-HOME: Final = _Homes(
-    number=5,
-    name="home",
-    rows=(
-        Directory(name="", top=True, public=True),
-        Directory(name="agent", public=True, entries=_list_histories,
-            find=_find_history, doc="sessions by agent name"),
-        Directory(name="data", mode=0o700, public=True, space=spaces.DATA,
-            doc="files of the user's agents and the user"),
-    ),
-)  # fmt: skip
-
-
-def _sessions(base: Base, key: _Key, call: Call) -> Iterator[str]:
-    for name, _ in base.runtime.agents.sessions.of(*key):
-        yield name
-
-
-def _named_session(base: Base, key: _Key, name: str) -> Session | None:
-    index = base.runtime.agents.sessions.named(*key, name)
-    return base.runtime.agents.sessions.get(SessionIndex(index)) if index is not None else None
-
-
-def _find_session(base: Base, key: _Key, call: Call, name: str) -> Node | None:
-    found = _named_session(base, key, name)
-    return RowNode(base, session.LAYOUT, found.index, found) if found is not None else None
-
-
-def _session_target(
-    base: Base, key: _Key, caller: Caller, name: str
-) -> Target[Session]:
-    found = _named_session(base, key, name)
-    if found is None:
-        raise MissingError(f"there is no session {quote(name)}")
-    own = caller.uid in (0, key[0])
-    return Target(obj=found, roles=base.root_roles(caller) & OPERATORS if own else Role.NONE)
-
-
-def _remove_session(base: Base, key: _Key, caller: Caller, found: Session) -> None:
-    base.runtime.agents.removals.remove_session(found)
-
-
-_REMOVING_SESSIONS: Final = Removing(
-    guard=REMOVING_SESSIONS,
-    find=_session_target,
-    act=_remove_session,
-)
-
-
-class _Histories(Layout[_Key]):
-    """Names that users' agents had, by the first session of each."""
-
-    def find(self, base: Base, index: int, row: Row[_Key]) -> _Key | None:
-        first = base.runtime.agents.sessions.get(SessionIndex(index))
-        return (first.owner, first.agent) if first is not None else None
-
-    def path(self, base: Base, key: _Key) -> str:
-        return f"home/{key[0]}/agent/{key[1]}"
-
-    def asked(self, key: _Key, row: Row[_Key]) -> bool:
-        return row.top
-
-
-HISTORY: Final = _Histories(
-    number=6,
-    name="history",
-    rows=(
-        Directory(name="", top=True, public=True),
-        Directory(name="session", mode=0o777, public=True, entries=_sessions,
-            find=_find_session, remove=_REMOVING_SESSIONS,
-            doc="sessions; operators may rmdir those of removed agents"),
-    ),
-)  # fmt: skip

@@ -37,7 +37,8 @@ _AT_ONCE: Final = 64
 def _why_alive(facts: Facts, caller: Caller, found: Agent) -> str:
     for member in (found, *facts.registry.descendants(found)):
         if member.live:
-            return f"{quote(member.name)} is {member.status}: stop it, wait, then remove"
+            what = f"{quote(member.name)} is {member.status}"
+            return f"{what}: stop it and wait for its end, then remove it"
     return ""
 
 

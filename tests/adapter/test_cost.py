@@ -28,6 +28,7 @@ import trio.testing
 from ctxfs import reasons
 from ctxfs.errnos import name_of
 from ctxfs.files import agent as agent_files
+from ctxfs.files import history, home
 from ctxfs.files import root as root_files
 from ctxfs.files import session as session_files
 from ctxfs.files import tool as tool_files
@@ -182,9 +183,9 @@ class Scene:
         name = row.name
         if layout is root_files.LAYOUT:
             yield "" if row.top else f"{row.within}/{name}".lstrip("/")
-        elif layout is root_files.HOME:
+        elif layout is home.LAYOUT:
             yield f"home/1000/{name}"
-        elif layout is root_files.HISTORY:
+        elif layout is history.LAYOUT:
             yield f"home/1000/agent/x/{name}"
         elif layout is agent_files.LAYOUT:
             for agent in ("x", "d7"):

@@ -1,0 +1,81 @@
+"""What outlives agents, by user, ``home/UID``, as rows (ctxfs(5), Sessions)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from ctxfs.files import history, spaces
+from ctxfs.tree.base import Base
+from ctxfs.tree.layouts import Layout
+from ctxfs.tree.nodes import Call, Node
+from ctxfs.tree.rownodes import RowNode
+from ctxfs.tree.rows import Directory, Row
+from runtime.caller import INSIDERS, Role
+
+_UID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
+def _history_visible(base: Base, uid: int, name: str, call: Call) -> bool:
+    found = base.runtime.agents.registry.named(name)
+    if found is not None and found.owner == uid:
+        roles = base.runtime.agents.identity.roles(call.caller, found)
+        return not found.private or bool(roles & (INSIDERS | Role.SESSION_READER))
+    # of removed agents: the names of other users' private ones are not told
+    caller = call.caller
+    return caller.known and (caller.agent is not None or caller.uid in (0, uid))
+
+
+def _list_histories(base: Base, uid: int, call: Call) -> Iterator[str]:
+    for name in base.runtime.agents.sessions.agents(uid):
+        if _history_visible(base, uid, name, call):
+            yield name
+
+
+def _find_history(base: Base, uid: int, call: Call, name: str) -> Node | None:
+    if not _history_visible(base, uid, name, call):
+        return None
+    first = base.runtime.agents.sessions.first(uid, name)
+    return RowNode(base, history.LAYOUT, first, (uid, name)) if first is not None else None
+
+
+class _Homes(Layout[int]):
+    """Of users, by uid."""
+
+    def find(self, base: Base, index: int, row: Row[int]) -> int:
+        return index
+
+    def path(self, base: Base, uid: int) -> str:
+        return f"home/{uid}"
+
+
+LAYOUT: Final = _Homes(
+    number=5,
+    name="home",
+    rows=(
+        Directory(name="", top=True, public=True),
+        Directory(name="agent", public=True, entries=_list_histories,
+            find=_find_history, doc="sessions by agent name"),
+        Directory(name="data", mode=0o700, public=True, space=spaces.DATA,
+            doc="files of the user's agents and the user"),
+    ),
+)  # fmt: skip
+
+
+def _homes(base: Base) -> set[int]:
+    made = {int(name) for name in os.listdir(base.runtime.places.state / "home") if name.isdigit()}
+    return made | set(base.runtime.agents.sessions.owners())
+
+
+def entries(base: Base, _: Base, call: Call) -> Iterator[str]:
+    for uid in sorted(_homes(base)):
+        yield str(uid)
+
+
+def find(base: Base, _: Base, call: Call, name: str) -> Node | None:
+    if not _UID.fullmatch(name) or int(name) >= 2**32 - 1:
+        return None
+    uid = int(name)
+    return RowNode(base, LAYOUT, uid, uid) if uid == call.uid or uid in _homes(base) else None
