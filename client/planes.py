@@ -7,7 +7,7 @@ import os
 from client.exits import OK, USAGE, Failure
 from client.output import STDOUT, as_json, escape, gist, show_table
 from client.root import PARTS, Root, agent, below, label, own_name
-from client.words import TASK_ENDS, WAIT_ENDS, WORK_ENDS
+from client.words import PLANE_FILES, TASK_ENDS, WAIT_ENDS, WORK_ENDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,22 +19,25 @@ if TYPE_CHECKING:
 class Plane:
     """A directory in each agent that holds objects of one kind.
 
-    `over` holds the final statuses. `files` describe an object; `texts` are longer files. Each of
-    the `columns` of a table has a heading and files, and shows the first that is not empty.
+    `over` holds the final statuses. `files` describe an object, with `first` before the others;
+    `texts` are longer files. Each of the `columns` of a table has a heading and files, and shows
+    the first that is not empty.
     """
 
     def __init__(
         self,
         directory: str,
         over: Sequence[str],
-        files: str,
+        first: str,
         texts: str,
         columns: Sequence[tuple[str, str]],
     ) -> None:
         self.directory = directory
         self.over = over
-        self.files = files.split()
         self.texts = texts.split()
+        before = first.split()
+        rest = (f for f in PLANE_FILES[directory] if f not in before and f not in self.texts)
+        self.files = [*before, *rest]
         self.columns = columns
 
 
@@ -42,14 +45,14 @@ PLANES = {
     "task": Plane(
         "task",
         TASK_ENDS,
-        "kind status exit pid title cmd cwd accepts_input work worktree started_at ended_at",
+        "kind status exit pid title cmd",
         "env preview",
         (("KIND", "kind"), ("STATUS", "status"), ("EXIT", "exit"), ("TITLE", "title cmd")),
     ),
     "work": Plane(
         "work",
         WORK_ENDS,
-        "status objective blocked_by parent created_at updated_at",
+        "status objective",
         "plan.md acceptance.md",
         (
             ("STATUS", "status"),
@@ -61,7 +64,7 @@ PLANES = {
     "waits": Plane(
         "waiting",
         WAIT_ENDS,
-        "status on work deadline token",
+        "status",
         "payload",
         (("STATUS", "status"), ("ON", "on"), ("WORK", "work"), ("DEADLINE", "deadline")),
     ),

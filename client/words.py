@@ -18,6 +18,14 @@ TASK_ENDS = ("completed", "failed", "cancelled", "interrupted")
 WORK_ENDS = ("done", "cancelled")
 #: the statuses in which a wait has ended
 WAIT_ENDS = ("fired", "cancelled", "expired")
+#: the values of an object in a directory of an agent
+PLANE_FILES = {
+    "task": ("kind", "title", "cmd", "cwd", "env", "accepts_input", "status", "exit", "pid",
+             "preview", "work", "worktree", "started_at", "ended_at"),
+    "work": ("objective", "plan.md", "acceptance.md", "status", "blocked_by", "parent",
+             "created_at", "updated_at"),
+    "waiting": ("on", "work", "deadline", "status", "payload", "token"),
+}
 #: the cgroup controllers that limits need
 CONTROLLERS = ("memory", "pids", "cpu")
 #: in each unit of a duration

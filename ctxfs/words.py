@@ -1,16 +1,20 @@
-"""The words of the runtime that the client knows, as a module of it: `client/words.py`.
+"""The words of the runtime and the names of files that the client knows: `client/words.py`.
 
-``python -m ctxfs.words client/words.py`` writes that from the tables that decide. The client
+``python -m ctxfs.words client/words.py`` writes that module from the tables that decide. The client
 cannot import these: it runs where the daemon is not installed, and starts fast.
 """
 
 from __future__ import annotations
 
 import argparse
+import pprint
 import sys
 from pathlib import Path
 from typing import Any, Final
 
+from ctxfs.filesystem import LAYOUTS
+from ctxfs.tree.items import ItemLayout
+from ctxfs.tree.rows import Control, Shown
 from runtime.kernel.cgroups import CONTROLLERS
 from runtime.records.items import (
     PRIORITIES,
@@ -32,6 +36,19 @@ _HEAD: Final = '''\
 from __future__ import annotations
 
 '''
+
+
+def _plane_files() -> dict[str, tuple[str, ...]]:
+    """By directory of an agent, the values of each object in it, in the order of its rows."""
+    return {
+        layout.name: tuple(
+            row.name for _, row in layout.within("") if isinstance(row, Shown | Control)
+        )
+        for layout in LAYOUTS
+        if isinstance(layout, ItemLayout)
+    }
+
+
 #: by the name in the client: what it is, and the words
 WORDS: Final[dict[str, tuple[str, Any]]] = {
     "MODES": ("the values of an agent's file `mode`", tuple(MODES)),
@@ -54,6 +71,7 @@ WORDS: Final[dict[str, tuple[str, Any]]] = {
         "the statuses in which a wait has ended",
         tuple(s.value for s in WaitStatus if s in WAIT_MOVES.terminal),
     ),
+    "PLANE_FILES": ("the values of an object in a directory of an agent", _plane_files()),
     "CONTROLLERS": ("the cgroup controllers that limits need", CONTROLLERS),
     "SECONDS": ("in each unit of a duration", SECONDS),
 }
@@ -66,7 +84,10 @@ def module() -> str:
 
 
 def _literal(words: Any) -> str:
-    return repr(words).replace("'", '"')
+    text = pprint.pformat(words, width=90, compact=True, sort_dicts=False).replace("'", '"')
+    if "\n" in text:
+        text = "{\n    " + text[1:-1].replace("\n", "\n   ") + ",\n}"
+    return text
 
 
 def main(argv: list[str] | None = None) -> int:
