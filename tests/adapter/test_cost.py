@@ -32,10 +32,10 @@ from ctxfs.files import history, home
 from ctxfs.files import root as root_files
 from ctxfs.files import session as session_files
 from ctxfs.files import tool as tool_files
-from ctxfs.files import waiting as waiting_files
 from ctxfs.filesystem import LAYOUTS
 from ctxfs.tools import registry
 from ctxfs.tools.tool import Tool
+from ctxfs.tree.items import ItemLayout
 from ctxfs.tree.layouts import Layout
 from ctxfs.tree.rows import NEW, Document, Kind, Lines, Row
 from runtime.agents import forking
@@ -55,7 +55,7 @@ from runtime.sockets.connection import Server
 from runtime.sockets.operations import DAEMON_OPERATIONS, OPERATIONS
 from runtime.sockets.server import Sockets
 from runtime.texts.names import dump_json
-from tests.adapter.test_who_may import ASKS, LONG, PERMS, PLACED, REF, key_of
+from tests.adapter.test_who_may import ASKS, ITEM_PLANES, LONG, PERMS, PLACED, REF, key_of
 from tests.unit.ctxfs.tools.test_tools import CALLS as SAMPLES
 from tests.worlds.records import ROOT, add_end, inside
 from tests.worlds.tree import CONTEXT, USER, Mounted, mounted_in
@@ -173,6 +173,10 @@ class Scene:
                 Wait(agent=index, name=f"A{n}", status=WaitStatus.ARMED, on="trigger", work="W0")
             )
         change.make(Wait(agent=index, name="new"))
+        for plane in ITEM_PLANES:
+            if not change.newly_made(index, plane.cls):  # one of which no worst is known
+                for n in range(count):
+                    change.make(plane.cls(agent=index, name=f"i{n}"))
         self.mounted.agents.journal.commit(change)
         self.token = next(w.token for w in self.mounted.agents.items.of(index, Wait))
 
@@ -204,10 +208,10 @@ class Scene:
         elif row.name == "TOKEN":
             yield f"trigger/{self.token}"
         else:
-            item = {"task": "task/T", "work": "work/W", "waiting": "waiting/A"}[layout.name]
-            yield f"agent/x.d/{item}0/{name}"
-            if layout is waiting_files.LAYOUT:
-                yield f"agent/x.d/waiting/new/{name}"
+            assert isinstance(layout, ItemLayout)
+            items = self.mounted.agents.items.of(self.x.index, layout.cls)
+            for item in dict.fromkeys((items[0], items[-1])):
+                yield f"agent/x.d/{layout.name}/{item.name}/{name}"
 
 
 def contents(layout: Layout[Any], row: Row[Any]) -> Iterator[bytes]:
