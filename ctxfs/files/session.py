@@ -69,7 +69,7 @@ def _share(base: Base, session: Session) -> Share:
 
 def _append(base: Base, session: Session, lines: list[str]) -> None:
     """The session's own agent adds messages to the conversation."""
-    agent = base.runtime.agents.registry.get(session.incarnation)
+    agent = base.runtime.agents.registry.get(session.agent_index)
     assert agent is not None  # it has been let write
     change = Change()
     for line in lines:
@@ -99,12 +99,12 @@ def _state(base: Base, session: Session, caller: Caller) -> str:
 
 
 def _cwd(base: Base, session: Session, caller: Caller) -> str:
-    agent = base.runtime.agents.registry.get(session.incarnation)
+    agent = base.runtime.agents.registry.get(session.agent_index)
     return base.working_directory(agent) + "\n" if agent is not None else ""
 
 
 def _meta(base: Base, session: Session, caller: Caller) -> str:
-    agent = base.runtime.agents.registry.recall(session.incarnation)
+    agent = base.runtime.agents.registry.recall(session.agent_index)
     facts = {"agent": session.agent, "session": session.name}
     if agent is not None:
         facts |= {"incarnation": agent.incarnation, "parent": agent.lineage}
@@ -129,7 +129,7 @@ def _find_channel(base: Base, session: Session, call: Call, name: str) -> Node |
 
 def _archive(base: Base, session: Session) -> Agent | None:
     """The agent that was reset since, whose results its session shows."""
-    agent = base.runtime.agents.registry.recall(session.incarnation)
+    agent = base.runtime.agents.registry.recall(session.agent_index)
     return agent if agent is not None and agent.archived else None
 
 
@@ -197,7 +197,7 @@ class _Sessions(Layout[Session]):
         return f"home/{session.owner}/agent/{session.agent}/session/{session.name}"
 
     def agent(self, base: Base, session: Session) -> Agent | None:
-        return base.runtime.agents.registry.recall(session.incarnation)
+        return base.runtime.agents.registry.recall(session.agent_index)
 
     def asked(self, session: Session, row: Row[Session]) -> bool:
         return row.top

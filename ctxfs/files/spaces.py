@@ -33,7 +33,7 @@ def _unless_allowed(perm: str) -> Unless[str]:
 
 
 def _episode_owner(runtime: Runtime, session: Session) -> tuple[int, int]:
-    agent = runtime.agents.registry.recall(session.incarnation)
+    agent = runtime.agents.registry.recall(session.agent_index)
     return (agent.uid, agent.gid) if agent is not None else (0, 0)
 
 
@@ -84,10 +84,10 @@ EPISODE: Final[SpaceRow[Session]] = SpaceRow(
     ),
     owner=_episode_owner,
     share=lambda runtime, session: runtime.agents.disk.share(session),
-    agent=lambda runtime, session: runtime.agents.registry.recall(session.incarnation),
+    agent=lambda runtime, session: runtime.agents.registry.recall(session.agent_index),
     read=Guard(who=HISTORIANS),
     write=Guard(who=Role.SELF),
-    lasting=lambda runtime, session: runtime.agents.registry.get(session.incarnation) is not None,
+    lasting=lambda runtime, session: runtime.agents.registry.get(session.agent_index) is not None,
     links=False,
     bounded=True,
 )

@@ -357,7 +357,7 @@ class Births:
         index = self._store.session_named(agent.owner, agent.name, name)
         if index == agent.session:
             return
-        if index is not None and self._sessions.load(index).incarnation != agent.index:
+        if index is not None and self._sessions.load(index).agent_index != agent.index:
             raise DeniedError(
                 f"the session {quote(name)} belongs to an earlier incarnation of "
                 f"{quote(agent.name)}"

@@ -48,7 +48,7 @@ def _why_fetching(facts: Facts, caller: Caller, found: Agent) -> str:
 
 
 def _why_present(facts: Facts, caller: Caller, found: Session) -> str:
-    there = facts.registry.get(found.incarnation)
+    there = facts.registry.get(found.agent_index)
     return f"the agent {quote(there.name)} of this session still exists" if there else ""
 
 
@@ -232,7 +232,7 @@ class Removals:
             self._sessions.erase(session)
         self._trash.discard(self._sessions.directory(session))
         self._disk.look()
-        agent = self._registry.recall(session.incarnation)
+        agent = self._registry.recall(session.agent_index)
         if agent is not None and agent.archived and agent.parent_session is None:
             self._trash.discard(self._documents.directory(agent))
         self._sessions.forget(session.index)

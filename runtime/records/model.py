@@ -241,8 +241,8 @@ class Session:
     owner: int
     agent: str
     name: str
-    #: the index of that one
-    incarnation: AgentIndex
+    #: of the one incarnation of that name whose it is
+    agent_index: AgentIndex
     state: str = "active"
     cwd: str = ""
     created: float = 0.0
@@ -252,12 +252,21 @@ class Session:
     removed: bool = False
 
     def dump(self) -> dict[str, Any]:
-        """All but the index, not copied: for serialising at once."""
+        """All but the index, not copied: for putting back at once."""
         return {name: getattr(self, name) for name in _SESSION_FIELDS}
+
+    def record(self) -> dict[str, Any]:
+        """The same as a row, in which ``agent_index`` has its first name: a daemon of an older
+        version, or a newer one, reads it by that."""
+        values = self.dump()
+        values["incarnation"] = values.pop("agent_index")
+        return values
 
     @classmethod
     def load(cls, index: SessionIndex, values: dict[str, Any]) -> Self:
-        return cls(index=index, **known_fields(cls, values))
+        """Of what ``record`` gave."""
+        named = {**values, "agent_index": values["incarnation"]}
+        return cls(index=index, **known_fields(cls, named))
 
 
 _AGENT_FIELDS: Final = tuple(f.name for f in fields(Agent) if f.name != "index")

@@ -29,7 +29,7 @@ class Sessions:
         session = self._loaded.get(index)
         if session is None:
             session = self._store.find_session(index)
-            if session is not None and self._registry.get(session.incarnation) is not None:
+            if session is not None and self._registry.get(session.agent_index) is not None:
                 self._loaded[index] = session
         return session
 
@@ -86,7 +86,7 @@ class Sessions:
             owner=agent.owner,
             agent=agent.name,
             name=name,
-            incarnation=agent.index,
+            agent_index=agent.index,
             created=now,
             updated=now,
         )

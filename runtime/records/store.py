@@ -381,7 +381,7 @@ class Store:
     def insert_session(self, session: Session) -> SessionIndex:
         cursor = self._db.execute(
             "INSERT INTO sessions (owner, agent, name, removed, data) VALUES (?,?,?,?,?)",
-            (session.owner, session.agent, session.name, False, _dump(session.dump())),
+            (session.owner, session.agent, session.name, False, _dump(session.record())),
         )
         assert cursor.lastrowid is not None
         return SessionIndex(cursor.lastrowid)
@@ -389,7 +389,7 @@ class Store:
     def put_session(self, session: Session) -> None:
         self._db.execute(
             "UPDATE sessions SET owner=?, removed=?, data=? WHERE idx=?",
-            (session.owner, session.removed, _dump(session.dump()), session.index),
+            (session.owner, session.removed, _dump(session.record()), session.index),
         )
 
     def delete_session(self, index: SessionIndex) -> None:

@@ -574,7 +574,7 @@ async def measure_lives(scene: Scene, meter: LoopMeter) -> dict[str, float]:
     with store.transaction():
         for number in range(2, 10 * len(scene.children)):
             other = dataclasses.replace(
-                first, index=NO_SESSION, name=f"default.{number}", incarnation=NO_AGENT
+                first, index=NO_SESSION, name=f"default.{number}", agent_index=NO_AGENT
             )
             store.insert_session(other)
     with scene.mounted.as_(USER):

@@ -30,7 +30,7 @@ def an_agent(name: str = "a", **values: object) -> Agent:
 
 def a_session(name: str = "default", agent: str = "a", owner: int = 1) -> Session:
     return Session(
-        index=NO_SESSION, owner=owner, agent=agent, name=name, incarnation=AgentIndex(1)
+        index=NO_SESSION, owner=owner, agent=agent, name=name, agent_index=AgentIndex(1)
     )
 
 
@@ -226,6 +226,12 @@ def test_a_session_keeps_its_counts(store: Store) -> None:
         store.put_session(session)
     assert store.find_session(session.index) == session
     assert store.sessions(2, "a") == [("default", session.index)]
+
+
+def test_the_row_of_a_session_names_its_agent_as_ever(store: Store) -> None:
+    """Other versions of the daemon read it by that name."""
+    record = a_session().record()
+    assert record["incarnation"] == 1 and "agent_index" not in record
 
 
 def test_the_outbox_is_in_order_and_survives(tmp_path: Path) -> None:
