@@ -145,12 +145,14 @@ def _why_frozen(facts: Facts, caller: Caller, agent: Agent) -> str:
     return f"session does not fit: the run {agent.run} is paused"
 
 
+#: nothing is reset or started below what is not live
+ORPHANED: Final = Unless("its parent is not live", WrongStateError, _why_orphaned)
 #: who resets an agent, and who switches its session
 RESETTING: Final = of_move(
     CONTROLLERS | Role.STARTER,
     Cue.RESET,
     Unless("its worktree is being fetched", WrongStateError, _why_fetching),
-    Unless("its parent is not live", WrongStateError, _why_orphaned),
+    ORPHANED,
     Unless("its parent has a command of its name", TakenError, _why_replaced),
 )
 SWITCHING: Final = Guard(

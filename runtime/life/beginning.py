@@ -6,6 +6,7 @@ import secrets
 import time
 from typing import Final
 
+from runtime.agents.births import ORPHANED
 from runtime.agents.forking import inherit
 from runtime.agents.parts import Agents
 from runtime.authority.guard import Facts, Unless, of_move
@@ -22,10 +23,6 @@ from runtime.texts.names import quote
 
 #: what a first message is made of
 _FIRST_DOCUMENTS: Final = ("inherited", "handoff")
-
-
-def _why_orphaned(facts: Facts, caller: Caller, agent: Agent) -> str:
-    return facts.registry.why_orphaned(agent)
 
 
 def _why_between(facts: Facts, caller: Caller, agent: Agent) -> str:
@@ -46,7 +43,7 @@ def _why_frozen(facts: Facts, caller: Caller, agent: Agent) -> str:
 STARTING: Final = of_move(
     CONTROLLERS | Role.STARTER,
     Cue.START,
-    Unless("its parent is not live", WrongStateError, _why_orphaned),
+    ORPHANED,
     Unless("its parent waits for its next run", WrongStateError, _why_between),
     Unless("what it would run in is paused", WrongStateError, _why_frozen),
 )

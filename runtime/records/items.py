@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import partial
+from types import MemberDescriptorType
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from runtime.errors import MalformedError
@@ -204,7 +205,7 @@ class LongText:
 class _LongField:
     """A field that holds a text, or the place where it is kept; reading it gives the text."""
 
-    def __init__(self, slot: Any) -> None:
+    def __init__(self, slot: MemberDescriptorType) -> None:
         self.slot = slot
 
     def __get__(self, item: Item | None, owner: type[Item]) -> Any:
