@@ -9,6 +9,7 @@ starting (tests/system/test_startup.py) and all daemons of ordinary users execut
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import select
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 import ctxfs.daemon
+from ctxfs.program import program
 
 _STATUS: Final = struct.Struct("=i")
 #: what a daemon is told fits
@@ -173,5 +175,8 @@ def _become(order: _Order, stderr: int, waits: int) -> NoReturn:
 
 
 if __name__ == "__main__":
+    program()  # kept: each daemon would compile the client anew
+    gc.collect()
+    gc.freeze()  # or each daemon's first collection would copy all of these pages
     with socket.socket(fileno=int(sys.argv[1])) as told:
         _serve(told)
