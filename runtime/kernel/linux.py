@@ -100,6 +100,8 @@ class MountEntry(NamedTuple):
 
 
 def _unescape(text: str) -> str:
+    if "\\" not in text:
+        return text
     for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         text = text.replace(code, character)
     return text
