@@ -31,8 +31,6 @@ _numbers = itertools.count(1)
 begun: list[Daemon] = []
 #: the tests in which nobody could tell who was in a daemon's cgroup, and it was looked who is
 sampled: set[str] = set()
-# hundreds of daemons are started: each would compile everything anew
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def wait_until(
