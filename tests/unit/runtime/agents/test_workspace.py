@@ -1360,6 +1360,10 @@ class Views:
     def __init__(self, world: World, directory: Path) -> None:
         self.world = world
         self.directory = directory
+        #: by the commands that made them, views that stay: a process in each, that waits
+        self._kept: dict[tuple[str, ...], subprocess.Popen[str]] = {}
+        #: whether views stay; only root may enter them
+        self.keeps = False
         self.data = directory / "data"  # at /data
         (self.data / "run/root").mkdir(parents=True)
         self.mine = directory / "mine"  # at /tmp/mine
@@ -1379,7 +1383,8 @@ class Views:
         parent = self.world.agents.registry.parent_of(agent)
         if parent is not None:
             found = cell.plan(self.world.agents, agent, self.places)
-            return [*self.command(parent), "bwrap", *as_bubblewrap(found.view), "--"]
+            around = self.entering(parent) if self.keeps else self.command(parent)
+            return [*around, "bwrap", *as_bubblewrap(found.view), "--"]
         user = [f"--reuid={_UID}", f"--regid={_UID}", "--clear-groups", "--"]
         words = ["setpriv", *user] if os.geteuid() == 0 else []
         words += ["bwrap", "--unshare-user", "--unshare-pid", "--die-with-parent"]
@@ -1393,10 +1398,33 @@ class Views:
         words += ["--bind", str(self.data), "/data", "--bind", str(self.mine), "/tmp/mine"]
         return [*words, "--"]
 
+    def entering(self, agent: Agent) -> list[str]:
+        """Into the agent's view as it is kept: each is made once, in that of its parent."""
+        command = tuple(self.command(agent))
+        if command not in self._kept:
+            made = self._kept[command] = subprocess.Popen(
+                [*command, "sh", "-c", "echo up; read -r line"], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd="/",
+            )
+            assert made.stdout is not None and made.stdout.readline() == "up\n"
+        pid = self._kept[command].pid
+        while below := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            pid = int(below[0])
+        ids = [f"--setuid={_UID}", f"--setgid={_UID}"]
+        return ["nsenter", f"--target={pid}", "--user", "--mount", "--pid", *ids, "--"]
+
+    def close(self) -> None:
+        """Ends what is in kept views."""
+        for made in self._kept.values():
+            with made:
+                assert made.stdin is not None
+                made.stdin.close()
+
     async def run(
         self, agent: Agent, argv: list[str], cwd: str, variables: dict[str, str]
     ) -> tuple[int, str]:
-        words = [*self.command(agent), "env", "-C", cwd, *argv]
+        inside = self.entering(agent) if self.keeps else self.command(agent)
+        words = [*inside, "env", "-C", cwd, *argv]
         return execute(words, "/", {**ENVIRONMENT, **variables})
 
     def sh(self, agent: Agent, script: str, cwd: str = "/workspace") -> tuple[int, str]:
@@ -1429,9 +1457,11 @@ def views(world: World) -> Iterator[Views]:
         pytest.skip("needs bubblewrap")
     # not below tmp_path, where the agents' uid does not get
     directory = Path(tempfile.mkdtemp(prefix="ctxfs-workspace-"))
+    made = Views(world, directory)
     try:
-        yield Views(world, directory)
+        yield made
     finally:
+        made.close()
         shutil.rmtree(directory)
 
 
@@ -1564,12 +1594,12 @@ def test_a_child_of_a_child(views: Views, boss: Agent) -> None:
 @pytest.mark.parametrize("boss", ["inside"], indirect=True)
 def test_as_deep_as_there_are_agents(views: Views, boss: Agent) -> None:
     """Git gives up at the seventh link of a chain of what is borrowed."""
+    views.keeps = os.geteuid() == 0  # each costs twice as much to make as the one around it
     line = [boss]
     for number in range(1, 7):
         agent = views.child(line[-1], f"gen{number}")
         assert views.sh(agent, f"git commit -q --allow-empty -m {number}") == (0, "")
         line.append(agent)
-    # each view costs twice as much as the one around it: what is deepest is looked at seldom
     deepest = views.child(line[-1], "gen7")
     line.append(deepest)
     script = "git commit -q --allow-empty -m 7; git log --format=%s; git fsck --strict"
