@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
+import re
 import subprocess
 import time
 from collections import Counter, defaultdict, deque
@@ -21,13 +23,15 @@ from typing import Any, Final
 
 from runtime.cell.record import RunRecord, read_record
 from runtime.kernel.cgroups import Cgroup
-from tests.worlds.daemon import Daemon, alive, wait_dead, wait_until, write
+from tests.worlds.daemon import TIMEOUT, Daemon, alive, wait_dead, wait_until, write
 
 #: recorded ends, adopted agents: all that a daemon does by itself after its start
 SETTLE_SECONDS: Final = 60.0
-#: looking at everything costs the daemon more than a moment, in which it could get on
-_INTERVAL: Final = 0.1
+#: a look costs the daemon a moment, in which it could get on
+_INTERVAL: Final = 0.05
 _LOOKS: Final = 3
+#: what most files fit in
+_BLOCK: Final = 1 << 16
 
 GONE: Final = (errno.ENOTCONN, errno.ECONNABORTED, errno.EIO)
 _LIVE: Final = frozenset({"starting", "ready", "busy", "idle", "paused", "stopping"})
@@ -43,6 +47,9 @@ _AFTER: Final = {
     "reset": frozenset({"new"}),
 }
 _CHANNEL: Final = {"interrupted": "cancelled"}
+
+#: by an agent's directory, what its files say
+AllFacts = dict[Path, dict[str, str]]
 
 
 def told_write(text: str) -> str:
@@ -246,7 +253,7 @@ class Operator:
         for file, possible in entry.files.items():
             if None in possible:
                 continue
-            text = (directory / file).read_text()
+            text = _text(directory / file)
             wanted = [value for value in possible if value is not None]
             if file == "limits":
                 good = any(set(value.split("\n")) <= set(text.split("\n")) for value in wanted)
@@ -273,21 +280,17 @@ class Operator:
                              f"{len(mine)} are told of")
         return found
 
-    def unended(self) -> list[str]:
+    def unended(self, all_facts: AllFacts) -> Iterator[str]:
         """What was to end by an acknowledged verb and has not, or not so."""
-        found = []
         for name, entry in self.entries.items():
-            directory = self._daemon.agent_dir(name)
-            try:
-                status = _read(directory / "status")
-                end = (_read(directory / "outcome"), _read(directory / "reason"))
-            except FileNotFoundError:
+            facts = all_facts.get(self._daemon.agent_dir(name))
+            if facts is None:
                 continue
+            status, end = facts["status"], (facts["outcome"], facts["reason"])
             if entry.must_end and status != "dead":
-                found.append(f"{name}: an end was acknowledged, it is {status}")
+                yield f"{name}: an end was acknowledged, it is {status}"
             elif status == "dead" and entry.end not in (None, end):
-                found.append(f"{name}: ended as {end}, not {entry.end}")
-        return found
+                yield f"{name}: ended as {end}, not {entry.end}"
 
 
 @dataclass(frozen=True)
@@ -379,27 +382,33 @@ class Invariants:
 
     def settle(self, operator: Operator) -> None:
         """Fails with all that is still wrong when there was time to put it right."""
-        wrong: list[str] = []
         begun = time.monotonic()
-        #: what was wrong until then, where it was something else
+        #: what was found wrong first until then, where it was something else
         before: list[str] = []
 
+        def look() -> Iterator[str]:
+            facts: AllFacts = {}
+            yield from self._contradictions(facts)
+            yield from operator.unended(facts)
+            yield from self._unwritten(facts)
+
+        # who may go before all is well is looked at once, whatever else is wrong
+        first = list(look())[:1]
+
         def settled() -> bool:
-            facts = self._all_facts()
-            now = [*self._contradictions(facts), *operator.unended(), *self._unwritten(facts)]
-            if now != wrong:
-                before.append(f"until {time.monotonic() - begun:.1f} s: {'; '.join(wrong)}")
-            wrong[:] = now
-            return not wrong
+            # the first that is wrong says that it is too early, and the rest need not be read
+            now = list(itertools.islice(look(), 1))
+            if now != first:
+                before.append(f"until {time.monotonic() - begun:.1f} s: {'; '.join(first)}")
+            first[:] = now
+            return not now
 
         try:
             # to look once may take long where many have lived, and more has happened meanwhile
-            for _ in range(_LOOKS):
-                if settled():
-                    break
-            else:
+            if first and not any(settled() for _ in range(_LOOKS)):
                 wait_until(settled, "nothing contradicts", SETTLE_SECONDS, _INTERVAL)
         except AssertionError:
+            wrong = list(look()) or first  # unless just now it was put right
             text = "\n".join(["contradictions that stay:", *wrong, *self._details(wrong),
                               *before[-5:]])
             raise AssertionError(text) from None
@@ -413,12 +422,13 @@ class Invariants:
         for directory in _directories(base):
             if _status(directory) not in (None, "dead", "stopping"):
                 _tolerate(directory / "ctl", "kill")
-        for directory in _directories(base):
-            try:
-                wait_dead(directory)
-            except AssertionError:
+        left = _directories(base)
+        waits = [str(directory / "wait") for directory in left]
+        if subprocess.run(["cat", *waits], timeout=TIMEOUT, check=False,
+                          stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode:
+            for directory in left:
                 if directory.exists():  # not one that is temp
-                    raise
+                    wait_dead(directory)
         for entry in operator.entries.values():
             entry.statuses |= {"dead"}
         self.settle(operator)
@@ -428,18 +438,17 @@ class Invariants:
         operator.entries.clear()
         self._verified.clear()
         self._settled.clear()
-        wrong: list[str] = []
 
-        def clean() -> bool:
-            facts = self._all_facts()
-            wrong[:] = [*self._contradictions(facts), *self._unwritten(facts),
-                        *self._leftovers()]
-            return not wrong
+        def look() -> Iterator[str]:
+            facts: AllFacts = {}
+            yield from self._leftovers()
+            yield from self._contradictions(facts)
+            yield from self._unwritten(facts)
 
         try:
-            wait_until(clean, "nothing is left", SETTLE_SECONDS, _INTERVAL)
+            wait_until(lambda: not any(look()), "nothing is left", SETTLE_SECONDS, _INTERVAL)
         except AssertionError:
-            raise AssertionError("\n".join(["left when all is removed:", *wrong])) from None
+            raise AssertionError("\n".join(["left when all is removed:", *look()])) from None
         wrong = [*self._torn(), *self._bugs()]
         assert not wrong, "\n".join(wrong)
 
@@ -455,7 +464,7 @@ class Invariants:
 
     def _lives(self, lost: list[str], operator: Operator) -> Iterator[str]:
         """What was said to those that a line is about, and to their parents, and what they are."""
-        for name in [line.partition(":")[0] for line in lost]:
+        for name in [re.split("[:/]", line, maxsplit=1)[0] for line in lost]:
             for each in filter(None, (name, operator.entries[name].parent)):
                 directory = self._daemon.agent_dir(each)
                 yield f"{each}: {operator.entries.get(each)}, said {list(operator.said[each])}"
@@ -488,40 +497,41 @@ class Invariants:
             if word in log:
                 yield f"the daemon's log has {word!r}:\n{log[max(0, log.index(word) - 500) :]}"
 
-    def _all_facts(self) -> dict[Path, dict[str, str]]:
-        """Of each agent: read once for all that is compared with them in one look."""
-        found = {}
-        for directory in _directories(self._daemon.root / "agent"):
-            with contextlib.suppress(FileNotFoundError):
-                found[directory] = _facts(directory)
-        return found
+    def _contradictions(self, all_facts: AllFacts) -> Iterator[str]:
+        """2, 3: states, cgroups and processes, as they are now.
 
-    def _contradictions(self, all_facts: dict[Path, dict[str, str]]) -> Iterator[str]:
-        """2, 3: states, cgroups and processes, as they are now."""
+        Fills ``all_facts``: read once for all that is compared with them in one look.
+        """
+        directories = _directories(self._daemon.root / "agent")
         nodes = dict(self._nodes())
-        seen = set()
+        for directory in directories:
+            with contextlib.suppress(FileNotFoundError):
+                facts = all_facts[directory] = _facts(directory)
+                name = directory.name.removesuffix(".d")
+                for what in self._state(directory, facts, nodes.get(name)):
+                    yield f"{name}: {what} ({facts})"
         for directory, facts in all_facts.items():
             name = directory.name.removesuffix(".d")
-            seen.add(name)
-            for what in self._state(facts, nodes.get(name), _is_frozen(directory)):
-                yield f"{name}: {what} ({facts})"
             if facts["status"] == "dead":
-                for child in _owned_children(directory):
+                for child in _owned_children(directory, all_facts):
                     if (status := _status(child)) in _LIVE | {"new"}:
                         yield f"{name} is dead, its child {child.name} {status}"
-            yield from self._acknowledged_inside(directory, name)
+            # nothing has run for one that is new
+            if facts["status"] != "new":
+                yield from self._acknowledged_inside(directory, name, facts["status"] == "dead")
         for name, path in nodes.items():
-            if name not in seen:
+            if self._daemon.agent_dir(name) not in all_facts:
                 yield f"{path} is the cgroup of no agent"
         for name, processes in self._processes.items():
-            if _status(self._daemon.agent_dir(name)) in (None, "new", "dead"):
+            known = all_facts.get(self._daemon.agent_dir(name))
+            if known is None or known["status"] in ("new", "dead"):
                 for process in processes:
                     if process.lives():
                         yield f"{name} has ended, its process {_describe(process.pid)} has not"
         yield from self._waiting()
 
     @staticmethod
-    def _state(facts: dict[str, str], node: Path | None, frozen: bool) -> Iterator[str]:
+    def _state(directory: Path, facts: dict[str, str], node: Path | None) -> Iterator[str]:
         status = facts["status"]
         if (status == "dead") != bool(facts["outcome"]):
             yield "an outcome goes with dead, and only that"
@@ -532,7 +542,7 @@ class Invariants:
                 yield "has a pid or a run"
             return
         if status == "starting":
-            if facts["restart"] == "no" and not _is_held(node):
+            if not _is_held(node) and _read(directory / "restart") == "no":
                 yield "does not get on"
             return
         if status == "stopping":
@@ -542,6 +552,7 @@ class Invariants:
             return
         if not Cgroup(node).populated():
             yield "its cgroup is empty"
+        frozen = _is_frozen(directory)
         freeze = (Cgroup(node).read("cgroup.freeze") or "").strip()
         if freeze != ("1" if frozen else "0"):
             yield f"cgroup.freeze is {freeze}"
@@ -558,17 +569,16 @@ class Invariants:
             ):
                 yield "its program is not in its leaf"
 
-    def _acknowledged_inside(self, directory: Path, name: str) -> Iterator[str]:
-        """1: what programs were told to be done.
+    def _acknowledged_inside(self, directory: Path, name: str, final: bool) -> Iterator[str]:
+        """1: what programs were told to be done, until now or, ``final``, ever.
 
         They say ``try FILE TEXT`` before and ``ack FILE TEXT`` after a write on
         their standard output, and ``made NAME`` after a mkdir.
         """
         wanted: dict[str, list[str]] = {}
-        final = _status(directory) == "dead"
         with contextlib.suppress(FileNotFoundError):
             # a line that is not ended may still grow
-            for line in (directory / "out").read_text().split("\n")[:-1]:
+            for line in _text(directory / "out").split("\n")[:-1]:
                 match line.split(" ", 2):
                     case ["try", file, text]:
                         if file in wanted:
@@ -591,8 +601,8 @@ class Invariants:
         for name, incarnation, waiter in self._waiters:
             directory = self._daemon.agent_dir(name)
             try:
-                facts = _facts(directory)
-                ended = facts["status"] == "dead" or facts["incarnation"] != incarnation
+                ended = (_read(directory / "incarnation") != incarnation
+                         or _read(directory / "status") == "dead")
             except FileNotFoundError:
                 ended = True
             if ended != (waiter.poll() is not None):
@@ -600,7 +610,7 @@ class Invariants:
 
     # histories
 
-    def _unwritten(self, all_facts: dict[Path, dict[str, str]]) -> Iterator[str]:
+    def _unwritten(self, all_facts: AllFacts) -> Iterator[str]:
         """4: each history tells one life, each thing once, and agrees with the states."""
         told: dict[tuple[str, str], list[dict[str, Any]]] = {}
         wanted: Counter[tuple[str, str, str]] = Counter()
@@ -608,12 +618,15 @@ class Invariants:
             if directory in self._earlier:
                 continue
             key = (directory.parts[-2], directory.parts[-1])
-            if not self._shown(directory).exists():
-                continue  # made for a session that was then not committed
-            # a control may also be written to one that is dead, which is no part of its life
-            told[key] = [event for event in _lines(directory / "events.jsonl")
-                         if event["type"] != "agent.control"]
-            yield from self._session(directory, told[key])
+            with contextlib.ExitStack() as stack:
+                try:
+                    shown = stack.enter_context(_within(self._shown(directory)))
+                except FileNotFoundError:
+                    continue  # made for a session that was then not committed
+                # a control may also be written to one that is dead, which is no part of its life
+                told[key] = [event for event in _lines(directory / "events.jsonl")
+                             if event["type"] != "agent.control"]
+                yield from self._session(directory, shown, told[key])
             if key in self._cancelled:
                 wanted[self._cancelled[key]] += 1
         found: Counter[tuple[str, str, str]] = Counter()
@@ -638,27 +651,29 @@ class Invariants:
             return os.path.basename(link) == session
         return False
 
-    def _session(self, directory: Path, events: list[dict[str, Any]]) -> Iterator[str]:
+    def _session(
+        self, directory: Path, shown: int, events: list[dict[str, Any]]
+    ) -> Iterator[str]:
+        """One session on the disk, and the directory that the mount shows of it."""
         size = sum(self._size(directory / name) for name in ("events.jsonl", "messages.jsonl"))
         if self._verified.get(directory) == size:
             return
         agent, session = directory.parts[-2:]
-        seen = self._shown(directory)
         wrong: list[str] = []
         for name in ("events.jsonl", "messages.jsonl"):
             wrong += _check_lines(directory / name)
-            if self._size(seen / name) != self._size(directory / name):
-                wrong.append(f"{seen / name} is not what is on the disk")
+            if self._size(name, shown) != self._size(directory / name):
+                wrong.append(f"{self._shown(directory) / name} is not what is on the disk")
         if not _is_other(session):
             wrong += [f"{agent} {session}: {what}" for what in _check_life(events)]
         wrong += [f"{agent} {session}: {what}" for what in _check_items(events)]
         if events and events[-1]["type"] == "agent.stop":
             if "parent_dead" in events[-1].get("reason", ""):
-                lineage = json.loads((seen / "meta.json").read_text()).get("parent", "")
+                lineage = json.loads(_text("meta.json", shown)).get("parent", "")
                 words = [word.partition(":")[2] for word in lineage.split()]
                 if lineage.startswith("agent:"):
                     self._cancelled[agent, session] = (words[0], words[1], agent)
-            state, status = _read(seen / "state"), events[-1]["status"]
+            state, status = _read("state", shown), events[-1]["status"]
             if state != _CHANNEL.get(status, status):
                 wrong.append(f"{agent} {session}: its state is {state}, it ended {status}")
             if not wrong:
@@ -670,19 +685,26 @@ class Invariants:
         owner, _, agent, session = directory.parts[-4:]
         return self._daemon.root / "home" / owner / "agent" / agent / "session" / session
 
+    def _shown_sessions(self) -> Iterator[Path]:
+        for user in _listed(self._daemon.root / "home"):
+            for name in _listed(user / "agent"):
+                yield from _listed(name / "session")
+
     @staticmethod
-    def _size(path: Path) -> int:
-        return path.stat().st_size if path.exists() else 0
+    def _size(path: Path | str, directory: int | None = None) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            return os.stat(path, dir_fd=directory).st_size
+        return 0
 
     def _channels(self, told: dict[tuple[str, str], list[dict[str, Any]]]) -> Iterator[str]:
-        sessions = set((self._daemon.root / "home").glob("*/agent/*/session/*"))
+        sessions = set(self._shown_sessions())
         sessions -= {self._shown(directory) for directory in self._earlier}
-        for channel in (c for s in sorted(sessions) for c in s.glob("context/child/*")):
+        for channel in (c for s in sorted(sessions) for c in _listed(s / "context" / "child")):
             if channel in self._settled:
                 continue
-            with contextlib.suppress(FileNotFoundError):
-                key = (_read(channel / "agent"), _read(channel / "session"))
-                status, last = _read(channel / "status"), (told.get(key) or [{}])[-1]
+            with contextlib.suppress(FileNotFoundError), _within(channel) as fd:
+                key = (_read("agent", fd), _read("session", fd))
+                status, last = _read("status", fd), (told.get(key) or [{}])[-1]
                 if last.get("type") == "agent.stop":
                     wanted = _CHANNEL.get(last["status"], last["status"])
                 else:
@@ -694,7 +716,7 @@ class Invariants:
                 results, final = self._results.get(key, ([], False))
                 if not final and not self._is_current(*key):
                     results = []  # it may have written more before it was removed
-                if results and (result := _read(channel / "result.md")) not in results:
+                if results and (result := _read("result.md", fd)) not in results:
                     yield f"{channel}: {key[0]} wrote one of {results}, there is {result!r}"
                 elif status == wanted and status not in ("pending", "active"):
                     self._settled.add(channel)
@@ -717,7 +739,7 @@ class Invariants:
             yield f"agent {path.name}"
         for path in (daemon.state / "trash").iterdir():
             yield f"trash {path.name}"
-        sessions = list((daemon.root / "home").glob("*/agent/*/session/*"))
+        sessions = list(self._shown_sessions())
         shown = {(s.parts[-3], s.name) for s in sessions if (s / "artifact").exists()}
         for channel in (c for s in sessions for c in (s / "context" / "child").iterdir()):
             shown.add((_read(channel / "agent"), _read(channel / "session")))
@@ -843,16 +865,53 @@ def _directories(base: Path) -> list[Path]:
     return [base / name for name in sorted(os.listdir(base)) if name.endswith(".d")]
 
 
-def _owned_children(directory: Path) -> Iterator[Path]:
+def _listed(directory: Path) -> list[Path]:
+    """What is in a directory; nothing if it is gone."""
     with contextlib.suppress(FileNotFoundError):
-        for link in (directory / "child").iterdir():
-            child = directory.parent / f"{link.name}.d"
+        return [directory / name for name in os.listdir(directory)]
+    return []
+
+
+def _owned_children(directory: Path, all_facts: AllFacts) -> Iterator[Path]:
+    """Those that it owns, but for what was dead already when that was read."""
+    for link in _listed(directory / "child"):
+        child = directory.parent / f"{link.name}.d"
+        if child in all_facts and all_facts[child]["status"] == "dead":
+            continue
+        with contextlib.suppress(FileNotFoundError):
             if _read(child / "life") != "detached":
                 yield child
 
 
-def _read(path: Path) -> str:
-    return path.read_text().strip()
+@contextlib.contextmanager
+def _within(directory: Path) -> Iterator[int]:
+    """A descriptor from which several files of a directory are found by one lookup each."""
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield fd
+    except OSError as error:
+        if error.errno == errno.ESTALE:  # what a path would say of one that is gone
+            raise FileNotFoundError(errno.ENOENT, "it is gone", str(directory)) from None
+        raise
+    finally:
+        os.close(fd)
+
+
+def _text(path: Path | str, directory: int | None = None) -> str:
+    """By one open(2) and, of most files, one read(2): each is a request to the daemon."""
+    fd = os.open(path, os.O_RDONLY, dir_fd=directory)
+    try:
+        data = part = os.read(fd, _BLOCK)
+        while len(part) == _BLOCK:
+            part = os.read(fd, _BLOCK)
+            data += part
+        return data.decode()
+    finally:
+        os.close(fd)
+
+
+def _read(path: Path | str, directory: int | None = None) -> str:
+    return _text(path, directory).strip()
 
 
 def _status(directory: Path) -> str | None:
@@ -865,13 +924,13 @@ def _status(directory: Path) -> str | None:
 
 def _facts(directory: Path) -> dict[str, str]:
     """Some files of an agent, read in one state of it."""
-    while True:
-        status = _read(directory / "status")
-        names = ("outcome", "reason", "pid", "run", "cgroup", "incarnation", "restart")
-        facts = {"status": status, **{name: _read(directory / name) for name in names}}
-        facts["session"] = os.path.basename(os.readlink(directory / "session"))
-        if _read(directory / "status") == status and _read(directory / "run") == facts["run"]:
-            return facts
+    with _within(directory) as fd:
+        while True:
+            names = ("status", "outcome", "reason", "pid", "run", "cgroup")
+            facts = {name: _read(name, fd) for name in names}
+            facts["session"] = os.path.basename(os.readlink("session", dir_fd=fd))
+            if all(_read(name, fd) == facts[name] for name in ("status", "run")):
+                return facts
 
 
 def _is_held(node: Path | None) -> bool:
