@@ -221,7 +221,7 @@ def test_a_run_of_a_newer_ctxd_is_lost_and_ended(daemon: Daemon) -> None:
         wait_dead(agent)
         assert read(agent, "outcome") == "interrupted\n"
     assert not alive(pid)
-    assert daemon.log.read_text().count(f"its record is of version {VERSION + 1}") == 2
+    assert daemon.log.read_text().count(f"its record has version {VERSION + 1}") == 2
     # and a later run is its own
     assert read(daemon.finish("next", "true"), "outcome") == "done\n"
 
