@@ -136,11 +136,14 @@ class Place:
         if path != self.own:
             self._check_ids(pid, program, path, "ran")
         elif not program:
-            # one that has exited has a name, and no file any more
-            if self._rootless and _name(pid) in _MOUNTING:
+            # one that has exited has a name, and no file any more; one that was waited for, too,
+            # perhaps since its cgroup was looked up, has neither
+            name = _name(pid)
+            if self._rootless and name in _MOUNTING:
                 return
-            if not gone or (self.ready and not self._rootless and self._daemon_lives()):
-                self._found.append(f"{_name(pid) or pid} ran in the daemon's own cgroup")
+            seen = bool(name) and not gone
+            if seen or (self.ready and not self._rootless and self._daemon_lives()):
+                self._found.append(f"{name or pid} ran in the daemon's own cgroup")
         elif not self._may_stay(program):
             self._found.append(f"{program} ran in the daemon's own cgroup")
 
