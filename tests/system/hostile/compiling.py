@@ -1,30 +1,37 @@
-"""Programs of the attacks, each compiled once in a run."""
+"""Programs of the attacks, compiled once for all processes of the tests.
+
+They are kept in ``build/attacks``, named by what they are made of; ``make clean`` removes them.
+"""
 
 from __future__ import annotations
 
-import atexit
+import fcntl
 import functools
+import hashlib
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Final
 
 _FLAGS: Final = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror")
-
-
-@functools.cache
-def _directory() -> Path:
-    made = tempfile.mkdtemp(prefix="ctxcompiled-")
-    atexit.register(shutil.rmtree, made)
-    return Path(made)
+_KEPT: Final = Path(__file__).parents[3] / "build" / "attacks"
 
 
 @functools.cache
 def _compiled(flags: tuple[str, ...], sources: tuple[Path, ...]) -> Path:
-    made = _directory() / str(_compiled.cache_info().currsize)
-    subprocess.run(["cc", *_FLAGS, *flags, "-o", str(made), *map(str, sources)], check=True,
-                   timeout=60)
+    made_of = hashlib.sha256(repr((_FLAGS, flags)).encode())
+    headers = {header for source in sources for header in source.parent.glob("*.h")}
+    for path in (*sources, *sorted(headers)):
+        made_of.update(path.read_bytes())
+    made = _KEPT / f"{sources[0].stem}-{made_of.hexdigest()[:16]}"
+    _KEPT.mkdir(parents=True, exist_ok=True)
+    with open(made.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other workers wait, rather than compile it too
+        if not made.exists():
+            begun = made.with_suffix(".begun")
+            subprocess.run(["cc", *_FLAGS, *flags, "-o", str(begun), *map(str, sources)],
+                           check=True, timeout=60)
+            begun.rename(made)
     return made
 
 
