@@ -12,6 +12,10 @@ are those of an agent that may still turn private. Names that went are told in
 addition, by a thread that nobody waits for: for the few calls that do not walk
 again, such as inotify_add_watch(2), and so that the kernel's memory is free again.
 
+The kernel does not know an inode before the process that looked it up has run on after the reply.
+What is to be forgotten meanwhile is told again until the kernel knows the inode, or has dropped it:
+it would keep attributes of before the change.
+
 Pages are kept of public values only. Forgetting them may wait for a read in
 progress, which the event loop has to answer: so a thread does it, and the
 writer waits for that thread, but not for long.
@@ -19,6 +23,7 @@ writer waits for that thread, but not for long.
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
@@ -33,6 +38,10 @@ from runtime.authority.loop import Batches
 FOREVER: Final = 3600.0
 #: a writer waits no longer than this for the kernel to forget pages
 NOTIFICATION_SECONDS: Final = 0.25
+#: seconds after which the kernel is told again of an inode that it did not know, at first and at
+#: most; and how often
+_AGAIN_SECONDS: Final = (0.001, 1.0)
+_AGAIN: Final = 64
 #: removed names that wait to be told to the kernel; any more are not told
 _NAMES_MAX: Final = 4096
 
@@ -76,6 +85,9 @@ class Cache:
         #: how often each inode was told to the kernel, which knows no others
         self._known: Counter[int] = Counter()
         self._paged: set[int] = set()
+        #: of these the kernel did not know when their attributes were to be forgotten
+        self._early: set[int] = set()
+        self._some_early = trio.Event()
         self._pages = Batches[int](_forget_pages)
         self._names = Batches[tuple[int, str]](_forget_names)
 
@@ -93,9 +105,9 @@ class Cache:
         return self.mounted and (inode in self._known or inode == pyfuse3.ROOT_INODE)
 
     def forget_attributes(self, inode: int) -> None:
-        if self._knows(inode):
-            with suppress(OSError):
-                pyfuse3.invalidate_inode(pyfuse3.InodeT(inode), attr_only=True)
+        if self._knows(inode) and not _forget_attributes(inode):
+            self._early.add(inode)
+            self._some_early.set()
 
     def forget_pages(self, inodes: Iterable[int]) -> None:
         """Attributes at once, pages soon; ``settled`` waits for them."""
@@ -130,6 +142,35 @@ class Cache:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._names.run)
             nursery.start_soon(self._pages.run)
+            nursery.start_soon(self._forget_again)
+
+    async def _forget_again(self) -> None:
+        """Has the kernel forget the attributes of inodes that it did not know yet."""
+        while True:
+            await self._some_early.wait()
+            pause, longest = _AGAIN_SECONDS
+            for _ in range(_AGAIN):
+                await trio.sleep(pause)
+                pause = min(2 * pause, longest)
+                self._early = {
+                    inode
+                    for inode in self._early
+                    if self._knows(inode) and not _forget_attributes(inode)
+                }
+                if not self._early:
+                    break
+            # of what is left the kernel has failed to make an inode
+            self._early.clear()
+            self._some_early = trio.Event()
+
+
+def _forget_attributes(inode: int) -> bool:
+    """False if the kernel does not know the inode, or not yet."""
+    try:
+        pyfuse3.invalidate_inode(pyfuse3.InodeT(inode), attr_only=True)
+    except OSError as error:
+        return error.errno != errno.ENOENT
+    return True
 
 
 def _forget_pages(inodes: set[int]) -> None:
