@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -378,7 +379,8 @@ def test_a_detached_child_sees_what_its_parent_sees_and_no_more(daemon: Daemon) 
         os.setuid(uid)
         os.close(os.open(kid / "artifact" / "go", os.O_CREAT | os.O_WRONLY))
         os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 0
+    # the agent may have seen the file, and ended with all that was in its leaf
+    assert os.waitpid(pid, 0)[1] in (0, signal.SIGTERM)
     wait_dead(kid)
     assert read(kid, "out").splitlines()[-1] == "busy", "the mount is found again"
     assert read(kid, "mount.effective").splitlines()[0].split("\t")[1] == "/data"
