@@ -24,6 +24,8 @@ from tests.worlds.preloaded import PRELOADED, Forked
 
 TIMEOUT = 30.0
 AGENT_UID = 61000
+#: seconds after which it is looked again
+_LONGEST: Final = 0.25
 #: in the name of everything that this run of the tests makes
 MARK = f"ctxtest-{os.getpid()}"
 _numbers = itertools.count(1)
@@ -36,12 +38,17 @@ sampled: set[str] = set()
 def wait_until(
     condition: Callable[[], object], what: str, timeout: float = TIMEOUT, interval: float = 0.005
 ) -> None:
-    """For what gives no event to wait for; looks often and fails with a name."""
-    deadline = time.monotonic() + timeout
+    """For what gives no event to wait for; fails with a name.
+
+    It looks again after ``interval`` seconds, and later after a tenth of what it has waited: each
+    look costs the processor, which others need, and may be a request to the daemon.
+    """
+    begun = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - begun
+        if waited > timeout:
             raise AssertionError(f"not within {timeout} s: {what}")
-        select.select([], [], [], interval)
+        select.select([], [], [], max(interval, min(waited / 10, _LONGEST)))
 
 
 class _Removals:
