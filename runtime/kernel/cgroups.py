@@ -10,6 +10,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import select
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -25,6 +27,8 @@ CONTROLLERS: Final = ("memory", "pids", "cpu")
 #: monitors that start others, and bytes of one with what it has not written to the disk
 _MONITORS_STARTING: Final = 256
 _MONITOR_MEMORY: Final = 256 << 10
+#: that monitors take to end, after the programs that they monitored
+_MONITOR_SECONDS: Final = 1.0
 #: cgroups that agents may make of their own
 _SPARE: Final = 1000
 #: how an ordinary user comes by a cgroup
@@ -176,6 +180,19 @@ class Cgroup:
                 each.remove()
             removed = self._rmdir()
         return removed
+
+    def remove_when_empty(self, seconds: float) -> bool:
+        """The same; waits so long for processes that are ending. Blocks the caller."""
+        deadline = time.monotonic() + seconds
+        while not self.remove():
+            left = deadline - time.monotonic()
+            with suppress(FileNotFoundError), open(self.path / "cgroup.events") as events:
+                told = select.poll()
+                told.register(events, select.POLLPRI)  # of changes since it was read
+                if left <= 0 or "populated 1" not in events.read():
+                    return self.remove()
+                told.poll(left * 1000)
+        return True
 
     def _rmdir(self) -> bool:
         try:
@@ -350,9 +367,12 @@ class Hierarchy:
         return path[len(self.prefix) + 1 :]
 
     def close(self) -> None:
-        """Removes what was made here, if nothing is left in it."""
+        """Removes what was made here, if nothing is left in it.
+
+        A monitor records the end of a program, and then ends itself: it may still be there.
+        """
         for path in (*self.root.path.glob("user-*"), self.root.child("monitor").path):
-            Cgroup(path).remove()
+            Cgroup(path).remove_when_empty(_MONITOR_SECONDS)
         self.helpers.remove()
         if _has_mark(self.root.path, _MADE_HERE):
             if self.root.path in self.daemon.path.parents:
