@@ -98,6 +98,8 @@ def test_parent_and_daemon_killed_the_descendants_end_without_a_daemon(
     for name, owner in (("l1", "boss"), ("l2", "l1"), ("l3", "l2")):
         agents.append(daemon.run(name, program, parent=f"agent:{owner}", limits="grace=1h"))
         wait_until(lambda: read(agents[-1], "out") == "up\n", "its trap is set")
+    for directory in agents:
+        wait_status(directory, "busy")  # and the daemon has seen it
     pids = [int(read(directory, "pid")) for directory in agents]
     begun = time.monotonic()
     daemon.kill()
