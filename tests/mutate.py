@@ -3,10 +3,10 @@
     python -m tests.mutate [--number N] [--seed S] [--module PATH]... [TEST]...
 
 The faults follow from the seed and the source alone, so that two sets of tests can be compared
-by the same ones. Each is made in a copy of the checkout, in which the given tests run until
-one fails (those of unit and adapter, if none are given). Whatever no test sees is listed with
-its place: it is equivalent, or a test is missing. It takes minutes, and is no part of
-``make test``.
+by the same ones. Each is made in a copy of the checkout, in which the tests of its module run and
+then the given ones (unit and adapter, if none are given), until one fails. Whatever no test sees
+is listed with its place: it is equivalent, or a test is missing. It takes minutes, and is no part
+of ``make test``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from queue import SimpleQueue
 from typing import Final
 
@@ -126,13 +126,19 @@ def seen_by(copy: Path, fault: Fault, tests: Sequence[str]) -> str:
     """Who sees it, in a copy of the checkout; empty if nobody does."""
     source = (ROOT / fault.path).read_bytes()
     (copy / fault.path).write_bytes(fault.put(source))
+    path = PurePath(fault.path)
+    likely = f"tests/unit/{path.parent}/test_{path.name}"
+    first = [likely] if (copy / likely).exists() else []
     try:
-        return first_failure(copy, tests)
+        return first_failure(copy, first) or first_failure(copy, tests)
     finally:
         (copy / fault.path).write_bytes(source)
 
 
 def first_failure(copy: Path, tests: Sequence[str]) -> str:
+    """The test that fails; empty if none does, or there are no tests."""
+    if not tests:
+        return ""
     command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "--no-header", "--tb=no",
                "-p", "no:cacheprovider", "-p", "no:randomly", *tests]
     try:
