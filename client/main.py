@@ -21,11 +21,17 @@ if TYPE_CHECKING:
 
 
 def handle_of(path: str) -> tuple[Root, str, str] | None:
-    """Return root, kind (`agent` or `tool`) and name if a program path is a handle, else None."""
+    """Return root, kind (`agent` or `tool`) and name if a program path is a handle, else None.
+
+    A program that is not at its path any more was run from a filesystem that is gone: a handle
+    whose daemon has died since.
+    """
     for candidate in (os.path.abspath(path), os.path.realpath(path)):
         directory, name = os.path.split(candidate)
         top, kind = os.path.split(directory)
-        if kind in ("agent", "tool") and os.path.isdir(candidate + ".d"):
+        if kind not in ("agent", "tool"):
+            continue
+        if os.path.isdir(candidate + ".d") or not os.path.exists(candidate):
             return Root(top), kind, name
     return None
 

@@ -131,6 +131,8 @@ def connect_own(root: Root, name: str = "") -> socket.socket:
     agents, connect to the daemon's own socket, which is only for operators.
     """
     own = own_agent(root)
+    if not own and os.environ.get("CTX_AGENT"):  # an agent's, which the daemon knows while it lives
+        raise Failure(f"no ctxd answers at {root.path}: try again later", NOT_RUNNING)
     return connect(root, name or own) if own else connect_daemon(root)
 
 

@@ -48,6 +48,31 @@ def test_the_whole_life_of_an_agent(daemon: Daemon) -> None:
     assert os.listdir(daemon.root / "agent") == []
 
 
+def test_a_handle_whose_daemon_has_just_died_says_that_it_is_unavailable(daemon: Daemon) -> None:
+    """The program was read before, and asks afterwards."""
+    waits, goes = os.pipe()
+    calls = []
+    for kind, name, words in (("tool", "AgentGet", "{}"), ("agent", "a", "hello")):
+        for own in ("", "a"):  # what is said to be of an agent, too
+            daemon_dies_first = (
+                "import os, sys; from client.main import main; "
+                f"os.read({waits}, 1); sys.argv = sys.argv[1:]; sys.exit(main())"
+            )
+            calls.append(subprocess.Popen(
+                [sys.executable, "-c", daemon_dies_first, f"{daemon.root}/{kind}/{name}", words],
+                env={"CTX_AGENT": own} if own else {}, stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE, text=True, pass_fds=(waits,),
+            ))
+    os.close(waits)
+    daemon.kill()
+    os.close(goes)
+    for call in calls:
+        said = call.communicate()[1]
+        assert call.returncode == 69, said
+        assert said.startswith(("ctx: no ctxd answers at ", "ctx: the ctxd of ")), said
+    daemon.start()
+
+
 def test_spawn_hands_over_follows_and_exits_with_the_outcome(daemon: Daemon) -> None:
     result = daemon.ctx(
         "spawn", "a", "--wait", "--", "sh", "-c", "cat; echo warning >&2; exit 4",
