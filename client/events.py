@@ -79,12 +79,33 @@ class Events(Tail):
             self.output.lines(describe_event(line) for line in lines if line)
 
 
+def last_session(root: Root, name: str) -> str:
+    """Return the newest session in the history of a removed agent, empty if there is none."""
+    try:
+        owners = root.call("home", os.listdir)
+    except Failure:
+        return ""
+    own = str(os.getuid())
+    for owner in sorted(owners, key=lambda uid: (uid != own, uid)):
+        directory = f"home/{owner}/agent/{name}/session"
+        try:
+            sessions = root.call(directory, os.listdir)
+        except Failure:
+            continue
+        if sessions:
+            found = [f"{directory}/{session}" for session in sessions]
+            return max(found, key=lambda session: root.value(f"{session}/updated_at"))
+    return ""
+
+
 def do_events(root: Root, args: Arguments) -> int:
     """Show the events of an agent's session."""
     name = args.name or own_name(root)
-    events = Events(root, agent(name, "session/events.jsonl"), args.json)
+    lives = root.present(agent(name))
+    session = agent(name, "session") if lives else last_session(root, name)
+    events = Events(root, f"{session or agent(name, 'session')}/events.jsonl", args.json)
     events.pump()
-    if args.follow:
+    if args.follow and lives:
         follow(root, agent(name), [events], events.fd)
     return OK
 
@@ -95,6 +116,7 @@ COMMANDS = (
         "show the events of an agent",
         (FOLLOW, JSON, OWN),
         do_events,
-        "Shows the current session. --json prints the lines of events.jsonl unchanged.",
+        "Shows the current session, or the last one of an agent that was removed. --json prints"
+        " the lines of events.jsonl unchanged.",
     ),
 )

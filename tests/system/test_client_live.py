@@ -46,6 +46,13 @@ def test_the_whole_life_of_an_agent(daemon: Daemon) -> None:
     assert "coder" in daemon.ctx("tree").stdout
     assert daemon.ctx("rm", "coder").returncode == 0
     assert os.listdir(daemon.root / "agent") == []
+    left = daemon.ctx("events", "-f", "coder").stdout
+    assert "agent.stop" in left.splitlines()[-1], "its history is kept"
+    assert daemon.ctx("new", "coder").returncode == 0
+    assert daemon.ctx("rm", "coder").returncode == 0
+    assert "run.start" not in daemon.ctx("events", "coder").stdout, "of its last life"
+    unknown = daemon.ctx("events", "nobody")
+    assert (unknown.returncode, unknown.stderr) == (1, 'ctx: no agent "nobody"\n')
 
 
 def test_a_handle_whose_daemon_has_just_died_says_that_it_is_unavailable(daemon: Daemon) -> None:
