@@ -101,7 +101,8 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
         guard=Guard(who=OPERATORS, when=NEW),
         doc="its creator: operator uid:N, or agent:NAME session:NAME run:ID. An "
         "operator of both agents may write agent:NAME; a child's defaults are then "
-        "applied",
+        "applied. The operator who made the agent may write what only the creator may, until "
+        "its start",
         render=fields.value("lineage"), check=fields.checked(_parse_parent),
         commit=_set_parent, single=True, depends=("lineage",)),
     Shown(name="supervisor", default="creator",

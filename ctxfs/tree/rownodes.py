@@ -139,6 +139,14 @@ class RowNode(Member[_O]):
         with agents.journal.acting(call.caller):
             return making.act(self.base, self.obj, call, name, mode)
 
+    def create(self, call: Call, name: str, mode: int, flags: int) -> tuple[Node, OpenFile]:
+        if isinstance(self.row, Directory) and self.row.secret:
+            # as a shell opens one that was there: it is gone, rather than never to be made
+            raise MissingError(
+                f"{quote(self.shown(name))}: no such file in {self.path}; it may have been used"
+            )
+        return super().create(call, name, mode, flags)
+
     def rmdir(self, call: Call, name: str) -> None:
         removing = self.row.remove if isinstance(self.row, Directory) else None
         if removing is None:

@@ -244,6 +244,7 @@ class Births:
     def _default_root(self, agent: Agent, caller: Caller) -> None:
         agent.lineage = f"operator uid:{caller.uid}"
         agent.creator_uid, agent.creator_gid = caller.uid, caller.gid
+        agent.maker = caller.uid
         agent.creator_groups = (
             linux.groups_of(caller.pid) if caller.groups is None else caller.groups
         )

@@ -18,6 +18,7 @@ from runtime.authority.attenuation import Authority
 from runtime.caller import OPERATORS, Caller, Role
 from runtime.kernel import cgroups, linux, spare
 from runtime.kernel.privilege import Privilege
+from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from runtime.records.registry import Registry
 
@@ -141,9 +142,15 @@ class Identity:
         if not caller.known:
             return Role.NONE
         if caller.agent is None:
+            roles = Role.ANYONE
             if self._privilege.is_master(caller.uid):
-                return OPERATORS | Role.ANYONE
-            return (Role.OPERATOR if caller.uid == agent.owner else Role.NONE) | Role.ANYONE
+                roles |= OPERATORS
+            elif caller.uid == agent.owner:
+                roles |= Role.OPERATOR
+            # who made it prepares it, also for the parent that it was given
+            if roles & OPERATORS and agent.status is Status.NEW and agent.maker == caller.uid:
+                roles |= Role.CREATOR
+            return roles
         if not self.still(caller):
             return Role.NONE
         if caller.agent == agent.index:

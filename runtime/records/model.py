@@ -67,7 +67,8 @@ class AgentIdentity:
 
     Times are seconds since the epoch. ``parent`` is the index of the agent that it is a child
     of; ``lineage`` the text that says so and outlives it. ``creator_*`` are the ids with which
-    an operator's paths are reached.
+    an operator's paths are reached. ``maker`` is the uid of the operator who made it, None if that
+    was an agent.
     """
 
     index: AgentIndex
@@ -80,6 +81,7 @@ class AgentIdentity:
     creator_uid: int = 0
     creator_gid: int = 0
     creator_groups: tuple[int, ...] = ()
+    maker: int | None = None
     parent: AgentIndex | None = None
     parent_session: SessionIndex | None = None
     channel: str = ""

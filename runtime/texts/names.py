@@ -50,9 +50,9 @@ BLANKS: Final = " \t"
 
 
 def quote(text: str, limit: int = 80) -> str:
-    """The offending text as it may appear in a one-line reason."""
+    """The offending text as it may appear in a one-line reason; its own quotes are escaped."""
     shown = text if len(text) <= limit else text[:limit] + "…"
-    return '"' + escape(shown) + '"'
+    return '"' + escape(shown).replace('"', '\\"') + '"'
 
 
 def escape(text: str) -> str:

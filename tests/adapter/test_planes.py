@@ -410,6 +410,9 @@ def test_whoever_knows_a_token_fires_the_wait_once(mounted: Mounted) -> None:
         mounted.put(f"trigger/{token}", "it is there\n")
         with refused("ENOENT"):
             mounted.inode(f"trigger/{token}")
+        with refused("ENOENT"):  # what a shell does then
+            complete(mounted.ops.create, mounted.inode("trigger"), token.encode(), 0o644,
+                     os.O_WRONLY, CONTEXT)
     assert mounted.get(f"{D}/waiting/x/status") == "fired\n"
     assert mounted.get(f"{D}/waiting/x/payload") == "it is there\n"
     (message,) = mounted.agents.items.of(the_agent(mounted).index, Message)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import trio
 
+from runtime.caller import Role
 from runtime.errors import (
     DeniedError,
     MalformedError,
@@ -700,6 +701,20 @@ def test_an_adopted_agent_has_a_childs_defaults(world: World) -> None:
     assert world.agents.registry.children(parent) == [agent]
     assert dict(world.agents.sessions.channels(parent.session)) == {"x": agent.index}
     assert world.agents.registry.node_path(agent) == "user-1/agent-p/child/agent-x"
+
+
+def test_who_made_an_agent_prepares_it_for_its_parent_until_its_start(world: World) -> None:
+    parent = live_parent(world, "p", 1)
+    agent = world.agents.births.create(operator(1), "x")
+    made_inside = world.agents.births.create(inside(parent), "y")
+    world.agents.births.adopt(agent, parent)
+    roles = world.agents.identity.roles
+    assert roles(operator(1), agent) & Role.CREATOR
+    assert not roles(operator(0), agent) & Role.CREATOR, "an operator, who did not make it"
+    assert not roles(operator(2), agent) & Role.CREATOR
+    assert not roles(operator(1), made_inside) & Role.CREATOR
+    world.agents.journal.update(agent, status=Status.STARTING)
+    assert not roles(operator(1), agent) & Role.CREATOR
 
 
 def test_an_adopted_agent_is_given_back(world: World) -> None:

@@ -352,3 +352,8 @@ def test_timestamps_are_utc_to_the_millisecond(moment: datetime) -> None:
 def test_a_timestamp_is_now_unless_told() -> None:
     before = timestamp()
     assert before <= timestamp(datetime.now(UTC).timestamp() + 0.001)
+
+
+def test_what_is_quoted_shows_its_own_quotes() -> None:
+    assert quote('say "no"') == r'"say \"no\""'
+    assert quote("a\tb") == r'"a\tb"'
