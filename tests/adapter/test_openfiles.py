@@ -14,6 +14,7 @@ import pyfuse3
 import pytest
 
 from ctxfs.tree.openfiles import OpenRow
+from runtime.authority.accounts import Resource
 from runtime.caller import Caller
 from runtime.records.change import Subscriber
 from runtime.records.lifecycle import Status
@@ -152,6 +153,30 @@ def test_a_truncation_takes_back_what_was_written_and_not_committed(mounted: Mou
     _truncate(mounted, f"{D}/env", 4, fh)
     mounted.close(fh)
     assert mounted.get(f"{D}/env") == "B=2\n"
+
+
+def test_what_is_not_committed_is_on_the_openers_account(mounted: Mounted) -> None:
+    accounts = mounted.agents.accounts
+    before = accounts.use(0, Resource.MEMORY)
+    fh = mounted.open(f"{D}/env", WRITE)
+    mounted.write(fh, b"A=" + b"x" * 40_000 + b"\n")
+    assert accounts.use(0, Resource.MEMORY) - before >= 40_000
+    _truncate(mounted, f"{D}/env", 0, fh)
+    mounted.close(fh)
+    assert mounted.get(f"{D}/env") == "", "nothing of it was committed"
+    assert accounts.use(0, Resource.MEMORY) == before
+
+
+def test_who_has_ended_writes_to_no_file_that_it_opened(mounted: Mounted) -> None:
+    agent = the_agent(mounted)
+    mounted.world.live(agent)
+    with mounted.as_(inside(agent)):
+        fh = mounted.open(f"{D}/refs.jsonl", WRITE)
+        mounted.world.live(agent, Status.DEAD)
+        with refused("EACCES"):
+            mounted.write(fh, b'{"path":"artifact/a"}\n')
+        assert "has ended" in mounted.reason
+        mounted.close(fh)
 
 
 def test_several_writes_are_one_value(mounted: Mounted) -> None:
