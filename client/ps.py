@@ -7,9 +7,9 @@ import time
 
 from client.arguments import JSON, Command, arg
 from client.ends import awaited_restart
-from client.exits import OK
+from client.exits import OK, USAGE, Failure
 from client.output import STDOUT, as_json, show_table
-from client.root import Root, agent
+from client.root import Root, agent, own_agent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     Result = TypeVar("Result")
 
 
+PROCESS_COLUMNS = ("agent", "pid", "state", "cpu", "memory", "age", "command")
 ABREAST = 32  # files read at the same time
 
 
@@ -96,8 +97,48 @@ def describe_agents(root: Root, names: Sequence[str]) -> list[dict[str, Any]]:
     return rows
 
 
+def processes(root: Root, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the processes of agents and of all that they own."""
+    import json
+
+    lines = b"".join(root.read(agent(name, "processes")) for name in names).splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def show_processes(root: Root, args: Arguments) -> int:
+    """List the processes of an agent, or of all agents that the caller may look into."""
+    if args.name:
+        names = [args.name]
+    else:  # those of the others are among their owners'
+        everybody = root.names("agent")
+        lives = abreast(lambda name: root.field(name, "life"), everybody)
+        names = [n for n, life in zip(everybody, lives, strict=True) if life == "detached"]
+        own = own_agent(root)
+        if own and own not in names:
+            names.append(own)
+        names = [name for name in names if os.access(root.join(agent(name, "processes")), os.R_OK)]
+    rows = processes(root, names)
+    if args.json:
+        STDOUT.text(as_json(rows))
+        return OK
+    cells = []
+    for row in rows:
+        shown = {key: "-" if value is None else str(value) for key, value in row.items()}
+        if row["age"] is not None:
+            shown["age"] = age(row["age"])
+        if row["memory"] is not None:
+            shown["memory"] = f"{row['memory'] >> 10}K"
+        cells.append([shown[column] for column in PROCESS_COLUMNS])
+    show_table([column.upper() for column in PROCESS_COLUMNS], cells)
+    return OK
+
+
 def do_ps(root: Root, args: Arguments) -> int:
     """List agents."""
+    if args.processes:
+        return show_processes(root, args)
+    if args.name:
+        raise Failure("ps takes a NAME with -p only; try ctx tree NAME", USAGE)
     rows = describe_agents(root, root.names("agent"))
     rows = [row for row in rows if row["status"] and (args.all or row["status"] != "dead")]
     if args.json:
@@ -155,8 +196,16 @@ COMMANDS = (
     Command(
         "ps",
         "list agents that are not dead",
-        (arg("-a", "--all", action="store_true", help="also list dead agents"), JSON),
+        (
+            arg("-a", "--all", action="store_true", help="also list dead agents"),
+            arg("-p", "--processes", action="store_true", help="list processes of agents"),
+            JSON,
+            arg("name", metavar="NAME", nargs="?", help="with -p: of this agent and its"
+                " descendants"),
+        ),
         do_ps,
+        "With -p, PIDs are as the caller sees them, CPU is in seconds and MEMORY counts shared"
+        " pages in parts (PSS).",
     ),
     Command(
         "tree",

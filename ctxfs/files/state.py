@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from ctxfs.files import fields
 from ctxfs.tree.base import Base
-from ctxfs.tree.rows import Output, Row, Shown, Size
-from runtime.caller import Caller
+from ctxfs.tree.rows import Gathered, Output, Row, Shown, Size
+from runtime.caller import PARTIES, Caller
+from runtime.kernel.processes import describe
 from runtime.records.model import Agent
 
 
@@ -19,6 +21,10 @@ def _cgroup(base: Base, agent: Agent, caller: Caller) -> str:
 def _usage(base: Base, agent: Agent, caller: Caller) -> str:
     usage = base.runtime.supervisor.usage(agent)
     return "".join(f"{key}={value}\n" for key, value in usage.items())
+
+
+def _processes(base: Base, agent: Agent, caller: Caller) -> Callable[[], str]:
+    return partial(describe, base.runtime.supervisor.places(agent), caller.pid)
 
 
 def _error(base: Base, agent: Agent, caller: Caller) -> str:
@@ -48,6 +54,10 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
     Shown(name="cgroup", render=_cgroup, volatile=True, doc="path of its cgroup"),
     Shown(name="usage", render=_usage, generated=True,
         doc="cpu_usec memory_current memory_peak processes wall_msec"),
+    Gathered(name="processes", read=PARTIES, gather=_processes,
+        doc="processes of the agent and of all that it owns, one JSON object per line: agent, pid "
+            "(as the reader sees it), name, state, cpu in seconds, memory (PSS) in bytes, age in "
+            "seconds, command; null for what cannot be had"),
     Output(name="out", content=_printed("out"), size=_printed_size("out"),
         doc="standard output"),
     Output(name="log", content=_printed("log"), size=_printed_size("log"),

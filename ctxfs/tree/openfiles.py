@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, Generic, TypeVar
@@ -16,6 +17,7 @@ from ctxfs.tree.realfiles import OpenRealFile
 from ctxfs.tree.rows import (
     Document,
     File,
+    Gathered,
     History,
     Inlet,
     LinesCheck,
@@ -122,6 +124,50 @@ class OpenRow(OpenFile, Generic[_O]):
         if waiter is not None:
             poller.wait(self.node.inode, id(self), waiter)
         return select.POLLIN
+
+
+class OpenGathered(OpenFile, Generic[_O]):
+    """An open file whose text a thread makes, at each read at offset 0."""
+
+    node: Member[_O]
+
+    def __init__(self, node: Member[_O], row: Gathered[_O], caller: Caller) -> None:
+        super().__init__(node, caller)
+        self._row = row
+        self._text: bytes | None = None
+        self._accounts = node.base.runtime.accounts
+        self._payer = node.base.runtime.agents.identity.payer(caller)
+        self._memory = Charge(self._accounts, self._payer, Resource.MEMORY)
+
+    def read(self, offset: int, size: int) -> bytes | None:
+        self.node.check_reader(self.caller)
+        if offset == 0 or self._text is None:
+            return None
+        return self._text[offset : offset + size]
+
+    @contextmanager
+    def reading(self, offset: int, size: int) -> Iterator[Callable[[], bytes]]:
+        self.node.check_reader(self.caller)
+        gather = self._row.gather(self.node.base, self.node.obj, self.caller)
+        text, spent = b"", 0.0
+
+        def act() -> bytes:
+            nonlocal text, spent
+            begun = time.thread_time()
+            text = gather().encode()
+            spent = time.thread_time() - begun
+            return text[offset : offset + size]
+
+        try:
+            yield act
+        finally:
+            # the loop waits for the interpreter meanwhile
+            self._accounts.time.pay(self._payer, spent)
+        self._memory.resize(len(text))  # later reads go on with it
+        self._text = text
+
+    def release(self) -> None:
+        self._memory.release()
 
 
 def _after_lines(data: bytes, count: int) -> bytes:
@@ -522,6 +568,8 @@ def open_row(node: Member[_O], row: File[_O], caller: Caller, flags: int) -> Ope
             return OpenHistory(node, row, caller, flags)
         case Output():
             return OpenOutput(node, row, caller)
+        case Gathered():
+            return OpenGathered(node, row, caller)
         case Inlet():
             feed = row.feed(node.base, node.obj) if row.feed is not None else None
             if feed is not None:

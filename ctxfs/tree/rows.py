@@ -257,6 +257,14 @@ class Shown(Rendered[_O]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered(File[_O]):
+    """A value that takes a while to find out, made anew for each reader: ``gather`` says on the
+    loop what a thread is to do, which gives the text. Its size is 0, as in procfs."""
+
+    gather: Callable[[Base, _O, Caller], Callable[[], str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kept(Rendered[_O]):
     """A text on the disk that is shown and never written; ``size`` does not read it."""
 

@@ -32,6 +32,7 @@ from runtime.ids import AgentIndex, ItemIndex, RunId
 from runtime.kernel import linux
 from runtime.kernel.cgroups import Cgroup, Hierarchy
 from runtime.kernel.inotify import Watcher
+from runtime.kernel.processes import Place
 from runtime.kernel.spawn import Spawner
 from runtime.life.beginning import Beginner
 from runtime.life.cells import LedCell
@@ -319,6 +320,16 @@ class Supervisor(Subscriber):
         usage = in_use(self._node(agent))
         usage["wall_msec"] = int((time.time() - agent.started) * 1000)
         return usage
+
+    def places(self, agent: Agent) -> list[Place]:
+        """Where the processes of an agent and of all that it owns are."""
+        found = []
+        for each in (agent, *self._agents.registry.descendants(agent)):
+            live_cell = self._live_cells.get(each.index)
+            if live_cell is not None:
+                spared = live_cell.spared().union(*(e.spared() for e in live_cell.entered()))
+                found.append(Place(each.name, live_cell.leaves(), frozenset(spared)))
+        return found
 
     def check_limits(self, limits: dict[str, str]) -> None:
         """``UnsupportedError`` where the machine lacks a controller."""

@@ -25,7 +25,7 @@ from ctxfs.filesystem import LAYOUTS
 from ctxfs.tree import rows as kinds
 from ctxfs.tree.items import ItemLayout
 from ctxfs.tree.layouts import Layout
-from ctxfs.tree.rows import Kind, Row, Shown, Staged
+from ctxfs.tree.rows import Gathered, Kind, Row, Shown, Staged
 from runtime.authority.guard import Act
 from runtime.caller import Caller
 from runtime.errors import DeniedError
@@ -206,6 +206,11 @@ AGENT = {
         ("Oosa", "Oosa", "Oosa", "s"),
         files("handoff.md", when=WHILE_NEW, lines=("a line %x\n",))
         | files("input.jsonl", when=WHILE_NEW, lines=(REF, "{}\n")),
+    ),
+    "processes": Group(
+        ("Oosa", "Oosa", "Oosa", ""),
+        (KNOWS, KNOWS, "Oosa", ""),
+        files("processes", generated=True),
     ),
     "inheritance": Group(
         ("Oosa", "Oosa", "Oosa", ""),
@@ -690,7 +695,8 @@ def test_the_table_has_every_file_and_says_how_it_is_kept(plane: Layout[Any]) ->
     told = PLACED[plane.name]
     assert rows.keys() == told.keys()
     for name, row in rows.items():
-        assert (isinstance(row, Shown) and row.generated) is told[name].generated, name
+        generated = isinstance(row, Gathered) or (isinstance(row, Shown) and row.generated)
+        assert generated is told[name].generated, name
         assert row.polled is told[name].polled, name
         assert row.volatile is told[name].volatile, name
         one = isinstance(row, Staged) and row.single

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from tests.worlds.daemon import Daemon, read, wait_dead, wait_status, wait_until
+from tests.worlds.daemon import Daemon, read, wait_dead, wait_status, wait_until, write
 
 
 def started(daemon: Daemon, *arguments: str) -> subprocess.Popen[str]:
@@ -53,6 +54,38 @@ def test_the_whole_life_of_an_agent(daemon: Daemon) -> None:
     assert "run.start" not in daemon.ctx("events", "coder").stdout, "of its last life"
     unknown = daemon.ctx("events", "nobody")
     assert (unknown.returncode, unknown.stderr) == (1, 'ctx: no agent "nobody"\n')
+
+
+def test_the_processes_of_a_family(daemon: Daemon) -> None:
+    """Each sees those of what it owns, by the PIDs that it has for them."""
+    boss = daemon.run("boss", "sh -c 'sleep 1000 & exec sleep 2000'")
+    wait_status(boss, "busy")
+    look = "cat $CTX_SELF/processes; cat $CTX_ROOT/agent/boss.d/processes; exec sleep 3000"
+    kid = daemon.run("kid", f"sh -c '{look}'", parent="agent:boss")
+    wait_status(kid, "busy")
+    mine = daemon.agent_dir("kid")
+    wait_until(lambda: "Permission denied" in read(mine, "log"), "it has looked")
+    own = [json.loads(line) for line in read(mine, "out").splitlines()]
+    assert [line["agent"] for line in own] == ["kid", "kid"]
+    assert all(line["pid"] < 10 for line in own), "in its own PID namespace"
+    assert own[1]["command"].endswith("/kid.d/processes")
+
+    def all_of_it() -> dict[int, str]:
+        lines = map(json.loads, read(boss, "processes").splitlines())
+        return {line["pid"]: f"{line['agent']}: {line['command']}" for line in lines}
+
+    wait_until(lambda: "kid: sleep 3000" in all_of_it().values(), "it sleeps")
+    found = all_of_it()
+    assert sorted(found.values()) == ["boss: sleep 1000", "boss: sleep 2000", "kid: sleep 3000"]
+    assert found[int(read(boss, "pid"))] == "boss: sleep 2000"
+    shown = daemon.ctx("ps", "-p").stdout.splitlines()
+    assert shown[0].split() == ["AGENT", "PID", "STATE", "CPU", "MEMORY", "AGE", "COMMAND"]
+    assert len(shown) == 4
+    assert len(daemon.ctx("ps", "-p", "kid").stdout.splitlines()) == 2
+    assert daemon.ctx("ps", "kid").returncode == 2
+    write(boss / "ctl", "kill")
+    wait_dead(boss)
+    assert read(boss, "processes") == ""
 
 
 def test_a_handle_whose_daemon_has_just_died_says_that_it_is_unavailable(daemon: Daemon) -> None:

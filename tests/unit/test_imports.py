@@ -56,7 +56,8 @@ def test_runtime_imports_neither_the_filesystem_nor_fuse_nor_the_client(path: Pa
 
 @pytest.mark.parametrize("path", RUNTIME + CTXFS, ids=name_of)
 def test_every_import_is_ours_the_standard_librarys_or_a_dependency(path: Path) -> None:
-    ours, theirs = {"client", "ctxfs", "runtime"}, {"pyfuse3", "trio", "yaml", "jsonschema"}
+    ours = {"client", "ctxfs", "runtime"}
+    theirs = {"pyfuse3", "trio", "yaml", "jsonschema", "psutil"}
     assert packages(path) <= ours | theirs | sys.stdlib_module_names
 
 

@@ -22,6 +22,7 @@ from runtime.authority.loop import LoopMeter
 from runtime.caller import Caller
 from runtime.cell.cell import Places
 from runtime.errors import WrongStateError
+from runtime.kernel.processes import Place
 from runtime.records.items import Task, TaskStatus
 from runtime.records.lifecycle import Cue
 from runtime.records.model import Agent
@@ -89,6 +90,9 @@ class FakeSupervisor:
             raise WrongStateError(f"{task.name} is {task.status}")
         self.said.append(("input", data.decode()))
         return len(data)
+
+    def places(self, agent: Agent) -> list[Place]:
+        return []
 
     def usage(self, agent: Agent) -> dict[str, int]:
         return {"processes": 0}
