@@ -18,13 +18,13 @@ def _cgroup(base: Base, agent: Agent, caller: Caller) -> str:
     return f"{base.runtime.hierarchy.root.path}/{agent.cgroup}\n" if agent.cgroup else ""
 
 
-def _usage(base: Base, agent: Agent, caller: Caller) -> str:
-    usage = base.runtime.supervisor.usage(agent)
-    return "".join(f"{key}={value}\n" for key, value in usage.items())
+def _usage(base: Base, agent: Agent, caller: Caller) -> Callable[[], str]:
+    find = base.runtime.supervisor.meter.usage(agent)
+    return lambda: "".join(f"{key}={value}\n" for key, value in find().items())
 
 
 def _processes(base: Base, agent: Agent, caller: Caller) -> Callable[[], str]:
-    return partial(describe, base.runtime.supervisor.places(agent), caller.pid)
+    return partial(describe, base.runtime.supervisor.meter.places(agent), caller.pid)
 
 
 def _error(base: Base, agent: Agent, caller: Caller) -> str:
@@ -52,8 +52,10 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
         doc="its main process, as a PID of the host"),
     Shown(name="run", render=fields.value("run"), volatile=True, doc="current run"),
     Shown(name="cgroup", render=_cgroup, volatile=True, doc="path of its cgroup"),
-    Shown(name="usage", render=_usage, generated=True,
-        doc="cpu_usec memory_current memory_peak processes wall_msec"),
+    Gathered(name="usage", gather=_usage,
+        doc="cpu_usec memory_current memory_peak processes wall_msec, of the agent and all that it "
+            "owns. Without the memory controller, memory counts shared pages in parts (PSS), and "
+            "memory_peak_sampled is the highest of what was read, and found now and then"),
     Gathered(name="processes", read=PARTIES, gather=_processes,
         doc="processes of the agent and of all that it owns, one JSON object per line: agent, pid "
             "(as the reader sees it), name, state, cpu in seconds, memory (PSS) in bytes, age in "

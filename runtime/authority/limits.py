@@ -6,7 +6,6 @@ from typing import Final
 
 from runtime.authority.disk import Disk
 from runtime.errors import UnsupportedError
-from runtime.kernel import linux
 from runtime.kernel.cgroups import Cgroup, Hierarchy
 from runtime.records.model import Agent
 from runtime.records.settings import Settings
@@ -45,17 +44,6 @@ def spent(node: Cgroup) -> dict[str, int]:
         "memory_peak": node.number("memory.peak"),
     }
     return {key: value for key, value in found.items() if value is not None}
-
-
-def in_use(node: Cgroup) -> dict[str, int]:
-    """``spent``, with memory_current in bytes and the number of processes now."""
-    processes = node.processes()
-    current = node.number("memory.current")
-    return {
-        **spent(node),
-        "memory_current": sum(map(linux.resident, processes)) if current is None else current,
-        "processes": len(processes),
-    }
 
 
 def _cpu_max(value: str) -> str:

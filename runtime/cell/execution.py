@@ -94,6 +94,8 @@ class LiveCell(Execution):
         self.node = node
         self._holds_cell = holds_cell
         self.unkillable = False
+        #: bytes that its processes and those of all it owns were seen to use together, at most
+        self.memory_peak = 0
         #: set when its socket answers
         self.reachable = trio.Event()
         #: somebody leads the runs that enter the cell

@@ -185,15 +185,6 @@ def _stat(pid: int) -> list[bytes]:
         return []
 
 
-def resident(pid: int) -> int:
-    """Bytes of memory that a process uses; 0 if it is gone (proc(5))."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError):
-        return 0
-
-
 def groups_of(pid: int) -> tuple[int, ...]:
     """The supplementary groups of a process; none if it is gone (proc(5))."""
     try:

@@ -104,10 +104,29 @@ def describe(places: Iterable[Place], asker: int) -> str:
     return "".join(lines)
 
 
+def memory(places: Iterable[Place]) -> tuple[int, int]:
+    """Bytes that the processes in these places use together, shared pages in parts (PSS), and how
+    many processes they are. Takes at most ``SECONDS``."""
+    deadline = time.monotonic() + SECONDS
+    used = count = 0
+    for _, pid in _found(places):
+        count += 1
+        if time.monotonic() < deadline:
+            try:
+                used += psutil.Process(pid).memory_full_info().pss
+            except (psutil.Error, OSError):
+                continue  # gone, or not to be looked into
+    return used, count
+
+
 def _found(places: Iterable[Place]) -> Iterator[tuple[str, int]]:
     for place in places:
         for leaf in place.leaves:
-            for pid in leaf.processes():
+            try:
+                pids = leaf.processes()
+            except OSError:
+                continue  # out of descriptors, say: what cannot be had is not told
+            for pid in pids:
                 if pid not in place.spared:
                     yield place.agent, pid
 

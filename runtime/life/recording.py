@@ -15,7 +15,6 @@ import trio
 
 from runtime import crashpoints
 from runtime.agents.parts import Agents
-from runtime.authority.limits import spent
 from runtime.cell import cell
 from runtime.cell.cell import Places
 from runtime.cell.execution import LiveCell, LiveCells
@@ -32,6 +31,7 @@ from runtime.life.conclusions import (
     reply_of_run,
 )
 from runtime.life.ending import Ender
+from runtime.life.metering import Meter
 from runtime.life.residents import Listener
 from runtime.life.streams import Streams
 from runtime.records.change import RUNTIME, Change
@@ -56,6 +56,7 @@ class Recorder:
         self,
         *,
         agents: Agents,
+        meter: Meter,
         hierarchy: Hierarchy,
         streams: Streams,
         places: Places,
@@ -63,6 +64,7 @@ class Recorder:
         ender: Ender,
     ) -> None:
         self._agents = agents
+        self._meter = meter
         self._ender = ender
         self._hierarchy = hierarchy
         self._streams = streams
@@ -137,7 +139,7 @@ class Recorder:
     def _conclude(self, change: Change, agent: Agent, live_cell: LiveCell) -> None:
         """Steps 7 and 8: the session, the channel, the events."""
         outcome, reason = self._end_of(agent, live_cell)
-        usage = {**spent(live_cell.node), "processes": 0}
+        usage = self._meter.final(live_cell)
         record = self._record_of_run(agent, live_cell)
         if record.started:
             try:

@@ -16,7 +16,7 @@ import trio
 
 from runtime import crashpoints
 from runtime.agents.parts import Agents
-from runtime.authority.limits import apply_limits, check_limits, in_use
+from runtime.authority.limits import apply_limits, check_limits
 from runtime.cell.cell import Places
 from runtime.cell.execution import Execution, LiveCell, LiveCells
 from runtime.cell.sources import Looker
@@ -32,13 +32,13 @@ from runtime.ids import AgentIndex, ItemIndex, RunId
 from runtime.kernel import linux
 from runtime.kernel.cgroups import Cgroup, Hierarchy
 from runtime.kernel.inotify import Watcher
-from runtime.kernel.processes import Place
 from runtime.kernel.spawn import Spawner
 from runtime.life.beginning import Beginner
 from runtime.life.cells import LedCell
 from runtime.life.ending import Ender, guarded
 from runtime.life.inside import Inside
 from runtime.life.leading import Leader
+from runtime.life.metering import Meter
 from runtime.life.recording import Recorder
 from runtime.life.recovery import Recovery, record_lost
 from runtime.life.runs import Runs
@@ -138,8 +138,11 @@ class Supervisor(Subscriber):
         )
         self._boot = linux.boot_id()
         self._beginner = Beginner(agents=agents, worktrees=self._worktrees, boot=self._boot)
+        #: what agents use
+        self.meter = Meter(agents=agents, hierarchy=hierarchy, live_cells=live_cells)
         self._recorder = Recorder(
             agents=agents,
+            meter=self.meter,
             hierarchy=hierarchy,
             streams=streams,
             places=places,
@@ -147,6 +150,7 @@ class Supervisor(Subscriber):
             ender=self._ender,
         )
         nursery.start_soon(self._recorder.run)
+        nursery.start_soon(self.meter.run)
         agents.journal.subscribe(self)
 
     def prepare_with(self, prepare: Callable[[Agent], Awaitable[None]]) -> None:
@@ -312,24 +316,6 @@ class Supervisor(Subscriber):
         if patience.cancelled_caught:
             for node in self._hierarchy.root.path.glob("user-*/agent-*"):
                 Cgroup(node).kill()
-
-    def usage(self, agent: Agent) -> dict[str, int]:
-        """cpu_usec, memory_current, memory_peak, processes, wall_msec; bytes and counts."""
-        if not agent.cgroup:
-            return agent.usage
-        usage = in_use(self._node(agent))
-        usage["wall_msec"] = int((time.time() - agent.started) * 1000)
-        return usage
-
-    def places(self, agent: Agent) -> list[Place]:
-        """Where the processes of an agent and of all that it owns are."""
-        found = []
-        for each in (agent, *self._agents.registry.descendants(agent)):
-            live_cell = self._live_cells.get(each.index)
-            if live_cell is not None:
-                spared = live_cell.spared().union(*(e.spared() for e in live_cell.entered()))
-                found.append(Place(each.name, live_cell.leaves(), frozenset(spared)))
-        return found
 
     def check_limits(self, limits: dict[str, str]) -> None:
         """``UnsupportedError`` where the machine lacks a controller."""

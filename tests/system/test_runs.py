@@ -417,3 +417,26 @@ def test_tail_follows_growing_output(daemon: Daemon) -> None:
         tail.terminate()
     write(agent / "ctl", "kill")
     wait_dead(agent)
+
+
+def test_memory_that_processes_share_is_told_once(daemon: Daemon) -> None:
+    """And not that of the cell, nor its processes; by the kernel, if that counts."""
+    code = ("import os, time; kept = os.urandom(40 << 20); "
+            "[os.fork() or time.sleep(1000) for _ in range(4)]; print(len(kept)); time.sleep(1000)")
+    agent = daemon.run("a", f"python3 -uc '{code}'")
+    wait_until(lambda: read(agent, "out"), "all are forked")
+
+    def usage() -> dict[str, int]:
+        pairs = (line.split("=") for line in read(agent, "usage").splitlines())
+        return {key: int(value) for key, value in pairs}
+
+    now = usage()
+    assert now["processes"] == 5
+    assert 40 << 20 < now["memory_current"] < 80 << 20
+    peak = "memory_peak" if "memory_peak" in now else "memory_peak_sampled"
+    assert now[peak] >= now["memory_current"] - (1 << 20)
+    write(agent / "ctl", "kill")
+    wait_dead(agent)
+    then = usage()
+    assert then["processes"] == 0
+    assert then[peak] >= now["memory_current"] - (1 << 20), "and is kept"

@@ -21,8 +21,10 @@ from runtime.authority.identity import Identity
 from runtime.authority.loop import LoopMeter
 from runtime.caller import Caller
 from runtime.cell.cell import Places
+from runtime.cell.execution import LiveCells
 from runtime.errors import WrongStateError
-from runtime.kernel.processes import Place
+from runtime.kernel.cgroups import Hierarchy
+from runtime.life.metering import Meter
 from runtime.records.items import Task, TaskStatus
 from runtime.records.lifecycle import Cue
 from runtime.records.model import Agent
@@ -53,6 +55,11 @@ class FakeSupervisor:
     def __init__(self) -> None:
         self.world: World
         self.said: list[tuple[str, str]] = []
+
+    @property
+    def meter(self) -> Meter:
+        hierarchy = cast(Hierarchy, SimpleNamespace(controllers=()))
+        return Meter(agents=self.world.agents, hierarchy=hierarchy, live_cells=LiveCells())
 
     async def look(self, agent: Agent, paths: Iterable[str]) -> dict[str, Source]:
         return {path: Source(path, "1:1") for path in paths}
@@ -90,12 +97,6 @@ class FakeSupervisor:
             raise WrongStateError(f"{task.name} is {task.status}")
         self.said.append(("input", data.decode()))
         return len(data)
-
-    def places(self, agent: Agent) -> list[Place]:
-        return []
-
-    def usage(self, agent: Agent) -> dict[str, int]:
-        return {"processes": 0}
 
     def check_limits(self, limits: dict[str, str]) -> None:
         pass

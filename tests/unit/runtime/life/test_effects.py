@@ -55,7 +55,7 @@ class Scene:
         self.root = Cgroup(world.path / "cgroup")
         self.supervisor = Supervisor(
             agents=world.agents,
-            hierarchy=cast(Any, SimpleNamespace(root=self.root)),
+            hierarchy=cast(Any, SimpleNamespace(root=self.root, controllers=())),
             watcher=watcher,
             streams=Streams(Gentle(world.agents.accounts.time)),
             places=Places(mount=Path("/ctx"), state=world.state, runtime=world.path / "run"),

@@ -1,0 +1,70 @@
+"""What is found now and then where the kernel does not count memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import trio
+
+from runtime.cell.execution import LiveCell, LiveCells
+from runtime.kernel.cgroups import Cgroup, Hierarchy
+from runtime.kernel.processes import Place
+from runtime.life import metering
+from runtime.life.metering import Meter
+from runtime.records.model import Agent
+from tests.worlds.records import World, inside, operator
+
+
+def metered(world: World, *agents: Agent, controllers: Sequence[str] = ()) -> Meter:
+    cells = LiveCells()
+    for agent in agents:
+        path = world.path / f"cgroup-{agent.name}"
+        cells[agent.index] = LiveCell(Cgroup(path), path / "record", holds_cell=False)
+    hierarchy = cast(Hierarchy, SimpleNamespace(controllers=controllers))
+    return Meter(agents=world.agents, hierarchy=hierarchy, live_cells=cells)
+
+
+def look_once(meter: Meter) -> None:
+    async def main() -> None:
+        with trio.move_on_after(metering._LEAST / 10):
+            await meter.run()
+
+    trio.run(main)
+
+
+def test_what_a_child_uses_is_its_parents_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the adopted one is older than the agent that it becomes a child of
+    older = world.agents.births.create(operator(1), "older")
+    boss = world.live(world.agents.births.create(operator(1), "boss"))
+    kid = world.live(world.agents.births.create(inside(world.may_create(boss)), "kid"))
+    world.agents.births.adopt(older, kid)
+    world.live(older)
+    sizes = {"boss": 1, "kid": 20, "older": 300}
+
+    def memory(places: Sequence[Place]) -> tuple[int, int]:
+        return sum(sizes[place.agent] for place in places), len(places)
+
+    monkeypatch.setattr(metering, "memory", memory)
+    meter = metered(world, boss, kid, older)
+    look_once(meter)
+    peaks = [meter.usage(agent)().get("memory_peak_sampled") for agent in (boss, kid, older)]
+    assert peaks == [321, 320, 300]
+    sizes["kid"] = 2
+    look_once(meter)
+    assert meter.usage(kid)()["memory_current"] == 302
+    assert meter.usage(kid)()["memory_peak_sampled"] == 320, "the highest that was found"
+
+
+def test_where_the_kernel_counts_nobody_looks(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = world.live(world.agents.births.create(operator(1), "a"))
+    monkeypatch.setattr(metering, "_measured", None)
+    meter = metered(world, agent, controllers=("memory",))
+    trio.run(meter.run)
+    assert "memory_peak_sampled" not in meter.usage(agent)()
