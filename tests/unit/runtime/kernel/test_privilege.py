@@ -57,7 +57,8 @@ def test_agents_have_the_ids_of_the_daemon_and_its_user_the_last_word(
 ) -> None:
     assert (agent.uid, agent.gid, agent.groups, agent.owner) == (1000, 100, (4, 100), 1000)
     identity = world.agents.identity
-    assert identity.roles(operator(1000), agent) == OPERATORS | Role.ANYONE
+    made_it = Role.CREATOR
+    assert identity.roles(operator(1000), agent) == OPERATORS | Role.ANYONE | made_it
     assert identity.is_master(operator(1000)) and not identity.is_master(operator(1001))
     world.live(agent)
     assert not identity.is_master(inside(agent))
