@@ -19,6 +19,8 @@ class Role(Flag):
     ROOT = auto()
     #: the agent that made it and supervises it
     CREATOR = auto()
+    #: an agent that it made and supervises
+    CHILD = auto()
     #: the agent itself
     SELF = auto()
     #: an agent whose policy says read, start, stop or write on it

@@ -28,6 +28,7 @@ POINTS: Final = (
     "run.ended",
     "run.recorded",
     "message.queued",
+    "report.queued",
     "message.delivered",
     "message.written",
     "message.ended",

@@ -20,7 +20,8 @@ from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Call, Node
 from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import NEW, NOT_TERMINAL, Directory, Inlet, Link, Row, Shown, Socket, Verbs
-from runtime.agents.messages import SENDING
+from runtime.agents.messages import REPORTING, SENDING
+from runtime.agents.reports import REPORT_MAX
 from runtime.authority.guard import Guard
 from runtime.caller import CONTROLLERS, PARTIES, Caller, Role
 from runtime.errors import ForbiddenError
@@ -34,6 +35,10 @@ _RESULT: Final[Guard[Agent]] = Guard(who=Role.SELF, when=NOT_TERMINAL)
 
 def _send(base: Base, agent: Agent, caller: Caller, text: str) -> None:
     base.runtime.agents.messages.send(caller, agent, text)
+
+
+def _report(base: Base, agent: Agent, caller: Caller, text: str) -> None:
+    base.runtime.agents.messages.report(caller, agent, text)
 
 
 def _queue(base: Base, agent: Agent, caller: Caller) -> Iterator[str]:
@@ -104,6 +109,9 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
         send=_send, doc="one message per flush; not in mode once"),
     Shown(name="queue", polled=True, generated=True, render=_queue,
         doc="waiting messages, one JSON object per line"),
+    Inlet(name="report", guard=REPORTING, send=_report, what="report", most=REPORT_MAX,
+        doc="one report to its supervisor per flush, of at most 64 KiB: a message of provenance "
+        "child, and an event agent.report; without a supervisor the event only"),
     document("handoff.md", "the delegated task; the program's standard input", read=PARTIES,
              guard=_DELEGATION),
     lines_document("input.jsonl", "references to its inputs, one JSON object per line", check_input,

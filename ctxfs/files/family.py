@@ -7,6 +7,7 @@ from typing import Final
 from ctxfs.files import fields
 from ctxfs.tree.base import Base
 from ctxfs.tree.rows import NEW, Control, Row, Shown, one_line
+from runtime.agents.reports import supervisor_word
 from runtime.authority.guard import Guard
 from runtime.caller import OPERATORS, Caller
 from runtime.errors import DeniedError, MalformedError
@@ -35,10 +36,7 @@ def _parse_parent(base: Base, agent: Agent, caller: Caller, line: str) -> Agent 
 
 
 def _supervisor(base: Base, agent: Agent, caller: Caller) -> str:
-    parent = base.runtime.agents.registry.parent_of(agent)
-    if parent is not None and agent.owned:
-        return f"agent:{parent.name}\n"
-    return "operator\n" if agent.parent is None else "none\n"
+    return supervisor_word(base.runtime.agents.registry, agent) + "\n"
 
 
 def _parse_life(base: Base, agent: Agent, caller: Caller, line: str) -> str:

@@ -25,6 +25,7 @@ from ctxfs.tools.tool import (
 )
 from ctxfs.tools.waiting import WAIT, wait_of
 from runtime.agents.messages import check_id
+from runtime.agents.reports import supervisor_word
 from runtime.caller import INSIDERS
 from runtime.errors import DeniedError, MissingError
 from runtime.records.items import PRIORITIES, MessageStatus, TaskStatus, Wait, WaitStatus
@@ -141,9 +142,31 @@ async def _list(request: Request) -> dict[str, Any]:
     return {"agents": found}
 
 
+def _receiver(request: Request) -> Agent:
+    """The agent of ``agent_id``: the caller's supervisor even where that is hidden from it."""
+    if request.subject is not None:
+        supervisor = request.agents.registry.supervisor_of(request.subject)
+        if supervisor is not None and request.input["agent_id"] == supervisor.name:
+            return supervisor
+    return _asked(request)
+
+
+async def _report(request: Request) -> dict[str, Any]:
+    """As a write to ``report``."""
+    agent = request.subject
+    if agent is None:
+        raise DeniedError("only an agent reports: it tells its own supervisor")
+    messages, name = request.agents.messages, request.input.get("id", "")
+    if name:
+        with about("id"):
+            check_id(name)
+    message = messages.report(request.caller, agent, request.input["text"], name=name)
+    return {"message_id": message, "to": supervisor_word(request.agents.registry, agent)}
+
+
 async def _send(request: Request) -> dict[str, Any]:
     """As ``send`` on the agent's socket: an id that is said again gets what it got before."""
-    given, agent = request.input, _asked(request)
+    given, agent = request.input, _receiver(request)
     name = given.get("id", "")
     message = None
     if name:
@@ -263,7 +286,8 @@ TOOLS: Final = (
         concerns=Concerns.OTHERS,
         description=(
             "Send a message to an agent of mode turn or resident. It is queued; its reply goes "
-            "to the agent's history. Supervisors, operators and agents with policy write may send."
+            "to the agent's history. Supervisors, operators and agents with policy write may send. "
+            "To the caller's own supervisor it is a report."
         ),
         schema=inputs(
             Concerns.OTHERS,
@@ -280,6 +304,29 @@ TOOLS: Final = (
             }
         ),
         handler=_send,
+    ),
+    Tool(
+        name="Report",
+        family="core",
+        concerns=Concerns.OTHERS,
+        description=(
+            "Tell your supervisor something while you go on working, such as progress, a finding "
+            "or a question. It gets a message, at most 64 KiB; no policy is needed. Without a "
+            "supervisor, operators read it in your history. For your final answer write "
+            'result.md instead. Example: {"text": "half of the tests pass"}.'
+        ),
+        schema=inputs(
+            Concerns.OTHERS,
+            {"text": text("what to tell", minLength=1)},
+            {"id": text("an id; a report with a known id is not sent again", minLength=1)},
+        ),
+        output_schema=shape(
+            {
+                "message_id": text("its id"),
+                "to": text("who gets it: agent:NAME, operator or none"),
+            }
+        ),
+        handler=_report,
     ),
     Tool(
         name="AgentStop",

@@ -517,18 +517,20 @@ class OpenInlet(OpenRow[_O]):
         self._row = row
         self._text = b""
         self._refused = False
+        limit = self._base.runtime.config.frame_max
+        self._limit = limit if row.most is None else min(limit, row.most)
 
     def write(self, offset: int, data: bytes) -> int:
         assert self._text is not None
         self._check_alive()
         self.node.check_writer(self.caller)
-        limit = self._base.runtime.config.frame_max
+        limit = self._limit
         # a newline at the end belongs to the last line, not to the text
         if self._refused or len(self._text) + len(data) > limit + 1:
             # the kernel splits a long write(2): the rest belongs to the refused message
             self._drop()
             self._refused = True
-            raise TooLongError(f"a message may have at most {limit} bytes")
+            raise TooLongError(f"a {self._row.what} may have at most {limit} bytes")
         self.charge(len(self._text) + len(data))
         self._text += data
         return len(data)
@@ -542,7 +544,7 @@ class OpenInlet(OpenRow[_O]):
         self._drop()
         if self._refused:
             self._refused = False
-            raise TooLongError("the message is too long and was not sent")
+            raise TooLongError(f"the {self._row.what} is too long and was not sent")
         if data:
             self._check_alive()
             self.node.check_writer(self.caller)

@@ -466,7 +466,8 @@ class Output(Opened[_O]):
 class Inlet(Opened[_O]):
     """A file that is only written: messages, or the input of a program.
 
-    ``send`` gets the text of each flush. If ``feed`` makes something of the object, that takes
+    ``send`` gets the text of each flush, of at most ``most`` bytes if that is less than a
+    message may have. If ``feed`` makes something of the object, that takes
     bytes instead, as they come, and tells how many it took.
     """
 
@@ -474,6 +475,8 @@ class Inlet(Opened[_O]):
     read: Role = Role.NONE
     guard: Guard[_O]
     send: Callable[[Base, _O, Caller, str], None]
+    what: str = "message"
+    most: int | None = None
     feed: Callable[[Base, _O], Callable[[bytes], int] | None] | None = None
 
 

@@ -9,17 +9,27 @@ from typing import Final
 
 from runtime import crashpoints
 from runtime.agents.planes import Around
+from runtime.agents.reports import REPORT_MAX, Reports
 from runtime.authority.guard import ANY_STATUS, Act, Facts, Guard, Unless
 from runtime.caller import CONTROLLERS, NOBODY, Caller, Role
-from runtime.errors import MalformedError, QuotaError, TakenError, TooLongError, WrongStateError
+from runtime.errors import (
+    MalformedError,
+    QuotaError,
+    TakenError,
+    TooLongError,
+    UnsupportedError,
+    WrongStateError,
+)
 from runtime.ids import MessageId, RunId
 from runtime.records.change import Change
 from runtime.records.items import (
     NOTICES,
     PRIORITIES,
+    REPORTED,
     Message,
     MessageCue,
     MessageStatus,
+    Report,
     check_priority,
 )
 from runtime.records.lifecycle import Cue, Status
@@ -53,12 +63,54 @@ def _why_once(facts: Facts, caller: Caller, agent: Agent) -> str:
     )
 
 
-#: who sends an agent messages
+def _why_unheard(supervisor: Agent | None) -> str:
+    if supervisor is None or supervisor.how.takes_messages:
+        return ""
+    return (
+        f"the supervisor {quote(supervisor.name)} is a once agent, which takes no messages: "
+        "write result.md, which it reads after your end"
+    )
+
+
+def _why_unheard_child(facts: Facts, caller: Caller, agent: Agent) -> str:
+    actor = facts.registry.get(caller.agent) if caller.agent is not None else None
+    if actor is None or facts.registry.supervisor_of(actor) is not agent:
+        return ""
+    return _why_unheard(agent)
+
+
+def _why_unheard_reporter(facts: Facts, caller: Caller, agent: Agent) -> str:
+    return _why_unheard(facts.registry.supervisor_of(agent))
+
+
+def _why_ending(facts: Facts, caller: Caller, agent: Agent) -> str:
+    supervisor = facts.registry.supervisor_of(agent)
+    if supervisor is None or supervisor.status in _TAKING:
+        return ""
+    return f"the supervisor {quote(supervisor.name)} is {supervisor.status}: nobody would read it"
+
+
+_TAKING: Final = ANY_STATUS - {Status.STOPPING, Status.DEAD}
+#: who sends an agent messages; those of its supervised children are reports
 SENDING: Final = Guard(
-    who=CONTROLLERS | Role.WRITER,
-    when=ANY_STATUS - {Status.STOPPING, Status.DEAD},
-    unless=(Unless("its mode is once", WrongStateError, _why_once),),
+    who=CONTROLLERS | Role.WRITER | Role.CHILD,
+    when=_TAKING,
+    unless=(
+        Unless(
+            "its mode is once and a supervised child writes", UnsupportedError, _why_unheard_child
+        ),
+        Unless("its mode is once", WrongStateError, _why_once),
+    ),
     delegated=True,
+)
+#: who reports to an agent's supervisor
+REPORTING: Final = Guard(
+    who=Role.SELF,
+    when=ANY_STATUS - {Status.DEAD},
+    unless=(
+        Unless("its supervisor's mode is once", UnsupportedError, _why_unheard_reporter),
+        Unless("its supervisor is stopping or dead", WrongStateError, _why_ending),
+    ),
 )
 
 
@@ -71,11 +123,18 @@ def check_id(text: str) -> MessageId:
     return MessageId(text)
 
 
+def check_report(text: str) -> None:
+    """``TooLongError``."""
+    if len(text.encode()) > REPORT_MAX:
+        raise TooLongError(f"a report may have at most {REPORT_MAX} bytes")
+
+
 class Messages:
     """The queues of all agents. Everything is added to a change that the caller commits."""
 
-    def __init__(self, around: Around) -> None:
+    def __init__(self, around: Around, reports: Reports) -> None:
         self._around = around
+        self._reports = reports
         self._settings = around.settings
         self._registry = around.registry
         self._items = around.items
@@ -104,6 +163,10 @@ class Messages:
 
     def _of(self, agent: Agent) -> list[Message]:
         return self._items.of(agent.index, Message)
+
+    def reports(self, agent: Agent) -> list[Report]:
+        """The last that its children reported to an agent, oldest first."""
+        return self._reports.of(agent)
 
     def render(self, agent: Agent) -> str:
         """The lines of ``queue``."""
@@ -148,11 +211,16 @@ class Messages:
         name: str = "",
         asked: str = "",
     ) -> Message:
-        """A message from somebody to an agent, as its ``ingress`` allows.
+        """A message from somebody to an agent, as its ``ingress`` allows; from a child that it
+        supervises, a report.
 
-        ``DeniedError``, and whatever ``queue`` raises.
+        ``DeniedError``, and whatever ``queue`` or ``report`` raises.
         """
         roles = self._check_sender(caller, agent)
+        reporter = self._registry.get(caller.agent) if caller.agent is not None else None
+        if roles & Role.CHILD and reporter is not None:
+            check_priority(priority)
+            return self._report(caller, reporter, agent, text, name=name, asked=asked)
         provenance = next(word for role, word in _PROVENANCES if roles & role)
         sender = f"operator uid:{caller.uid}"
         if caller.agent is not None and (actor := self._registry.get(caller.agent)) is not None:
@@ -169,6 +237,60 @@ class Messages:
                 asked=asked,
             )
         crashpoints.reach("message.queued")
+        return message
+
+    def report(self, caller: Caller, agent: Agent, text: str, *, name: str = "") -> MessageId:
+        """Tells an agent's supervisor, in the agent's name; an id that is said again is not
+        reported again. What nobody receives is an event all the same.
+
+        ``DeniedError``, ``UnsupportedError`` for a supervisor of mode ``once``,
+        ``TooLongError``, ``QuotaError``, ``TakenError`` or ``WrongStateError``.
+        """
+        roles, what = self._identity.roles(caller, agent), "a report"
+        REPORTING.check(Act.SEND, what, self._around, caller, roles, agent, agent)
+        supervisor = self._registry.supervisor_of(agent)
+        wanted = check_id(name) if name else None
+        if supervisor is not None:
+            if wanted is not None:
+                known = self.find(supervisor, wanted)
+                if known is not None and known.asked == caller.key:
+                    return known.name
+            asked = caller.key if name else ""
+            return self._report(caller, agent, supervisor, text, name=name, asked=asked).name
+        if wanted is not None and self._reports.knows(agent, wanted):
+            return wanted
+        check_report(text)
+        given = wanted or MessageId(secrets.token_hex(8))
+        with self._journal.acting(caller), self._journal.changing() as change:
+            self._reports.add(change, caller, agent, text, name=given, keep_id=bool(name))
+        crashpoints.reach("report.queued")
+        return given
+
+    def _report(
+        self,
+        caller: Caller,
+        agent: Agent,
+        supervisor: Agent,
+        text: str,
+        *,
+        name: str,
+        asked: str,
+    ) -> Message:
+        """One that a supervisor receives, whatever its priority was to be."""
+        SENDING.check_object(self._around, caller, supervisor)
+        check_report(text)
+        with self._journal.acting(caller), self._journal.changing() as change:
+            message = self.queue(
+                change,
+                supervisor,
+                text=text,
+                sender=f"agent:{agent.name}",
+                provenance=REPORTED,
+                name=name,
+                asked=asked,
+            )
+            self._reports.add(change, caller, agent, text, name=message.name)
+        crashpoints.reach("report.queued")
         return message
 
     def queue(
@@ -192,11 +314,14 @@ class Messages:
         config = self._settings.config
         if len(text.encode()) > config.frame_max:
             raise TooLongError(f"a message may have at most {config.frame_max} bytes")
-        waiting = len(self.pending(agent)) + len(change.newly_made(agent.index, Message))
-        if waiting >= config.messages:
+        # what children report takes no room from the others, nor they from that
+        there = [*self.pending(agent), *change.newly_made(agent.index, Message)]
+        waiting = [m for m in there if (m.provenance == REPORTED) is (provenance == REPORTED)]
+        if len(waiting) >= config.messages:
+            what = "reports" if provenance == REPORTED else "messages"
             raise QuotaError(
-                f"{config.messages} messages wait for {quote(agent.name)}, "
-                "the configured maximum: try again later"
+                f"{config.messages} {what} wait for {quote(agent.name)}, "
+                "the configured maximum: try again when it has read some"
             )
         wanted = check_id(name) if name else None
         if wanted is not None and self.find(agent, wanted) is not None:

@@ -12,6 +12,7 @@ from runtime.agents.ends import Ends
 from runtime.agents.messages import Messages
 from runtime.agents.planes import Around
 from runtime.agents.removals import Removals
+from runtime.agents.reports import Reports
 from runtime.agents.tasks import TaskPlane
 from runtime.agents.waiting import WaitingPlane
 from runtime.agents.work import WorkPlane
@@ -119,7 +120,8 @@ def open_agents(
         identity=identity,
         authority=authority,
     )
-    messages, work = Messages(around), WorkPlane(around)
+    messages = Messages(around, Reports(around, sessions=sessions, disk=disk))
+    work = WorkPlane(around)
     waiting = WaitingPlane(around, authority=authority, messages=messages, work=work)
     tasks = TaskPlane(
         around,

@@ -86,7 +86,7 @@ class Guard(Generic[_O_contra]):
     """``who`` may, ``when`` the agent has one of these statuses, ``unless`` something else.
 
     It is generic in what its obstacles look at, beside the caller and the agent. A ``delegated``
-    thing of a private child is between the child and its creator.
+    thing of a private child is between the child, its creator and its own children.
     ``misfit`` is the error for another status, where it is not the usual one.
     """
 
@@ -101,7 +101,7 @@ class Guard(Generic[_O_contra]):
         if not self.delegated or agent is None or not agent.private:
             return self.who
         if facts.registry.parent_of(agent) is not None:
-            return self.who & (Role.CREATOR | Role.SENDER)
+            return self.who & (Role.CREATOR | Role.CHILD | Role.SENDER)
         return self.who
 
     def check(
@@ -167,6 +167,7 @@ def of_move(who: Role, cue: Cue, *unless: Unless[Agent]) -> Guard[Agent]:
 _SAID: Final = (
     (Role.CREATOR, "the creator"),
     (Role.OPERATOR, "operators"),
+    (Role.CHILD, "supervised children"),
     (Role.SELF, "the agent itself"),
     (Role.READER, "agents with policy read"),
     (Role.STARTER, "agents with policy start"),

@@ -160,6 +160,8 @@ class Identity:
             roles |= Role.CREATOR
         actor = self._registry.get(caller.agent)
         if actor is not None:
+            if actor.owned and actor.parent == agent.index:
+                roles |= Role.CHILD
             for cls, perm, role in _BY_POLICY:
                 if self._authority.reaches(actor, agent, cls, perm):
                     roles |= role

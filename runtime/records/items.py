@@ -185,9 +185,18 @@ WAIT_MOVES: Final = Moves(
     },
 )
 
+
+class ReportStatus(StrEnum):
+    KEPT = "kept"
+
+
+REPORT_MOVES: Final[Moves[ReportStatus, MessageCue]] = Moves("report", {})
+
 PRIORITIES: Final = ("interject", "next", "normal", "background")
 #: of messages that answer something themselves
 NOTICES: Final = ("task_result", "wait")
+#: of what a supervised child reports
+REPORTED: Final = "child"
 
 
 #: a text of a record that is longer than this is on the disk, not in memory; in characters
@@ -412,7 +421,37 @@ class Wait(Item):
     token: TriggerToken = field(default_factory=lambda: TriggerToken(secrets.token_hex(16)))
 
 
-KINDS: Final[dict[str, type[Item]]] = {cls.kind: cls for cls in (Message, Task, Work, Wait)}
+@_with_long
+@dataclass(slots=True, kw_only=True, eq=False)
+class Report(Item):
+    """One of the last reports to an agent by its children; ``name`` is the id of the message,
+    ``run`` the child's.
+
+    Without a child it is one of the agent's own that nobody received: only its id is kept,
+    which may be said again.
+    """
+
+    kind: ClassVar[str] = "report"
+    statuses: ClassVar[type[StrEnum]] = ReportStatus
+    moves: ClassVar = REPORT_MOVES
+    long: ClassVar[tuple[str, ...]] = ("text",)
+
+    name: MessageId
+    status: ReportStatus = ReportStatus.KEPT
+    session: SessionIndex
+    child: str = ""
+    run: RunId = NO_RUN
+    #: its beginning
+    text: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"{self.child}/{self.session}/{self.name}"
+
+
+KINDS: Final[dict[str, type[Item]]] = {
+    cls.kind: cls for cls in (Message, Task, Work, Wait, Report)
+}
 _I = TypeVar("_I", bound=Item)
 
 

@@ -42,7 +42,9 @@ class Moves(Generic[S, E]):
         }
         self.verbs = verbs
         self.terminal = frozenset(
-            s for s in type(next(iter(table))[0]) if not any(s is at for at, _ in table)
+            s
+            for s in (type(next(iter(table))[0]) if table else ())
+            if not any(s is at for at, _ in table)
         )
 
     def check(self, status: S, cue: E) -> None:

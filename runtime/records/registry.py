@@ -98,6 +98,10 @@ class Registry:
     def parent_of(self, agent: Agent) -> Agent | None:
         return self._agents.get(agent.parent) if agent.parent is not None else None
 
+    def supervisor_of(self, agent: Agent) -> Agent | None:
+        """The parent that owns an agent; None of a root agent, and of a detached child."""
+        return self.parent_of(agent) if agent.owned else None
+
     def why_orphaned(self, agent: Agent) -> str:
         """Why nothing begins below an agent's parent; empty if it may, or if it has none."""
         parent = self.parent_of(agent)

@@ -55,6 +55,11 @@ def quote(text: str, limit: int = 80) -> str:
     return '"' + escape(shown).replace('"', '\\"') + '"'
 
 
+def head(text: str, size: int) -> str:
+    """The beginning of a text, of at most so many bytes in UTF-8."""
+    return text[:size].encode()[:size].decode(errors="ignore")
+
+
 def escape(text: str) -> str:
     """Control characters, bidirectional ones too, as visible escapes."""
     return "".join(

@@ -394,6 +394,29 @@ def test_a_refused_message_is_not_sent_by_a_later_flush(mounted: Mounted) -> Non
     assert queue(mounted) == ["short"]
 
 
+def test_a_report_is_a_message_to_ones_supervisor(mounted: Mounted) -> None:
+    x = mounted.agents.registry.named("x")
+    assert x is not None
+    child = mounted.world.live(mounted.make("child", inside(mounted.world.may_create(x))))
+    with mounted.as_(inside(child)):
+        mounted.put("agent/child.d/report", "half is done\n")
+        mounted.put(f"{D}/inbox", "and more", os.O_APPEND)
+        with refused("EMSGSIZE"):
+            mounted.put("agent/child.d/report", "x" * 18)
+        assert "the report is too long and was not sent" in mounted.reason
+        with refused("EACCES"):
+            mounted.open("agent/child.d/report", os.O_RDONLY)
+    assert queue(mounted) == ["half is done", "and more"]
+    waiting = [json.loads(line) for line in mounted.get(f"{D}/queue").splitlines()]
+    assert [message["provenance"] for message in waiting] == ["child", "child"]
+    mounted.agents.journal.update(x, mode="once")
+    with mounted.as_(inside(child)):
+        for path in ("agent/child.d/report", f"{D}/inbox"):
+            with refused("ENOTSUP"):
+                mounted.put(path, "more")
+            assert "write result.md" in mounted.reason
+
+
 def test_a_full_queue_takes_no_more(mounted: Mounted) -> None:
     for number in range(3):
         mounted.put(f"{D}/inbox", f"{number}\n")

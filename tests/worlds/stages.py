@@ -210,6 +210,37 @@ def _abort(scene: Scene, mode: str) -> None:
         scene.wait_until(lambda: len(ends(scene, "aborted")) == 2, "all is answered")
 
 
+#: says which of its reports were acknowledged
+_REPORTER: Final = (
+    "for n in 1 2 3 4 5; do /bin/echo report $n > $CTX_SELF/report && echo ack $n; done; "
+    f"exec {SLEEP}"
+)
+
+
+def reporting(scene: Scene) -> None:
+    """A child that reports; each report that was acknowledged is there, and none is twice."""
+    agent(scene, "boss", "turn")
+    scene.wait("boss", "idle")
+    scene.new("reporter", f"sh -c {shlex.quote(_REPORTER)}", parent="agent:boss")
+
+    def reported() -> None:
+        directory = daemon_dir(scene, "reporter")
+        wait_status(directory, "busy")
+        conversed(scene, "boss", "turn")
+        got = Counter(line for line in output(scene, "boss") if line.startswith("got report"))
+        told = [e for e in history(scene, "reporter") if e["type"] == "agent.report"]
+        assert Counter(f"got {e['text']}" for e in told) == got
+        assert set(got.values()) <= {1}
+        acknowledged = [line.partition(" ")[2] for line in output(scene, "reporter")]
+        assert {f"got report {number}" for number in acknowledged} <= got.keys()
+        queued = [e["message"] for e in history(scene, "boss") if e["type"] == "message.queued"]
+        assert [e["message"] for e in told] == queued
+
+    scene.operator.verb("reporter", "start")
+    scene.after.append(reported)
+    scene.wait_until(lambda: len(ends(scene, "boss")) == 5, "all reports are read")
+
+
 def daemon_dir(scene: Scene, name: str) -> Path:
     return scene.daemon.agent_dir(name)
 

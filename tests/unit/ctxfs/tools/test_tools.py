@@ -188,6 +188,12 @@ CALLS: dict[str, Sample] = {
         {"message_id": "m", "status": "queued"},
         {"agent_id": "k1", "text": _LONG, "priority": "interject"},
     ),
+    "Report": Sample(
+        _nothing,
+        {"text": "half of it is done", "id": "half"},
+        {"message_id": "half", "to": "operator"},
+        {"text": "x" * 65_536, "id": "x" * 128},
+    ),
     "AgentStop": Sample(
         _helper, {"agent_id": "helper"}, {"agent_id": "helper", "status": "stopping"},
         {"agent_id": "k2", "kill": True},
@@ -285,6 +291,10 @@ def test_every_tool_answers_what_its_schema_says(desk: Desk, which: str, operato
     before, given, wanted, _ = CALLS[which]
     name = which.split()[0]
     before(desk)
+    if operator and name == "Report":
+        with refused(DeniedError, "only an agent reports"):
+            desk.call(name, given, USER)
+        return
     if operator and name not in ("AgentGet", "AgentList", "SendMessage", "AgentStop"):
         given = {**given, "agent_id": "coder"}
     output = desk.call(name, given, USER if operator else desk.me)
@@ -796,6 +806,39 @@ def test_a_message_that_is_sent_again_is_the_same(desk: Desk) -> None:
         desk.call("SendMessage", given, USER)
     first = desk.call("SendMessage", {"agent_id": "helper", "text": "a"})["message_id"]
     assert first != desk.call("SendMessage", {"agent_id": "helper", "text": "a"})["message_id"]
+
+
+def test_a_report_that_is_sent_again_is_the_same(desk: Desk) -> None:
+    desk.call("SpawnAgent", {"initial_message": "x", "name": "kid"})
+    kid = desk.agents.registry.named("kid")
+    assert kid is not None
+    me = inside(desk.mounted.world.live(kid))
+    given = {"text": "half", "id": "m"}
+    for caller, to in ((me, "agent:coder"), (desk.me, "operator")):
+        answer = desk.call("Report", given, caller)
+        assert answer == desk.call("Report", given, caller) == {"message_id": "m", "to": to}
+    assert [m.text for m in desk.agents.messages.pending(desk.coder)] == ["half"]
+    assert [r.text for r in desk.agents.messages.reports(desk.coder)] == ["half"]
+    # the same message, however it is said
+    assert desk.call("SendMessage", {**given, "agent_id": "coder"}, me)["message_id"] == "m"
+    with refused(MalformedError, "id: "):
+        desk.call("Report", {"text": "x", "id": "a b"})
+
+
+def test_a_supervisor_is_told_even_where_it_is_hidden(desk: Desk) -> None:
+    desk.call("SpawnAgent", {"initial_message": "x", "name": "kid", "mode": "turn"})
+    kid = desk.agents.registry.named("kid")
+    assert kid is not None
+    kid = desk.mounted.world.live(desk.mounted.world.may_create(kid))
+    desk.call("SpawnAgent", {"initial_message": "x", "name": "grandkid"}, inside(kid))
+    grandkid = desk.agents.registry.named("grandkid")
+    assert grandkid is not None
+    me = inside(desk.mounted.world.live(grandkid))
+    for tool in ("AgentGet", "AgentStop"):
+        with refused(MissingError):
+            desk.call(tool, {"agent_id": "kid"}, me)
+    desk.call("SendMessage", {"agent_id": "kid", "text": "look"}, me)
+    assert [m.provenance for m in desk.agents.messages.pending(kid)] == ["child"]
 
 
 def test_once_agents_take_no_messages(desk: Desk) -> None:

@@ -306,9 +306,9 @@ def test_a_private_child_hears_its_supervisor_only(world: World, agent: Agent) -
     child = world.agents.births.create(inside(world.may_create(agent)), "child")
     world.agents.journal.update(child, mode="turn")
     for caller in (ROOT, USER, inside(child), operator(4242)):
-        with pytest.raises(DeniedError, match="the creator may"):
+        with pytest.raises(DeniedError, match="the creator and supervised children may"):
             world.agents.messages.send(caller, child, "")
-    with pytest.raises(DeniedError, match="operators and agents with policy write may"):
+    with pytest.raises(DeniedError, match="operators, supervised children and agents with"):
         world.agents.messages.send(operator(4242), agent, "")
     assert queue(world, child) == queue(world, agent) == []
 

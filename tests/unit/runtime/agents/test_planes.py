@@ -23,6 +23,7 @@ from runtime.records.items import (
     Message,
     MessageCue,
     MessageStatus,
+    Report,
     Task,
     TaskCue,
     TaskStatus,
@@ -403,6 +404,7 @@ def test_a_token_is_known_as_long_as_its_wait() -> None:
         Task(agent=ONE, name="t", status=TaskStatus.RUNNING, accepts_input=True, child=TWO),
         Work(agent=ONE, name="w", status=WorkStatus.BLOCKED, blocked_by=("x", "y")),
         Wait(agent=ONE, name="i", status=WaitStatus.ARMED, due=1.5),
+        Report(agent=ONE, name=MessageId("m"), session=SessionIndex(1), child="c", text="x"),
     ],
     ids=lambda item: item.kind,
 )

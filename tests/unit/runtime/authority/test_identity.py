@@ -184,7 +184,8 @@ def test_roles_inside_agents(world: World, agent: Agent) -> None:
     assert roles(world, inside(agent), agent) == Role.SELF | Role.ANYONE
     assert roles(world, inside(agent), child) == Role.CREATOR | Role.ANYONE
     assert roles(world, inside(agent), grandchild) == Role.ANYONE
-    assert roles(world, inside(child), agent) == Role.ANYONE
+    assert roles(world, inside(child), agent) == Role.CHILD | Role.ANYONE
+    assert roles(world, inside(grandchild), agent) == Role.ANYONE
     assert roles(world, inside(other), agent) == Role.ANYONE
 
 

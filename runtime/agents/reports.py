@@ -1,0 +1,107 @@
+"""What agents report to their supervisors: the event of each, and which are remembered."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from runtime.agents.planes import Around
+from runtime.authority.disk import Disk
+from runtime.caller import Caller
+from runtime.ids import MessageId
+from runtime.records.change import Change
+from runtime.records.items import Report
+from runtime.records.model import Agent
+from runtime.records.registry import Registry
+from runtime.records.sessions import Sessions
+from runtime.texts.names import dump_json, head
+
+#: bytes of a report, of its text in the event, and of what its supervisor can look up later
+REPORT_MAX: Final = 64 << 10
+_TOLD: Final = 8 << 10
+_KEPT_TEXT: Final = 1500
+#: the last of all children of one agent
+_KEPT: Final = 10
+#: ids of reports that nobody received
+_KEPT_IDS: Final = 1024
+#: about what the event has beside the text, in bytes
+_EVENT: Final = 512
+
+
+def supervisor_word(registry: Registry, agent: Agent) -> str:
+    """``agent:NAME``; ``operator`` of a root agent; ``none`` of a detached child."""
+    supervisor = registry.supervisor_of(agent)
+    if supervisor is not None:
+        return f"agent:{supervisor.name}"
+    return "operator" if agent.parent is None else "none"
+
+
+class Reports:
+    """The reports of all agents. Everything is added to a change that the caller commits."""
+
+    def __init__(self, around: Around, *, sessions: Sessions, disk: Disk) -> None:
+        self._registry = around.registry
+        self._items = around.items
+        self._sessions = sessions
+        self._disk = disk
+
+    def of(self, supervisor: Agent) -> list[Report]:
+        """The last that an agent received, of all its children, oldest first."""
+        return [r for r in self._items.of(supervisor.index, Report) if r.child]
+
+    def knows(self, agent: Agent, name: MessageId) -> bool:
+        """Whether an agent without a supervisor reported by this id, in its session."""
+        return self._items.named(agent.index, Report, f"/{agent.session}/{name}") is not None
+
+    def add(
+        self,
+        change: Change,
+        caller: Caller,
+        agent: Agent,
+        text: str,
+        *,
+        name: MessageId,
+        keep_id: bool = False,
+    ) -> None:
+        """An agent has reported: the event, and what is kept of it.
+
+        ``keep_id``: an id that may be said again, of a report that nobody receives.
+        ``QuotaError`` if the owner's disk account has no room for the event.
+        """
+        told = head(text, _TOLD)
+        session = self._sessions.load(agent.session)
+        share, size = self._disk.share(session), len(dump_json(told).encode()) + _EVENT
+        share.check(caller, size)
+        change.tell(
+            agent,
+            "agent.report",
+            run=agent.run,
+            to=supervisor_word(self._registry, agent),
+            message=name,
+            text=told,
+        )
+        share.note(size)
+        supervisor = self._registry.supervisor_of(agent)
+        if supervisor is not None:
+            self._keep(
+                change,
+                Report(
+                    agent=supervisor.index,
+                    session=supervisor.session,
+                    name=name,
+                    child=agent.name,
+                    run=agent.run,
+                    text=head(text, _KEPT_TEXT),
+                ),
+                _KEPT,
+            )
+        elif keep_id:
+            report = Report(agent=agent.index, session=agent.session, name=name)
+            self._keep(change, report, _KEPT_IDS)
+
+    def _keep(self, change: Change, report: Report, most: int) -> None:
+        """One more, instead of the oldest of its sort."""
+        there = self._items.of(report.agent, Report)
+        same = [r for r in there if bool(r.child) is bool(report.child)]
+        for old in same[: max(0, len(same) + 1 - most)]:
+            change.drop(old)
+        change.make(report)
