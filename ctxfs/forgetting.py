@@ -83,7 +83,8 @@ class Forgetting(Subscriber):
 
     def item_changed(self, item: Item, names: Iterable[str]) -> None:
         if isinstance(item, Message):
-            self.agent_changed(item.agent, ("queue",))
+            # one with a run was delivered, or has ended
+            self.agent_changed(item.agent, ("queue", "message") if item.run else ("queue",))
         layout = self._of_items.get(item.kind)
         if layout is not None:
             self._rows_changed(layout, item.index, set(names))

@@ -37,6 +37,11 @@ def _send(base: Base, agent: Agent, caller: Caller, text: str) -> None:
     base.runtime.agents.messages.send(caller, agent, text)
 
 
+def _message(base: Base, agent: Agent, caller: Caller) -> str:
+    path = f"{base.runtime.places.mount}/agent/{agent.name}.d/handoff.md"
+    return base.runtime.agents.messages.render_current(agent, path)
+
+
 def _report(base: Base, agent: Agent, caller: Caller, text: str) -> None:
     base.runtime.agents.messages.report(caller, agent, text)
 
@@ -109,6 +114,9 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
         send=_send, doc="one message per flush; not in mode once"),
     Shown(name="queue", polled=True, generated=True, render=_queue,
         doc="waiting messages, one JSON object per line"),
+    Shown(name="message", polled=True, generated=True, render=_message,
+        doc="the message at hand as a JSON object: {id, ts, from, provenance, priority, run, "
+        "text}; empty between messages"),
     Inlet(name="report", guard=REPORTING, send=_report, what="report", most=REPORT_MAX,
         doc="one report to its supervisor per flush, of at most 64 KiB: a message of provenance "
         "child, and an event agent.report; without a supervisor the event only"),

@@ -14,6 +14,7 @@ from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Call, Node
 from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import Directory, Document, History, Kept, Render, Row, Shown
+from runtime.agents.messages import OWN
 from runtime.authority.disk import Share
 from runtime.authority.guard import Guard
 from runtime.caller import HISTORIANS, Caller, Role
@@ -26,7 +27,7 @@ from runtime.texts.names import dump_json, parse_json_object, quote, timestamp
 
 _WRITING: Final[Guard[Session]] = Guard(who=Role.SELF)
 #: of a message, whatever its writer says
-_GIVEN: Final = ("id", "ts", "from")
+_GIVEN: Final = ("id", "ts", "from", "provenance", "run")
 _ROLES: Final = ("user", "assistant", "system")
 
 def _path(name: str) -> Callable[[Base, Session], Path]:
@@ -80,9 +81,8 @@ def _append(base: Base, session: Session, lines: list[str]) -> None:
         if "content" not in message:
             raise MalformedError(f"{quote(line)} has no content")
         kept = {key: value for key, value in message.items() if key not in _GIVEN}
-        change.say(
-            session.index, **{"from": f"agent:{agent.name}", "run": agent.run, **kept}
-        )
+        given = {"from": f"agent:{agent.name}", "provenance": OWN, "run": agent.run}
+        change.say(session.index, **given, **kept)
     base.runtime.agents.journal.commit(change)
 
 
@@ -157,7 +157,7 @@ ROWS: Final[tuple[Row[Session], ...]] = (
     History(name="messages.jsonl", mode=0o644, read=HISTORIANS, guard=_WRITING,
         append=_append, real=_path("messages.jsonl"), share=_share,
         size=_file_size("messages.jsonl"), mtime=_file_time("messages.jsonl"),
-        doc="the conversation: {id, ts, role, from, run, content} per line; only "
+        doc="the conversation: {id, ts, role, from, provenance, run, content} per line; only "
         "appended to"),
     History(name="events.jsonl", read=HISTORIANS, polled=True, real=_path("events.jsonl"),
         share=_share, size=_file_size("events.jsonl"), mtime=_file_time("events.jsonl"),

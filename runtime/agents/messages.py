@@ -34,7 +34,7 @@ from runtime.records.items import (
 )
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
-from runtime.texts.names import dump_json, quote, timestamp
+from runtime.texts.names import dump_json, head, quote, timestamp
 
 #: ended messages that are remembered for a repeated id, and characters of their replies
 _REMEMBERED: Final = 1024
@@ -46,6 +46,10 @@ _PROVENANCES: Final = (
     (Role.CREATOR, "supervisor"),
     (Role.WRITER, "agent"),
 )
+#: of a handoff, in what is shown of the message at hand, in bytes
+_HANDOFF_SHOWN: Final = 64 << 10
+#: of what an agent said itself, in its history; no message has it
+OWN: Final = "self"
 _ENDS: Final = {
     MessageStatus.PROCESSED: MessageCue.PROCESS,
     MessageStatus.FAILED: MessageCue.FAIL,
@@ -112,6 +116,13 @@ REPORTING: Final = Guard(
         Unless("its supervisor is stopping or dead", WrongStateError, _why_ending),
     ),
 )
+
+
+def provenance_of_handoff(agent: Agent) -> str:
+    """What its first message is to an agent."""
+    if agent.parent is None:
+        return "operator"
+    return "delegation" if agent.owned else "bootstrap"
 
 
 def check_id(text: str) -> MessageId:
@@ -186,6 +197,27 @@ class Messages:
                 "text": m.text,
             }
             yield dump_json(facts) + "\n"
+
+    def render_current(self, agent: Agent, handoff: str) -> str:
+        """The line of ``message``: the one that is being worked on, empty between two. Of a
+        long handoff it has the beginning, and the path ``handoff`` of all of it."""
+        m = self.current(agent)
+        if m is None:
+            return ""
+        facts = {
+            "id": m.name,
+            "ts": timestamp(m.created),
+            "from": m.sender,
+            "provenance": m.provenance,
+            "priority": m.priority,
+            "run": m.run,
+            "text": m.text,
+        }
+        if m.first:
+            facts["text"] = head(m.text, _HANDOFF_SHOWN)
+            if facts["text"] != m.text:
+                facts["path"] = handoff
+        return dump_json(facts) + "\n"
 
     # changing
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from runtime.agents.births import ORPHANED
 from runtime.agents.forking import inherit
+from runtime.agents.messages import provenance_of_handoff
 from runtime.agents.parts import Agents
 from runtime.authority.guard import Facts, Unless, of_move
 from runtime.caller import CONTROLLERS, Caller, Role
@@ -116,13 +117,10 @@ class Beginner:
         text = b"\n".join(part for part in parts if part).decode(errors="replace")
         if not text.strip():
             return
-        provenance = "operator" if agent.parent is None else "delegation"
-        if agent.parent is not None and not agent.owned:
-            provenance = "bootstrap"
         self._agents.messages.queue_first(
             change,
             agent,
             text=text,
             sender=agent.lineage.split(" ")[0],
-            provenance=provenance,
+            provenance=provenance_of_handoff(agent),
         )

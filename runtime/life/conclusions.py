@@ -6,6 +6,7 @@ import logging
 import time
 from typing import Any, Final
 
+from runtime.agents.messages import OWN, provenance_of_handoff
 from runtime.agents.parts import Agents
 from runtime.cell.execution import Execution, LiveCell
 from runtime.cell.record import RunRecord, judge
@@ -102,7 +103,8 @@ def add_delegation(change: Change, agents: Agents, agent: Agent, outcome: Outcom
     """What the session shows of a ``once`` agent's run: its task, and its result."""
     handoff = as_content(agents.documents.read(agent, "handoff.md"))
     if handoff:
-        _add_line(change, agent, "user", agent.lineage.split(" ")[0], handoff)
+        sender, provenance = agent.lineage.split(" ")[0], provenance_of_handoff(agent)
+        _add_line(change, agent, "user", sender, provenance, handoff)
     if outcome is Outcome.DONE:
         add_reply(change, agents, agent, as_content(agents.documents.read(agent, "result.md")))
 
@@ -114,7 +116,7 @@ def add_reply(change: Change, agents: Agents, agent: Agent, text: str) -> None:
         return
     replace_file(agents.sessions.directory(session) / "latest.md", text.encode())
     change.touched.append((agent.session, "latest.md"))
-    _add_line(change, agent, "assistant", f"agent:{agent.name}", text)
+    _add_line(change, agent, "assistant", f"agent:{agent.name}", OWN, text)
 
 
 def end_message(
@@ -128,7 +130,8 @@ def end_message(
     reason: str = "",
 ) -> None:
     """A message that was worked on is over: the conversation, and its end."""
-    _add_line(change, agent, "user", message.sender, as_content(message.text.encode()))
+    content = as_content(message.text.encode())
+    _add_line(change, agent, "user", message.sender, message.provenance, content)
     try:
         if status is MessageStatus.PROCESSED:
             add_reply(change, agents, agent, reply)
@@ -161,7 +164,14 @@ def as_content(data: bytes) -> str:
     return text
 
 
-def _add_line(change: Change, agent: Agent, role: str, sender: str, content: str) -> None:
+def _add_line(
+    change: Change, agent: Agent, role: str, sender: str, provenance: str, content: str
+) -> None:
     change.say(
-        agent.session, role=role, **{"from": sender}, run=agent.run, content=content
+        agent.session,
+        role=role,
+        **{"from": sender},
+        provenance=provenance,
+        run=agent.run,
+        content=content,
     )

@@ -234,6 +234,17 @@ async def _hold(watcher: Watcher, live_cell: LiveCell) -> None:
                 await wakeup.wait_changed()
 
 
+def _told(message: Message | None) -> tuple[tuple[str, str], ...]:
+    """What a program's environment says of the message that it works on."""
+    if message is None:
+        return ()
+    return (
+        ("CTX_MESSAGE", message.name),
+        ("CTX_FROM", message.sender),
+        ("CTX_PROVENANCE", message.provenance),
+    )
+
+
 class _LedRun(EnteringLead):
     """The current run of an agent."""
 
@@ -271,6 +282,7 @@ class _LedRun(EnteringLead):
             words=tuple(cell.program(agent)),
             cwd=cell.working_directory(self._agents, agent),
             run=agent.run,
+            env=_told(self._message) if agent.how.run_per_message else (),
             out=directory / "out",
             log=directory / "log",
             reply=directory / "reply" if agent.how.converses else None,

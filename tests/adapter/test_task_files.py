@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from runtime.ids import RunId
 from runtime.kernel.output import append
 from runtime.records.documents import replace_file
-from runtime.records.items import Task, TaskCue, TaskStatus
+from runtime.records.items import MessageStatus, Task, TaskCue, TaskStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from tests.worlds.records import inside
@@ -453,3 +454,45 @@ def test_the_queue_is_polled(mounted: Mounted) -> None:
     mounted.put(f"{D}/inbox", "hello\n")
     assert waiter.notified
     assert json.loads(mounted.read(fh))["text"] == "hello"
+
+
+def test_the_message_at_hand_is_shown_and_polled(mounted: Mounted) -> None:
+    agent, messages = the_agent(mounted), mounted.agents.messages
+    fh = mounted.open(f"{D}/message")
+    assert mounted.read(fh) == b""
+    waiter = Waiter()
+
+    def poll() -> None:
+        complete(mounted.ops.poll, mounted.inode(f"{D}/message"), fh, waiter, CONTEXT)
+
+    poll()
+    mounted.put(f"{D}/inbox", "hello\n")
+    before = waiter.notified
+    assert before == 0, "it only waits"
+    message = messages.pending(agent)[0]
+    with mounted.agents.journal.changing() as change:
+        messages.deliver(change, agent, message, RunId("r1"))
+    assert waiter.notified == 1
+    shown = json.loads(mounted.read(fh))
+    assert list(shown) == ["id", "ts", "from", "provenance", "priority", "run", "text"]
+    assert shown.pop("ts").endswith("Z")
+    assert shown == {"id": message.name, "from": message.sender, "provenance": "operator",
+                     "priority": "normal", "run": "r1", "text": "hello"}  # fmt: skip
+    poll()
+    with mounted.agents.journal.changing() as change:
+        messages.end(change, agent, message, MessageStatus.PROCESSED)
+    assert waiter.notified == 2
+    assert mounted.read(fh) == b""
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_of_a_long_handoff_the_beginning_is_shown(mounted: Mounted, more: int) -> None:
+    agent, messages = the_agent(mounted), mounted.agents.messages
+    text = "ä" * 32_768 + "x" * more
+    with mounted.agents.journal.changing() as change:
+        messages.queue_first(change, agent, text=text, sender="s", provenance="delegation")
+    with mounted.agents.journal.changing() as change:
+        messages.deliver(change, agent, messages.pending(agent)[0], RunId("r1"))
+    shown = json.loads(mounted.get(f"{D}/message"))
+    assert shown["text"] == "ä" * 32_768
+    assert shown.get("path") == ("/ctx/agent/x.d/handoff.md" if more else None)

@@ -188,7 +188,7 @@ AGENT = {
         files("supervisor ownership ingress reason incarnation child session")
         | files("pid run cgroup out log", volatile=True)
         | files("families policy.effective mount.effective usage error", generated=True)
-        | files("queue", generated=True, polled=True),
+        | files("queue message", generated=True, polled=True),
     ),
     "planes": Group(
         ("Oosarpk", "Oosarpk", "Oosarpk", "Oosa"),

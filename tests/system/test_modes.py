@@ -159,11 +159,11 @@ def test_each_message_is_a_run(daemon: Daemon, name: str, talk_to: TalkTo) -> No
         assert frames[-1] == {"type": "done", "id": f"m{number}", "status": "processed"}
         assert read(agent, "session/latest.md") == reply
     messages = [json.loads(line) for line in read(agent, "session/messages.jsonl").splitlines()]
-    assert [(m["role"], m["run"], m["content"]) for m in messages] == [
-        ("user", "r1", "one"),
-        ("assistant", "r1", "r1: one\n"),
-        ("user", "r2", "two"),
-        ("assistant", "r2", "r2: two\n"),
+    assert [(m["role"], m["provenance"], m["run"], m["content"]) for m in messages] == [
+        ("user", "operator", "r1", "one"),
+        ("assistant", "self", "r1", "r1: one\n"),
+        ("user", "operator", "r2", "two"),
+        ("assistant", "self", "r2", "r2: two\n"),
     ]
     wanted = ("run.start", "run.end", "message.queued", "message.end")
     assert kinds(daemon.events(name), *wanted) == [
