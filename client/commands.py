@@ -20,6 +20,7 @@ SUBJECTS = {
     **dict.fromkeys(("abort", "reset", "session", "wait"), "verbs"),
     **dict.fromkeys(("result", "log"), "log"),
     "events": "events",
+    "reports": "reports",
     **dict.fromkeys(("spawn", "run"), "spawn"),
     "rm": "agents",
     **dict.fromkeys(("send", "chat", "queue"), "messages"),

@@ -1,4 +1,4 @@
-"""The records below an agent: messages, tasks, work items and waits.
+"""The records below an agent: messages, tasks, work items, waits and reports.
 
 Each is one row of the store and belongs to one incarnation. What each may
 become is a table, as for agents (``runtime.records.lifecycle``): pure, and a pair that

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.worlds.daemon import Daemon, read, refusal, wait_dead, wait_status, wait_until, write
+from tests.worlds.daemon import (
+    TIMEOUT,
+    Daemon,
+    read,
+    refusal,
+    wait_dead,
+    wait_status,
+    wait_until,
+    write,
+)
 
 pytestmark = pytest.mark.settings(grace="500ms")
 
@@ -157,3 +170,33 @@ def test_only_runs_of_turn_agents_are_told_of_a_message(daemon: Daemon) -> None:
     wait_until(lambda: said(agent)[-1:] == ["1"], "its run is told")
     other = daemon.make("other")
     assert refusal(other / "env", "CTX_PROVENANCE=task_result") == "EINVAL"
+
+
+def test_ctx_follows_the_reports_of_all(daemon: Daemon) -> None:
+    say = "sh -c 'echo \"$CTX_AGENT has begun\" > $CTX_SELF/report'"
+    gone = daemon.finish("gone", say)
+    gone.rmdir()
+    client = subprocess.Popen(
+        [sys.executable, "-IS", str(daemon.root / "bin" / "ctx"), "reports", "-f"],
+        env={"CTX_ROOT": str(daemon.root), "PATH": os.environ["PATH"]},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert client.stdout is not None
+        assert client.stdout.readline().endswith("Z gone: gone has begun\n")
+        hearing(daemon, "boss")
+        for name in ("later", "kid"):
+            files = {"parent": "agent:boss"} if name == "kid" else {}
+            daemon.finish(name, say, **files)
+            assert client.stdout.readline().endswith(f"Z {name}: {name} has begun\n")
+        client.send_signal(signal.SIGINT)
+        assert client.communicate(timeout=TIMEOUT)[0] == ""
+        assert client.returncode == 130
+    finally:
+        client.kill()
+        client.wait()
+    shown = daemon.ctx("reports", "kid", "gone").stdout.splitlines()
+    assert [line.partition("Z ")[2] for line in shown] == [
+        "gone: gone has begun", "kid: kid has begun",
+    ]  # fmt: skip

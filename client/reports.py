@@ -1,0 +1,177 @@
+"""What agents reported, from their histories."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+
+from client.arguments import JSON, Command, arg
+from client.events import parse_event
+from client.exits import OK, Failure
+from client.files import BLOCK
+from client.output import STDOUT
+from client.root import Root, agent, object_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from client.arguments import Arguments
+
+TICK = 0.2  # seconds between two looks at the histories of the agents that are there
+FULL_TICK = 5.0  # and at all histories
+SHARE = 10  # looking takes at most one part in so many of the time
+GONE = (errno.EACCES, errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+MARK = b'"agent.report"'
+
+
+class Report:
+    """One report: when, by whom, and its line of the history."""
+
+    def __init__(self, line: bytes) -> None:
+        event = parse_event(line) or {}
+        self.line = line
+        self.reports = event.get("type") == "agent.report"
+        self.time = str(event.get("ts", "-"))
+        self.text = f"{self.time} {event.get('agent', '-')}: {event.get('text', '')}"
+
+
+class Histories:
+    """The event files of agents, read as they grow. None is kept open: they may be very many."""
+
+    def __init__(self, root: Root, names: Sequence[str]) -> None:
+        self.root = root
+        self.names = names
+        self.offsets: dict[str, int] = {}
+        self.denied: set[str] = set()  # asking again would be a refusal each time
+        self.live: list[str] = []
+
+    def listed(self, directory: str) -> list[str]:
+        """Return the names in a directory; none if it is gone, or not for the caller."""
+        if directory in self.denied:
+            return []
+        try:
+            return sorted(self.root.call(directory, os.listdir))
+        except Failure as failure:
+            if failure.number not in GONE:
+                raise
+            if failure.number == errno.EACCES:
+                self.denied.add(directory)
+            return []
+
+    def all(self) -> Iterator[str]:
+        """Yield the event files of all sessions, of removed agents too."""
+        for owner in self.listed("home"):
+            histories = f"home/{owner}/agent"
+            for name in self.names or self.listed(histories):
+                sessions = f"{histories}/{name}/session"
+                for session in self.listed(sessions):
+                    yield f"{sessions}/{session}/events.jsonl"
+
+    def current(self) -> list[str]:
+        """Return the event files of the agents that are there, and of those that were just now."""
+        before = self.live
+        self.live = [path for name in self.present() if (path := self.current_of(name))]
+        return [*dict.fromkeys((*before, *self.live))]
+
+    def present(self) -> Iterable[str]:
+        return self.names or self.root.names("agent")
+
+    def current_of(self, name: str) -> str:
+        """Return the event file of an agent's current session, empty if it is not to be had."""
+        link = agent(name, "session")
+        if link in self.denied:
+            return ""
+        try:
+            target = os.readlink(self.root.join(link))
+        except OSError as error:
+            if error.errno == errno.EACCES:
+                self.denied.add(link)
+            return ""
+        return os.path.normpath(f"{agent(name)}/{target}/events.jsonl")
+
+    def fresh(self, paths: Iterable[str]) -> list[Report]:
+        """Return the reports since the last call in some event files, the oldest first."""
+        found = [report for path in paths for report in self.fresh_of(path)]
+        return sorted(found, key=lambda report: report.time)
+
+    def fresh_of(self, path: str) -> Iterator[Report]:
+        if path in self.denied:
+            return
+        offset = self.offsets.get(path, 0)
+        try:
+            if os.stat(self.root.join(path)).st_size > offset:
+                yield from self.read(path, offset)
+            self.offsets.setdefault(path, 0)
+        except OSError as error:
+            if error.errno == errno.EACCES:
+                self.denied.add(path)
+            elif error.errno not in GONE:
+                raise Failure(self.root.guess(error.errno or errno.EIO, path)) from None
+
+    def read(self, path: str, offset: int) -> Iterator[Report]:
+        """Yield what whole lines tell from an offset on, and remember where they end."""
+        fd = os.open(self.root.join(path), os.O_RDONLY)
+        try:
+            rest = b""
+            while chunk := os.pread(fd, BLOCK, offset + len(rest)):
+                *lines, rest = (rest + chunk).split(b"\n")
+                offset += sum(len(line) + 1 for line in lines)
+                self.offsets[path] = offset
+                for line in lines:
+                    if MARK in line and (report := Report(line)).reports:
+                        yield report
+        finally:
+            os.close(fd)
+
+
+def show(reports: Iterable[Report], raw: bool) -> None:
+    """Print reports, one per line."""
+    if raw:
+        STDOUT.copy(b"".join(report.line + b"\n" for report in reports))
+    else:
+        STDOUT.lines(report.text for report in reports)
+
+
+def do_reports(root: Root, args: Arguments) -> int:
+    """Show what agents reported."""
+    for name in args.names:
+        object_path("agent", name)  # fails for what cannot be a name
+    histories = Histories(root, args.names)
+    begun = time.monotonic()
+    show(histories.fresh(histories.all()), args.json)
+    if not args.follow:
+        known = {path.split("/")[3] for path in histories.offsets}
+        for name in args.names:
+            if name not in known:
+                raise Failure(f'no agent "{name}", or you may not read its history')
+        return OK
+    looked = time.monotonic()
+    cost = looked - begun
+    while True:
+        begun = time.monotonic()
+        show(histories.fresh(histories.current()), args.json)
+        now = time.monotonic()
+        time.sleep(max(TICK, SHARE * (now - begun)))
+        if now - looked > max(FULL_TICK, SHARE * cost):
+            begun = time.monotonic()
+            show(histories.fresh(histories.all()), args.json)
+            looked = time.monotonic()
+            cost = looked - begun
+
+
+COMMANDS = (
+    Command(
+        "reports",
+        "show what agents reported",
+        (
+            arg("-f", "--follow", action="store_true", help="continue, also with new agents"),
+            JSON,
+            arg("names", metavar="NAME", nargs="*", help="default: all that you may see"),
+        ),
+        do_reports,
+        "Shows time, agent and text, also of removed agents. --json prints the events unchanged."
+        " Ctrl-C ends -f.",
+    ),
+)
