@@ -23,6 +23,7 @@ from runtime.caller import (
     Role,
 )
 from runtime.errors import (
+    DeniedError,
     MalformedError,
     MissingError,
     NotRunningError,
@@ -30,7 +31,7 @@ from runtime.errors import (
 )
 from runtime.ids import MessageId
 from runtime.life.streams import Stream, Streams
-from runtime.records.items import Message, MessageStatus
+from runtime.records.items import REPORTED, Message, MessageStatus
 from runtime.records.model import Agent
 from runtime.sockets.connection import Connection, Server
 from runtime.sockets.replay import Replays, check_event_id
@@ -213,9 +214,17 @@ async def _send(request: Request) -> None:
     await _tell_reply(request, message)
 
 
+def _is_only_reported(request: Request, message: Message, more: Role) -> bool:
+    """Whether it is a report, and the caller has none of the roles that may do more."""
+    roles = request.agents.identity.roles(request.caller, request.agent)
+    return message.provenance == REPORTED and not roles & more
+
+
 async def _tell_reply(request: Request, message: Message) -> None:
-    """``start``, ``delta``…, ``message``, ``done``."""
+    """``start``, ``delta``…, ``message``, ``done``; of a report ``start`` and ``done``: what its
+    supervisor says then is not for the child."""
     name = message.name
+    silent = _is_only_reported(request, message, CONTROLLERS | Role.WRITER)
     stream = request.services.streams.of(message.index) if not message.over else Stream()
     told, shown = False, 0
     while True:
@@ -223,7 +232,7 @@ async def _tell_reply(request: Request, message: Message) -> None:
         if message.run and not told:
             told = True
             await request.answer({"type": "start", "id": name, "run": message.run})
-        elif told and shown < len(stream.text):
+        elif told and not silent and shown < len(stream.text):
             text = stream.text[shown : shown + _DELTA_MAX]
             shown += len(text)
             await request.answer({"type": "delta", "id": name, "text": text})
@@ -231,7 +240,7 @@ async def _tell_reply(request: Request, message: Message) -> None:
             break
         else:
             await stream.wait_changed()
-    if message.status is MessageStatus.PROCESSED:
+    if message.status is MessageStatus.PROCESSED and not silent:
         await request.answer({"type": "message", "id": name, "text": message.reply})
     done = {"type": "done", "id": name, "status": message.status.value}
     if message.reason:
@@ -246,6 +255,8 @@ async def _cancel(request: Request) -> None:
         raise MissingError(f"there is no message {quote(name)} in this session")
     if message.over:
         raise NotRunningError(f"the message {quote(name)} is already {message.status}")
+    if message.run and _is_only_reported(request, message, CONTROLLERS | Role.STOPPER):
+        raise DeniedError("a report that is being worked on cannot be cancelled by its reporter")
     with request.agents.journal.acting(request.caller):
         messages.cancel(request.agent, message)
 

@@ -200,3 +200,53 @@ def test_ctx_follows_the_reports_of_all(daemon: Daemon) -> None:
     assert [line.partition("Z ")[2] for line in shown] == [
         "gone: gone has begun", "kid: kid has begun",
     ]  # fmt: skip
+
+
+_PEER = """\
+import json, os, socket, sys
+peer = socket.socket(socket.AF_UNIX)
+peer.connect(os.environ["CTX_ROOT"] + "/agent/boss.sock")
+lines = peer.makefile("rw")
+def ask(**fields):
+    print(json.dumps(fields), file=lines, flush=True)
+ask(op="send", id="m", input=sys.argv[1])
+for line in lines:
+    frame = json.loads(line)
+    print(frame["type"], frame.get("status") or frame.get("code", ""), flush=True)
+    if frame["type"] == "start":
+        ask(op="cancel", id="m")
+    elif frame["type"] == "error":
+        open(os.environ["CTX_SELF"] + "/artifact/refused", "w").close()
+    elif frame["type"] == "done":
+        break
+"""
+
+
+@pytest.mark.parametrize("policy", ["", "write,stop"])
+def test_a_child_neither_hears_nor_ends_what_its_supervisor_does(
+    daemon: Daemon, policy: str
+) -> None:
+    """With its report it gets no more than that, unless policy says so."""
+    peer = daemon.base / "peer.py"
+    peer.write_text(_PEER)
+    gate = daemon.base / "gate"
+    gate.mkdir()
+    boss = hearing(
+        daemon,
+        "boss",
+        "until test -e /gate/open; do sleep 0.02; done; echo a secret",
+        mount=f"{peer} /peer.py ro\n{gate} /gate ro",
+        policy="allow boss_t agent:boss write,stop",
+    )
+    files = {"policy": f"allow kid_t agent:boss {policy}"} if policy else {}
+    kid = daemon.make("kid", "python3 -u /peer.py hello", parent="agent:boss", **files)
+    write(kid / "ctl", "start")
+    if not policy:
+        wait_until((kid / "artifact" / "refused").exists, "it cannot end the run")
+        (gate / "open").touch()
+    wait_dead(kid)
+    expected = ["start", "error EACCES", "done processed"] if not policy else ["done aborted"]
+    told = [line.rstrip() for line in said(kid)]
+    assert told[-len(expected) :] == expected
+    assert ("delta" in told) <= bool(policy)
+    wait_until(lambda: said(boss)[:1] == ["child agent:kid hello"] or policy, "it was told")
