@@ -43,7 +43,7 @@ COMMANDS = (
                 "on",
                 metavar="ON",
                 nargs="+",
-                help="timer WHEN, task T, child NAME, message or trigger",
+                help="timer WHEN, task T, child NAME, reply NAME [MESSAGE], message or trigger",
             ),
         ),
         do_waits_add,

@@ -266,6 +266,7 @@ async def open_runtime(
             hierarchy=hierarchy,
             wait_files=WaitFiles(places.waits),
             state=places.state,
+            mount=places.mount,
             privilege=privilege,
         )
         watcher = Watcher()

@@ -60,8 +60,8 @@ ROWS: Final[tuple[Row[Wait], ...]] = (
     Directory(name="", top=True),
     Control(name="on", guard=ARMING, single=True,
         render=_value("on"), check=_check_on, commit=_arm,
-        doc="what it waits for: timer DURATION, timer TIME, task NAME, child NAME, message or "
-        "trigger. Writing it arms the wait, once"),
+        doc="what it waits for: timer DURATION, timer TIME, task NAME, child NAME, reply NAME "
+        "[MESSAGE], message or trigger. Writing it arms the wait, once"),
     _pending("work", "id of the work item that it blocks"),
     _pending("deadline", "a duration or time after which it expires; a duration counts from the "
              "arming, or from the writing of this file if that is later"),

@@ -16,7 +16,7 @@ from runtime.agents.messages import Messages
 from runtime.agents.planes import Around
 from runtime.agents.removals import Removals
 from runtime.agents.tasks import TaskPlane, why_fetching, why_no_handle
-from runtime.agents.waiting import WaitingPlane, child_payload
+from runtime.agents.waiting import WaitingPlane
 from runtime.authority.guard import Act, Facts, Guard, Unless, of_move
 from runtime.caller import CONTROLLERS, NOBODY, Caller, Role
 from runtime.errors import (
@@ -415,8 +415,7 @@ class Births:
         former = self._registry.parent_of(agent)
         if former is not None:  # it stops being a child of that agent
             self._tasks.drop_handle(change, former, agent)
-            payload = child_payload(agent.name, agent.status, "", "")
-            self._waiting.resource_over(change, former, "child", agent.name, payload)
+            self._waiting.child_over(change, former, agent, agent.status, "", "")
         if parent is not None:
             change.channels.append((parent.session, agent.name))
             self._tasks.make_handle(change, parent, agent)

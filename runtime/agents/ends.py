@@ -7,7 +7,7 @@ from typing import Final
 
 from runtime.agents.messages import Messages
 from runtime.agents.tasks import TaskPlane
-from runtime.agents.waiting import WaitingPlane, child_payload
+from runtime.agents.waiting import WaitingPlane
 from runtime.records.change import Change
 from runtime.records.items import TaskCue
 from runtime.records.lifecycle import Cue, Status
@@ -72,8 +72,7 @@ class Ends:
         change.tell(agent, "agent.stop", status=outcome.value, reason=reason)
         if parent is not None:
             self._tasks.child_ended(change, parent, agent, outcome)
-            payload = child_payload(agent.name, Status.DEAD, outcome.value, reason)
-            self._waiting.resource_over(change, parent, "child", agent.name, payload)
+            self._waiting.child_over(change, parent, agent, Status.DEAD, outcome.value, reason)
 
     def record_some(
         self, change: Change, agent: Agent, reason: str, *, everything: bool

@@ -36,7 +36,7 @@ from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
 from runtime.texts.names import dump_json, head, quote, timestamp
 
-#: ended messages that are remembered for a repeated id, and characters of their replies
+#: ended messages that are remembered of an agent, and characters of their replies
 _REMEMBERED: Final = 1024
 _REMEMBERED_SIZE: Final = 8 << 20
 _ID: Final = re.compile(r"[!-~]{1,128}")
@@ -152,10 +152,15 @@ class Messages:
         self._journal = around.journal
         self._identity = around.identity
         self._when_queued: list[Callable[[Change, Agent, Message], None]] = []
+        self._when_ended: list[Callable[[Change, Agent, Message], None]] = []
 
     def when_queued(self, told: Callable[[Change, Agent, Message], None]) -> None:
         """It is called in each change that queues a message."""
         self._when_queued.append(told)
+
+    def when_ended(self, told: Callable[[Change, Agent, Message], None]) -> None:
+        """It is called in each change that ends a message; that knows its end by ``peek``."""
+        self._when_ended.append(told)
 
     # looking
 
@@ -171,6 +176,16 @@ class Messages:
     def find(self, agent: Agent, name: MessageId) -> Message | None:
         """A message of the agent's current session."""
         return self._items.named(agent.index, Message, f"{agent.session}/{name}")
+
+    def is_parents(self, agent: Agent, message: Message) -> bool:
+        """Whether the agent's parent sent it, or made the agent with it as its task."""
+        parent = self._registry.parent_of(agent)
+        return parent is not None and message.sender == f"agent:{parent.name}"
+
+    def _is_remembered(self, agent: Agent, message: Message) -> bool:
+        """Whether somebody may ask for it when it has ended: its sender again, or the parent,
+        which can wait for it."""
+        return bool(message.asked) or self.is_parents(agent, message)
 
     def _of(self, agent: Agent) -> list[Message]:
         return self._items.of(agent.index, Message)
@@ -248,6 +263,25 @@ class Messages:
 
         ``DeniedError``, and whatever ``queue`` or ``report`` raises.
         """
+        with self._journal.acting(caller), self._journal.changing() as change:
+            message = self.send_in(
+                change, caller, agent, text, priority=priority, name=name, asked=asked
+            )
+        crashpoints.reach("message.queued")
+        return message
+
+    def send_in(
+        self,
+        change: Change,
+        caller: Caller,
+        agent: Agent,
+        text: str,
+        *,
+        priority: str = "normal",
+        name: str = "",
+        asked: str = "",
+    ) -> Message:
+        """The same in a change that the caller commits."""
         roles = self._check_sender(caller, agent)
         reporter = self._registry.get(caller.agent) if caller.agent is not None else None
         if roles & Role.CHILD and reporter is not None:
@@ -257,19 +291,16 @@ class Messages:
         sender = f"operator uid:{caller.uid}"
         if caller.agent is not None and (actor := self._registry.get(caller.agent)) is not None:
             sender = f"agent:{actor.name}"
-        with self._journal.acting(caller), self._journal.changing() as change:
-            message = self.queue(
-                change,
-                agent,
-                text=text,
-                sender=sender,
-                provenance=provenance,
-                priority=priority,
-                name=name,
-                asked=asked,
-            )
-        crashpoints.reach("message.queued")
-        return message
+        return self.queue(
+            change,
+            agent,
+            text=text,
+            sender=sender,
+            provenance=provenance,
+            priority=priority,
+            name=name,
+            asked=asked,
+        )
 
     def report(self, caller: Caller, agent: Agent, text: str, *, name: str = "") -> MessageId:
         """Tells an agent's supervisor, in the agent's name; an id that is said again is not
@@ -459,9 +490,9 @@ class Messages:
         reply: str = "",
         reason: str = "",
     ) -> None:
-        """What became of it; only one with an id of its sender's is remembered."""
+        """What became of it; only some are remembered (``_is_remembered``)."""
         self._end(change, agent, message, status, reply, reason)
-        if message.asked:
+        if self._is_remembered(agent, message):
             self._forget_old(change, agent, len(reply))
 
     def _end(
@@ -485,7 +516,9 @@ class Messages:
             **fields,
         )
         change.put(message, reply=reply, reason=reason, text="")
-        if not message.asked:
+        for told in self._when_ended:
+            told(change, agent, message)
+        if not self._is_remembered(agent, message):
             change.drop(message)
 
     def _forget_old(self, change: Change, agent: Agent, size: int, kept: int = 1) -> None:
@@ -529,5 +562,5 @@ class Messages:
         """Nobody will read these."""
         for message in queued:
             self._end(change, agent, message, MessageStatus.DROPPED, "", reason)
-        if asked := sum(bool(message.asked) for message in queued):
-            self._forget_old(change, agent, 0, asked)
+        if kept := sum(self._is_remembered(agent, message) for message in queued):
+            self._forget_old(change, agent, 0, kept)

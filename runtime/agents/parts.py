@@ -81,6 +81,7 @@ def open_agents(
     hierarchy: Hierarchy,
     wait_files: WaitFiles,
     state: Path,
+    mount: Path,
     privilege: Privilege = ROOT,
 ) -> Agents:
     """Whatever the store has; ``state`` is the state directory."""
@@ -119,6 +120,7 @@ def open_agents(
         journal=journal,
         identity=identity,
         authority=authority,
+        mount=mount,
     )
     messages = Messages(around, Reports(around, sessions=sessions, disk=disk))
     work = WorkPlane(around)

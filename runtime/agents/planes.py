@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from runtime.authority.attenuation import Authority
@@ -37,6 +38,8 @@ class Around:
     journal: Journal
     identity: Identity
     authority: Authority
+    #: where agents and operators see the files
+    mount: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,14 @@ from runtime.agents.work import WorkPlane
 from runtime.authority.attenuation import Authority
 from runtime.authority.guard import TAKING, Act, Facts, Guard, Unless
 from runtime.caller import NOBODY, PARTIES, Caller, Role
-from runtime.errors import DeniedError, MissingError, QuotaError, WrongStateError
-from runtime.ids import ItemIndex, TriggerToken
+from runtime.errors import (
+    DeniedError,
+    MalformedError,
+    MissingError,
+    QuotaError,
+    WrongStateError,
+)
+from runtime.ids import ItemIndex, MessageId, TriggerToken
 from runtime.records.change import Change, Subscriber
 from runtime.records.items import (
     NOTICES,
@@ -54,13 +60,18 @@ Payload = str | dict[str, Any]
 _LOOK_AGAIN: Final = 60.0
 #: armed waits of one agent for the same task, child, or for a message
 _FOR_THE_SAME: Final = 64
+#: and for the end of one message: many of these may end in one change
+_FOR_ONE_MESSAGE: Final = 4
+#: bytes of a reply that a payload shows, and of each end of one that does not fit
+_REPLY_MAX: Final = 8 << 10
+_REPLY_PART: Final = 4000
 
 
 @dataclass(frozen=True, slots=True)
 class _Condition:
     """A word of ``on``; ``over`` gives what it is answered with if that is there already.
 
-    It raises ``MissingError`` if what is waited for can never come.
+    It raises ``MissingError`` or ``MalformedError`` if what is waited for can never come.
     """
 
     usage: str
@@ -78,6 +89,17 @@ def child_payload(name: str, status: str, outcome: str, reason: str) -> dict[str
 def task_payload(name: str, status: TaskStatus, exit_text: str) -> dict[str, Any]:
     """What a wait for a task is answered with."""
     return {"task": name, "status": status.shown, "exit": exit_text}
+
+
+def _shortened(reply: str) -> tuple[str, bool]:
+    """Head and tail of a reply, saying what was left out, and whether something was."""
+    data = reply.encode()
+    if len(data) <= _REPLY_MAX:
+        return reply, False
+    head = data[:_REPLY_PART].decode(errors="ignore")
+    tail = data[-_REPLY_PART:].decode(errors="ignore")
+    left = len(data) - len(head.encode()) - len(tail.encode())
+    return f"{head}\n[{left} bytes left out]\n{tail}", True
 
 
 def _message_payload(message: Message) -> dict[str, Any]:
@@ -143,6 +165,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
         for wait in self._items.all(Wait):
             self._expect(wait)
         messages.when_queued(self._message_queued)
+        messages.when_ended(self._message_ended)
         work.when_over(self._cancel_on)
         self._journal.subscribe(self)
 
@@ -228,8 +251,9 @@ class WaitingPlane(Plane[Wait], Subscriber):
         """All that wait for the same are answered at once, in the change of their cause."""
         if not kind.shared:
             return
+        most = _FOR_ONE_MESSAGE if kind is _REPLY and len(on.split(" ")) > 2 else _FOR_THE_SAME
         there = sum(1 for _ in armed_for(self._items, change, agent, "on", on))
-        if there >= _FOR_THE_SAME:
+        if there >= most:
             raise QuotaError(
                 f"{quote(agent.name)} already has {there} waits for {on!r}, the maximum: "
                 "cancel one first"
@@ -318,6 +342,62 @@ class WaitingPlane(Plane[Wait], Subscriber):
         """A ``task`` or ``child`` of the agent's has ended."""
         for wait in self._oldest_first(change, agent, "on", f"{kind} {name}"):
             self.fire(change, agent, wait, payload)
+
+    def child_over(
+        self, change: Change, agent: Agent, child: Agent, status: str, outcome: str, reason: str
+    ) -> None:
+        """A child of the agent's has ended, or is its child no more."""
+        payload = child_payload(child.name, status, outcome, reason)
+        self.resource_over(change, agent, "child", child.name, payload)
+        # its messages have ended before it does, unless it stops being a child
+        over = self._ended_payload(child.name, outcome, reason)
+        waiting = [m for m in self._messages.pending(child) if not change.is_over(m)]
+        for name in (child.name, *(f"{child.name} {m.name}" for m in waiting)):
+            self.resource_over(change, agent, "reply", name, over)
+
+    def _message_ended(self, change: Change, child: Agent, message: Message) -> None:
+        """What an agent was sent is done; its parent may wait for the reply."""
+        parent = self._registry.parent_of(child)
+        if parent is None or not self._messages.is_parents(child, message):
+            return
+        payload: Payload | None = None
+        for name in (child.name, f"{child.name} {message.name}"):
+            for wait in self._oldest_first(change, parent, "on", f"reply {name}"):
+                payload = payload or self._reply_payload(change, parent, child, message)
+                self.fire(change, parent, wait, payload)
+
+    def _reply_payload(
+        self, change: Change, agent: Agent, child: Agent, message: Message
+    ) -> Payload:
+        """What a wait for the reply to an ended message is answered with."""
+        reply, truncated = _shortened(change.peek(message, "reply"))
+        handle, path = self._items.named(agent.index, Task, child.name), ""
+        if reply and handle is not None and handle.child == child.index:
+            path = f"{self._around.mount}/agent/{agent.name}.d/task/{handle.name}/output"
+        return {
+            "child": child.name,
+            "message": message.name,
+            "outcome": str(change.peek(message, "status")),
+            "run": change.peek(message, "run"),
+            "reason": change.peek(message, "reason"),
+            "reply": reply,
+            "truncated": truncated,
+            "path": path,
+        }
+
+    @staticmethod
+    def _ended_payload(child: str, outcome: str, reason: str) -> Payload:
+        """The same if there is no such message: the child has ended."""
+        return {
+            "child": child,
+            "message": "",
+            "outcome": outcome,
+            "run": "",
+            "reason": reason,
+            "reply": "",
+            "truncated": False,
+            "path": "",
+        }
 
     def _message_queued(self, change: Change, agent: Agent, message: Message) -> None:
         """Somebody sent the agent a message."""
@@ -453,7 +533,7 @@ def _named(work: str) -> dict[str, str]:
 def _parse(text: str) -> tuple[_Condition, str]:
     """(kind, argument) of a line of ``on``; ``MalformedError``."""
     kind, arguments = parse_usage(text, _CONDITIONS, "condition")
-    return kind, "".join(arguments)
+    return kind, " ".join(arguments)
 
 
 # what may be over already
@@ -486,6 +566,32 @@ def _child_over(plane: WaitingPlane, change: Change, agent: Agent, argument: str
     raise MissingError(f"{quote(agent.name)} has no child {quote(argument)}")
 
 
+def _reply_over(plane: WaitingPlane, change: Change, agent: Agent, argument: str) -> Payload | None:
+    name, _, wanted = argument.partition(" ")
+    child = next((c for c in plane._registry.children(agent) if c.name == name), None)
+    if child is None:
+        raise MalformedError(f"{quote(agent.name)} has no child {quote(name)}")
+    if not child.how.takes_messages:
+        raise MalformedError(
+            f"{quote(name)} is a once agent, which answers no messages: wait for its end, "
+            f"{quote(f'child {name}')}"
+        )
+    if not wanted:
+        if change.peek_agent(child, "status") is not Status.DEAD:
+            return None
+        return plane._ended_payload(name, child.outcome, child.reason)
+    made = [m for m in change.newly_made(child.index, Message) if m.name == wanted]
+    message = made[0] if made else plane._messages.find(child, MessageId(wanted))
+    if message is None or not plane._messages.is_parents(child, message):
+        raise MissingError(
+            f"{quote(agent.name)} sent no message {quote(wanted)} to {quote(name)}, or it ended "
+            "long ago"
+        )
+    if not change.is_over(message):
+        return None
+    return plane._reply_payload(change, agent, child, message)
+
+
 def _message_over(
     plane: WaitingPlane, change: Change, agent: Agent, argument: str
 ) -> Payload | None:
@@ -503,12 +609,14 @@ def _never_over(
 
 
 _TIMER: Final = _Condition("timer DURATION|TIME", "core", _timer_over)
+_REPLY: Final = _Condition("reply NAME [MESSAGE]", "core", _reply_over, shared=True)
 _CONDITIONS: Final[dict[str, _Condition]] = {
     kind.usage.split()[0]: kind
     for kind in (
         _TIMER,
         _Condition("task NAME", "core", _task_over, shared=True),
         _Condition("child NAME", "core", _child_over, shared=True),
+        _REPLY,
         _Condition("message", "core", _message_over, shared=True),
         _Condition("trigger", "external_trigger", _never_over),
     )

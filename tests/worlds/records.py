@@ -103,6 +103,7 @@ class World:
             hierarchy=cast(Hierarchy, self.hierarchy),
             wait_files=self.wait_files,
             state=self.state,
+            mount=Path("/ctx"),
             privilege=self.privilege,
         )
 

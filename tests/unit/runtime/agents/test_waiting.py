@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from runtime.agents import waiting
+from runtime.agents import messages, waiting
 from runtime.agents.planes import armed_for
 from runtime.errors import (
     CtxError,
@@ -25,11 +25,12 @@ from runtime.errors import (
     TakenError,
     WrongStateError,
 )
-from runtime.ids import TriggerToken
+from runtime.ids import RunId, TriggerToken
 from runtime.records.change import Change
 from runtime.records.items import (
     WAIT_MOVES,
     Message,
+    MessageStatus,
     Task,
     TaskStatus,
     Wait,
@@ -364,6 +365,9 @@ def test_who_may_not_hears_that_first(world: World, agent: Agent) -> None:
         ("task", MalformedError),
         ("child", MalformedError),
         ("child a b", MalformedError),
+        ("reply", MalformedError),
+        ("reply none", MalformedError),
+        ("reply none m n", MalformedError),
         ("task none", MissingError),
         ("child none", MissingError),
         ("child coder", MissingError),
@@ -623,6 +627,208 @@ def test_a_child_that_is_given_to_another_is_waited_for_no_more(
     assert json.loads(wait.payload) == {
         "child": "kid", "status": "new", "outcome": "", "reason": "",
     }  # fmt: skip
+
+
+# replies of children
+
+
+@pytest.fixture
+def kid(world: World, agent: Agent) -> Agent:
+    return made_live(world, "kid", agent)
+
+
+def asked(world: World, agent: Agent, kid: Agent, text: str = "why?", name: str = "") -> Message:
+    return world.agents.messages.send(inside(agent), kid, text, name=name)
+
+
+def answered(
+    world: World, kid: Agent, message: Message, status: str = "processed", **more: str
+) -> None:
+    with world.agents.journal.changing() as change:
+        if status != "dropped":
+            world.agents.messages.deliver(change, kid, message, RunId("r1"))
+        world.agents.messages.end(change, kid, message, MessageStatus(status), **more)
+
+
+def reply_of(wait: Wait) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(wait.payload)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("status", "more"),
+    [
+        ("processed", {"reply": "so"}),
+        ("failed", {"reason": "exit:3"}),
+        ("aborted", {"reason": "message_cancelled"}),
+        ("dropped", {"reason": "message_cancelled"}),
+    ],
+)
+def test_the_end_of_a_message_fires_the_waits_for_its_reply(
+    world: World, agent: Agent, kid: Agent, status: str, more: dict[str, str]
+) -> None:
+    first, second = asked(world, agent, kid), asked(world, agent, kid)
+    any_reply = armed(world, agent, "any", "reply kid")
+    waits = [armed(world, agent, m.name, f"reply kid {m.name}") for m in (first, second)]
+    answered(world, kid, second, status, **more)
+    payload = {
+        "child": "kid", "message": second.name, "outcome": status,
+        "run": "" if status == "dropped" else "r1", "reason": more.get("reason", ""),
+        "reply": more.get("reply", ""), "truncated": False,
+        "path": "/ctx/agent/coder.d/task/kid/output" if "reply" in more else "",
+    }  # fmt: skip
+    assert [wait.status for wait in (any_reply, *waits)] == ["fired", "armed", "fired"]
+    assert reply_of(any_reply) == reply_of(waits[1]) == payload
+    assert [n["payload"] for n in notices(world, agent)] == [payload, payload]
+    answered(world, kid, first, "processed")
+    assert [wait.status for wait in waits] == ["fired", "fired"]
+    assert len(notices(world, agent)) == 3, "each fires once"
+
+
+def test_only_what_the_agent_itself_sent_counts(world: World, agent: Agent, kid: Agent) -> None:
+    wait = armed(world, agent, "x", "reply kid")
+    other = made_live(world, "other")
+    plane = world.agents.messages
+    with world.agents.journal.changing() as change:
+        for sender, who in ((f"agent:{other.name}", "somebody"), ("operator uid:1000", "")):
+            plane.queue(change, kid, text="x", sender=sender, provenance="agent", asked=who)
+        plane.notify(change, kid, text="{}", provenance="task_result", sender="task:t")
+    sent = plane.pending(kid)
+    for message in sent:
+        answered(world, kid, message, reply="no")
+    assert wait.status == "armed"
+    for name in (message.name for message in sent):
+        with pytest.raises(MissingError, match="sent no message"):
+            armed(world, agent, f"of-{name}", f"reply kid {name}")
+
+
+def test_a_task_is_a_message_too(world: World, agent: Agent) -> None:
+    kid = world.agents.births.create(inside(world.may_create(agent)), "kid")
+    world.agents.journal.update(kid, mode="turn")
+    wait = armed(world, agent, "x", "reply kid")
+    world.live(kid)
+    with world.agents.journal.changing() as change:
+        world.agents.messages.queue_first(
+            change, kid, text="look", sender=kid.lineage.split(" ")[0], provenance="delegation")
+    answered(world, kid, world.agents.messages.pending(kid)[0], reply="seen")
+    assert (wait.status, reply_of(wait)["reply"]) == ("fired", "seen")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_ended_message_fires_at_once(
+    world: World, agent: Agent, kid: Agent, again: bool
+) -> None:
+    message = asked(world, agent, kid)
+    answered(world, kid, message, reply="so")
+    before = armed(world, agent, "later", "reply kid")
+    agents = world.reopen() if again else world.agents
+    parent = agents.registry.named("coder")
+    assert parent is not None
+    wait = agents.waiting.make(USER, parent, "x")
+    agents.waiting.arm(USER, parent, wait, f"reply kid {message.name}")
+    assert (wait.status, reply_of(wait)["reply"], reply_of(wait)["run"]) == ("fired", "so", "r1")
+    assert before.status == "armed", "it is for the next"
+
+
+def test_ended_messages_of_the_parent_are_remembered_up_to_a_number(
+    world: World, agent: Agent, kid: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "_REMEMBERED", 2)
+    sent = [asked(world, agent, kid) for _ in range(4)]
+    for message in sent:
+        answered(world, kid, message)
+    assert world.agents.items.of(kid.index, Message) == sent[2:]
+    with pytest.raises(MissingError, match="ended long ago"):
+        armed(world, agent, "x", f"reply kid {sent[0].name}")
+
+
+@pytest.mark.parametrize("pending", [False, True])
+def test_the_end_of_the_child_fires_the_waits_for_its_replies(
+    world: World, agent: Agent, kid: Agent, pending: bool
+) -> None:
+    waits = [armed(world, agent, "x", "reply kid")]
+    message = asked(world, agent, kid) if pending else None
+    if message is not None:
+        waits.append(armed(world, agent, "y", f"reply kid {message.name}"))
+        with world.agents.journal.changing() as change:
+            world.agents.messages.deliver(change, kid, message, RunId("r1"))
+    ended(world, kid)
+    waits.append(armed(world, agent, "late", "reply kid"))
+    over = {"child": "kid", "message": "", "outcome": "done", "run": "", "reason": "exit:0",
+            "reply": "", "truncated": False, "path": ""}  # fmt: skip
+    failed = over if message is None else {
+        **over, "message": message.name, "outcome": "failed", "run": "r1"}
+    assert [reply_of(wait) for wait in waits] == [failed] * (len(waits) - 1) + [over]
+    assert len(notices(world, agent)) == len(waits)
+
+
+def test_a_child_that_is_given_away_answers_another(world: World, agent: Agent) -> None:
+    kid = world.agents.births.create(inside(world.may_create(agent)), "kid")
+    world.agents.journal.update(kid, mode="turn")
+    message = asked(world, agent, kid)
+    waits = [armed(world, agent, "x", "reply kid"),
+             armed(world, agent, "y", f"reply kid {message.name}")]
+    world.agents.births.adopt(kid, None)
+    assert [wait.status for wait in waits] == ["fired", "fired"]
+    assert {reply_of(wait)["message"] for wait in waits} == {""}
+    answered(world, kid, message)
+    assert len(notices(world, agent)) == 2
+
+
+@pytest.mark.parametrize(
+    ("size", "shown", "left"),
+    [(8192, 8192, 0), (8193, 8000, 193), (100_000, 8000, 92_000)],
+)
+@pytest.mark.parametrize("unit", ["x", "\U0001f600"])
+def test_of_a_long_reply_head_and_tail_are_shown(
+    world: World, agent: Agent, kid: Agent, size: int, shown: int, left: int, unit: str
+) -> None:
+    wide = len(unit.encode())
+    reply = unit * (size // wide) + "y" * (size % wide)
+    wait = armed(world, agent, "x", "reply kid")
+    answered(world, kid, asked(world, agent, kid), reply=reply)
+    found = reply_of(wait)
+    assert found["truncated"] == bool(left)
+    assert len(found["reply"].encode()) <= 8192
+    if not left:
+        assert found["reply"] == reply
+        return
+    head, note, tail = found["reply"].split("\n")
+    assert note == f"[{size - len((head + tail).encode())} bytes left out]"
+    assert reply.startswith(head)
+    assert reply.endswith(tail)
+    assert shown - 8 < len((head + tail).encode()) <= shown
+
+
+def test_a_child_without_a_handle_has_no_path_for_its_reply(
+    world: World, agent: Agent, kid: Agent
+) -> None:
+    world.agents.births.set_life(kid, "detached", "public_named")
+    wait = armed(world, agent, "x", "reply kid")
+    answered(world, kid, asked(world, agent, kid), reply="so")
+    assert (reply_of(wait)["reply"], reply_of(wait)["path"]) == ("so", "")
+
+
+def test_only_children_that_take_messages_are_asked(
+    world: World, agent: Agent, kid: Agent
+) -> None:
+    world.agents.journal.update(kid, mode="once")
+    for number, on in enumerate(("reply kid", "reply kid m", "reply none", "reply coder m")):
+        wait = make(world, agent, f"x{number}")
+        for arm in (world.agents.waiting.check_arm, world.agents.waiting.arm):
+            with pytest.raises(MalformedError, match=r"once agent|has no child"):
+                arm(USER, agent, wait, on)
+        assert wait.status == "new"
+
+
+def test_few_wait_for_one_message(world: World, agent: Agent, kid: Agent) -> None:
+    on = f"reply kid {asked(world, agent, kid).name}"
+    for number in range(4):
+        armed(world, agent, f"x{number}", on)
+    with pytest.raises(QuotaError, match="cancel one first"):
+        armed(world, agent, "more", on)
+    world.agents.waiting.arm(
+        USER, agent, world.agents.waiting.find(agent, "more"), "reply kid")
 
 
 def test_what_is_over_already_fires_at_once(world: World, agent: Agent, clock: Clock) -> None:
