@@ -23,7 +23,8 @@ from ctxfs.tools.tool import (
     wanted,
     words,
 )
-from ctxfs.tools.waiting import WAIT, wait_of
+from ctxfs.tools.waiting import WAIT, WAITED, WAITS, wait_for_reply, wait_of
+from runtime import crashpoints
 from runtime.agents.messages import check_id
 from runtime.agents.reports import supervisor_word
 from runtime.caller import INSIDERS
@@ -168,20 +169,26 @@ async def _send(request: Request) -> dict[str, Any]:
     """As ``send`` on the agent's socket: an id that is said again gets what it got before."""
     given, agent = request.input, _receiver(request)
     name = given.get("id", "")
-    message = None
+    message, wait = None, None
     if name:
         with about("id"):
             message = request.agents.messages.find(agent, check_id(name))
-    if message is None or message.asked != request.caller.key:
-        message = request.agents.messages.send(
-            request.caller,
-            agent,
-            given["text"],
-            priority=given.get("priority", "normal"),
-            name=name,
-            asked=request.caller.key if name else "",
-        )
-    return {"message_id": message.name, "status": message.status.value}
+    with request.changing() as change:
+        if message is None or message.asked != request.caller.key:
+            message = request.agents.messages.send_in(
+                change,
+                request.caller,
+                agent,
+                given["text"],
+                priority=given.get("priority", "normal"),
+                name=name,
+                asked=request.caller.key if name else "",
+            )
+        if given.get("wait"):
+            wait = wait_for_reply(request, change, agent, message)
+    crashpoints.reach("message.queued")
+    sent = {"message_id": message.name, "status": message.status.value}
+    return sent if wait is None else {**sent, "wait_id": wait.name}
 
 
 async def _stop(request: Request) -> dict[str, Any]:
@@ -287,7 +294,8 @@ TOOLS: Final = (
         description=(
             "Send a message to an agent of mode turn or resident. It is queued; its reply goes "
             "to the agent's history. Supervisors, operators and agents with policy write may send. "
-            "To the caller's own supervisor it is a report."
+            "To the caller's own supervisor it is a report. "
+            "With wait, the answer of a child comes as a message that wakes the caller."
         ),
         schema=inputs(
             Concerns.OTHERS,
@@ -295,13 +303,15 @@ TOOLS: Final = (
             {
                 "priority": words("normal by default", *PRIORITIES),
                 "id": text("an id; a message with a known id is not sent again", minLength=1),
+                "wait": WAITS,
             },
         ),
         output_schema=shape(
             {
                 "message_id": text("its id"),
                 "status": words("its status", *(s.value for s in MessageStatus)),
-            }
+            },
+            WAITED,
         ),
         handler=_send,
     ),

@@ -21,9 +21,11 @@ from ctxfs.tools.tool import (
     text,
     words,
 )
+from ctxfs.tools.waiting import WAITED, WAITS, wait_for_reply
+from runtime import crashpoints
 from runtime.agents.tasks import CHILD, COMMAND
 from runtime.errors import MalformedError
-from runtime.records.items import Task, TaskStatus
+from runtime.records.items import Task, TaskStatus, Wait
 from runtime.texts.names import parse_env_line, quote, timestamp
 
 
@@ -128,8 +130,24 @@ async def _output(request: Request) -> dict[str, Any]:
 async def _input(request: Request) -> dict[str, Any]:
     task = _find(request)
     path = _path(request, task.name, "input")
+    if request.input.get("wait"):
+        wait = _ask(request, task, request.input["text"])
+        accepted = len(request.input["text"].encode())
+        return {"task_id": task.name, "accepted": accepted, "wait_id": wait.name}
     accepted = await request.paths.write_some(path, request.input["text"])
     return {"task_id": task.name, "accepted": accepted}
+
+
+def _ask(request: Request, task: Task, text: str) -> Wait:
+    """A message to the child of a handle, as its ``input`` takes it, and a wait for the reply."""
+    child = request.agents.tasks.child_of(task)
+    if child is None:
+        raise MalformedError(f"wait: {quote(task.name)} is a command, which answers no messages")
+    with request.changing() as change:
+        message = request.agents.messages.send_in(change, request.caller, child, text)
+        wait = wait_for_reply(request, change, child, message)
+    crashpoints.reach("message.queued")
+    return wait
 
 
 async def _stop(request: Request) -> dict[str, Any]:
@@ -251,13 +269,17 @@ TOOLS: Final = (
         concerns=Concerns.CALLER,
         description=(
             "Write to the standard input of a running command that accepts it, or send a child "
-            "a message. A command that does not read its input takes only what fits into the pipe."
+            "a message. A command that does not read its input takes only what fits into the pipe. "
+            "With wait, the answer of a child comes as a message that wakes the caller."
         ),
         schema=inputs(
             Concerns.CALLER,
             {**_OF_TASK, "text": text("what to write; a line ends with a newline", minLength=1)},
+            {"wait": WAITS},
         ),
-        output_schema=shape({"task_id": _ID, "accepted": count("number of accepted bytes")}),
+        output_schema=shape(
+            {"task_id": _ID, "accepted": count("number of accepted bytes")}, WAITED
+        ),
         handler=_input,
     ),
     Tool(

@@ -10,6 +10,7 @@ from ctxfs.tools.tool import (
     Tool,
     about,
     first_free,
+    flag,
     inputs,
     shape,
     text,
@@ -17,7 +18,9 @@ from ctxfs.tools.tool import (
     words,
 )
 from runtime.errors import MalformedError
-from runtime.records.items import Wait, WaitStatus
+from runtime.records.change import Change
+from runtime.records.items import Message, Wait, WaitStatus
+from runtime.records.model import Agent
 from runtime.texts.names import quote
 
 #: what wakes: (word of the file ``on``, what ``resource`` is then)
@@ -25,6 +28,7 @@ _WAKES: Final = {
     "timer": ("timer", "a duration such as 30s, or a time"),
     "task_result": ("task", "the id of a task"),
     "child": ("child", "the name of a child"),
+    "child_reply": ("reply", "the name of a child, and perhaps the id of one message to it"),
     "message": ("message", ""),
     "external": ("trigger", ""),
 }
@@ -71,6 +75,34 @@ async def _wait_for(request: Request) -> dict[str, Any]:
     return view
 
 
+def wait_for_reply(request: Request, change: Change, child: Agent, message: Message) -> Wait:
+    """A wait of the calling agent for the end of a message to one of its children, in the change
+    that sends it; the one that an earlier call made for the same message.
+
+    ``MalformedError``, and whatever making and arming a wait raise.
+    """
+    agent, waiting = _waiter(request), request.agents.waiting
+    on = f"reply {child.name} {message.name}"
+    known = {wait.name: wait for wait in request.agents.items.of(agent.index, Wait)}
+    for earlier in reversed(known.values()):
+        # an older one is for a message to an earlier child of that name
+        if message.index and earlier.on == on and earlier.created >= message.created:
+            return earlier
+    wait = waiting.add(change, agent, first_free("wait", known.__contains__))
+    with about("wait"):
+        waiting.begin(change, request.caller, agent, wait, on)
+    return wait
+
+
+def _waiter(request: Request) -> Agent:
+    """The calling agent; ``MalformedError`` for an operator, whom nothing wakes."""
+    if request.caller.agent is None:
+        raise MalformedError(
+            "wait: an operator is not woken: omit it, and read the reply in the agent's session"
+        )
+    return request.live_agent
+
+
 async def _cancel(request: Request) -> dict[str, Any]:
     agent, waiting = request.agent, request.agents.waiting
     with about("wait_id"):
@@ -92,6 +124,12 @@ _OPTIONAL: Final = {
     "payload": text("what fired it"),
 }
 WAIT: Final = shape(_REQUIRED, _OPTIONAL)
+#: of tools that send a child a message
+WAITS: Final = flag(
+    "for a child in mode turn or resident: wake the calling agent when this message has ended, "
+    "with the reply"
+)
+WAITED: Final = {"wait_id": text("with wait: the id of the wait for the reply")}
 
 TOOLS: Final = (
     Tool(
@@ -106,15 +144,16 @@ TOOLS: Final = (
             Concerns.CALLER,
             {
                 "wake": words(
-                    "what wakes the agent: a time, the end of a task or a child, any message, or a "
-                    "write to a token",
+                    "what wakes the agent: a time, the end of a task or a child, a child's reply, "
+                    "any message, or a write to a token",
                     *_WAKES,
                 )
             },
             {
                 "resource": text(
                     "timer: a duration such as 30s, or a time; task_result: the task's id; "
-                    "child: its name; otherwise none"
+                    "child: its name; child_reply: its name, for its next reply to this agent, or "
+                    "its name and a message_id, for the reply to that message; otherwise none"
                 ),
                 "work": text("id of the work item that is blocked until then"),
                 "deadline": text("duration or time after which it expires"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -29,11 +30,11 @@ from runtime.errors import (
     TooLongError,
     WrongStateError,
 )
-from runtime.ids import Incarnation
-from runtime.records.items import TaskCue, TaskStatus
+from runtime.ids import Incarnation, RunId
+from runtime.records.items import MessageStatus, TaskCue, TaskStatus
 from runtime.records.lifecycle import Status
-from runtime.records.model import FAMILIES, Agent
-from tests.worlds.records import ROOT, inside
+from runtime.records.model import FAMILIES, Agent, Outcome
+from tests.worlds.records import ROOT, add_end, inside
 from tests.worlds.tree import STRANGER, USER, Mounted, mounted_in
 
 NAMES = sorted(BY_NAME)
@@ -138,6 +139,11 @@ def _work(desk: Desk) -> None:
 
 def _wait(desk: Desk) -> None:
     desk.call("WaitFor", {"wake": "message", "id": "x"})
+
+
+def _kid(desk: Desk) -> None:
+    """A child that takes messages."""
+    desk.call("SpawnAgent", {"initial_message": "look", "name": "kid", "mode": "turn"})
 
 
 def _helper(desk: Desk) -> None:
@@ -271,6 +277,9 @@ CALLS: dict[str, Sample] = {
     "WaitFor task": Sample(_task, {"wake": "task_result", "resource": "t"}, {"on": "task t"}),
     "WaitFor over": Sample(_ended, {"wake": "task_result", "resource": "t"}, {"status": "fired"}),
     "WaitFor message": Sample(_nothing, {"wake": "message", "id": "w1"}, {"wait_id": "w1"}),
+    "WaitFor reply": Sample(
+        _kid, {"wake": "child_reply", "resource": "kid"}, {"status": "armed", "on": "reply kid"}
+    ),
     "WaitFor external": Sample(
         _nothing, {"wake": "external"}, {"status": "armed", "on": "trigger"}
     ),
@@ -421,6 +430,7 @@ def test_bad_input_is_told_with_its_field(desk: Desk, name: str, given: Any, fie
         ("TaskStop", {"task_id": "none"}, MissingError, "task_id"),
         ("WaitFor", {"wake": "task_result", "resource": "none"}, MissingError, "resource"),
         ("WaitFor", {"wake": "child", "resource": "none"}, MissingError, "resource"),
+        ("WaitFor", {"wake": "child_reply", "resource": "none"}, MalformedError, "resource"),
         ("WaitFor", {"wake": "message", "work": "none"}, MissingError, "work"),
         ("WaitFor", {"wake": "message", "id": "x"}, TakenError, "id"),
         ("WaitCancel", {"wait_id": "none"}, MissingError, "wait_id"),
@@ -839,6 +849,107 @@ def test_a_supervisor_is_told_even_where_it_is_hidden(desk: Desk) -> None:
             desk.call(tool, {"agent_id": "kid"}, me)
     desk.call("SendMessage", {"agent_id": "kid", "text": "look"}, me)
     assert [m.provenance for m in desk.agents.messages.pending(kid)] == ["child"]
+
+
+def _asked(desk: Desk, child: str = "kid") -> list[str]:
+    """The texts that wait for a child, and what its parent waits for."""
+    agent = desk.agents.registry.named(child)
+    assert agent is not None
+    texts = [message.text for message in desk.agents.messages.pending(agent)]
+    return texts + [wait["on"] for wait in desk.call("AgentGet")["waiting"]]
+
+
+@pytest.mark.parametrize("name", ["SendMessage", "TaskInput"])
+def test_a_question_is_sent_with_a_wait_for_its_answer(desk: Desk, name: str) -> None:
+    _kid(desk)
+    about = {"SendMessage": "agent_id", "TaskInput": "task_id"}[name]
+    answer = desk.call(name, {about: "kid", "text": "why?", "wait": True})
+    Draft202012Validator(BY_NAME[name].output_schema).validate(answer)
+    child = desk.agents.registry.named("kid")
+    assert child is not None
+    (message,) = desk.agents.messages.pending(child)
+    assert answer["wait_id"] == "wait-1"
+    assert answer.get("accepted", 4) == 4
+    assert answer.get("message_id", message.name) == message.name
+    assert _asked(desk) == ["why?", f"reply kid {message.name}"]
+    desk.call("WaitCancel", {"wait_id": "wait-1"})
+    plain = desk.call(name, {about: "kid", "text": "so", "wait": False})
+    assert "wait_id" not in plain
+    assert _asked(desk) == ["why?", "so"]
+
+
+def test_a_question_that_is_asked_again_has_the_same_wait(desk: Desk) -> None:
+    _kid(desk)
+    given = {"agent_id": "kid", "text": "why?", "id": "m", "wait": True}
+    first = desk.call("SendMessage", given)
+    assert desk.call("SendMessage", given) == first
+    assert _asked(desk) == ["why?", "reply kid m"]
+    child = desk.agents.registry.named("kid")
+    assert child is not None
+    with desk.agents.journal.changing() as change:
+        (message,) = desk.agents.messages.pending(child)
+        desk.agents.messages.deliver(change, child, message, RunId("r1"))
+        desk.agents.messages.end(change, child, message, MessageStatus.PROCESSED, reply="so")
+    again = desk.call("SendMessage", given)
+    assert again == {**first, "status": "processed"}
+    wait = desk.agents.waiting.find(desk.coder, first["wait_id"])
+    assert json.loads(wait.payload)["reply"] == "so"
+    desk.call("WaitCancel", {"wait_id": wait.name})
+    later = desk.agents.waiting.find(desk.coder, desk.call("SendMessage", given)["wait_id"])
+    assert later.status == "fired", "its answer is still known"
+
+
+def test_a_wait_for_a_message_that_was_sent_without_one(desk: Desk) -> None:
+    _kid(desk)
+    given = {"agent_id": "kid", "text": "why?", "id": "m"}
+    assert "wait_id" not in desk.call("SendMessage", given)
+    assert desk.call("SendMessage", {**given, "wait": True})["wait_id"] == "wait-1"
+    assert _asked(desk) == ["why?", "reply kid m"]
+
+
+def test_a_question_to_another_child_of_that_name_has_a_wait_of_its_own(desk: Desk) -> None:
+    given = {"agent_id": "kid", "text": "why?", "id": "m", "wait": True}
+    _kid(desk)
+    first = desk.call("SendMessage", given)["wait_id"]
+    child = desk.agents.registry.named("kid")
+    assert child is not None
+    with desk.agents.journal.changing() as change:
+        add_end(desk.agents, change, child, Outcome.DONE, "exit:0")
+    desk.agents.removals.remove(child)
+    _kid(desk)
+    assert desk.call("SendMessage", given)["wait_id"] != first
+    assert _asked(desk) == ["why?", "reply kid m"]
+
+
+def test_where_no_wait_can_be_nothing_is_sent(desk: Desk) -> None:
+    _kid(desk)
+    _running(desk)
+    desk.agent("helper")
+    before = _everything(desk)
+    for caller, name, given, error, match in (
+        (None, "SendMessage", {"agent_id": "helper"}, MalformedError, "^wait: .* has no child"),
+        (ROOT, "SendMessage", {"agent_id": "helper"}, MalformedError, "^wait: an operator"),
+        (None, "TaskInput", {"task_id": "t"}, MalformedError, "^wait: .* is a command"),
+        (ROOT, "TaskInput", {"task_id": "kid", "agent_id": "coder"}, DeniedError, "the creator"),
+    ):
+        with refused(error, match):
+            desk.call(name, {**given, "text": "why?", "wait": True}, caller)
+        assert _everything(desk) == before
+    assert _asked(desk) == []
+
+
+@pytest.mark.parametrize("settings", [{"waits": 0}, {"messages": 0}])
+def test_where_there_is_no_room_nothing_is_sent(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    _kid(desk)
+    before = _everything(desk)
+    config = dataclasses.replace(desk.agents.settings.config, **settings)
+    monkeypatch.setattr(desk.agents.settings, "config", config)
+    for name, about in (("SendMessage", "agent_id"), ("TaskInput", "task_id")):
+        with refused(QuotaError):
+            desk.call(name, {about: "kid", "text": "why?", "wait": True})
+    assert _everything(desk) == before
 
 
 def test_once_agents_take_no_messages(desk: Desk) -> None:
