@@ -621,6 +621,25 @@ async def measure_fans(scene: Scene, meter: LoopMeter) -> dict[str, float]:
         with agents.journal.changing() as change:
             agents.waiting.resource_over(change, x, kind, name, {})
 
+    def ask(child: Agent) -> tuple[Agent]:
+        """Many messages, and as many waits as may be for those that end first."""
+        change = Change()
+        for number in range(200):
+            change.make(
+                Message(agent=child.index, name=MessageId(f"q{number}"), session=child.session,
+                        sender="agent:x", provenance="supervisor", text="a question " * 200)
+            )  # fmt: skip
+        for number, wait in enumerate(agents.items.of(x.index, Wait)[:320]):
+            of = f" q{number // 4}" if number < 256 else ""
+            work = f"W{number}" if number < len(scene.children) else ""
+            change.put(wait, on=f"reply {child.name}{of}", status=WaitStatus.ARMED, work=work)
+        agents.journal.commit(change)
+        return (child,)
+
+    def end_some(agent: Agent) -> None:
+        with agents.journal.changing() as change:
+            assert agents.ends.record_some(change, agent, "operator_stop", everything=True)
+
     def end_agent(agent: Agent) -> None:
         with agents.journal.changing() as change:
             add_end(agents, change, agent, Outcome.CANCELLED, "operator_stop")
@@ -632,6 +651,7 @@ async def measure_fans(scene: Scene, meter: LoopMeter) -> dict[str, float]:
         for kind, name in (("task", "T2"), ("child", "k5")):
             add_waits(f"{kind} {name}")
             await call(kind, end_resource, kind, name)
+        await call("replies", end_some, *ask(scene.children[2]))
         item = agents.items.named(x.index, Work, "W0")
         assert item is not None
         await call("work", agents.work.set, x, item, "status", "done")

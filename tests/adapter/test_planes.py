@@ -304,6 +304,7 @@ def test_a_wait_is_armed_with_echo(mounted: Mounted) -> None:
         ("on", "\n", "EINVAL"),
         ("on", "message\ntrigger\n", "EINVAL"),
         ("on", "child none\n", "ENOENT"),
+        ("on", "reply none\n", "EINVAL"),
         ("on", "task none\n", "ENOENT"),
         ("work", "none\n", "ENOENT"),
         ("deadline", "soon\n", "EINVAL"),

@@ -487,6 +487,8 @@ TABLE: Final[tuple[Attempt, ...]] = (
               ("task ../t", "ENOENT"),
               ("child sib", "ENOENT"),
               ("child boss", "ENOENT"),
+              ("reply sib", "EINVAL"),
+              ("reply boss m", "EINVAL"),
               ("message twice", "EINVAL"),
               ("message\nmessage", "EINVAL"))),
           ("write @kid/waiting/w/deadline 0001-01-01T00:00:00+23:59", "EINVAL"),
