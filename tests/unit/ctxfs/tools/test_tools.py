@@ -907,7 +907,10 @@ def test_a_wait_for_a_message_that_was_sent_without_one(desk: Desk) -> None:
     assert _asked(desk) == ["why?", "reply kid m"]
 
 
-def test_a_question_to_another_child_of_that_name_has_a_wait_of_its_own(desk: Desk) -> None:
+@pytest.mark.parametrize("together", [True, False])
+def test_a_question_to_another_child_of_that_name_has_a_wait_of_its_own(
+    desk: Desk, together: bool
+) -> None:
     given = {"agent_id": "kid", "text": "why?", "id": "m", "wait": True}
     _kid(desk)
     first = desk.call("SendMessage", given)["wait_id"]
@@ -917,6 +920,8 @@ def test_a_question_to_another_child_of_that_name_has_a_wait_of_its_own(desk: De
         add_end(desk.agents, change, child, Outcome.DONE, "exit:0")
     desk.agents.removals.remove(child)
     _kid(desk)
+    if not together:
+        desk.call("SendMessage", {**given, "wait": False})
     assert desk.call("SendMessage", given)["wait_id"] != first
     assert _asked(desk) == ["why?", "reply kid m"]
 

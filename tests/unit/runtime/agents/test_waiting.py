@@ -804,6 +804,7 @@ def test_a_child_without_a_handle_has_no_path_for_its_reply(
     world: World, agent: Agent, kid: Agent
 ) -> None:
     world.agents.births.set_life(kid, "detached", "public_named")
+    world.agents.tasks.make(USER, agent, "kid")  # what it writes is no reply
     wait = armed(world, agent, "x", "reply kid")
     answered(world, kid, asked(world, agent, kid), reply="so")
     assert (reply_of(wait)["reply"], reply_of(wait)["path"]) == ("so", "")
