@@ -62,6 +62,7 @@ def _receive(
         raise ForbiddenError("only a file can be renamed over result.md")
     document = base.runtime.agents.documents.path(agent, "result.md")
     own.count()
+    base.runtime.agents.documents.result_written(agent)
     os.rename(name, document, src_dir_fd=source.fd)
     base.durable.take_out(node)
     # the kernel takes the name for the renamed file's until it asks for that file's attributes

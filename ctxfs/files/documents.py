@@ -36,11 +36,16 @@ def _render(name: str) -> Render[Agent]:
 def document(name: str, doc: str, *, guard: Guard[Agent], read: Role = INSIDERS) -> Document[Agent]:
     """A document of an agent's that is written in place."""
 
+    def changed(base: Base, agent: Agent) -> None:
+        if name == "result.md":
+            base.runtime.agents.documents.result_written(agent)
+        base.runtime.agents.journal.tell_agent(agent.index, (name,))
+
     return Document(
         name=name, doc=doc, read=read, guard=guard, size=_size(name), mtime=_time(name),
         real=lambda base, agent: base.runtime.agents.documents.path(agent, name),
         share=lambda base, agent: base.runtime.agents.disk.share(agent),
-        changed=lambda base, agent: base.runtime.agents.journal.tell_agent(agent.index, (name,)),
+        changed=changed,
     )  # fmt: skip
 
 

@@ -28,10 +28,10 @@ from runtime import crashpoints
 from runtime.agents.messages import check_id
 from runtime.agents.reports import supervisor_word
 from runtime.caller import INSIDERS
-from runtime.errors import DeniedError, MissingError
+from runtime.errors import DeniedError, MalformedError, MissingError
 from runtime.records.items import PRIORITIES, MessageStatus, TaskStatus, Wait, WaitStatus
 from runtime.records.lifecycle import Status
-from runtime.records.model import PROFILES, Agent, Outcome, Profile
+from runtime.records.model import LIVES, PROFILES, Agent, Outcome, Profile
 from runtime.records.modes import MODES
 from runtime.texts.names import quote
 
@@ -39,6 +39,7 @@ from runtime.texts.names import quote
 _LISTED_AT_ONCE: Final = 256
 #: field of the input of SpawnAgent: the file that it is written to, in this order
 _FILES: Final = {
+    "life": "life",
     "mode": "mode",
     "context": "context",
     "workspace_mode": "workspace",
@@ -57,6 +58,8 @@ async def _spawn(request: Request) -> dict[str, Any]:
             wanted("agent_id", given, "a private_child needs a parent: name one")
     else:
         wanted("name", given, "a public_named agent needs a name: choose one")
+        if "life" in given:
+            raise MalformedError("life: a public_named agent is always detached: omit it")
     name = given.get("name") or request.agents.births.free_name(request.agent)
     with about("name"):
         request.paths.mkdir("agent", f"{name}.d")
@@ -198,6 +201,12 @@ async def _stop(request: Request) -> dict[str, Any]:
     return {"agent_id": agent.name, "status": agent.status.value}
 
 
+async def _remove(request: Request) -> dict[str, Any]:
+    agent = _asked(request)
+    request.paths.rmdir("agent", f"{agent.name}.d")
+    return {"agent_id": agent.name}
+
+
 _STATUS: Final = words("its status", *(status.value for status in Status))
 _OUTCOME: Final = words("how it ended, empty before", "", *(o.value for o in Outcome))
 _VISIBILITY: Final = words("whether others may see it", "private", "public")
@@ -227,6 +236,11 @@ TOOLS: Final = (
                 "context": words("fresh, or fork: its parent's context", "fresh", "fork"),
                 "workspace_mode": text("inherit, worktree or explicit_root:/PATH"),
                 "model": text("the model to use, subject to policy"),
+                "life": words(
+                    "of a private_child: owned, or temp, which is removed when it has ended; "
+                    "owned by default",
+                    *(life for life in LIVES if life != "detached"),
+                ),
             },
         ),
         output_schema=shape({"agent_id": _NAME}, {"task_handle": HANDLE}),
@@ -353,5 +367,18 @@ TOOLS: Final = (
         ),
         output_schema=shape({"agent_id": _NAME, "status": _STATUS}),
         handler=_stop,
+    ),
+    Tool(
+        name="AgentRemove",
+        family="core",
+        concerns=Concerns.OTHERS,
+        description=(
+            "Remove an agent that has ended, with its ended descendants and its task handle. "
+            "Its name and its place among the children are free again; its results stay in "
+            "context/child of its parent's session."
+        ),
+        schema=inputs(Concerns.OTHERS, {"agent_id": text("the agent")}),
+        output_schema=shape({"agent_id": _NAME}),
+        handler=_remove,
     ),
 )

@@ -30,13 +30,23 @@ class Paths:
     def rmdir(self, where: str, name: str) -> None:
         self.find(where).rmdir(self._call, name)
 
+    def check_writer(self, path: str) -> None:
+        """Whether the caller may write the file now; the document is there from then on."""
+        self.find(path).open(self._call, os.O_WRONLY).release()
+
     async def write(self, path: str, text: str) -> None:
         """``printf TEXT > PATH``."""
+        async with self.staged(path, text) as opened:
+            await self._flush(opened)
+
+    @asynccontextmanager
+    async def staged(self, path: str, text: str) -> AsyncIterator[OpenFile]:
+        """All of a control or a document of lines, checked, before the flush that commits it."""
         async with self._opened(path) as opened:
             data, offset = text.encode(), 0
             while offset < len(data):
                 offset += await self._write(opened, offset, data[offset:])
-            await self._flush(opened)
+            yield opened
 
     async def write_some(self, path: str, text: str) -> int:
         """One write(2): how many bytes of the text were taken."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from ctxfs.tools import agents, tasks, waiting, work
+from ctxfs.tools import agents, results, tasks, waiting, work
 from ctxfs.tools.tool import Concerns, Request, Schema, Tool, wanted
 from ctxfs.tree.base import Base
 from ctxfs.tree.nodes import Node
@@ -33,7 +33,7 @@ log = logging.getLogger("ctxd.tools")
 #: of a list in the input of a tool
 _ENTRIES_MAX: Final = 1024
 #: a tool's place makes its inode numbers
-TOOLS: Final = (*agents.TOOLS, *work.TOOLS, *tasks.TOOLS, *waiting.TOOLS)
+TOOLS: Final = (*agents.TOOLS, *results.TOOLS, *work.TOOLS, *tasks.TOOLS, *waiting.TOOLS)
 BY_NAME: Final = {tool.name: tool for tool in TOOLS}
 
 

@@ -24,7 +24,7 @@ from ctxfs.tools.tool import (
 from ctxfs.tools.waiting import WAITED, WAITS, wait_for_reply
 from runtime import crashpoints
 from runtime.agents.tasks import CHILD, COMMAND
-from runtime.errors import MalformedError
+from runtime.errors import MalformedError, WrongStateError
 from runtime.records.items import Task, TaskStatus, Wait
 from runtime.texts.names import parse_env_line, quote, timestamp
 
@@ -155,6 +155,17 @@ async def _stop(request: Request) -> dict[str, Any]:
     verb = "kill" if request.input.get("kill") else "stop"
     await request.paths.write(_path(request, task.name, "ctl"), f"{verb}\n")
     return {"task_id": task.name, "status": request.agents.tasks.status(task)}
+
+
+async def _remove(request: Request) -> dict[str, Any]:
+    task = _find(request)
+    child = request.agents.registry.get(task.child) if task.child else None
+    if child is not None:
+        raise WrongStateError(
+            f"{quote(task.name)} is the handle of an agent: remove the agent (AgentRemove)"
+        )
+    request.paths.rmdir(f"agent/{request.agent.name}.d/task", task.name)
+    return {"task_id": task.name}
 
 
 _ID: Final = text("the task's id")
@@ -290,5 +301,17 @@ TOOLS: Final = (
         schema=inputs(Concerns.CALLER, _OF_TASK, {"kill": flag("skip the grace period")}),
         output_schema=shape({"task_id": _ID, "status": _STATUS}),
         handler=_stop,
+    ),
+    Tool(
+        name="TaskRemove",
+        family=_FAMILY,
+        concerns=Concerns.CALLER,
+        description=(
+            "Remove a command that has ended, and its output. The handle of a child goes with "
+            "the child: use AgentRemove."
+        ),
+        schema=inputs(Concerns.CALLER, _OF_TASK),
+        output_schema=shape({"task_id": _ID}),
+        handler=_remove,
     ),
 )

@@ -45,6 +45,11 @@ class Documents:
         replace_file(self.path(agent, name), data)
         self._journal.tell_agent(agent.index, (name,))
 
+    def result_written(self, agent: Agent) -> None:
+        """The agent writes its result itself, which stays: no later run makes it anew."""
+        if agent.result_from_output:
+            self._journal.update(agent, result_from_output=False)
+
     def make(self, agent: Agent) -> None:
         """What an agent has on disk before it is recorded."""
         documents = self.directory(agent) / "doc"

@@ -96,6 +96,44 @@ def test_a_parent_spawns_and_reads_what_comes_back(daemon: Daemon) -> None:
     assert [agent["agent_id"] for agent in out[3]["agents"]] == ["coder", "coder-1"]
 
 
+def test_an_orchestrator_leaves_nothing_but_its_result(daemon: Daemon) -> None:
+    refs = [{"path": "artifact/log", "kind": "log"}]
+    parent = daemon.finish(
+        "coder",
+        script(
+            said("SpawnAgent", initial_message="look", name="rev", exec="cat"),
+            said("AgentRemove", agent_id="coder") + "; echo $?",
+            said("TaskRemove", task_id="rev") + "; echo $?",
+            said("TaskOutput", task_id="rev", block=True),
+            said("AgentRemove", agent_id="rev"),
+            said("SpawnAgent", initial_message="look", name="rev", exec="true", life="temp"),
+            f"while {said('TaskStatus', task_id='rev')}; do :; done >/dev/null",
+            said("ExecCommand", cmd="true", task_id="t"),
+            said("TaskOutput", task_id="t", block=True),
+            said("TaskRemove", task_id="t"),
+            said("ResultWrite", text="all is well", refs=refs),
+            "TaskList </dev/null",
+            "AgentGet </dev/null",
+        ),
+    )
+    out = [json.loads(line) for line in read(parent, "out").splitlines()]
+    assert out[0]["agent_id"] == "rev"
+    assert out[1:3] == [13, 1]
+    assert (out[3]["status"], out[3]["preview"]) == ("completed", "look\n")
+    assert out[4] == {"agent_id": "rev"}
+    assert out[5]["task_handle"]["task_id"] == "rev"
+    assert (out[7]["task_id"], out[7]["status"]) == ("t", "completed")
+    assert out[8] == {"task_id": "t"}
+    assert out[9] == {"result_path": f"{daemon.root}/agent/coder.d/result.md"}
+    assert out[10] == {"tasks": []}
+    assert out[11]["children"] == []
+    assert read(parent, "result.md") == "all is well\n"
+    assert [json.loads(line) for line in read(parent, "refs.jsonl").splitlines()] == refs
+    channels = parent / "session" / "context" / "child"
+    assert sorted(os.listdir(channels)) == ["rev", "rev~1"]
+    assert read(channels / "rev~1", "result.md") == "look\n"
+
+
 def test_exit_statuses_tell_what_was_wrong(daemon: Daemon) -> None:
     agent = daemon.make(
         "coder",

@@ -17,12 +17,15 @@ from jsonschema import Draft202012Validator
 from ctxfs.tools import registry
 from ctxfs.tools.registry import BY_NAME, TOOLS
 from ctxfs.tools.tool import Concerns
+from runtime.agents.workspace import Worktree
+from runtime.authority.disk import Share
 from runtime.caller import Caller
 from runtime.errors import (
     CtxError,
     DeniedError,
     MalformedError,
     MissingError,
+    NotEmptyError,
     NotRunningError,
     QuotaError,
     TakenError,
@@ -31,6 +34,7 @@ from runtime.errors import (
     WrongStateError,
 )
 from runtime.ids import Incarnation, RunId
+from runtime.records.change import Change
 from runtime.records.items import MessageStatus, TaskCue, TaskStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import FAMILIES, Agent, Outcome
@@ -72,6 +76,16 @@ class Desk:
             if found.status is TaskStatus.QUEUED:
                 change.put(found, status=TaskStatus.RUNNING)
             self.agents.tasks.end(change, self.coder, found, cue, exit_text=text)
+
+    def gone(self, name: str) -> Agent:
+        """A child that has ended."""
+        self.call("SpawnAgent", {"initial_message": "look", "name": name})
+        child = self.agents.registry.named(name)
+        assert child is not None
+        change = Change()
+        add_end(self.agents, change, child, Outcome.DONE)
+        self.agents.journal.note(change)
+        return child
 
     def write(self, task: str, data: bytes) -> None:
         """What a command wrote, as its monitor keeps it."""
@@ -131,6 +145,10 @@ def _running(desk: Desk) -> None:
 def _ended(desk: Desk) -> None:
     _task(desk)
     desk.end("t")
+
+
+def _dead(desk: Desk) -> None:
+    desk.gone("helper")
 
 
 def _work(desk: Desk) -> None:
@@ -205,6 +223,15 @@ CALLS: dict[str, Sample] = {
         {"agent_id": "k2", "kill": True},
     ),
     "AgentStop kill": Sample(_helper, {"agent_id": "helper", "kill": True}, {"status": "stopping"}),
+    "AgentRemove": Sample(
+        _dead, {"agent_id": "helper"}, {"agent_id": "helper"}, {"agent_id": "k9"},
+    ),
+    "ResultWrite": Sample(
+        _nothing,
+        {"text": "all is well", "refs": [{"path": "artifact/log", "summary": "the log"}]},
+        {"result_path": "/ctx/agent/coder.d/result.md"},
+        {"text": "x" * 500_000, "refs": [{"path": f"artifact/{n:0200}"} for n in range(1024)]},
+    ),
     "WorkCreate": Sample(
         _nothing,
         {"objective": "fix it", "plan": "1. look", "acceptance": "green", "focus": True},
@@ -268,6 +295,7 @@ CALLS: dict[str, Sample] = {
         _running, {"task_id": "t", "kill": True}, {"status": "cancelling"},
         {"task_id": "T2"},
     ),
+    "TaskRemove": Sample(_ended, {"task_id": "t"}, {"task_id": "t"}, {"task_id": "T9"}),
     "WaitFor": Sample(
         _work,
         {"wake": "timer", "resource": "1h", "work": "w", "deadline": "2h"},
@@ -290,6 +318,10 @@ CALLS: dict[str, Sample] = {
 }
 
 
+#: nobody else does these for an agent
+BY_THE_AGENT_ALONE = ("ResultWrite", "Report")
+
+
 def test_every_tool_is_called() -> None:
     assert {name.split()[0] for name in CALLS} == set(NAMES)
 
@@ -300,12 +332,12 @@ def test_every_tool_answers_what_its_schema_says(desk: Desk, which: str, operato
     before, given, wanted, _ = CALLS[which]
     name = which.split()[0]
     before(desk)
-    if operator and name == "Report":
-        with refused(DeniedError, "only an agent reports"):
+    if operator and BY_NAME[name].concerns is not Concerns.OTHERS:
+        given = {**given, "agent_id": "coder"}
+    if operator and name in BY_THE_AGENT_ALONE:
+        with refused(DeniedError):
             desk.call(name, given, USER)
         return
-    if operator and name not in ("AgentGet", "AgentList", "SendMessage", "AgentStop"):
-        given = {**given, "agent_id": "coder"}
     output = desk.call(name, given, USER if operator else desk.me)
     Draft202012Validator(BY_NAME[name].output_schema).validate(output)
     json.dumps(output)
@@ -347,7 +379,18 @@ def test_an_unknown_tool_is_missing(desk: Desk) -> None:
         ("SendMessage", {"agent_id": "coder", "text": ""}, "text"),
         ("SendMessage", {"agent_id": "coder", "text": "x", "priority": "high"}, "priority"),
         ("SendMessage", {"agent_id": "coder", "text": "x", "id": "a b"}, "id"),
+        ("SpawnAgent", {"initial_message": "x", "life": "detached"}, "life"),
+        ("SpawnAgent", {"preset": "public_named", "name": "x", "life": "owned"}, "life"),
         ("AgentStop", {}, "agent_id"),
+        ("AgentRemove", {}, "agent_id"),
+        ("AgentRemove", {"agent_id": "a", "kill": True}, "kill"),
+        ("ResultWrite", {}, "text"),
+        ("ResultWrite", {"text": ""}, "text"),
+        ("ResultWrite", {"text": "x", "refs": "artifact/x"}, "refs"),
+        ("ResultWrite", {"text": "x", "refs": [{"path": "artifact/x"}, {}]}, "refs.1.path"),
+        ("ResultWrite", {"text": "x", "refs": [{"path": "a", "size": 1}]}, "refs.0.size"),
+        ("ResultWrite", {"text": "x", "refs": [{"path": "artifact/x"}, {"path": "../x"}]}, "refs"),
+        ("TaskRemove", {}, "task_id"),
         ("AgentStop", {"agent_id": "coder", "kill": 1}, "kill"),
         ("WorkCreate", {}, "objective"),
         ("WorkCreate", {"objective": ""}, "objective"),
@@ -415,6 +458,10 @@ def test_bad_input_is_told_with_its_field(desk: Desk, name: str, given: Any, fie
         ("SendMessage", {"agent_id": "nobody", "text": "x"}, MissingError, "agent_id"),
         ("AgentStop", {"agent_id": "nobody"}, MissingError, "agent_id"),
         ("AgentStop", {"agent_id": "coder", "kill": True}, DeniedError, ""),
+        ("AgentRemove", {"agent_id": "nobody"}, MissingError, "agent_id"),
+        ("AgentRemove", {"agent_id": "coder"}, DeniedError, ""),
+        ("ResultWrite", {"text": "x" * 5000}, TooLargeError, "text"),
+        ("TaskRemove", {"task_id": "none"}, MissingError, "task_id"),
         ("WorkCreate", {"objective": "x", "id": "w"}, TakenError, "id"),
         ("WorkCreate", {"objective": "x" * 70000}, TooLongError, "objective"),
         ("WorkUpdate", {"id": "none"}, MissingError, "id"),
@@ -506,7 +553,7 @@ def test_policy_takes_a_tool_away_at_once(desk: Desk) -> None:
     kept = desk.coder.policy.replace("tool:* execute", "tool:Task* execute")
     desk.agents.journal.update(desk.coder, policy=kept)
     assert _visible(desk, desk.me) == {"TaskList", "TaskStatus", "TaskOutput", "TaskInput",
-                                       "TaskStop"}  # fmt: skip
+                                       "TaskStop", "TaskRemove"}  # fmt: skip
     with refused(DeniedError, "tool:AgentList execute"):
         desk.call("AgentList")
 
@@ -1171,3 +1218,134 @@ def test_a_wait_that_is_refused_is_not_there(desk: Desk) -> None:
     with refused(MissingError):
         desk.call("WaitFor", {"wake": "task_result", "resource": "none", "deadline": "1h"})
     assert _everything(desk) == before
+
+
+# removing
+
+
+def test_an_agent_is_removed_once_it_has_ended(desk: Desk) -> None:
+    desk.call("SpawnAgent", {"initial_message": "x", "name": "rev"})
+    with refused(WrongStateError, "stop it"):
+        desk.call("AgentRemove", {"agent_id": "rev"})
+    child = desk.agents.registry.named("rev")
+    assert child is not None
+    add_end(desk.agents, change := Change(), child, Outcome.DONE)
+    desk.agents.journal.note(change)
+    assert desk.call("TaskStatus", {"task_id": "rev"})["status"] == "completed"
+    assert desk.call("AgentRemove", {"agent_id": "rev"}) == {"agent_id": "rev"}
+    assert desk.agents.registry.named("rev") is None
+    with refused(MissingError):
+        desk.call("TaskStatus", {"task_id": "rev"})
+    channels = desk.agents.sessions.channels(desk.coder.session)
+    assert channels == [("rev", child.index)]
+    with refused(MissingError, "^agent_id: "):
+        desk.call("AgentRemove", {"agent_id": "rev"})
+
+
+def test_what_others_made_is_not_removed(desk: Desk) -> None:
+    desk.gone("rev")
+    other = desk.agent("other")
+    with refused(MissingError, "^agent_id: "):
+        desk.call("AgentRemove", {"agent_id": "rev"}, inside(other))
+    desk.agents.journal.update(other, status=Status.DEAD)
+    with refused(DeniedError):
+        desk.call("AgentRemove", {"agent_id": "other"})
+    assert desk.agents.registry.named("rev") is not None
+
+
+def test_a_handle_is_removed_with_its_agent_and_only_so(desk: Desk) -> None:
+    desk.gone("rev")
+    with refused(WrongStateError, "AgentRemove"):
+        desk.call("TaskRemove", {"task_id": "rev"})
+    assert desk.agents.tasks.find(desk.coder, "rev").child
+
+
+def test_a_handle_without_its_agent_is_removed_as_a_task(desk: Desk) -> None:
+    child = desk.gone("rev")
+    kept = Worktree(name="rev", root="/srv", common="/srv/.git", base="0").kept("not clean")
+    desk.agents.journal.update(child, worktree=kept.dump(), worktree_made=True)
+    desk.call("AgentRemove", {"agent_id": "rev"})
+    with refused(NotEmptyError, "not clean"):
+        desk.call("TaskRemove", {"task_id": "rev"})
+
+
+def test_a_task_is_removed_once_it_has_ended(desk: Desk) -> None:
+    _running(desk)
+    with refused(WrongStateError):
+        desk.call("TaskRemove", {"task_id": "t"})
+    desk.end("t")
+    desk.call("TaskRemove", {"task_id": "t"})
+    assert desk.agents.tasks.known(desk.coder) == []
+
+
+def test_a_child_can_be_temporary(desk: Desk) -> None:
+    desk.call("SpawnAgent", {"initial_message": "x", "name": "rev", "life": "temp"})
+    child = desk.agents.registry.named("rev")
+    assert child is not None
+    assert (child.life, child.profile) == ("temp", "private_child")
+
+
+# results
+
+
+def _results(desk: Desk) -> tuple[str, str]:
+    with desk.mounted.as_(desk.me):
+        return (
+            desk.mounted.get("agent/coder.d/result.md"),
+            desk.mounted.get("agent/coder.d/refs.jsonl"),
+        )
+
+
+def test_a_result_replaces_what_was_there(desk: Desk) -> None:
+    refs = [{"path": "artifact/log", "kind": "log"}, {"path": "/srv/x"}]
+    desk.call("ResultWrite", {"text": "a long first result", "refs": refs})
+    written = '{"path":"artifact/log","kind":"log"}\n{"path":"/srv/x"}\n'
+    assert _results(desk) == ("a long first result\n", written)
+    desk.call("ResultWrite", {"text": "second\n"})
+    assert _results(desk) == ("second\n", written)
+    desk.call("ResultWrite", {"text": "third", "refs": refs[1:]})
+    assert _results(desk) == ("third\n", '{"path":"/srv/x"}\n')
+    desk.call("ResultWrite", {"text": "fourth", "refs": []})
+    assert _results(desk) == ("fourth\n", "")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"text": "x" * 5000, "refs": []},
+        {"text": "x", "refs": [{"path": "/" + "x" * 5000}]},
+        {"text": "x", "refs": [{"path": "artifact/new"}, {"path": "artifact/../x"}]},
+    ],
+)
+def test_a_result_that_is_refused_changes_nothing(desk: Desk, given: Input) -> None:
+    desk.call("ResultWrite", {"text": "first", "refs": [{"path": "artifact/a"}]})
+    before = _results(desk)
+    with refused(CtxError):
+        desk.call("ResultWrite", given)
+    assert _results(desk) == before
+
+
+def test_a_result_needs_room_for_all_of_it(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def check(share: Share, caller: Caller, size: int) -> None:
+        asked.append(size)
+        raise QuotaError("no room")
+
+    monkeypatch.setattr(Share, "check", check)
+    with refused(QuotaError, "^no room"):
+        desk.call("ResultWrite", {"text": "x" * 9, "refs": [{"path": "artifact/a"}]})
+    assert asked == [len('{"path":"artifact/a"}\n') + 10]
+    assert _results(desk) == ("", "")
+
+
+def test_a_result_that_was_written_is_not_made_anew(desk: Desk) -> None:
+    for write in (
+        lambda: desk.call("ResultWrite", {"text": "mine"}),
+        lambda: desk.mounted.put("agent/coder.d/result.md", "mine\n"),
+    ):
+        desk.agents.journal.update(desk.coder, result_from_output=True)
+        with desk.mounted.as_(desk.me):
+            write()
+        assert not desk.coder.result_from_output
+        assert _results(desk)[0] == "mine\n"
