@@ -63,7 +63,7 @@ test-unit: $(STAMP)
 	$(PYTHON) -m pytest tests/unit tests/adapter
 
 test-faults: $(STAMP) $(PROGRAMS)
-	$(PYTHON) -m pytest -m long tests/system
+	$(PYTHON) -m pytest -m long tests/unit tests/system
 
 test-hostile: $(STAMP) $(PROGRAMS)
 	CTXFS_TEST_BYSTANDERS=1 $(PYTHON) -m pytest -m "long or not long" tests/system/test_hostile*.py \

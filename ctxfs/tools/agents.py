@@ -60,8 +60,9 @@ async def _spawn(request: Request) -> dict[str, Any]:
         wanted("name", given, "a public_named agent needs a name: choose one")
         if "life" in given:
             raise MalformedError("life: a public_named agent is always detached: omit it")
-    name = given.get("name") or request.agents.births.free_name(request.agent)
+    births = request.agents.births
     with about("name"):
+        name = given.get("name") or births.free_name(request.caller, request.agent)
         request.paths.mkdir("agent", f"{name}.d")
     agent = request.agents.registry.named(name)
     assert agent is not None
@@ -229,7 +230,11 @@ TOOLS: Final = (
             {},
             {
                 "preset": words("its relation to its parent; private_child by default", *PROFILES),
-                "name": text("its name; PARENT-1, PARENT-2 and so on by default"),
+                "name": text(
+                    "its name; by default of the first line that lets the parent create agents and "
+                    "of which a name is free: PREFIX1, PREFIX2 and so on for agent:PREFIX*, "
+                    "PARENT-1, PARENT-2 and so on for agent:*"
+                ),
                 "initial_message": text("its task, or its first message"),
                 "exec": text("its program and arguments, one line; the parent's by default"),
                 "mode": words("its mode; once by default", *MODES),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import secrets
 import shutil
@@ -39,7 +38,13 @@ from runtime.records.registry import why_no_children
 from runtime.records.sessions import Sessions
 from runtime.records.store import Store
 from runtime.texts import policy
-from runtime.texts.names import check_name, quote
+from runtime.texts.names import NAME_MAX, check_name, free_number, is_name, quote
+
+#: of a name that is made up: of the parent's in it, and digits at the end
+_STEM_MAX: Final = 58
+_DIGITS_MAX: Final = 6
+#: names that are tried at random
+_TRIES: Final = 32
 
 
 def _maker(facts: Facts, caller: Caller) -> Agent | None:
@@ -228,14 +233,48 @@ class Births:
         self._register(agent)
         return agent
 
-    def free_name(self, parent: Agent) -> str:
-        """The first of PARENT-1, PARENT-2, … that a new child of an agent can have."""
-        stem = parent.name[:58]
-        numbers = itertools.count(1)
-        return next(name for n in numbers if self._is_free(parent, name := f"{stem}-{n}"))
+    def free_name(self, caller: Caller, parent: Agent) -> str:
+        """A name that a new child of an agent can have, if ``caller`` makes it.
+
+        Of the first object that the parent's effective policy lets it create and of which a name
+        is free: PREFIX1, PREFIX2, …, for ``*`` PARENT-1, PARENT-2, … An operator needs no policy.
+        ``DeniedError`` if there is no such object, ``TakenError`` if no name is free.
+        """
+        allowed = ["*"]
+        if caller.agent is not None:
+            policy_now = self._authority.effective_policy(parent)
+            allowed = policy_now.objects("allow", "agent", "create").all
+        if not allowed:
+            raise DeniedError(f"no agent create is in the effective policy of {quote(parent.name)}")
+        for wanted in allowed:
+            if name := self._free_of(parent, wanted):
+                return name
+        raise TakenError(
+            f"no name that the effective policy of {quote(parent.name)} lets it create is free: "
+            "remove an agent that has ended (AgentRemove, or rmdir)"
+        )
+
+    def _free_of(self, parent: Agent, wanted: str) -> str:
+        """A free name of an object of a policy; empty if there is none."""
+        if not wanted.endswith("*"):
+            return wanted if self._is_free(parent, wanted) else ""
+        prefix = wanted.removesuffix("*") or f"{parent.name[:_STEM_MAX]}-"
+        most = 10 ** min(NAME_MAX - len(prefix), _DIGITS_MAX) - 1
+
+        def is_taken(number: int) -> bool:
+            return not self._is_free(parent, f"{prefix}{number}")
+
+        if most < 1 or not is_name(f"{prefix}1"):
+            return ""
+        number = free_number(is_taken, most)
+        if not number:
+            # another user may hold just the names that are looked at
+            tries = (1 + secrets.randbelow(most) for _ in range(_TRIES))
+            number = next((n for n in tries if not is_taken(n)), 0)
+        return f"{prefix}{number}" if number else ""
 
     def _is_free(self, parent: Agent, name: str) -> bool:
-        if self._registry.named(name) is not None:
+        if not is_name(name) or self._registry.named(name) is not None:
             return False
         if self._items.named(parent.index, Task, name) is not None:
             return False

@@ -10,6 +10,7 @@ from runtime.kernel.trash import Trash
 from runtime.records.model import Agent, Session
 from runtime.records.registry import Registry
 from runtime.records.store import Store
+from runtime.texts.names import free_number
 
 
 class Sessions:
@@ -99,24 +100,15 @@ class Sessions:
         return session.index
 
     def _free(self, agent: Agent) -> str:
-        """A free name ``default.NUMBER``, found by doubling and halving: thousands of sessions
-        of one agent are not all looked at. Gaps that removed sessions left may stay."""
+        """A free name ``default.NUMBER``; 1 stands for the first, which has no number."""
 
         def is_taken(number: int) -> bool:
             name = f"default.{number}"
-            return self._store.session_named(agent.owner, agent.name, name) is not None
+            return number == 1 or (
+                self._store.session_named(agent.owner, agent.name, name) is not None
+            )
 
-        free = 2
-        while is_taken(free):
-            free *= 2
-        taken = free // 2  # 1 stands for the first, which has no number
-        while free - taken > 1:
-            middle = (taken + free) // 2
-            if is_taken(middle):
-                taken = middle
-            else:
-                free = middle
-        return f"default.{free}"
+        return f"default.{free_number(is_taken)}"
 
     def retire_channel(self, session: SessionIndex | None, channel: str) -> None:
         """The channel of an earlier child of this name becomes NAME~1, NAME~2, …"""
@@ -127,9 +119,9 @@ class Sessions:
         old = self._store.find_agent(earlier) if earlier is not None else None
         if old is None:
             return
-        number = self._store.retired_channels(session, channel) + 1
-        while self._store.find_channel(session, f"{channel}~{number}") is not None:
-            number += 1
+        number = free_number(
+            lambda n: self._store.find_channel(session, f"{channel}~{n}") is not None
+        )
         # Only a removed agent leaves its name, so no record in memory changes with it.
         self._store.put_agent(old.index, {**old.dump(), "channel": f"{channel}~{number}"})
 

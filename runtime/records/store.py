@@ -287,14 +287,6 @@ class Store:
         ).fetchone()
         return AgentIndex(row[0]) if row else None
 
-    def retired_channels(self, session: SessionIndex, channel: str) -> int:
-        """How many of ``CHANNEL~1``, ``CHANNEL~2``, … there are."""
-        (count,) = self._db.execute(
-            "SELECT count(*) FROM agents WHERE parent_session=? AND channel GLOB ?",
-            (session, f"{channel}~*"),
-        ).fetchone()
-        return int(count)
-
     # items of the planes
 
     def insert_item(self, item: Item) -> ItemIndex:

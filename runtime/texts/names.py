@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Any, Final, Protocol, TypeVar
 
 from runtime.errors import MalformedError
 
-_NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._+-]{0,63}")
+#: characters of a name
+NAME_MAX: Final = 64
+_NAME: Final = re.compile(rf"[a-zA-Z0-9][a-zA-Z0-9._+-]{{0,{NAME_MAX - 1}}}")
 _DURATION: Final = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)")
 _TIME: Final = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?"
@@ -102,14 +104,38 @@ def check_known(name: str, known: Mapping[str, _K], what: str) -> _K:
     return found
 
 
+def is_name(text: str) -> bool:
+    """Whether an agent, task or space can have this name."""
+    found = _NAME.fullmatch(text) is not None
+    return found and not text.endswith((".sock", ".d")) and text != "current"
+
+
 def check_name(name: str) -> str:
     """An agent's, task's or space's name; ``MalformedError`` if it is none."""
-    if not _NAME.fullmatch(name) or name.endswith((".sock", ".d")) or name == "current":
+    if not is_name(name):
         raise MalformedError(
             f"{quote(name)} is not a name; use 1 to 64 of a-z A-Z 0-9 . _ + -, with a letter or "
             'digit first, but not "current", and not .sock or .d at the end'
         )
     return name
+
+
+def free_number(is_taken: Callable[[int], bool], most: int | None = None) -> int:
+    """A number from 1 on that is not taken, found by doubling and halving: of thousands that are
+    taken, few are looked at. Gaps that were left below may stay. 0 if that leads above ``most``."""
+    free = 1
+    while is_taken(free):
+        free *= 2
+        if most is not None and free > most:
+            return 0
+    taken = free // 2
+    while free - taken > 1:
+        middle = (taken + free) // 2
+        if is_taken(middle):
+            taken = middle
+        else:
+            free = middle
+    return free
 
 
 def timestamp(when: float | None = None) -> str:

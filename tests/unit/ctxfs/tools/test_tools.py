@@ -80,6 +80,9 @@ class Desk:
     def gone(self, name: str) -> Agent:
         """A child that has ended."""
         self.call("SpawnAgent", {"initial_message": "look", "name": name})
+        return self.end_child(name)
+
+    def end_child(self, name: str) -> Agent:
         child = self.agents.registry.named(name)
         assert child is not None
         change = Change()
@@ -778,6 +781,51 @@ def test_a_name_that_another_user_had_is_not_free(desk: Desk) -> None:
     assert desk.call("SpawnAgent", {"initial_message": "x"})["agent_id"] == "coder-2"
 
 
+@pytest.mark.parametrize(
+    ("objects", "names"),
+    [
+        (["rev-*"], ["rev-1", "rev-2", "rev-3"]),
+        (["rev*"], ["rev1", "rev2", "rev3"]),
+        (["tester", "b*", "a*"], ["a1", "a2", "a3"]),
+        (["one", "two", "zz*"], ["one", "two", "zz1"]),
+        # without a name that is allowed, the next
+        (["a" * 64 + "*", "-*", "b:c*", "z*"], ["z1", "z2", "z3"]),
+        (["a" * 63 + "*", "z*"], [f"{'a' * 63}{n}" for n in (1, 2, 3)]),
+        (["a*", "*"], ["coder-1", "coder-2", "coder-3"]),
+    ],
+)
+def test_names_are_those_that_the_policy_has(
+    desk: Desk, objects: list[str], names: list[str]
+) -> None:
+    lines = "".join(f"allow coder_t agent:{name} create\n" for name in objects)
+    tools = "allow coder_t tool:* execute\nallow coder_t agent:other* read\n"
+    desk.agents.journal.update(desk.coder, policy=tools + lines)
+    made = [desk.call("SpawnAgent", {"initial_message": "x"})["agent_id"] for _ in range(3)]
+    assert made == names
+
+
+def test_without_a_name_to_be_had_none_is_made_up(desk: Desk) -> None:
+    tools = "allow coder_t tool:* execute\n"
+    desk.agents.journal.update(desk.coder, policy=tools)
+    with refused(DeniedError, "^name: no agent create is in the effective policy"):
+        desk.call("SpawnAgent", {"initial_message": "x"})
+    desk.agents.journal.update(desk.coder, policy=f"{tools}allow coder_t agent:rev create\n")
+    desk.call("SpawnAgent", {"initial_message": "x"})
+    with refused(TakenError, "^name: no name .* is free: remove"):
+        desk.call("SpawnAgent", {"initial_message": "x"})
+    # what an agent may not, its operator may
+    given = {"initial_message": "x", "agent_id": "coder"}
+    assert desk.call("SpawnAgent", given, USER)["agent_id"] == "coder-1"
+
+
+def test_another_user_cannot_hold_all_names(desk: Desk) -> None:
+    for power in range(20):
+        desk.mounted.world.store.claim_name(f"coder-{2 ** power}", STRANGER.uid)
+    for _ in range(3):
+        name = desk.call("SpawnAgent", {"initial_message": "x"})["agent_id"]
+        assert int(name.removeprefix("coder-")).bit_count() > 1
+
+
 def test_a_long_name_gives_children_names_too(desk: Desk) -> None:
     parent = desk.agent("a" * 64, "agent:* create")
     output = desk.call("SpawnAgent", {"initial_message": "x"}, inside(parent))
@@ -1227,10 +1275,7 @@ def test_an_agent_is_removed_once_it_has_ended(desk: Desk) -> None:
     desk.call("SpawnAgent", {"initial_message": "x", "name": "rev"})
     with refused(WrongStateError, "stop it"):
         desk.call("AgentRemove", {"agent_id": "rev"})
-    child = desk.agents.registry.named("rev")
-    assert child is not None
-    add_end(desk.agents, change := Change(), child, Outcome.DONE)
-    desk.agents.journal.note(change)
+    child = desk.end_child("rev")
     assert desk.call("TaskStatus", {"task_id": "rev"})["status"] == "completed"
     assert desk.call("AgentRemove", {"agent_id": "rev"}) == {"agent_id": "rev"}
     assert desk.agents.registry.named("rev") is None

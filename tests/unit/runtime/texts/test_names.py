@@ -21,6 +21,7 @@ from runtime.texts.names import (
     check_name,
     dump_json,
     escape,
+    free_number,
     parse_duration,
     parse_env_line,
     parse_json,
@@ -357,3 +358,24 @@ def test_a_timestamp_is_now_unless_told() -> None:
 def test_what_is_quoted_shows_its_own_quotes() -> None:
     assert quote('say "no"') == r'"say \"no\""'
     assert quote("a\tb") == r'"a\tb"'
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2, 3, 4, 7, 8, 9, 1000, 3000])
+def test_a_free_number_is_found_without_looking_at_all(taken: int) -> None:
+    asked: list[int] = []
+
+    def is_taken(number: int) -> bool:
+        asked.append(number)
+        return number <= taken
+
+    assert free_number(is_taken) == taken + 1
+    assert len(asked) <= 2 * taken.bit_length() + 1
+    assert free_number(is_taken, most=max(1, 2 * taken)) == taken + 1
+    assert free_number(is_taken, most=taken) == (0 if taken else 1)
+
+
+def test_a_free_number_is_one_after_one_that_is_taken() -> None:
+    gaps = {1, 2, 3, 4, 6, 8}
+    number = free_number(gaps.__contains__)
+    assert number not in gaps
+    assert number - 1 in gaps
