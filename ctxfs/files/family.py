@@ -7,7 +7,6 @@ from typing import Final
 from ctxfs.files import fields
 from ctxfs.tree.base import Base
 from ctxfs.tree.rows import NEW, Control, Row, Shown, one_line
-from runtime.agents.reports import supervisor_word
 from runtime.authority.guard import Guard
 from runtime.caller import OPERATORS, Caller
 from runtime.errors import DeniedError, MalformedError
@@ -36,7 +35,7 @@ def _parse_parent(base: Base, agent: Agent, caller: Caller, line: str) -> Agent 
 
 
 def _supervisor(base: Base, agent: Agent, caller: Caller) -> str:
-    return supervisor_word(base.runtime.agents.registry, agent) + "\n"
+    return base.runtime.agents.registry.supervisor(agent) + "\n"
 
 
 def _parse_life(base: Base, agent: Agent, caller: Caller, line: str) -> str:
@@ -82,18 +81,6 @@ def _families(base: Base, agent: Agent, caller: Caller) -> str:
     return "".join(f"{family}\n" for family in FAMILIES if family in on)
 
 
-def _visibility(base: Base, agent: Agent, caller: Caller) -> str:
-    return "private\n" if agent.private else "public\n"
-
-
-def _ownership(base: Base, agent: Agent, caller: Caller) -> str:
-    return "parent_supervised\n" if agent.private else "self_owned\n"
-
-
-def _ingress(base: Base, agent: Agent, caller: Caller) -> str:
-    return "supervisor_only\n" if agent.private else "operators_and_policy\n"
-
-
 ROWS: Final[tuple[Row[Agent], ...]] = (
     Control(name="parent", default="creator", public=True,
         guard=Guard(who=OPERATORS, when=NEW),
@@ -117,12 +104,12 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
         guard=fields.WHILE_NEW, render=fields.value("profile"), check=_check_profile,
         commit=_set_profile, single=True,
         doc="private_child for owned and temp, public_named for detached"),
-    Shown(name="visibility", default="from profile", public=True, render=_visibility,
-        depends=("profile",), doc="private or public"),
-    Shown(name="ownership", default="from profile", render=_ownership, depends=("profile",),
-        doc="parent_supervised or self_owned"),
+    Shown(name="visibility", default="from profile", public=True,
+        render=fields.value("visibility"), depends=("profile",), doc="private or public"),
+    Shown(name="ownership", default="from profile", render=fields.value("ownership"),
+        depends=("profile",), doc="parent_supervised or self_owned"),
     Shown(name="families", default="from profile", render=_families, generated=True,
         doc="enabled tool families, one per line"),
-    Shown(name="ingress", default="from profile", render=_ingress, depends=("profile",),
-        doc="supervisor_only or operators_and_policy"),
+    Shown(name="ingress", default="from profile", render=fields.value("ingress"),
+        depends=("profile",), doc="supervisor_only or operators_and_policy"),
 )

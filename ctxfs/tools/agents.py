@@ -26,12 +26,11 @@ from ctxfs.tools.tool import (
 from ctxfs.tools.waiting import WAIT, WAITED, WAITS, wait_for_reply, wait_of
 from runtime import crashpoints
 from runtime.agents.messages import check_id
-from runtime.agents.reports import supervisor_word
-from runtime.caller import INSIDERS
+from runtime.caller import INSIDERS, PARTIES
 from runtime.errors import DeniedError, MalformedError, MissingError
-from runtime.records.items import PRIORITIES, MessageStatus, TaskStatus, Wait, WaitStatus
+from runtime.records.items import PRIORITIES, MessageStatus, Task, TaskStatus, Wait, WaitStatus
 from runtime.records.lifecycle import Status
-from runtime.records.model import LIVES, PROFILES, Agent, Outcome, Profile
+from runtime.records.model import FAMILIES, LIVES, PROFILES, Agent, Outcome, Profile
 from runtime.records.modes import MODES
 from runtime.texts.names import quote
 
@@ -103,19 +102,55 @@ async def _get(request: Request) -> dict[str, Any]:
     if not agents.identity.roles(request.caller, agent) & INSIDERS:
         raise DeniedError(f"agent_id: the caller may not look at {quote(agent.name)}")
     waits = agents.items.of(agent.index, Wait)
-    return {
-        "agent_id": agent.name,
-        "visibility": "private" if agent.private else "public",
-        "ownership": "parent_supervised" if agent.private else "self_owned",
-        "status": agent.status.value,
-        "outcome": agent.outcome,
+    session = agents.sessions.get(agent.session)
+    facts: dict[str, Any] = {
+        **_summary(request, agent),
+        "ownership": agent.ownership,
+        "life": agent.life,
+        "model": agent.model,
+        "families": list(agents.authority.families(agent)),
+        "ingress": agent.ingress,
+        "session": session.name if session is not None else "",
         "reason": agent.reason,
         "run": agent.run,
+        "queue": len(agents.messages.pending(agent)),
+        "workspace": agent.workspace,
         "work_focus": agent.focus,
         "waiting": [wait_of(request, w) for w in waits if w.status is WaitStatus.ARMED],
-        "children": [child.name for child in agents.registry.children(agent)],
+        "children": [
+            {"agent_id": child.name, "status": child.status.value, "outcome": child.outcome}
+            for child in agents.registry.children(agent)
+        ],
         "tasks": dict(Counter(agents.tasks.status(task) for task in agents.tasks.known(agent))),
     }
+    handle = _handle_seen(request, agent)
+    if handle is not None:
+        facts["task_handle"] = handle_of(request, handle)
+    return facts
+
+
+def _summary(request: Request, agent: Agent) -> dict[str, Any]:
+    """What a list tells of an agent, too."""
+    return {
+        "agent_id": agent.name,
+        "profile": agent.profile,
+        "visibility": agent.visibility,
+        "parent": agent.lineage,
+        "supervisor": request.agents.registry.supervisor(agent),
+        "mode": agent.mode,
+        "status": agent.status.value,
+        "outcome": agent.outcome,
+    }
+
+
+def _handle_seen(request: Request, agent: Agent) -> Task | None:
+    """The handle that its parent has of an agent, for those who see the parent's tasks."""
+    agents = request.agents
+    parent = agents.registry.parent_of(agent)
+    if parent is None or not agents.identity.roles(request.caller, parent) & PARTIES:
+        return None
+    task = agents.items.named(parent.index, Task, agent.name)
+    return task if task is not None and task.child == agent.index else None
 
 
 def _asked(request: Request) -> Agent:
@@ -135,15 +170,7 @@ async def _list(request: Request) -> dict[str, Any]:
         if number % _LISTED_AT_ONCE == 0:
             await trio.lowlevel.checkpoint()
         if request.base.listed(agent, request.caller):
-            found.append(
-                {
-                    "agent_id": agent.name,
-                    "visibility": "private" if agent.private else "public",
-                    "parent": agent.lineage,
-                    "status": agent.status.value,
-                    "outcome": agent.outcome,
-                }
-            )
+            found.append(_summary(request, agent))
     return {"agents": found}
 
 
@@ -166,7 +193,7 @@ async def _report(request: Request) -> dict[str, Any]:
         with about("id"):
             check_id(name)
     message = messages.report(request.caller, agent, request.input["text"], name=name)
-    return {"message_id": message, "to": supervisor_word(request.agents.registry, agent)}
+    return {"message_id": message, "to": request.agents.registry.supervisor(agent)}
 
 
 async def _send(request: Request) -> dict[str, Any]:
@@ -212,6 +239,16 @@ _STATUS: Final = words("its status", *(status.value for status in Status))
 _OUTCOME: Final = words("how it ended, empty before", "", *(o.value for o in Outcome))
 _VISIBILITY: Final = words("whether others may see it", "private", "public")
 _NAME: Final = text("its name")
+_SUMMARY: Final = {
+    "agent_id": _NAME,
+    "profile": words("its relation to its parent", *PROFILES),
+    "visibility": _VISIBILITY,
+    "parent": text("its creator: operator uid:N, or agent:NAME and more"),
+    "supervisor": text("agent:NAME; operator, of a root agent; none, of a detached child"),
+    "mode": words("how its program runs", *MODES),
+    "status": _STATUS,
+    "outcome": _OUTCOME,
+}
 
 TOOLS: Final = (
     Tool(
@@ -256,29 +293,41 @@ TOOLS: Final = (
         family="core",
         concerns=Concerns.OTHERS,
         description=(
-            "Get the state of an agent: status, current run, work focus, armed waits, children "
-            "and number of tasks. By default the calling agent; others as policy allows."
+            "Get what an agent is and does: profile, mode and model, status, current run, number "
+            "of waiting messages, work focus, armed waits, children with their statuses, and "
+            "number of tasks; for its supervisor also its task_handle. By default the calling "
+            "agent; others as policy allows."
         ),
         schema=inputs(Concerns.OTHERS, {}, {"agent_id": text("the agent; required for operators")}),
         output_schema=shape(
             {
-                "agent_id": _NAME,
-                "visibility": _VISIBILITY,
+                **_SUMMARY,
                 "ownership": words("its supervisor", "parent_supervised", "self_owned"),
-                "status": _STATUS,
-                "outcome": _OUTCOME,
+                "life": words("whether it ends with its parent", *LIVES),
+                "model": text("the model that it uses, empty if none is set"),
+                "families": listed(words("a family", *FAMILIES), "its families of tools"),
+                "ingress": words(
+                    "who may send it messages", "supervisor_only", "operators_and_policy"
+                ),
+                "session": text("name of its current session"),
                 "reason": text("why, such as exit:3"),
                 "run": text("id of its current run, empty if there is none"),
+                "queue": count("how many messages wait for it"),
+                "workspace": text("inherit, worktree or explicit_root:/PATH"),
                 "work_focus": text("id of the work item that it works on, or empty"),
                 "waiting": listed(WAIT, "what it waits for"),
-                "children": listed(text("a name"), "its children"),
+                "children": listed(
+                    shape({"agent_id": _NAME, "status": _STATUS, "outcome": _OUTCOME}),
+                    "its children, oldest first",
+                ),
                 "tasks": {
                     "type": "object",
                     "description": "how many tasks it has, by status",
                     "propertyNames": {"enum": sorted({s.shown for s in TaskStatus})},
                     "additionalProperties": count("how many"),
                 },
-            }
+            },
+            {"task_handle": HANDLE},
         ),
         handler=_get,
     ),
@@ -291,15 +340,7 @@ TOOLS: Final = (
         output_schema=shape(
             {
                 "agents": listed(
-                    shape(
-                        {
-                            "agent_id": _NAME,
-                            "visibility": _VISIBILITY,
-                            "parent": text("its creator: operator uid:N, or agent:NAME and more"),
-                            "status": _STATUS,
-                            "outcome": _OUTCOME,
-                        }
-                    ),
+                    shape(_SUMMARY),
                     "oldest first",
                 )
             }

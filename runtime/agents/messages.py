@@ -286,7 +286,7 @@ class Messages:
         reporter = self._registry.get(caller.agent) if caller.agent is not None else None
         if roles & Role.CHILD and reporter is not None:
             check_priority(priority)
-            return self._report(caller, reporter, agent, text, name=name, asked=asked)
+            return self._report(change, caller, reporter, agent, text, name=name, asked=asked)
         provenance = next(word for role, word in _PROVENANCES if roles & role)
         sender = f"operator uid:{caller.uid}"
         if caller.agent is not None and (actor := self._registry.get(caller.agent)) is not None:
@@ -319,7 +319,12 @@ class Messages:
                 if known is not None and known.asked == caller.key:
                     return known.name
             asked = caller.key if name else ""
-            return self._report(caller, agent, supervisor, text, name=name, asked=asked).name
+            with self._journal.acting(caller), self._journal.changing() as change:
+                message = self._report(
+                    change, caller, agent, supervisor, text, name=name, asked=asked
+                )
+            crashpoints.reach("report.queued")
+            return message.name
         if wanted is not None and self._reports.knows(agent, wanted):
             return wanted
         check_report(text)
@@ -331,6 +336,7 @@ class Messages:
 
     def _report(
         self,
+        change: Change,
         caller: Caller,
         agent: Agent,
         supervisor: Agent,
@@ -342,18 +348,16 @@ class Messages:
         """One that a supervisor receives, whatever its priority was to be."""
         SENDING.check_object(self._around, caller, supervisor)
         check_report(text)
-        with self._journal.acting(caller), self._journal.changing() as change:
-            message = self.queue(
-                change,
-                supervisor,
-                text=text,
-                sender=f"agent:{agent.name}",
-                provenance=REPORTED,
-                name=name,
-                asked=asked,
-            )
-            self._reports.add(change, caller, agent, text, name=message.name)
-        crashpoints.reach("report.queued")
+        message = self.queue(
+            change,
+            supervisor,
+            text=text,
+            sender=f"agent:{agent.name}",
+            provenance=REPORTED,
+            name=name,
+            asked=asked,
+        )
+        self._reports.add(change, caller, agent, text, name=message.name)
         return message
 
     def queue(

@@ -11,7 +11,6 @@ from runtime.ids import MessageId
 from runtime.records.change import Change
 from runtime.records.items import Report
 from runtime.records.model import Agent
-from runtime.records.registry import Registry
 from runtime.records.sessions import Sessions
 from runtime.texts.names import dump_json, head
 
@@ -25,14 +24,6 @@ _KEPT: Final = 10
 _KEPT_IDS: Final = 1024
 #: about what the event has beside the text, in bytes
 _EVENT: Final = 512
-
-
-def supervisor_word(registry: Registry, agent: Agent) -> str:
-    """``agent:NAME``; ``operator`` of a root agent; ``none`` of a detached child."""
-    supervisor = registry.supervisor_of(agent)
-    if supervisor is not None:
-        return f"agent:{supervisor.name}"
-    return "operator" if agent.parent is None else "none"
 
 
 class Reports:
@@ -75,7 +66,7 @@ class Reports:
             agent,
             "agent.report",
             run=agent.run,
-            to=supervisor_word(self._registry, agent),
+            to=self._registry.supervisor(agent),
             message=name,
             text=told,
         )

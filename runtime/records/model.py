@@ -191,6 +191,18 @@ class Agent(AgentConfiguration):
         return self.profile == Profile.PRIVATE_CHILD
 
     @property
+    def visibility(self) -> str:
+        return "private" if self.private else "public"
+
+    @property
+    def ownership(self) -> str:
+        return "parent_supervised" if self.private else "self_owned"
+
+    @property
+    def ingress(self) -> str:
+        return "supervisor_only" if self.private else "operators_and_policy"
+
+    @property
     def owned(self) -> bool:
         """Whether it dies with its parent."""
         return self.parent is not None and self.life != "detached"

@@ -102,6 +102,13 @@ class Registry:
         """The parent that owns an agent; None of a root agent, and of a detached child."""
         return self.parent_of(agent) if agent.owned else None
 
+    def supervisor(self, agent: Agent) -> str:
+        """``agent:NAME``; ``operator`` of a root agent, ``none`` of a detached child."""
+        supervisor = self.supervisor_of(agent)
+        if supervisor is not None:
+            return f"agent:{supervisor.name}"
+        return "operator" if agent.parent is None else "none"
+
     def why_orphaned(self, agent: Agent) -> str:
         """Why nothing begins below an agent's parent; empty if it may, or if it has none."""
         parent = self.parent_of(agent)

@@ -93,6 +93,8 @@ def test_a_parent_spawns_and_reads_what_comes_back(daemon: Daemon) -> None:
     assert out[0]["task_handle"]["task_kind"] == "child_agent_task"
     assert (out[1]["preview"], out[1]["status"]) == ("what is it? 42\n", "completed")
     assert (out[2]["status"], out[2]["outcome"]) == ("dead", "done")
+    assert (out[2]["supervisor"], out[2]["mode"]) == ("agent:coder", "once")
+    assert out[2]["task_handle"]["initial_output"] == "what is it? 42\n"
     assert [agent["agent_id"] for agent in out[3]["agents"]] == ["coder", "coder-1"]
 
 

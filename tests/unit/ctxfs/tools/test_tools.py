@@ -1394,3 +1394,59 @@ def test_a_result_that_was_written_is_not_made_anew(desk: Desk) -> None:
             write()
         assert not desk.coder.result_from_output
         assert _results(desk)[0] == "mine\n"
+
+
+# AgentGet and AgentList
+
+
+def test_an_agent_is_what_its_files_show(desk: Desk) -> None:
+    given = {"mode": "turn", "model": "big", "workspace_mode": "explicit_root:/srv", "life": "temp"}
+    desk.call("SpawnAgent", {"initial_message": "look", "name": "rev", **given})
+    desk.call("SendMessage", {"agent_id": "rev", "text": "more"})
+    for name, caller in (("rev", desk.me), ("coder", desk.me), ("rev", USER)):
+        seen = desk.call("AgentGet", {"agent_id": name}, caller)
+        with desk.mounted.as_(caller):
+            for file in (
+                "profile", "visibility", "ownership", "life", "parent", "supervisor", "mode",
+                "model", "ingress", "status", "outcome", "reason", "run", "workspace",
+            ):  # fmt: skip
+                assert seen[file] == desk.mounted.get(f"agent/{name}.d/{file}").strip(), file
+            families = desk.mounted.get(f"agent/{name}.d/families").split()
+            queue = desk.mounted.get(f"agent/{name}.d/queue").splitlines()
+        assert seen["families"] == families
+        assert seen["queue"] == len(queue) == (name == "rev")
+        assert seen["session"] == "default"
+    assert desk.call("AgentGet")["children"] == [
+        {"agent_id": "rev", "status": "starting", "outcome": ""}
+    ]
+    desk.end_child("rev")
+    assert desk.call("AgentGet")["children"] == [
+        {"agent_id": "rev", "status": "dead", "outcome": "done"}
+    ]
+
+
+def test_who_sees_the_tasks_of_its_parent_sees_the_handle_of_a_child(desk: Desk) -> None:
+    desk.call("SpawnAgent", {"initial_message": "look", "name": "rev"})
+    child = desk.agents.registry.named("rev")
+    assert child is not None
+    desk.mounted.world.live(child)
+    reader = inside(desk.agent("reader", "agent:rev read"))
+    for caller in (desk.me, USER):
+        handle = desk.call("AgentGet", {"agent_id": "rev"}, caller)["task_handle"]
+        assert (handle["task_id"], handle["status"]) == ("rev", "running")
+    for caller in (inside(child), reader):
+        assert "task_handle" not in desk.call("AgentGet", {"agent_id": "rev"}, caller)
+    assert "task_handle" not in desk.call("AgentGet")
+
+
+def test_a_list_tells_who_supervises_whom(desk: Desk) -> None:
+    desk.call("SpawnAgent", {"initial_message": "look", "name": "rev"})
+    desk.call("SpawnAgent", {"preset": "public_named", "name": "peer", "mode": "turn"})
+    found = {agent["agent_id"]: agent for agent in desk.call("AgentList")["agents"]}
+    keys = ("profile", "supervisor", "mode", "status", "outcome")
+    assert {name: [agent[key] for key in keys] for name, agent in found.items()} == {
+        "coder": ["public_named", "operator", "turn", "busy", ""],
+        "rev": ["private_child", "agent:coder", "once", "starting", ""],
+        "peer": ["public_named", "none", "turn", "starting", ""],
+    }
+    assert found["rev"]["parent"] == "agent:coder session:default"
