@@ -9,6 +9,7 @@ import trio
 
 from ctxfs.tools.tasks import HANDLE, handle_of
 from ctxfs.tools.tool import (
+    WAKES,
     Concerns,
     Request,
     Tool,
@@ -20,6 +21,7 @@ from ctxfs.tools.tool import (
     listed,
     shape,
     text,
+    waking,
     wanted,
     words,
 )
@@ -73,9 +75,9 @@ async def _spawn(request: Request) -> dict[str, Any]:
             request.agents.removals.unmake(agent)
         raise
     if parent is None or not private:
-        return {"agent_id": name}
+        return waking(request, {"agent_id": name})
     task = request.agents.tasks.find(parent, name)
-    return {"agent_id": name, "task_handle": handle_of(request, task)}
+    return waking(request, {"agent_id": name, "task_handle": handle_of(request, task)})
 
 
 async def _configure(request: Request, agent: Agent, parent: Agent | None) -> None:
@@ -285,7 +287,7 @@ TOOLS: Final = (
                 ),
             },
         ),
-        output_schema=shape({"agent_id": _NAME}, {"task_handle": HANDLE}),
+        output_schema=shape({"agent_id": _NAME}, {"task_handle": HANDLE, **WAKES}),
         handler=_spawn,
     ),
     Tool(

@@ -8,6 +8,7 @@ from typing import Any, Final
 import trio
 
 from ctxfs.tools.tool import (
+    WAKES,
     Concerns,
     Request,
     Tool,
@@ -19,6 +20,7 @@ from ctxfs.tools.tool import (
     listed,
     shape,
     text,
+    waking,
     words,
 )
 from ctxfs.tools.waiting import WAITED, WAITS, wait_for_reply
@@ -86,7 +88,7 @@ async def _exec(request: Request) -> dict[str, Any]:
         request.paths.rmdir(f"agent/{agent.name}.d/task", name)
         raise
     task = request.agents.tasks.find(agent, name)
-    return {"task_handle": handle_of(request, task)}
+    return waking(request, {"task_handle": handle_of(request, task)})
 
 
 def _env_line(key: str, value: str) -> str:
@@ -220,7 +222,7 @@ TOOLS: Final = (
                 "task_id": text("an id for it; task-1, task-2 and so on by default", minLength=1),
             },
         ),
-        output_schema=shape({"task_handle": HANDLE}),
+        output_schema=shape({"task_handle": HANDLE}, WAKES),
         handler=_exec,
     ),
     Tool(

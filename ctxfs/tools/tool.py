@@ -154,6 +154,20 @@ def inputs(
 # handling
 
 
+#: of what wakes the agent when it is over
+WAKES: Final = {
+    "wakes": flag("false if the agent is of mode once: nothing wakes it, it has to look itself")
+}
+
+
+def waking(request: Request, answer: dict[str, Any]) -> dict[str, Any]:
+    """The answer of what wakes the agent later; it says so if nothing wakes this one."""
+    agent = request.subject
+    if agent is None or agent.how.takes_messages:
+        return answer
+    return {**answer, "wakes": False}
+
+
 @contextmanager
 def about(field: str) -> Iterator[None]:
     """What is refused inside is refused for this field of the input, not for a state."""

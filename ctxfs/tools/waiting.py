@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ctxfs.tools.tool import (
+    WAKES,
     Concerns,
     Request,
     Tool,
@@ -14,6 +15,7 @@ from ctxfs.tools.tool import (
     inputs,
     shape,
     text,
+    waking,
     wanted,
     words,
 )
@@ -72,7 +74,7 @@ async def _wait_for(request: Request) -> dict[str, Any]:
     view = wait_of(request, wait)
     if given["wake"] == "external":
         view["token"] = request.path(f"trigger/{wait.token}")
-    return view
+    return waking(request, view)
 
 
 def wait_for_reply(request: Request, change: Change, child: Agent, message: Message) -> Wait:
@@ -162,7 +164,7 @@ TOOLS: Final = (
         ),
         output_schema=shape(
             _REQUIRED,
-            {**_OPTIONAL, "token": text("external: a write to this file fires the wait")},
+            {**_OPTIONAL, "token": text("external: a write to this file fires the wait"), **WAKES},
         ),
         handler=_wait_for,
     ),

@@ -43,6 +43,8 @@ from runtime.texts.names import NAME_MAX, check_name, free_number, is_name, quot
 #: of a name that is made up: of the parent's in it, and digits at the end
 _STEM_MAX: Final = 58
 _DIGITS_MAX: Final = 6
+#: what to do where there are too many
+_REMEDY: Final = "remove agents that have ended, with rmdir or AgentRemove"
 #: names that are tried at random
 _TRIES: Final = 32
 
@@ -93,7 +95,7 @@ def _why_full(facts: Facts, caller: Caller, name: str) -> str:
     parent = _maker(facts, caller)
     owner, maximum = _owner(caller, parent), facts.settings.config.agents
     if sum(agent.owner == owner for agent in facts.registry) >= maximum:
-        return f"uid {owner} has {maximum} agents, the configured maximum: remove dead ones (rmdir)"
+        return f"uid {owner} has {maximum} agents, the configured maximum: {_REMEDY}"
     return _why_no_child(facts, name, parent) if parent is not None else ""
 
 
@@ -107,7 +109,7 @@ def _why_no_child(facts: Facts, name: str, parent: Agent) -> str:
         )
     if len(facts.registry.children(parent)) >= config.children:
         what = f"{quote(parent.name)} has {config.children} children"
-        return f"{what}, the configured maximum: remove dead ones (rmdir)"
+        return f"{what}, the configured maximum: {_REMEDY}"
     return ""
 
 
@@ -251,7 +253,7 @@ class Births:
                 return name
         raise TakenError(
             f"no name that the effective policy of {quote(parent.name)} lets it create is free: "
-            "remove an agent that has ended (AgentRemove, or rmdir)"
+            f"{_REMEDY}"
         )
 
     def _free_of(self, parent: Agent, wanted: str) -> str:

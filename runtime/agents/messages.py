@@ -388,7 +388,8 @@ class Messages:
             what = "reports" if provenance == REPORTED else "messages"
             raise QuotaError(
                 f"{config.messages} {what} wait for {quote(agent.name)}, "
-                "the configured maximum: try again when it has read some"
+                "the configured maximum: send again when it has read some (AgentGet tells how many "
+                "wait), or end it and remove it with rmdir or AgentRemove"
             )
         wanted = check_id(name) if name else None
         if wanted is not None and self.find(agent, wanted) is not None:
@@ -414,7 +415,8 @@ class Messages:
         if len(notices) >= config.messages:
             raise QuotaError(
                 f"{len(notices)} notices of tasks and waits are in the queue of "
-                f"{quote(agent.name)}: read them first"
+                f"{quote(agent.name)}: read them first; each comes when what was before it is "
+                "answered, so end the run at hand"
             )
 
     def notify(

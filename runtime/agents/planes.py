@@ -52,6 +52,8 @@ class PlaneKind(Generic[_I]):
     limit: Callable[[Config], int]
     making: Guard[Agent] = MAKING
     removing: Guard[_I]
+    #: how one is removed: rmdir, and the tool that does the same
+    remedy: str = "rmdir"
 
 
 class Plane(Generic[_I]):
@@ -112,7 +114,7 @@ class Plane(Generic[_I]):
         if sum(map(self._counts, there)) >= limit:
             raise QuotaError(
                 f"{quote(agent.name)} has {limit} {self._what}s, the configured maximum: "
-                f"remove a {self._what} that has ended (rmdir)"
+                f"remove {self._what}s that have ended, with {self._kind.remedy}"
             )
         self._check_room(agent)
         item = self._cls(agent=agent.index, name=name)

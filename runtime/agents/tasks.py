@@ -232,6 +232,7 @@ FETCHING: Final = Guard(
 TASKS: Final = PlaneKind(
     cls=Task,
     what="task",
+    remedy="rmdir or TaskRemove",
     limit=lambda config: config.tasks,
     making=Guard(who=PARTIES, when=TAKING, unless=(_LACKING,)),
     removing=Guard(

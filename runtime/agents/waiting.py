@@ -144,7 +144,8 @@ TRIGGERING: Final = Guard(
     unless=(Unless("it was used, or its wait has ended", MissingError, _why_used),),
 )
 WAITS: Final = PlaneKind(
-    cls=Wait, what="wait", limit=lambda config: config.waits, removing=Guard(who=PARTIES)
+    cls=Wait, what="wait", limit=lambda config: config.waits, removing=Guard(who=PARTIES),
+    remedy="rmdir or WaitCancel",
 )
 
 
@@ -256,7 +257,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
         if there >= most:
             raise QuotaError(
                 f"{quote(agent.name)} already has {there} waits for {on!r}, the maximum: "
-                "cancel one first"
+                "cancel one first, with rmdir or WaitCancel"
             )
 
     def _check_family(self, caller: Caller, family: str) -> None:

@@ -38,6 +38,7 @@ from runtime.records.change import Change
 from runtime.records.items import MessageStatus, TaskCue, TaskStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import FAMILIES, Agent, Outcome
+from runtime.records.modes import MODES
 from tests.worlds.records import ROOT, add_end, inside
 from tests.worlds.tree import STRANGER, USER, Mounted, mounted_in
 
@@ -501,22 +502,40 @@ def test_refusals_are_those_of_the_files(
 
 
 def test_a_limit_is_a_limit_for_tools_too(tmp_path: Path) -> None:
-    with mounted_in(tmp_path, tasks=1, work_items=1, waits=1, children=1) as mounted:
+    with mounted_in(tmp_path, tasks=1, work_items=1, waits=1, children=1, messages=1) as mounted:
         desk = Desk(mounted)
         _task(desk)
         _work(desk)
         _wait(desk)
-        desk.call("SpawnAgent", {"initial_message": "x"})
+        desk.call("SpawnAgent", {"initial_message": "x", "mode": "turn"})
+        message = {"agent_id": "coder-1", "text": "x"}
+        desk.call("SendMessage", message)
         before = _everything(desk)
-        for name, given in (
-            ("ExecCommand", {"cmd": "x"}),
-            ("WorkCreate", {"objective": "x"}),
-            ("WaitFor", {"wake": "message"}),
-            ("SpawnAgent", {"initial_message": "x"}),
+        for name, given, remedy in (
+            ("ExecCommand", {"cmd": "x"}, "remove tasks .* with rmdir or TaskRemove$"),
+            ("WorkCreate", {"objective": "x"}, "remove work items .* with rmdir$"),
+            ("WaitFor", {"wake": "message"}, "remove waits .* with rmdir or WaitCancel$"),
+            ("SpawnAgent", {"initial_message": "x"}, "remove agents .* rmdir or AgentRemove$"),
+            ("SendMessage", message, "send again .* remove it with rmdir or AgentRemove$"),
         ):
-            with refused(QuotaError):
+            with refused(QuotaError, remedy):
                 desk.call(name, given)
         assert _everything(desk) == before
+
+
+def test_an_owner_of_too_many_agents_is_told_what_to_do(tmp_path: Path) -> None:
+    with mounted_in(tmp_path, agents=1) as mounted:
+        desk = Desk(mounted)
+        with refused(QuotaError, "remove agents that have ended, with rmdir or AgentRemove$"):
+            desk.call("SpawnAgent", {"initial_message": "x"})
+
+
+def test_notices_that_are_not_read_are_told_of(tmp_path: Path) -> None:
+    with mounted_in(tmp_path, messages=1) as mounted:
+        desk = Desk(mounted)
+        _ended(desk)
+        with refused(QuotaError, "end the run at hand$"):
+            desk.call("SpawnAgent", {"initial_message": "x"})
 
 
 def test_a_bug_is_told_as_one_and_ends_nothing(
@@ -1450,3 +1469,18 @@ def test_a_list_tells_who_supervises_whom(desk: Desk) -> None:
         "peer": ["public_named", "none", "turn", "starting", ""],
     }
     assert found["rev"]["parent"] == "agent:coder session:default"
+
+
+# a caller that gets no messages
+
+
+@pytest.mark.parametrize("which", ["SpawnAgent", "SpawnAgent public", "ExecCommand", "WaitFor"])
+@pytest.mark.parametrize("mode", MODES)
+def test_an_agent_that_nothing_wakes_is_told_so(desk: Desk, which: str, mode: str) -> None:
+    before, given, _, _ = CALLS[which]
+    before(desk)
+    desk.agents.journal.update(desk.coder, mode=mode)
+    name = which.split()[0]
+    answer = desk.call(name, given)
+    assert answer.get("wakes") == (False if mode == "once" else None)
+    Draft202012Validator(BY_NAME[name].output_schema).validate(answer)
