@@ -36,6 +36,7 @@ from runtime.sockets.operations import (
     OPERATIONS,
     Operation,
 )
+from runtime.texts.names import dump_json
 from runtime.texts.policy import PERMS
 
 _WIDTH: Final = 96
@@ -188,6 +189,8 @@ def _tools() -> Iterator[str]:
                 for name, field in row.schema["properties"].items()
                 if name != "agent_id" or row.concerns is Concerns.OTHERS
             ]
+            example = escape(dump_json(row.example)).replace("-", "\\-")
+            lines += ["Example:", ".Bd -literal -compact", example, ".Ed"]
             yield f"Ic {row.name}", [*lines, *(_list(iter(fields)) if fields else ())]
 
     return _list(items())

@@ -258,12 +258,22 @@ TOOLS: Final = (
         family="agent_creation",
         concerns=Concerns.PARENT,
         description=(
-            "Create another agent with its own context, and start it. A private_child works "
-            "on initial_message for its parent, and the parent gets a task_handle to wait for "
-            "and read. A public_named agent has no supervisor and lives on; it needs a name and "
-            "the policy detach. Omitted values are as after mkdir. To give it less authority, "
-            "create it with files instead."
+            "Create another agent with its own context, and start it. Use it for work that "
+            "needs a context of its own; for one command use ExecCommand. A private_child works "
+            "on initial_message for you. You get a task_handle, and its end wakes you with a "
+            "task_result message; TaskOutput reads its result. If you will send it more "
+            "messages, give it the mode turn or resident: a once child takes none. If your own "
+            "mode is once, nothing wakes you and the answer has wakes=false: use TaskOutput "
+            "with block. A public_named agent has no supervisor and lives on; it needs a name "
+            "and the policy detach. Once you have the result of a child, AgentRemove makes room "
+            "for others; with life=temp it is removed at its end. Values that you omit are as "
+            "after mkdir. To give it less authority, create it with files instead."
         ),
+        example={
+            "initial_message": "List the bugs in the parser.",
+            "name": "reviewer",
+            "mode": "turn",
+        },
         schema=inputs(
             Concerns.PARENT,
             {},
@@ -295,11 +305,15 @@ TOOLS: Final = (
         family="core",
         concerns=Concerns.OTHERS,
         description=(
-            "Get what an agent is and does: profile, mode and model, status, current run, number "
-            "of waiting messages, work focus, armed waits, children with their statuses, and "
-            "number of tasks; for its supervisor also its task_handle. By default the calling "
-            "agent; others as policy allows."
+            "Get what an agent is and what it does. Use it to see whether a child lives, how it "
+            "ended, and how many messages wait for it (queue); for what it has written use "
+            "TaskOutput, for names AgentList. The answer has profile, mode, model, status, "
+            "current run, work focus, armed waits, children with their statuses and number of "
+            "tasks; for its supervisor also the task_handle. Without agent_id it is about you; "
+            "about others as policy allows. Do not call it again and again to wait for an end: "
+            "use WaitFor."
         ),
+        example={"agent_id": "reviewer"},
         schema=inputs(Concerns.OTHERS, {}, {"agent_id": text("the agent; required for operators")}),
         output_schema=shape(
             {
@@ -337,7 +351,12 @@ TOOLS: Final = (
         name="AgentList",
         family="core",
         concerns=Concerns.OTHERS,
-        description="List the agents that the caller may see.",
+        description=(
+            "List the agents that you may see, with status, mode and supervisor. Use it to find "
+            "an agent; for more about one use AgentGet, for your own children and commands that "
+            "have not ended use TaskList."
+        ),
+        example={},
         schema=inputs(Concerns.OTHERS, {}),
         output_schema=shape(
             {
@@ -354,11 +373,14 @@ TOOLS: Final = (
         family="core",
         concerns=Concerns.OTHERS,
         description=(
-            "Send a message to an agent of mode turn or resident. It is queued; its reply goes "
-            "to the agent's history. Supervisors, operators and agents with policy write may send. "
-            "To the caller's own supervisor it is a report. "
-            "With wait, the answer of a child comes as a message that wakes the caller."
+            "Send a message to an agent of mode turn or resident. Use it to ask or tell another "
+            "agent something; to create one for a task use SpawnAgent, to write to a command "
+            "TaskInput. An agent of mode once takes none. It is queued, and its reply goes to "
+            "the agent's history; of a child, TaskOutput shows it, and with wait the reply wakes "
+            "you. To your own supervisor it is a report. Supervisors, operators and agents with "
+            "policy write may send."
         ),
+        example={"agent_id": "reviewer", "text": "Look at the tests, too."},
         schema=inputs(
             Concerns.OTHERS,
             {"agent_id": text("the agent"), "text": text("the message", minLength=1)},
@@ -382,11 +404,12 @@ TOOLS: Final = (
         family="core",
         concerns=Concerns.OTHERS,
         description=(
-            "Tell your supervisor something while you go on working, such as progress, a finding "
-            "or a question. It gets a message, at most 64 KiB; no policy is needed. Without a "
-            "supervisor, operators read it in your history. For your final answer write "
-            'result.md instead. Example: {"text": "half of the tests pass"}.'
+            "Tell your supervisor something while you go on working. Use it for progress, a "
+            "finding or a question; for your final answer use ResultWrite. Your supervisor gets "
+            "a message, at most 64 KiB; no policy is needed. Without a supervisor, operators read "
+            "it in your history."
         ),
+        example={"text": "half of the tests pass"},
         schema=inputs(
             Concerns.OTHERS,
             {"text": text("what to tell", minLength=1)},
@@ -405,9 +428,13 @@ TOOLS: Final = (
         family="core",
         concerns=Concerns.OTHERS,
         description=(
-            "End an agent and everything it owns: SIGTERM, a grace period, SIGKILL. "
-            "Its history remains. An agent may end itself, its children, and others by policy."
+            "End an agent and everything it owns: SIGTERM, a grace period, SIGKILL. Use it for "
+            "a child that you need no more, also for a turn or resident child that is idle: "
+            "those do not end by themselves. For a command use TaskStop. It answers before the "
+            "agent has ended. Its history remains, and it counts as your child until "
+            "AgentRemove. You may end yourself, your children, and others by policy."
         ),
+        example={"agent_id": "reviewer"},
         schema=inputs(
             Concerns.OTHERS,
             {"agent_id": text("the agent")},
@@ -422,9 +449,12 @@ TOOLS: Final = (
         concerns=Concerns.OTHERS,
         description=(
             "Remove an agent that has ended, with its ended descendants and its task handle. "
-            "Its name and its place among the children are free again; its results stay in "
-            "context/child of its parent's session."
+            "Use it when you have read what a child wrote and may create more: the name and the "
+            "place among your children are free again. An agent that lives is refused: call "
+            "AgentStop and wait for its end first. What it gave back stays in context/child of "
+            "your session. You may remove agents that you created."
         ),
+        example={"agent_id": "reviewer"},
         schema=inputs(Concerns.OTHERS, {"agent_id": text("the agent")}),
         output_schema=shape({"agent_id": _NAME}),
         handler=_remove,

@@ -54,9 +54,17 @@ TOOLS: Final = (
         family="core",
         concerns=Concerns.CALLER,
         description=(
-            "Write the result of the agent, and the references that belong to it; each replaces "
-            "what was there. Without a result, the end of the standard output is the result."
+            "Write your result, and the references that belong to it, for whoever gave you your "
+            "task. Use it once the task is done, or earlier for what is done so far; for progress "
+            "that you alone read use WorkUpdate. Each call replaces the text, and the references "
+            "if you give them. Without a result, the end of your standard output is the result. "
+            "What you write stays, also if you run again. Put long material into artifact/ and "
+            "name it in refs."
         ),
+        example={
+            "text": "Two bugs, both in the parser.",
+            "refs": [{"path": "artifact/bugs.md", "kind": "report", "summary": "where they are"}],
+        },
         schema=inputs(
             Concerns.CALLER,
             {"text": text("the result", minLength=1)},

@@ -203,9 +203,14 @@ TOOLS: Final = (
         family=_FAMILY,
         concerns=Concerns.CALLER,
         description=(
-            "Run a command with sh -c beside the agent's program, in its view and with its "
-            "authority, without waiting for it. Its end wakes the agent with a task_result message."
+            "Run a command with sh -c beside your program, in your view and with your "
+            "authority, without waiting for it. Use it for what takes long or shall go on while "
+            "you do something else; for work that needs a context of its own use SpawnAgent. "
+            "Its end wakes you with a task_result message. If your mode is once, nothing wakes "
+            "you and the answer has wakes=false: use TaskOutput with block. When it has ended "
+            "and you have read it, TaskRemove makes room for others."
         ),
+        example={"cmd": "make test", "title": "the tests", "accepts_input": True},
         schema=inputs(
             Concerns.CALLER,
             {"cmd": text("the command", minLength=1)},
@@ -229,7 +234,12 @@ TOOLS: Final = (
         name="TaskList",
         family=_FAMILY,
         concerns=Concerns.CALLER,
-        description="List the tasks that have not ended, including handles of children.",
+        description=(
+            "List your tasks that have not ended: commands, and handles of children. Use it to "
+            "see what you still wait for; for one of them use TaskStatus, for its output "
+            "TaskOutput."
+        ),
+        example={},
         schema=inputs(Concerns.CALLER, {}),
         output_schema=shape({"tasks": listed(_FACTS, "oldest first")}),
         handler=_list,
@@ -238,7 +248,12 @@ TOOLS: Final = (
         name="TaskStatus",
         family=_FAMILY,
         concerns=Concerns.CALLER,
-        description="Get the status of a task.",
+        description=(
+            "Get the status of one task, whether it has ended or not. Use it for status and "
+            "times only; TaskOutput has the status and the output, WaitFor waits without asking "
+            "again."
+        ),
+        example={"task_id": "task-1"},
         schema=inputs(Concerns.CALLER, _OF_TASK),
         output_schema=_FACTS,
         handler=_status,
@@ -248,9 +263,13 @@ TOOLS: Final = (
         family=_FAMILY,
         concerns=Concerns.CALLER,
         description=(
-            "Get head and tail of the output of a task, and the path of all of it; for a child its "
-            "latest reply, then its result. With block, it answers when the task has ended."
+            "Get head and tail of the output of a task, and the path of all of it. Use it to read "
+            "what a command wrote, and what a child did: its latest reply, then its result; for "
+            "status and times use TaskStatus. With block, it answers when the task has ended, or "
+            "after timeout: so an agent of mode once waits for it. In modes turn and resident "
+            "rather end your run; the end wakes you."
         ),
+        example={"task_id": "task-1", "block": True, "timeout": 60},
         schema=inputs(
             Concerns.CALLER,
             _OF_TASK,
@@ -282,9 +301,12 @@ TOOLS: Final = (
         concerns=Concerns.CALLER,
         description=(
             "Write to the standard input of a running command that accepts it, or send a child "
-            "a message. A command that does not read its input takes only what fits into the pipe. "
-            "With wait, the answer of a child comes as a message that wakes the caller."
+            "a message. Use it for commands started with accepts_input; to a child, SendMessage "
+            "does the same and takes a priority. A once child takes no messages. With wait, the "
+            "reply of a child wakes you. A command that does not read its input takes only what "
+            "fits into the pipe: see accepted."
         ),
+        example={"task_id": "task-1", "text": "yes\n"},
         schema=inputs(
             Concerns.CALLER,
             {**_OF_TASK, "text": text("what to write; a line ends with a newline", minLength=1)},
@@ -299,7 +321,12 @@ TOOLS: Final = (
         name="TaskStop",
         family=_FAMILY,
         concerns=Concerns.CALLER,
-        description="End a task: SIGTERM, a grace period, SIGKILL; for a handle, the child.",
+        description=(
+            "End a task: SIGTERM, a grace period, SIGKILL; for a handle, the child. Use it for "
+            "a command that you need no more; for an agent that is not your child use "
+            "AgentStop. It answers before the task has ended."
+        ),
+        example={"task_id": "task-1"},
         schema=inputs(Concerns.CALLER, _OF_TASK, {"kill": flag("skip the grace period")}),
         output_schema=shape({"task_id": _ID, "status": _STATUS}),
         handler=_stop,
@@ -309,9 +336,11 @@ TOOLS: Final = (
         family=_FAMILY,
         concerns=Concerns.CALLER,
         description=(
-            "Remove a command that has ended, and its output. The handle of a child goes with "
-            "the child: use AgentRemove."
+            "Remove a command that has ended, and its output. Use it when you have read the "
+            "output and will run more: so many may be kept. One that runs is refused: call "
+            "TaskStop first. The handle of a child goes with the child: use AgentRemove."
         ),
+        example={"task_id": "task-1"},
         schema=inputs(Concerns.CALLER, _OF_TASK),
         output_schema=shape({"task_id": _ID}),
         handler=_remove,

@@ -16,7 +16,7 @@ from runtime.caller import Caller
 from runtime.errors import CtxError, MalformedError, QuotaError, WrongStateError
 from runtime.records.change import Change
 from runtime.records.model import Agent
-from runtime.texts.names import quote
+from runtime.texts.names import dump_json, quote
 
 Schema = dict[str, Any]
 
@@ -85,17 +85,24 @@ Handler = Callable[[Request], Awaitable[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """One tool. ``waits`` is awaited before ``handler``, for however long it takes; then the
-    caller is looked at again."""
+    """One tool. ``description`` says to a model when to use it and when another; ``example`` is
+    an input. ``waits`` is awaited before ``handler``, for however long it takes; then the caller
+    is looked at again."""
 
     name: str
     family: str
     concerns: Concerns
     description: str
+    example: dict[str, Any]
     schema: Schema
     output_schema: Schema
     handler: Handler
     waits: Callable[[Request], Awaitable[None]] | None = None
+
+    @property
+    def described(self) -> str:
+        """All that a model is told of it, beside the schemas."""
+        return f"{self.description} Example: {dump_json(self.example)}"
 
 
 # schemas

@@ -139,9 +139,13 @@ TOOLS: Final = (
         family="core",
         concerns=Concerns.CALLER,
         description=(
-            "Wait for something without running. A message wakes the agent when it happens, or at "
-            "once if it has already happened. Use this instead of polling."
+            "Wait for something without running. Use this instead of polling: arm it, then end "
+            "your run. A message wakes you when it happens, or at once if it has already "
+            "happened. The end of a task or child of yours wakes you in any case; arm a wait "
+            "for it to give a deadline, or to block a work item until then. If your mode is "
+            "once, no message comes and the answer has wakes=false: use TaskOutput with block."
         ),
+        example={"wake": "child", "resource": "reviewer", "deadline": "10m"},
         schema=inputs(
             Concerns.CALLER,
             {
@@ -172,7 +176,12 @@ TOOLS: Final = (
         name="WaitCancel",
         family="core",
         concerns=Concerns.CALLER,
-        description="Remove a wait in any status; an armed wait is cancelled.",
+        description=(
+            "Remove a wait in any status; an armed wait is cancelled. Use it for what you need "
+            "not know any more, and to make room for more waits. It ends nothing else: for that "
+            "use TaskStop or AgentStop."
+        ),
+        example={"wait_id": "wait-1"},
         schema=inputs(Concerns.CALLER, {"wait_id": _ID}),
         output_schema=shape({"wait_id": _ID, "status": _STATUS}),
         handler=_cancel,

@@ -138,7 +138,16 @@ TOOLS: Final = (
         name="WorkCreate",
         family="core",
         concerns=Concerns.CALLER,
-        description="Create a work item: something that the agent has to achieve.",
+        description=(
+            "Create a work item: something that you have to achieve. Use it to keep an "
+            "objective and its plan beyond this run; to have something done by a program use "
+            "ExecCommand, by another agent SpawnAgent."
+        ),
+        example={
+            "objective": "Make the tests pass",
+            "plan": "1. run them\n2. mend what fails",
+            "focus": True,
+        },
         schema=inputs(
             Concerns.CALLER,
             {"objective": _OBJECTIVE},
@@ -156,9 +165,12 @@ TOOLS: Final = (
         family="core",
         concerns=Concerns.CALLER,
         description=(
-            "Change a work item that has not ended: all given values, or none. "
-            "done needs an objective; done and cancelled are final and cancel its waits."
+            "Change a work item that has not ended: all given values, or none. Use it to record "
+            "progress in plan, and to say that it is done. To turn to another item use "
+            "WorkFocus, to block one until something happens use WaitFor with work. done needs "
+            "an objective; done and cancelled are final and cancel its waits."
         ),
+        example={"id": "work-1", "plan": "1. run them: done\n2. mend what fails"},
         schema=inputs(
             Concerns.CALLER,
             {"id": _ID},
@@ -176,7 +188,12 @@ TOOLS: Final = (
         name="WorkList",
         family="core",
         concerns=Concerns.CALLER,
-        description="List the work items that have not ended, and the one that has the focus.",
+        description=(
+            "List the work items that have not ended, and the one that has the focus. Use it at "
+            "the start of a run to see what you were at; for commands and children use "
+            "TaskList."
+        ),
+        example={"all": True},
         schema=inputs(Concerns.CALLER, {}, {"all": flag("include those that have ended")}),
         output_schema=shape({"items": listed(_VIEW, "oldest first"), "focus": _FOCUS}),
         handler=_list,
@@ -186,9 +203,11 @@ TOOLS: Final = (
         family="core",
         concerns=Concerns.CALLER,
         description=(
-            "Give a work item the focus: it becomes active, and the previous one open. "
-            "Null removes the focus."
+            "Give a work item the focus: it becomes active, and the previous one open. Use it "
+            "when you turn to another item; WorkUpdate changes what an item says. Null removes "
+            "the focus."
         ),
+        example={"id": "work-1"},
         schema=inputs(
             Concerns.CALLER,
             {"id": {"type": ["string", "null"], "description": "the item's id"}},

@@ -40,7 +40,7 @@ def test_a_tool_tells_what_it_is(mounted: Mounted, agent: Agent, tool: object) -
     found = next(each for each in TOOLS if each is tool)
     directory = f"tool/{found.name}.d"
     with mounted.as_(inside(agent)):
-        assert mounted.get(f"{directory}/description") == found.description + "\n"
+        assert mounted.get(f"{directory}/description") == found.described + "\n"
         assert mounted.get(f"{directory}/family") == found.family + "\n"
         for name, schema in (("schema", found.schema), ("output_schema", found.output_schema)):
             text = mounted.get(f"{directory}/{name}")

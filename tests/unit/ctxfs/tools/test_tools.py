@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -1484,3 +1485,68 @@ def test_an_agent_that_nothing_wakes_is_told_so(desk: Desk, which: str, mode: st
     answer = desk.call(name, given)
     assert answer.get("wakes") == (False if mode == "once" else None)
     Draft202012Validator(BY_NAME[name].output_schema).validate(answer)
+
+
+# the examples
+
+
+def _turn(desk: Desk) -> None:
+    """The reviewer runs, as far as records tell."""
+    child = desk.agents.registry.named("reviewer")
+    assert child is not None
+    desk.mounted.world.live(child)
+
+
+def _running_task(desk: Desk) -> None:
+    task = desk.agents.tasks.find(desk.coder, "task-1")
+    with desk.agents.journal.changing() as change:
+        change.put(task, status=TaskStatus.RUNNING)
+
+
+def _reviewed(desk: Desk) -> None:
+    desk.end_child("reviewer")
+
+
+#: a story that an orchestrator could tell, and what happens beside it before a call
+STORY: dict[str, Callable[[Desk], None]] = {
+    "SpawnAgent": _nothing,
+    "AgentList": _turn,
+    "AgentGet": _nothing,
+    "SendMessage": _nothing,
+    "WorkCreate": _nothing,
+    "WorkUpdate": _nothing,
+    "WorkFocus": _nothing,
+    "WorkList": _nothing,
+    "ExecCommand": _nothing,
+    "TaskList": _running_task,
+    "TaskStatus": _nothing,
+    "TaskInput": _nothing,
+    "TaskStop": _nothing,
+    "TaskOutput": lambda desk: desk.end("task-1", TaskCue.CANCEL, "signal:15"),
+    "TaskRemove": _nothing,
+    "WaitFor": _nothing,
+    "WaitCancel": _nothing,
+    "AgentStop": _nothing,
+    "AgentRemove": _reviewed,
+    "ResultWrite": _nothing,
+}
+
+
+def test_the_examples_tell_a_story(desk: Desk) -> None:
+    # a tool that nothing has to happen for comes last
+    for name in [*STORY, *(name for name in NAMES if name not in STORY)]:
+        tool = BY_NAME[name]
+        STORY.get(name, _nothing)(desk)
+        Draft202012Validator(tool.schema).validate(tool.example)
+        answer = desk.call(name, tool.example)
+        Draft202012Validator(tool.output_schema).validate(answer)
+    assert desk.call("TaskList")["tasks"] == desk.call("AgentGet")["children"] == []
+
+
+@pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
+def test_a_model_is_told_when_to_use_a_tool_and_when_another(tool: Any) -> None:
+    others = set(NAMES) - {tool.name}
+    assert re.search(r"\bUse (it|this)\b", tool.description)
+    assert any(re.search(rf"\b{name}\b", tool.description) for name in others)
+    assert tool.described.endswith("}")
+    assert json.loads(tool.described.rpartition("Example: ")[2]) == tool.example
