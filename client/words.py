@@ -20,8 +20,9 @@ WORK_ENDS = ("done", "cancelled")
 WAIT_ENDS = ("fired", "cancelled", "expired")
 #: the values of an object in a directory of an agent
 PLANE_FILES = {
-    "task": ("kind", "title", "cmd", "cwd", "env", "accepts_input", "status", "exit", "pid",
-             "preview", "work", "worktree", "started_at", "ended_at"),
+    "task": ("kind", "title", "cmd", "cwd", "env", "accepts_input", "status", "exit",
+             "reason", "agent", "pid", "preview", "work", "worktree", "started_at",
+             "ended_at"),
     "work": ("objective", "plan.md", "acceptance.md", "status", "blocked_by", "parent",
              "created_at", "updated_at"),
     "waiting": ("on", "work", "deadline", "status", "payload", "token"),

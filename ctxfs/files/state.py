@@ -31,8 +31,8 @@ def _error(base: Base, agent: Agent, caller: Caller) -> str:
     return base.reasons.of_agent(agent.incarnation)
 
 
-def _printed(name: str) -> Callable[[Base, Agent, int, int], bytes]:
-    return lambda base, agent, offset, size: base.output(agent, name).read(offset, size)
+def _printed(name: str) -> Callable[[Base, Agent], Callable[[int, int], bytes]]:
+    return lambda base, agent: lambda offset, size: base.output(agent, name).read(offset, size)
 
 
 def _printed_size(name: str) -> Size[Agent]:

@@ -132,8 +132,17 @@ def _accepts(base: Base, task: Task, caller: Caller) -> str:
     return f"{int(accepts_input(base.runtime.agents, task))}\n"
 
 
-def _output(base: Base, task: Task, offset: int, size: int) -> bytes:
-    return base.runtime.agents.tasks.read_output(task, offset, size)
+def _output(base: Base, task: Task) -> Callable[[int, int], bytes]:
+    return base.runtime.agents.tasks.source(task).read
+
+
+def _agent(base: Base, task: Task, caller: Caller) -> str:
+    return f"{task.name}\n" if task.child else ""
+
+
+def _started(base: Base, task: Task, caller: Caller) -> str:
+    started = base.runtime.agents.tasks.started(task)
+    return timestamp(started) + "\n" if started else ""
 
 
 def _send(base: Base, task: Task, caller: Caller, text: str) -> None:
@@ -226,11 +235,14 @@ ROWS: Final[tuple[Row[Task], ...]] = (
     Shown(name="status", polled=True, render=_status,
         doc="queued running cancelling completed failed cancelled interrupted"),
     Shown(name="exit", render=_value("exit"), doc="exit:N or signal:N, once it has ended"),
+    Shown(name="reason", render=_value("reason"),
+        doc="why it has ended, such as exit:3 or operator_stop"),
+    Shown(name="agent", render=_agent, doc="for a child's handle: the name of the child"),
     Shown(name="pid", render=_value("pid"), volatile=True, doc="its shell, as a PID of the host"),
     Output(name="output", content=_output,
-        size=lambda base, task: base.runtime.agents.tasks.output_size(task),
-        doc="everything it wrote; for a child's handle: its latest reply, then its "
-        "result"),
+        size=lambda base, task: base.runtime.agents.tasks.source(task).size(),
+        doc="everything it wrote; for a child's handle: the end of its out, then its latest "
+        "reply, then its result; reading from the beginning says which"),
     Shown(name="preview", volatile=True,
         render=lambda base, task, caller: base.runtime.agents.tasks.preview(task)[0],
         doc="head and tail of output, at most 8 KiB"),
@@ -247,7 +259,7 @@ ROWS: Final[tuple[Row[Task], ...]] = (
     Shown(name="worktree", render=_worktree, polled=True,
         doc="for a child's handle: state= path= branch= base= commit= reason= of its "
         "worktree"),
-    Shown(name="started_at", render=_time("started"), depends=("started",), doc="RFC 3339 time"),
+    Shown(name="started_at", render=_started, depends=("started",), doc="RFC 3339 time"),
     Shown(name="ended_at", render=_time("ended"), depends=("ended",), doc="RFC 3339 time"),
 )
 

@@ -25,7 +25,7 @@ from ctxfs.tools.tool import (
 )
 from ctxfs.tools.waiting import WAITED, WAITS, wait_for_reply
 from runtime import crashpoints
-from runtime.agents.tasks import CHILD, COMMAND
+from runtime.agents.results import CHILD, COMMAND
 from runtime.errors import MalformedError, WrongStateError
 from runtime.records.items import Task, TaskStatus, Wait
 from runtime.texts.names import parse_env_line, quote, timestamp
@@ -42,14 +42,16 @@ def handle_of(request: Request, task: Task) -> dict[str, Any]:
 
 
 def _facts(request: Request, task: Task) -> dict[str, Any]:
+    tasks = request.agents.tasks
     return {
         "task_id": task.name,
         "task_kind": task.task_kind,
-        "title": request.agents.tasks.title(task),
-        "status": request.agents.tasks.status(task),
+        "title": tasks.title(task),
+        "status": tasks.status(task),
         "exit": task.exit,
+        "reason": task.reason,
         "work": task.work,
-        "started_at": timestamp(task.started) if task.started else "",
+        "started_at": timestamp(started) if (started := tasks.started(task)) else "",
         "ended_at": timestamp(task.ended) if task.ended else "",
     }
 
@@ -118,14 +120,22 @@ async def _until_over(request: Request) -> None:
 
 async def _output(request: Request) -> dict[str, Any]:
     task = _find(request)
-    preview, truncated = request.agents.tasks.preview(task)
+    tasks = request.agents.tasks
+    shown: dict[str, Any]
+    if task.over:
+        facts = tasks.facts(request.agent, task)
+        shown = {key: facts[key] for key in ("preview", "output_path", "truncated", *_GIVEN)
+                 if key in facts}  # fmt: skip
+    else:
+        preview, truncated = tasks.preview(task)
+        path = request.path(_path(request, task.name, "output"))
+        shown = {"preview": preview, "output_path": path, "truncated": truncated}
     return {
         "task_id": task.name,
-        "status": request.agents.tasks.status(task),
+        "status": tasks.status(task),
         "exit": task.exit,
-        "preview": preview,
-        "output_path": request.path(_path(request, task.name, "output")),
-        "truncated": truncated,
+        "reason": task.reason,
+        **shown,
     }
 
 
@@ -173,7 +183,10 @@ async def _remove(request: Request) -> dict[str, Any]:
 _ID: Final = text("the task's id")
 _KIND: Final = words("a command, or the handle of a child", COMMAND, CHILD)
 _STATUS: Final = words("its status", *dict.fromkeys(status.shown for status in TaskStatus))
-_EXIT: Final = text("exit:N or signal:N, once a command has ended")
+_EXIT: Final = text("exit:N or signal:N, once it has ended by itself")
+_REASON: Final = text("why it has ended, such as exit:3 or operator_stop")
+#: of a child that has ended
+_GIVEN: Final = ("result", "refs", "artifacts")
 _FACTS: Final = shape(
     {
         "task_id": _ID,
@@ -181,6 +194,7 @@ _FACTS: Final = shape(
         "title": text("its title"),
         "status": _STATUS,
         "exit": _EXIT,
+        "reason": _REASON,
         "work": text("id of the work item that it is for"),
         "started_at": text("RFC 3339 time, empty before"),
         "ended_at": text("RFC 3339 time, empty before"),
@@ -264,10 +278,11 @@ TOOLS: Final = (
         concerns=Concerns.CALLER,
         description=(
             "Get head and tail of the output of a task, and the path of all of it. Use it to read "
-            "what a command wrote, and what a child did: its latest reply, then its result; for "
-            "status and times use TaskStatus. With block, it answers when the task has ended, or "
-            "after timeout: so an agent of mode once waits for it. In modes turn and resident "
-            "rather end your run; the end wakes you."
+            "what a command wrote, and what a child did: the end of its output until it replies, "
+            "then its latest reply, and once it has ended its result, references and artifacts; "
+            "for status and times use TaskStatus. With block, it answers when the task has ended, "
+            "or after timeout: so an agent of mode once waits for it. In modes turn and resident "
+            "rather end your run; the end wakes you, and brings the same."
         ),
         example={"task_id": "task-1", "block": True, "timeout": 60},
         schema=inputs(
@@ -287,10 +302,18 @@ TOOLS: Final = (
                 "task_id": _ID,
                 "status": _STATUS,
                 "exit": _EXIT,
+                "reason": _REASON,
                 "preview": text("head and tail, at most 8 KiB"),
                 "output_path": text("the file with all of it"),
-                "truncated": flag("whether the preview leaves something out"),
-            }
+                "truncated": flag("whether something is left out"),
+            },
+            {
+                "result": text("of an ended child: head and tail of its result.md"),
+                "refs": listed({"type": "object"}, "of an ended child: its references"),
+                "artifacts": listed(
+                    text("a path"), "of an ended child: the files below its artifact/"
+                ),
+            },
         ),
         handler=_output,
         waits=_until_over,

@@ -488,10 +488,13 @@ class OpenOutput(OpenRow[_O]):
     def __init__(self, node: Member[_O], row: Output[_O], caller: Caller) -> None:
         super().__init__(node, caller, writing=True)
         self._row = row
+        self._content: Callable[[int, int], bytes] | None = None
 
     def read(self, offset: int, size: int) -> bytes:
         self._check_reader()
-        return self._row.content(self._base, self.node.obj, offset, size)
+        if offset == 0 or self._content is None:
+            self._content = self._row.content(self._base, self.node.obj)
+        return self._content(offset, size)
 
 
 class OpenFeed(OpenRow[_O]):

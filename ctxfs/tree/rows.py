@@ -452,10 +452,11 @@ class History(Real[_O]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output(Opened[_O]):
-    """What a program writes, as it grows: ``content`` from an offset, at most so many bytes."""
+    """What a program writes, as it grows. Each read at offset 0 calls ``content``, for what then
+    reads from an offset, at most so many bytes."""
 
     volatile: bool = True
-    content: Callable[[Base, _O, int, int], bytes]
+    content: Callable[[Base, _O], Callable[[int, int], bytes]]
     size: Size[_O]
 
     def size_of(self, base: Base, obj: _O) -> int:

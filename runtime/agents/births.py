@@ -8,12 +8,14 @@ import os
 import secrets
 import shutil
 import time
+from functools import cache
 from typing import Any, Final
 
 from runtime import crashpoints
 from runtime.agents.messages import Messages
 from runtime.agents.planes import Around
 from runtime.agents.removals import Removals
+from runtime.agents.results import Results
 from runtime.agents.tasks import TaskPlane, why_fetching, why_no_handle
 from runtime.agents.waiting import WaitingPlane
 from runtime.authority.guard import Act, Facts, Guard, Unless, of_move
@@ -184,6 +186,7 @@ class Births:
         messages: Messages,
         tasks: TaskPlane,
         waiting: WaitingPlane,
+        results: Results,
         removals: Removals,
     ) -> None:
         self._around = around
@@ -200,6 +203,7 @@ class Births:
         self._messages = messages
         self._tasks = tasks
         self._waiting = waiting
+        self._results = results
         self._removals = removals
 
     def create(self, caller: Caller, name: str) -> Agent:
@@ -456,7 +460,9 @@ class Births:
         former = self._registry.parent_of(agent)
         if former is not None:  # it stops being a child of that agent
             self._tasks.drop_handle(change, former, agent)
-            self._waiting.child_over(change, former, agent, agent.status, "", "")
+            above = former
+            facts = cache(lambda: self._results.of_child(change, above, agent))
+            self._waiting.child_over(change, former, agent, facts, "", "")
         if parent is not None:
             change.channels.append((parent.session, agent.name))
             self._tasks.make_handle(change, parent, agent)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 from typing import Final
 
 from runtime.agents.messages import Messages
+from runtime.agents.results import Results
 from runtime.agents.tasks import TaskPlane
 from runtime.agents.waiting import WaitingPlane
 from runtime.records.change import Change
 from runtime.records.items import TaskCue
-from runtime.records.lifecycle import Cue, Status
+from runtime.records.lifecycle import Cue
 from runtime.records.model import SESSION_STATES, Agent, Outcome
 from runtime.records.registry import Registry
 
@@ -28,11 +30,13 @@ class Ends:
         messages: Messages,
         tasks: TaskPlane,
         waiting: WaitingPlane,
+        results: Results,
     ) -> None:
         self._registry = registry
         self._messages = messages
         self._tasks = tasks
         self._waiting = waiting
+        self._results = results
 
     def record(
         self, change: Change, agent: Agent, cue: Cue, outcome: Outcome, reason: str
@@ -68,11 +72,14 @@ class Ends:
             )
         self._messages.add_ends(change, agent, reason)
         lost = outcome is Outcome.INTERRUPTED
-        self._tasks.add_ends(change, agent, TaskCue.INTERRUPT if lost else TaskCue.CANCEL)
+        cue_of_tasks = TaskCue.INTERRUPT if lost else TaskCue.CANCEL
+        self._tasks.add_ends(change, agent, cue_of_tasks, reason)
         change.tell(agent, "agent.stop", status=outcome.value, reason=reason)
         if parent is not None:
-            self._tasks.child_ended(change, parent, agent, outcome)
-            self._waiting.child_over(change, parent, agent, Status.DEAD, outcome.value, reason)
+            self._tasks.child_ended(change, parent, agent, outcome, reason)
+            above = parent
+            facts = cache(lambda: self._results.of_child(change, above, agent))
+            self._waiting.child_over(change, parent, agent, facts, outcome.value, reason)
 
     def record_some(
         self, change: Change, agent: Agent, reason: str, *, everything: bool
@@ -90,5 +97,5 @@ class Ends:
             self._waiting.cancel(change, agent, wait)
         self._messages.drop(change, agent, queued[:_AT_ONCE], reason)
         for task in tasks[:_AT_ONCE]:
-            self._tasks.end(change, agent, task, TaskCue.CANCEL)
+            self._tasks.end(change, agent, task, TaskCue.CANCEL, reason=reason)
         return True

@@ -435,6 +435,12 @@ class Messages:
         kind, _, name = notice.sender.partition(":")
         return kind == "task" and self._items.named(notice.agent, Task, name) is None
 
+    @staticmethod
+    def takes_notices(change: Change, agent: Agent) -> bool:
+        """Whether ``notify`` tells it anything."""
+        ending = change.peek_agent(agent, "status") in (Status.STOPPING, Status.DEAD)
+        return agent.how.takes_messages and agent.accepts_children and not ending
+
     def notify(
         self, change: Change, agent: Agent, *, text: str, provenance: str, sender: str = "runtime"
     ) -> None:
@@ -442,8 +448,7 @@ class Messages:
 
         Each is owed to a task, a wait or a child; ``check_room`` bounds the number of those.
         """
-        ending = change.peek_agent(agent, "status") in (Status.STOPPING, Status.DEAD)
-        if agent.how.takes_messages and agent.accepts_children and not ending:
+        if self.takes_notices(change, agent):
             self._add(change, agent, text=text, sender=sender, provenance=provenance)
 
     def _add(

@@ -13,6 +13,7 @@ from runtime.agents.messages import Messages
 from runtime.agents.planes import Around
 from runtime.agents.removals import Removals
 from runtime.agents.reports import Reports
+from runtime.agents.results import Results
 from runtime.agents.tasks import TaskPlane
 from runtime.agents.waiting import WaitingPlane
 from runtime.agents.work import WorkPlane
@@ -84,7 +85,8 @@ def open_agents(
     mount: Path,
     privilege: Privilege = ROOT,
 ) -> Agents:
-    """Whatever the store has; ``state`` is the state directory."""
+    """Whatever the store has; ``state`` is the state directory, ``mount`` where programs see
+    the filesystem."""
     settings, accounts = Settings(config), accounts_of(config)
     trash = Trash(state / "trash")
     registry, items = Registry(store), Items()
@@ -124,19 +126,26 @@ def open_agents(
     )
     messages = Messages(around, Reports(around, sessions=sessions, disk=disk))
     work = WorkPlane(around)
-    waiting = WaitingPlane(around, authority=authority, messages=messages, work=work)
+    results = Results(
+        registry=registry, sessions=sessions, documents=documents, mount=str(mount)
+    )
+    waiting = WaitingPlane(
+        around, authority=authority, messages=messages, work=work, results=results
+    )
     tasks = TaskPlane(
         around,
         authority=authority,
         living=living,
-        sessions=sessions,
         documents=documents,
+        results=results,
         messages=messages,
         waiting=waiting,
         wait_files=wait_files,
         trash=trash,
     )
-    ends = Ends(registry=registry, messages=messages, tasks=tasks, waiting=waiting)
+    ends = Ends(
+        registry=registry, messages=messages, tasks=tasks, waiting=waiting, results=results
+    )
     removals = Removals(
         around,
         store=store,
@@ -158,6 +167,7 @@ def open_agents(
         messages=messages,
         tasks=tasks,
         waiting=waiting,
+        results=results,
         removals=removals,
     )
     return Agents(

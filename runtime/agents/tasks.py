@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +15,8 @@ import trio
 from runtime import crashpoints
 from runtime.agents.messages import Messages
 from runtime.agents.planes import Around, Plane, PlaneKind, why_taken
-from runtime.agents.waiting import WaitingPlane, task_payload
+from runtime.agents.results import CHILD, Results, Source, exit_of
+from runtime.agents.waiting import WaitingPlane
 from runtime.agents.workspace import Worktree, WorktreeState
 from runtime.authority.attenuation import Authority
 from runtime.authority.guard import TAKING, Act, Facts, Guard, Unless
@@ -30,7 +31,6 @@ from runtime.errors import (
     WrongStateError,
 )
 from runtime.ids import ItemIndex, WaitFileName
-from runtime.kernel.output import Segments
 from runtime.kernel.trash import Trash
 from runtime.kernel.waitfiles import WaitFiles
 from runtime.records.change import Change, Subscriber
@@ -38,16 +38,7 @@ from runtime.records.documents import Documents
 from runtime.records.items import TASK_MOVES, Item, Task, TaskCue, TaskStatus
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Outcome
-from runtime.records.sessions import Sessions
 from runtime.texts.names import dump_json, quote
-
-COMMAND: Final = "command_task"
-CHILD: Final = "child_agent_task"
-_PREVIEW_MAX: Final = 8 << 10
-#: of each end of an output that does not fit
-_PREVIEW_PART: Final = 4000
-#: of a handoff: where its first line is looked for
-_TITLE_WITHIN: Final = 4096
 
 _OF_OUTCOME: Final = {
     Outcome.DONE.value: TaskCue.COMPLETE,
@@ -179,6 +170,14 @@ def _why_no_input(facts: Facts, caller: Caller, task: Task) -> str:
     return f"the task {quote(task.name)} takes no input: accepts_input is 0"
 
 
+def stop_reason(agent: Agent, by: str) -> str:
+    """Why a command of an agent's was stopped by somebody, as in ``by`` of events."""
+    who = by.partition(" ")[0]
+    if who == "operator":
+        return "operator_stop"
+    return "self_stop" if who == f"agent:{agent.name}" else "supervisor_stop"
+
+
 def _why_over(facts: Facts, caller: Caller, task: Task) -> str:
     return f"the task {quote(task.name)} is {task.status.shown}" if task.over else ""
 
@@ -258,8 +257,8 @@ class TaskPlane(Plane[Task], Subscriber):
         *,
         authority: Authority,
         living: Living,
-        sessions: Sessions,
         documents: Documents,
+        results: Results,
         messages: Messages,
         waiting: WaitingPlane,
         wait_files: WaitFiles,
@@ -268,8 +267,8 @@ class TaskPlane(Plane[Task], Subscriber):
         super().__init__(around, TASKS)
         self._authority = authority
         self._living = living
-        self._sessions = sessions
         self._documents = documents
+        self._results = results
         self._messages = messages
         self._waiting = waiting
         self._wait_files = wait_files
@@ -315,7 +314,7 @@ class TaskPlane(Plane[Task], Subscriber):
 
     def child_of(self, task: Task) -> Agent | None:
         """The child that a handle supervises, None for a command."""
-        return self._registry.recall(task.child) if task.child else None
+        return self._results.child_of(task)
 
     def status(self, task: Task) -> str:
         """The status as it is shown; a handle shows its child's until it has ended."""
@@ -326,59 +325,29 @@ class TaskPlane(Plane[Task], Subscriber):
 
     def title(self, task: Task) -> str:
         """A handle's is the first line of its child's task."""
+        return self._results.title(task)
+
+    def started(self, task: Task) -> float:
+        """When it was started, 0 before; what earlier versions wrote of a child lacks it."""
         child = self.child_of(task)
-        if child is None:
-            return task.title
-        head = self._documents.read(child, "handoff.md", _TITLE_WITHIN)
-        lines = head.decode(errors="replace").splitlines()
-        return next((line.strip() for line in lines if line.strip()), "")[:200]
+        return task.started or (child.started if child is not None else 0.0)
 
     def directory(self, agent: Agent, task: Task) -> Path:
         """Where the output of a command is kept."""
-        return self._documents.directory(agent) / "task" / task.name
+        return self._results.directory(agent, task)
 
-    def output_size(self, task: Task) -> int:
-        child = self.child_of(task)
-        if child is None:
-            return self._kept(task).size
-        try:
-            return self._output_of_child(child).stat().st_size
-        except FileNotFoundError:
-            return 0
-
-    def read_output(self, task: Task, offset: int, length: int) -> bytes:
-        child = self.child_of(task)
-        if child is not None:
-            return _read(self._output_of_child(child), offset, length)
-        return self._kept(task).read(offset, length)
-
-    def _kept(self, task: Task) -> Segments:
-        agent = self.agent_of(task)
-        assert agent is not None
-        return Segments(self.directory(agent, task))
-
-    def _output_of_child(self, child: Agent) -> Path:
-        """Its latest reply; once it is dead, its result. There may be none."""
-        result = self._documents.path(child, "result.md")
-        session = self._sessions.get(child.session)
-        if child.status is Status.DEAD or session is None:
-            return result
-        return self._sessions.directory(session) / "latest.md"
+    def source(self, task: Task) -> Source:
+        """What it has written; of a child see ``Results.source``."""
+        return self._results.source(task)
 
     def preview(self, task: Task) -> tuple[str, bool]:
         """Head and tail of the output, at most 8 KiB, saying what was left out; and whether
         something was."""
-        size = self.output_size(task)
-        if size <= 2 * _PREVIEW_PART:
-            text = self.read_output(task, 0, size).decode(errors="replace")
-            # bytes that are not UTF-8 grow by that
-            if len(text.encode()) <= _PREVIEW_MAX:
-                return text, False
-        head = self.read_output(task, 0, _PREVIEW_PART).decode(errors="ignore")
-        start = max(_PREVIEW_PART, size - _PREVIEW_PART)
-        tail = self.read_output(task, start, _PREVIEW_PART).decode(errors="ignore")
-        left = size - len(head.encode()) - len(tail.encode())
-        return f"{head}\n[{left} bytes left out: see output]\n{tail}", True
+        return self._results.preview(task)
+
+    def facts(self, agent: Agent, task: Task) -> dict[str, Any]:
+        """What the end of one was told with, as that is now."""
+        return self._results.of_task(Change(), agent, task)
 
     def worktree(self, task: Task) -> str:
         """Of a handle: what there is to know of its child's worktree."""
@@ -426,8 +395,10 @@ class TaskPlane(Plane[Task], Subscriber):
     def _gone(self, change: Change, agent: Agent, task: Task) -> None:
         """Fires the waits on it, which would otherwise never fire."""
         if not task.over:
-            payload = task_payload(task.name, TaskStatus.CANCELLED, "")
-            self._waiting.resource_over(change, agent, "task", task.name, payload)
+            facts = cache(
+                lambda: self._results.of_task(change, agent, task, TaskStatus.CANCELLED)
+            )
+            self._waiting.resource_over(change, agent, "task", task.name, facts)
 
     def remove(self, caller: Caller, agent: Agent, name: str) -> None:
         """Takes an ended task away, and what it wrote."""
@@ -469,7 +440,7 @@ class TaskPlane(Plane[Task], Subscriber):
         self.check_command(guard, Act.SAY, cue.value, caller, agent, task)
         with self._journal.changing() as change:
             if task.status is TaskStatus.MADE:  # nothing of it runs
-                self.end(change, agent, task, cue)
+                self.end(change, agent, task, cue, reason=stop_reason(agent, self._journal.actor))
                 return
             change.step(task, cue)
             change.put(task, given_up=task.given_up or kill, by=self._journal.actor)
@@ -484,10 +455,12 @@ class TaskPlane(Plane[Task], Subscriber):
         cue: TaskCue,
         *,
         exit_text: str = "",
+        reason: str = "",
     ) -> None:
         """A task is over: its status, its event, a message, and the waits on it."""
         status = change.step(task, cue)
-        change.put(task, exit=exit_text, pid=0, ended=time.time())
+        reason = reason or exit_text
+        change.put(task, exit=exit_text, reason=reason, pid=0, ended=time.time())
         change.tell(
             agent,
             "task.end",
@@ -495,27 +468,21 @@ class TaskPlane(Plane[Task], Subscriber):
             status=status.value,
             exit=exit_text,
         )
-        facts = {
-            "task": task.name,
-            "kind": task.task_kind,
-            "title": self.title(task),
-            "status": status.value,
-            "exit": exit_text,
-        }
-        self._messages.notify(
-            change,
-            agent,
-            text=dump_json(facts),
-            provenance="task_result",
-            sender=f"task:{task.name}",
-        )
-        payload = task_payload(task.name, status, exit_text)
-        self._waiting.resource_over(change, agent, "task", task.name, payload)
+        facts = cache(lambda: self._results.of_task(change, agent, task))
+        if self._messages.takes_notices(change, agent):
+            self._messages.notify(
+                change,
+                agent,
+                text=dump_json(facts()),
+                provenance="task_result",
+                sender=f"task:{task.name}",
+            )
+        self._waiting.resource_over(change, agent, "task", task.name, facts)
 
-    def add_ends(self, change: Change, agent: Agent, cue: TaskCue) -> None:
+    def add_ends(self, change: Change, agent: Agent, cue: TaskCue, reason: str) -> None:
         """The cell is gone, and with it every command."""
         for task in self.unfinished(change, agent):
-            self.end(change, agent, task, cue)
+            self.end(change, agent, task, cue, reason=reason)
 
     def unfinished(self, change: Change, agent: Agent) -> list[Task]:
         """Its commands that are not over, oldest first."""
@@ -575,22 +542,26 @@ class TaskPlane(Plane[Task], Subscriber):
         """Whether a caller may have a handle's worktree fetched."""
         self.check_command(FETCHING, Act.SAY, "fetch", caller, agent, task)
 
-    def child_ended(self, change: Change, parent: Agent, child: Agent, outcome: Outcome) -> None:
+    def child_started(self, change: Change, child: Agent, moment: float) -> None:
+        """The handle, if it has one, starts with its child."""
+        parent = self._registry.parent_of(child)
+        task = self._named(parent, child.name) if parent is not None else None
+        if parent is None or task is None or task.child != child.index or task.over:
+            return
+        change.put(task, started=moment)
+        change.tell(parent, "task.start", task=task.name, pid="")
+
+    def child_ended(
+        self, change: Change, parent: Agent, child: Agent, outcome: Outcome, reason: str
+    ) -> None:
         """The handle ends with its child."""
         task = self._named(parent, child.name)
         if task is None or task.child != child.index or task.over:
             return
         if change.peek(task, "status") is TaskStatus.MADE:
             change.step(task, TaskCue.FOLLOW)
-        self.end(change, parent, task, _OF_OUTCOME[outcome.value])
+        cue, exit_text = _OF_OUTCOME[outcome.value], exit_of(reason)
+        self.end(change, parent, task, cue, exit_text=exit_text, reason=reason)
 
     def _named(self, agent: Agent, name: str) -> Task | None:
         return self._items.named(agent.index, Task, name)
-
-
-def _read(path: Path, offset: int, length: int) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return os.pread(file.fileno(), length, offset)
-    except FileNotFoundError:
-        return b""

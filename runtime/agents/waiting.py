@@ -21,6 +21,7 @@ import trio
 from runtime import crashpoints
 from runtime.agents.messages import Messages
 from runtime.agents.planes import Around, Plane, PlaneKind, armed_for
+from runtime.agents.results import EndFacts, Results
 from runtime.agents.work import WorkPlane
 from runtime.authority.attenuation import Authority
 from runtime.authority.guard import TAKING, Act, Facts, Guard, Unless
@@ -41,7 +42,6 @@ from runtime.records.items import (
     Message,
     MessageStatus,
     Task,
-    TaskStatus,
     Wait,
     WaitCue,
     WaitStatus,
@@ -58,8 +58,10 @@ Payload = str | dict[str, Any]
 
 #: seconds after which the clock is looked at again: it may have been set
 _LOOK_AGAIN: Final = 60.0
-#: armed waits of one agent for the same task, child, or for a message
-_FOR_THE_SAME: Final = 64
+#: armed waits of one agent for the same task or child, each told all of what that gave back
+_FOR_AN_END: Final = 16
+#: for a message, or for replies of the same child
+_FOR_A_MESSAGE: Final = 64
 #: and for the end of one message: many of these may end in one change
 _FOR_ONE_MESSAGE: Final = 4
 #: bytes of a reply that a payload shows, and of each end of one that does not fit
@@ -77,18 +79,8 @@ class _Condition:
     usage: str
     family: str
     over: Callable[[WaitingPlane, Change, Agent, str], Payload | None]
-    #: whether many can wait for the same
-    shared: bool = False
-
-
-def child_payload(name: str, status: str, outcome: str, reason: str) -> dict[str, Any]:
-    """What a wait for a child is answered with."""
-    return {"child": name, "status": str(status), "outcome": outcome, "reason": reason}
-
-
-def task_payload(name: str, status: TaskStatus, exit_text: str) -> dict[str, Any]:
-    """What a wait for a task is answered with."""
-    return {"task": name, "status": status.shown, "exit": exit_text}
+    #: how many can wait for the same, if it is something that many can wait for
+    shared: int = 0
 
 
 def _shortened(reply: str) -> tuple[str, bool]:
@@ -153,12 +145,19 @@ class WaitingPlane(Plane[Wait], Subscriber):
     """The waits of all agents."""
 
     def __init__(
-        self, around: Around, *, authority: Authority, messages: Messages, work: WorkPlane
+        self,
+        around: Around,
+        *,
+        authority: Authority,
+        messages: Messages,
+        work: WorkPlane,
+        results: Results,
     ) -> None:
         super().__init__(around, WAITS)
         self._authority = authority
         self._messages = messages
         self._work = work
+        self._results = results
         #: (epoch seconds, index) of timers and deadlines, some of them out of date
         self._moments: list[tuple[float, ItemIndex]] = []
         self._crowded = 1024
@@ -252,7 +251,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
         """All that wait for the same are answered at once, in the change of their cause."""
         if not kind.shared:
             return
-        most = _FOR_ONE_MESSAGE if kind is _REPLY and len(on.split(" ")) > 2 else _FOR_THE_SAME
+        most = _FOR_ONE_MESSAGE if kind is _REPLY and len(on.split(" ")) > 2 else kind.shared
         there = sum(1 for _ in armed_for(self._items, change, agent, "on", on))
         if there >= most:
             raise QuotaError(
@@ -338,23 +337,28 @@ class WaitingPlane(Plane[Wait], Subscriber):
             self.cancel(change, agent, wait)
 
     def resource_over(
-        self, change: Change, agent: Agent, kind: str, name: str, payload: Payload
+        self, change: Change, agent: Agent, kind: str, name: str, facts: EndFacts
     ) -> None:
-        """A ``task`` or ``child`` of the agent's has ended."""
+        """A ``task`` or ``child`` of the agent's has ended; ``facts`` is called for each wait."""
         for wait in self._oldest_first(change, agent, "on", f"{kind} {name}"):
-            self.fire(change, agent, wait, payload)
+            self.fire(change, agent, wait, facts())
 
     def child_over(
-        self, change: Change, agent: Agent, child: Agent, status: str, outcome: str, reason: str
+        self,
+        change: Change,
+        agent: Agent,
+        child: Agent,
+        facts: EndFacts,
+        outcome: str,
+        reason: str,
     ) -> None:
         """A child of the agent's has ended, or is its child no more."""
-        payload = child_payload(child.name, status, outcome, reason)
-        self.resource_over(change, agent, "child", child.name, payload)
+        self.resource_over(change, agent, "child", child.name, facts)
         # its messages have ended before it does, unless it stops being a child
         over = self._ended_payload(child.name, outcome, reason)
         waiting = [m for m in self._messages.pending(child) if not change.is_over(m)]
         for name in (child.name, *(f"{child.name} {m.name}" for m in waiting)):
-            self.resource_over(change, agent, "reply", name, over)
+            self.resource_over(change, agent, "reply", name, lambda: over)
 
     def _message_ended(self, change: Change, child: Agent, message: Message) -> None:
         """What an agent was sent is done; its parent may wait for the reply."""
@@ -387,7 +391,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
         }
 
     @staticmethod
-    def _ended_payload(child: str, outcome: str, reason: str) -> Payload:
+    def _ended_payload(child: str, outcome: str, reason: str) -> dict[str, Any]:
         """The same if there is no such message: the child has ended."""
         return {
             "child": child,
@@ -555,7 +559,7 @@ def _task_over(plane: WaitingPlane, change: Change, agent: Agent, argument: str)
         raise MissingError(f"{quote(agent.name)} has no task {quote(argument)}")
     if not change.is_over(task):
         return None
-    return task_payload(task.name, change.peek(task, "status"), change.peek(task, "exit"))
+    return plane._results.of_task(change, agent, task)
 
 
 def _child_over(plane: WaitingPlane, change: Change, agent: Agent, argument: str) -> Payload | None:
@@ -563,7 +567,7 @@ def _child_over(plane: WaitingPlane, change: Change, agent: Agent, argument: str
         if child.name == argument:
             if change.peek_agent(child, "status") is not Status.DEAD:
                 return None
-            return child_payload(child.name, child.status, child.outcome, child.reason)
+            return plane._results.of_child(change, agent, child)
     raise MissingError(f"{quote(agent.name)} has no child {quote(argument)}")
 
 
@@ -610,15 +614,15 @@ def _never_over(
 
 
 _TIMER: Final = _Condition("timer DURATION|TIME", "core", _timer_over)
-_REPLY: Final = _Condition("reply NAME [MESSAGE]", "core", _reply_over, shared=True)
+_REPLY: Final = _Condition("reply NAME [MESSAGE]", "core", _reply_over, shared=_FOR_A_MESSAGE)
 _CONDITIONS: Final[dict[str, _Condition]] = {
     kind.usage.split()[0]: kind
     for kind in (
         _TIMER,
-        _Condition("task NAME", "core", _task_over, shared=True),
-        _Condition("child NAME", "core", _child_over, shared=True),
+        _Condition("task NAME", "core", _task_over, shared=_FOR_AN_END),
+        _Condition("child NAME", "core", _child_over, shared=_FOR_AN_END),
         _REPLY,
-        _Condition("message", "core", _message_over, shared=True),
+        _Condition("message", "core", _message_over, shared=_FOR_A_MESSAGE),
         _Condition("trigger", "external_trigger", _never_over),
     )
 }

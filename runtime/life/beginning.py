@@ -107,6 +107,7 @@ class Beginner:
             output_start=output_start,
             result_from_output=False,
         )
+        self._agents.tasks.child_started(change, agent, now)
         change.tell(agent, "agent.start", **({"run": run} if run else {}))
 
     def _add_handoff(self, change: Change, agent: Agent) -> None:

@@ -153,7 +153,7 @@ class Recorder:
             line = f"{agent.run or 'it'} ended: {outcome} {reason}"
             output.append_line(directory, line, self._agents.settings.log_max(agent))
         if self._restarts(agent, outcome, live_cell):
-            self._agents.tasks.add_ends(change, agent, TaskCue.CANCEL)
+            self._agents.tasks.add_ends(change, agent, TaskCue.CANCEL, reason)
             self._add_restart(change, agent, reason)
         else:
             self._agents.ends.record(change, agent, Cue.ENDED, outcome, reason)

@@ -10,6 +10,7 @@ import trio
 
 from runtime import crashpoints
 from runtime.agents.parts import Agents
+from runtime.agents.tasks import stop_reason
 from runtime.cell import cell
 from runtime.cell.cell import Command, Places
 from runtime.cell.execution import Execution, LiveCell
@@ -17,6 +18,7 @@ from runtime.cell.record import RunRecord
 from runtime.errors import WrongStateError
 from runtime.kernel import output
 from runtime.kernel.daemonlog import because_of
+from runtime.life.conclusions import LOST
 from runtime.life.ending import guarded, terminate
 from runtime.life.leading import EnteringLead, Leader
 from runtime.records.change import RUNTIME, Change
@@ -78,7 +80,9 @@ class TaskRuns:
                 directory = self._agents.tasks.directory(agent, task)
                 output.append_line(directory, reason, self._agents.settings.log_max(agent))
         change = Change(by=task.by if cue is TaskCue.CANCEL else RUNTIME)
-        self._agents.tasks.end(change, agent, task, cue, exit_text=exit_text)
+        self._agents.tasks.end(
+            change, agent, task, cue, exit_text=exit_text, reason=_why(agent, task, cue, reason)
+        )
         self._agents.journal.note(change)
         crashpoints.reach("task.recorded")
         live_cell.tasks.pop(task.name, None)
@@ -173,6 +177,15 @@ class _LedTask(EnteringLead):
         agent = self._agent
         grace = 0.0 if agent.frozen else self._agents.settings.grace(agent)
         await terminate(self._execution, grace, self._impatient)
+
+
+def _why(agent: Agent, task: Task, cue: TaskCue, failure: str) -> str:
+    """The reason of an end that its exit does not tell, as of an agent."""
+    if cue is TaskCue.CANCEL:
+        return stop_reason(agent, task.by)
+    if cue is TaskCue.INTERRUPT:
+        return LOST[1]
+    return f"start_failed: {failure}" if cue is TaskCue.FAIL and failure else ""
 
 
 def _judge(task: Task, record: RunRecord) -> tuple[TaskCue, str]:

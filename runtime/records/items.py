@@ -363,6 +363,8 @@ class Task(Item):
     accepts_input: bool = False
     work: str = ""
     exit: str = ""
+    #: why it ended, as of an agent
+    reason: str = ""
     pid: int = 0
     #: of the machine's boot in which it was started (proc(5))
     boot: BootId = NO_BOOT

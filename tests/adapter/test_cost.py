@@ -45,10 +45,11 @@ from runtime.caller import Caller, Role
 from runtime.cell.execution import LiveCells
 from runtime.errors import CtxError
 from runtime.ids import NO_AGENT, NO_SESSION, MessageId, WaitFileName
+from runtime.kernel.output import append
 from runtime.life.ending import Ender
 from runtime.life.streams import Streams
 from runtime.records.change import Change
-from runtime.records.items import Message, Task, TaskStatus, Wait, WaitStatus, Work
+from runtime.records.items import Message, Task, TaskCue, TaskStatus, Wait, WaitStatus, Work
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Outcome
 from runtime.sockets.connection import Server
@@ -610,16 +611,28 @@ async def measure_fans(scene: Scene, meter: LoopMeter) -> dict[str, float]:
 
         await costs.call(what, done)
 
-    def add_waits(on: str) -> None:
+    def add_waits(on: str, most: int, begin: int = 0) -> None:
         waits = agents.items.of(x.index, Wait)
         change = Change()
-        for number, wait in enumerate(waits[:64]):
+        for number, wait in enumerate(waits[begin : begin + most]):
             change.put(wait, on=on, status=WaitStatus.ARMED, work=f"W{number}")
         agents.journal.commit(change)
 
-    def end_resource(kind: str, name: str) -> None:
+    kid = scene.children[-1]
+    agents.documents.path(kid, "result.md").write_bytes(b"\1" * (16 << 20))
+    agents.documents.path(kid, "refs.jsonl").write_bytes(b'{"path":"\\u0001"}\n' * (1 << 16))
+    for n in range(20_000):
+        (agents.documents.path(kid, "artifact") / f"{n}").touch()
+    named = {"task": "T2", "child": kid.name}
+    tasks = {kind: agents.tasks.find(x, name) for kind, name in named.items()}
+    append(agents.tasks.directory(x, tasks["task"]), b"\1" * (1 << 20), 64 << 20)
+
+    def end_resource(kind: str) -> None:
         with agents.journal.changing() as change:
-            agents.waiting.resource_over(change, x, kind, name, {})
+            if kind == "task":
+                agents.tasks.end(change, x, tasks[kind], TaskCue.FAIL, exit_text="exit:1")
+            else:
+                add_end(agents, change, kid, Outcome.CANCELLED, "operator_stop")
 
     def ask(child: Agent) -> tuple[Agent]:
         """Many messages, and as many waits as may be for those that end first."""
@@ -646,11 +659,12 @@ async def measure_fans(scene: Scene, meter: LoopMeter) -> dict[str, float]:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(agents.run)
-        add_waits("message")
+        add_waits("message", 64)
         await call("message", agents.messages.send, USER, x, "hello")
-        for kind, name in (("task", "T2"), ("child", "k5")):
-            add_waits(f"{kind} {name}")
-            await call(kind, end_resource, kind, name)
+        for kind, task in tasks.items():
+            add_waits(f"{kind} {task.name}", 16)
+            add_waits(f"task {task.name}", 16, 16)
+            await call(kind, end_resource, kind)
         await call("replies", end_some, *ask(scene.children[2]))
         item = agents.items.named(x.index, Work, "W0")
         assert item is not None

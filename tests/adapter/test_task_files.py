@@ -11,11 +11,12 @@ import pytest
 
 from runtime.ids import RunId
 from runtime.kernel.output import append
+from runtime.records.change import Change
 from runtime.records.documents import replace_file
 from runtime.records.items import MessageStatus, Task, TaskCue, TaskStatus
 from runtime.records.lifecycle import Status
-from runtime.records.model import Agent
-from tests.worlds.records import inside
+from runtime.records.model import Agent, Outcome
+from tests.worlds.records import add_end, inside
 from tests.worlds.tree import (
     CONTEXT,
     STRANGER,
@@ -106,6 +107,8 @@ FRESH = {
     "accepts_input": "0\n",
     "status": "queued\n",
     "exit": "",
+    "reason": "",
+    "agent": "",
     "pid": "",
     "output": "",
     "preview": "",
@@ -307,6 +310,35 @@ def test_a_handle_shows_its_child(mounted: Mounted) -> None:
     assert mounted.get(f"{handle}/output") == mounted.get(f"{handle}/preview") == "so far\n"
     target = complete(mounted.ops.readlink, mounted.inode(f"{handle}/wait"), CONTEXT)
     assert os.fsdecode(target) == str(mounted.agents.wait_files.path(child.wait_token))
+
+
+def test_a_read_from_the_beginning_fixes_what_an_open_output_shows(mounted: Mounted) -> None:
+    child = mounted.world.live(supervised(mounted), Status.BUSY)
+    append(mounted.agents.documents.directory(child) / "out", b"working\n", 1 << 20)
+    fh = mounted.open(f"{D}/task/rev/output")
+    assert mounted.read(fh, 0, 4) == b"work"
+    session = mounted.agents.sessions.get(child.session)
+    assert session is not None
+    replace_file(mounted.agents.sessions.directory(session) / "latest.md", b"a reply\n")
+    assert mounted.read(fh, 4) == b"ing\n"
+    assert mounted.stat(f"{D}/task/rev/output").st_size == len(b"a reply\n")
+    assert mounted.read(fh, 0) == b"a reply\n"
+    mounted.close(fh)
+
+
+def test_a_handle_shows_whose_it_is_and_how_it_ended(mounted: Mounted) -> None:
+    child = mounted.world.live(supervised(mounted), Status.BUSY)
+    names = ("agent", "exit", "reason", "started_at")
+    assert [mounted.get(f"{D}/task/rev/{name}") for name in names] == ["rev\n", "", "", ""]
+    with mounted.agents.journal.changing() as change:
+        mounted.agents.tasks.child_started(change, child, 1.0)
+    change = Change()
+    add_end(mounted.agents, change, child, Outcome.ERROR, "signal:9")
+    mounted.agents.journal.note(change)
+    assert [mounted.get(f"{D}/task/rev/{name}") for name in names] == [
+        "rev\n", "signal:9\n", "signal:9\n", "1970-01-01T00:00:01.000Z\n",
+    ]  # fmt: skip
+    assert mounted.get(f"{D}/task/rev/status") == "failed\n"
 
 
 def test_what_is_said_to_a_handle_is_said_to_its_child(mounted: Mounted) -> None:

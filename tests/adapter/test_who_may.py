@@ -279,7 +279,7 @@ RECORD = {
     "told": Group(
         ("Oosarpk", "Oosarpk", "Oosarpk", ""),
         (KNOWS, KNOWS, KNOWS, ""),
-        files(". kind exit wait started_at ended_at", "task/item/")
+        files(". kind exit reason agent wait started_at ended_at", "task/item/")
         | files("pid output preview", "task/item/", volatile=True)
         | files("status worktree", "task/item/", polled=True)
         | files(". created_at updated_at", "work/item/")

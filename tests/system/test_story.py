@@ -82,7 +82,7 @@ def check_end(daemon: Daemon) -> None:
         ("run.end", 5),
         ("message.queued", 5),
         ("message.end", 5),
-        ("task.start", 1),
+        ("task.start", 2),
         ("task.end", 2),
         ("wait.armed", 2),
         ("wait.fired", 2),

@@ -792,12 +792,14 @@ def _check_items(events: list[dict[str, Any]]) -> Iterator[str]:
         for event in events:
             name = event.get(field_name, "")
             if event["type"] == beginning:
+                if event.get("pid") == "" and name in ended:  # another child of the name
+                    begun.discard(name)
+                    ended.discard(name)
                 if name in begun | ended:
                     yield f"{beginning} of {name} again"
                 begun.add(name)
             elif event["type"] in endings:
-                # a task may end before it is seen to start; the handle of a child never
-                # starts, and there may be another of its name
+                # a task may end before it is seen to start, and a child before it starts
                 if beginning == "task.start" and name not in begun:
                     continue
                 if name in ended:

@@ -1191,6 +1191,26 @@ def test_output_can_be_waited_for(desk: Desk) -> None:
     assert (output["status"], output["exit"]) == ("failed", "exit:3")
 
 
+def test_what_an_ended_child_gave_back_is_offered(desk: Desk) -> None:
+    desk.call("SpawnAgent", {"initial_message": "look", "name": "kid"})
+    child = desk.agents.registry.named("kid")
+    assert child is not None
+    running = desk.call("TaskOutput", {"task_id": "kid"})
+    assert running.keys() & {"result", "refs", "artifacts"} == set()
+    desk.agents.documents.write(child, "result.md", b"good\n")
+    desk.agents.documents.write(child, "refs.jsonl", b'{"path":"a"}\n')
+    change = Change()
+    add_end(desk.agents, change, child, Outcome.ERROR, "exit:7")
+    desk.agents.journal.note(change)
+    output = desk.call("TaskOutput", {"task_id": "kid"})
+    assert (output["result"], output["refs"], output["artifacts"]) == (
+        "good\n", [{"path": "a"}], [],
+    )  # fmt: skip
+    assert output["output_path"].endswith("/context/child/kid/result.md")
+    status = desk.call("TaskStatus", {"task_id": "kid"})
+    assert (status["exit"], status["reason"], status["status"]) == ("exit:7", "exit:7", "failed")
+
+
 def test_waiting_for_output_ends_with_the_time(desk: Desk) -> None:
     _running(desk)
     given = {"task_id": "t", "block": True, "timeout": 0.01}

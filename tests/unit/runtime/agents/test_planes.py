@@ -262,7 +262,7 @@ def test_the_first_end_of_a_task_counts(world: World, agent: Agent, status: Task
         with pytest.raises(WrongStateError):
             attempt()
     with world.agents.journal.changing() as change:
-        tasks.add_ends(change, agent, TaskCue.CANCEL)
+        tasks.add_ends(change, agent, TaskCue.CANCEL, "why")
     assert (task.dump(), world.lines(agent), len(world.agents.messages.pending(agent))) == before
 
 

@@ -36,6 +36,7 @@ from hypothesis.stateful import (
 )
 
 from runtime.agents import waiting
+from runtime.agents.results import exit_of
 from runtime.errors import (
     CtxError,
     MalformedError,
@@ -107,6 +108,7 @@ class MTask:
     cmd: str = ""
     status: str = "made"
     exit: str = ""
+    reason: str = ""
 
     @property
     def over(self) -> bool:
@@ -259,7 +261,7 @@ class Model:
         """Nothing will come of it any more."""
         if not task.over:
             self._over(agent, f"task {task.name}",
-                       {"task": task.name, "status": "cancelled", "exit": ""})
+                       self._facts(agent, task.name, task.child, "cancelled", "", ""))
 
     def _check_parent(self, agent: MAgent) -> None:
         _need(not agent.orphan, WrongStateError)
@@ -296,14 +298,35 @@ class Model:
         for task in agent.tasks.values():
             if not task.over and task.child is None:
                 how = "interrupted" if outcome == "interrupted" else "cancelled"
-                self._end_task(agent, task, how, "")
+                self._end_task(agent, task, how, "", reason)
         if agent.parent is None:
             return
         handle = agent.parent.tasks.get(agent.name)
         if handle is not None and handle.child is agent and not handle.over:
-            self._end_task(agent.parent, handle, _OUTCOMES[outcome], "")
-        self._over(agent.parent, f"child {agent.name}",
-                   {"child": agent.name, "status": "dead", "outcome": outcome, "reason": reason})
+            self._end_task(agent.parent, handle, _OUTCOMES[outcome], exit_of(reason), reason)
+        self._over(agent.parent, f"child {agent.name}", self._of_child(agent.parent, agent))
+
+    @staticmethod
+    def _facts(
+        agent: MAgent, name: str, child: MAgent | None, status: str, exit_text: str, reason: str
+    ) -> dict[str, Any]:
+        """What an end is told with, of what nobody has written to."""
+        given = {"agent": name, "result": "", "refs": [], "artifacts": []}
+        kind = "child_agent_task" if child is not None else "command_task"
+        path = f"/ctx/agent/{agent.name}.d/task/{name}/output"
+        return {
+            "task": name, "kind": kind, "title": "", "status": status, "exit": exit_text,
+            "reason": reason, "preview": "", "truncated": False, "output_path": path,
+            **(given if child is not None else {}),
+        }  # fmt: skip
+
+    def _of_child(self, parent: MAgent, child: MAgent) -> dict[str, Any]:
+        dead = child.status == "dead"
+        status = _OUTCOMES[child.outcome] if dead else "cancelled"
+        reason = child.reason if dead else ""
+        facts = self._facts(parent, child.name, child, status, exit_of(reason), reason)
+        detached = {"output_path": f"/ctx/agent/{child.name}.d/out"}
+        return facts if child.owned else {**facts, **detached}
 
     def remove(self, agent: MAgent) -> None:
         members = self.family(agent)
@@ -353,7 +376,7 @@ class Model:
         self._drop_handle(agent)
         if former is not None:
             self._over(former, f"child {agent.name}",
-                       {"child": agent.name, "status": "new", "outcome": "", "reason": ""})
+                       self._of_child(former, agent))
         agent.parent, agent.orphan, agent.owned = parent, False, parent is not None
         self._new_handle(agent)
 
@@ -419,7 +442,7 @@ class Model:
     def stop_task(self, agent: MAgent, task: MTask, kill: bool) -> None:
         _need(not task.over and (kill or task.status != "cancelling"), WrongStateError)
         if task.status == "made":
-            self._end_task(agent, task, "cancelled", "")
+            self._end_task(agent, task, "cancelled", "", "supervisor_stop")  # nobody acts
         else:
             task.status = "cancelling"
 
@@ -433,15 +456,17 @@ class Model:
         _need(status in allowed.get(task.status, ()), WrongStateError)
         self._end_task(agent, task, status, exit_text)
 
-    def _end_task(self, agent: MAgent, task: MTask, status: str, exit_text: str) -> None:
-        task.status, task.exit = status, exit_text
+    def _end_task(
+        self, agent: MAgent, task: MTask, status: str, exit_text: str, reason: str = ""
+    ) -> None:
+        task.status, task.exit, task.reason = status, exit_text, reason or exit_text
         agent.tell("task", "end", task.name, status)
-        kind = "child_agent_task" if task.child is not None else "command_task"
-        self._notify(agent, f"task:{task.name}", "task_result", {
-            "task": task.name, "kind": kind, "title": "", "status": status, "exit": exit_text,
-        })  # fmt: skip
-        self._over(agent, f"task {task.name}",
-                   {"task": task.name, "status": status, "exit": exit_text})
+        facts = self._of_task(agent, task)
+        self._notify(agent, f"task:{task.name}", "task_result", facts)
+        self._over(agent, f"task {task.name}", facts)
+
+    def _of_task(self, agent: MAgent, task: MTask) -> dict[str, Any]:
+        return self._facts(agent, task.name, task.child, task.status, task.exit, task.reason)
 
     def remove_task(self, agent: MAgent, task: MTask) -> None:
         _need(task.over or (task.status == "made" and task.child is None), WrongStateError)
@@ -562,14 +587,12 @@ class Model:
             _need(argument in agent.tasks, MissingError)
             task = agent.tasks[argument]
             if task.over:
-                answer = {"task": task.name, "status": task.status, "exit": task.exit}
+                answer = self._of_task(agent, task)
         elif kind == "child":
             found = [c for c in self.children(agent) if c.name == argument]
             _need(found, MissingError)
             if found[0].status == "dead":
-                child = found[0]
-                answer = {"child": child.name, "status": "dead", "outcome": child.outcome,
-                          "reason": child.reason}  # fmt: skip
+                answer = self._of_child(agent, found[0])
         elif kind == "message":
             asked = [m for m in agent.queue if m.provenance not in ("wait", "task_result")]
             answer = asked[0] if asked else None

@@ -292,7 +292,11 @@ def test_nobody_waits_for_what_was_removed_before_it_ran(world: World, agent: Ag
     wait = wait_on(world, agent, "task t")
     world.agents.tasks.remove(USER, agent, "t")
     assert wait.status == "fired"
-    assert json.loads(wait.payload) == {"task": "t", "status": "cancelled", "exit": ""}
+    assert json.loads(wait.payload) == {
+        "task": "t", "kind": "command_task", "title": "", "status": "cancelled", "exit": "",
+        "reason": "", "preview": "", "truncated": False,
+        "output_path": "/ctx/agent/coder.d/task/t/output",
+    }  # fmt: skip
 
 
 # ends
@@ -312,6 +316,7 @@ def test_an_end_is_recorded_told_and_lets_waiters_go(
 ) -> None:
     task = make(world, agent)
     world.agents.tasks.set(task, title="run the tests")
+    append(world.agents.tasks.directory(agent, task), b"1 failed\n", 1 << 20)
     wait = wait_on(world, agent, "task t")
     world.agents.tasks.start(USER, agent, task)
     with world.agents.journal.changing() as change:
@@ -323,12 +328,14 @@ def test_an_end_is_recorded_told_and_lets_waiters_go(
     assert told(world, agent) == [
         {"type": "task.end", "task": "t", "status": status, "exit": "exit:3"}
     ]
-    assert results(world, agent) == [
-        {"task": "t", "kind": "command_task", "title": "run the tests", "status": status,
-         "exit": "exit:3"},
-    ]  # fmt: skip
+    facts = {
+        "task": "t", "kind": "command_task", "title": "run the tests", "status": status,
+        "exit": "exit:3", "reason": "exit:3", "preview": "1 failed\n", "truncated": False,
+        "output_path": "/ctx/agent/coder.d/task/t/output",
+    }  # fmt: skip
+    assert results(world, agent) == [facts]
     assert wait.status == "fired"
-    assert json.loads(wait.payload) == {"task": "t", "status": status, "exit": "exit:3"}
+    assert json.loads(wait.payload) == facts
     assert not world.agents.tasks.wait_path(task).is_fifo()
 
 
@@ -393,8 +400,8 @@ def write(world: World, agent: Agent, data: bytes) -> Task:
 def test_a_short_output_is_its_preview(world: World, agent: Agent, data: bytes) -> None:
     task = write(world, agent, data)
     assert world.agents.tasks.preview(task)[0] == data.decode()
-    assert world.agents.tasks.output_size(task) == len(data)
-    assert world.agents.tasks.read_output(task, 2, 3) == data[2:5]
+    assert world.agents.tasks.source(task).size() == len(data)
+    assert world.agents.tasks.source(task).read(2, 3) == data[2:5]
 
 
 def test_of_a_long_output_head_and_tail_are_shown(world: World, agent: Agent) -> None:
@@ -502,11 +509,15 @@ def test_a_handle_ends_with_its_child(
     assert told(world, agent) == [
         {"type": "task.end", "task": "rev", "status": status, "exit": ""}
     ]
-    assert results(world, agent) == [
-        {"task": "rev", "kind": "child_agent_task", "title": "look at it", "status": status,
-         "exit": ""},
-    ]  # fmt: skip
+    facts = {
+        "task": "rev", "kind": "child_agent_task", "title": "look at it", "status": status,
+        "exit": "", "reason": "why", "preview": "", "truncated": False,
+        "output_path": "/ctx/agent/coder.d/task/rev/output",
+        "agent": "rev", "result": "", "refs": [], "artifacts": [],
+    }  # fmt: skip
+    assert results(world, agent) == [facts]
     assert [w.status for w in waits] == ["fired", "fired"]
+    assert [json.loads(w.payload) for w in waits] == [facts, facts]
 
 
 def test_once_agents_are_not_told_of_ends(world: World, agent: Agent) -> None:
@@ -538,16 +549,16 @@ def test_a_handles_title_is_the_first_line_of_the_task(
 def test_a_handles_output_is_the_latest_reply_then_the_result(world: World, agent: Agent) -> None:
     child = world.live(child_of(world, agent))
     found, tasks = the_handle(world, agent), world.agents.tasks
-    assert (tasks.output_size(found), tasks.preview(found)[0]) == (0, "")
+    assert (tasks.source(found).size(), tasks.preview(found)[0]) == (0, "")
     session = world.agents.sessions.get(child.session)
     assert session is not None
     replace_file(world.agents.sessions.directory(session) / "latest.md", b"still at it\n")
     assert tasks.preview(found)[0] == "still at it\n"
     world.agents.documents.write(child, "result.md", b"all of it: " + b"x" * 20_000)
-    assert tasks.read_output(found, 6, 5) == b"at it"
+    assert tasks.source(found).read(6, 5) == b"at it"
     record_end(world, child)
-    assert tasks.output_size(found) == 20_011
-    assert tasks.read_output(found, 0, 9) == b"all of it"
+    assert tasks.source(found).size() == 20_011
+    assert tasks.source(found).read(0, 9) == b"all of it"
     assert "[12011 bytes left out: see output]" in tasks.preview(found)[0]
 
 

@@ -173,12 +173,12 @@ def test_armed_ones_are_found_by_what_they_are_for(world: World, agent: Agent) -
         assert found == {"x1", "x2", "x6"}
 
 
-@pytest.mark.parametrize("on", ["message", "task slow"])
-def test_more_than_sixty_four_for_the_same_are_refused(tmp_path: Path, on: str) -> None:
+@pytest.mark.parametrize(("on", "most"), [("message", 64), ("task slow", 16)])
+def test_there_is_a_maximum_of_waits_for_the_same(tmp_path: Path, on: str, most: int) -> None:
     with world_in(tmp_path) as world:
         agent = made_live(world, "coder")
         world.agents.tasks.make(USER, agent, "slow")
-        waits = [armed(world, agent, f"x{n}", on) for n in range(64)]
+        waits = [armed(world, agent, f"x{n}", on) for n in range(most)]
         one_more = make(world, agent, "more")
         with pytest.raises(QuotaError, match="cancel one first"):
             world.agents.waiting.arm(USER, agent, one_more, on)
@@ -567,12 +567,23 @@ def test_once_agents_are_not_told_but_their_waits_fire(world: World, agent: Agen
 # children and tasks
 
 
+def of_child(agent: Agent, name: str, status: str, reason: str) -> dict[str, Any]:
+    """What the end of a child that wrote nothing is told with."""
+    return {
+        "task": name, "kind": "child_agent_task", "title": "", "status": status,
+        "exit": reason if reason.startswith("exit:") else "", "reason": reason,
+        "preview": "", "truncated": False,
+        "output_path": f"/ctx/agent/{agent.name}.d/task/{name}/output",
+        "agent": name, "result": "", "refs": [], "artifacts": [],
+    }  # fmt: skip
+
+
 def test_the_end_of_a_child_fires_its_waits(world: World, agent: Agent) -> None:
     kid, other = made_live(world, "kid", agent), made_live(world, "other", agent)
     waits = [armed(world, agent, name, "child kid") for name in ("x", "y")]
     kept = armed(world, agent, "z", "child other")
     ended(world, kid)
-    payload = {"child": "kid", "status": "dead", "outcome": "done", "reason": "exit:0"}
+    payload = of_child(agent, "kid", "completed", "exit:0")
     assert [wait.status for wait in waits] == ["fired", "fired"]
     assert [json.loads(wait.payload) for wait in waits] == [payload, payload]
     assert kept.status == "armed"
@@ -614,7 +625,7 @@ def test_a_child_that_never_ran_ends_too(world: World, agent: Agent) -> None:
     wait = armed(world, agent, "x", "child kid")
     cancel_new(world.agents, kid, "operator_stop")
     assert wait.status == "fired"
-    assert json.loads(wait.payload)["outcome"] == "cancelled"
+    assert json.loads(wait.payload) == of_child(agent, "kid", "cancelled", "operator_stop")
 
 
 def test_a_child_that_is_given_to_another_is_waited_for_no_more(
@@ -624,9 +635,7 @@ def test_a_child_that_is_given_to_another_is_waited_for_no_more(
     wait = armed(world, agent, "x", "child kid")
     world.agents.births.adopt(kid, None)
     assert wait.status == "fired"
-    assert json.loads(wait.payload) == {
-        "child": "kid", "status": "new", "outcome": "", "reason": "",
-    }  # fmt: skip
+    assert json.loads(wait.payload) == of_child(agent, "kid", "cancelled", "")
 
 
 # replies of children
@@ -848,8 +857,9 @@ def test_what_is_over_already_fires_at_once(world: World, agent: Agent, clock: C
         payloads[on] = json.loads(wait.payload)
         assert [e["type"] for e in told(world, agent)[-2:]] == ["wait.armed", "wait.fired"]
         assert item.status == "open"
-    assert payloads["child kid"]["outcome"] == "done"
-    assert payloads["task t"] == {"task": "t", "status": "failed", "exit": "exit:3"}
+    assert payloads["child kid"] == of_child(agent, "kid", "completed", "exit:0")
+    task = payloads["task t"]
+    assert (task["task"], task["status"], task["exit"]) == ("t", "failed", "exit:3")
     assert payloads["message"]["provenance"] == "operator"
     assert payloads[f"timer {past}"] == {"due": past}
     assert payloads["timer 0s"] == {"due": timestamp(NOON)}
@@ -866,14 +876,11 @@ def test_the_end_of_a_task_fires_its_waits(world: World, agent: Agent) -> None:
     assert item.status == "blocked"
     for _ in range(2):
         change = Change()
-        payload = waiting.task_payload("t", TaskStatus.COMPLETED, "exit:0")
         change.put(task, status=TaskStatus.COMPLETED)
-        world.agents.waiting.resource_over(change, agent, "task", "t", payload)
+        world.agents.waiting.resource_over(change, agent, "task", "t", lambda: {"task": "t"})
         world.agents.journal.commit(change)
     assert (wait.status, item.status) == ("fired", "open")
-    assert [n["payload"] for n in notices(world, agent)] == [
-        {"task": "t", "status": "completed", "exit": "exit:0"}
-    ]
+    assert [n["payload"] for n in notices(world, agent)] == [{"task": "t"}]
 
 
 # messages
