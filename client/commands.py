@@ -18,7 +18,7 @@ SUBJECTS = {
     **dict.fromkeys(("new", "set", "get"), "agents"),
     **dict.fromkeys(("start", "stop", "kill", "pause", "resume"), "verbs"),
     **dict.fromkeys(("abort", "reset", "session", "wait"), "verbs"),
-    **dict.fromkeys(("result", "log"), "log"),
+    **dict.fromkeys(("result", "now", "log"), "log"),
     "events": "events",
     "reports": "reports",
     **dict.fromkeys(("spawn", "run"), "spawn"),

@@ -1,13 +1,13 @@
-"""The commands result and log: the result and the output of an agent."""
+"""The commands result, now and log: the result of an agent, where it is, and its output."""
 
 from __future__ import annotations
 
-from client.arguments import FOLLOW, NAME, Command, arg, line_count
+from client.arguments import FOLLOW, NAME, OWN, Command, arg, line_count
 from client.ends import ending, identity
 from client.exits import FAILED, OK
 from client.following import Labelled, Tail, follow
 from client.output import STDOUT, complain
-from client.root import Root, agent, below
+from client.root import Root, agent, below, own_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +25,13 @@ def do_result(root: Root, args: Arguments) -> int:
         return FAILED
     if not result:
         complain(f"{args.name} ended without a result: {' '.join(ending(root, owner))}")
+    return OK
+
+
+def do_now(root: Root, args: Arguments) -> int:
+    """Show where an agent is: its work, what it waits for, its children and tasks."""
+    owner = agent(args.name or own_name(root))
+    STDOUT.copy(root.read(below(owner, "session/context/now.md")))
     return OK
 
 
@@ -49,6 +56,12 @@ COMMANDS = (
         (NAME,),
         do_result,
         "Exits 1 if the agent has not finished.",
+    ),
+    Command(
+        "now",
+        "show where an agent is: work, waits, children, tasks",
+        (OWN,),
+        do_now,
     ),
     Command(
         "log",

@@ -15,6 +15,7 @@ from ctxfs.tree.nodes import Call, Node
 from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import Directory, Document, History, Kept, Render, Row, Shown
 from runtime.agents.messages import OWN
+from runtime.agents.now import now
 from runtime.authority.disk import Share
 from runtime.authority.guard import Guard
 from runtime.caller import HISTORIANS, Caller, Role
@@ -116,6 +117,11 @@ def _pack(base: Base, session: Session, caller: Caller) -> str:
     return pack(base.runtime.agents, session, channel_status)
 
 
+def _now(base: Base, session: Session, caller: Caller) -> str:
+    """Where its agent is, by the records of this moment."""
+    return now(base.runtime.agents, session)
+
+
 def _channels(base: Base, session: Session, call: Call) -> Iterator[str]:
     for name, _ in base.runtime.agents.sessions.channels(session.index):
         yield name
@@ -182,6 +188,8 @@ ROWS: Final[tuple[Row[Session], ...]] = (
         guard=EPISODE.write, space=EPISODE, doc="the agent's episodes, one file per work item"),
     Shown(name="pack.md", within="context", read=HISTORIANS, render=_pack, generated=True,
         doc="results, references and artifact paths of its children"),
+    Shown(name="now.md", within="context", read=HISTORIANS, render=_now, generated=True,
+        doc="where its agent is: work item and plan, waits, children and tasks, reports"),
     Directory(name="child", within="context", read=HISTORIANS,
         entries=_channels, find=_find_channel, doc="the parent's side of each delegation"),
 )

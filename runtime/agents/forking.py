@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +24,7 @@ _PARENTS: Final = 1 << 20
 _CHILDREN: Final = 256
 
 
-class _Room:
+class Room:
     """How much is still read: texts after that would have no room in the result.
 
     So texts are taken in the order of ``runtime.texts.context``.
@@ -71,17 +71,23 @@ def inherit(agents: Agents, parent: Agent, child: Agent) -> context.Inherited:
     work = {item.name: item for item in agents.items.of(parent.index, Work)}
     handoff = _beginning(agents.documents.path(child, "handoff.md"), _HANDOFF)
     items = _items(list(work.values()), work.get(parent.focus))
+    over = finished(work.values())
     focus = items.get(parent.focus)
+    if focus is not None:
+        focus = items[focus.id] = dataclasses.replace(
+            focus, blocked_by=unfinished(work[focus.id], over)
+        )
     shown = [focus.id] if focus is not None else []
     if focus is not None:
         shown += [item.id for _, item in context.related(focus, items.values(), handoff)]
-    room = _Room(agents.settings.config.fork_limit)
-    for name in shown:
+    room = Room(agents.settings.config.fork_limit)
+    for number, name in enumerate(shown):
         items[name] = dataclasses.replace(
             items[name],
             objective=room.field(work[name], "objective"),
             acceptance=room.field(work[name], "acceptance"),
             plan=room.field(work[name], "plan"),
+            blocked_by=unfinished(work[name], over) if number <= context.RELATED_MAX else (),
         )
     del shown[context.RELATED_MAX + 1 :]
     directory = agents.sessions.directory(session) / "context"
@@ -127,9 +133,20 @@ def _items(work: list[Work], focus: Work | None) -> dict[str, context.WorkItem]:
             status=item.status.value,
             blocked_by=item.blocked_by,
             parent=item.parent if alike else "",
-            updated=item.updated,
         )
     return found
+
+
+def finished(work: Iterable[Work]) -> frozenset[str]:
+    """The names of the items that are over."""
+    return frozenset(item.name for item in work if item.over)
+
+
+def unfinished(item: Work, over: frozenset[str]) -> tuple[str, ...]:
+    """The items that are in the way of one still."""
+    if over.isdisjoint(item.blocked_by):  # of hundreds of items with a thousand each
+        return item.blocked_by
+    return tuple(name for name in item.blocked_by if name not in over)
 
 
 def _beginning(path: Path, size: int) -> str:
@@ -141,7 +158,7 @@ def _beginning(path: Path, size: int) -> str:
 
 
 def _children(
-    agents: Agents, parent: Agent, session: Session, shown: list[str], room: _Room
+    agents: Agents, parent: Agent, session: Session, shown: list[str], room: Room
 ) -> Iterator[context.Child]:
     """Those that were made for what is shown, or for nothing in particular."""
     if not shown:

@@ -20,7 +20,7 @@ then, as it does in JSON.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -58,7 +58,7 @@ Text = str | Part
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkItem:
-    """A work item; ``updated`` in seconds since the epoch."""
+    """A work item; ``blocked_by`` are those that are in its way still."""
 
     id: str
     objective: Text = ""
@@ -67,7 +67,6 @@ class WorkItem:
     status: str = "open"
     blocked_by: tuple[str, ...] = ()
     parent: str = ""
-    updated: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +148,121 @@ def derive(snapshot: Snapshot, handoff: str, limit: int) -> Inherited:
     )
     fitted = _fit(sections, room)
     return Inherited(_markdown(snapshot, fitted), _json(snapshot, fitted))
+
+
+# What an agent is at now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thing:
+    """A task or a child; times as in events, empty before they were."""
+
+    name: str
+    kind: str
+    status: str
+    exit: str = ""
+    reason: str = ""
+    work: str = ""
+    started_at: str = ""
+    ended_at: str = ""
+    title: str = ""
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a child told its supervisor."""
+
+    child: str
+    ts: str
+    run: str
+    text: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Now:
+    """An agent at one moment. ``things`` are in the order of their making; if they have no room,
+    those that are over are left out, the oldest first. The last ``REPORTS_MAX`` of ``reports``
+    are shown, oldest first; ``left_out`` and ``waits_left_out`` count things and waits that
+    are not among them."""
+
+    agent: str
+    session: str
+    focus: WorkItem | None = None
+    waits: tuple[Wait, ...] = ()
+    things: tuple[Thing, ...] = ()
+    left_out: int = 0
+    reports: tuple[Report, ...] = ()
+    waits_left_out: int = 0
+
+
+#: bytes of each part of ``now.md``, titles and notes included
+NOW_FOCUS: Final = 24 << 10
+NOW_WAITS: Final = 8 << 10
+NOW_THINGS: Final = 16 << 10
+NOW_REPORTS: Final = 16 << 10
+REPORTS_MAX: Final = 10
+#: for the title of a part, and what it says that it left out
+_NOW_ROOM: Final = 200
+
+_NOW_INTRODUCTION: Final = """\
+# Now
+
+Made from the records of this agent when it is read. What follows a key, and lines that begin with
+a TAB, are texts as they were written there: they make no section of this file.
+
+"""
+
+
+def now(moment: Now) -> str:
+    """``now.md``: the parts in the order from the lasting to the volatile, each in a room of its
+    own, so that what comes before a change stays as it is."""
+    head = [
+        _NOW_INTRODUCTION,
+        _field_markdown("agent", moment.agent),
+        _field_markdown("session", moment.session),
+    ]
+    focus = tuple(_item(item) for item in (moment.focus,) if item)
+    waits = tuple(
+        _entry(("id", wait.id), ("on", wait.on), ("work", wait.work), ("deadline", wait.deadline))
+        for wait in moment.waits
+    )
+    reports = tuple(
+        _entry(("child", told.child), ("ts", told.ts), ("run", told.run), text=told.text)
+        for told in reversed(moment.reports[-REPORTS_MAX:])
+    )
+    # what has not ended first, then the youngest
+    order = sorted(
+        range(len(moment.things)),
+        key=lambda n: (True, -n) if moment.things[n].over else (False, n),
+    )
+    things = tuple(_thing(moment.things[n]) for n in order)
+    parts = (
+        _Section("focus", "Current work item", focus),
+        _Section("waits", "Waits", waits),
+        _Section("things", "Children and tasks", things),
+        _Section("reports", "Reports of children", reports, newest_first=True),
+    )
+    rooms = (NOW_FOCUS - _size("".join(head)), NOW_WAITS, NOW_THINGS, NOW_REPORTS)
+    for part, room in zip(parts, rooms, strict=True):
+        (fitted,) = _fit([part], room - _NOW_ROOM, lambda entry: _size(_entry_markdown(entry)))
+        left = len(part.entries) - len(fitted.entries)
+        left += {"things": moment.left_out, "waits": moment.waits_left_out}.get(part.key, 0)
+        shown = [_entry_markdown(entry) for entry in fitted.entries]
+        if part.key == "things":  # in the order of their making again
+            shown = [text for _, text in sorted(zip(order, shown, strict=False))]
+        if left:
+            shown.append(f"\n[{left} {'older' if part.newest_first else 'more'} left out]\n")
+        if part.newest_first:
+            shown.reverse()
+        head += [f"\n## {part.title}\n", *shown] if shown else []
+    return "".join(head)
+
+
+def _thing(thing: Thing) -> _Entry:
+    # what changes least comes first
+    keys = ("name", "kind", "work", "title", "started_at", "status", "exit", "reason", "ended_at")
+    return _entry(*((key, getattr(thing, key)) for key in keys))
 
 
 # What belongs to it
@@ -251,7 +365,6 @@ def _item(item: WorkItem, *labels: tuple[str, str]) -> _Entry:
         ("id", item.id),
         *labels,
         ("status", item.status),
-        ("updated_at", names.timestamp(item.updated)),
         ("parent", item.parent),
         objective=item.objective,
         acceptance=item.acceptance,
@@ -348,13 +461,19 @@ class _Section:
     left_out: int = 0
 
 
-def _fit(sections: list[_Section], room: int) -> list[_Section]:
+def _whole_cost(entry: _Entry) -> int:
+    return entry.cost
+
+
+def _fit(
+    sections: list[_Section], room: int, cost_of: Callable[[_Entry], int] = _whole_cost
+) -> list[_Section]:
     """The first entries that have room, one that is cut, and none after that."""
     fitted = []
     for section in sections:
         kept: list[_Entry] = []
         for entry in section.entries:
-            largest = _largest(entry, room) if room > 0 else None
+            largest = _largest(entry, room, cost_of) if room > 0 else None
             if largest is not None:
                 kept.append(largest[0])
                 room -= largest[1]
@@ -365,17 +484,19 @@ def _fit(sections: list[_Section], room: int) -> list[_Section]:
     return fitted
 
 
-def _largest(entry: _Entry, room: int) -> tuple[_Entry, int] | None:
+def _largest(
+    entry: _Entry, room: int, cost_of: Callable[[_Entry], int]
+) -> tuple[_Entry, int] | None:
     """The entry, cut if it must be, and what it costs; None if its labels alone have no room."""
     # a character takes a byte at least, so only this much needs to be looked at
     fits, too_many = -1, min(entry.characters, max(room, 0)) + 1
-    if entry.characters < too_many and (cost := entry.cost) <= room:
+    if entry.characters < too_many and (cost := cost_of(entry)) <= room:
         return entry, cost
     cut: tuple[_Entry, int] | None = None
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
         part = entry.cut(middle)
-        if (cost := part.cost) <= room:
+        if (cost := cost_of(part)) <= room:
             fits, cut = middle, (part, cost)
         else:
             too_many = middle

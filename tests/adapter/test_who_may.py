@@ -246,7 +246,7 @@ SESSION = {
         files(". latest.md state created_at updated_at meta.json context context/child")
         | files("cwd", volatile=True)
         | files("events.jsonl", polled=True)
-        | files("context/pack.md", generated=True),
+        | files("context/pack.md context/now.md", generated=True),
     ),
     "agent's": Group(
         ("Ooahpk", "Ooahpk", "Ooahpk", "a"),

@@ -63,6 +63,12 @@ def test_a_parent_needs_no_further_call(daemon: Daemon) -> None:
     with open(told["output_path"]) as file:
         assert file.read() == "begin\n" + "x" * 20480 + "end\n"
 
+    shown = daemon.ctx("now", "boss").stdout
+    assert shown == read(boss, "session/context/now.md")
+    assert "name: bad\nkind: child_agent_task\n" in shown
+    assert "status: failed\nexit: exit:7\n" in shown
+    assert (boss / "session/context/now.md").stat().st_size == 0
+
     kinds = [(e["type"], e["task"]) for e in daemon.events("boss") if e["type"].startswith("task.")]
     assert kinds == [(f"task.{what}", name) for name in ("rev", "bad", "long")
                      for what in ("start", "end")]  # fmt: skip

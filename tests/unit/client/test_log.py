@@ -24,6 +24,14 @@ def test_result(root: FakeRoot, run: Run) -> None:
     assert run("result", "c") == (1, "so far", "ctx: c has not finished: its status is busy\n")
 
 
+def test_now(root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = root.agent("a") / "session" / "context"
+    context.mkdir()
+    (context / "now.md").write_text("# Now\n")
+    assert run("now", "a") == (0, "# Now\n", "")
+    assert run("now", "b")[0] != 0
+
+
 def test_log(root: FakeRoot, run: Run) -> None:
     root.agent("a", status="dead", out="1\n2\n3\n", log="x\ny")
     root.agent("b", status="dead", out="only\n")

@@ -10,7 +10,7 @@ import pytest
 
 from runtime.agents import forking
 from runtime.records.change import Change
-from runtime.records.items import Task, Work
+from runtime.records.items import Task, Work, WorkStatus
 from runtime.records.model import Agent
 from runtime.texts import context
 from tests.worlds.records import World, inside, operator
@@ -62,6 +62,32 @@ def test_what_comes_after_that_is_counted_without_being_read(world: World, paren
     found = inherited(world, parent)
     assert found["episodes"] == []
     assert found["left_out"]["episodes"] == len("first") + 1000
+
+
+def test_finished_blockers_do_not_enter(world: World, parent: Agent) -> None:
+    done = {"status": WorkStatus.DONE}
+    working(
+        world, parent, now={"blocked_by": ("ended", "open", "named")}, ended=done, open={},
+        named={**done, "blocked_by": ("ended",)},
+    )  # fmt: skip
+    found = inherited(world, parent, "see named")
+    assert found["work"]["blocked_by"] == "open"
+    related = {item["id"]: item for item in found["related"]}
+    assert {name: item["relation"] for name, item in related.items()} == {
+        "open": "blocks", "named": "named",
+    }  # fmt: skip
+    assert related["named"]["blocked_by"] == ""
+
+
+def test_a_later_time_of_a_record_moves_no_byte(world: World, parent: Agent) -> None:
+    working(world, parent, now={"blocked_by": ("next",), "plan": "- step\n"}, next={})
+    child = world.agents.births.create(inside(parent), "heir")
+    before = forking.inherit(world.agents, parent, child)
+    assert forking.inherit(world.agents, parent, child) == before, "equal state, equal bytes"
+    for item in world.agents.items.of(parent.index, Work):
+        with world.agents.journal.changing() as change:
+            change.put(item, updated=item.updated + 3600)
+    assert forking.inherit(world.agents, parent, child) == before
 
 
 def test_no_link_of_the_agents_is_followed(world: World, parent: Agent, tmp_path: Path) -> None:
