@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 from ctxfs.tree.openfiles import OpenRow
 from runtime.authority.accounts import Resource
 from runtime.caller import Caller
+from runtime.life.metering import Meter
 from runtime.records.change import Subscriber
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
@@ -929,13 +930,16 @@ def test_a_line_that_root_adds_is_roots_and_no_other(mounted: Mounted) -> None:
 def test_what_is_generated_is_made_by_a_read_at_the_beginning_only(
     mounted: Mounted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[Agent] = []
+    made: list[str] = []
 
-    def usage(agent: Agent) -> dict[str, int]:
-        made.append(agent)
-        return {"processes": len(made)}
+    def usage(meter: Meter, agent: Agent) -> Callable[[], dict[str, int]]:
+        def find() -> dict[str, int]:
+            made.append(agent.name)
+            return {"processes": len(made)}
 
-    monkeypatch.setattr(mounted.supervisor, "usage", usage)
+        return find
+
+    monkeypatch.setattr(Meter, "usage", usage)
     assert mounted.stat(f"{D}/usage").st_size == 0
     assert made == [], "stat(2) makes nothing"
     fh = mounted.open(f"{D}/usage")
