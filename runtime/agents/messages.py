@@ -30,7 +30,6 @@ from runtime.records.items import (
     MessageCue,
     MessageStatus,
     Report,
-    Task,
     check_priority,
 )
 from runtime.records.lifecycle import Cue, Status
@@ -51,8 +50,6 @@ _PROVENANCES: Final = (
 _HANDOFF_SHOWN: Final = 64 << 10
 #: of what an agent said itself, in its history; no message has it
 OWN: Final = "self"
-#: notices that are dropped in one change
-_AT_ONCE: Final = 64
 _ENDS: Final = {
     MessageStatus.PROCESSED: MessageCue.PROCESS,
     MessageStatus.FAILED: MessageCue.FAIL,
@@ -410,30 +407,17 @@ class Messages:
 
     def check_room(self, agent: Agent) -> None:
         """``QuotaError`` if so many notices of ended tasks and waits are unread that nothing
-        more may begin that would end in another.
-
-        An agent that removes what has ended does not come to that: the oldest notices of tasks
-        and children that are removed are dropped then.
-        """
+        more may begin that would end in another."""
         if not agent.how.takes_messages:
             return  # it gets none
         config = self._settings.config
         notices = [m for m in self.pending(agent) if m.provenance in NOTICES]
-        if len(notices) < config.messages:
-            return
-        removed = [m for m in notices if self._is_of_removed(m)]
-        if not removed:
+        if len(notices) >= config.messages:
             raise QuotaError(
                 f"{len(notices)} notices of tasks and waits are in the queue of "
                 f"{quote(agent.name)}: read them first; each comes when what was before it is "
                 "answered, so end the run at hand"
             )
-        with self._journal.changing() as change:
-            self.drop(change, agent, removed[:_AT_ONCE], "removed")
-
-    def _is_of_removed(self, notice: Message) -> bool:
-        kind, _, name = notice.sender.partition(":")
-        return kind == "task" and self._items.named(notice.agent, Task, name) is None
 
     @staticmethod
     def takes_notices(change: Change, agent: Agent) -> bool:

@@ -539,23 +539,6 @@ def test_notices_that_are_not_read_are_told_of(tmp_path: Path) -> None:
             desk.call("SpawnAgent", {"initial_message": "x"})
 
 
-def test_who_removes_what_has_ended_comes_to_no_maximum_in_one_run(tmp_path: Path) -> None:
-    with mounted_in(tmp_path, messages=5, children=2, tasks=2) as mounted:
-        desk = Desk(mounted)
-        for number in range(20):
-            desk.gone("rev")
-            desk.call("AgentRemove", {"agent_id": "rev"})
-            _ended(desk)
-            desk.call("TaskRemove", {"task_id": "t"})
-            queued = desk.agents.messages.pending(desk.coder)
-            assert len(queued) <= 5
-            # without need none is dropped
-            assert len(queued) == 2 * number + 2 or number > 1
-        events = map(json.loads, mounted.world.lines(desk.coder))
-        ends = [event for event in events if event["type"] == "message.end"]
-        assert {(event["outcome"], event["reason"]) for event in ends} == {("dropped", "removed")}
-
-
 def test_a_bug_is_told_as_one_and_ends_nothing(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
