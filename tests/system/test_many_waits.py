@@ -101,7 +101,7 @@ class Fleet:
             assert Counter(t["task"] for t in told if "task" in t) == Counter(children)
             for t in told:
                 if "wait" in t:
-                    assert t["payload"]["child"] == waits[t["wait"]]
+                    assert t["payload"]["agent"] == waits[t["wait"]]
             events = self.daemon.events(self.name(agent))
             fired = [e["wait"] for e in events if e["type"] == "wait.fired"]
             assert Counter(fired) == Counter(list(waits))

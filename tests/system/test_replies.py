@@ -129,7 +129,9 @@ def test_the_daemon_dies_between_question_and_answer(
 ) -> None:
     """Before the child answers, once it has, and once that is recorded."""
     ask(daemon)
-    run = int(read(daemon.agent_dir("kid"), "pid"))
+    kid = daemon.agent_dir("kid")
+    wait_until(lambda: read(kid, "pid") != "", "its run is seen")
+    run = int(read(kid, "pid"))
     daemon.kill()
     if crash_at:
         daemon.env[CRASH_AT] = crash_at

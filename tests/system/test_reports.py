@@ -28,7 +28,8 @@ pytestmark = pytest.mark.settings(grace="500ms")
 
 #: says what it was told, by whom and why, as its environment and the file ``message`` have it
 _HEARING = (
-    'text=$(cat); echo "$CTX_PROVENANCE $CTX_FROM $text"; '
+    # not echo, which acts on backslashes in the text
+    'text=$(cat); printf "%s\\n" "$CTX_PROVENANCE $CTX_FROM $text"; '
     'grep -q "^{\\"id\\":\\"$CTX_MESSAGE\\",.*\\"from\\":\\"$CTX_FROM\\",'
     '\\"provenance\\":\\"$CTX_PROVENANCE\\",.*\\"run\\":\\"$CTX_RUN\\"" '
     "$CTX_SELF/message || echo differs"

@@ -238,18 +238,9 @@ class Model:
 
     @staticmethod
     def _check_room(agent: MAgent) -> None:
-        """What ends in a notice is not begun while so many of them are unread; those of tasks
-        that were removed make room."""
+        """What ends in a notice is not begun while so many of them are unread."""
         notices = [m for m in agent.queue if m.provenance in ("wait", "task_result")]
-        if agent.once or len(notices) < _LIMITS["messages"]:
-            return
-        removed = [
-            m for m in notices
-            if m.sender.startswith("task:") and m.sender.removeprefix("task:") not in agent.tasks
-        ]
-        _need(removed, QuotaError)
-        for message in removed:
-            agent.queue.remove(message)
+        _need(agent.once or len(notices) < _LIMITS["messages"], QuotaError)
 
     @staticmethod
     def _new_handle(agent: MAgent) -> None:
