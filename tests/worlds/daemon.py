@@ -21,6 +21,7 @@ from typing import Any, Final
 from runtime.kernel.cgroups import Cgroup, unified_mount
 from tests.worlds.membership import WATCH, Place
 from tests.worlds.preloaded import PRELOADED, Forked
+from tests.worlds.readiness import readable
 
 TIMEOUT = 30.0
 AGENT_UID = 61000
@@ -286,7 +287,7 @@ class Daemon:
         except ProcessLookupError:  # another thread has reaped it
             return True
         try:
-            return bool(select.select([fd], [], [], timeout)[0])
+            return bool(readable([fd], timeout))
         finally:
             os.close(fd)
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import select
 import socket
 import struct
 import sys
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Final
 
 from runtime.kernel.cgroups import path_of, unified_mount
+from tests.worlds.readiness import readable
 
 _NETLINK_CONNECTOR: Final = 11
 _CN_IDX_PROC: Final = 1
@@ -266,7 +266,7 @@ class Watch:
             if not pid:
                 pid = os.posix_spawn("/bin/true", ["true"], {})
                 os.waitpid(pid, 0)
-            if not select.select([self._socket], [], [], 5)[0]:
+            if not readable([self._socket.fileno()], 5):
                 raise OSError(0, "it is silent")
             try:
                 what, *numbers = _EVENT.unpack_from(self._socket.recv(4096))
@@ -281,8 +281,8 @@ class Watch:
     def _run(self) -> None:
         with suppress(OSError):  # this thread: what is looked at late is gone
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-        waiting: list[socket.socket | int] = [self._socket, self._wake]
-        while self._wake not in select.select(waiting, [], [])[0]:
+        waiting = [self._socket.fileno(), self._wake]
+        while self._wake not in readable(waiting):
             self.look()
 
     def look(self) -> None:

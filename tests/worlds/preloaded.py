@@ -12,7 +12,6 @@ from __future__ import annotations
 import gc
 import os
 import pickle
-import select
 import signal
 import socket
 import struct
@@ -27,6 +26,7 @@ from typing import Final, NoReturn
 
 import ctxfs.daemon
 from ctxfs.program import program
+from tests.worlds.readiness import readable
 
 _STATUS: Final = struct.Struct("=i")
 #: what a daemon is told fits
@@ -68,7 +68,7 @@ class Forked:
         """Its status, as ``Popen`` tells it."""
         with self._lock:
             if self.returncode is None:
-                if not select.select([self._status], [], [], timeout)[0]:
+                if not readable([self._status], timeout):
                     raise subprocess.TimeoutExpired("ctxd", timeout or 0.0)
                 told = os.read(self._status, _STATUS.size)
                 assert told, "the process that daemons are forked from is gone"
@@ -136,7 +136,7 @@ def _serve(orders: socket.socket) -> None:
     #: by descriptor of the process: its pid, and where its status is told
     forked: dict[int, tuple[int, int]] = {}
     while True:
-        for ready in select.select([orders.fileno(), *forked], [], [])[0]:
+        for ready in readable([orders.fileno(), *forked]):
             if ready == orders.fileno():
                 data, fds, _, _ = socket.recv_fds(orders, _MOST, 3)
                 if not data:

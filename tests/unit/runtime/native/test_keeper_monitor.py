@@ -26,6 +26,7 @@ from runtime.kernel import linux, orders
 from runtime.kernel.cgroups import Cgroup, path_of, unified_mount
 from runtime.kernel.output import Segments, append_line
 from tests.worlds.daemon import wait_until
+from tests.worlds.readiness import readable
 
 TIMEOUT = 10.0
 BWRAP = [shutil.which("bwrap") or "bwrap", "--unshare-user", "--unshare-pid", "--as-pid-1"]
@@ -64,8 +65,7 @@ pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 
 def wait_readable(fd: int) -> None:
-    readable, _, _ = select.select([fd], [], [], TIMEOUT)
-    assert readable, "nothing happened"
+    assert readable([fd], TIMEOUT), "nothing happened"
 
 
 def wait_modified(path: Path, condition: Callable[[], object]) -> None:
@@ -583,7 +583,7 @@ def test_further_sigterms_do_not_begin_the_grace_anew(run: Run, post: Signpost) 
     keeper = os.pidfd_open(record.keeper)
     deadline = time.monotonic() + TIMEOUT
     try:
-        while not select.select([keeper], [], [], 0.05)[0]:
+        while not readable([keeper], 0.05):
             assert time.monotonic() < deadline, "the grace never ends"
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(keeper, signal.SIGTERM)
