@@ -23,6 +23,8 @@ from runtime.records.model import Agent
 #: seconds between two looks at all agents, at least, and how much longer than a look
 _LEAST: Final = 5.0
 _TIMES_A_LOOK: Final = 100
+#: agents before others have their turn in the loop
+_AT_ONCE: Final = 256
 
 
 class Meter:
@@ -78,11 +80,22 @@ class Meter:
         """Looks at all agents now and then, where the kernel does not count."""
         registry = self._agents.registry
         while not self._counted:
-            live = [agent for agent in registry if agent.index in self._live_cells]
-            places = [_place(agent, self._live_cells[agent.index]) for agent in live]
-            found, took = await trio.to_thread.run_sync(_measured, places)
+            live: list[Agent] = []
+            places: list[Place] = []
+            for number, agent in enumerate(tuple(registry)):
+                if number % _AT_ONCE == 0:
+                    await trio.lowlevel.checkpoint()
+                live_cell = self._live_cells.get(agent.index)
+                if live_cell is not None:
+                    live.append(agent)
+                    places.append(_place(agent, live_cell))
+            # a daemon that ends does not wait for it
+            found, took = await trio.to_thread.run_sync(_measured, places, abandon_on_cancel=True)
             used = dict(zip((agent.index for agent in live), found, strict=True))
-            for agent in sorted(live, key=registry.depth, reverse=True):
+            deepest_first = sorted(live, key=registry.depth, reverse=True)
+            for number, agent in enumerate(deepest_first):
+                if number % _AT_ONCE == 0:
+                    await trio.lowlevel.checkpoint()
                 parent = registry.parent_of(agent)
                 if parent is not None and agent.owned and parent.index in used:
                     used[parent.index] += used[agent.index]
