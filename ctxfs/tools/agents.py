@@ -451,8 +451,9 @@ TOOLS: Final = (
             "Remove an agent that has ended, with its ended descendants and its task handle. "
             "Use it when you have read what a child wrote and may create more: the name and the "
             "place among your children are free again. An agent that lives is refused: call "
-            "AgentStop and wait for its end first. What it gave back stays in context/child of "
-            "your session. You may remove agents that you created."
+            "AgentStop and wait for its end first. A notice of its end that you have not been "
+            "given yet is dropped. What it gave back stays in context/child of your session. You "
+            "may remove agents that you created."
         ),
         example={"agent_id": "reviewer"},
         schema=inputs(Concerns.OTHERS, {"agent_id": text("the agent")}),

@@ -30,6 +30,8 @@ from runtime.records.items import (
     MessageCue,
     MessageStatus,
     Report,
+    Task,
+    Wait,
     check_priority,
 )
 from runtime.records.lifecycle import Cue, Status
@@ -132,6 +134,11 @@ def check_id(text: str) -> MessageId:
             f"{quote(text)} is not an id; use 1 to 128 printable ASCII characters without blanks"
         )
     return MessageId(text)
+
+
+def notice_of(ended: Task | Wait) -> str:
+    """Whom a notice of its end is from."""
+    return f"{'task' if isinstance(ended, Task) else 'wait'}:{ended.name}"
 
 
 def check_report(text: str) -> None:
@@ -416,7 +423,8 @@ class Messages:
             raise QuotaError(
                 f"{len(notices)} notices of tasks and waits are in the queue of "
                 f"{quote(agent.name)}: read them first; each comes when what was before it is "
-                "answered, so end the run at hand"
+                "answered, so end the run at hand, or remove what has ended, with AgentRemove, "
+                "TaskRemove, WaitCancel or rmdir"
             )
 
     @staticmethod
@@ -434,6 +442,25 @@ class Messages:
         """
         if self.takes_notices(change, agent):
             self._add(change, agent, text=text, sender=sender, provenance=provenance)
+
+    def discard_notices(self, change: Change, agent: Agent, ended: Task | Wait) -> None:
+        """What ended is removed: if the agent does that itself, its unread notices of it go.
+
+        It need not be told any more, as no SIGCHLD stays pending for a child that wait(2) has
+        returned. What anybody else removes, the agent is still told of.
+        """
+        caller = self._journal.acting_caller
+        if caller is None or caller.agent != agent.index:
+            return
+        sender = notice_of(ended)
+        notices = [
+            m
+            for m in self._of(agent)
+            # an earlier one of the same name may have left some
+            if m.provenance in NOTICES and m.sender == sender and m.index > ended.index
+        ]
+        queued = [m for m in notices if m.status is MessageStatus.QUEUED]
+        self.drop(change, agent, queued, "removed")
 
     def _add(
         self,

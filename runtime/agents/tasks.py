@@ -13,7 +13,7 @@ from typing import Any, Final
 import trio
 
 from runtime import crashpoints
-from runtime.agents.messages import Messages
+from runtime.agents.messages import Messages, notice_of
 from runtime.agents.planes import Around, Plane, PlaneKind, why_taken
 from runtime.agents.results import CHILD, Results, Source, exit_of
 from runtime.agents.waiting import WaitingPlane
@@ -393,7 +393,8 @@ class TaskPlane(Plane[Task], Subscriber):
         self._gone(change, agent, item)
 
     def _gone(self, change: Change, agent: Agent, task: Task) -> None:
-        """Fires the waits on it, which would otherwise never fire."""
+        """Fires the waits on it, which would otherwise never fire, or takes back notices of it."""
+        self._messages.discard_notices(change, agent, task)
         if not task.over:
             facts = cache(
                 lambda: self._results.of_task(change, agent, task, TaskStatus.CANCELLED)
@@ -475,7 +476,7 @@ class TaskPlane(Plane[Task], Subscriber):
                 agent,
                 text=dump_json(facts()),
                 provenance="task_result",
-                sender=f"task:{task.name}",
+                sender=notice_of(task),
             )
         self._waiting.resource_over(change, agent, "task", task.name, facts)
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import trio
 
 from runtime import crashpoints
-from runtime.agents.messages import Messages
+from runtime.agents.messages import Messages, notice_of
 from runtime.agents.planes import Around, Plane, PlaneKind, armed_for
 from runtime.agents.results import EndFacts, Results
 from runtime.agents.work import WorkPlane
@@ -437,7 +437,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
                 agent,
                 text=dump_json({**notice, **_named(work), "payload": payload}) + "\n",
                 provenance="wait",
-                sender=f"wait:{wait.name}",
+                sender=notice_of(wait),
             )
         self._release(change, agent, work)
 
@@ -463,6 +463,7 @@ class WaitingPlane(Plane[Wait], Subscriber):
     def _removing(self, change: Change, agent: Agent, wait: Wait) -> None:
         if wait.status is WaitStatus.ARMED:
             self.cancel(change, agent, wait)
+        self._messages.discard_notices(change, agent, wait)
 
     # timers and deadlines
 

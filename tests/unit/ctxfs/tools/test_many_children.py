@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from runtime.records.change import Change
 from tests.unit.ctxfs.tools.test_tools import Desk
 from tests.worlds.tree import Mounted
 
@@ -48,19 +47,11 @@ def costing(desk: Desk) -> Iterator[Cost]:
         database.set_progress_handler(None, 1)
 
 
-def _read_notices(desk: Desk) -> None:
-    """As the runs that they begin would."""
-    change = Change()
-    desk.agents.messages.drop(change, desk.coder, desk.agents.messages.pending(desk.coder), "read")
-    desk.agents.journal.commit(change)
-
-
 def _one_more(desk: Desk, given: dict[str, str]) -> None:
     name = desk.call("SpawnAgent", {"initial_message": "look", **given})["agent_id"]
     desk.end_child(name)
     assert desk.call("TaskOutput", {"task_id": name})["status"] == "completed"
     desk.call("AgentRemove", {"agent_id": name})
-    _read_notices(desk)
 
 
 @pytest.fixture

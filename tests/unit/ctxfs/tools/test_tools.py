@@ -535,8 +535,41 @@ def test_notices_that_are_not_read_are_told_of(tmp_path: Path) -> None:
     with mounted_in(tmp_path, messages=1) as mounted:
         desk = Desk(mounted)
         _ended(desk)
-        with refused(QuotaError, "end the run at hand$"):
+        with refused(QuotaError, "end the run at hand, or remove what has ended, with .* rmdir$"):
             desk.call("SpawnAgent", {"initial_message": "x"})
+
+
+def _queued(desk: Desk) -> list[str]:
+    return [message.sender for message in desk.agents.messages.pending(desk.coder)]
+
+
+def test_who_removes_what_has_ended_need_not_be_told_of_it(tmp_path: Path) -> None:
+    with mounted_in(tmp_path, messages=5, children=2, tasks=2, waits=2) as mounted:
+        desk = Desk(mounted)
+        for _ in range(20):
+            desk.gone("rev")
+            desk.call("WaitFor", {"wake": "child", "resource": "rev", "id": "x"})
+            _ended(desk)
+            assert _queued(desk) == ["task:rev", "wait:x", "task:t"]
+            desk.call("AgentRemove", {"agent_id": "rev"})
+            assert _queued(desk) == ["wait:x", "task:t"]
+            desk.call("WaitCancel", {"wait_id": "x"})
+            desk.call("TaskRemove", {"task_id": "t"})
+            assert not _queued(desk)
+        events = map(json.loads, mounted.world.lines(desk.coder))
+        ends = [event for event in events if event["type"] == "message.end"]
+        assert len(ends) == 60
+        assert {(event["outcome"], event["reason"]) for event in ends} == {("dropped", "removed")}
+
+
+def test_what_another_removes_is_still_told_of(desk: Desk) -> None:
+    desk.gone("rev")
+    desk.call("AgentRemove", {"agent_id": "rev"}, ROOT)
+    desk.gone("rev")
+    assert _queued(desk) == ["task:rev", "task:rev"]
+    # it takes back what tells of this child, not of the one before it
+    desk.call("AgentRemove", {"agent_id": "rev"})
+    assert _queued(desk) == ["task:rev"]
 
 
 def test_a_bug_is_told_as_one_and_ends_nothing(
