@@ -116,7 +116,7 @@ COMMANDS = (
         "show the events of an agent",
         (FOLLOW, JSON, OWN),
         do_events,
-        "Shows the current session, or the last one of an agent that was removed. --json prints"
-        " the lines of events.jsonl unchanged.",
+        "Shows the current session, or the last session of a removed agent. --json prints the"
+        " lines of events.jsonl unchanged.",
     ),
 )

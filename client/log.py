@@ -1,4 +1,4 @@
-"""The commands result, now and log: the result of an agent, where it is, and its output."""
+"""The commands result, now and log: the result of an agent, what it works on, and its output."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def do_result(root: Root, args: Arguments) -> int:
 
 
 def do_now(root: Root, args: Arguments) -> int:
-    """Show where an agent is: its work, what it waits for, its children and tasks."""
+    """Show what an agent works on and waits for, its children and tasks."""
     owner = agent(args.name or own_name(root))
     STDOUT.copy(root.read(below(owner, "session/context/now.md")))
     return OK
@@ -59,9 +59,11 @@ COMMANDS = (
     ),
     Command(
         "now",
-        "show where an agent is: work, waits, children, tasks",
+        "show what an agent works on and waits for",
         (OWN,),
         do_now,
+        "Shows session/context/now.md: the current work item with its plan, armed waits, children"
+        " and tasks with their statuses, and the last reports of children.",
     ),
     Command(
         "log",

@@ -200,12 +200,13 @@ COMMANDS = (
             arg("-a", "--all", action="store_true", help="also list dead agents"),
             arg("-p", "--processes", action="store_true", help="list processes of agents"),
             JSON,
-            arg("name", metavar="NAME", nargs="?", help="with -p: of this agent and its"
-                " descendants"),
+            arg(
+                "name", metavar="NAME", nargs="?", help="with -p: only this agent and what it owns"
+            ),
         ),
         do_ps,
-        "With -p, PIDs are as the caller sees them, CPU is in seconds and MEMORY counts shared"
-        " pages in parts (PSS).",
+        "With -p, PID is as the caller sees it, CPU is in seconds, and MEMORY is the proportional"
+        " set size (PSS).",
     ),
     Command(
         "tree",

@@ -164,14 +164,14 @@ def do_reports(root: Root, args: Arguments) -> int:
 COMMANDS = (
     Command(
         "reports",
-        "show what agents reported",
+        "show what agents told their supervisors",
         (
             arg("-f", "--follow", action="store_true", help="continue, also with new agents"),
             JSON,
-            arg("names", metavar="NAME", nargs="*", help="default: all that you may see"),
+            arg("names", metavar="NAME", nargs="*", help="default: all agents that you may read"),
         ),
         do_reports,
-        "Shows time, agent and text, also of removed agents. --json prints the events unchanged."
-        " Ctrl-C ends -f.",
+        "Shows time, agent and text of each report, oldest first, also of removed agents. --json"
+        " prints the lines of events.jsonl unchanged. Ctrl-C ends -f.",
     ),
 )

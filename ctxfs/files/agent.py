@@ -119,8 +119,8 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
         doc="the message at hand as a JSON object: {id, ts, from, provenance, priority, run, "
         "text}; empty between messages"),
     Inlet(name="report", guard=REPORTING, send=_report, what="report", most=REPORT_MAX,
-        doc="one report to its supervisor per flush, of at most 64 KiB: a message of provenance "
-        "child, and an event agent.report; without a supervisor the event only"),
+        doc="one report to its supervisor per flush, of at most 64 KiB: a message with "
+        "the provenance child, and an event agent.report; without a supervisor only the event"),
     document("handoff.md", "the delegated task; the program's standard input", read=PARTIES,
              guard=_DELEGATION),
     lines_document("input.jsonl", "references to its inputs, one JSON object per line", check_input,

@@ -189,7 +189,7 @@ ROWS: Final[tuple[Row[Session], ...]] = (
     Shown(name="pack.md", within="context", read=HISTORIANS, render=_pack, generated=True,
         doc="results, references and artifact paths of its children"),
     Shown(name="now.md", within="context", read=HISTORIANS, render=_now, generated=True,
-        doc="where its agent is: work item and plan, waits, children and tasks, reports"),
+        doc="what its agent works on and waits for, its children and tasks, and their reports"),
     Directory(name="child", within="context", read=HISTORIANS,
         entries=_channels, find=_find_channel, doc="the parent's side of each delegation"),
 )

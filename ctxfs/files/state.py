@@ -55,11 +55,11 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
     Gathered(name="usage", gather=_usage,
         doc="cpu_usec memory_current memory_peak processes wall_msec, of the agent and all that it "
             "owns. Without the memory controller, memory counts shared pages in parts (PSS), and "
-            "memory_peak_sampled is the highest of what was read, and found now and then"),
+            "memory_peak_sampled is the highest value that was read or sampled"),
     Gathered(name="processes", read=PARTIES, gather=_processes,
         doc="processes of the agent and of all that it owns, one JSON object per line: agent, pid "
             "(as the reader sees it), name, state, cpu in seconds, memory (PSS) in bytes, age in "
-            "seconds, command; null for what cannot be had"),
+            "seconds, command; null for a value that is not available"),
     Output(name="out", content=_printed("out"), size=_printed_size("out"),
         doc="standard output"),
     Output(name="log", content=_printed("log"), size=_printed_size("log"),

@@ -242,7 +242,7 @@ ROWS: Final[tuple[Row[Task], ...]] = (
     Output(name="output", content=_output,
         size=lambda base, task: base.runtime.agents.tasks.source(task).size(),
         doc="everything it wrote; for a child's handle: the end of its out, then its latest "
-        "reply, then its result; reading from the beginning says which"),
+        "reply, then its result; a read at offset 0 determines which of these it is"),
     Shown(name="preview", volatile=True,
         render=lambda base, task, caller: base.runtime.agents.tasks.preview(task)[0],
         doc="head and tail of output, at most 8 KiB"),

@@ -260,14 +260,14 @@ TOOLS: Final = (
         description=(
             "Create another agent with its own context, and start it. Use it for work that "
             "needs a context of its own; for one command use ExecCommand. A private_child works "
-            "on initial_message for you. You get a task_handle, and its end wakes you with a "
-            "task_result message; TaskOutput reads its result. If you will send it more "
-            "messages, give it the mode turn or resident: a once child takes none. If your own "
-            "mode is once, nothing wakes you and the answer has wakes=false: use TaskOutput "
-            "with block. A public_named agent has no supervisor and lives on; it needs a name "
-            "and the policy detach. Once you have the result of a child, AgentRemove makes room "
-            "for others; with life=temp it is removed at its end. Values that you omit are as "
-            "after mkdir. To give it less authority, create it with files instead."
+            "on initial_message for you. You get a task_handle; its end wakes you with a "
+            "task_result message, which has its result. To send it messages later, give it the "
+            "mode turn or resident: a once child takes none. If your own mode is once, nothing "
+            "wakes you and the answer has wakes=false: use TaskOutput with block. A public_named "
+            "agent has no supervisor and outlives you; it needs a name and the policy detach. "
+            "Once you have the result of a child, AgentRemove makes room for others; with "
+            "life=temp it is removed at its end. Values that you omit are as after mkdir. To "
+            "give it less authority, create it with files instead."
         ),
         example={
             "initial_message": "List the bugs in the parser.",
@@ -375,10 +375,10 @@ TOOLS: Final = (
         description=(
             "Send a message to an agent of mode turn or resident. Use it to ask or tell another "
             "agent something; to create one for a task use SpawnAgent, to write to a command "
-            "TaskInput. An agent of mode once takes none. It is queued, and its reply goes to "
-            "the agent's history; of a child, TaskOutput shows it, and with wait the reply wakes "
-            "you. To your own supervisor it is a report. Supervisors, operators and agents with "
-            "policy write may send."
+            "TaskInput. An agent of mode once takes none. The message is queued, and the reply "
+            "goes to the agent's history. TaskOutput shows the reply of a child; with wait, the "
+            "reply wakes you. A message to your own supervisor is a report. Supervisors, "
+            "operators and agents with policy write may send."
         ),
         example={"agent_id": "reviewer", "text": "Look at the tests, too."},
         schema=inputs(
@@ -429,7 +429,7 @@ TOOLS: Final = (
         concerns=Concerns.OTHERS,
         description=(
             "End an agent and everything it owns: SIGTERM, a grace period, SIGKILL. Use it for "
-            "a child that you need no more, also for a turn or resident child that is idle: "
+            "a child that you no longer need, also for a turn or resident child that is idle: "
             "those do not end by themselves. For a command use TaskStop. It answers before the "
             "agent has ended. Its history remains, and it counts as your child until "
             "AgentRemove. You may end yourself, your children, and others by policy."
@@ -450,7 +450,7 @@ TOOLS: Final = (
         description=(
             "Remove an agent that has ended, with its ended descendants and its task handle. "
             "Use it when you have read what a child wrote and may create more: the name and the "
-            "place among your children are free again. An agent that lives is refused: call "
+            "place among your children are free again. A live agent is refused: call "
             "AgentStop and wait for its end first. A notice of its end that you have not been "
             "given yet is dropped. What it gave back stays in context/child of your session. You "
             "may remove agents that you created."

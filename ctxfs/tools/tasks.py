@@ -218,8 +218,8 @@ TOOLS: Final = (
         concerns=Concerns.CALLER,
         description=(
             "Run a command with sh -c beside your program, in your view and with your "
-            "authority, without waiting for it. Use it for what takes long or shall go on while "
-            "you do something else; for work that needs a context of its own use SpawnAgent. "
+            "authority, without waiting for it. Use it for what takes long or should continue "
+            "while you do something else; for work that needs a context of its own use SpawnAgent. "
             "Its end wakes you with a task_result message. If your mode is once, nothing wakes "
             "you and the answer has wakes=false: use TaskOutput with block. When it has ended "
             "and you have read it, TaskRemove makes room for others."
@@ -281,8 +281,8 @@ TOOLS: Final = (
             "what a command wrote, and what a child did: the end of its output until it replies, "
             "then its latest reply, and once it has ended its result, references and artifacts; "
             "for status and times use TaskStatus. With block, it answers when the task has ended, "
-            "or after timeout: so an agent of mode once waits for it. In modes turn and resident "
-            "rather end your run; the end wakes you, and brings the same."
+            "or after timeout: so an agent of mode once waits for it. In modes turn and resident, "
+            "end your run instead: the end of the task wakes you with the same content."
         ),
         example={"task_id": "task-1", "block": True, "timeout": 60},
         schema=inputs(
@@ -346,7 +346,7 @@ TOOLS: Final = (
         concerns=Concerns.CALLER,
         description=(
             "End a task: SIGTERM, a grace period, SIGKILL; for a handle, the child. Use it for "
-            "a command that you need no more; for an agent that is not your child use "
+            "a command that you no longer need; for an agent that is not your child use "
             "AgentStop. It answers before the task has ended."
         ),
         example={"task_id": "task-1"},
@@ -360,8 +360,8 @@ TOOLS: Final = (
         concerns=Concerns.CALLER,
         description=(
             "Remove a command that has ended, and its output. Use it when you have read the "
-            "output and will run more: so many may be kept. One that runs is refused: call "
-            "TaskStop first. The handle of a child goes with the child: use AgentRemove."
+            "output and will run more: the number of tasks is limited. A running one is refused: "
+            "call TaskStop first. The handle of a child goes with the child: use AgentRemove."
         ),
         example={"task_id": "task-1"},
         schema=inputs(Concerns.CALLER, _OF_TASK),

@@ -177,9 +177,9 @@ TOOLS: Final = (
         family="core",
         concerns=Concerns.CALLER,
         description=(
-            "Remove a wait in any status; an armed wait is cancelled. Use it for what you need "
-            "not know any more, and to make room for more waits. It ends nothing else: for that "
-            "use TaskStop or AgentStop."
+            "Remove a wait in any status; an armed wait is cancelled. Use it when you no "
+            "longer need to know, and to make room for more waits. It does not end what you "
+            "waited for: for that use TaskStop or AgentStop."
         ),
         example={"wait_id": "wait-1"},
         schema=inputs(Concerns.CALLER, {"wait_id": _ID}),

@@ -190,7 +190,7 @@ TOOLS: Final = (
         concerns=Concerns.CALLER,
         description=(
             "List the work items that have not ended, and the one that has the focus. Use it at "
-            "the start of a run to see what you were at; for commands and children use "
+            "the start of a run to see what you were working on; for commands and children use "
             "TaskList."
         ),
         example={"all": True},
