@@ -1,7 +1,11 @@
 """What runs in cgroups: read from procfs by psutil, beside the event loop.
 
-A process is identified by its PID and its start time, so that another one that gets the PID
-meanwhile is not taken for it.
+A process is identified by its PID and its start time, and its cgroup is asked for its PIDs again
+afterwards, so that another process that gets the PID meanwhile is never taken for it.
+
+What a process says of itself may be of any size: its command line is a part of its memory that it
+chooses (prctl(2), PR_SET_MM_MAP), of terabytes if it wants. No more of that is read than is told.
+psutil would read all of it, even for the name of a process.
 """
 
 from __future__ import annotations
@@ -11,18 +15,25 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import islice
+from typing import Any, Final, TypeVar
 
 import psutil
 
 from runtime.kernel.cgroups import Cgroup
 from runtime.texts.names import dump_json, escape
 
+_T = TypeVar("_T")
+
 #: seconds and processes after which no more is read
 SECONDS: Final = 1.0
 MOST: Final = 4096
-#: characters of a command line
+#: bytes of a command line that are read, and characters of it that are told
 _COMMAND_MAX: Final = 1024
+#: the same of a name, which the kernel cuts off sooner
+_NAME_MAX: Final = 64
+#: of its threads, that are looked at
+_THREADS: Final = 2
 #: <linux/nsfs.h>
 _NS_GET_PARENT: Final = 0xB702
 
@@ -95,12 +106,18 @@ def describe(places: Iterable[Place], asker: int) -> str:
     deadline = time.monotonic() + SECONDS
     namespace = Namespace(asker)
     lines: list[str] = []
-    for agent, pid in _found(places):
-        if len(lines) == MOST or time.monotonic() > deadline:
-            break
-        facts = _facts(pid)
-        if facts is not None:
-            lines.append(dump_json({"agent": agent, "pid": namespace.number(pid), **facts}) + "\n")
+    for agent, leaf, pids in _found(places):
+        told: list[tuple[psutil.Process, str]] = []
+        for pid in pids:
+            if len(lines) + len(told) == MOST or time.monotonic() > deadline:
+                break
+            try:
+                process = psutil.Process(pid)
+                facts = {"agent": agent, "pid": namespace.number(pid), **_facts(process)}
+            except (psutil.Error, OSError):
+                continue  # gone
+            told.append((process, dump_json(facts) + "\n"))
+        lines += _still(leaf, told)
     return "".join(lines)
 
 
@@ -109,44 +126,74 @@ def memory(places: Iterable[Place]) -> tuple[int, int]:
     many processes they are. Takes at most ``SECONDS``."""
     deadline = time.monotonic() + SECONDS
     used = count = 0
-    for _, pid in _found(places):
-        count += 1
-        if time.monotonic() < deadline:
+    for _, leaf, pids in _found(places):
+        count += len(pids)
+        read: list[tuple[psutil.Process, int]] = []
+        for pid in pids:
+            if time.monotonic() > deadline:
+                break
             try:
-                used += psutil.Process(pid).memory_full_info().pss
+                process = psutil.Process(pid)
+                read.append((process, _speaker(process).memory_full_info().pss))
             except (psutil.Error, OSError):
                 continue  # gone, or not to be looked into
+        used += sum(_still(leaf, read))
     return used, count
 
 
-def _found(places: Iterable[Place]) -> Iterator[tuple[str, int]]:
+def _found(places: Iterable[Place]) -> Iterator[tuple[str, Cgroup, list[int]]]:
+    """Agents, their leaves, and the PIDs in each that are not spared."""
     for place in places:
         for leaf in place.leaves:
-            try:
-                pids = leaf.processes()
-            except OSError:
-                continue  # out of descriptors, say: what cannot be had is not told
-            for pid in pids:
-                if pid not in place.spared:
-                    yield place.agent, pid
+            pids = [pid for pid in _listed(leaf) if pid not in place.spared]
+            if pids:
+                yield place.agent, leaf, pids
 
 
-def _facts(pid: int) -> dict[str, Any] | None:
-    """None if it is gone, or another process has its PID by now."""
-    facts: dict[str, Any] = dict.fromkeys(("name", "state", "cpu", "memory", "age", "command"))
+def _listed(leaf: Cgroup) -> list[int]:
     try:
-        process = psutil.Process(pid)
-        with process.oneshot():
-            facts["name"] = escape(process.name())
-            facts["state"] = process.status()
-            times = process.cpu_times()
-            facts["cpu"] = round(times.user + times.system, 2)
-            facts["age"] = max(0, int(time.time() - process.create_time()))
-            try:
-                facts["command"] = escape(" ".join(process.cmdline()))[:_COMMAND_MAX]
-                facts["memory"] = process.memory_full_info().pss
-            except (psutil.AccessDenied, OSError):
-                pass  # of a process that may not be looked into
-        return facts if process.is_running() else None
-    except (psutil.Error, OSError):
-        return None
+        return leaf.processes()
+    except OSError:
+        return []  # out of descriptors, say: what cannot be had is not told
+
+
+def _still(leaf: Cgroup, found: list[tuple[psutil.Process, _T]]) -> list[_T]:
+    """What was found of processes that have been the same ones since, and in this leaf: a PID that
+    was listed may be another process's, of anybody, by the time that it is looked at."""
+    there = set(_listed(leaf)) if found else set()
+    return [each for process, each in found if process.pid in there and process.is_running()]
+
+
+def _facts(process: psutil.Process) -> dict[str, Any]:
+    """``psutil.Error`` or ``OSError`` if it is gone."""
+    facts: dict[str, Any] = dict.fromkeys(("name", "state", "cpu", "memory", "age", "command"))
+    speaker = _speaker(process)
+    with process.oneshot():
+        facts["name"] = _said(process.pid, "comm", _NAME_MAX)
+        facts["state"] = speaker.status()
+        times = process.cpu_times()
+        facts["cpu"] = round(times.user + times.system, 2)
+        facts["age"] = max(0, int(time.time() - process.create_time()))
+        try:
+            facts["command"] = _said(speaker.pid, "cmdline", _COMMAND_MAX)
+            facts["memory"] = speaker.memory_full_info().pss
+        except (psutil.AccessDenied, OSError):
+            pass  # of a process that may not be looked into
+    return facts
+
+
+def _speaker(process: psutil.Process) -> psutil.Process:
+    """What tells of its memory: once its first thread has ended, one of the others that go on."""
+    if process.status() == psutil.STATUS_ZOMBIE:
+        with os.scandir(f"/proc/{process.pid}/task") as threads:
+            for thread in islice(threads, _THREADS):
+                if int(thread.name) != process.pid:
+                    return psutil.Process(int(thread.name))
+    return process
+
+
+def _said(pid: int, file: str, most: int) -> str:
+    """The beginning of what a file of procfs says of a process, as one line without controls."""
+    with open(f"/proc/{pid}/{file}", "rb", buffering=0) as said:
+        text = said.read(most).decode(errors="replace")
+    return escape(text.rstrip("\0\n").replace("\0", " "))[:most]

@@ -188,3 +188,14 @@ def test_a_daemon_that_answers_nobody_holds_nobody_up(daemon: Daemon) -> None:
     daemon.start()
     assert (read(agent, "status"), int(read(agent, "pid"))) == ("busy\n", pid)
     assert alive(pid)
+
+
+@pytest.mark.usefixtures("guard_after")
+def test_a_command_line_of_any_size_is_told_in_no_time_and_memory(daemon: Daemon) -> None:
+    """By the process itself, which may look at its own, and by root."""
+    compiled(daemon, "argued")
+    agent = run(daemon, "verbose", "sh -c '/programs/argued 256 & "
+                "until grep -q argued $CTX_SELF/out; do :; done; "
+                "for _ in 1 2 3; do cat $CTX_SELF/processes >&2; done; wait'")
+    wait_until(lambda: read(agent, "log").count('"argued"') == 3, "it has looked at itself")
+    assert took(["cat", str(agent / "processes")]) < PATIENCE
