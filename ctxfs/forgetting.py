@@ -26,7 +26,6 @@ class Forgetting(Subscriber):
 
     def __init__(self, base: Base, layouts: Iterable[Layout[Any]]) -> None:
         self._runtime = base.runtime
-        self._reasons = base.reasons
         self._cache = base.cache
         self._durable = base.durable
         self._spaces = base.spaces
@@ -42,9 +41,6 @@ class Forgetting(Subscriber):
         agent = self._runtime.agents.registry.get(index)
         if agent is None:
             return
-        if "reason" in wanted and agent.reason.startswith("start_failed: "):
-            # nobody waited for it: its start was answered at once
-            self._reasons.note_late(agent.incarnation, f"agent/{agent.name}.d/ctl", agent.reason)
         if agent.parent is not None and wanted & {"status", "handoff.md", "result.md"}:
             # the parent's handle shows it
             handle = self._runtime.agents.items.named(agent.parent, Task, agent.name)

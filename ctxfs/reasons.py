@@ -119,11 +119,6 @@ class Reasons:
         name = rest.partition("/")[0]
         return self._agents.registry.named(name.removesuffix(".d").removesuffix(".sock"))
 
-    def note_late(self, incarnation: Incarnation, path: str, sentence: str) -> None:
-        """The same for an agent, of what failed after it had been answered."""
-        line = f"{timestamp()} {escape(path)}: {escape(sentence)}"[:_LINE_MAX]
-        self._put(f"agent:{incarnation}", line)
-
     def _put(self, key: str, line: str) -> None:
         self._lines[key] = line + "\n"
         self._lines.move_to_end(key)
@@ -164,6 +159,11 @@ class Reasons:
         if self._agents is not None and self._agents.identity.is_master(caller):
             return True
         return caller.known and caller.uid in (refusal.owner, refusal.about)
+
+
+def late_line(when: float, path: str, sentence: str) -> str:
+    """The line of what failed after it had been answered, at ``when`` (epoch seconds)."""
+    return f"{timestamp(when)} {escape(path)}: {escape(sentence)}"[:_LINE_MAX] + "\n"
 
 
 def _system(error: BaseException) -> str:

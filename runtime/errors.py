@@ -28,7 +28,8 @@ class DeniedError(CtxError):
 
 
 class ExceedingError(DeniedError):
-    """What was asked for an agent is more than its parent has; no matter who asks."""
+    """What was asked for an agent is more than its parent has, or than any agent may have; no
+    matter who asks."""
 
 
 class ForbiddenError(CtxError):

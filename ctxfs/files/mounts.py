@@ -14,7 +14,13 @@ from ctxfs.tree.base import Base
 from ctxfs.tree.rows import PathControl, Row, Shown, one_line
 from runtime.agents.workspace import check_possible as check_worktree_possible
 from runtime.caller import Caller
-from runtime.errors import DeniedError, MalformedError, UnansweredError, UnsupportedError
+from runtime.errors import (
+    DeniedError,
+    ExceedingError,
+    MalformedError,
+    UnansweredError,
+    UnsupportedError,
+)
 from runtime.kernel.linux import boot_id
 from runtime.records.model import Agent
 from runtime.texts import mounts, names
@@ -45,7 +51,7 @@ def _check_source(base: Base, source: str) -> None:
     forbidden = ("/proc", str(base.runtime.hierarchy.mount), str(places.state), str(places.runtime))
     for path in forbidden:
         if source == path or source.startswith(path + "/"):
-            raise DeniedError(
+            raise ExceedingError(
                 f"{quote(source)}: procfs, cgroupfs and the daemon's own directories "
                 "cannot be given to an agent"
             )

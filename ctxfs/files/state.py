@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final
 
 from ctxfs.files import fields
+from ctxfs.reasons import late_line
 from ctxfs.tree.base import Base
 from ctxfs.tree.rows import Gathered, Output, Row, Shown, Size
 from runtime.caller import PARTIES, Caller
@@ -28,7 +29,12 @@ def _processes(base: Base, agent: Agent, caller: Caller) -> Callable[[], str]:
 
 
 def _error(base: Base, agent: Agent, caller: Caller) -> str:
-    return base.reasons.of_agent(agent.incarnation)
+    """The later of what was refused and the start that failed after it had been answered."""
+    refused = base.reasons.of_agent(agent.incarnation)
+    if not agent.reason.startswith("start_failed: "):
+        return refused
+    failed = late_line(agent.ended, f"agent/{agent.name}.d/ctl", agent.reason)
+    return max(refused, failed)  # both begin with their times
 
 
 def _printed(name: str) -> Callable[[Base, Agent], Callable[[int, int], bytes]]:

@@ -17,7 +17,7 @@ import trio
 
 from runtime.errors import (
     CtxError,
-    DeniedError,
+    ExceedingError,
     MalformedError,
     MissingError,
     NotADirectoryNodeError,
@@ -52,6 +52,8 @@ class Asker:
     owner: int
     view: str
     leaf: Cgroup
+    #: how a refusal names the view, if its reader may take it for another
+    words: str = ""
 
 
 class Looker:
@@ -83,7 +85,7 @@ class Looker:
 
         Finds nothing if the parent has no cell (yet): the paths are looked at when it starts.
         Raises for the first path that does not exist (``MissingError``) or that may not be
-        given (``DeniedError``); ``UnansweredError`` if there is no answer within a second.
+        given (``ExceedingError``); ``UnansweredError`` if there is no answer within a second.
         """
         wanted = list(dict.fromkeys(paths))
         parent = self._agents.registry.parent_of(agent)
@@ -103,7 +105,8 @@ class Looker:
         try:
             ids = (agent.uid, agent.gid, agent.groups)
             leaf = live_cell.node.child("look")
-            asker = Asker(parent.owner, f"agent {parent.index}", leaf)
+            words = f" in the view of {quote(parent.name)}"
+            asker = Asker(parent.owner, f"agent {parent.index}", leaf, words)
             return await self._ask(ids, wanted, asker, keeper)
         finally:
             os.close(keeper)
@@ -144,7 +147,7 @@ class Looker:
             raise UnansweredError(f"{quote(paths[0])}: cannot look up the path: {error}") from None
         finally:
             self._done(asker)
-        return _parse(answer, paths)
+        return _parse(answer, paths, asker.words)
 
     def _begun(self, asker: Asker) -> None:
         self._running[asker.view] += 1
@@ -200,7 +203,7 @@ class Looker:
 _DAMAGED: Final = "the answer of the path look-up is damaged: try again"
 
 
-def _parse(answer: bytes, paths: list[str]) -> dict[str, Source]:
+def _parse(answer: bytes, paths: list[str], view: str) -> dict[str, Source]:
     """Raises the first refusal; ``UnansweredError`` if the answer is damaged."""
     words = answer.split(b"\0")
     if len(words) != _FIELDS * len(paths) + 1 or words[-1]:
@@ -211,7 +214,7 @@ def _parse(answer: bytes, paths: list[str]) -> dict[str, Source]:
         if not code.isdigit():
             raise UnansweredError(_DAMAGED)
         if int(code):
-            raise _refusal(source, int(code), os.fsdecode(why), os.fsdecode(path), text)
+            raise _refusal(source, int(code), os.fsdecode(why), os.fsdecode(path), text, view)
         found[source] = Source(_plain(source, path), identity.decode("ascii"))
     return found
 
@@ -225,23 +228,26 @@ def _plain(source: str, path: bytes) -> str:
         ) from None
 
 
-def _refusal(source: str, code: int, why: str, path: str, text: bytes) -> CtxError:
+def _refusal(
+    source: str, code: int, why: str, path: str, text: bytes, view: str
+) -> CtxError:
     at = "" if path == source else f" ({quote(path)})"
     if why == "link":
-        return DeniedError(
+        return ExceedingError(
             f"{quote(source)}: the link {quote(path)} to {quote(os.fsdecode(text))} does not "
             "belong to root, so an agent may have made it: write the path to which it leads"
         )
     if why in ("kernel", "daemon"):
-        return DeniedError(
+        return ExceedingError(
             f"{quote(source)}{at}: procfs, cgroupfs and the daemon's own directories "
             "cannot be given to an agent"
         )
     says = os.strerror(code)
     by_errno: dict[int, CtxError] = {
-        errno.ENOENT: MissingError(f"{quote(source)}{at} does not exist"),
-        errno.ENOTDIR: NotADirectoryNodeError(f"{quote(source)}{at} is not in a directory"),
+        errno.ENOENT: MissingError(f"{quote(source)}{at} does not exist{view}"),
+        errno.ENOTDIR: NotADirectoryNodeError(f"{quote(source)}{at} is not in a directory{view}"),
         errno.EAGAIN: UnansweredError(f"{quote(source)} was moved meanwhile: try again"),
         errno.ENAMETOOLONG: MalformedError(f"{quote(source)}: {says}"),
     }
-    return by_errno.get(code) or DeniedError(f"{quote(source)}{at} cannot be reached: {says}")
+    unreached = ExceedingError(f"{quote(source)}{at} cannot be reached{view}: {says}")
+    return by_errno.get(code) or unreached

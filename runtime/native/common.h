@@ -160,8 +160,8 @@ static inline bool is_kernels(long type)
 }
 
 /* The message for a mount source that is_object() does not recognize. */
-#define ANOTHER "mount source %s: the path now leads to another file or directory: " \
-		"write the line again"
+#define ANOTHER "ESTALE: mount source %s: the path no longer leads to the file or directory " \
+		"that it led to: write the line again"
 
 /* Whether FD is the object of ID, which is DEVICE:INODE (look.c), or "*" for any
  * object. */

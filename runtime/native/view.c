@@ -201,14 +201,16 @@ static int make_target(const char *target, bool directory)
 	if (fd < 0 && errno == ENOENT) {
 		parent = open_parent(target, &name);
 		if ((directory ? mkdirat(parent, name, 0755) : mknodat(parent, name, S_IFREG | 0444, 0)) < 0)
-			die("mount target %s: %m", target);
+			die("mount target %s is not there and cannot be made: %m", target);
 		fd = open_below(parent, name, RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS);
 		close(parent);
 	}
 	if (fd < 0 || fstat(fd, &st) < 0)
 		die("mount target %s: %m", target);
 	if (S_ISDIR(st.st_mode) != directory)
-		die("mount target %s: %s", target, strerror(directory ? ENOTDIR : EISDIR));
+		die(directory ? "mount target %s is not a directory, but its source is: name another target"
+			      : "mount target %s is a directory, but its source is not: name another target",
+		    target);
 	return fd;
 }
 

@@ -109,6 +109,7 @@ def test_an_agents_link_is_not_followed(
         assert refusal(agent / field, FIELDS[field].format(path)) == "EACCES"
         error = shared_daemon.error()
         assert f'the link "{ground.data}" to "{ground.secret}" does not belong to root' in error
+        assert read(agent, "error") == error, "it is what was written that is refused, not who"
     assert read(agent, field) in ("", "inherit\n")
 
 
@@ -180,8 +181,10 @@ def test_a_path_that_leads_elsewhere_by_then_is_not_used(
     write(agent / "ctl", "start")
     wait_dead(agent)
     assert read(agent, "out") == ""
-    assert f"{ground.data}: the path now leads to another file or directory: " \
-        "write the line again" in read(agent, "reason")
+    said = f"start_failed: ctxfs: ESTALE: mount source {ground.data}: the path no longer leads " \
+        "to the file or directory that it led to: write the line again\n"
+    assert read(agent, "reason") == said
+    assert read(agent, "error").endswith(f" agent/{agent_name(ground)}.d/ctl: {said}")
 
 
 def test_written_again_it_is_good_again(shared_daemon: Daemon, ground: Ground) -> None:
@@ -216,9 +219,51 @@ def test_what_a_line_was_is_known_across_a_crash_and_looked_up_if_it_is_not(daem
     for agent in agents:
         write(agent / "ctl", "start")
         wait_dead(agent)
-    assert "leads to another file or directory" in read(agents[0], "reason")
+    assert "no longer leads to the file or directory" in read(agents[0], "reason")
     assert read(agents[1], "out") == "plain\n"
     assert f'the link "{grounds[2].data}" to' in read(agents[2], "reason")
+
+
+def test_paths_of_the_host_are_looked_up_in_the_view_of_a_parent_that_is_written_later(
+    shared_daemon: Daemon, ground: Ground
+) -> None:
+    """They were good when they were written; in the other view nothing is at them."""
+    name = agent_name(ground)
+    boss = shared_daemon.make(f"{name}.boss", "sleep 1000")
+    write(boss / "ctl", "start")
+    wait_until(lambda: read(boss, "status") == "busy\n", "it runs")
+    nowhere = f'"{ground.data}" ("{ground.base}") does not exist in the view of "{name}.boss"\n'
+    for field, line in FIELDS.items():
+        agent = shared_daemon.make(f"{name}.{field}", "true")
+        write(agent / field, line.format(ground.data))
+        write(agent / "parent", f"agent:{name}.boss")
+        write(agent / "ctl", "start")
+        wait_dead(agent)
+        assert read(agent, "reason") == f"start_failed: {nowhere}"
+        assert read(agent, "error").endswith(f" agent/{agent.name}/ctl: start_failed: {nowhere}")
+        again = shared_daemon.make(f"{name}.{field}.again", "true")
+        write(again / "parent", f"agent:{name}.boss")
+        assert refusal(again / field, line.format(ground.data)) == "ENOENT"
+        assert read(again, "error").endswith(f" agent/{again.name}/{field}: {nowhere}")
+    write(boss / "ctl", "kill")
+    wait_dead(boss)
+
+
+@pytest.mark.usefixtures("guard_after")
+def test_why_a_start_failed_is_an_agents_error_whichever_daemon_is_asked(daemon: Daemon) -> None:
+    ground = Ground(daemon, "gone")
+    agent = daemon.make("gone", "true")
+    write(agent / "mount", f"{ground.data} /x ro")
+    ground.none()
+    write(agent / "ctl", "start")
+    wait_dead(agent)
+    said = read(agent, "error")
+    assert "ESTALE" in said
+    daemon.kill()
+    daemon.start()
+    assert read(agent, "error") == said
+    assert refusal(agent / "mount", "/etc /x ro") == "EBUSY"
+    assert "EBUSY agent/gone.d/mount: " in read(agent, "error"), "refused later"
 
 
 # by agents, in their own view
@@ -251,7 +296,7 @@ def test_a_childs_path_is_what_it_was_when_its_parent_wrote_it(
         f"echo start > {name}/ctl; cat {name}/wait; cat {name}/reason {name}/out",
     )
     said = read(agent, "out")
-    assert "the path now leads to another file or directory" in said, said
+    assert "the path no longer leads to the file or directory that it led to" in said, said
     assert "taken" not in said
     assert SECRET not in said
 

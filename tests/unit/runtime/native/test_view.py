@@ -169,7 +169,9 @@ def test_targets_are_made_with_the_agents_rights(tree: Path) -> None:
     assert (tree / "new" / "file").exists() and (tree / "new").stat().st_uid == UID
     denied = build([*base(), bind(str(tree), "/usr/nowhere/x")], "true")
     assert denied.returncode == 125
-    assert denied.stderr == "ctxfs: mount target /usr/nowhere: Read-only file system\n"
+    assert denied.stderr == (
+        "ctxfs: mount target /usr/nowhere is not there and cannot be made: Read-only file system\n"
+    )
 
 
 def test_links_of_what_is_bound_lead_nowhere_outside(tree: Path) -> None:
@@ -213,6 +215,19 @@ def test_a_source_may_be_missing_only_if_it_may() -> None:
     )
 
 
+def test_a_target_that_does_not_fit_its_source_is_said_to(tree: Path) -> None:
+    """With what to do about it."""
+    refusals = [
+        (bind("/etc/hostname", "/usr/bin"),
+         "mount target /usr/bin is a directory, but its source is not: name another target"),
+        (bind("/etc", "/usr/bin/env"),
+         "mount target /usr/bin/env is not a directory, but its source is: name another target"),
+    ]
+    for operation, message in refusals:
+        done = build([*base(), operation], "true")
+        assert (done.returncode, done.stderr) == (125, f"ctxfs: {message}\n")
+
+
 def identity(path: Path) -> str:
     st = path.stat()
     return f"{st.st_dev}:{st.st_ino}"
@@ -222,8 +237,8 @@ def test_a_source_is_the_object_that_was_meant(tree: Path) -> None:
     meant = identity(tree / "sub")
     assert said([*base(), bind(str(tree / "sub"), "/t", "", meant)], "cat /t/file") == "text\n"
     (tree / "sub").rename(tree / "moved")
-    message = f"ctxfs: mount source {tree}/sub: the path now leads to another file or " \
-        "directory: write the line again\n"
+    message = f"ctxfs: ESTALE: mount source {tree}/sub: the path no longer leads to the file or " \
+        "directory that it led to: write the line again\n"
     done = build([*base(), bind(str(tree / "sub"), "/t", "", meant)], "true")
     assert (done.returncode, done.stderr) == (125, message), "nothing is there"
     (tree / "sub").symlink_to("moved")
