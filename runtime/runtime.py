@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Final
 
 import trio
 
@@ -28,6 +29,7 @@ from runtime.kernel.waitfiles import WaitFiles
 from runtime.life.streams import Streams
 from runtime.life.supervisor import Supervisor
 from runtime.records.config import Config
+from runtime.records.lifecycle import Status
 from runtime.records.store import Store
 
 log = logging.getLogger("ctxd.runtime")
@@ -38,6 +40,8 @@ _PROGRAMS = (
 )
 
 VERSION = "0.1.0"
+#: of the daemon, as ``state`` of /ctx/status
+STATES: Final = ("starting", "ready", "stopping")
 
 
 class Runtime:
@@ -78,9 +82,9 @@ class Runtime:
 
     def status(self) -> dict[str, str]:
         """The facts of ``/ctx/status``."""
-        counts: dict[str, int] = {}
+        counts = dict.fromkeys(Status, 0)
         for agent in self.agents.registry:
-            counts[agent.status] = counts.get(agent.status, 0) + 1
+            counts[agent.status] += 1
         config = self.config
         limits = (
             f"depth={config.depth},children={config.children},agents={config.agents},"
@@ -90,7 +94,7 @@ class Runtime:
             "version": VERSION,
             "state": self.state,
             "uptime": f"{time.monotonic() - self.started:.3f}",
-            **{f"agents.{status}": str(counts[status]) for status in sorted(counts)},
+            **{f"agents.{status}": str(count) for status, count in counts.items()},
             "cgroup": str(self.hierarchy.root.path),
             "controllers": ",".join(self.hierarchy.controllers),
             "mount": str(self.places.mount),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ctxfs.files import agent, home, shared, tool, waiting
+from ctxfs.files import agent, home, metrics, shared, tool, waiting
 from ctxfs.tree.base import Base
 from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Call, Node
@@ -13,7 +13,6 @@ from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import Directory, Making, Removing, Row, Shown, Socket, Target
 from runtime.agents import births
 from runtime.agents.removals import REMOVING
-from runtime.authority.accounts import Resource
 from runtime.caller import Caller, Role
 from runtime.errors import (
     MalformedError,
@@ -34,51 +33,7 @@ def _error(base: Base, _: Base, caller: Caller) -> str:
 
 
 def _metrics(base: Base, _: Base, caller: Caller) -> str:
-    """The facts of ``status``, and the daemon's own, in the Prometheus text format."""
-    status = base.runtime.status()
-    lines = [
-        "# HELP ctxfs_info Version and state of the daemon.",
-        "# TYPE ctxfs_info gauge",
-        f'ctxfs_info{{version="{status["version"]}",state="{status["state"]}"}} 1',
-        "# HELP ctxfs_uptime_seconds Time since the daemon started.",
-        "# TYPE ctxfs_uptime_seconds gauge",
-        f"ctxfs_uptime_seconds {status['uptime']}",
-        "# HELP ctxfs_agents Agents by status.",
-        "# TYPE ctxfs_agents gauge",
-    ]
-    for key, value in status.items():
-        if key.startswith("agents."):
-            lines.append(f'ctxfs_agents{{status="{key.removeprefix("agents.")}"}} {value}')
-    lines += [
-        "# HELP ctxfs_account_used What all owners hold of a resource.",
-        "# TYPE ctxfs_account_used gauge",
-    ]
-    accounts = base.runtime.accounts
-    lines += [f'ctxfs_account_used{{account="{r}"}} {accounts.used(r)}' for r in Resource]
-    lines += [
-        "# HELP ctxfs_account_total What they may hold together.",
-        "# TYPE ctxfs_account_total gauge",
-    ]
-    for resource in Resource:
-        if (total := accounts.total(resource)) is not None:
-            lines.append(f'ctxfs_account_total{{account="{resource}"}} {total}')
-    loop = base.runtime.loop
-    step, whole = loop.recent
-    for name, kind, figure, doc in (
-        ("requests_total", "counter", base.requests, "Requests of the kernel that were answered."),
-        ("loop_steps_total", "counter", loop.steps, "Steps of the event loop."),
-        ("loop_cpu_seconds_total", "counter", loop.total, "Processor time of these steps."),
-        ("loop_step_longest_seconds", "gauge", loop.longest,
-         "Processor time of the longest step since the start."),
-        ("loop_step_recent_seconds", "gauge", step,
-         "Processor time of the longest step of the last minute."),
-        ("loop_lag_seconds", "gauge", whole,
-         "The longest that the event loop did not look for requests in the last minute."),
-    ):  # fmt: skip
-        shown = f"{figure:.6f}" if isinstance(figure, float) else str(figure)
-        lines += [f"# HELP ctxfs_{name} {doc}", f"# TYPE ctxfs_{name} {kind}"]
-        lines.append(f"ctxfs_{name} {shown}")
-    return "\n".join(lines) + "\n"
+    return metrics.text(base)
 
 
 def _list_agents(base: Base, _: Base, call: Call) -> Iterator[str]:
@@ -173,7 +128,8 @@ ROWS: Final[tuple[Row[Base], ...]] = (
     Shown(name="error", public=True, generated=True, render=_error,
         doc="the caller's own last rejection: TIME ERRNO PATH: SENTENCE"),
     Shown(name="metrics", public=True, generated=True, render=_metrics,
-        doc="the same values and those of the event loop, as Prometheus text"),
+        doc="the same values, and those of accounts and the event loop, as Prometheus text; each "
+            "is there from the start, at 0 if there is nothing"),
     Socket(name="ctxd.sock", public=True,
         doc="the daemon's socket, for operators"),
     Directory(name="bin", public=True, doc="programs for sandboxes"),

@@ -13,8 +13,12 @@ from typing import Final
 
 import pytest
 
+from runtime.authority.accounts import Resource
 from runtime.kernel import linux
-from tests.worlds.daemon import TIMEOUT, Daemon, read, wait_status, write
+from runtime.kernel.cgroups import CONTROLLERS
+from runtime.records.lifecycle import Status
+from runtime.runtime import STATES
+from tests.worlds.daemon import TIMEOUT, Daemon, read, wait_dead, wait_status, write
 
 
 @pytest.fixture
@@ -52,6 +56,52 @@ def test_ready_status_and_a_clean_end(stopped: Daemon) -> None:
     stopped.start()
     assert (read(agent, "outcome"), read(agent, "reason")) == ("cancelled\n", "shutdown\n")
     assert stopped.stop() == 0
+
+
+def samples(daemon: Daemon) -> dict[str, float]:
+    """What ``metrics`` says; each sample belongs to the family that was announced last."""
+    found, family = {}, ""
+    for line in (daemon.root / "metrics").read_text().splitlines():
+        words = line.split(" ")
+        if words[0] == "#":
+            family = words[2]
+            continue
+        key, figure = line.rsplit(" ", 1)
+        assert key.partition("{")[0] == family
+        assert key not in found
+        found[key] = float(figure)
+    return found
+
+
+def test_metrics_have_each_fact_of_status_and_keep_it_at_zero(daemon: Daemon) -> None:
+    before = samples(daemon)
+    agent = daemon.run("counted", "true")
+    wait_dead(agent)
+    after = samples(daemon)
+    assert after.keys() == before.keys()
+    status = dict(line.split("=", 1) for line in read(daemon.root, "status").splitlines())
+    told = {f"agents.{name}": after.pop(f'ctxfs_agents{{status="{name}"}}') for name in Status}
+    assert {key: float(status.pop(key)) for key in told} == told
+    assert told["agents.dead"] == 1
+    assert told["agents.new"] == 0
+    words = ",".join(f'{key}="{status.pop(key)}"' for key in ("version", "cgroup", "mount"))
+    assert after.pop(f"ctxfs_info{{{words}}}") == 1
+    states = {name: after.pop(f'ctxfs_state{{state="{name}"}}') for name in STATES}
+    assert states == {"starting": 0, "ready": 1, "stopping": 0}
+    assert status.pop("state") == "ready"
+    there = status.pop("controllers").split(",")
+    for name in CONTROLLERS:
+        assert after.pop(f'ctxfs_controller{{controller="{name}"}}') == (name in there)
+    for limit in status.pop("limits").split(","):
+        name, value = limit.split("=")
+        assert after.pop(f'ctxfs_limit{{limit="{name}"}}') == float(value.removesuffix("s"))
+    assert 0 < after.pop("ctxfs_uptime_seconds") <= float(status.pop("uptime"))
+    assert not status
+    for resource in Resource:
+        after.pop(f'ctxfs_account_used{{account="{resource}"}}')
+        after.pop(f'ctxfs_account_total{{account="{resource}"}}')
+    rest = {name for name in after if not name.startswith("ctxfs_loop_")}
+    assert rest == {"ctxfs_requests_total"}
 
 
 def test_ready_is_told_to_systemd(stopped: Daemon) -> None:

@@ -153,7 +153,10 @@ class Mounted:
             supervisor=self.supervisor,
             hierarchy=SimpleNamespace(root=SimpleNamespace(path=Path("/cg")), mount=Path("/cg")),
             loop=LoopMeter(),
-            status=lambda: {"version": "0", "state": "ready", "uptime": "1"},
+            status=lambda: {
+                **{"version": "0", "state": "ready", "uptime": "1", "controllers": ""},
+                **{"cgroup": "/cg", "mount": "/ctx", "limits": "depth=8,grace=5s"},
+            },
         )
         self.fs = Filesystem(cast(Runtime, runtime))
         self.base = self.fs.base

@@ -1,0 +1,108 @@
+"""The text of ``metrics``: the facts of ``status`` and the daemon's own, for Prometheus.
+
+Whoever adds up or compares samples over time takes one that is missing for one that is not
+known. So a sample that is there once is always there, at 0 if there is nothing to count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from ctxfs.tree.base import Base
+from runtime.authority.accounts import Resource
+from runtime.kernel.cgroups import CONTROLLERS
+from runtime.runtime import STATES
+
+_ESCAPES: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+
+
+class _Sample(NamedTuple):
+    """One value, and what tells it from others of its family."""
+
+    figure: float
+    labels: dict[str, str]
+
+
+class _Family(NamedTuple):
+    """Samples of one name; ``kind`` is ``gauge`` or ``counter``."""
+
+    name: str
+    kind: str
+    doc: str
+    samples: list[_Sample]
+
+
+def text(base: Base) -> str:
+    """All families in the Prometheus text format, sizes in bytes and times in seconds."""
+    lines = []
+    for family in (*_of_status(base.runtime.status()), *_of_accounts(base), *_of_loop(base)):
+        lines.append(f"# HELP ctxfs_{family.name} {family.doc}\n")
+        lines.append(f"# TYPE ctxfs_{family.name} {family.kind}\n")
+        lines += [f"ctxfs_{family.name}{_labels(s)} {_figure(s.figure)}\n" for s in family.samples]
+    return "".join(lines)
+
+
+def _labels(sample: _Sample) -> str:
+    labels = (f'{name}="{value.translate(_ESCAPES)}"' for name, value in sample.labels.items())
+    return f"{{{','.join(labels)}}}" if sample.labels else ""
+
+
+def _figure(figure: float) -> str:
+    if figure == float("inf"):
+        return "+Inf"
+    return f"{figure:.6f}" if isinstance(figure, float) else str(figure)
+
+
+def _of_status(status: dict[str, str]) -> Iterator[_Family]:
+    """Texts become labels of samples that are 1, or one sample for each text that may be."""
+    words = {key: status[key] for key in ("version", "cgroup", "mount")}
+    yield _Family("info", "gauge", "Version and places of the daemon.", [_Sample(1, words)])
+    yield _Family("state", "gauge", "1 for the state that the daemon is in, 0 for others.", [
+        _Sample(int(state == status["state"]), {"state": state}) for state in STATES
+    ])  # fmt: skip
+    yield _Family("uptime_seconds", "gauge", "Time since the daemon started.", [
+        _Sample(float(status["uptime"]), {})
+    ])  # fmt: skip
+    yield _Family("agents", "gauge", "Agents by status.", [
+        _Sample(int(value), {"status": key.removeprefix("agents.")})
+        for key, value in status.items() if key.startswith("agents.")
+    ])  # fmt: skip
+    there = status["controllers"].split(",")
+    yield _Family("controller", "gauge", "1 for each cgroup controller that agents have.", [
+        _Sample(int(name in there), {"controller": name}) for name in CONTROLLERS
+    ])  # fmt: skip
+    limits = (limit.partition("=") for limit in status["limits"].split(","))
+    yield _Family("limit", "gauge", "Built-in and configured limits.", [
+        _Sample(float(value[:-1]) if value.endswith("s") else int(value), {"limit": name})
+        for name, _, value in limits
+    ])  # fmt: skip
+
+
+def _of_accounts(base: Base) -> Iterator[_Family]:
+    accounts = base.runtime.accounts
+    yield _Family("account_used", "gauge", "What all owners hold of a resource.", [
+        _Sample(accounts.used(resource), {"account": resource}) for resource in Resource
+    ])  # fmt: skip
+    totals = {resource: accounts.total(resource) for resource in Resource}
+    yield _Family("account_total", "gauge", "What they may hold together.", [
+        _Sample(float("inf") if total is None else total, {"account": resource})
+        for resource, total in totals.items()
+    ])  # fmt: skip
+
+
+def _of_loop(base: Base) -> Iterator[_Family]:
+    loop = base.runtime.loop
+    step, whole = loop.recent
+    for name, kind, figure, doc in (
+        ("requests_total", "counter", base.requests, "Requests of the kernel that were answered."),
+        ("loop_steps_total", "counter", loop.steps, "Steps of the event loop."),
+        ("loop_cpu_seconds_total", "counter", loop.total, "Processor time of these steps."),
+        ("loop_step_longest_seconds", "gauge", loop.longest,
+         "Processor time of the longest step since the start."),
+        ("loop_step_recent_seconds", "gauge", step,
+         "Processor time of the longest step of the last minute."),
+        ("loop_lag_seconds", "gauge", whole,
+         "The longest that the event loop did not look for requests in the last minute."),
+    ):  # fmt: skip
+        yield _Family(name, kind, doc, [_Sample(figure, {})])
