@@ -1,4 +1,4 @@
-"""The story of contrib/examples, told to its end, also by daemons that are killed."""
+"""The worktree story of contrib/examples, told to its end, also by daemons that are killed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.worlds.daemon import TIMEOUT, Daemon, read, wait_until
 
-STORY = Path(__file__).parents[2] / "contrib" / "examples" / "story.sh"
+STORY = Path(__file__).parents[2] / "contrib" / "examples" / "worktree.sh"
 RESULT = "Greet the world as the tests want it on HEAD -> ctx/mender"
 #: r2 and r4 are told that the task and the child have ended, and leave it to the waits
 STEPS = (

@@ -1,8 +1,8 @@
 #!/bin/sh
-# sh story.sh [DIRECTORY]: an operator tells an agent to make the tests of a small repository pass.
-# The agent creates a work item, runs the tests as a task, has a forked child fix the code in a
-# worktree, and merges the fix. story-agent.sh is the agent. This script is the operator: it needs a
-# running ctxd and uses only files.
+# sh worktree.sh [DIRECTORY]: an operator tells an agent to make the tests of a small repository
+# pass. The agent creates a work item, runs the tests as a task, has a forked child fix the code in
+# a worktree, and merges the fix. worktree-agent.sh is the agent. This script is the operator: it
+# needs a running ctxd and uses only files.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -27,8 +27,8 @@ mkdir "$agent"
 echo turn >"$agent/mode"
 echo "explicit_root:$repository" >"$agent/workspace"
 echo "$here /examples ro" >"$agent/mount"
-echo "sh /examples/story-agent.sh" >"$agent/exec"
-# see story-agent.sh
+echo "sh /examples/worktree-agent.sh" >"$agent/exec"
+# see worktree-agent.sh
 [ -z "${GATE:-}" ] || echo "GATE=$GATE" >"$agent/env"
 # agents of root run as an unprivileged user, who must own the files
 chown -R "$(cat "$agent/uid"):$(cat "$agent/gid")" "$repository"

@@ -1,11 +1,11 @@
 #!/bin/sh
-# The agent of story.sh. It is a turn agent: each message starts a run of this program, which
+# The agent of worktree.sh. It is a turn agent: each message starts a run of this program, which
 # remembers nothing from earlier runs. The message and the files below $CTX_SELF tell it what to
 # do; a model would read the same.
 set -eu
 
-# Calls to $CTX_ROOT fail while the daemon restarts. So each command is tried several times, and must
-# succeed again if an earlier try had succeeded.
+# Calls to $CTX_ROOT fail while the daemon restarts. So each command is tried several times, and
+# must succeed again if an earlier try had succeeded.
 try() {
 	for _ in 1 2 3 4 5; do
 		"$@" && return
@@ -56,7 +56,7 @@ $(try get "$check/preview")"
 	try make "$child"
 	try put "$child/context" fork
 	try put "$child/workspace" worktree
-	try put "$child/exec" "sh /examples/story-agent.sh mend"
+	try put "$child/exec" "sh /examples/worktree-agent.sh mend"
 	try put "$child/handoff.md" "Do what the plan says, and commit it."
 	step "$CTX_RUN: made a child with a worktree"
 	try begin "$child"
