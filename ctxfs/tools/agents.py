@@ -50,7 +50,8 @@ _FILES: Final = {
 
 
 async def _spawn(request: Request) -> dict[str, Any]:
-    """``mkdir``, the files, ``start``; if any of it is refused, all of it never was."""
+    """``mkdir``, the files, ``start``; if any of it is refused, or the daemon dies before all of it
+    is done, all of it never was."""
     given, parent = request.input, request.subject
     private = given.get("preset", Profile.PRIVATE_CHILD) == Profile.PRIVATE_CHILD
     if private:
@@ -64,7 +65,8 @@ async def _spawn(request: Request) -> dict[str, Any]:
     births = request.agents.births
     with about("name"):
         name = given.get("name") or births.free_name(request.caller, request.agent)
-        request.paths.mkdir("agent", f"{name}.d")
+        with request.agents.journal.starting():
+            request.paths.mkdir("agent", f"{name}.d")
     agent = request.agents.registry.named(name)
     assert agent is not None
     try:

@@ -66,7 +66,8 @@ def _find(request: Request) -> Task:
 
 
 async def _exec(request: Request) -> dict[str, Any]:
-    """``mkdir``, the files, ``start``; if any of it is refused the task is removed again."""
+    """``mkdir``, the files, ``start``; if any of it is refused, or the daemon dies before all of it
+    is done, the task is removed again."""
     given, agent = request.input, request.agent
     known = {task.name for task in request.agents.tasks.known(agent)}
     name = given.get("task_id") or first_free("task", known.__contains__)
@@ -78,7 +79,7 @@ async def _exec(request: Request) -> dict[str, Any]:
         "accepts_input": str(int(given.get("accepts_input", False))),
         "work": given.get("work", ""),
     }
-    with about("task_id"):
+    with about("task_id"), request.agents.journal.starting():
         request.paths.mkdir(f"agent/{agent.name}.d/task", name)
     try:
         for field, value in values.items():

@@ -206,6 +206,12 @@ class Births:
         self._results = results
         self._removals = removals
 
+    def take_back(self) -> None:
+        """Agents that an earlier daemon made to start and did not start (``Journal.starting``)."""
+        for agent in self._registry:
+            if agent.status is Status.NEW and agent.made_to_start:
+                self._removals.unmake(agent)
+
     def create(self, caller: Caller, name: str) -> Agent:
         """A new agent: a child if an agent calls, else a root agent.
 
@@ -224,6 +230,7 @@ class Births:
             label=f"{name}_t",
             created=time.time(),
             wait_token=WaitFileName(secrets.token_hex(16)),
+            made_to_start=self._journal.made_to_start,
         )
         if parent is None:
             self._default_root(agent, caller)

@@ -127,6 +127,9 @@ class Plane(Generic[_I]):
         self._check_who(self._kind.removing, Act.REMOVE, caller, agent)
         item = self.find(agent, name)
         self._kind.removing.check_object(self._around, caller, item)
+        self._take_away(agent, item)
+
+    def _take_away(self, agent: Agent, item: _I) -> None:
         with self._journal.changing() as change:
             self._removing(change, agent, item)
             change.drop(item)

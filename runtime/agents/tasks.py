@@ -385,6 +385,7 @@ class TaskPlane(Plane[Task], Subscriber):
 
     def _added(self, change: Change, agent: Agent, item: Task) -> None:
         item.wait_token = WaitFileName(secrets.token_hex(16))
+        item.made_to_start = self._journal.made_to_start
 
     def _removing(self, change: Change, agent: Agent, item: Task) -> None:
         child = self.child_of(item)
@@ -401,13 +402,21 @@ class TaskPlane(Plane[Task], Subscriber):
             )
             self._waiting.resource_over(change, agent, "task", task.name, facts)
 
-    def remove(self, caller: Caller, agent: Agent, name: str) -> None:
-        """Takes an ended task away, and what it wrote."""
-        task = self.find(agent, name)
-        super().remove(caller, agent, name)
-        self.forget(task)
-        if not task.child:
-            self._trash.discard(self.directory(agent, task))
+    def _take_away(self, agent: Agent, item: Task) -> None:
+        """With what it wrote."""
+        super()._take_away(agent, item)
+        self.forget(item)
+        if not item.child:
+            self._trash.discard(self.directory(agent, item))
+
+    def take_back(self) -> None:
+        """Commands that an earlier daemon made to start and did not start
+        (``Journal.starting``)."""
+        for task in self._items.all(Task):
+            if task.status is TaskStatus.MADE and task.made_to_start:
+                agent = self._registry.get(task.agent)
+                assert agent is not None
+                self._take_away(agent, task)
 
     def forget(self, task: Task) -> None:
         """Nobody can wait for it any more."""

@@ -63,6 +63,8 @@ class Recovery:
 
         Returns when what has ended meanwhile is recorded, and what lives can be spoken to.
         """
+        self._agents.births.take_back()
+        self._agents.tasks.take_back()
         for agent in self._agents.registry:
             self._agents.wait_files.create(agent.wait_token)
             if agent.status is Status.DEAD:

@@ -355,6 +355,8 @@ class Task(Item):
     long: ClassVar[tuple[str, ...]] = ("title", "cmd", "cwd", "env")
 
     status: TaskStatus = TaskStatus.MADE
+    #: whether its making and its start are one (``Journal.starting``)
+    made_to_start: bool = False
     task_kind: str = "command_task"
     title: str = ""
     cmd: str = ""

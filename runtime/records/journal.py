@@ -61,6 +61,8 @@ class Journal:
         self._subscribers: list[Subscriber] = []
         #: None for the runtime itself
         self.acting_caller: Caller | None = None
+        #: see ``starting``
+        self.made_to_start = False
         #: what of that is still to be told
         self._order: tuple[SessionIndex, str, dict[str, str]] | None = None
         self._undelivered: list[Pending] = store.undelivered()
@@ -196,6 +198,19 @@ class Journal:
                 self.note(Change())
         finally:
             self.acting_caller, self._order = before
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """What is made meanwhile is to be started before its maker is answered. A daemon that
+        dies between the two has answered nobody, and the next one takes it back.
+
+        Not to be awaited in: others make things then.
+        """
+        self.made_to_start = True
+        try:
+            yield
+        finally:
+            self.made_to_start = False
 
     @property
     def actor(self) -> str:

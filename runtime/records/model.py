@@ -134,6 +134,8 @@ class Agent(AgentConfiguration):
     another."""
 
     status: Status = Status.NEW
+    #: whether its making and its start are one (``Journal.starting``)
+    made_to_start: bool = False
     outcome: str = ""
     reason: str = ""
     #: why it is ending, fixed when that begins: the first cause wins

@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from ctxfs.tools.registry import TOOLS
 from tests.system.test_sockets import Peer
 from tests.worlds.daemon import AGENT_UID, Daemon, read, wait_dead, wait_status, wait_until, write
+from tests.worlds.fates import CRASH_AT
 
 NAMES = sorted(tool.name for tool in TOOLS)
 #: nobody's in these tests
@@ -134,6 +137,82 @@ def test_an_orchestrator_leaves_nothing_but_its_result(daemon: Daemon) -> None:
     channels = parent / "session" / "context" / "child"
     assert sorted(os.listdir(channels)) == ["rev", "rev~1"]
     assert read(channels / "rev~1", "result.md") == "look\n"
+
+
+@pytest.mark.parametrize(
+    ("crash_at", "made"),
+    [
+        ("create.inserted", False),
+        ("write.committed:3", False),  # some of its files
+        ("start.committed", True),
+    ],
+)
+def test_who_spawns_an_agent_has_all_of_it_or_nothing(
+    daemon: Daemon, crash_at: str, made: bool
+) -> None:
+    """Also when the daemon dies before it answers: the call can be said again."""
+    boss = daemon.run("boss", "cat", mode="turn")
+    wait_status(boss, "idle")
+    daemon.kill()
+    daemon.env[CRASH_AT] = crash_at
+    daemon.start()
+    del daemon.env[CRASH_AT]
+    kid = {"agent_id": "boss", "name": "kid", "initial_message": "look", "mode": "turn",
+           "exec": "cat"}  # fmt: skip
+    request = {"op": "tool", "name": "SpawnAgent", "input": kid}
+    with operator(daemon) as connection:
+        connection.send(request)
+        daemon.wait_killed()
+    daemon.start()
+    with operator(daemon) as connection:
+        known = call(connection, "AgentGet", agent_id="boss")["children"]
+        assert [child["agent_id"] for child in known] == ["kid"] * made
+        answer = connection.ask(request)
+    assert (answer["type"], answer.get("code")) == (("error", "EEXIST") if made else ("tool", None))
+    wait_until(lambda: read(daemon.agent_dir("kid"), "out") == "look\n", "it works")
+    kinds = [event["type"] for event in daemon.events("kid")]
+    assert (kinds.count("agent.create"), kinds.count("agent.start")) == (1, 1)
+    assert os.listdir(boss / "session" / "context" / "child") == ["kid"]
+
+
+@pytest.mark.parametrize(
+    ("crash_at", "made"), [("write.committed:2", False), ("task.queued", True)]
+)
+def test_who_executes_a_command_has_all_of_it_or_nothing(
+    daemon: Daemon, crash_at: str, made: bool
+) -> None:
+    """Also when the daemon dies before it answers: the call can be said again."""
+    boss = daemon.run("boss", "cat", mode="turn")
+    wait_status(boss, "idle")
+    write(daemon.make("other", "cat", mode="turn") / "ctl", "start")
+    made_with_files = daemon.agent_dir("other") / "task" / "patient"
+    made_with_files.mkdir()
+    daemon.kill()
+    daemon.env[CRASH_AT] = crash_at
+    daemon.start()
+    del daemon.env[CRASH_AT]
+    given = {"agent_id": "boss", "task_id": "t", "cmd": "echo it", "title": "it"}
+    request = {"op": "tool", "name": "ExecCommand", "input": given}
+    with operator(daemon) as connection:
+        connection.send(request)
+        daemon.wait_killed()
+    daemon.start()
+    assert os.listdir(boss / "task") == ["t"] * made
+    with operator(daemon) as connection:
+        answer = connection.ask(request)
+    assert (answer["type"], answer.get("code")) == (("error", "EEXIST") if made else ("tool", None))
+    wait_until(lambda: read(boss / "task" / "t", "output") == "it\n", "it has run")
+    wait_until(lambda: read(boss / "task" / "t", "status") == "completed\n", "it has ended")
+    kinds = [event["type"] for event in daemon.events("boss")]
+    assert (kinds.count("task.start"), kinds.count("task.end")) == (1, 1)
+    assert made_with_files.is_dir()
+
+
+def test_an_agent_made_with_files_waits_for_its_start(daemon: Daemon) -> None:
+    """Whoever makes it may start it when they like: it is there, also after a crash."""
+    daemon.make("patient", "cat", mode="turn")
+    daemon.restart()
+    assert read(daemon.agent_dir("patient"), "status") == "new\n"
 
 
 def test_exit_statuses_tell_what_was_wrong(daemon: Daemon) -> None:
