@@ -38,6 +38,8 @@ Work = AbstractContextManager[Callable[[], _R]]
 
 _THREADS: Final = 8
 _THREADS_OF_OWNER: Final = 2
+#: an answer about processes waits no longer than this for them, and for its turn
+_LOOK_SECONDS: Final = 5.0
 #: bytes that an owner may have in line to be cut off: the kernel holds the locks of those files,
 #: and who waits cannot be killed
 _CUT_MAX: Final = 4 << 30
@@ -56,6 +58,28 @@ _LONG_SECONDS: Final = 0.005
 _SLOW_SECONDS: Final = 10.0
 
 
+class _Lanes:
+    """Threads for one sort of work: one at a time for an agent, two for an owner."""
+
+    def __init__(self) -> None:
+        self.threads = trio.CapacityLimiter(_THREADS)
+        self._payers: WeakValueDictionary[Payer, trio.Lock] = WeakValueDictionary()
+        self._owners: WeakValueDictionary[tuple[int, bool], trio.CapacityLimiter] = (
+            WeakValueDictionary()
+        )
+
+    def turn(self, who: Payer) -> trio.Lock:
+        return self._payers.setdefault(who, trio.Lock())
+
+    def share(self, who: Payer) -> trio.CapacityLimiter:
+        owner = _owner(who)
+        return self._owners.setdefault(owner, trio.CapacityLimiter(_THREADS_OF_OWNER))
+
+
+def _owner(who: Payer) -> tuple[int, bool]:
+    return who.owner, who.reserve is not Reserve.NONE
+
+
 class Disks:
     """Has threads do the work: one at a time for a file and for an agent, two for an owner.
 
@@ -64,12 +88,8 @@ class Disks:
 
     def __init__(self, payer: Callable[[Caller], Payer]) -> None:
         self._payer = payer
-        self._threads = trio.CapacityLimiter(_THREADS)
+        self._disk, self._looks = _Lanes(), _Lanes()
         self._files: WeakValueDictionary[int, trio.Lock] = WeakValueDictionary()
-        self._payers: WeakValueDictionary[Payer, trio.Lock] = WeakValueDictionary()
-        self._owners: WeakValueDictionary[tuple[int, bool], trio.CapacityLimiter] = (
-            WeakValueDictionary()
-        )
         self._cutting: Counter[tuple[int, bool]] = Counter()
         self._closing = Batches[int](_close_all)
         #: until when the disk is taken for slow
@@ -97,17 +117,29 @@ class Disks:
         raises, and ``OverTimeError``. ``file`` is the inode number of a file that it changes,
         ``size`` how many of its bytes."""
         who = self._payer(caller)
-        owner = who.owner, who.reserve is not Reserve.NONE
-        turn = self._payers.setdefault(who, trio.Lock())
-        share = self._owners.setdefault(owner, trio.CapacityLimiter(_THREADS_OF_OWNER))
-        with self._in_line(owner, size):
+        turn, share = self._disk.turn(who), self._disk.share(who)
+        with self._in_line(_owner(who), size):
             async with turn:
                 # not before, so that nobody keeps others from a file who waits for its own turn
                 lock = trio.Lock()
                 changing = lock if file is None else self._files.setdefault(file, lock)
                 async with changing, share:
                     with work as act:
-                        return await trio.to_thread.run_sync(act, limiter=self._threads)
+                        return await trio.to_thread.run_sync(act, limiter=self._disk.threads)
+
+    async def look(self, caller: Caller, work: Work[_R]) -> _R:
+        """The same for what looks at processes, by threads that do nothing else: the kernel lets
+        it wait for a process that waits for a file, which is read by ``do`` in the same caller's
+        turn. ``OverTimeError`` if it takes long, as where the file is on a disk that is gone; the
+        thread is left to itself then, and is one of its owner's until it ends."""
+        who = self._payer(caller)
+        with trio.move_on_after(_LOOK_SECONDS):
+            async with self._looks.turn(who), self._looks.threads:
+                with work as act:
+                    return await trio.to_thread.run_sync(
+                        act, limiter=self._looks.share(who), abandon_on_cancel=True
+                    )
+        raise OverTimeError("its processes cannot be looked at now: try again")
 
     @contextmanager
     def _in_line(self, owner: tuple[int, bool], size: int) -> Iterator[None]:

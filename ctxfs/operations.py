@@ -426,7 +426,11 @@ class Operations(pyfuse3.Operations):
         opened = self._open_files[fh]
         data = opened.read(off, size)
         if data is None:
-            data = await self._base.disks.do(opened.caller, opened.reading(off, size))
+            work = opened.reading(off, size)
+            if opened.looks:
+                data = await self._base.disks.look(opened.caller, work)
+            else:
+                data = await self._base.disks.do(opened.caller, work)
         return data
 
     @_boundary

@@ -51,6 +51,12 @@ BOUNDS: Final = (
         "fsync(2) is a request to wait for the disk: in a thread, one at a time for each owner, "
         "a bounded number of them",
     ),
+    Bound(
+        "self._base.disks.look",
+        None,
+        "what processes are: in a thread of another sort, one for each agent, 5 s at most; the "
+        "kernel holds no lock for it",
+    ),
     *(
         Bound(call, None, "the bytes of a real file: in a thread, one for each file and agent")
         for call in ("self._base.disks.do", "self._base.disks.change")

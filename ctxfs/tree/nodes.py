@@ -88,6 +88,8 @@ class OpenFile:
     #: how the kernel treats the pages (FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE)
     direct = True
     keep = False
+    #: whether ``reading`` looks at processes, and not at a real file
+    looks = False
 
     def __init__(self, node: Node, caller: Caller) -> None:
         self.node = node

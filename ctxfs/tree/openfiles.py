@@ -129,6 +129,7 @@ class OpenRow(OpenFile, Generic[_O]):
 class OpenGathered(OpenFile, Generic[_O]):
     """An open file whose text a thread makes, at each read at offset 0."""
 
+    looks = True
     node: Member[_O]
 
     def __init__(self, node: Member[_O], row: Gathered[_O], caller: Caller) -> None:

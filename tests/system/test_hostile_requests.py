@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +16,15 @@ from ctxfs.files import agent as agent_files
 from ctxfs.tree.inodes import PUBLIC
 from ctxfs.tree.rows import Kind
 from tests.system.hostile.compiling import compile_to
+from tests.system.hostile.guarded import guarded
 from tests.worlds.daemon import (
     AGENT_UID,
+    REMOVALS,
     TIMEOUT,
     Daemon,
     alive,
     read,
+    running,
     wait_dead,
     wait_status,
     wait_until,
@@ -199,3 +203,25 @@ def test_a_command_line_of_any_size_is_told_in_no_time_and_memory(daemon: Daemon
                 "for _ in 1 2 3; do cat $CTX_SELF/processes >&2; done; wait'")
     wait_until(lambda: read(agent, "log").count('"argued"') == 3, "it has looked at itself")
     assert took(["cat", str(agent / "processes")]) < PATIENCE
+
+
+def test_processes_that_wait_for_a_file_keep_nobody_from_files() -> None:
+    """The agent looks at itself, and reads a file meanwhile: its next page is the same caller's."""
+    daemon = Daemon(config="grace: 300ms\n")
+    # of its files nothing is read at once (preadv2(2), RWF_NOWAIT), as where nothing is in memory
+    state = Path(tempfile.mkdtemp(prefix="ctxtest-", dir="/dev/shm"))
+    daemon.arguments += ["--state", str(state)]
+    with running(daemon), guarded(daemon, bystanders=False):
+        compiled(daemon, "tangled")
+        space = daemon.path("shared", "space")
+        space.mkdir()
+        space.chmod(0o1777)
+        with open(space / "file", "w") as file:
+            file.truncate(16 << 30)
+        agent = run(daemon, "tangler", f"sh -c '/programs/tangled {space}/file 200 & "
+                    "until grep -q tangled $CTX_SELF/out; do :; done; "
+                    "while cat $CTX_SELF/processes > /dev/null; do echo seen; done'",
+                    policy="allow tangler_t shared:space read")
+        wait_until(lambda: read(agent, "out").count("seen") >= 5, "it sees itself", timeout=20)
+        assert took(["cat", str(agent / "processes")]) < PATIENCE
+    REMOVALS.begin(state)
