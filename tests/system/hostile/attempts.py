@@ -598,7 +598,8 @@ TABLE: Final[tuple[Attempt, ...]] = (
                 ("d9", "/", " bind", "cat /x/desk/hidden/secret", "exit:1 "),
             )),
           ("child d10 life=detached 'root=/desk/hidden' 'exec=/secret'",
-           "start_failed: ctxfs: mount target /proc: Read-only file system ")),
+           "start_failed: ctxfs: mount target /proc is not there and cannot be made: "
+           "Read-only file system ")),
     # an agent with the network, and one that sees the host's tree
     *rows("15.abstract network", "netter",
           ("network 127.0.0.1 @host.port", "ok"),
