@@ -26,6 +26,7 @@ LAYOUTS: Final[tuple[Layout[Any], ...]] = (
     work.LAYOUT,
     waiting.LAYOUT,
     tool.LAYOUT,
+    agent.SUPERVISOR,
 )
 _BY_NUMBER: Final = {layout.number: layout for layout in LAYOUTS}
 

@@ -63,6 +63,7 @@ class Forgetting(Subscriber):
         self._spaces.drop(places_of(agent))
         self._gone(agent_files.LAYOUT, agent.index)
         self._gone(agent_files.CHILD, agent.index)
+        self._gone(agent_files.SUPERVISOR, agent.index)
         root = root_files.LAYOUT
         directory = root.inode(0, root.number_of("agent"))
         own = agent_files.LAYOUT.inode(agent.index, agent_files.LAYOUT.top)

@@ -26,8 +26,8 @@ from ctxfs.tools.tool import Concerns, Schema
 from ctxfs.tree import inodes
 from ctxfs.tree.layouts import Layout
 from ctxfs.tree.rows import Directory, Document, File, Kind, Row, Staged
-from runtime.authority.guard import AnyGuard, said, times
-from runtime.caller import INSIDERS, Role
+from runtime.authority.guard import WITHIN_FAMILY, AnyGuard, said, times
+from runtime.caller import INSIDERS
 from runtime.sockets.operations import (
     CONNECTING,
     CONNECTING_DAEMON,
@@ -81,7 +81,7 @@ def _decided(how: str, guard: AnyGuard) -> Iterator[str]:
     """What a guard decides: who may, when, and what is refused whoever asks."""
     yield f"{how} by {said(guard.who)}, {times(guard.when)}."
     if guard.delegated:
-        yield f"Of a private child by {said(guard.who & Role.CREATOR)} only."
+        yield f"Of a private child by {said(guard.who & WITHIN_FAMILY)} only."
     reasons = [f"{reason.text} ({name_of(reason.error())})" for reason in guard.unless]
     if reasons:
         yield f"Refused if {', or if '.join(reasons)}."

@@ -88,6 +88,10 @@ def _session_target(base: Base, agent: Agent) -> str:
     return f"../../home/{agent.owner}/agent/{agent.name}/session/{name}"
 
 
+_INBOX: Final[Row[Agent]] = Inlet(
+    name="inbox", guard=SENDING, send=_send, doc="one message per flush; not in mode once"
+)
+
 ROWS: Final[tuple[Row[Agent], ...]] = (
     # the three names in /ctx/agent, then self
     Directory(name=".d", top=True, public=True, receive=_receive),
@@ -111,8 +115,7 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
     Link(name="wait", public=True, depends=("wait_token",),
         target=lambda base, agent: str(base.runtime.agents.wait_files.path(agent.wait_token)),
         doc="reading it blocks until the agent is dead"),
-    Inlet(name="inbox", guard=SENDING,
-        send=_send, doc="one message per flush; not in mode once"),
+    _INBOX,
     Shown(name="queue", polled=True, generated=True, render=_queue,
         doc="waiting messages, one JSON object per line"),
     Shown(name="message", polled=True, generated=True, render=_message,
@@ -192,6 +195,25 @@ class _Children(Layout[Agent]):
         return agent
 
 
+class _Supervisors(Layout[Agent]):
+    """Private agents as the children that they supervise find them: with an inbox, and nothing
+    else. The inodes are others, so that what the kernel keeps of an agent's files stays with
+    those who may see them.
+    """
+
+    def find(self, base: Base, index: int, row: Row[Agent]) -> Agent | None:
+        return base.runtime.agents.registry.get(AgentIndex(index))
+
+    def path(self, base: Base, agent: Agent) -> str:
+        return f"agent/{agent.name}.d"
+
+    def agent(self, base: Base, agent: Agent) -> Agent:
+        return agent
+
+    def asked(self, agent: Agent, row: Row[Agent]) -> bool:
+        return True
+
+
 LAYOUT: Final = _Agents(number=1, name="agent", rows=ROWS, told=True)
 CHILD: Final = _Children(
     number=2,
@@ -202,10 +224,22 @@ CHILD: Final = _Children(
 )  # fmt: skip
 
 
+SUPERVISOR: Final = _Supervisors(
+    number=11,
+    name="supervisor",
+    rows=(Directory(name=".d", mode=0o111, top=True, read=Role.NONE), _INBOX),
+)
+
+
 def entry(base: Base, agent: Agent, suffix: str) -> RowNode[Agent]:
     """``NAME``, ``NAME.sock`` or ``NAME.d`` in ``/ctx/agent``, or ``self``."""
     number = LAYOUT.top if suffix == ".d" else LAYOUT.beside(suffix)
     return RowNode(base, LAYOUT, agent.index, agent, number)
+
+
+def supervisor_entry(base: Base, agent: Agent) -> RowNode[Agent]:
+    """``NAME.d`` for a child of a private agent."""
+    return RowNode(base, SUPERVISOR, agent.index, agent)
 
 
 def shown_document(base: Base, agent: Agent, name: str) -> Node:

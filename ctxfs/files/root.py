@@ -51,7 +51,12 @@ def _agent_entry(base: Base, name: str) -> RowNode[Agent] | None:
 
 def _find_agent(base: Base, _: Base, call: Call, name: str) -> Node | None:
     node = _agent_entry(base, name)
-    return node if node is not None and base.visible(node.obj, call.caller) else None
+    if node is None or base.visible(node.obj, call.caller):
+        return node
+    roles = base.runtime.agents.identity.roles(call.caller, node.obj)
+    if name.endswith(".d") and roles & Role.CHILD:
+        return agent.supervisor_entry(base, node.obj)
+    return None
 
 
 def _make_agent(base: Base, _: Base, call: Call, name: str, mode: int) -> Node:

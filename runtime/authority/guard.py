@@ -81,6 +81,10 @@ class Unless(Generic[_O_contra]):
             raise self.error(sentence)
 
 
+#: for whom a delegated thing of a private child is
+WITHIN_FAMILY: Final = Role.CREATOR | Role.CHILD | Role.SENDER
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard(Generic[_O_contra]):
     """``who`` may, ``when`` the agent has one of these statuses, ``unless`` something else.
@@ -101,7 +105,7 @@ class Guard(Generic[_O_contra]):
         if not self.delegated or agent is None or not agent.private:
             return self.who
         if facts.registry.parent_of(agent) is not None:
-            return self.who & (Role.CREATOR | Role.CHILD | Role.SENDER)
+            return self.who & WITHIN_FAMILY
         return self.who
 
     def check(

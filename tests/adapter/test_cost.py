@@ -200,6 +200,8 @@ class Scene:
                     yield "self" if name == "self" else f"agent/{agent}{name}"
         elif layout is agent_files.CHILD:
             yield "agent/x.d/child/k0"
+        elif layout is agent_files.SUPERVISOR:
+            return  # for a caller that is its child; the same row is measured above
         elif layout is session_files.LAYOUT:
             yield f"{self.session}/{row.within if row.within == 'context' else ''}/{name}"
         elif layout is session_files.CHANNEL:

@@ -89,13 +89,34 @@ def test_a_hidden_parent_hears_too(daemon: Daemon) -> None:
         daemon,
         "low",
         "middle",
-        "test -e $CTX_ROOT/agent/middle.d && echo seen; echo one > $CTX_SELF/report; "
-        'ctx tool SendMessage "{\\"agent_id\\":\\"middle\\",\\"text\\":\\"two\\"}"',
+        "cd $CTX_ROOT/agent; ls | grep middle && echo listed; "
+        "for file in middle middle.sock middle.d/status middle.d/wait middle.d/ctl; do "
+        "test -e $file && echo $file seen; done; ls middle.d && echo opened; "
+        "echo one > $CTX_SELF/report; "
+        'ctx tool SendMessage "{\\"agent_id\\":\\"middle\\",\\"text\\":\\"two\\"}"; '
+        "echo three > middle.d/inbox; cat middle.d/inbox || echo unread; rmdir middle.d || echo no",
     )
     wait_dead(low)
-    assert "seen" not in read(low, "out")
-    wait_until(lambda: len(said(middle)) == 3, "all is heard")
-    assert said(middle)[:2] == ["child agent:low one", "child agent:low two"]
+    assert read(low, "out").splitlines()[1:] == ["unread", "no"], "the first line is the tool's"
+    wait_until(lambda: len(said(middle)) == 4, "all is heard")
+    assert said(middle)[:3] == [f"child agent:low {text}" for text in ("one", "two", "three")]
+    assert (daemon.root / "agent/middle.d/status").exists(), "others still see what they saw"
+
+
+def test_a_hidden_parents_inbox_is_open_to_its_own_children_only(daemon: Daemon) -> None:
+    hearing(daemon, "root")
+    middle = child(daemon, "middle", "root", _HEARING, mode="turn")
+    wait_status(middle, "idle")
+    try_it = "cd $CTX_ROOT/agent; test -e middle.d && echo seen; echo x > middle.d/inbox || echo no"
+    other = child(daemon, "other", "root", try_it)
+    low = child(daemon, "low", "middle", "sleep 1000", mode="turn")
+    lowest = child(daemon, "lowest", "low", try_it)
+    for agent in (other, lowest):
+        wait_dead(agent)
+        assert read(agent, "out") == "no\n"
+    assert said(middle) == []
+    write(low / "ctl", "kill")
+    wait_dead(low)
 
 
 def test_operators_read_what_a_root_agent_reports(daemon: Daemon) -> None:
