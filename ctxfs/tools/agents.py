@@ -25,8 +25,7 @@ from ctxfs.tools.tool import (
     wanted,
     words,
 )
-from ctxfs.tools.waiting import WAIT, WAITED, WAITS, wait_for_reply, wait_of
-from runtime import crashpoints
+from ctxfs.tools.waiting import MESSAGE_ID, WAIT, WAITED, WAITS, send, wait_of
 from runtime.agents.messages import check_id
 from runtime.caller import INSIDERS, PARTIES
 from runtime.errors import DeniedError, MalformedError, MissingError
@@ -201,27 +200,7 @@ async def _report(request: Request) -> dict[str, Any]:
 
 
 async def _send(request: Request) -> dict[str, Any]:
-    """As ``send`` on the agent's socket: an id that is said again gets what it got before."""
-    given, agent = request.input, _receiver(request)
-    name = given.get("id", "")
-    message, wait = None, None
-    if name:
-        with about("id"):
-            message = request.agents.messages.find(agent, check_id(name))
-    with request.changing() as change:
-        if message is None or message.asked != request.caller.key:
-            message = request.agents.messages.send_in(
-                change,
-                request.caller,
-                agent,
-                given["text"],
-                priority=given.get("priority", "normal"),
-                name=name,
-                asked=request.caller.key if name else "",
-            )
-        if given.get("wait"):
-            wait = wait_for_reply(request, change, agent, message)
-    crashpoints.reach("message.queued")
+    message, wait = send(request, _receiver(request))
     sent = {"message_id": message.name, "status": message.status.value}
     return sent if wait is None else {**sent, "wait_id": wait.name}
 
@@ -388,7 +367,7 @@ TOOLS: Final = (
             {"agent_id": text("the agent"), "text": text("the message", minLength=1)},
             {
                 "priority": words("normal by default", *PRIORITIES),
-                "id": text("an id; a message with a known id is not sent again", minLength=1),
+                "id": MESSAGE_ID,
                 "wait": WAITS,
             },
         ),

@@ -23,11 +23,10 @@ from ctxfs.tools.tool import (
     waking,
     words,
 )
-from ctxfs.tools.waiting import WAITED, WAITS, wait_for_reply
-from runtime import crashpoints
+from ctxfs.tools.waiting import MESSAGE_ID, WAITED, WAITS, send
 from runtime.agents.results import CHILD, COMMAND
 from runtime.errors import MalformedError, WrongStateError
-from runtime.records.items import Task, TaskStatus, Wait
+from runtime.records.items import Task, TaskStatus
 from runtime.texts.names import parse_env_line, quote, timestamp
 
 
@@ -141,26 +140,19 @@ async def _output(request: Request) -> dict[str, Any]:
 
 
 async def _input(request: Request) -> dict[str, Any]:
-    task = _find(request)
-    path = _path(request, task.name, "input")
-    if request.input.get("wait"):
-        wait = _ask(request, task, request.input["text"])
-        accepted = len(request.input["text"].encode())
-        return {"task_id": task.name, "accepted": accepted, "wait_id": wait.name}
-    accepted = await request.paths.write_some(path, request.input["text"])
-    return {"task_id": task.name, "accepted": accepted}
-
-
-def _ask(request: Request, task: Task, text: str) -> Wait:
-    """A message to the child of a handle, as its ``input`` takes it, and a wait for the reply."""
+    given, task = request.input, _find(request)
+    asked = next((key for key in ("wait", "id") if given.get(key)), "")
+    if not asked:
+        accepted = await request.paths.write_some(_path(request, task.name, "input"), given["text"])
+        return {"task_id": task.name, "accepted": accepted}
     child = request.agents.tasks.child_of(task)
     if child is None:
-        raise MalformedError(f"wait: {quote(task.name)} is a command, which answers no messages")
-    with request.changing() as change:
-        message = request.agents.messages.send_in(change, request.caller, child, text)
-        wait = wait_for_reply(request, change, child, message)
-    crashpoints.reach("message.queued")
-    return wait
+        what = f"{quote(task.name)} is a command, which takes bytes, and answers no messages"
+        raise MalformedError(f"{asked}: {what}: omit it")
+    message, wait = send(request, child)
+    accepted = len(given["text"].encode())
+    sent = {"task_id": task.name, "accepted": accepted, "message_id": message.name}
+    return sent if wait is None else {**sent, "wait_id": wait.name}
 
 
 async def _stop(request: Request) -> dict[str, Any]:
@@ -334,10 +326,11 @@ TOOLS: Final = (
         schema=inputs(
             Concerns.CALLER,
             {**_OF_TASK, "text": text("what to write; a line ends with a newline", minLength=1)},
-            {"wait": WAITS},
+            {"id": MESSAGE_ID, "wait": WAITS},
         ),
         output_schema=shape(
-            {"task_id": _ID, "accepted": count("number of accepted bytes")}, WAITED
+            {"task_id": _ID, "accepted": count("number of accepted bytes")},
+            {"message_id": text("with id or wait: the id of the message"), **WAITED},
         ),
         handler=_input,
     ),

@@ -19,6 +19,8 @@ from ctxfs.tools.tool import (
     wanted,
     words,
 )
+from runtime import crashpoints
+from runtime.agents.messages import check_id
 from runtime.errors import MalformedError
 from runtime.records.change import Change
 from runtime.records.items import Message, Wait, WaitStatus
@@ -77,23 +79,63 @@ async def _wait_for(request: Request) -> dict[str, Any]:
     return waking(request, view)
 
 
-def wait_for_reply(request: Request, change: Change, child: Agent, message: Message) -> Wait:
-    """A wait of the calling agent for the end of a message to one of its children, in the change
-    that sends it; the one that an earlier call made for the same message.
+def send(request: Request, to: Agent) -> tuple[Message, Wait | None]:
+    """The message that a call's input describes, as ``send`` on the agent's socket sends it; with
+    ``wait`` also a wait of the calling agent for its end, in the same change.
 
-    ``MalformedError``, and whatever making and arming a wait raise.
+    An ``id`` that is said again gets what it got before, of which nothing changes.
     """
-    agent, waiting = _waiter(request), request.agents.waiting
-    on = f"reply {child.name} {message.name}"
-    known = {wait.name: wait for wait in request.agents.items.of(agent.index, Wait)}
-    for earlier in reversed(known.values()):
+    given, messages = request.input, request.agents.messages
+    name, waits = given.get("id", ""), given.get("wait", False)
+    message, wait = None, None
+    if name:
+        with about("id"):
+            message = messages.find(to, check_id(name))
+    if message is not None and message.asked == request.caller.key:
+        wait = _wait_before(request, to, message) if waits else None
+        if wait is not None or not waits:
+            return message, wait
+    else:
+        message = None
+    with request.changing() as change:
+        if message is None:
+            message = messages.send_in(
+                change,
+                request.caller,
+                to,
+                given["text"],
+                priority=given.get("priority", "normal"),
+                name=name,
+                asked=request.caller.key if name else "",
+            )
+        if waits:
+            wait = _wait_for_reply(request, change, to, message)
+    crashpoints.reach("message.queued")
+    return message, wait
+
+
+def _wait_before(request: Request, child: Agent, message: Message) -> Wait | None:
+    """The wait that an earlier call made for the same message; ``MalformedError``."""
+    agent = _waiter(request)
+    for wait in reversed(request.agents.items.of(agent.index, Wait)):
         # an older one is for a message to an earlier child of that name
-        if message.index and earlier.on == on and earlier.created >= message.created:
-            return earlier
+        if wait.on == _reply(child, message) and wait.created >= message.created:
+            return wait
+    return None
+
+
+def _wait_for_reply(request: Request, change: Change, child: Agent, message: Message) -> Wait:
+    """``MalformedError``, and whatever making and arming a wait raise."""
+    agent, waiting = _waiter(request), request.agents.waiting
+    known = {wait.name for wait in request.agents.items.of(agent.index, Wait)}
     wait = waiting.add(change, agent, first_free("wait", known.__contains__))
     with about("wait"):
-        waiting.begin(change, request.caller, agent, wait, on)
+        waiting.begin(change, request.caller, agent, wait, _reply(child, message))
     return wait
+
+
+def _reply(child: Agent, message: Message) -> str:
+    return f"reply {child.name} {message.name}"
 
 
 def _waiter(request: Request) -> Agent:
@@ -131,6 +173,7 @@ WAITS: Final = flag(
     "for a child in mode turn or resident: wake the calling agent when this message has ended, "
     "with the reply"
 )
+MESSAGE_ID: Final = text("an id; a message with a known id is not sent again", minLength=1)
 WAITED: Final = {"wait_id": text("with wait: the id of the wait for the reply")}
 
 TOOLS: Final = (

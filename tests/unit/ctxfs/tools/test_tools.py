@@ -1026,11 +1026,15 @@ def test_a_question_is_sent_with_a_wait_for_its_answer(desk: Desk, name: str) ->
     assert _asked(desk) == ["why?", "so"]
 
 
-def test_a_question_that_is_asked_again_has_the_same_wait(desk: Desk) -> None:
+@pytest.mark.parametrize(("name", "about"), [("SendMessage", "agent_id"), ("TaskInput", "task_id")])
+def test_a_question_that_is_asked_again_has_the_same_wait(
+    desk: Desk, name: str, about: str
+) -> None:
     _kid(desk)
-    given = {"agent_id": "kid", "text": "why?", "id": "m", "wait": True}
-    first = desk.call("SendMessage", given)
-    assert desk.call("SendMessage", given) == first
+    given = {about: "kid", "text": "why?", "id": "m", "wait": True}
+    first = desk.call(name, given)
+    Draft202012Validator(BY_NAME[name].output_schema).validate(first)
+    assert desk.call(name, given) == first
     assert _asked(desk) == ["why?", "reply kid m"]
     child = desk.agents.registry.named("kid")
     assert child is not None
@@ -1038,13 +1042,28 @@ def test_a_question_that_is_asked_again_has_the_same_wait(desk: Desk) -> None:
         (message,) = desk.agents.messages.pending(child)
         desk.agents.messages.deliver(change, child, message, RunId("r1"))
         desk.agents.messages.end(change, child, message, MessageStatus.PROCESSED, reply="so")
-    again = desk.call("SendMessage", given)
-    assert again == {**first, "status": "processed"}
+    again = desk.call(name, given)
+    assert again == first | ({"status": "processed"} if "status" in first else {})
     wait = desk.agents.waiting.find(desk.coder, first["wait_id"])
     assert json.loads(wait.payload)["reply"] == "so"
     desk.call("WaitCancel", {"wait_id": wait.name})
-    later = desk.agents.waiting.find(desk.coder, desk.call("SendMessage", given)["wait_id"])
+    later = desk.agents.waiting.find(desk.coder, desk.call(name, given)["wait_id"])
     assert later.status == "fired", "its answer is still known"
+
+
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize(("name", "about"), [("SendMessage", "agent_id"), ("TaskInput", "task_id")])
+def test_a_message_that_is_sent_again_changes_nothing(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, name: str, about: str, wait: bool
+) -> None:
+    _kid(desk)
+    given = {about: "kid", "text": "why?", "id": "m", "wait": wait}
+    first = desk.call(name, given)
+    assert first["message_id"] == "m"
+    commits: list[Change] = []
+    monkeypatch.setattr(desk.agents.journal, "commit", commits.append)
+    assert desk.call(name, {**given, "text": "who?"}) == first
+    assert commits == []
 
 
 def test_a_wait_for_a_message_that_was_sent_without_one(desk: Desk) -> None:
@@ -1083,10 +1102,11 @@ def test_where_no_wait_can_be_nothing_is_sent(desk: Desk) -> None:
         (None, "SendMessage", {"agent_id": "helper"}, MalformedError, "^wait: .* has no child"),
         (ROOT, "SendMessage", {"agent_id": "helper"}, MalformedError, "^wait: an operator"),
         (None, "TaskInput", {"task_id": "t"}, MalformedError, "^wait: .* is a command"),
+        (None, "TaskInput", {"task_id": "t", "id": "m", "wait": False}, MalformedError, "^id: .*"),
         (ROOT, "TaskInput", {"task_id": "kid", "agent_id": "coder"}, DeniedError, "the creator"),
     ):
         with refused(error, match):
-            desk.call(name, {**given, "text": "why?", "wait": True}, caller)
+            desk.call(name, {"wait": True, **given, "text": "why?"}, caller)
         assert _everything(desk) == before
     assert _asked(desk) == []
 
