@@ -90,7 +90,7 @@ def send(request: Request, to: Agent) -> tuple[Message, Wait | None]:
     message, wait = None, None
     if name:
         with about("id"):
-            message = messages.find(to, check_id(name))
+            message = messages.meant(request.caller, to, check_id(name))
     if message is not None and message.asked == request.caller.key:
         wait = _wait_before(request, to, message) if waits else None
         if wait is not None or not waits:

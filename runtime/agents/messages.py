@@ -180,9 +180,15 @@ class Messages:
         """The one that is being worked on."""
         return next((m for m in self._of(agent) if m.status is MessageStatus.RUNNING), None)
 
-    def find(self, agent: Agent, name: MessageId) -> Message | None:
-        """A message of the agent's current session."""
-        return self._items.named(agent.index, Message, f"{agent.session}/{name}")
+    def find(self, agent: Agent, name: MessageId, reporter: str = "") -> Message | None:
+        """A message of the agent's current session, or the report of this id that a reporter
+        (``Caller.key``) asked for."""
+        key = Message.key_of(agent.session, name, reporter)
+        return self._items.named(agent.index, Message, key)
+
+    def meant(self, caller: Caller, agent: Agent, name: MessageId) -> Message | None:
+        """What a caller means by an id: its own report, else a message of the session."""
+        return self.find(agent, name, caller.key) or self.find(agent, name)
 
     def is_parents(self, agent: Agent, message: Message) -> bool:
         """Whether the agent's parent sent it, or made the agent with it as its task."""
@@ -322,8 +328,8 @@ class Messages:
         wanted = check_id(name) if name else None
         if supervisor is not None:
             if wanted is not None:
-                known = self.find(supervisor, wanted)
-                if known is not None and known.asked == caller.key:
+                known = self.find(supervisor, wanted, caller.key)
+                if known is not None:
                     return known.name
             asked = caller.key if name else ""
             with self._journal.acting(caller), self._journal.changing() as change:
@@ -399,7 +405,8 @@ class Messages:
                 "wait), or end it and remove it with rmdir or AgentRemove"
             )
         wanted = check_id(name) if name else None
-        if wanted is not None and self.find(agent, wanted) is not None:
+        reporter = asked if provenance == REPORTED else ""
+        if wanted is not None and self.find(agent, wanted, reporter) is not None:
             raise TakenError(f"{quote(name)} is the id of another message of this session")
         return self._add(
             change,

@@ -318,6 +318,7 @@ class Message(Item):
     """One message to an agent; ``name`` is its id, unique in its session.
 
     ``asked`` identifies the caller that gave the id and may repeat it; empty for a random id.
+    The ids of reports are their reporters': no child can take that of another child's.
     """
 
     kind: ClassVar[str] = "message"
@@ -341,7 +342,13 @@ class Message(Item):
 
     @property
     def key(self) -> str:
-        return f"{self.session}/{self.name}"
+        asked = self.asked if self.provenance == REPORTED else ""
+        return self.key_of(self.session, self.name, asked)
+
+    @staticmethod
+    def key_of(session: SessionIndex, name: MessageId, reporter: str = "") -> str:
+        """The key of a message of this id; of a report, of what its caller asked for."""
+        return f"{session}/{reporter} {name}" if reporter else f"{session}/{name}"
 
 
 @_with_long

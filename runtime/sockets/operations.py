@@ -205,7 +205,7 @@ async def _send(request: Request) -> None:
         raise MalformedError("id: write a string that names this message")
     if not isinstance(text, str):
         raise MalformedError("input: write a string, the text of the message")
-    message = messages.find(agent, check_id(name))
+    message = messages.meant(caller, agent, check_id(name))
     if message is None or message.asked != caller.key:
         priority = request.fields.get("priority", "normal")
         message = messages.send(
@@ -250,7 +250,7 @@ async def _tell_reply(request: Request, message: Message) -> None:
 
 async def _cancel(request: Request) -> None:
     name, messages = MessageId(str(request.fields.get("id"))), request.agents.messages
-    message = messages.find(request.agent, name)
+    message = messages.meant(request.caller, request.agent, name)
     if message is None:
         raise MissingError(f"there is no message {quote(name)} in this session")
     if message.over:

@@ -309,7 +309,7 @@ class Sockets(Subscriber):
         own = False
         name = request.fields.get("id") if operation.of_message else None
         if agent is not None and isinstance(name, str):
-            message = self._agents.messages.find(agent, MessageId(name))
+            message = self._agents.messages.meant(caller, agent, MessageId(name))
             own = message is not None and message.asked == caller.key
         operation.guard.check(
             Act.ASK,

@@ -16,7 +16,7 @@ from runtime.errors import (
     UnsupportedError,
     WrongStateError,
 )
-from runtime.ids import RunId
+from runtime.ids import MessageId, RunId
 from runtime.records.change import Change
 from runtime.records.items import Message, MessageStatus, Report
 from runtime.records.lifecycle import Status
@@ -212,8 +212,25 @@ def test_an_id_said_again_is_not_reported_again(world: World, boss: Agent, child
     world.agents.journal.commit(change)
     assert report(world, child, name="1") == "1"
     assert queue(world, boss) == []
+
+
+def test_no_child_takes_the_id_of_anothers_report(world: World, boss: Agent, child: Agent) -> None:
+    messages, other = world.agents.messages, made(world, "other", boss)
+    assert report(world, child, "squat", name="1") == "1"
+    assert messages.send(inside(other), boss, "honest", name="1", asked=inside(other).key)
+    assert messages.send(USER, boss, "do it", name="1", asked=USER.key)
+    assert [message.text for message in queue(world, boss)] == ["squat", "honest", "do it"]
+    # each caller means its own one; what is not a report has its id alone in the session
+    for caller, text in ((inside(child), "squat"), (inside(other), "honest"), (ROOT, "do it")):
+        found = messages.meant(caller, boss, MessageId("1"))
+        assert found is not None and found.text == text
     with pytest.raises(TakenError):
-        report(world, made(world, "other", boss), name="1")
+        messages.send(ROOT, boss, "again", name="1", asked=ROOT.key)
+    # a later child of the same name is another one
+    world.agents.journal.update(other, status=Status.DEAD)
+    world.agents.removals.remove(other)
+    report(world, made(world, "other", boss), "more", name="1")
+    assert queue(world, boss)[-1].text == "more"
 
 
 def test_nor_is_one_that_nobody_receives(
