@@ -14,6 +14,7 @@ from typing import Final
 import trio
 
 from runtime.agents.parts import Agents
+from runtime.authority.disk import Gait
 from runtime.authority.limits import spent
 from runtime.cell.execution import LiveCell, LiveCells
 from runtime.kernel.cgroups import Hierarchy
@@ -112,6 +113,6 @@ def _place(agent: Agent, live_cell: LiveCell) -> Place:
 
 def _measured(places: Iterable[Place]) -> tuple[list[int], float]:
     """Bytes in each place, and the seconds of the processor that this took."""
-    begun = time.thread_time()
-    found = [memory((place,))[0] for place in places]
+    begun, gait = time.thread_time(), Gait()
+    found = [memory((place,), gait.step)[0] for place in places]
     return found, time.thread_time() - begun

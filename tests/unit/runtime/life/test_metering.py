@@ -46,7 +46,7 @@ def test_what_a_child_uses_is_its_parents_too(
     world.live(older)
     sizes = {"boss": 1, "kid": 20, "older": 300}
 
-    def memory(places: Sequence[Place]) -> tuple[int, int]:
+    def memory(places: Sequence[Place], pause: object = None) -> tuple[int, int]:
         return sum(sizes[place.agent] for place in places), len(places)
 
     monkeypatch.setattr(metering, "memory", memory)
