@@ -75,13 +75,14 @@ class Source:
 
 def ends_of(source: Source, part: int, maximum: int, where: str) -> tuple[str, bool]:
     """Head and tail, ``part`` bytes of each, or all of at most ``maximum`` bytes; and whether
-    something was left out, which the text says."""
+    something was left out, which the text says, and ``where`` all of it is, unless that is
+    empty."""
     size = source.size()
     if source.running:
         start = max(0, size - 2 * part)
         text = source.read(start, 2 * part).decode(errors="ignore")
         return text, start > 0 or source.cut
-    if size <= 2 * part:
+    if size <= maximum:
         text = source.read(0, size).decode(errors="replace")
         # bytes that are not UTF-8 grow by that
         if len(text.encode()) <= maximum:
@@ -90,7 +91,8 @@ def ends_of(source: Source, part: int, maximum: int, where: str) -> tuple[str, b
     start = max(part, size - part)
     tail = source.read(start, part).decode(errors="ignore")
     left = size - len(head.encode()) - len(tail.encode())
-    return f"{head}\n[{left} bytes left out: see {where}]\n{tail}", True
+    see = f": see {where}" if where else ""
+    return f"{head}\n[{left} bytes left out{see}]\n{tail}", True
 
 
 def file_source(path: Path, shown: str = "") -> Source:
@@ -334,6 +336,12 @@ def _facts(
         "exit": exit_text,
         "reason": reason,
     }
+
+
+def shortened(text: str, where: str) -> tuple[str, bool]:
+    """Of a text what is shown of any: ``ends_of`` in at most 8 KiB."""
+    data = text.encode()
+    return _shown(Source(lambda: len(data), lambda at, size: data[at : at + size], ""), where)
 
 
 def _shown(source: Source, where: str) -> tuple[str, bool]:

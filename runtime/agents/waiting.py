@@ -21,7 +21,7 @@ import trio
 from runtime import crashpoints
 from runtime.agents.messages import Messages, notice_of
 from runtime.agents.planes import Around, Plane, PlaneKind, armed_for
-from runtime.agents.results import EndFacts, Results
+from runtime.agents.results import EndFacts, Results, shortened
 from runtime.agents.work import WorkPlane
 from runtime.authority.attenuation import Authority
 from runtime.authority.guard import TAKING, Act, Facts, Guard, Unless
@@ -64,9 +64,6 @@ _FOR_AN_END: Final = 16
 _FOR_A_MESSAGE: Final = 64
 #: and for the end of one message: many of these may end in one change
 _FOR_ONE_MESSAGE: Final = 4
-#: bytes of a reply that a payload shows, and of each end of one that does not fit
-_REPLY_MAX: Final = 8 << 10
-_REPLY_PART: Final = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +78,6 @@ class _Condition:
     over: Callable[[WaitingPlane, Change, Agent, str], Payload | None]
     #: how many can wait for the same, if it is something that many can wait for
     shared: int = 0
-
-
-def _shortened(reply: str) -> tuple[str, bool]:
-    """Head and tail of a reply, saying what was left out, and whether something was."""
-    data = reply.encode()
-    if len(data) <= _REPLY_MAX:
-        return reply, False
-    head = data[:_REPLY_PART].decode(errors="ignore")
-    tail = data[-_REPLY_PART:].decode(errors="ignore")
-    left = len(data) - len(head.encode()) - len(tail.encode())
-    return f"{head}\n[{left} bytes left out]\n{tail}", True
 
 
 def _message_payload(message: Message) -> dict[str, Any]:
@@ -375,10 +361,11 @@ class WaitingPlane(Plane[Wait], Subscriber):
         self, change: Change, agent: Agent, child: Agent, message: Message
     ) -> Payload:
         """What a wait for the reply to an ended message is answered with."""
-        reply, truncated = _shortened(change.peek(message, "reply"))
+        whole = change.peek(message, "reply")
         handle, path = self._items.named(agent.index, Task, child.name), ""
-        if reply and handle is not None and handle.child == child.index:
+        if whole and handle is not None and handle.child == child.index:
             path = f"{self._around.mount}/agent/{agent.name}.d/task/{handle.name}/output"
+        reply, truncated = shortened(whole, "path" if path else "")
         return {
             "child": child.name,
             "message": message.name,

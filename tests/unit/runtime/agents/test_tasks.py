@@ -396,12 +396,18 @@ def write(world: World, agent: Agent, data: bytes) -> Task:
     return task
 
 
-@pytest.mark.parametrize("data", [b"", b"hello\n", "ä".encode() * 4000, b"x" * 8000])
+@pytest.mark.parametrize("data", [b"", b"hello\n", "ä".encode() * 4096, b"x" * 8192])
 def test_a_short_output_is_its_preview(world: World, agent: Agent, data: bytes) -> None:
     task = write(world, agent, data)
     assert world.agents.tasks.preview(task)[0] == data.decode()
     assert world.agents.tasks.source(task).size() == len(data)
     assert world.agents.tasks.source(task).read(2, 3) == data[2:5]
+
+
+def test_one_byte_more_than_is_shown_is_too_much(world: World, agent: Agent) -> None:
+    shown, cut = world.agents.tasks.preview(write(world, agent, b"x" * 8193))
+    assert shown == f"{'x' * 4000}\n[193 bytes left out: see output]\n{'x' * 4000}"
+    assert cut
 
 
 def test_of_a_long_output_head_and_tail_are_shown(world: World, agent: Agent) -> None:
@@ -427,7 +433,7 @@ def test_characters_are_not_cut(world: World, agent: Agent) -> None:
         world.agents.tasks.remove(USER, agent, "t")
 
 
-@pytest.mark.parametrize("size", [1, 2700, 4000, 5000, 8000, 8001, 100_000])
+@pytest.mark.parametrize("size", [1, 2700, 4000, 5000, 8000, 8192, 8193, 100_000])
 def test_what_is_no_text_does_not_grow_beyond_the_maximum(
     world: World, agent: Agent, size: int
 ) -> None:

@@ -803,7 +803,7 @@ def test_of_a_long_reply_head_and_tail_are_shown(
         assert found["reply"] == reply
         return
     head, note, tail = found["reply"].split("\n")
-    assert note == f"[{size - len((head + tail).encode())} bytes left out]"
+    assert note == f"[{size - len((head + tail).encode())} bytes left out: see path]"
     assert reply.startswith(head)
     assert reply.endswith(tail)
     assert shown - 8 < len((head + tail).encode()) <= shown
@@ -817,6 +817,9 @@ def test_a_child_without_a_handle_has_no_path_for_its_reply(
     wait = armed(world, agent, "x", "reply kid")
     answered(world, kid, asked(world, agent, kid), reply="so")
     assert (reply_of(wait)["reply"], reply_of(wait)["path"]) == ("so", "")
+    wait = armed(world, agent, "y", "reply kid")
+    answered(world, kid, asked(world, agent, kid), reply="x" * 8193)
+    assert "\n[193 bytes left out]\n" in reply_of(wait)["reply"], "it is nowhere to be seen"
 
 
 def test_only_children_that_take_messages_are_asked(
