@@ -8,16 +8,14 @@ import os
 import secrets
 import shutil
 import time
-from functools import cache
 from typing import Any, Final
 
 from runtime import crashpoints
+from runtime.agents.ends import Ends
 from runtime.agents.messages import Messages
 from runtime.agents.planes import Around
 from runtime.agents.removals import Removals
-from runtime.agents.results import Results
 from runtime.agents.tasks import TaskPlane, why_fetching, why_no_handle
-from runtime.agents.waiting import WaitingPlane
 from runtime.authority.guard import Act, Facts, Guard, Unless, of_move
 from runtime.caller import CONTROLLERS, NOBODY, Caller, Role
 from runtime.errors import (
@@ -185,8 +183,7 @@ class Births:
         privilege: Privilege,
         messages: Messages,
         tasks: TaskPlane,
-        waiting: WaitingPlane,
-        results: Results,
+        ends: Ends,
         removals: Removals,
     ) -> None:
         self._around = around
@@ -202,8 +199,7 @@ class Births:
         self._privilege = privilege
         self._messages = messages
         self._tasks = tasks
-        self._waiting = waiting
-        self._results = results
+        self._ends = ends
         self._removals = removals
 
     def take_back(self) -> None:
@@ -465,11 +461,7 @@ class Births:
         change = Change()
         change.set(agent, **values)
         former = self._registry.parent_of(agent)
-        if former is not None:  # it stops being a child of that agent
-            self._tasks.drop_handle(change, former, agent)
-            above = former
-            facts = cache(lambda: self._results.of_child(change, above, agent))
-            self._waiting.child_over(change, former, agent, facts, "", "")
+        self._ends.leave(change, agent)
         if parent is not None:
             change.channels.append((parent.session, agent.name))
             self._tasks.make_handle(change, parent, agent)

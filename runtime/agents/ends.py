@@ -77,9 +77,21 @@ class Ends:
         change.tell(agent, "agent.stop", status=outcome.value, reason=reason)
         if parent is not None:
             self._tasks.child_ended(change, parent, agent, outcome, reason)
-            above = parent
-            facts = cache(lambda: self._results.of_child(change, above, agent))
-            self._waiting.child_over(change, parent, agent, facts, outcome.value, reason)
+            self._tell(change, parent, agent, outcome.value, reason)
+
+    def leave(self, change: Change, agent: Agent) -> None:
+        """Adds that a ``new`` agent is not its parent's child any more."""
+        parent = self._registry.parent_of(agent)
+        if parent is not None:
+            self._tasks.drop_handle(change, parent, agent)
+            self._tell(change, parent, agent, "", "")
+
+    def _tell(
+        self, change: Change, parent: Agent, agent: Agent, outcome: str, reason: str
+    ) -> None:
+        """Fires what its parent waits for."""
+        facts = cache(lambda: self._results.of_child(change, parent, agent))
+        self._waiting.child_over(change, parent, agent, facts, outcome, reason)
 
     def record_some(
         self, change: Change, agent: Agent, reason: str, *, everything: bool

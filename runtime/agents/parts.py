@@ -166,8 +166,7 @@ def open_agents(
         privilege=privilege,
         messages=messages,
         tasks=tasks,
-        waiting=waiting,
-        results=results,
+        ends=ends,
         removals=removals,
     )
     return Agents(

@@ -167,15 +167,14 @@ class Removals:
     def unmake(self, agent: Agent) -> None:
         """Takes back the making of a ``new`` agent, whose configuration failed.
 
-        Unlike after ``remove``, neither a session nor a channel tells of it.
+        Unlike after ``remove``, neither a session nor a channel tells of it. What its parent
+        began to wait for meanwhile is told to it all the same.
         """
         session = self._sessions.load(agent.session)
         channel_of = agent.parent_session
         change = Change()
         change.set(agent, removed=True, parent_session=None, channel="")
-        parent = self._registry.parent_of(agent)
-        if parent is not None:
-            self._tasks.drop_handle(change, parent, agent)
+        self._ends.leave(change, agent)
         try:
             self._erase(change, session)
         except NoSpaceError:

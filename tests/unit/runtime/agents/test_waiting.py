@@ -771,6 +771,20 @@ def test_the_end_of_the_child_fires_the_waits_for_its_replies(
     assert len(notices(world, agent)) == len(waits)
 
 
+@pytest.mark.parametrize("on", ["child kid", "reply kid", "task kid"])
+def test_a_child_that_is_taken_back_is_waited_for_no_longer(
+    world: World, agent: Agent, on: str
+) -> None:
+    """Its files were being written; another process of its parent was quick."""
+    kid = world.agents.births.create(inside(world.may_create(agent)), "kid")
+    world.agents.journal.update(kid, mode="turn")
+    wait = armed(world, agent, "x", on)
+    world.agents.removals.unmake(kid)
+    assert wait.status == "fired"
+    (notice,) = notices(world, agent)
+    assert notice["wait"] == "x"
+
+
 def test_a_child_that_is_given_away_answers_another(world: World, agent: Agent) -> None:
     kid = world.agents.births.create(inside(world.may_create(agent)), "kid")
     world.agents.journal.update(kid, mode="turn")
