@@ -261,17 +261,21 @@ def test_who_is_spoken_to_says_what_it_likes_and_holds_up_nobody(
 @pytest.mark.usefixtures("guard_beside")
 @pytest.mark.settings(messages=30, grace="300ms")
 def test_what_leaves_messages_behind_is_not_begun_without_end(daemon: Daemon) -> None:
-    """Waits that fire at once, and tasks that are stopped before they start, both removed."""
+    """Waits that fire at once, and tasks that are stopped before they start. Who removes them
+    need not be told of them any more."""
     lines = (
         "cd $CTX_SELF; exec 2> /dev/null",
         "i=0; while [ $i -lt 60 ]; do mkdir waiting/x && echo 'timer 0s' > waiting/x/on "
-        "&& rmdir waiting/x && echo waited; i=$((i+1)); done",
-        "i=0; while [ $i -lt 60 ]; do mkdir task/x && echo stop > task/x/ctl "
-        "&& rmdir task/x && echo stopped; i=$((i+1)); done",
+        "&& rmdir waiting/x && echo removed; i=$((i+1)); done",
+        "i=0; while [ $i -lt 60 ]; do mkdir waiting/x$i && echo 'timer 0s' > waiting/x$i/on "
+        "&& echo waited; i=$((i+1)); done",
+        "i=0; while [ $i -lt 60 ]; do mkdir task/x$i && echo stop > task/x$i/ctl "
+        "&& echo stopped; i=$((i+1)); done",
         "echo over; sleep 1000",
     )
     agent = daemon.run("noter", f"sh -c {shlex.quote('; '.join(lines))}", "go", mode="turn")
     wait_until(lambda: "over\n" in read(agent, "out"), "it has tried it all")
+    assert read(agent, "out").count("removed\n") == 60
     assert read(agent, "out").count("waited\n") == 30
     assert read(agent, "out").count("stopped\n") == 0
     assert read(agent, "queue").count("\n") == 30
