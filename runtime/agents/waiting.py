@@ -67,6 +67,19 @@ _FOR_ONE_MESSAGE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """A payload as ``payload`` shows it and as JSON: made once for all that are told it."""
+
+    shown: str
+    json: str
+
+    @classmethod
+    def of(cls, payload: Payload) -> Answer:
+        json = dump_json(payload)
+        return cls(payload if isinstance(payload, str) else json + "\n", json)
+
+
+@dataclass(frozen=True, slots=True)
 class _Condition:
     """A word of ``on``; ``over`` gives what it is answered with if that is there already.
 
@@ -299,14 +312,15 @@ class WaitingPlane(Plane[Wait], Subscriber):
 
     # what becomes of them
 
-    def fire(self, change: Change, agent: Agent, wait: Wait, payload: Payload) -> None:
+    def fire(self, change: Change, agent: Agent, wait: Wait, payload: Payload | Answer) -> None:
         """What an armed one waited for is there; the agent is told."""
-        self._leave(change, agent, wait, WaitCue.FIRE, payload)
+        answer = payload if isinstance(payload, Answer) else Answer.of(payload)
+        self._leave(change, agent, wait, WaitCue.FIRE, answer)
 
     def expire(self, change: Change, agent: Agent, wait: Wait) -> None:
         """Its deadline is over; the agent is told."""
         payload = {"deadline": timestamp(change.peek(wait, "expires"))}
-        self._leave(change, agent, wait, WaitCue.EXPIRE, payload)
+        self._leave(change, agent, wait, WaitCue.EXPIRE, Answer.of(payload))
 
     def cancel(self, change: Change, agent: Agent, wait: Wait) -> None:
         """Nobody wants to know any more."""
@@ -325,9 +339,11 @@ class WaitingPlane(Plane[Wait], Subscriber):
     def resource_over(
         self, change: Change, agent: Agent, kind: str, name: str, facts: EndFacts
     ) -> None:
-        """A ``task`` or ``child`` of the agent's has ended; ``facts`` is called for each wait."""
+        """A ``task`` or ``child`` of the agent's has ended; ``facts`` is called if it waits."""
+        answer: Answer | None = None
         for wait in self._oldest_first(change, agent, "on", f"{kind} {name}"):
-            self.fire(change, agent, wait, facts())
+            answer = answer or Answer.of(facts())
+            self.fire(change, agent, wait, answer)
 
     def child_over(
         self,
@@ -351,11 +367,12 @@ class WaitingPlane(Plane[Wait], Subscriber):
         parent = self._registry.parent_of(child)
         if parent is None or not self._messages.is_parents(child, message):
             return
-        payload: Payload | None = None
+        answer: Answer | None = None
         for name in (child.name, f"{child.name} {message.name}"):
             for wait in self._oldest_first(change, parent, "on", f"reply {name}"):
-                payload = payload or self._reply_payload(change, parent, child, message)
-                self.fire(change, parent, wait, payload)
+                if answer is None:
+                    answer = Answer.of(self._reply_payload(change, parent, child, message))
+                self.fire(change, parent, wait, answer)
 
     def _reply_payload(
         self, change: Change, agent: Agent, child: Agent, message: Message
@@ -409,20 +426,20 @@ class WaitingPlane(Plane[Wait], Subscriber):
         crashpoints.reach("wait.fired")
 
     def _leave(
-        self, change: Change, agent: Agent, wait: Wait, cue: WaitCue, payload: Payload | None
+        self, change: Change, agent: Agent, wait: Wait, cue: WaitCue, answer: Answer | None
     ) -> None:
-        """It is over, and with it what it meant; told to the agent if there is a payload."""
+        """It is over, and with it what it meant; told to the agent if there is an answer."""
         to = change.step(wait, cue)
         self._tell(change, agent, wait, to)
         work = change.peek(wait, "work")
-        if payload is not None:
-            shown = payload if isinstance(payload, str) else dump_json(payload) + "\n"
-            change.put(wait, payload=shown)
+        if answer is not None:
+            change.put(wait, payload=answer.shown)
             notice = {"wait": wait.name, "on": change.peek(wait, "on"), "status": to.value}
+            begin = dump_json({**notice, **_named(work)}).removesuffix("}")
             self._messages.notify(
                 change,
                 agent,
-                text=dump_json({**notice, **_named(work), "payload": payload}) + "\n",
+                text=f'{begin},"payload":{answer.json}}}\n',
                 provenance="wait",
                 sender=notice_of(wait),
             )
