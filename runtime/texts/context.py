@@ -517,11 +517,11 @@ def _note(left_out: int) -> str:
 def _field_markdown(key: str, text: str) -> str:
     if not text:
         return f"{key}:\n"
-    if text.splitlines(keepends=True) == text.splitlines():
-        return f"{key}: {text}\n"
     # splitlines() knows every character that some reader takes for the end of a line
     lines = (text if text.endswith("\n") else text + "\n").splitlines(keepends=True)
-    return f"{key}:\n" + "".join(f"\t{line}" for line in lines)
+    if lines == [text + "\n"] and text.splitlines() == [text]:
+        return f"{key}: {text}\n"
+    return f"{key}:\n\t" + "\t".join(lines)
 
 
 def _entry_markdown(entry: _Entry) -> str:
