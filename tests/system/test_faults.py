@@ -355,7 +355,9 @@ WAYS: Final[list[tuple[str, int, tuple[Stage, ...]]]] = [
                       "finish.recorded", "finish.removed", "finish.released")
     ),
     ("write.committed", 12, (stages.talking,)),
-    ("write.committed", 30, (stages.waited,)),
+    *(("write.committed", count, (stages.waited,)) for count in (30, 36, 50, 60)),
+    *((point, count, (stages.waited,))
+      for point in ("run.ended", "run.recorded") for count in (1, 2)),
     ("outbox.appended", 9, (stages.tasked,)),
 ]
 

@@ -366,12 +366,17 @@ def waited(scene: Scene) -> None:
     scene.new("waited", f"sh -c '{AT_GATE}'", parent="agent:waiter")
     scene.operator.verb("waited", "start")
     scene.wait("waited", "busy")
+    task_of_child = {"handoff.md": "gate"}
+    scene.new("asked", PROGRAMS["turn"], parent="agent:waiter", mode="turn", **task_of_child)
+    scene.operator.verb("asked", "start")
+    scene.wait("asked", "busy")
     for title, on, files in (
         ("given-up", "trigger", {}),
         ("timer", "timer 200ms", {}),
         ("late", "trigger", {"deadline": "300ms"}),
         ("task", "task one", {}),
         ("child", "child waited", {}),
+        ("reply", "reply asked", {}),
         ("trigger", "trigger", {}),
         ("message", "message", {}),
     ):

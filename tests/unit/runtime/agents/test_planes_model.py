@@ -99,6 +99,11 @@ class MMessage:
     asked: bool = False
     first: bool = False
     status: str = "queued"
+    run: str = ""
+    reply: str = ""
+    reason: str = ""
+    #: whether it can be asked for when it has ended
+    kept: bool = False
 
 
 @dataclass(eq=False)
@@ -189,6 +194,9 @@ class MAgent:
     def current(self) -> MMessage | None:
         return next((m for m in self.messages if m.status == "running"), None)
 
+    def is_parents(self, message: MMessage) -> bool:
+        return self.parent is not None and message.sender == f"agent:{self.parent.name}"
+
     def tell(self, plane: str, *words: str) -> None:
         self.events[plane].append(words)
 
@@ -272,7 +280,9 @@ class Model:
         self._check_parent(agent)
         agent.status = "busy" if agent.once else "idle"
         if text and not agent.once:
-            self._add(agent, MMessage("", "its maker", "delegation", "interject", text, first=True))
+            self._add(
+                agent, MMessage("", maker(agent), "delegation", "interject", text, first=True)
+            )
 
     def begin_end(self, agent: MAgent) -> None:
         """What it owns ends with it; what never began is over at once."""
@@ -294,7 +304,7 @@ class Model:
         # what was worked on first, though it may have been queued after what still waits
         for status, end in (("running", "failed"), ("queued", "dropped")):
             for message in [m for m in agent.messages if m.status == status]:
-                self._end_message(agent, message, end)
+                self._end_message(agent, message, end, reason=reason)
         for task in agent.tasks.values():
             if not task.over and task.child is None:
                 how = "interrupted" if outcome == "interrupted" else "cancelled"
@@ -304,7 +314,31 @@ class Model:
         handle = agent.parent.tasks.get(agent.name)
         if handle is not None and handle.child is agent and not handle.over:
             self._end_task(agent.parent, handle, _OUTCOMES[outcome], exit_of(reason), reason)
-        self._over(agent.parent, f"child {agent.name}", self._of_child(agent.parent, agent))
+        self._child_over(agent.parent, agent, outcome, reason)
+
+    def _child_over(self, parent: MAgent, child: MAgent, outcome: str, reason: str) -> None:
+        self._over(parent, f"child {child.name}", self._of_child(parent, child))
+        answer = self._of_end(child, outcome, reason)
+        for name in ("", *(f" {message.name}" for message in child.queue)):
+            self._over(parent, f"reply {child.name}{name}", answer)
+
+    @staticmethod
+    def _of_end(child: MAgent, outcome: str, reason: str) -> dict[str, Any]:
+        """What a wait for a reply is told if there is none any more."""
+        return {
+            "child": child.name, "message": "", "outcome": outcome, "run": "", "reason": reason,
+            "reply": "", "truncated": False, "path": "",
+        }  # fmt: skip
+
+    def _of_reply(self, parent: MAgent, child: MAgent, message: MMessage) -> dict[str, Any]:
+        handle = parent.tasks.get(child.name)
+        shown = message.reply and handle is not None and handle.child is child
+        path = f"/ctx/agent/{parent.name}.d/task/{child.name}/output"
+        return {
+            **self._of_end(child, message.status, message.reason),
+            "message": message.name, "run": message.run, "reply": message.reply,
+            "path": path if shown else "",
+        }  # fmt: skip
 
     @staticmethod
     def _facts(
@@ -375,8 +409,7 @@ class Model:
         former = agent.parent
         self._drop_handle(agent)
         if former is not None:
-            self._over(former, f"child {agent.name}",
-                       self._of_child(former, agent))
+            self._child_over(former, agent, "", "")
         agent.parent, agent.orphan, agent.owned = parent, False, parent is not None
         self._new_handle(agent)
 
@@ -391,7 +424,7 @@ class Model:
         assert name is not None
         _need(name.isascii() and " " not in name and len(name) <= 128, MalformedError)
         known = [m for m in agent.messages if m.name == name]
-        _need(not any(m.asked or m.status in ("queued", "running") for m in known), TakenError)
+        _need(not any(m.kept or m.status in ("queued", "running") for m in known), TakenError)
         self._add(agent, message)
 
     def _add(self, agent: MAgent, message: MMessage) -> None:
@@ -406,19 +439,25 @@ class Model:
 
     def deliver(self, agent: MAgent) -> MMessage:
         message = agent.queue[0]
-        message.status = "running"
+        message.status, message.run = "running", "r1"
         agent.status = "busy"
         return message
 
     def end_message(self, agent: MAgent, message: MMessage, status: str) -> None:
-        self._end_message(agent, message, status)
+        self._end_message(agent, message, status, reply="so")
         if agent.status == "busy":
             agent.status = "idle"
 
-    @staticmethod
-    def _end_message(agent: MAgent, message: MMessage, status: str) -> None:
-        message.status = status
+    def _end_message(
+        self, agent: MAgent, message: MMessage, status: str, *, reply: str = "", reason: str = ""
+    ) -> None:
+        message.status, message.reply, message.reason = status, reply, reason
+        message.kept = message.asked or agent.is_parents(message)
         agent.tell("message", "end", message.name or "", status)
+        if agent.parent is not None and agent.is_parents(message):
+            answer = self._of_reply(agent.parent, agent, message)
+            for name in (agent.name, f"{agent.name} {message.name}"):
+                self._over(agent.parent, f"reply {name}", answer)
 
     # tasks
 
@@ -593,6 +632,8 @@ class Model:
             _need(found, MissingError)
             if found[0].status == "dead":
                 answer = self._of_child(agent, found[0])
+        elif kind == "reply":
+            answer = self._arm_reply(agent, *argument.split(" "))
         elif kind == "message":
             asked = [m for m in agent.queue if m.provenance not in ("wait", "task_result")]
             answer = asked[0] if asked else None
@@ -604,6 +645,20 @@ class Model:
             self._leave(agent, wait, "fired", answer)
         elif wait.work:
             self._hold(agent, agent.work[wait.work])
+
+    def _arm_reply(self, agent: MAgent, name: str, wanted: str = "") -> Any:
+        child = next((c for c in self.children(agent) if c.name == name), None)
+        if child is None or child.once:
+            raise Refused(MalformedError)
+        if not wanted:
+            over = child.status == "dead"
+            return self._of_end(child, child.outcome, child.reason) if over else None
+        for message in child.messages:
+            over = message.status in _OVER["message"]
+            if message.name == wanted and (message.kept or not over):
+                _need(child.is_parents(message), MissingError)
+                return self._of_reply(agent, child, message) if over else None
+        raise Refused(MissingError)
 
     @staticmethod
     def _check_work(agent: MAgent, name: str) -> None:
@@ -693,7 +748,11 @@ IDS = ("1", "2", "3", "4", "5", "6", "7", "8", "two words", "ä", "x" * 129)
 CAUSES = (
         *("timer 0s", "timer 5s", "timer 20s", "timer 1h", "message", "trigger"),
         *("task 0", "task 0", "task 1", "task 2", "child 0", "child 0", "child 1", "task none"),
+        *("reply 0", "reply 0", "reply 1", "reply 0 last", "reply 0 last", "reply 1 last"),
+        *("reply none", "reply 0 none", "reply 0 other", "reply 0 other"),
     )
+#: of messages; "parent" is the parent of who gets them
+SENDERS = ("somebody", "parent")
 DURATIONS = ("", "0s", "5s", "20s", "1h")
 OUTCOMES = tuple(_OUTCOMES)
 
@@ -704,8 +763,21 @@ def _pick(names: Iterable[str], number: int) -> str:
     return there[number % len(there)] if there else "none"
 
 
+def maker(agent: MAgent) -> str:
+    """Whom the task of an agent is from."""
+    return "its maker" if agent.parent is None else f"agent:{agent.parent.name}"
+
+
 def _rank(record: MTask | MWork | MWait) -> tuple[bool, bool]:
     return record.over, isinstance(record, MTask) and record.child is not None
+
+
+def _last_message(agent: MAgent | None, *, parents: bool) -> str:
+    """The id of the last message of its parent's, or of somebody else's."""
+    if agent is None:
+        return "none"
+    messages = (m for m in reversed(agent.messages) if agent.is_parents(m) is parents)
+    return next((m.name for m in messages if m.name), "none")
 
 
 #: (method, what each of its arguments is chosen from)
@@ -750,11 +822,17 @@ def aimed(
                 if isinstance(values.get(key), int):
                     values[key] = _pick(sorted(there, key=lambda n: _rank(there[n])), values[key])
             if "on" in values:
-                kind, _, argument = values["on"].partition(" ")
-                if argument.isdigit():
-                    children = [c.name for c in self.model.children(agent)]
-                    found = _pick(agent.tasks if kind == "task" else children, int(argument))
-                    values["on"] = f"{kind} {found}"
+                kind, *arguments = values["on"].split(" ")
+                if arguments and arguments[0].isdigit():
+                    # those first that answer, if that is asked for
+                    children = {c.name: c for c in self.model.children(agent)}
+                    named = sorted(children, key=lambda n: kind == "reply" and children[n].once)
+                    pool: Iterable[str] = agent.tasks if kind == "task" else named
+                    arguments[0] = _pick(pool, int(arguments[0]))
+                    if arguments[1:] in (["last"], ["other"]):
+                        child = children.get(arguments[0])
+                        arguments[1] = _last_message(child, parents=arguments[1] == "last")
+                    values["on"] = " ".join((kind, *arguments))
             act(self, **values)
 
         return operation(**pools)(aim)
@@ -899,7 +977,7 @@ class Planes(RuleBasedStateMachine):
                 change.set(agent, status=status, cgroup=agents.registry.node_path(agent))
                 if text and not model.once:
                     agents.messages.queue_first(
-                        change, agent, text=text, sender="its maker", provenance="delegation"
+                        change, agent, text=text, sender=maker(model), provenance="delegation"
                     )
 
         self.both(lambda: self.model.start(model, text), act)
@@ -1024,27 +1102,56 @@ class Planes(RuleBasedStateMachine):
         asked=(False, True),
         priority=(*_PRIORITIES, *_PRIORITIES, *_PRIORITIES, "urgent"),
         long=(False, False, False, False, True),
+        sender=SENDERS,
     )
-    def send(self, name: str, identifier: str, asked: bool, priority: str, long: bool) -> None:
-        self._send(name, identifier, asked, priority, long)
+    def send(
+        self, name: str, identifier: str, asked: bool, priority: str, long: bool, sender: str
+    ) -> None:
+        self._send(name, identifier, asked, priority, long, sender)
 
     def _send(
-        self, name: str, identifier: str, asked: bool, priority: str, long: bool = False
+        self,
+        name: str,
+        identifier: str,
+        asked: bool,
+        priority: str,
+        long: bool = False,
+        sender: str = "somebody",
     ) -> None:
         if name not in self.model.agents:
             return
         model = self.model.agents[name]
         text = "x" * 101 if long else f"message {identifier}"[:100]
+        who = maker(model) if sender == "parent" else sender
 
         def act() -> None:
             with self.world.agents.journal.changing() as change:
                 self.world.agents.messages.queue(
-                    change, self.real(name), text=text, sender="somebody", provenance="operator",
+                    change, self.real(name), text=text, sender=who, provenance="operator",
                     priority=priority, name=identifier, asked="somebody" if asked else "",
                 )  # fmt: skip
 
-        message = MMessage(identifier, "somebody", "operator", priority, text, asked=asked)
+        message = MMessage(identifier, who, "operator", priority, text, asked=asked)
         self.both(lambda: self.model.send(model, message), act)
+
+    @aimed(
+        *("new", "idle", "busy"),
+        name=AGENTS,
+        wait=WAITS,
+        identifier=IDS[:8],
+        given_away=(False, True),
+    )
+    def ask(self, name: str, wait: str, identifier: str, given_away: bool) -> None:
+        """A parent sends, and waits for the answer; perhaps the child becomes another's."""
+        child = self.model.agents.get(name)
+        parent = child.parent if child is not None else None
+        if child is None or parent is None:
+            return
+        self._send(name, identifier, asked=False, priority="normal", sender="parent")
+        self._make_wait(parent.name, wait)
+        self._arm(parent.name, wait, f"reply {name} {identifier}")
+        if given_away:
+            self.adopt(name, "")
 
     @aimed("idle", name=AGENTS)
     def deliver(self, name: str) -> None:
@@ -1419,7 +1526,7 @@ class Planes(RuleBasedStateMachine):
         rows = [json.loads(line) for line in messages.render(agent).splitlines()]
         assert [row["id"] for row in rows] == [m.name for m in pending]
         kept = {m.name for m in self.items(agent, Message) if m.status in _OVER["message"]}
-        assert kept == {m.name for m in model.messages if m.asked and m.status in _OVER["message"]}
+        assert kept == {m.name for m in model.messages if m.kept}
 
     def _compare_tasks(self, agent: Agent, model: MAgent) -> None:
         tasks = self.world.agents.tasks
