@@ -66,7 +66,7 @@ def for_each(names: Sequence[str], action: Callable[[str], object]) -> list[str]
             action(name)
             worked.append(name)
         except Failure as failure:
-            if failure.status == USAGE:
-                raise
+            if failure.status == USAGE or failure.number == errno.ENOTCONN:
+                raise  # of the others the same would be said
             complain(str(failure))
     return worked

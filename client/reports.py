@@ -62,7 +62,7 @@ class Histories:
 
     def all(self) -> Iterator[str]:
         """Yield the event files of all sessions, of removed agents too."""
-        for owner in self.listed("home"):
+        for owner in sorted(self.root.call("home", os.listdir)):
             histories = f"home/{owner}/agent"
             for name in self.names or self.listed(histories):
                 sessions = f"{histories}/{name}/session"
@@ -108,7 +108,7 @@ class Histories:
             if error.errno == errno.EACCES:
                 self.denied.add(path)
             elif error.errno not in GONE:
-                raise Failure(self.root.guess(error.errno or errno.EIO, path)) from None
+                raise self.root.failure(error, path, 0.0) from None
 
     def read(self, path: str, offset: int) -> Iterator[Report]:
         """Yield what whole lines tell from an offset on, and remember where they end."""

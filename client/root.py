@@ -6,7 +6,7 @@ import errno
 import os
 import time
 
-from client.exits import USAGE, Failure
+from client.exits import NOT_RUNNING, USAGE, Failure
 from client.files import read_control, read_file, timestamp, write_file
 from client.output import decode, escape
 
@@ -96,9 +96,7 @@ class Root:
         try:
             return operation(self.join(relative))
         except OSError as error:
-            number = error.errno or errno.EIO
-            message = self.rejection(number, relative, began) or self.guess(number, relative)
-            raise Failure(message, number=number) from None
+            raise self.failure(error, relative, began) from None
 
     def read(self, relative: str) -> bytes:
         """Return the contents of a file."""
@@ -134,6 +132,18 @@ class Root:
         """Return a control of an agent, as `value` does."""
         return self.value(agent(name, file))
 
+    def failure(self, error: OSError, relative: str, began: float) -> Failure:
+        """Return what to tell of an operation that failed."""
+        number = error.errno or errno.EIO
+        if number == errno.ENOTCONN:
+            message = f"the ctxd of {self.path} died (ENOTCONN); {START_HINT}"
+            return Failure(message, NOT_RUNNING, number)
+        if not self.present("agent"):
+            message = f"no ctxd answers at {self.path}; {START_HINT}"
+            return Failure(message, NOT_RUNNING, errno.ENOTCONN)
+        message = self.rejection(number, relative, began) or self.guess(number, relative)
+        return Failure(message, number=number)
+
     def rejection(self, number: int, relative: str, began: float) -> str | None:
         """Return the daemon's reason for an operation that just failed, None if it gave none."""
         try:
@@ -152,10 +162,6 @@ class Root:
     def guess(self, number: int, relative: str) -> str:
         """Return a sentence about a failure without a reason from the daemon."""
         code = "EOPNOTSUPP" if number == errno.EOPNOTSUPP else errno.errorcode.get(number, "?")
-        if number == errno.ENOTCONN:
-            return f"the ctxd of {self.path} died ({code}); {START_HINT}"
-        if not self.present("agent"):
-            return f"no ctxd answers at {self.path}; {START_HINT}"
         missing = self.missing(relative) if number == errno.ENOENT else ""
         return missing or f"{relative}: {HINTS.get(number) or os.strerror(number)} ({code})"
 

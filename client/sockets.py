@@ -57,7 +57,8 @@ def connect(root: Root, name: str) -> socket.socket:
         if number in (errno.ENOENT, errno.ECONNREFUSED) and root.present(agent(name)):
             status = root.field(name, "status") or "unknown"
             raise Failure(f"{name} is not running: its status is {status}", NOT_RUNNING) from None
-        raise Failure(root.guess(number, agent(name)), NOT_RUNNING) from None
+        failure = root.failure(error, agent(name), began)
+        raise Failure(str(failure), NOT_RUNNING, failure.number) from None
 
 
 def connect_started(root: Root, name: str) -> socket.socket:
@@ -87,10 +88,10 @@ def connect_daemon(root: Root) -> socket.socket:
     try:
         return open_socket(root, "ctxd.sock")
     except OSError as error:
-        number = error.errno or errno.EIO
-        reason = root.rejection(number, "ctxd.sock", began) or root.guess(number, "ctxd.sock")
-        status = DENIED if number in (errno.EACCES, errno.EPERM) else NOT_RUNNING
-        raise Failure(reason, status) from None
+        failure = root.failure(error, "ctxd.sock", began)
+        denied = error.errno in (errno.EACCES, errno.EPERM)
+        status = DENIED if denied else NOT_RUNNING
+        raise Failure(str(failure), status, failure.number) from None
 
 
 def frames(connection: socket.socket) -> Iterator[dict[str, Any]]:

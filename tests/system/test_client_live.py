@@ -171,7 +171,7 @@ def test_the_client_outlives_the_daemon(daemon: Daemon) -> None:
         wait_until(lambda: holds(client.pid, fifo), "ctx waits")
         daemon.kill()
         said = client.communicate(timeout=30)[1]
-        assert client.returncode == 1
+        assert client.returncode == 69
     assert said.startswith(f"ctx: the ctxd of {daemon.root} died (ENOTCONN)")
     daemon.start()
 

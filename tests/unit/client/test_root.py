@@ -59,10 +59,18 @@ def test_reasons_are_escaped(root: FakeRoot, run: Run, monkeypatch: pytest.Monke
     assert "\x1b" not in run("set", "x", "life", "y")[2]
 
 
-def test_no_daemon(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "command",
+    ["ps", "tree", "now x", "reports", "reports x", "rm x y", "stop x y", "set x life owned",
+     "get x status", "wait x", "result x", "spawn x -- true", "send x hi", "tool AgentList"],
+)  # fmt: skip
+def test_no_daemon(
+    command: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is told once, with the status after which a program tries again."""
     monkeypatch.setenv("CTX_ROOT", str(tmp_path))
-    status, _, err = run("ps")
-    assert status == 1
+    status, _, err = run(*command.split())
+    assert (status, err.count("\n")) == (69, 1)
     assert err.startswith(f"ctx: no ctxd answers at {tmp_path}; start it")
 
 
@@ -71,7 +79,9 @@ def test_a_dead_daemon(root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.ENOTCONN, "")
 
     monkeypatch.setattr(os, "listdir", fail)
-    assert "died (ENOTCONN)" in run("ps")[2]
+    status, _, err = run("ps")
+    assert status == 69
+    assert "died (ENOTCONN)" in err
 
 
 def test_unknown_agent_and_file(root: FakeRoot, run: Run) -> None:
