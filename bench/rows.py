@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Final
@@ -25,10 +25,10 @@ from bench.agents import (
     write,
 )
 from bench.measure import Pair, Part, Ratio, Side, compare, compare_episodes
-from bench.minimal import FILES
+from bench.reference.commands import child_agent, finish, inside, root_agent, spawn
+from bench.reference.minimal import FILES
 from bench.setting import Setting
 from bench.trees import idling, killed_cgroup, killed_parent, running_tree, settle
-from runtime.records.config import FALLBACK_AGENT_ID, Config
 
 #: agents in the row ``crowd``
 CROWD: Final = 100
@@ -99,52 +99,28 @@ def _values() -> Iterator[bytes]:
 
 
 def _copies(setting: Setting, name: str, stack: ExitStack) -> list[tuple[str, str]]:
-    """(filesystem, directory) of an agent's files on tmpfs and in the minimal filesystem."""
+    """(filesystem, directory) of an agent's files on tmpfs and in the minimal filesystems."""
     copy = setting.tmpfs / "agent" / f"{name}.d"
     copy.mkdir(parents=True, exist_ok=True)
     for file, data in FILES.items():
         (copy / file).write_bytes(data)
-    return [("tmpfs", str(copy)), ("minimal", f"{setting.minimal}/agent/bench.d")]
-
-
-# bubblewrap alone
-
-
-def _bubblewrap(*steps: str, view: Sequence[str]) -> Callable[[], int]:
-    """Starts it and returns its pid."""
-    command = [*steps, "bwrap", "--unshare-user", "--unshare-pid", "--unshare-ipc"]
-    command += ["--unshare-uts", "--unshare-cgroup-try", "--new-session", *view, "true"]
-    null = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in (0, 1)]
-
-    def spawn() -> int:
-        return os.posix_spawnp(command[0], command, {"PATH": os.defpath}, file_actions=null)
-
-    return spawn
-
-
-def _finish(pid: int) -> None:
-    _, status = os.waitpid(pid, 0)
-    if status != 0:
-        raise RuntimeError(f"bubblewrap failed with wait status {status}")
+    return [
+        ("tmpfs", str(copy)),
+        ("minimal", f"{setting.minimal}/agent/bench.d"),
+        ("minimal, kept", f"{setting.kept}/agent/bench.d"),
+    ]
 
 
 def _bare(setting: Setting) -> Callable[[], int]:
-    """The namespaces and the view of a root agent, without anything around them."""
-    view = ["--unshare-net"]
-    for entry in Config().base_view:
-        if os.path.islink(entry):
-            view += ["--symlink", os.readlink(entry), entry]
-        else:
-            view += ["--ro-bind-try", entry, entry]
-    view += ["--dir", "/run", "--dir", "/var", "--symlink", "../run", "/var/run"]
-    view += ["--tmpfs", "/var/tmp", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
-    view += ["--perms", "0700", "--dir", "/tmp/home"]
-    shared = f"{setting.base}/run/root"
-    view += ["--bind", shared, shared]
-    ids = str(FALLBACK_AGENT_ID)
-    drop = ["setpriv", "--reuid", ids, "--regid", ids, "--clear-groups", "--no-new-privs"]
-    drop += ["--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all"]
-    return _bubblewrap(*drop, view=view)
+    """Starts ``true`` in the namespaces and the view of a root agent, with nothing around them."""
+    command = [*root_agent(setting.base / "run" / "root"), "true"]
+    return lambda: spawn(command)
+
+
+def _entered(pid: int) -> Callable[[], None]:
+    """``true`` run by nsenter in the cell with this PID 1."""
+    command = [*inside(pid), "true"]
+    return lambda: finish(spawn(command))
 
 
 # the rows
@@ -206,8 +182,8 @@ def _run_sides(setting: Setting, stack: ExitStack) -> Sides:
         check_done(directory)
         os.rmdir(directory)
 
-    spawn = _bare(setting)
-    return Side(name="agent", call=run), [Side(name="bwrap", call=lambda: _finish(spawn()))]
+    bare = _bare(setting)
+    return Side(name="agent", call=run), [Side(name="bwrap", call=lambda: finish(bare()))]
 
 
 def _child_sides(setting: Setting, stack: ExitStack) -> Sides:
@@ -221,30 +197,19 @@ def _child_sides(setting: Setting, stack: ExitStack) -> Sides:
         check_done(directory)
         os.rmdir(directory)
 
-    ids = str(FALLBACK_AGENT_ID)
-    enter = ["nsenter", "-t", str(pid), "-U", "-m", "-u", "-i", "-n", "-p", "-S", ids, "-G", ids]
-    view = ["--bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
-    view += ["--perms", "0700", "--dir", "/tmp/home"]
-    spawn = _bubblewrap(*enter, view=view)
-    reference = Side(name="nsenter+bwrap", call=lambda: _finish(spawn()))
+    command = [*child_agent(pid), "true"]
+    reference = Side(name="nsenter+bwrap", call=lambda: finish(spawn(command)))
     return Side(name="child", call=run), [reference]
-
-
-def _entered(pid: int) -> Callable[[], None]:
-    """``true`` run by nsenter in the cell with this PID 1."""
-    ids = str(FALLBACK_AGENT_ID)
-    command = ["nsenter", "-t", str(pid), "-U", "-m", "-u", "-i", "-n", "-p", "-S", ids, "-G", ids]
-    return lambda: _finish(os.posix_spawnp("nsenter", [*command, "true"], {"PATH": os.defpath}))
 
 
 def _turn_sides(setting: Setting, stack: ExitStack) -> Sides:
     name, pid = stack.enter_context(turn_agent(setting))
     connection = stack.enter_context(socket.socket(socket.AF_UNIX))
     connection.connect(f"{setting.ctx}/agent/{name}.sock")
-    spawn = _bare(setting)
+    bare = _bare(setting)
     references = [
         Side(name="nsenter", call=_entered(pid)),
-        Side(name="bwrap", call=lambda: _finish(spawn())),
+        Side(name="bwrap", call=lambda: finish(bare())),
     ]
     return Side(name="message", call=lambda: send(connection, fresh_name())), references
 
@@ -274,17 +239,17 @@ def _crowd_sides(setting: Setting, stack: ExitStack) -> Sides:
             check_done(directory)
             os.rmdir(directory)
 
-    spawn = _bare(setting)
+    bare = _bare(setting)
 
     def run_bare() -> None:
         pids: list[int] = []
         try:
             for _ in range(CROWD):
-                pids.append(spawn())
+                pids.append(bare())
         finally:
             # after Ctrl-C too: none may outlive what it uses
             while pids:
-                _finish(pids.pop())
+                finish(pids.pop())
 
     return Side(name="agents", call=run), [Side(name="bwraps", call=run_bare)]
 

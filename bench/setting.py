@@ -32,7 +32,7 @@ class SettingError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Where things are. The three filesystems are mounted side by side, at one depth."""
+    """Where things are. The filesystems are mounted side by side, at one depth."""
 
     base: Path
     #: what the daemon makes its cgroups below
@@ -51,6 +51,21 @@ class Setting:
     @property
     def minimal(self) -> Path:
         return self.base / "min"
+
+    @property
+    def kept(self) -> Path:
+        """The minimal filesystem whose pages the kernel keeps."""
+        return self.base / "kep"
+
+    @property
+    def passthrough(self) -> Path:
+        """What is below it is kept in ``backing``."""
+        return self.base / "pas"
+
+    @property
+    def backing(self) -> Path:
+        """A directory of the filesystem that has the daemon's state."""
+        return self.base / "bak"
 
     @property
     def state(self) -> Path:
@@ -125,7 +140,7 @@ def _raise_interrupt(number: int, frame: object) -> None:
 
 @contextmanager
 def prepared(*, many: int) -> Iterator[Setting]:
-    """Starts ctxd and the minimal filesystem, mounts a tmpfs. Raises ``SettingError``."""
+    """Starts ctxd and the filesystems to compare with, mounts a tmpfs. Raises ``SettingError``."""
     if os.geteuid() != 0:
         raise SettingError("the bench needs root: it mounts filesystems and starts ctxd")
     signal.signal(signal.SIGTERM, _raise_interrupt)
@@ -141,13 +156,25 @@ def prepared(*, many: int) -> Iterator[Setting]:
         stack.callback(_remove_tree, setting.base)
         # agents have another uid and reach what they share with the daemon by its path
         setting.base.chmod(0o755)
-        for directory in (setting.tmpfs, setting.minimal, setting.state):
+        for directory in (
+            setting.tmpfs,
+            setting.minimal,
+            setting.kept,
+            setting.passthrough,
+            setting.backing,
+            setting.state,
+        ):
             directory.mkdir()
         linux.mount("ctxbench", setting.tmpfs, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV)
         stack.callback(_remove_cgroup, cgroup)
-        minimal = [sys.executable, "-m", "bench.minimal", str(setting.minimal)]
-        minimal += ["--timeout", _TIMEOUT, "--many", str(many)]
-        stack.enter_context(_running(minimal, setting.base / "minimal.log"))
+        for name, point, words in (
+            ("minimal", setting.minimal, ["--many", str(many)]),
+            ("minimal", setting.kept, ["--keep-cache"]),
+            ("passthrough", setting.passthrough, ["--directory", str(setting.backing)]),
+        ):
+            server = [sys.executable, "-m", f"bench.reference.{name}", str(point)]
+            server += ["--timeout", _TIMEOUT, *words]
+            stack.enter_context(_running(server, setting.base / f"{point.name}.log"))
         daemon = [str(program), "--mount", str(setting.ctx), "--cgroup", str(cgroup.path)]
         daemon += ["--state", str(setting.base / "state"), "--runtime", str(setting.base / "run")]
         daemon += ["--config", "/dev/null", "--log-level", "warning"]

@@ -41,12 +41,21 @@ def name_of(path: Path) -> str:
 RUNTIME = modules("runtime")
 CTXFS = modules("ctxfs")
 CLIENT = modules("client")
+REFERENCES = modules("bench/reference")
 
 
 def test_all_packages_have_modules() -> None:
     assert len(CLIENT) > 10
     assert len(RUNTIME) > 15
     assert len(CTXFS) > 10
+    assert len(REFERENCES) > 3
+
+
+@pytest.mark.parametrize("path", REFERENCES, ids=name_of)
+def test_what_the_bench_compares_with_does_not_change_with_the_product(path: Path) -> None:
+    assert not packages(path) & {"client", "ctxfs", "runtime"}
+    ours = {name for name in imported(path) if name.startswith("bench")}
+    assert all(name.startswith("bench.reference") for name in ours)
 
 
 @pytest.mark.parametrize("path", RUNTIME, ids=name_of)

@@ -2,9 +2,10 @@
 
 A read-only tree with the paths that the bench uses, and one writable file per
 directory that is kept in memory. Nothing is remembered in the kernel beyond
-what ``--timeout`` says for names and attributes. Runs as a process of its own:
+what ``--timeout`` says for names and attributes, and, with ``--keep-cache``,
+the pages of what was read. Runs as a process of its own:
 
-    python -m bench.minimal MOUNTPOINT [--timeout SECONDS] [--many N]
+    python -m bench.reference.minimal MOUNTPOINT [--timeout SECONDS] [--many N] [--keep-cache]
 """
 
 from __future__ import annotations
@@ -12,13 +13,11 @@ from __future__ import annotations
 import argparse
 import errno
 import os
-import signal
 import stat
 import sys
 from collections.abc import Sequence
 
 import pyfuse3
-import trio
 from pyfuse3 import (
     EntryAttributes,
     FileHandleT,
@@ -31,6 +30,8 @@ from pyfuse3 import (
     SetattrFields,
 )
 
+from bench.reference.serving import serve
+
 #: what an agent called ``NAME`` has, as far as the bench looks
 FILES = {"status": b"new\n", "exec": b"true\n", "meta.json": b"{}\n"}
 WRITABLE = "meta.json"
@@ -42,8 +43,9 @@ class Minimal(pyfuse3.Operations):
     supports_dot_lookup = False
     enable_writeback_cache = False
 
-    def __init__(self, timeout: float, many: int) -> None:
+    def __init__(self, timeout: float, many: int, *, keep_cache: bool) -> None:
         super().__init__()
+        self._keep_cache = keep_cache
         self._timeout = timeout
         self._names: dict[int, dict[bytes, int]] = {pyfuse3.ROOT_INODE: {}}
         self._data: dict[int, bytes] = {}
@@ -111,7 +113,7 @@ class Minimal(pyfuse3.Operations):
             raise FUSEError(errno.EACCES)
         if flags & os.O_TRUNC:
             self._data[inode] = b""
-        return FileInfo(fh=FileHandleT(inode), keep_cache=False)
+        return FileInfo(fh=FileHandleT(inode), keep_cache=self._keep_cache)
 
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         return self._data[fh][off : off + size]
@@ -142,19 +144,10 @@ class Minimal(pyfuse3.Operations):
         pass
 
 
-async def _serve() -> None:
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(pyfuse3.main)
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
-            print("ready", file=sys.stderr, flush=True)
-            async for _ in received:
-                pyfuse3.terminate()
-                nursery.cancel_scope.cancel()
-                return
-
-
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="bench.minimal", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="bench.reference.minimal", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("point", metavar="MOUNTPOINT", help="an empty directory")
     parser.add_argument(
         "--timeout",
@@ -166,13 +159,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--many", metavar="N", type=int, default=0, help="files in many/ (default: 0)"
     )
+    parser.add_argument(
+        "--keep-cache", action="store_true", help="let the kernel keep pages beyond close(2)"
+    )
     arguments = parser.parse_args(argv)
-    options = set(pyfuse3.default_options) | {"fsname=minimal", "subtype=minimal"}
-    pyfuse3.init(Minimal(arguments.timeout, arguments.many), arguments.point, options)
-    try:
-        trio.run(_serve)
-    finally:
-        pyfuse3.close(unmount=True)
+    operations = Minimal(arguments.timeout, arguments.many, keep_cache=arguments.keep_cache)
+    serve(operations, arguments.point, "minimal")
     return 0
 
 
