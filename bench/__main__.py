@@ -9,17 +9,20 @@ import os
 import signal
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Final
 
-from bench.measure import Ratio
+from bench.measure import Ratio, Unit
 from bench.rows import LISTED, ROWS, Row
 from bench.setting import SettingError, prepared
 
 _NAMES: Final = tuple(row.name for row in ROWS)
 _HEADINGS: Final = ("row", "side", "median", "reference", "median", "min", "ratio", "max")
-_UNITS: Final = ((1e9, "s"), (1e6, "ms"), (1e3, "us"))
+_UNITS: Final[Mapping[Unit, Sequence[tuple[float, str]]]] = {
+    "ns": ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1, "ns")),
+    "bytes": ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B")),
+}
 
 
 def _describe_rows() -> str:
@@ -58,25 +61,23 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def _time(nanoseconds: float) -> str:
-    for size, unit in _UNITS:
-        if nanoseconds >= size:
-            return f"{nanoseconds / size:.3g} {unit}"
-    return f"{nanoseconds:.0f} ns"
+def _quantity(found: float, unit: Unit) -> str:
+    size, name = next((each for each in _UNITS[unit] if found >= each[0]), _UNITS[unit][-1])
+    return f"{found / size:.3g} {name}"
 
 
 def _cells(ratio: Ratio) -> tuple[str, ...]:
     return (
         ratio.row,
         ratio.subject_name,
-        _time(median(ratio.subject)),
+        _quantity(median(ratio.subject), ratio.unit),
         ratio.reference_name,
-        _time(median(ratio.reference)),
+        _quantity(median(ratio.reference), ratio.unit),
         *(f"{found:.2f}" if found >= 0.1 else f"{found:.2g}" for found in ratio.spread),
     )
 
 
-_WIDTHS: Final = (19, 11, 9, 14, 9, 9, 9, 9)
+_WIDTHS: Final = (19, 11, 9, 16, 9, 9, 9, 9)
 
 
 def _print_cells(cells: Sequence[str]) -> None:
@@ -97,7 +98,8 @@ def _as_json(ratios: Sequence[Ratio]) -> str:
                 "side": ratio.subject_name,
                 "reference": ratio.reference_name,
                 "ratio": {"min": low, "median": middle, "max": high},
-                "median_ns": {
+                "unit": ratio.unit,
+                "median": {
                     "side": median(ratio.subject),
                     "reference": median(ratio.reference),
                 },

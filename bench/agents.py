@@ -68,6 +68,15 @@ def check_done(directory: str) -> None:
         raise RuntimeError(f"an agent of the bench ended with {reason.strip() or 'nothing'}")
 
 
+def whole_life(setting: Setting) -> None:
+    """From mkdir to rmdir of an agent whose program is ``true``."""
+    directory = make(setting, fresh_name(), b"true\n")
+    start(directory)
+    await_end(directory)
+    check_done(directory)
+    os.rmdir(directory)
+
+
 def _kill(directory: str) -> None:
     try:
         Path(directory, "ctl").write_text("kill\n")

@@ -18,13 +18,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
-from typing import Final
+from typing import Final, Literal
 
 from bench import progress
 
 #: one batch of any side takes at least this long, unless one call does already
 _BATCH_NS: Final = 20_000_000
 _MOST_CALLS: Final = 1 << 20
+
+#: of what is measured: time, or room
+Unit = Literal["ns", "bytes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +40,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Episode:
-    """Something that is timed once a round; ``run`` returns nanoseconds by what they tell of."""
+    """Something that is done once a round; ``run`` returns what it measured, each by its name."""
 
     name: str
     run: Callable[[], Mapping[str, float]]
@@ -59,17 +62,19 @@ class Pair:
     row: str
     subject: Part
     reference: Part
+    unit: Unit = "ns"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """What a row found of its subject and one reference, round by round, in nanoseconds."""
+    """What a row found of its subject and one reference, round by round."""
 
     row: str
     subject_name: str
     reference_name: str
     subject: tuple[float, ...]
     reference: tuple[float, ...]
+    unit: Unit = "ns"
 
     @property
     def ratios(self) -> tuple[float, ...]:
@@ -156,6 +161,7 @@ def compare_episodes(pairs: Sequence[Pair], rounds: int) -> list[Ratio]:
             reference_name=pair.reference.name,
             subject=tuple(times[pair.subject.episode][pair.subject.time] for times in found),
             reference=tuple(times[pair.reference.episode][pair.reference.time] for times in found),
+            unit=pair.unit,
         )
         for pair in pairs
     ]

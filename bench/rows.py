@@ -22,13 +22,17 @@ from bench.agents import (
     send,
     start,
     turn_agent,
+    whole_life,
     write,
 )
+from bench.durable import clone_pairs, create_sides
+from bench.many import FEW, MANY, measure_many
 from bench.measure import Pair, Part, Ratio, Side, compare, compare_episodes
-from bench.reference.commands import child_agent, finish, inside, root_agent, spawn
+from bench.reference.commands import child_agent, finish, in_turn, inside, root_agent, spawn
 from bench.reference.minimal import FILES
 from bench.setting import Setting
-from bench.trees import idling, killed_cgroup, killed_parent, running_tree, settle
+from bench.sizes import size_pairs
+from bench.trees import idling, killed_cgroup, killed_parent, killed_plain, running_tree, settle
 
 #: agents in the row ``crowd``
 CROWD: Final = 100
@@ -175,15 +179,9 @@ def _commit_sides(setting: Setting, stack: ExitStack) -> Sides:
 
 
 def _run_sides(setting: Setting, stack: ExitStack) -> Sides:
-    def run() -> None:
-        directory = make(setting, fresh_name(), b"true\n")
-        start(directory)
-        await_end(directory)
-        check_done(directory)
-        os.rmdir(directory)
-
     bare = _bare(setting)
-    return Side(name="agent", call=run), [Side(name="bwrap", call=lambda: finish(bare()))]
+    reference = Side(name="bwrap", call=lambda: finish(bare()))
+    return Side(name="agent", call=lambda: whole_life(setting)), [reference]
 
 
 def _child_sides(setting: Setting, stack: ExitStack) -> Sides:
@@ -251,7 +249,14 @@ def _crowd_sides(setting: Setting, stack: ExitStack) -> Sides:
             while pids:
                 finish(pids.pop())
 
-    return Side(name="agents", call=run), [Side(name="bwraps", call=run_bare)]
+    numbers = setting.base / "numbers"
+    numbers.write_text("".join(f"{number}\n" for number in range(CROWD)))
+    abreast = in_turn([*root_agent(setting.base / "run" / "root"), "true"], numbers, os.cpu_count())
+    references = [
+        Side(name="bwraps", call=run_bare),
+        Side(name=f"xargs -P{os.cpu_count()}", call=lambda: finish(spawn(abreast))),
+    ]
+    return Side(name="agents", call=run), references
 
 
 def _list_sides(setting: Setting, stack: ExitStack) -> Sides:
@@ -270,6 +275,15 @@ def _list_sides(setting: Setting, stack: ExitStack) -> Sides:
     return side("ctxfs", listed), references
 
 
+def _measure_clone(row: str, setting: Setting, rounds: int) -> list[Ratio]:
+    with ExitStack() as stack:
+        return compare_episodes(clone_pairs(row, setting, stack), rounds)
+
+
+def _measure_sizes(row: str, setting: Setting, rounds: int) -> list[Ratio]:
+    return compare_episodes(size_pairs(setting), rounds)
+
+
 def _end_pairs(setting: Setting, size: int, *, suffix: str = "") -> list[Pair]:
     parent, kill = killed_parent(setting, size), killed_cgroup(setting, size)
     return [
@@ -284,7 +298,10 @@ def _end_pairs(setting: Setting, size: int, *, suffix: str = "") -> list[Pair]:
 
 def _end(row: str, setting: Setting, rounds: int) -> list[Ratio]:
     killed_parent(setting, WARMING).run()
-    return compare_episodes(_end_pairs(setting, SMALL), rounds)
+    pairs = _end_pairs(setting, SMALL)
+    plain = Part(name="plain processes", episode=killed_plain(setting, SMALL), time="gone")
+    pairs.append(replace(pairs[0], reference=plain))
+    return compare_episodes(pairs, rounds)
 
 
 def _end_large(row: str, setting: Setting, rounds: int) -> list[Ratio]:
@@ -368,7 +385,7 @@ ROWS: Final = (
     Row(
         name="crowd",
         doc=f"{CROWD} agents made, started, waited for and removed together, against as many "
-        "bubblewraps started and waited for together",
+        "bubblewraps started and waited for together, and started by xargs, one per processor",
         measure=_in_batches(_crowd_sides),
         share=0.2,
     ),
@@ -382,7 +399,8 @@ ROWS: Final = (
         name="end",
         doc=f"end-gone, end-recorded: SIGKILL to the program of an agent with {SMALL} children, "
         "until the last process is gone and until every end is recorded, against one write to "
-        "cgroup.kill above such a tree, the daemon stopped, until the last process is gone",
+        "cgroup.kill above such a tree, the daemon stopped, until the last process is gone; "
+        f"end-gone also against cgroup.kill of {SMALL} plain processes in {SMALL} cgroups",
         measure=_end,
         share=0.34,
     ),
@@ -398,6 +416,35 @@ ROWS: Final = (
         doc=f"CPU time of the daemon, its helpers, and all agents, with no agent and with {LARGE} "
         "that do nothing, against one CPU",
         measure=_idle,
+        share=0.2,
+    ),
+    Row(
+        name="many",
+        doc=f"life-{MANY}: mkdir, exec=true, start, wait, rmdir of an agent among {MANY} agents, "
+        f"against the same among {FEW} in another daemon; ps-{MANY}: ctx ps there, against Python "
+        "that prints one file of as many bytes",
+        measure=measure_many,
+        share=0.2,
+    ),
+    Row(
+        name="shared-create",
+        doc="create, write, close of a file in shared/SPACE by root, against the same in the "
+        "pyfuse3 filesystem that passes everything on, and in its directory",
+        measure=_in_batches(create_sides),
+    ),
+    Row(
+        name="shared-clone",
+        doc="git clone of a repository of 100 files into there, against the same",
+        measure=_measure_clone,
+        share=0.34,
+    ),
+    Row(
+        name="sizes",
+        doc="size-cell: memory (PSS) of what runs beside the program of an agent that does "
+        "nothing, against that of bubblewrap; size-daemon: the daemon's memory of an agent that is "
+        "new, and that runs; size-disk: room on disk of one that never ran; all four also or only "
+        "against what they once were",
+        measure=_measure_sizes,
         share=0.2,
     ),
 )

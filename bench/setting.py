@@ -138,20 +138,45 @@ def _raise_interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
+def _own_cgroup(suffix: str) -> Cgroup:
+    try:
+        return Cgroup(find_root(Path(f"ctxbench-{os.getpid()}{suffix}"))[0])
+    except StartupError as error:
+        raise SettingError(str(error)) from None
+
+
+@contextmanager
+def _with_daemon(setting: Setting) -> Iterator[Setting]:
+    program = Path(sys.executable).parent / "ctxd"
+    if not program.exists():
+        raise SettingError(f"{program} is missing: run make setup")
+    command = [str(program), "--mount", str(setting.ctx), "--cgroup", str(setting.cgroup.path)]
+    command += ["--state", str(setting.base / "state"), "--runtime", str(setting.base / "run")]
+    command += ["--config", "/dev/null", "--log-level", "warning"]
+    with _running(command, setting.base / "ctxd.log") as ctxd:
+        yield replace(setting, daemon=ctxd.pid)
+
+
+@contextmanager
+def another_daemon(setting: Setting) -> Iterator[Setting]:
+    """One that nobody used before, with nothing but its own mount, state and cgroup."""
+    base = Path(tempfile.mkdtemp(prefix="another-", dir=setting.base))
+    with ExitStack() as stack:
+        stack.callback(_remove_tree, base)
+        base.chmod(0o755)
+        cgroup = _own_cgroup(f"-{base.name}")
+        stack.callback(_remove_cgroup, cgroup)
+        yield stack.enter_context(_with_daemon(Setting(base=base, cgroup=cgroup)))
+
+
 @contextmanager
 def prepared(*, many: int) -> Iterator[Setting]:
     """Starts ctxd and the filesystems to compare with, mounts a tmpfs. Raises ``SettingError``."""
     if os.geteuid() != 0:
         raise SettingError("the bench needs root: it mounts filesystems and starts ctxd")
     signal.signal(signal.SIGTERM, _raise_interrupt)
-    program = Path(sys.executable).parent / "ctxd"
-    if not program.exists():
-        raise SettingError(f"{program} is missing: run make setup")
     with ExitStack() as stack:
-        try:
-            cgroup = Cgroup(find_root(Path(f"ctxbench-{os.getpid()}"))[0])
-        except StartupError as error:
-            raise SettingError(str(error)) from None
+        cgroup = _own_cgroup("")
         setting = Setting(base=Path(tempfile.mkdtemp(prefix="ctxbench-")), cgroup=cgroup)
         stack.callback(_remove_tree, setting.base)
         # agents have another uid and reach what they share with the daemon by its path
@@ -175,8 +200,4 @@ def prepared(*, many: int) -> Iterator[Setting]:
             server = [sys.executable, "-m", f"bench.reference.{name}", str(point)]
             server += ["--timeout", _TIMEOUT, *words]
             stack.enter_context(_running(server, setting.base / f"{point.name}.log"))
-        daemon = [str(program), "--mount", str(setting.ctx), "--cgroup", str(cgroup.path)]
-        daemon += ["--state", str(setting.base / "state"), "--runtime", str(setting.base / "run")]
-        daemon += ["--config", "/dev/null", "--log-level", "warning"]
-        ctxd = stack.enter_context(_running(daemon, setting.base / "ctxd.log"))
-        yield replace(setting, daemon=ctxd.pid)
+        yield stack.enter_context(_with_daemon(setting))

@@ -10,13 +10,14 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from bench.agents import await_busy, directory_of, fresh_name, make, running_agent, start, write
 from bench.measure import Episode, undisturbed
+from bench.reference.commands import spawn
 from bench.setting import Setting
 from runtime.kernel import cgroups
 
@@ -189,6 +190,32 @@ def killed_cgroup(setting: Setting, size: int) -> Episode:
             return _per_child({"gone": gone - begin}, size)
 
     return Episode(name=f"kill-{size}", run=run)
+
+
+def killed_plain(setting: Setting, size: int) -> Episode:
+    """One write to ``cgroup.kill`` above processes without a cell, each in its cgroup: ``gone``."""
+
+    def run() -> dict[str, float]:
+        with ExitStack() as stack:
+            top = setting.cgroup.child(fresh_name())
+            top.path.mkdir()
+            stack.callback(top.remove)
+            pids = []
+            for number in range(size):
+                own = top.path / str(number)
+                own.mkdir()
+                pids.append(spawn(["sleep", "infinity"]))
+                stack.callback(os.waitpid, pids[-1], 0)
+                stack.callback(os.kill, pids[-1], signal.SIGKILL)
+                (own / "cgroup.procs").write_text(str(pids[-1]))
+            with _watching(top.path) as events, undisturbed():
+                begin = time.perf_counter_ns()
+                top.kill()
+                _await_empty(events)
+                gone = time.perf_counter_ns()
+        return _per_child({"gone": gone - begin}, size)
+
+    return Episode(name=f"plain-{size}", run=run)
 
 
 # idling

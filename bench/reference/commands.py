@@ -7,6 +7,7 @@ would change with it, and its ratio would tell nothing of the change.
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -49,6 +50,17 @@ def child_agent(pid: int) -> list[str]:
     """A child's cell inside the cell of its parent."""
     view = ["--bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
     return [*inside(pid), *bubblewrap(*view, "--perms", "0700", "--dir", "/tmp/home")]
+
+
+def in_turn(command: list[str], numbers: Path, abreast: int | None) -> list[str]:
+    """The command once for each line of a file, which it gets as a word, some at a time."""
+    return ["xargs", "-a", str(numbers), "-n", "1", "-P", str(abreast or 1), *command]
+
+
+def print_with_python(file: Path) -> list[str]:
+    """The start of Python, and what a file holds."""
+    program = "import sys; sys.stdout.buffer.write(open(sys.argv[1], 'rb').read())"
+    return [sys.executable, "-c", program, str(file)]
 
 
 def spawn(command: list[str]) -> int:
