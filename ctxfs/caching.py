@@ -45,6 +45,9 @@ _AGAIN: Final = 64
 #: removed names that wait to be told to the kernel; any more are not told
 _NAMES_MAX: Final = 4096
 
+#: seconds between two times that pollers are told of what changes often
+_OFTEN_SECONDS: Final = 0.1
+
 #: a process in poll(2)
 Waiter = pyfuse3.PollHandle
 
@@ -56,6 +59,9 @@ class Poller:
         self._versions: dict[int, int] = {}
         #: by inode, and there by the open file: the kernel asks anew at each poll(2)
         self._waiting: dict[int, dict[int, Waiter]] = {}
+        #: changed, and not told yet
+        self._again: set[int] = set()
+        self._some_again = trio.Event()
 
     def version(self, inode: int) -> int:
         return self._versions.get(inode, 0)
@@ -74,6 +80,20 @@ class Poller:
         for handle in self._waiting.pop(inode, {}).values():
             with suppress(OSError):
                 handle.notify()
+
+    def changed_again(self, inode: int) -> None:
+        """The same of a file that changes often: told soon, at most ten times a second."""
+        self._again.add(inode)
+        self._some_again.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._some_again.wait()
+            self._some_again = trio.Event()
+            again, self._again = self._again, set()
+            for inode in again:
+                self.changed(inode)
+            await trio.sleep(_OFTEN_SECONDS)
 
 
 class Cache:
@@ -143,6 +163,7 @@ class Cache:
             nursery.start_soon(self._names.run)
             nursery.start_soon(self._pages.run)
             nursery.start_soon(self._forget_again)
+            nursery.start_soon(self.poller.run)
 
     async def _forget_again(self) -> None:
         """Has the kernel forget the attributes of inodes that it did not know yet."""

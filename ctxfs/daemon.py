@@ -228,6 +228,7 @@ async def serve(
                 base.cache.mounted = True
                 nursery.start_soon(base.cache.run)
                 nursery.start_soon(base.disks.run)
+                nursery.start_soon(base.kept_lines.run)
                 stopping = trio.Event()
                 nursery.start_soon(guard.watch)
                 nursery.start_soon(_answer_requests, operations, runtime, stopping, guard)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from ctxfs.files import agent as agent_files
+from ctxfs.files import agents as agents_file
 from ctxfs.files import root as root_files
 from ctxfs.files import session as session_files
 from ctxfs.files import task as task_files
@@ -29,6 +30,9 @@ class Forgetting(Subscriber):
         self._cache = base.cache
         self._durable = base.durable
         self._spaces = base.spaces
+        self._kept_lines = base.kept_lines
+        root = root_files.LAYOUT
+        self._list = root.inode(0, root.number_of(agents_file.ROW.name))
         #: those of records below every agent, by the kind of record
         self._of_items = {
             layout.cls.kind: layout for layout in layouts if isinstance(layout, ItemLayout)
@@ -36,6 +40,8 @@ class Forgetting(Subscriber):
 
     def agent_changed(self, index: AgentIndex, names: Iterable[str]) -> None:
         wanted = set(names)
+        if wanted & agents_file.DEPENDS:
+            self._line_changed(index)
         self._rows_changed(agent_files.LAYOUT, index, wanted)
         self._rows_changed(session_files.CHANNEL, index, wanted)
         agent = self._runtime.agents.registry.get(index)
@@ -58,6 +64,7 @@ class Forgetting(Subscriber):
 
     def agent_listed(self, agent: Agent) -> None:
         """Once an agent is gone, has the kernel ask anew for what it knows of it."""
+        self._line_changed(agent.index)
         if self._runtime.agents.registry.get(agent.index) is not None:
             return
         self._spaces.drop(places_of(agent))
@@ -72,6 +79,11 @@ class Forgetting(Subscriber):
             children = agent_files.LAYOUT.inode(agent.parent, agent_files.LAYOUT.number_of("child"))
             link = agent_files.CHILD.inode(agent.index, agent_files.CHILD.top)
             self._cache.forget_name(children, agent.name, link)
+
+    def _line_changed(self, index: AgentIndex) -> None:
+        """What ``agents`` says of an agent is another line, or none any more."""
+        self._kept_lines.drop(index)
+        self._cache.poller.changed_again(self._list)
 
     def _gone(self, layout: Layout[_O], index: int) -> None:
         """The next request for any row of an object is to come here."""

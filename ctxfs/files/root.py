@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ctxfs.files import agent, home, metrics, shared, tool, waiting
+from ctxfs.files import agent, agents, home, metrics, shared, tool, waiting
 from ctxfs.tree.base import Base
 from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Call, Node
@@ -37,8 +37,9 @@ def _metrics(base: Base, _: Base, caller: Caller) -> str:
 
 
 def _list_agents(base: Base, _: Base, call: Call) -> Iterator[str]:
+    view = base.view(call.caller)
     for found in base.runtime.agents.registry:
-        if base.listed(found, call.caller):
+        if view.lists(found):
             yield from (found.name, f"{found.name}.sock", f"{found.name}.d")
 
 
@@ -135,6 +136,7 @@ ROWS: Final[tuple[Row[Base], ...]] = (
     Shown(name="metrics", public=True, generated=True, render=_metrics,
         doc="the same values, and those of accounts and the event loop, as Prometheus text; each "
             "is there from the start, at 0 if there is nothing"),
+    agents.ROW,
     Socket(name="ctxd.sock", public=True,
         doc="the daemon's socket, for operators"),
     Directory(name="bin", public=True, doc="programs for sandboxes"),

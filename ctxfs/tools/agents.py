@@ -168,11 +168,11 @@ def _asked(request: Request) -> Agent:
 
 
 async def _list(request: Request) -> dict[str, Any]:
-    found = []
+    found, view = [], request.base.view(request.caller)
     for number, agent in enumerate(request.agents.registry):
         if number % _LISTED_AT_ONCE == 0:
             await trio.lowlevel.checkpoint()
-        if request.base.listed(agent, request.caller):
+        if view.lists(agent):
             found.append(_summary(request, agent))
     return {"agents": found}
 

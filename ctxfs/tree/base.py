@@ -10,8 +10,10 @@ from ctxfs.disks import Disks
 from ctxfs.program import program
 from ctxfs.reasons import Reasons
 from ctxfs.tree.durable import Durable, DurableNode
+from ctxfs.tree.keptlines import KeptLines
 from ctxfs.tree.nodes import Node
 from ctxfs.tree.spaces import SpaceRow, Spaces
+from runtime.authority.identity import Identity
 from runtime.caller import INSIDERS, PARTIES, Caller, Role
 from runtime.cell.cell import working_directory, workspace
 from runtime.errors import CtxError
@@ -22,6 +24,37 @@ from runtime.runtime import Runtime
 _O = TypeVar("_O")
 
 
+class View:
+    """What one caller finds of many agents, for as long as it lists them."""
+
+    def __init__(self, identity: Identity, caller: Caller) -> None:
+        self._identity = identity
+        self._caller = caller
+        #: by owner: outside of agents, a caller is to an agent what it is to its owner's others
+        self._of_owner: dict[int, bool] = {}
+
+    def lists(self, agent: Agent) -> bool:
+        """Whether the caller finds the agent; a mere reader must know its name."""
+        if not agent.private:
+            return True
+        own = self._caller.agent
+        if own is None:
+            return self.is_inside(agent)
+        if own not in (agent.index, agent.parent):
+            return False  # whatever its policy says: that would have to be looked at for each
+        return bool(self._identity.roles(self._caller, agent) & PARTIES)
+
+    def is_inside(self, agent: Agent) -> bool:
+        """Whether it is one of those who see the configuration of the agent."""
+        if self._caller.agent is not None:
+            return bool(self._identity.roles(self._caller, agent) & INSIDERS)
+        inside = self._of_owner.get(agent.owner)
+        if inside is None:
+            inside = bool(self._identity.roles(self._caller, agent) & INSIDERS)
+            self._of_owner[agent.owner] = inside
+        return inside
+
+
 class Base:
     """What nodes, rows, open files and tools share. It knows no layouts and no rows."""
 
@@ -29,6 +62,7 @@ class Base:
         self.runtime = runtime
         self.reasons = Reasons(runtime.agents)
         self.cache = Cache()
+        self.kept_lines = KeptLines()
         self.disks = Disks(runtime.agents.identity.payer)
         self.durable = Durable(self.cache, self.disks.close)
         self.spaces = Spaces(runtime)
@@ -62,13 +96,9 @@ class Base:
             return True
         return bool(self.runtime.agents.identity.roles(caller, agent) & INSIDERS)
 
-    def listed(self, agent: Agent, caller: Caller) -> bool:
-        """Whether the caller finds the agent by listing; a mere reader must know its name."""
-        if not agent.private:
-            return True
-        if caller.agent is not None and caller.agent not in (agent.index, agent.parent):
-            return False  # whatever its policy says: that would have to be looked at for each
-        return bool(self.runtime.agents.identity.roles(caller, agent) & PARTIES)
+    def view(self, caller: Caller) -> View:
+        """What the caller finds by listing."""
+        return View(self.runtime.agents.identity, caller)
 
     def root_roles(self, caller: Caller) -> Role:
         """What the caller is to what belongs to no agent."""

@@ -43,8 +43,6 @@ _R = TypeVar("_R")
 _FREE: Final = 1024
 #: lines of a history or of a document that one write adds
 _LINES_AT_ONCE: Final = 512
-#: bytes of something long that one read makes
-_READ_AT_ONCE: Final = 2 << 20
 #: lines of a ``ctl`` that one write acts upon
 _VERBS_AT_ONCE: Final = 4
 _CHANGED: Final = select.POLLPRI | select.POLLERR | select.POLLIN
@@ -110,7 +108,8 @@ class OpenRow(OpenFile, Generic[_O]):
 
     def _more(self, size: int) -> Iterator[bytes]:
         """At least so many bytes more, up to a limit: a first read far behind finds the end."""
-        size = min(size, _READ_AT_ONCE)
+        assert isinstance(self.node.row, Rendered)
+        size = min(size, self.node.row.at_once)
         while size > 0 and (piece := next(self._pieces, None)) is not None:
             size -= len(piece)
             yield piece

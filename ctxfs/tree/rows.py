@@ -216,9 +216,13 @@ class File(Row[_O]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered(File[_O]):
-    """A file whose content ``render`` makes when it is read."""
+    """A file whose content ``render`` makes when it is read.
+
+    Of something long, one read makes ``at_once`` bytes: as many as cost no more than a step may.
+    """
 
     render: Render[_O]
+    at_once: int = 2 << 20
 
     def pieces(self, base: Base, obj: _O, caller: Caller) -> Iterator[bytes]:
         """The content; of something long one piece after the other."""

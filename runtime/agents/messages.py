@@ -176,6 +176,9 @@ class Messages:
         found = [m for m in self._of(agent) if m.status is MessageStatus.QUEUED]
         return sorted(found, key=lambda m: (not m.first, PRIORITIES.index(m.priority)))
 
+    def count_pending(self, agent: Agent) -> int:
+        return sum(m.status is MessageStatus.QUEUED for m in self._of(agent))
+
     def current(self, agent: Agent) -> Message | None:
         """The one that is being worked on."""
         return next((m for m in self._of(agent) if m.status is MessageStatus.RUNNING), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, Final, TypeVar
@@ -104,7 +105,7 @@ class Change:
         elif to is Status.PAUSED and status is not to:
             self.set(agent, paused_from=status.value, frozen=Effect.FREEZE in move.effects)
         if to is not status:
-            self.set(agent, status=to)
+            self.set(agent, status=to, since=time.time())
             self.tell(agent, "agent.status", status=to.value, **why)
 
     def step(self, item: Item, cue: StrEnum) -> Any:

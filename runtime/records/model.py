@@ -134,6 +134,8 @@ class Agent(AgentConfiguration):
     another."""
 
     status: Status = Status.NEW
+    #: when it got that; 0 if it was made so
+    since: float = 0.0
     #: whether its making and its start are one (``Journal.starting``)
     made_to_start: bool = False
     outcome: str = ""
@@ -246,6 +248,9 @@ class Agent(AgentConfiguration):
         # version 1 did not hold cells
         kept.setdefault("cell", kept.get("run", ""))
         kept.setdefault("frozen", kept["status"] is Status.PAUSED)
+        # nor did the first versions say since when it has its status: not before these times
+        times = ("created", "started", "run_started", "ended")
+        kept.setdefault("since", max(kept.get(name, 0.0) for name in times))
         return cls(index=index, **kept)
 
 

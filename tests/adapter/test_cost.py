@@ -44,21 +44,21 @@ from runtime.authority.loop import Gentle, LoopMeter
 from runtime.caller import Caller, Role
 from runtime.cell.execution import LiveCells
 from runtime.errors import CtxError
-from runtime.ids import NO_AGENT, NO_SESSION, MessageId, WaitFileName
+from runtime.ids import NO_AGENT, NO_SESSION, AgentIndex, Incarnation, MessageId, WaitFileName
 from runtime.kernel.output import append
 from runtime.life.ending import Ender
 from runtime.life.streams import Streams
 from runtime.records.change import Change
 from runtime.records.items import Message, Task, TaskCue, TaskStatus, Wait, WaitStatus, Work
 from runtime.records.lifecycle import Status
-from runtime.records.model import Agent, Outcome
+from runtime.records.model import Agent, Outcome, Profile
 from runtime.sockets.connection import Server
 from runtime.sockets.operations import DAEMON_OPERATIONS, OPERATIONS
 from runtime.sockets.server import Sockets
 from runtime.texts.names import dump_json
 from tests.adapter.test_who_may import ASKS, ITEM_PLANES, LONG, PERMS, PLACED, REF, key_of
 from tests.unit.ctxfs.tools.test_tools import CALLS as SAMPLES
-from tests.worlds.records import ROOT, add_end, inside
+from tests.worlds.records import ROOT, add_end, inside, operator
 from tests.worlds.tree import CONTEXT, USER, Mounted, mounted_in
 
 SECONDS: Final = 0.050
@@ -751,6 +751,59 @@ def test_every_tool_has_a_case() -> None:
 
 def test_every_operation_of_a_socket_has_a_case() -> None:
     assert {*OPERATIONS, *DAEMON_OPERATIONS} == set(ASKS)
+
+
+def list_many(path: Path) -> dict[str, float]:
+    """The longest step of reading ``agents``, the first time and again, by caller."""
+    with mounted_in(path, agents=30_000) as mounted:
+        scene = Scene(mounted, scale=100)
+        registry = mounted.agents.registry
+        for n in range(20_000):
+            profile = (Profile.PUBLIC_NAMED, Profile.PRIVATE_CHILD)[n % 4 == 0]
+            registry.add(
+                Agent(index=AgentIndex(1_000_000 + n), incarnation=Incarnation(f"i{n}"),
+                      name=f"many-{'x' * 40}{n}", owner=1000, uid=1000, gid=1000, profile=profile,
+                      lineage=f"agent:{'p' * 64} session:{'s' * 64} run:r1", created=1e9,
+                      session=scene.x.session, reason="exit:1 " * 10)
+            )  # fmt: skip
+        meter = LoopMeter()
+
+        async def read() -> dict[str, float]:
+            costs = Costs(scene, meter)
+            for name, caller, least in (
+                ("stranger", operator(4242), 15_000), ("owner", USER, 20_000),
+                ("agent", inside(scene.x), 15_000), ("deep", inside(scene.deep), 15_000),
+            ):  # fmt: skip
+                for time in ("first", "again"):
+                    with mounted.as_(caller):
+                        inode = await costs.inode("agents")
+                        assert inode is not None
+                        fh = await costs.opened("agents", inode, os.O_RDONLY)
+                        assert fh is not None
+                        size = lines = 0
+                        while data := await costs.call(
+                            f"{name} {time}", mounted.ops.read, fh, size, CHUNK
+                        ):
+                            size += len(data)
+                            lines += data.count(b"\n")
+                        await costs.closed("agents", fh)
+                        assert least <= lines < 21_000
+            return costs.worst
+
+        gc.collect()
+        gc.disable()
+        try:
+            return trio.run(read, instruments=[meter])
+        finally:
+            gc.enable()
+
+
+def test_a_list_of_many_agents_is_read_in_short_steps(tmp_path: Path) -> None:
+    measured = [list_many(tmp_path / "0")]
+    while max(measured[-1].values()) > SECONDS and len(measured) < TRIES:
+        measured.append(list_many(tmp_path / str(len(measured))))
+    best = {what: min(found[what] for found in measured) for what in measured[0]}
+    assert {what: took for what, took in best.items() if took > SECONDS} == {}
 
 
 @pytest.mark.parametrize("what", MEASURED)

@@ -6,6 +6,7 @@ Only what the daemon decides itself is looked at: modes and owners are the kerne
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 from collections.abc import Callable, Coroutine, Iterable, Iterator
@@ -20,6 +21,7 @@ import pytest
 
 from ctxfs.files import agent as agent_files
 from ctxfs.files import session as session_files
+from ctxfs.files.agents import KEYS
 from ctxfs.files.verbs import VERBS
 from ctxfs.filesystem import LAYOUTS
 from ctxfs.tree import rows as kinds
@@ -332,7 +334,8 @@ RECORD = {
 OPEN = {
     "root": {"/": File()}
     | files("ctxd.sock bin bin/ctx agent tool home shared trigger")
-    | files("status error metrics", generated=True),
+    | files("status error metrics", generated=True)
+    | files("agents", generated=True, polled=True),
     "home": files(". agent data"),
     "history": files(". session"),
     "tool": {"": File(), ".d": File()} | files("description schema output_schema family"),
@@ -533,6 +536,15 @@ class Stage:
             # planes that are yet to come say so to those who may, after they judged who it is
         else:
             at_once(ops.rmdir(inode, b"made", CONTEXT))
+
+    def listed(self, name: str) -> dict[str, Any] | None:
+        """What ``agents`` tells of an agent."""
+        ops = self.mounted.ops
+        fh = at_once(ops.open(self.find("agents")[0], os.O_RDONLY, CONTEXT)).fh
+        text = at_once(ops.read(fh, 0, 1 << 20))
+        at_once(ops.release(fh))
+        rows = {row["name"]: row for row in map(json.loads, text.splitlines())}
+        return rows.get(name)
 
     def open(self, inode: int, flags: int) -> None:
         ops = self.mounted.ops
@@ -779,6 +791,23 @@ def test_what_is_of_no_agent_is_open(stage: Stage, plane: str) -> None:
             with stage.mounted.as_(stage.callers["root"][party]):
                 assert outcome(partial(stage.find, base + name)) == "yes", name
                 assert outcome(partial(stage.read, base + name, rows[name].kind)) == "yes", name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_list_of_agents_tells_what_the_files_would(stage: Stage, kind: str) -> None:
+    """An agent is in it for those who find it by listing, with the keys that they may read."""
+    cells = {name: group.cells(kind) for group in AGENT.values() for name in group.files}
+    for party, caller in stage.callers[kind].items():
+        with stage.mounted.as_(caller):
+            if party == "u":
+                assert outcome(partial(stage.listed, kind)) == "EACCES"
+                continue
+            row = stage.listed(kind)
+        if party not in cells[""][0]:
+            assert row is None, PARTIES[party]
+            continue
+        readable = {key for key, (file, _) in KEYS.items() if not file or party in cells[file][2]}
+        assert row is not None and row.keys() == readable, PARTIES[party]
 
 
 @pytest.mark.parametrize("kind", KINDS)

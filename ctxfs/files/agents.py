@@ -1,0 +1,99 @@
+"""``agents`` of the root: one line for each agent that the caller may list.
+
+What a line says are values of the agent's files, so the rows of these say who may read them. All
+rows of which a key is made are either public, or for insiders: two lines for each agent serve
+every caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, Final
+
+from ctxfs.files import agent as agent_files
+from ctxfs.tree.base import Base
+from ctxfs.tree.rows import Shown
+from runtime.caller import Caller
+from runtime.records.model import Agent
+from runtime.texts.names import dump_json, timestamp
+
+#: lines that are joined; and bytes of one read, after which others have their turn
+_JOINED: Final = 32
+_READ_AT_ONCE: Final = 64 << 10
+
+_Value = Callable[[Base, Agent], Any]
+
+
+def _field(name: str) -> _Value:
+    return lambda base, agent: getattr(agent, name)
+
+
+def _session(base: Base, agent: Agent) -> str:
+    session = base.runtime.agents.sessions.get(agent.session)
+    return session.name if session is not None else ""
+
+
+#: by key: the file that shows the same, if there is one, and what is found
+KEYS: Final[dict[str, tuple[str, _Value]]] = {
+    "name": ("", _field("name")),
+    "owner": ("owner", _field("owner")),
+    "status": ("status", lambda base, agent: agent.status.value),
+    "outcome": ("outcome", _field("outcome")),
+    "reason": ("reason", _field("reason")),
+    "parent": ("parent", _field("lineage")),
+    "supervisor": (
+        "supervisor", lambda base, agent: base.runtime.agents.registry.supervisor(agent)
+    ),
+    "profile": ("profile", _field("profile")),
+    "mode": ("mode", _field("mode")),
+    "run": ("run", _field("run")),
+    "pid": ("pid", lambda base, agent: agent.pid or None),
+    "session": ("session", _session),
+    "queue": ("queue", lambda base, agent: base.runtime.agents.messages.count_pending(agent)),
+    "created_at": ("", lambda base, agent: timestamp(agent.created)),
+    "since": ("status", lambda base, agent: timestamp(agent.since or agent.created)),
+}  # fmt: skip
+_SHOWN: Final = {file: agent_files.LAYOUT.row(file) for file, _ in KEYS.values() if file}
+#: what the lines depend on, as changes name it
+DEPENDS: Final = frozenset(
+    name for row in _SHOWN.values() for name in (row.name, *row.depends)
+)  # fmt: skip
+_OPEN: Final = tuple(
+    key for key, (file, _) in KEYS.items() if not file or _SHOWN[file].public
+)  # fmt: skip
+
+
+def _line(base: Base, agent: Agent, inside: bool) -> str:
+    keys = KEYS if inside else _OPEN
+    return dump_json({key: KEYS[key][1](base, agent) for key in keys}) + "\n"
+
+
+def _lines(base: Base, caller: Caller) -> Iterator[str]:
+    view, registry = base.view(caller), base.runtime.agents.registry
+    kept = base.kept_lines
+    for agent in registry:
+        if not view.lists(agent) or registry.get(agent.index) is not agent:
+            continue  # or it went since the first line was read
+        inside = view.is_inside(agent)
+        line = kept.of(inside).get(agent.index)
+        if line is None:
+            line = _line(base, agent, inside)
+            kept.keep(inside, agent.index, line)
+        yield line
+
+
+def _text(base: Base, _: Base, caller: Caller) -> Iterator[str]:
+    lines = _lines(base, caller)
+    while joined := "".join(islice(lines, _JOINED)):
+        yield joined
+
+
+ROW: Final[Shown[Base]] = Shown(
+    name="agents", public=True, generated=True, polled=True, at_once=_READ_AT_ONCE, render=_text,
+    doc="one JSON object per line for each agent that the caller may list, in order of creation: "
+        f"{' '.join(KEYS)}. A value is that of the file of this name; session is the name of the "
+        "session, queue the number of waiting messages, pid null if there is none, and since the "
+        "time at which the status last changed. A key whose file the caller may not read is left "
+        "out. Each line is consistent, the list as a whole need not be",
+)  # fmt: skip
