@@ -75,12 +75,13 @@ def complain(message: str) -> None:
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Return the lines of a table, with aligned columns and `-` for empty cells."""
-    cells = [list(header)] + [[escape(cell) or "-" for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in cells
-    ]
+    columns = [
+        [escape(cell) or "-" for cell in column] if not "".join(column).isprintable()
+        else [cell or "-" for cell in column]
+        for column in zip(header, *rows, strict=True)
+    ]  # fmt: skip
+    form = "  ".join(f"%-{max(map(len, column))}s" for column in columns)
+    return [(form % cells).rstrip() for cells in zip(*columns, strict=True)]
 
 
 def show_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -8,6 +8,7 @@ import time
 from client.arguments import JSON, Command, arg
 from client.ends import awaited_restart
 from client.exits import OK, USAGE, Failure
+from client.files import timestamp
 from client.output import STDOUT, as_json, show_table
 from client.root import Root, agent, own_agent
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 PROCESS_COLUMNS = ("agent", "pid", "state", "cpu", "memory", "age", "command")
 ABREAST = 32  # files read at the same time
+STATE = ("status", "outcome", "reason")
+DETACHED = "public_named"  # the profile of agents that live on without a parent
 
 
 def age(seconds: float) -> str:
@@ -32,14 +35,6 @@ def age(seconds: float) -> str:
         if seconds >= size:
             return f"{int(seconds // size)}{unit}"
     return f"{max(0, int(seconds))}s"
-
-
-def state_of(root: Root, name: str) -> dict[str, Any]:
-    """Return name, status, outcome and reason of an agent."""
-    row = {file: root.field(name, file) for file in ("status", "outcome", "reason")}
-    if row["status"] == "starting" and not root.field(name, "run"):
-        row["reason"] = awaited_restart(root, name)
-    return {"name": name, **row}
 
 
 def abreast(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
@@ -70,31 +65,26 @@ def abreast(function: Callable[[Item], Result], items: Sequence[Item]) -> list[R
     return [results[index] for index in range(len(items))]
 
 
-def born(root: Root, name: str) -> float | None:
-    """Return the creation time of an agent, None if it is gone."""
-    try:
-        return os.stat(root.join(agent(name, "incarnation"))).st_mtime
-    except OSError:
-        return None
+def listed(root: Root) -> list[dict[str, Any]]:
+    """Return what `agents` tells of each agent, in order of creation; what it left out is empty."""
+    import json
 
-
-def describe_agents(root: Root, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the rows of `ps`.
-
-    This reads many files at a time. A busy daemon delays each answer a little, and reading
-    hundreds of files one after the other would add up these delays.
-    """
-    files = ("status", "outcome", "reason", "parent", "run", "pid")
-    texts = iter(abreast(lambda each: root.field(*each), [(n, f) for n in names for f in files]))
-    times = abreast(lambda name: born(root, name), names)
-    rows: list[dict[str, Any]] = []
-    for name, since in zip(names, times, strict=True):
-        row: dict[str, Any] = {"name": name, **{file: next(texts) for file in files}}
-        row["age"] = None if since is None else max(0, int(time.time() - since))
+    rows: list[dict[str, Any]] = json.loads(b"[%s]" % b",".join(root.read("agents").splitlines()))
+    for row in rows:
+        for key in ("reason", "run", "supervisor"):
+            row.setdefault(key, "")
         if row["status"] == "starting" and not row["run"]:
-            row["reason"] = awaited_restart(root, name)
-        rows.append(row)
+            row["reason"] = awaited_restart(root, row["name"])
     return rows
+
+
+def described(row: dict[str, Any], now: float) -> dict[str, Any]:
+    """Return the row of `ps` for an agent."""
+    shown = {key: row[key] for key in ("name", "status", "outcome", "reason", "parent", "run")}
+    pid = row.get("pid")
+    shown["pid"] = "" if pid is None else str(pid)
+    shown["age"] = max(0, int(now - timestamp(row["created_at"])))
+    return shown
 
 
 def processes(root: Root, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -110,9 +100,8 @@ def show_processes(root: Root, args: Arguments) -> int:
     if args.name:
         names = [args.name]
     else:  # those of the others are among their owners'
-        everybody = root.names("agent")
-        lives = abreast(lambda name: root.field(name, "life"), everybody)
-        names = [n for n, life in zip(everybody, lives, strict=True) if life == "detached"]
+        rows = listed(root)
+        names = sorted(row["name"] for row in rows if row["profile"] == DETACHED)
         own = own_agent(root)
         if own and own not in names:
             names.append(own)
@@ -139,48 +128,70 @@ def do_ps(root: Root, args: Arguments) -> int:
         return show_processes(root, args)
     if args.name:
         raise Failure("ps takes a NAME with -p only; try ctx tree NAME", USAGE)
-    rows = describe_agents(root, root.names("agent"))
-    rows = [row for row in rows if row["status"] and (args.all or row["status"] != "dead")]
+    now = time.time()
+    listing = sorted(listed(root), key=lambda row: row["name"])
+    rows = [described(row, now) for row in listing if args.all or row["status"] != "dead"]
     if args.json:
         STDOUT.text(as_json(rows))
         return OK
     columns = ("name", "status", "outcome", "reason", "parent", "run", "pid", "age")
     for row in rows:
         row["parent"] = row["parent"].partition(" ")[0]
-        row["age"] = "" if row["age"] is None else age(row["age"])
-    cells = [[row[column] for column in columns] for row in rows]
-    show_table([column.upper() for column in columns], cells)
+        row["age"] = age(row["age"])
+    show_table([column.upper() for column in columns], [list(row.values()) for row in rows])
     return OK
 
 
 def children(root: Root, name: str) -> list[str]:
     """Return the names of an agent's children; none if the caller may not list them."""
-    directory = root.join(agent(name, "child"))
     try:
-        targets = [os.readlink(os.path.join(directory, entry)) for entry in os.listdir(directory)]
+        return os.listdir(root.join(agent(name, "child")))
     except OSError:
         return []
-    return sorted(os.path.basename(target.rstrip("/")).removesuffix(".d") for target in targets)
+
+
+def families(root: Root, rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """Return the names of the children of each agent that has some.
+
+    `parent` outlives the parent, whose name another agent may have by now. That one is younger
+    than the child, as is a parent that was given to the child later: only `child` tells them apart.
+    """
+    below: dict[str, list[str]] = {}
+    place = {row["name"]: number for number, row in enumerate(rows)}
+    for number, row in enumerate(rows):
+        name = row["name"]
+        kind, _, parent = row["parent"].partition(" ")[0].partition(":")
+        if kind != "agent" or parent not in place:
+            continue
+        if place[parent] < number or name in children(root, parent):
+            below.setdefault(parent, []).append(name)
+    return {name: sorted(below[name]) for name in below}
 
 
 def do_tree(root: Root, args: Arguments) -> int:
     """Show agents below their parents."""
-    names = root.names("agent")
-    below = {name: children(root, name) for name in names}
+    rows = listed(root)
+    facts = {row["name"]: row for row in rows}
+    below = families(root, rows)
     if args.name:
         root.call(agent(args.name), os.stat)
+        if args.name not in facts:  # one that is found by its name alone
+            facts[args.name] = {file: root.field(args.name, file) for file in STATE}
         tops = [args.name]
     else:
         owned = {child for others in below.values() for child in others}
-        tops = [name for name in names if name not in owned]
+        tops = sorted(name for name in facts if name not in owned)
+    #: of children that die with their parents, for all others `profile` tells
+    bound = [n for others in below.values() for n in others if facts[n]["profile"] != DETACHED]
+    lives = dict(zip(bound, abreast(lambda name: root.field(name, "life"), bound), strict=True))
     seen: set[str] = set()
 
     def show(name: str, first: str, rest: str) -> Iterator[str]:
-        facts = list(state_of(root, name).values())[1:]
-        life = root.field(name, "life") if first else ""
+        words = [facts[name][file] for file in STATE]
+        life = lives.get(name, "detached") if first else ""
         if life in ("temp", "detached"):
-            facts.append(f"({life})")
-        yield first + name + "  " + (" ".join(filter(None, facts)) or "?")
+            words.append(f"({life})")
+        yield first + name + "  " + (" ".join(filter(None, words)) or "?")
         seen.add(name)
         inner = [child for child in below.get(name, ()) if child not in seen]
         for child in inner:

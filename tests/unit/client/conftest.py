@@ -33,10 +33,11 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRoot:
 
 
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(root: FakeRoot, capfd: pytest.CaptureFixture[str]) -> Run:
     """Run the client in this process, with the given standard input."""
 
     def call(*argv: str, stdin: bytes = b"") -> tuple[int, str, str]:
+        root.list_agents()
         reader, writer = os.pipe()
         os.write(writer, stdin)
         os.close(writer)

@@ -41,10 +41,13 @@ class FakeRoot:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        #: the directories of agents, the oldest first
+        self.made: list[Path] = []
         (path / "agent").mkdir(parents=True)
         (path / "status").write_text("version=1.2\nstate=ready\nmount=/ctx\ncontrollers=\n")
 
     def fill(self, directory: Path, **values: str) -> None:
+        self.made.append(directory)
         for file in FILES:
             (directory / file).write_text(values.get(file, "") + "\n")
         for file in EMPTY:
@@ -70,6 +73,28 @@ class FakeRoot:
             link = self.path / "agent" / f"{parent}.d" / "child" / name
             link.symlink_to(f"../../{name}.d")
         return directory
+
+    def list_agents(self) -> None:
+        """Write `agents`, as the agents are now, in the order in which they were made."""
+        lines = []
+        for directory in self.made:
+            if not directory.exists():
+                continue
+
+            def value(file: str, directory: Path = directory) -> str:
+                return (directory / file).read_text().removesuffix("\n")
+
+            owned = value("life") != "detached" and value("parent").startswith("agent:")
+            names = ("status", "outcome", "reason", "parent", "run")
+            made = datetime.fromtimestamp((directory / "incarnation").stat().st_mtime, UTC)
+            lines.append({
+                "name": directory.name.removesuffix(".d"),
+                **{file: value(file) for file in names},
+                "profile": "private_child" if owned else "public_named",
+                "pid": int(value("pid")) if value("pid") else None,
+                "created_at": made.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            })  # fmt: skip
+        (self.path / "agents").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def fill_part(self, directory: Path, **values: str) -> None:
         """Fill the directory of a task, a work item or a wait."""

@@ -124,6 +124,7 @@ def test_unknown_commands_lead_to_help(run: Run) -> None:
 def test_root_option_wins(root: FakeRoot, run: Run, tmp_path: Path) -> None:
     other = FakeRoot(tmp_path / "other")
     other.agent("y", status="idle")
+    other.list_agents()
     for argv in (["--root", str(other.path)], [f"--root={other.path}"]):
         assert "y " in run(*argv, "ps")[1]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.unit.client.fakes import EVENT, FakeRoot, Run
 
 
@@ -26,8 +28,40 @@ def test_ps_json(root: FakeRoot, run: Run) -> None:
     root.agent("rev", status="new", parent="")
     (row,) = json.loads(run("ps", "--json")[1])
     assert row["name"] == "rev" and row["status"] == "new" and row["age"] in (0, 1)
-    (root.path / "agent" / "rev.d" / "status").unlink()  # it just went away
-    assert json.loads(run("ps", "-a", "--json")[1]) == []
+
+
+def test_ps_of_agents_that_may_not_be_looked_into(
+    root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = {"name": "x", "status": "busy", "outcome": "", "parent": "operator uid:1",
+            "profile": "public_named", "created_at": "2026-11-21T21:50:00.123Z"}  # fmt: skip
+    monkeypatch.setattr(root, "list_agents", lambda: None)
+    (root.path / "agents").write_text(json.dumps(line) + "\n")
+    assert run("ps")[1].split()[8:15] == ["x", "busy", "-", "-", "operator", "-", "-"]
+    assert run("tree")[1] == "x  busy\n"
+    (root.path / "agents").write_text("")
+    assert json.loads(run("ps", "--json")[1]) == []
+
+
+def test_a_child_is_below_its_parent_not_below_another_of_that_name(
+    root: FakeRoot, run: Run
+) -> None:
+    root.agent("p", status="busy")
+    root.agent("of-p", status="busy", parent="agent:p session:s run:r1")
+    given = root.agent("given", status="new")
+    root.agent("stays", status="busy", parent="agent:p", life="detached")
+    (root.path / "agent/p.d/child/stays").unlink()  # of one that was removed
+    (root.path / "agent/p.d/child/given").symlink_to("../../given.d")
+    (given / "parent").write_text("agent:p\n")
+    # p is younger than both now
+    root.made.sort(key=lambda directory: ("given.d", "stays.d", "p.d").index(directory.name)
+                   if directory.name != "of-p.d" else 9)  # fmt: skip
+    assert run("tree")[1].splitlines() == [
+        "p  busy",
+        "├─ given  new",
+        "└─ of-p  busy",
+        "stays  busy",
+    ]
 
 
 def test_tree(root: FakeRoot, run: Run) -> None:
@@ -76,8 +110,8 @@ def test_the_tree_tells_what_does_not_live_as_others_do(root: FakeRoot, run: Run
 
 
 def test_tree_survives_a_circle(root: FakeRoot, run: Run) -> None:
-    for name in ("a", "b"):
-        root.agent(name, status="busy")
+    for name, other in ("ab", "ba"):
+        (root.agent(name, status="busy") / "parent").write_text(f"agent:{other}\n")
     (root.path / "agent/a.d/child/b").symlink_to("../../b.d")
     (root.path / "agent/b.d/child/a").symlink_to("../../a.d")
     assert run("tree", "a")[1].splitlines() == ["a  busy", "└─ b  busy"]

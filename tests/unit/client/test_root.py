@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from pathlib import Path
 
 import pytest
@@ -78,7 +77,7 @@ def test_a_dead_daemon(root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch
     def fail(path: str) -> None:
         raise OSError(errno.ENOTCONN, "")
 
-    monkeypatch.setattr(os, "listdir", fail)
+    monkeypatch.setattr("client.root.read_file", fail)
     status, _, err = run("ps")
     assert status == 69
     assert "died (ENOTCONN)" in err
