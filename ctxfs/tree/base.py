@@ -7,10 +7,10 @@ from typing import TypeVar
 
 from ctxfs.caching import Cache
 from ctxfs.disks import Disks
+from ctxfs.keptlines import KeptLines
 from ctxfs.program import program
 from ctxfs.reasons import Reasons
 from ctxfs.tree.durable import Durable, DurableNode
-from ctxfs.tree.keptlines import KeptLines
 from ctxfs.tree.nodes import Node
 from ctxfs.tree.spaces import SpaceRow, Spaces
 from runtime.authority.identity import Identity

@@ -15,7 +15,7 @@ import trio
 import trio.testing
 
 from ctxfs.files.agents import KEYS
-from ctxfs.tree.keptlines import LINE_MAX, UNREAD_SECONDS, KeptLines
+from ctxfs.keptlines import LINE_MAX, UNREAD_SECONDS, KeptLines
 from runtime.records.items import PRIORITIES
 from runtime.records.lifecycle import Cue, Status
 from runtime.texts.names import timestamp

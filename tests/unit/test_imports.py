@@ -167,7 +167,8 @@ def test_arrows_between_the_floors_of_the_runtime_point_down() -> None:
 #: of the filesystem, in the same way
 CTXFS_FLOORS = ("ground", "tree", "tools", "files", "roof")
 CTXFS_GROUND = {
-    f"ctxfs.{name}" for name in ("caching", "disks", "errnos", "pace", "program", "reasons")
+    f"ctxfs.{name}"
+    for name in ("caching", "disks", "errnos", "keptlines", "pace", "program", "reasons")
 }
 
 

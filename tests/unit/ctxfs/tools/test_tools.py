@@ -578,7 +578,7 @@ def test_a_bug_is_told_as_one_and_ends_nothing(
     def fail(*args: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(desk.mounted.base, "listed", fail)
+    monkeypatch.setattr(desk.mounted.base, "view", fail)
     with refused(CtxError, "an error inside ctxfs"):
         desk.call("AgentList")
 
