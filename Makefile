@@ -9,7 +9,7 @@ CFLAGS  := -std=gnu11 -O2 -Wall -Wextra -Werror
 MANPAGES := $(wildcard man/*.[1-8])
 
 .PHONY: help setup programs demo test test-unit test-faults test-hostile test-systemd test-vm \
-	test-upgrade test-load soak fuzz mutate lint bench man words clean
+	test-upgrade test-load soak fuzz mutate lint bench chart man words clean
 
 help:
 	@echo "make setup   create .venv with ctxd and ctx; install missing packages"
@@ -25,6 +25,7 @@ help:
 	@echo "make soak          start and kill agents and daemons at random (SECONDS=3600, SEED=1)"
 	@echo "make fuzz          run every parser on arbitrary input (SECONDS=3600)"
 	@echo "make bench   measure speed relative to named references"
+	@echo "make chart   draw bench.svg from bench.json (JSON=FILE, SVG=FILE)"
 	@echo "make man     regenerate the tables of the man pages"
 	@echo "make words   regenerate the client's copy of the runtime's words"
 	@echo "make clean   remove everything that make created"
@@ -101,6 +102,10 @@ lint: $(STAMP) $(PROGRAMS)
 
 bench: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m bench
+
+chart: $(STAMP)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[chart]'
+	$(PYTHON) -m bench.chart $(or $(JSON),bench.json) $(or $(SVG),bench.svg)
 
 man: $(STAMP)
 	$(PYTHON) -m ctxfs.manual man/ctxfs.5
