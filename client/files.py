@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 BLOCK = 1 << 16
+LARGE = 1 << 20  # as much as the kernel asks ctxd for at a time
 
 
 def read_all(fd: int) -> bytes:
     """Read a descriptor to its end."""
     chunks = []
-    while chunk := os.read(fd, BLOCK):
+    while chunk := os.read(fd, LARGE):
         chunks.append(chunk)
     return b"".join(chunks)
 

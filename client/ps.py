@@ -6,7 +6,6 @@ import os
 import time
 
 from client.arguments import JSON, Command, arg
-from client.ends import awaited_restart
 from client.exits import OK, USAGE, Failure
 from client.files import timestamp
 from client.output import STDOUT, as_json, show_table
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
 
 
 PROCESS_COLUMNS = ("agent", "pid", "state", "cpu", "memory", "age", "command")
+COLUMNS = ("name", "status", "outcome", "reason", "parent", "run", "pid", "age")
+AGES: dict[str, str] = {}  # by the second in which an agent was made
 ABREAST = 32  # files read at the same time
 STATE = ("status", "outcome", "reason")
 DETACHED = "public_named"  # the profile of agents that live on without a parent
@@ -67,13 +68,18 @@ def abreast(function: Callable[[Item], Result], items: Sequence[Item]) -> list[R
 
 def listed(root: Root) -> list[dict[str, Any]]:
     """Return what `agents` tells of each agent, in order of creation; what it left out is empty."""
+    import gc
     import json
 
-    rows: list[dict[str, Any]] = json.loads(b"[%s]" % b",".join(root.read("agents").splitlines()))
+    gc.disable()  # it would look at all rows again and again, and all stay until the end
+    text = root.read("agents").decode().rstrip("\n").replace("\n", ",")
+    rows: list[dict[str, Any]] = json.loads(f"[{text}]")
     for row in rows:
-        for key in ("reason", "run", "supervisor"):
-            row.setdefault(key, "")
+        if "run" not in row:
+            row.update({key: row.get(key, "") for key in ("reason", "run", "supervisor")})
         if row["status"] == "starting" and not row["run"]:
+            from client.ends import awaited_restart
+
             row["reason"] = awaited_restart(root, row["name"])
     return rows
 
@@ -85,6 +91,19 @@ def described(row: dict[str, Any], now: float) -> dict[str, Any]:
     shown["pid"] = "" if pid is None else str(pid)
     shown["age"] = max(0, int(now - timestamp(row["created_at"])))
     return shown
+
+
+def cells(row: dict[str, Any], now: float) -> tuple[str, ...]:
+    """Return the same as the cells of a table, without a dictionary for each agent."""
+    second = row["created_at"][:19] + "Z"
+    shown_age = AGES.get(second)
+    if shown_age is None:
+        shown_age = AGES[second] = age(int(now - timestamp(second)))
+    pid = row.get("pid")
+    return (
+        row["name"], row["status"], row["outcome"], row["reason"],
+        row["parent"].partition(" ")[0], row["run"], "" if pid is None else str(pid), shown_age,
+    )  # fmt: skip
 
 
 def processes(root: Root, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -110,15 +129,15 @@ def show_processes(root: Root, args: Arguments) -> int:
     if args.json:
         STDOUT.text(as_json(rows))
         return OK
-    cells = []
+    lines = []
     for row in rows:
         shown = {key: "-" if value is None else str(value) for key, value in row.items()}
         if row["age"] is not None:
             shown["age"] = age(row["age"])
         if row["memory"] is not None:
             shown["memory"] = f"{row['memory'] >> 10}K"
-        cells.append([shown[column] for column in PROCESS_COLUMNS])
-    show_table([column.upper() for column in PROCESS_COLUMNS], cells)
+        lines.append([shown[column] for column in PROCESS_COLUMNS])
+    show_table([column.upper() for column in PROCESS_COLUMNS], lines)
     return OK
 
 
@@ -129,16 +148,12 @@ def do_ps(root: Root, args: Arguments) -> int:
     if args.name:
         raise Failure("ps takes a NAME with -p only; try ctx tree NAME", USAGE)
     now = time.time()
-    listing = sorted(listed(root), key=lambda row: row["name"])
-    rows = [described(row, now) for row in listing if args.all or row["status"] != "dead"]
+    rows = [row for row in listed(root) if args.all or row["status"] != "dead"]
+    rows.sort(key=lambda row: row["name"])
     if args.json:
-        STDOUT.text(as_json(rows))
+        STDOUT.text(as_json([described(row, now) for row in rows]))
         return OK
-    columns = ("name", "status", "outcome", "reason", "parent", "run", "pid", "age")
-    for row in rows:
-        row["parent"] = row["parent"].partition(" ")[0]
-        row["age"] = age(row["age"])
-    show_table([column.upper() for column in columns], [list(row.values()) for row in rows])
+    show_table([column.upper() for column in COLUMNS], [cells(row, now) for row in rows])
     return OK
 
 

@@ -13,7 +13,7 @@ import trio
 
 from runtime.ids import AgentIndex
 
-#: characters; a longer line is made for each reader
+#: bytes; a longer line is made for each reader
 LINE_MAX: Final = 2048
 #: seconds without a reader, at least, after which no line is kept
 UNREAD_SECONDS: Final = 60.0
@@ -23,15 +23,15 @@ class KeptLines:
     """By whether the reader is an insider of the agent, the lines by agent."""
 
     def __init__(self) -> None:
-        self._lines: dict[bool, dict[AgentIndex, str]] = {True: {}, False: {}}
+        self._lines: dict[bool, dict[AgentIndex, bytes]] = {True: {}, False: {}}
         self._read = trio.Event()
 
-    def of(self, inside: bool) -> dict[AgentIndex, str]:
+    def of(self, inside: bool) -> dict[AgentIndex, bytes]:
         """The lines for one kind of readers, to look into."""
         self._read.set()
         return self._lines[inside]
 
-    def keep(self, inside: bool, index: AgentIndex, line: str) -> None:
+    def keep(self, inside: bool, index: AgentIndex, line: bytes) -> None:
         if len(line) <= LINE_MAX:
             self._lines[inside][index] = line
 

@@ -18,9 +18,11 @@ from runtime.caller import Caller
 from runtime.records.model import Agent
 from runtime.texts.names import dump_json, timestamp
 
-#: lines that are joined; and bytes of one read, after which others have their turn
-_JOINED: Final = 32
-_READ_AT_ONCE: Final = 64 << 10
+#: lines of one piece; and bytes of one read, or lines that are made for it, after which others
+#: have their turn
+_JOINED: Final = 128
+_READ_AT_ONCE: Final = 512 << 10
+_MADE_AT_ONCE: Final = 256
 
 _Value = Callable[[Base, Agent], Any]
 
@@ -64,29 +66,34 @@ _OPEN: Final = tuple(
 )  # fmt: skip
 
 
-def _line(base: Base, agent: Agent, inside: bool) -> str:
+def _line(base: Base, agent: Agent, inside: bool) -> bytes:
     keys = KEYS if inside else _OPEN
-    return dump_json({key: KEYS[key][1](base, agent) for key in keys}) + "\n"
+    return dump_json({key: KEYS[key][1](base, agent) for key in keys}).encode() + b"\n"
 
 
-def _lines(base: Base, caller: Caller) -> Iterator[str]:
-    view, registry = base.view(caller), base.runtime.agents.registry
-    kept = base.kept_lines
-    for agent in registry:
-        if not view.lists(agent) or registry.get(agent.index) is not agent:
-            continue  # or it went since the first line was read
-        inside = view.is_inside(agent)
-        line = kept.of(inside).get(agent.index)
-        if line is None:
-            line = _line(base, agent, inside)
-            kept.keep(inside, agent.index, line)
-        yield line
-
-
-def _text(base: Base, _: Base, caller: Caller) -> Iterator[str]:
-    lines = _lines(base, caller)
-    while joined := "".join(islice(lines, _JOINED)):
-        yield joined
+def _text(base: Base, _: Base, caller: Caller) -> Iterator[bytes]:
+    """Pieces of whole lines; an empty one after many that had to be made."""
+    view, registry, kept = base.view(caller), base.runtime.agents.registry, base.kept_lines
+    agents, made = iter(registry), 0
+    while some := list(islice(agents, _JOINED)):
+        lines: list[bytes] = []
+        # asked for each piece: they are dropped when nobody has asked for a while
+        of = {inside: kept.of(inside) for inside in (True, False)}
+        for agent in some:
+            inside = view.finds(agent)
+            if inside is None or registry.get(agent.index) is not agent:
+                continue  # or it went since the first line was read
+            line = of[inside].get(agent.index)
+            if line is None:
+                line = _line(base, agent, inside)
+                kept.keep(inside, agent.index, line)
+                made += 1
+            lines.append(line)
+        if lines:
+            yield b"".join(lines)
+        if made >= _MADE_AT_ONCE:
+            made = 0
+            yield b""
 
 
 ROW: Final[Shown[Base]] = Shown(

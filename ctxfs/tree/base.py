@@ -44,6 +44,13 @@ class View:
             return False  # whatever its policy says: that would have to be looked at for each
         return bool(self._identity.roles(self._caller, agent) & PARTIES)
 
+    def finds(self, agent: Agent) -> bool | None:
+        """Whether the caller is inside of an agent that it finds; None of any other."""
+        if self._caller.agent is None:
+            inside = self.is_inside(agent)
+            return None if agent.private and not inside else inside
+        return self.is_inside(agent) if self.lists(agent) else None
+
     def is_inside(self, agent: Agent) -> bool:
         """Whether it is one of those who see the configuration of the agent."""
         if self._caller.agent is not None:

@@ -109,9 +109,11 @@ class OpenRow(OpenFile, Generic[_O]):
     def _more(self, size: int) -> Iterator[bytes]:
         """At least so many bytes more, up to a limit: a first read far behind finds the end."""
         assert isinstance(self.node.row, Rendered)
-        size = min(size, self.node.row.at_once)
-        while size > 0 and (piece := next(self._pieces, None)) is not None:
-            size -= len(piece)
+        size = left = min(size, self.node.row.at_once)
+        while left > 0 and (piece := next(self._pieces, None)) is not None:
+            if not piece and left < size:
+                return
+            left -= len(piece)
             yield piece
 
     def poll(self, waiter: Waiter | None) -> int | None:

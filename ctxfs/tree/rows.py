@@ -47,7 +47,7 @@ NOT_BUSY: Final = ANY_STATUS - {Status.STARTING, Status.BUSY, Status.STOPPING}
 NOT_TERMINAL: Final = ANY_STATUS - {Status.DEAD}
 
 #: functions of a row get what the tree stands on, and the row's object, first
-Render = Callable[[Base, _O, Caller], str | bytes | Iterator[str]]
+Render = Callable[[Base, _O, Caller], str | bytes | Iterator[str] | Iterator[bytes]]
 Check = Callable[[Base, _O, Caller, str], None]
 CheckFound = Callable[[Base, _O, Caller, str, Mapping[str, Source]], None]
 Size = Callable[[Base, _O], int]
@@ -219,6 +219,7 @@ class Rendered(File[_O]):
     """A file whose content ``render`` makes when it is read.
 
     Of something long, one read makes ``at_once`` bytes: as many as cost no more than a step may.
+    An empty piece says that those before it cost as much.
     """
 
     render: Render[_O]
@@ -233,7 +234,7 @@ class Rendered(File[_O]):
             yield text.encode()
         else:
             for piece in text:
-                yield piece.encode()
+                yield piece.encode() if isinstance(piece, str) else piece
 
     def size_of(self, base: Base, obj: _O) -> int:
         return sum(map(len, self.pieces(base, obj, NOBODY)))

@@ -120,14 +120,14 @@ async def read_and_leave() -> None:
     kept = KeptLines()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(kept.run)
-        kept.keep(True, 1, "line\n")  # type: ignore[arg-type]
+        kept.keep(True, 1, b"line\n")  # type: ignore[arg-type]
         for _ in range(5):
             kept.of(True)
             await trio.sleep(0.9 * UNREAD_SECONDS)
             assert len(kept) == 1
         await trio.sleep(2 * UNREAD_SECONDS)
         assert len(kept) == 0
-        kept.keep(True, 1, "line\n")  # type: ignore[arg-type]
+        kept.keep(True, 1, b"line\n")  # type: ignore[arg-type]
         kept.of(True)
         await trio.sleep(2.1 * UNREAD_SECONDS)
         assert len(kept) == 0
@@ -151,7 +151,20 @@ def test_a_list_that_changes_while_it_is_read_is_of_whole_lines(mounted: Mounted
     assert [row["name"] for row in found] == [f"a{n}" for n in range(count) if n != count - 2]
     assert [found[0]["mode"], found[-1]["mode"]] == ["once", "turn"]
     assert json.loads(mounted.read(fh).splitlines()[0])["mode"] == "turn"
+    # kept lines cost little: one read gives all of them
+    assert mounted.read(fh).count(b"\n") == count
     mounted.close(fh)
+
+
+def test_who_finds_few_of_many_reads_them_all(mounted: Mounted) -> None:
+    boss = mounted.world.may_create(mounted.world.live(mounted.make("boss", USER)))
+    for n in range(250):
+        mounted.make(f"kid{n}", inside(boss))
+    mounted.make("last", USER)
+    with mounted.as_(STRANGER):
+        assert [row["name"] for row in rows(mounted)] == ["boss", "last"]
+    with mounted.as_(inside(boss)):
+        assert len(rows(mounted)) == 252
 
 
 def test_pollers_are_told_at_most_ten_times_a_second(mounted: Mounted) -> None:

@@ -94,7 +94,9 @@ class FakeRoot:
                 "pid": int(value("pid")) if value("pid") else None,
                 "created_at": made.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             })  # fmt: skip
-        (self.path / "agents").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (self.path / "agents").write_text(
+            "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        )
 
     def fill_part(self, directory: Path, **values: str) -> None:
         """Fill the directory of a task, a work item or a wait."""

@@ -30,6 +30,12 @@ def test_ps_json(root: FakeRoot, run: Run) -> None:
     assert row["name"] == "rev" and row["status"] == "new" and row["age"] in (0, 1)
 
 
+def test_a_line_of_ps_may_hold_any_text(root: FakeRoot, run: Run) -> None:
+    root.agent("odd", status="busy", run="r1", reason="a\u2028b\x85c\\")
+    assert run("ps")[1].splitlines()[1].split()[:4] == ["odd", "busy", "-", "a\\u2028b\\x85c\\"]
+    assert json.loads(run("ps", "--json")[1])[0]["reason"] == "a\u2028b\x85c\\"
+
+
 def test_ps_of_agents_that_may_not_be_looked_into(
     root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
