@@ -9,9 +9,11 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <linux/capability.h>
+#include <linux/keyctl.h>
 #include <linux/magic.h>
 #include <linux/openat2.h>
 #include <linux/sched.h>
+#include <linux/securebits.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -297,6 +299,32 @@ struct ids {
 	gid_t *groups;
 	size_t group_count;
 };
+
+/*
+ * From here on, a change of the effective uid from 0 to another clears the effective
+ * capabilities, which SECBIT_NO_SETUID_FIXUP of whoever started the daemon would prevent
+ * (capabilities(7)). Fails if that bit is locked.
+ */
+static inline int clear_capabilities_with_uid(void)
+{
+	int bits = prctl(PR_GET_SECUREBITS, 0, 0, 0, 0);
+
+	if (bits < 0 || !(bits & SECBIT_NO_SETUID_FIXUP))
+		return bits < 0 ? -1 : 0;
+	return prctl(PR_SET_SECUREBITS, bits & ~SECBIT_NO_SETUID_FIXUP, 0, 0, 0);
+}
+
+/*
+ * A new session keyring: no agent may have the daemon's. To be called with the daemon's
+ * ids: a keyring is on the account of a uid, and that of an agent's is small (keyrings(7)).
+ * The failure of a kernel, or of a container, without keyrings is none.
+ */
+static inline int leave_keyring(void)
+{
+	if (syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, NULL) >= 0)
+		return 0;
+	return errno == ENOSYS || errno == EPERM ? 0 : -1;
+}
 
 static inline int become_groups(const struct ids *ids)
 {

@@ -10,7 +10,8 @@
  *     io_uring          does in the kernel what the filter refuses (ENOSYS)
  *     io_setup          lets one thread make many requests at once, which wait in the
  *                       daemon without a process that pays for them (ENOSYS)
- *     keyrings          belong to the uid, which agents share (ENOSYS)
+ *     keyrings          belong to the uid, which agents share (ENOSYS); monitor.c gave
+ *                       the program a session keyring of its own
  *     vsock             reaches the hypervisor of this machine (EAFNOSUPPORT)
  *     leases            let the owner of a file delay everyone who opens it (EPERM)
  *     PID 1 of the cell has the program's uid, and prlimit(2), setpriority(2) and calls
@@ -140,8 +141,6 @@ static bool filter_calls(void)
 	};
 	const struct sock_fprog program = {.len = sizeof filter / sizeof *filter, .filter = filter};
 
-	/* a new session keyring: the agent must not have the daemon's */
-	syscall(SYS_keyctl, 1 /* KEYCTL_JOIN_SESSION_KEYRING */, NULL);
 	return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 

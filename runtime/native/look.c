@@ -61,7 +61,7 @@ static void take_rights(const struct ids *ids)
 		die("no_new_privs: %m");
 	if (ids->same_groups)
 		return;
-	if (become_groups(ids) < 0 || become_user(ids) < 0)
+	if (clear_capabilities_with_uid() < 0 || become_groups(ids) < 0 || become_user(ids) < 0)
 		die("the creator's identity: %m");
 }
 

@@ -495,6 +495,8 @@ static void take_step(const struct order *order, int report, int out, int log)
 	for (int i = 0; i < count; i++)
 		dup2(passed[i], FIRST_PASSED + i);
 	close_from((unsigned)(FIRST_PASSED + count), 0);
+	if (leave_keyring() < 0)
+		die("no session keyring for the agent: %m");
 	execve(order->step.items[0], order->step.items, environment);
 	dprintf(2, "ctxfs: %s: %m\n", order->step.items[0]);
 	_exit(127);

@@ -27,18 +27,26 @@
  * STEP, a list, is the next program and its arguments.
  */
 #define _GNU_SOURCE
+#include <linux/mount.h>
 #include <linux/nsfs.h>
-#include <mntent.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/ioctl.h>
-#include <sys/mount.h>
 #include <sys/statfs.h>
 
 #include "common.h"
 #include "orders.h"
 
+/* from sys/mount.h, which in some C libraries conflicts with linux/mount.h */
+int mount(const char *source, const char *target, const char *type, unsigned long flags,
+	  const void *data);
+int umount2(const char *target, int flags);
+#define MNT_DETACH 2
+
 static bool rootless;
+
+#define MOUNTS_MAX (256 << 20)	/* bytes of /proc/self/mountinfo */
+#define MOUNT_POINT_FIELD 5
 
 /* A source: the open object and, from a cell, its mount (clone_mount). */
 struct opened {
@@ -250,24 +258,56 @@ static bool is_procfs(const char *type)
 	return !strcmp(type, "proc");
 }
 
-/* Returns the mount points of some filesystem types below a directory, in order. */
+/* Undoes the octal escapes of a path in /proc, in place. */
+static void unescape(char *text)
+{
+	char *to = text;
+
+	for (const char *from = text; *from; to++) {
+		bool escaped = *from == '\\' && from[1] && from[2] && from[3];
+
+		*to = escaped ? (char)((from[1] - '0') << 6 | (from[2] - '0') << 3 | (from[3] - '0'))
+			      : *from;
+		from += escaped ? 4 : 1;
+	}
+	*to = 0;
+}
+
+/*
+ * Returns the mount points of some filesystem types below a directory, in order. Not
+ * with getmntent(3): C libraries differ in escapes, and the source, which anybody may
+ * have chosen, comes before the mount point there. In mountinfo it comes last (proc(5)).
+ */
 static char **find_mounts(const char *directory, bool (*wanted)(const char *), size_t *count)
 {
-	FILE *mounts = setmntent("/proc/self/mounts", "r");
+	int fd = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
+	size_t length;
+	char *rest = fd < 0 ? NULL : read_all(fd, MOUNTS_MAX, &length), *line;
 	char **found = NULL;
-	struct mntent *entry;
 
-	if (!mounts)
-		die("/proc/self/mounts: %m");
+	if (!rest)
+		die("/proc/self/mountinfo: %m");
+	close(fd);
 	*count = 0;
-	while ((entry = getmntent(mounts))) {
-		if (!is_inside(entry->mnt_dir, directory) || !wanted(entry->mnt_type))
+	while ((line = strsep(&rest, "\n")) && *line) {
+		char *type = strstr(line, " - "), *point = line;
+
+		for (int field = 1; point && field < MOUNT_POINT_FIELD; field++)
+			if ((point = strchr(point, ' ')))
+				point++;
+		if (!type || !point || point > type)
+			die("/proc/self/mountinfo: %s", strerror(EBADMSG));
+		type += strlen(" - ");
+		type[strcspn(type, " ")] = 0;
+		point[strcspn(point, " ")] = 0;
+		unescape(point);
+		if (!is_inside(point, directory) || !wanted(type))
 			continue;
 		found = realloc(found, (*count + 1) * sizeof *found);
-		if (!found || !(found[(*count)++] = strdup(entry->mnt_dir)))
+		if (!found)
 			die("mount sources: %m");
+		found[(*count)++] = point;
 	}
-	endmntent(mounts);
 	return found;
 }
 
@@ -422,6 +462,8 @@ int main(int argc, char **argv)
 	/* the creator must not have root's groups */
 	if (!rootless && as.same_groups)
 		die("the runtime's mount data is damaged");
+	if (!rootless && clear_capabilities_with_uid() < 0)
+		die("the creator's identity: securebits: %m");
 	if (rootless && cell >= 0)
 		channel = start_fetcher(cell, mounts, count, &fetcher);
 	if (rootless)

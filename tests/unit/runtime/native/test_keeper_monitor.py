@@ -12,6 +12,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -351,6 +352,54 @@ def test_a_program_that_cannot_be_executed_is_said(run: Run, tmp_path: Path) -> 
     record = run.wait_end()
     assert record.failed == f"{tmp_path}/text: Permission denied"
     assert record.exit_code == 126
+
+
+def test_programs_are_found_as_a_shell_finds_them(run: Run, tmp_path: Path) -> None:
+    """Past what is no directory or may not be executed; and a script needs no ``#!``."""
+    for name in ("denied", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "script").write_text('echo "$0" "$@"\n')
+    (tmp_path / "there" / "script").chmod(0o755)
+    places = (tmp_path / "none", tmp_path / "record", tmp_path / "denied", tmp_path / "there")
+    path = ":".join(map(str, places))
+    run.start("script", "a b", "c", environment=(f"PATH={path}",))
+    record = run.wait_end()
+    assert record.exit_code == 0, record.failed
+    assert run.output() == f"{tmp_path}/there/script a b c\n".encode()
+
+
+def test_what_may_not_be_executed_is_told_from_what_is_missing(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "script").write_text("echo never\n")
+    run.start("script", environment=(f"PATH={tmp_path}:/no/such",))
+    record = run.wait_end()
+    assert record.failed == "script: Permission denied"
+    assert record.exit_code == 126
+
+
+def test_a_program_without_a_search_path_is_found(run: Run) -> None:
+    run.start("true", environment=())
+    assert run.wait_end().exit_code == 0
+
+
+SHOW_KEYRING = (
+    "import ctypes, platform\n"
+    "keyctl = 250 if platform.machine() == 'x86_64' else 219\n"
+    "call = ctypes.CDLL(None).syscall\n"
+    "text = ctypes.create_string_buffer(256)\n"
+    "ring = call(keyctl, 0, -3, 0)\n"
+    "call(keyctl, 6, ring, text, 256)\n"
+    "print(ring, text.value.decode())\n"
+)
+
+
+def test_each_run_gets_a_session_keyring_on_the_account_of_the_daemon(run: Run) -> None:
+    """Not of the agent's uid: it would have room for few."""
+    own = subprocess.check_output([sys.executable, "-c", SHOW_KEYRING], text=True)
+    run.start(steps=[sys.executable, "-c", SHOW_KEYRING])
+    run.wait_end()
+    said = run.output().decode()
+    assert said.split()[0] != own.split()[0]
+    assert said.split()[1].startswith(f"keyring;{os.getuid()};")
 
 
 def test_a_working_directory_that_is_not_there_is_said(run: Run) -> None:
