@@ -6,6 +6,10 @@ STAMP   := $(VENV)/.complete
 NATIVE  := runtime/native
 PROGRAMS := $(addprefix $(NATIVE)/,binder enter gather guard keeper launcher look monitor stage view)
 CFLAGS  := -std=gnu11 -O2 -Wall -Wextra -Werror
+# A static program of musl starts three times as fast as one of glibc, and takes a fraction of
+# the memory. It has no headers of the kernel: the host's come last.
+MUSL    := musl-gcc
+HEADERS := $(addprefix -idirafter /usr/include,/ /$(shell $(CC) -print-multiarch))
 MANPAGES := $(wildcard man/*.[1-8])
 
 .PHONY: help setup programs demo test test-unit test-faults test-hostile test-systemd test-vm \
@@ -42,7 +46,7 @@ $(STAMP): pyproject.toml setup.py contrib/packages.sh $(wildcard $(NATIVE)/*.[ch
 programs: $(PROGRAMS)
 
 $(NATIVE)/%: $(NATIVE)/%.c $(wildcard $(NATIVE)/*.h)
-	$(CC) $(CFLAGS) -static -o $@ $<
+	$(MUSL) $(CFLAGS) $(HEADERS) -static -o $@ $<
 
 demo: $(STAMP) $(PROGRAMS)
 	sh contrib/demo.sh

@@ -8,7 +8,9 @@ command:bwrap            bubblewrap        tests, and a reference for benchmarks
 command:setpriv          util-linux        tests
 command:fusermount3      fuse3             mounting and unmounting
 command:cc               gcc               the C programs and pyfuse3
-file:/usr/include/stdlib.h libc6-dev       the C programs
+command:musl-gcc         musl-tools        the C programs
+file:/usr/include/stdlib.h libc6-dev       pyfuse3
+file:/usr/include/linux/mount.h linux-libc-dev the C programs
 command:pkg-config       pkg-config        pyfuse3
 pkgconfig:fuse3          libfuse3-dev      pyfuse3
 python:venv              python3-venv      the virtual environment

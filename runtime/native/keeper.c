@@ -99,6 +99,51 @@ static bool scope_sockets(void)
 	return syscall(SYS_landlock_restrict_self, fd, 0) == 0 && close(fd) == 0;
 }
 
+/* As sh(1) does it: a file that the kernel cannot execute is a script. Returns on failure. */
+static void execute_file(const char *file, const struct list *argv)
+{
+	char *script[argv->count + 2];
+
+	execv(file, argv->items);
+	if (errno != ENOEXEC)
+		return;
+	script[0] = "/bin/sh";
+	script[1] = (char *)(uintptr_t)file;
+	memcpy(script + 2, argv->items + 1, argv->count * sizeof *script);
+	execv(script[0], script);
+}
+
+/* execvp(3), whose C libraries differ in scripts and in what ends the search. */
+static void search_program(const struct list *argv)
+{
+	const char *name = argv->items[0], *path = getenv("PATH"), *end;
+	bool denied = false;
+	char file[PATH_MAX];
+
+	if (strchr(name, '/')) {
+		execute_file(name, argv);
+		return;
+	}
+	errno = ENOENT;
+	for (path = path ? path : "/bin:/usr/bin"; *name; path = end + 1) {
+		int n;
+
+		end = strchrnul(path, ':');
+		n = snprintf(file, sizeof file, "%.*s%s%s", (int)(end - path), path,
+			     end == path ? "" : "/", name);
+		if (n < (int)sizeof file)
+			execute_file(file, argv);
+		denied |= errno == EACCES;
+		if (errno != EACCES && errno != ENOENT && errno != ENOTDIR && errno != ESTALE &&
+		    errno != ENODEV && errno != ETIMEDOUT)
+			return;
+		if (!*end)
+			break;
+	}
+	if (denied)
+		errno = EACCES;
+}
+
 static void become_program(const struct spec *spec, const sigset_t *mask)
 {
 	report("start");
@@ -123,7 +168,7 @@ static void become_program(const struct spec *spec, const sigset_t *mask)
 		signal(number, SIG_DFL);
 	sigprocmask(SIG_SETMASK, mask, NULL);
 	environ = spec->env.items;
-	execvp(spec->argv.items[0], spec->argv.items);
+	search_program(&spec->argv);
 	report("failed %.200s: %s", spec->argv.items[0],
 	       errno == ENOENT ? "no such program in the agent's view" : strerror(errno));
 	_exit(errno == ENOENT ? 127 : 126);

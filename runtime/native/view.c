@@ -45,6 +45,7 @@
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <linux/mount.h>
+#include <linux/stat.h>
 #include <net/if.h>
 #include <sched.h>
 #include <signal.h>
@@ -54,7 +55,7 @@
 #include "common.h"
 #include "orders.h"
 
-/* from sys/mount.h, which conflicts with linux/mount.h */
+/* from sys/mount.h, which in some C libraries conflicts with linux/mount.h */
 int umount2(const char *target, int flags);
 #define MNT_DETACH 2
 
@@ -302,7 +303,8 @@ static void bind_source(const char *options, const char *id, const char *source,
 static void examine(int fd, struct statx *st, const char *name)
 {
 	/* without asking the filesystem, which may not answer any more */
-	if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_BASIC_STATS | STATX_MNT_ID, st) < 0)
+	if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC,
+		    STATX_BASIC_STATS | STATX_MNT_ID, st) < 0)
 		die("the parent's root: %s: %m", name);
 }
 
