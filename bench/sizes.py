@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -39,11 +39,12 @@ def _inside(cgroup: Path) -> set[int]:
 
 def _room(directory: Path) -> int:
     """Bytes that are taken on disk below it."""
-    return sum(
-        os.lstat(os.path.join(where, name)).st_blocks * 512
-        for where, directories, files in os.walk(directory)
-        for name in (*directories, *files)
-    )
+    total = 0
+    for where, directories, files in os.walk(directory):
+        for name in (*directories, *files):
+            with suppress(FileNotFoundError):  # the daemon removes trash beside everything
+                total += os.lstat(os.path.join(where, name)).st_blocks * 512
+    return total
 
 
 def agents_sizes(setting: Setting) -> Episode:
