@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,11 +26,14 @@ pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Iterator[Path]:
-    """``stage`` for the tmpfs, ``given`` for a source."""
+def tree() -> Iterator[Path]:
+    """``stage`` for the tmpfs, ``given`` for a source; the creator reaches both."""
+    base = Path(tempfile.mkdtemp(prefix="ctxfs-stage-"))
+    base.chmod(0o755)
     for name in ("stage", "given"):
-        (tmp_path / name).mkdir()
-    yield tmp_path
+        (base / name).mkdir()
+    yield base
+    shutil.rmtree(base)
 
 
 def run(
@@ -58,9 +63,6 @@ def run(
 def test_a_procfs_is_removed_whatever_its_name(tree: Path, name: str, source: str) -> None:
     point = tree / "given" / name
     point.mkdir()
-    point.chmod(0o755)
-    for directory in (tree, *list(tree.parents)[:2]):
-        directory.chmod(0o755)
     done = run(tree, tree / "given", before=f"mount -t proc '{source}' '{point}'")
     assert done.returncode == 0, done.stderr
     assert f"{tree}/stage/0 " in done.stdout
@@ -73,8 +75,6 @@ def test_a_source_is_opened_with_no_more_than_the_creators_rights(tree: Path, bi
     closed = tree / "given"
     (closed / "file").write_text("x")
     closed.chmod(0o700)
-    for directory in (tree, *list(tree.parents)[:2]):
-        directory.chmod(0o755)
     around = ("setpriv", f"--securebits={bits}") if bits else ()
     done = run(tree, closed / "file", around=around)
     assert done.returncode == 125
