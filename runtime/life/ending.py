@@ -63,16 +63,23 @@ class Ender:
         self._marking: dict[AgentIndex, trio.Event] = {}
 
     def end(
-        self, agent: Agent, outcome: Outcome, reason: str, *, cue: Cue = Cue.ENDING
+        self,
+        agent: Agent,
+        outcome: Outcome,
+        reason: str,
+        *,
+        cue: Cue = Cue.ENDING,
+        change: Change | None = None,
     ) -> None:
         """Begins the end of an agent and of everything it owns, or cancels a new agent.
 
-        The first cause of an end stays its cause.
+        The first cause of an end stays its cause. ``change`` is what came before it, and is
+        committed with it; not if the end has begun already.
         ``WrongStateError`` for a verb that does not fit.
         """
         if cue is Cue.ENDING and agent.status in (Status.STOPPING, Status.DEAD):
             return
-        change = Change()
+        change = change or Change()
         by = self._agents.journal.actor
         self._mark(change, agent, cue, outcome, reason, by)
         for member in next(self._parts(self._unmarked(agent)), []):
@@ -190,6 +197,8 @@ class Ender:
         for member in self._agents.registry.descendants(top):
             if (below := self._live_cells.get(member.index)) is not None:
                 members.append(below)
+        if all(_has_left(each) for each in members) and not live_cell.node.populated():
+            return  # it ended by itself
         for each in members:
             for execution in each.entered():
                 self._nursery.start_soon(self._tell_end, each, execution)
@@ -358,6 +367,11 @@ class Ender:
 def _all_of(live_cell: LiveCell) -> list[Execution]:
     """A cell, and what has entered it or is about to."""
     return [live_cell, *live_cell.entered()]
+
+
+def _has_left(live_cell: LiveCell) -> bool:
+    """Whether nothing of it is on its way into its cgroup any more."""
+    return live_cell.record().over and not any(live_cell.entered())
 
 
 def _signal_all(members: Iterable[LiveCell]) -> None:

@@ -68,7 +68,27 @@
 /* The kernel may delay an event of a cgroup and then drop it when the cgroup is removed. */
 #define LOOK_AGAIN_MS 100
 
+/*
+ * Lines wait so long for the next one. Each write wakes the daemon, which looks at the
+ * whole run; of a short run it sees all lines at once.
+ */
+#define GATHER_MS 3
+
 static int record_fd = -1;
+
+/* Lines that are not written yet, and when they will be. */
+static struct {
+	char text[4096];
+	size_t length;
+	long long due;
+} gathered;
+
+static void write_record(void)
+{
+	if (gathered.length)	/* one append, never torn */
+		(void)!write(record_fd, gathered.text, gathered.length);
+	gathered.length = 0;
+}
 
 static void record(const char *format, ...)
 {
@@ -85,7 +105,11 @@ static void record(const char *format, ...)
 		if (iscntrl((unsigned char)text[i]))
 			text[i] = '?';
 	text[n++] = '\n';
-	(void)!write(record_fd, text, n);	/* one append, never torn */
+	if (gathered.length + (size_t)n > sizeof gathered.text)
+		write_record();
+	memcpy(gathered.text + gathered.length, text, (size_t)n);
+	gathered.length += (size_t)n;
+	gathered.due = now_ms() + GATHER_MS;
 }
 
 static unsigned long long now_ns(void)
@@ -101,6 +125,7 @@ static void give_up(const char *what)
 {
 	record("failed %s: %s", what, strerror(errno));
 	record("end %llu", now_ns());
+	write_record();
 	exit(1);
 }
 
@@ -379,6 +404,7 @@ static bool take_report(struct state *state)
 		state->started = true;
 	} else if (!strcmp(text, "hold")) {
 		record("hold");
+		write_record();	/* runs are waiting to enter */
 		state->held = true;
 	} else if (!strncmp(text, "failed ", 7) || !strcmp(text, "term")) {
 		record("%s", text);
@@ -593,9 +619,11 @@ int main(int argc, char **argv)
 		return 1;
 	}
 	record("version %d", RECORD_VERSION);
+	write_record();
 	monitor = must_fork(order.monitors, CLONE_PARENT, 0);
 	if (monitor > 0) {
 		record("monitor %d", monitor);
+		write_record();
 		return 0;
 	}
 	stand_beside("ctx-monitor");
@@ -662,6 +690,7 @@ int main(int argc, char **argv)
 				lead = LEAD_NOBODY;
 				leading = false;
 			} else if (!daemon_alive(lifeline)) {
+				write_record();
 				next_word = now_ms() + LEAD_AGAIN_MS;
 				leading = tell_end(lead, sockets[0]);
 				lead = leading ? lead : LEAD_NOBODY;
@@ -680,6 +709,14 @@ int main(int argc, char **argv)
 		}
 		if (silent && (left < 0 || left > LOOK_AGAIN_MS))
 			left = LOOK_AGAIN_MS;
+		if (gathered.length) {
+			long long due = gathered.due - now_ms();
+
+			if (due <= 0)
+				write_record();
+			else if (left < 0 || left > due)
+				left = due;
+		}
 
 		struct pollfd fds[] = {
 			{.fd = signals, .events = POLLIN},
@@ -713,6 +750,7 @@ int main(int argc, char **argv)
 	drain_rest(&from_out);
 	drain_rest(&from_log);
 	record("end %llu", now_ns());
+	write_record();
 	if (lead >= 0 && state.ended)
 		stay_for_end(lead, lifeline, sockets[0]);
 	return 0;
