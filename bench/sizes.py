@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -38,7 +39,13 @@ def _inside(cgroup: Path) -> set[int]:
 
 
 def _room(directory: Path) -> int:
-    """Bytes that are taken on disk below it."""
+    """Bytes that are taken on disk below the daemon's state.
+
+    Its log of writes is emptied first: that grows with what is written, up to a bound, and not
+    with the number of agents.
+    """
+    with closing(sqlite3.connect(directory / "ctxfs.db")) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     total = 0
     for where, directories, files in os.walk(directory):
         for name in (*directories, *files):

@@ -13,7 +13,7 @@ from typing import Final
 from runtime.errors import StartupError
 
 POINTS: Final = (
-    "create.documents",
+    "create.waitfile",
     "create.inserted",
     "create.announced",
     "write.committed",

@@ -45,7 +45,7 @@ def document(name: str, doc: str, *, guard: Guard[Agent], read: Role = INSIDERS)
         name=name, doc=doc, read=read, guard=guard, size=_size(name), mtime=_time(name),
         real=lambda base, agent: base.runtime.agents.documents.path(agent, name),
         share=lambda base, agent: base.runtime.agents.disk.share(agent),
-        changed=changed,
+        changed=changed, ensure=lambda base, agent: base.runtime.agents.documents.ensure(agent),
     )  # fmt: skip
 
 

@@ -55,6 +55,18 @@ def _file_time(name: str) -> Callable[[Base, Session], float]:
     return mtime
 
 
+def _held(base: Base, session: Session) -> bytes | None:
+    return base.runtime.agents.sessions.held(session)
+
+
+def _events_size(base: Base, session: Session) -> int:
+    return _file_size("events.jsonl")(base, session) if session.held is None else session.held
+
+
+def _events_time(base: Base, session: Session) -> float:
+    return _file_time("events.jsonl")(base, session) if session.held is None else session.updated
+
+
 def _read_file(name: str) -> Render[Session]:
     def render(base: Base, session: Session, caller: Caller) -> bytes:
         try:
@@ -166,7 +178,7 @@ ROWS: Final[tuple[Row[Session], ...]] = (
         doc="the conversation: {id, ts, role, from, provenance, run, content} per line; only "
         "appended to"),
     History(name="events.jsonl", read=HISTORIANS, polled=True, real=_path("events.jsonl"),
-        share=_share, size=_file_size("events.jsonl"), mtime=_file_time("events.jsonl"),
+        held=_held, share=_share, size=_events_size, mtime=_events_time,
         doc="what happened: {id, ts, type, agent, ...} per line; written by the "
         "runtime only"),
     Kept(name="latest.md", read=HISTORIANS, render=_read_file("latest.md"),
@@ -182,6 +194,7 @@ ROWS: Final[tuple[Row[Session], ...]] = (
         doc="the working set, rebuildable"),
     Document(name="memory.md", within="context", read=HISTORIANS, guard=_WRITING,
         real=_path("context/memory.md"), share=_share, changed=_memory_changed,
+        ensure=lambda base, session: base.runtime.agents.sessions.ensure(session),
         size=_file_size("context/memory.md"), mtime=_file_time("context/memory.md"),
         doc="the agent's own notes"),
     Directory(name="episode", within="context", read=HISTORIANS,

@@ -63,6 +63,9 @@ ARTIFACT: Final[SpaceRow[Agent]] = SpaceRow(
     key=lambda agent: agent.incarnation,
     path=lambda agent: f"agent/{agent.name}.d/artifact",
     root=lambda runtime, agent: runtime.agents.documents.path(agent, "artifact"),
+    ensure=lambda runtime, agent: runtime.agents.documents.ensure(agent),
+    mode=0o755,
+    created=lambda agent: agent.created,
     owner=lambda runtime, agent: (agent.uid, agent.gid),
     share=lambda runtime, agent: runtime.agents.disk.share(agent),
     agent=lambda runtime, agent: agent,
@@ -82,6 +85,8 @@ EPISODE: Final[SpaceRow[Session]] = SpaceRow(
     root=lambda runtime, session: (
         runtime.agents.sessions.directory(session) / "context" / "episode"
     ),
+    ensure=lambda runtime, session: runtime.agents.sessions.ensure(session),
+    created=lambda session: session.created,
     owner=_episode_owner,
     share=lambda runtime, session: runtime.agents.disk.share(session),
     agent=lambda runtime, session: runtime.agents.registry.recall(session.agent_index),

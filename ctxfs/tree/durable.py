@@ -46,6 +46,8 @@ _DESCRIPTORS: Final = 512
 _CHAIN: Final = 128
 _ALIASES: Final = 1
 _SHOWN: Final = 200
+#: of a directory without entries, in bytes
+_EMPTY_SIZE: Final = 4096
 
 
 def _translate(error: OSError, name: str) -> CtxError | OSError:
@@ -78,7 +80,8 @@ def _reopen(fd: int, flags: int) -> int:
 class DurableNode(Node):
     """One real file, directory or link, by its parent and its name in there.
 
-    ``key`` are the device and inode number of the backing. ``aliases`` are other
+    ``key`` are the device and inode number of the backing, None of the root of a space that is
+    not on the disk yet (``Space.ensure``). ``aliases`` are other
     places where a file with several links was seen. ``gone`` says that nothing
     has to be looked for by name any more. ``openings`` is how often it is open, and
     ``charged`` whether its bytes count in its space: also without a name, as long as
@@ -90,7 +93,7 @@ class DurableNode(Node):
         table: Durable,
         space: Space,
         inode: int,
-        key: tuple[int, int],
+        key: tuple[int, int] | None,
         parent: DurableNode | None,
         name: str,
     ) -> None:
@@ -132,6 +135,8 @@ class DurableNode(Node):
         return self.space.incarnation
 
     def attributes(self) -> Attributes:
+        if self.table.is_absent(self):
+            return self._of_absent()
         st = os.fstat(self.fd)
         uid, gid = self.space.owner() or (st.st_uid, st.st_gid)
         return Attributes(
@@ -143,6 +148,23 @@ class DurableNode(Node):
             links=st.st_nlink,
             mtime=st.st_mtime,
         )
+
+    def _of_absent(self) -> Attributes:
+        uid, gid = self.space.owner() or (0, 0)
+        return Attributes(
+            inode=self.inode,
+            mode=stat.S_IFDIR | self.space.mode,
+            uid=uid,
+            gid=gid,
+            size=_EMPTY_SIZE,
+            links=2,
+            mtime=self.space.created,
+        )
+
+    def ensure(self) -> None:
+        """Goes before what changes it; ``NoSpaceError``."""
+        if self.table.is_absent(self) and self.space.ensure is not None:
+            self.space.ensure()
 
     def remembered(self) -> None:
         self.lookups += 1
@@ -161,6 +183,8 @@ class DurableNode(Node):
 
     def list(self, call: Call) -> Iterator[str]:
         self.space.may_read(call.caller)
+        if self.table.is_absent(self):
+            return
         fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             yield from sorted(os.listdir(fd))
@@ -235,6 +259,7 @@ class DurableNode(Node):
         self.space.may_write(call.caller)
         self.space.check_room()
         self.space.check_disk(call.caller, ENTRY_SIZE)
+        self.ensure()
         try:
             action()
         except OSError as error:
@@ -287,6 +312,7 @@ class DurableNode(Node):
             self.changed()
             return
         self.space.count()
+        target.ensure()
         replaced: DurableNode | None = None
         with suppress(MissingError):
             replaced = self.table.find(target, new_name)
@@ -315,6 +341,7 @@ class DurableNode(Node):
 
     def set_attributes(self, call: Call, changes: NewAttributes) -> None:
         self.space.may_write(call.caller)
+        self.ensure()
         present = self.attributes()
         path = f"/proc/self/fd/{self.fd}"
         is_link = stat.S_ISLNK(present.mode)
@@ -385,6 +412,8 @@ class Durable:
         self._next = _FIRST
         self._nodes: dict[int, DurableNode] = {}
         self._numbers: dict[tuple[int, int], int] = {}
+        #: roots that were not on the disk when the kernel got them
+        self._absent: dict[tuple[str, Incarnation | None], DurableNode] = {}
         self._open = _Descriptors(_DESCRIPTORS, self.close)
         #: of nodes without a name: they cannot be opened again
         self._removed = _Descriptors(_DESCRIPTORS, self.close)
@@ -398,6 +427,8 @@ class Durable:
         node = self._nodes.get(inode)
         if node is None or node.taken:
             raise GoneError("the file is gone")
+        if self.is_absent(node):
+            return node
         try:
             self.descriptor(node)
         except MissingError as error:
@@ -405,8 +436,27 @@ class Durable:
         return node
 
     def root(self, space: Space) -> DurableNode:
-        """The root directory of a space."""
-        return self._node(space, self._open_root(space), None, "")
+        """The root directory of a space, which keeps its inode number when it is made."""
+        place = space.path, space.incarnation
+        absent = self._absent.get(place)
+        if absent is not None and not self.is_absent(absent):
+            absent = None
+            del self._absent[place]
+        if absent is None and (space.ensure is None or space.root().is_dir()):
+            return self._node(space, self._open_root(space), None, "")
+        if absent is None:
+            absent = DurableNode(self, space, self._next, None, None, "")
+            self._next += 1
+            self._nodes[absent.inode] = self._absent[place] = absent
+        absent.space = space
+        return absent
+
+    def is_absent(self, node: DurableNode) -> bool:
+        """Whether it is not on the disk yet."""
+        if node.key is None:
+            with suppress(MissingError):
+                self.descriptor(node)
+        return node.key is None
 
     def find(self, directory: DurableNode, name: str) -> DurableNode:
         """One entry of a directory, without following links."""
@@ -505,6 +555,9 @@ class Durable:
     def _checked(node: DurableNode, fd: int) -> int:
         """The descriptor, if it is of the same file as before."""
         st = os.fstat(fd)
+        if node.key is None:
+            node.key = st.st_dev, st.st_ino
+            node.table._numbers[node.key] = node.inode
         if node.gone or (st.st_dev, st.st_ino) != node.key:
             os.close(fd)
             raise _replaced_or_removed(node)
@@ -543,8 +596,11 @@ class Durable:
         self._close(fd)
 
     def _unnumber(self, node: DurableNode) -> None:
-        if self._numbers.get(node.key) == node.inode:
+        if node.key is not None and self._numbers.get(node.key) == node.inode:
             del self._numbers[node.key]
+        place = node.space.path, node.space.incarnation
+        if self._absent.get(place) is node:
+            del self._absent[place]
 
     def forget_owner(self, space: Space) -> None:
         """The owner of every node of a space is another one."""

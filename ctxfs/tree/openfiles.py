@@ -22,6 +22,7 @@ from ctxfs.tree.rows import (
     Inlet,
     LinesCheck,
     Output,
+    Real,
     Rendered,
     Staged,
     Verbs,
@@ -392,21 +393,12 @@ class OpenVerbs(OpenRow[_O]):
                 self._row.act(self._base, self.node.obj, self.caller, decode(line))
 
 
-class OpenHistory(OpenRow[_O]):
-    """A file of lines that only grows: what is appended are whole JSON lines."""
+class OpenByPath(OpenRow[_O]):
+    """A real file that need not be there: it is opened for each read."""
 
-    def __init__(
-        self, node: Member[_O], row: History[_O], caller: Caller, flags: int
-    ) -> None:
+    def __init__(self, node: Member[_O], row: Real[_O], caller: Caller) -> None:
         super().__init__(node, caller, writing=True)
-        self._row = row
         self._path = row.real(node.base, node.obj)
-        self._appends = bool(flags & os.O_APPEND)
-        self._limit = self._base.runtime.config.frame_max
-        self._rest = b""
-        self._refused = False
-        if flags & os.O_TRUNC:
-            self.truncate(0)
 
     def read(self, offset: int, size: int) -> bytes | None:
         self._check_reader()
@@ -431,6 +423,34 @@ class OpenHistory(OpenRow[_O]):
                 return pread(file.fileno(), size, offset)
         except FileNotFoundError:
             return b""
+
+    def syncing(self) -> Callable[[], None]:
+        def sync() -> None:
+            with suppress(FileNotFoundError), open(self._path, "rb") as file:
+                os.fsync(file.fileno())
+
+        return sync
+
+
+class OpenHistory(OpenByPath[_O]):
+    """A file of lines that only grows: what is appended are whole JSON lines."""
+
+    def __init__(
+        self, node: Member[_O], row: History[_O], caller: Caller, flags: int
+    ) -> None:
+        super().__init__(node, row, caller)
+        self._row = row
+        self._appends = bool(flags & os.O_APPEND)
+        self._limit = self._base.runtime.config.frame_max
+        self._rest = b""
+        self._refused = False
+        if flags & os.O_TRUNC:
+            self.truncate(0)
+
+    def read(self, offset: int, size: int) -> bytes | None:
+        found = super().read(offset, size)
+        held = self._row.held(self._base, self.node.obj)
+        return found if held is None else held[offset : offset + size]
 
     def truncate(self, size: int) -> None:
         raise ForbiddenError("a history cannot be truncated")
@@ -475,13 +495,6 @@ class OpenHistory(OpenRow[_O]):
         self._refused = False
         self.charge(0)
         self._append_all([rest])
-
-    def syncing(self) -> Callable[[], None]:
-        def sync() -> None:
-            with suppress(FileNotFoundError), open(self._path, "rb") as file:
-                os.fsync(file.fileno())
-
-        return sync
 
 
 class OpenOutput(OpenRow[_O]):
@@ -587,14 +600,31 @@ def open_row(node: Member[_O], row: File[_O], caller: Caller, flags: int) -> Ope
 
 def open_document(
     node: Member[_O], row: Document[_O], caller: Caller, flags: int
+) -> OpenFile:
+    """The file behind a row; who only reads does not make it."""
+    if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
+        return open_to_write(node, row, caller, flags)
+    try:
+        fd = os.open(row.real(node.base, node.obj), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return OpenByPath(node, row, caller)
+    return _in_place(node, row, caller, flags, fd)
+
+
+def open_to_write(
+    node: Member[_O], row: Document[_O], caller: Caller, flags: int
 ) -> OpenRealFile:
-    """The file behind a row, opened in place; made if it is not there yet."""
+    """The file behind a row, made if it is not there yet."""
+    row.ensure(node.base, node.obj)
+    wanted = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(row.real(node.base, node.obj), wanted, 0o644)
+    return _in_place(node, row, caller, flags, fd)
+
+
+def _in_place(
+    node: Member[_O], row: Document[_O], caller: Caller, flags: int, fd: int
+) -> OpenRealFile:
     base, obj = node.base, node.obj
-    wanted = os.O_RDONLY if flags & os.O_ACCMODE == os.O_RDONLY else os.O_RDWR
-    if flags & os.O_TRUNC:
-        wanted = os.O_RDWR
-    wanted |= os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(row.real(base, obj), wanted, 0o644)
 
     def may_write() -> None:
         node.check_alive(caller)

@@ -10,7 +10,7 @@ from typing import TypeVar
 from ctxfs.disks import Work
 from ctxfs.tree.members import Member
 from ctxfs.tree.nodes import Call, NewAttributes, Node, OpenFile
-from ctxfs.tree.openfiles import open_document, open_row
+from ctxfs.tree.openfiles import open_row, open_to_write
 from ctxfs.tree.realfiles import truncating_by_path
 from ctxfs.tree.rows import Directory, Document, File, Link, Opened
 from runtime.authority.guard import Act
@@ -41,7 +41,7 @@ class RowNode(Member[_O]):
         self.check_writer(caller)
         if not isinstance(row, Document):
             return None
-        return truncating_by_path(lambda: open_document(self, row, caller, os.O_WRONLY), size)
+        return truncating_by_path(lambda: open_to_write(self, row, caller, os.O_WRONLY), size)
 
     def set_attributes(self, call: Call, changes: NewAttributes) -> None:
         super().set_attributes(call, changes)

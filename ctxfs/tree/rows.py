@@ -437,22 +437,25 @@ class Real(Opened[_O]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document(Real[_O]):
-    """A text of any bytes. ``changed`` is told after each change."""
+    """A text of any bytes. ``changed`` is told after each change, and ``ensure`` makes the
+    directory of the file before there is one."""
 
     mode: int = 0o644
     guard: Guard[_O]
+    ensure: Callable[[Base, _O], object]
     changed: Callable[[Base, _O], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History(Real[_O]):
     """A file of lines that only grows. What is written goes to ``append``, several lines at
-    once; without that only the runtime writes it."""
+    once; without that only the runtime writes it. ``held`` is all of it before it is a file."""
 
     mode: int = 0o444
     guard: Guard[_O] = NEVER
     polled: bool = False
     append: Callable[[Base, _O, list[str]], None] | None = None
+    held: Callable[[Base, _O], bytes | None] = lambda base, obj: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,10 +35,15 @@ class Space:
     may be, and ``total`` how many bytes all files may have together: their sizes as stat(2)
     tells them, holes included.
     ``may_read`` and ``may_write`` raise for a caller who may not.
+    A space that has an ``ensure`` need not be on the disk before something is made in it: it is
+    shown with ``mode``, and as changed when it was ``created``.
     """
 
     path: str
     root: Callable[[], Path]
+    ensure: Callable[[], object] | None = None
+    mode: int = 0o700
+    created: float = 0.0
     owner: Callable[[], tuple[int, int] | None]
     links: bool
     limit: int
@@ -56,7 +61,10 @@ class Space:
     def count(self) -> None:
         """Looks once at all there is, before any of it changes."""
         if self._entries is None and (self.files is not None or self.total is not None):
-            self._entries, self._bytes = _measure(self.root())
+            if self.ensure is not None and not self.root().is_dir():
+                self._entries, self._bytes = 0, 0
+            else:
+                self._entries, self._bytes = _measure(self.root())
 
     def check_room(self) -> None:
         """``QuotaError`` if one more entry would be too many."""
@@ -150,7 +158,8 @@ class SpaceRow(Generic[_O]):
 
     ``key`` tells the spaces of a kind apart. ``root`` is where the files really are, ``owner``
     whom they are shown to belong to, None if to their real owner. ``links`` says whether
-    links can be made. A ``bounded`` space has as many files, of as many bytes, as is configured;
+    links can be made. ``ensure`` makes the root of a space that need not be there before.
+    A ``bounded`` space has as many files, of as many bytes, as is configured;
     any other is bounded by its owner's account of the disk, which is its ``share``, alone.
     ``lasting`` tells whether something may still be written: then all open files share one
     count. The guards judge what a caller is to ``agent``. In a space without an agent every
@@ -161,6 +170,9 @@ class SpaceRow(Generic[_O]):
     key: Callable[[_O], str]
     path: Callable[[_O], str]
     root: Callable[[Runtime, _O], Path]
+    ensure: Callable[[Runtime, _O], object] | None = None
+    mode: int = 0o700
+    created: Callable[[_O], float] = lambda obj: 0.0
     owner: Callable[[Runtime, _O], tuple[int, int] | None]
     share: Callable[[Runtime, _O], Share]
     agent: Callable[[Runtime, _O], Agent | None]
@@ -173,7 +185,7 @@ class SpaceRow(Generic[_O]):
 
     def of(self, runtime: Runtime, obj: _O) -> Space:
         """The space of an object, with the limits of the configuration as it is now."""
-        config, agents = runtime.config, runtime.agents
+        config, agents, ensure = runtime.config, runtime.agents, self.ensure
 
         def check(guard: Guard[_O], act: Act, caller: Caller) -> None:
             agent = self.agent(runtime, obj)
@@ -186,6 +198,9 @@ class SpaceRow(Generic[_O]):
         return Space(
             path=self.path(obj),
             root=lambda: self.root(runtime, obj),
+            ensure=None if ensure is None else lambda: ensure(runtime, obj),
+            mode=self.mode,
+            created=self.created(obj),
             owner=lambda: self.owner(runtime, obj),
             links=self.links,
             limit=config.document_max if self.bounded else _UNLIMITED,

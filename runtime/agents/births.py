@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import secrets
@@ -329,15 +328,10 @@ class Births:
         }
 
     def _prepare(self, agent: Agent) -> None:
-        """What an agent has on disk before it is recorded."""
+        """What an agent has beside its record."""
         self._store.keep_reserve()
-        try:
-            self._documents.make(agent)
-            self._wait_files.create(agent.wait_token)
-        except BaseException:
-            self._discard(agent)
-            raise
-        crashpoints.reach("create.documents")
+        self._wait_files.create(agent.wait_token)
+        crashpoints.reach("create.waitfile")
 
     def _discard(self, agent: Agent) -> None:
         self._documents.discard(agent)
@@ -386,8 +380,10 @@ class Births:
         try:
             # a write replaces the second file (``write_document``), so it needs no copy
             for name, put in (("handoff.md", shutil.copyfile), ("input.jsonl", os.link)):
-                with contextlib.suppress(FileNotFoundError):
-                    put(self._documents.path(agent, name), self._documents.path(new, name))
+                old = self._documents.path(agent, name)
+                if old.exists():
+                    self._documents.ensure(new)
+                    put(old, self._documents.path(new, name))
         except BaseException:
             self._discard(new)
             raise
@@ -494,8 +490,10 @@ class Births:
             raise TakenError(
                 f"uid {owner} already has a session {session.name} of {quote(agent.name)}"
             )
-        new.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.rename(old, new)
+        moved = old.exists()
+        if moved:
+            new.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.rename(old, new)
         try:
             change = Change()
             change.set(agent, owner=owner)
@@ -503,5 +501,6 @@ class Births:
             change.claims.append((agent.name, owner))
             self._journal.commit(change)
         except BaseException:
-            os.rename(new, old)
+            if moved:
+                os.rename(new, old)
             raise

@@ -19,7 +19,7 @@ from runtime.agents.waiting import WaitingPlane
 from runtime.agents.work import WorkPlane
 from runtime.authority.accounts import Accounts, accounts_of
 from runtime.authority.attenuation import Authority
-from runtime.authority.disk import Disk
+from runtime.authority.disk import DIRECTORIES_SIZE, Disk
 from runtime.authority.identity import Identity
 from runtime.authority.living import Living
 from runtime.kernel.cgroups import Hierarchy
@@ -106,7 +106,8 @@ def open_agents(
     identity = Identity(
         registry=registry, authority=authority, hierarchy=hierarchy, privilege=privilege
     )
-    disk = Disk(accounts, state, store.holders, identity.payer)
+    disk = Disk(accounts, state, store.holders, store.held_sizes, identity.payer)
+    documents.made = sessions.made = lambda owner: disk.note(owner, DIRECTORIES_SIZE)
     living = Living(
         registry=registry,
         items=items,

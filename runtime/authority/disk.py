@@ -36,8 +36,10 @@ _MUCH: Final = 32
 _SOON_SECONDS: Final = 1.0
 #: what an entry costs though its file is empty, in bytes
 ENTRY_SIZE: Final = 512
-#: about what a new incarnation and its session take
-INCARNATION_SIZE: Final = 24 << 10
+#: about what the rows of an incarnation and its session take in the store, and the directories
+#: that either gets with its first file
+INCARNATION_SIZE: Final = 2 << 10
+DIRECTORIES_SIZE: Final = 4 * ((4 << 10) + ENTRY_SIZE)
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: directories of one tree that are open at once while it is measured
 _OPEN: Final = 32
@@ -155,7 +157,7 @@ class Disk:
     """The disk accounts of all owners.
 
     ``incarnations`` tells, in any thread, owner and agent of each of these directories below
-    ``agent``.
+    ``agent``; ``stored`` how many sessions they have, and bytes of them in the store.
     """
 
     def __init__(
@@ -163,12 +165,16 @@ class Disk:
         accounts: Accounts,
         state: Path,
         incarnations: Callable[[Collection[str]], dict[str, Holder]],
+        stored: Callable[[], dict[Holder, tuple[int, int]]],
         payer: Callable[[Caller], Payer],
     ) -> None:
         self._accounts = accounts
         self._payer = payer
         self._state = state
         self._incarnations = incarnations
+        self._stored = stored
+        #: as measured, what is in the store
+        self._rows: dict[Holder, tuple[int, int]] = {}
         #: as measured, by tree and whose it was
         self._sizes: dict[Path, tuple[Holder, int]] = {}
         self._measured: dict[Holder, Charge] = {}
@@ -235,6 +241,7 @@ class Disk:
                 _, size = self._sizes.get(path, (holder, 0))
             found[path] = holder, size
         self._sizes = found
+        self._rows = await trio.to_thread.run_sync(self._stored, abandon_on_cancel=True)
         self._note_measured(before)
         await self._note_room()
 
@@ -274,6 +281,8 @@ class Disk:
         totals: Counter[Holder] = Counter()
         for holder, size in self._sizes.values():
             totals[holder] += size
+        for holder, (sessions, size) in self._rows.items():
+            totals[holder] += sessions * INCARNATION_SIZE + size
         for holder in [each for each in self._measured if each not in totals]:
             self._measured.pop(holder).release()
         for holder, size in totals.items():

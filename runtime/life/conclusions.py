@@ -114,7 +114,7 @@ def add_reply(change: Change, agents: Agents, agent: Agent, text: str) -> None:
     session = agents.sessions.get(agent.session)
     if not text or session is None:
         return
-    replace_file(agents.sessions.directory(session) / "latest.md", text.encode())
+    replace_file(agents.sessions.ensure(session) / "latest.md", text.encode())
     change.touched.append((agent.session, "latest.md"))
     _add_line(change, agent, "assistant", f"agent:{agent.name}", OWN, text)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from runtime.ids import Incarnation
 from runtime.kernel.trash import Trash
 from runtime.records.journal import Journal
 from runtime.records.model import Agent
+from runtime.records.sessions import ensure_directory
 
 
 class Documents:
@@ -18,9 +20,12 @@ class Documents:
         self._journal = journal
         self._trash = trash
         self.base = state / "agent"
+        #: is told of the directories that are made for an owner
+        self.made: Callable[[int], None] = lambda owner: None
 
     def directory(self, agent: Agent) -> Path:
-        """The incarnation's own directory: records, output, documents."""
+        """The incarnation's own directory: records, output, documents. It is there once one of
+        these is written."""
         return self.base / agent.incarnation
 
     def path(self, agent: Agent, name: str) -> Path:
@@ -42,6 +47,7 @@ class Documents:
 
     def write(self, agent: Agent, name: str, data: bytes) -> None:
         """Replaces a document as a whole; readers see the old or the new one."""
+        self.ensure(agent)
         replace_file(self.path(agent, name), data)
         self._journal.tell_agent(agent.index, (name,))
 
@@ -50,11 +56,13 @@ class Documents:
         if agent.result_from_output:
             self._journal.update(agent, result_from_output=False)
 
-    def make(self, agent: Agent) -> None:
-        """What an agent has on disk before it is recorded."""
-        documents = self.directory(agent) / "doc"
-        documents.mkdir(parents=True, mode=0o700)
-        (documents / "artifact").mkdir()
+    def ensure(self, agent: Agent) -> None:
+        """Its directories, for what is about to be written, or to run; ``NoSpaceError``."""
+        artifact = self.path(agent, "artifact")
+        if not artifact.is_dir():
+            ensure_directory(artifact.parent, agent.created, mode=0o700)
+            ensure_directory(artifact, agent.created)
+            self.made(agent.owner)
 
     def discard(self, agent: Agent) -> None:
         """All of it."""

@@ -25,7 +25,7 @@ from runtime.kernel import linux
 from runtime.records.change import EVENTS, RUNTIME, Change, Subscriber
 from runtime.records.history import History
 from runtime.records.items import Items
-from runtime.records.lifecycle import AFTERWARDS, BEFOREHAND, Effect
+from runtime.records.lifecycle import AFTERWARDS, BEFOREHAND, LIVE, Effect, Status
 from runtime.records.model import Agent, Session
 from runtime.records.registry import Registry
 from runtime.records.sessions import Sessions
@@ -35,6 +35,8 @@ from runtime.texts.names import dump_json, timestamp
 log = logging.getLogger("ctxd.journal")
 
 _RETRY_SECONDS: Final = 1.0
+#: bytes of events that the store holds for a session
+_HELD_MAX: Final = 2048
 #: lines that are in their files, and in the outbox until these are synced
 _OUTBOX_MAX: Final = 1000
 
@@ -275,8 +277,10 @@ class Journal:
                     for name, value in values.items():
                         setattr(sessions[index], name, value)
                 for (index, file), some in itertools.groupby(change.lines, lambda line: line[:2]):
-                    fields = [line[2] for line in some]
-                    posted.append(self._post(sessions[index], file, fields, now))
+                    session, fields = sessions[index], [line[2] for line in some]
+                    lines = self._number(session, file, fields, now)
+                    if not self._hold(session, file, lines, merged):
+                        posted += self._post(session, file, lines)
                 for session in sessions.values():
                     session.updated = now
                     self._store.put_session(session)
@@ -383,11 +387,12 @@ class Journal:
 
     # histories
 
-    def _post(
+    def _number(
         self, session: Session, file: str, lines: list[dict[str, Any]], now: float
-    ) -> Pending:
+    ) -> str:
+        """The lines with their ids, and newlines between them."""
         path = f"{self._sessions.path(session)}/{file}"
-        if path not in self._numbered:
+        if session.held is None and path not in self._numbered:
             # A loss of power may have kept lines whose record it took.
             self._numbered.add(path)
             last = self._history.last_number(path)
@@ -406,7 +411,41 @@ class Journal:
             dump_json({"id": f"{letter}{number}", "ts": when, **fields})
             for number, fields in enumerate(lines, last + 1)
         )
-        return self._store.post(path, "\n".join(texts))
+        return "\n".join(texts)
+
+    def _hold(
+        self,
+        session: Session,
+        file: str,
+        lines: str,
+        merged: dict[AgentIndex, tuple[Agent, dict[str, Any]]],
+    ) -> bool:
+        """Inside the transaction: keeps events of an agent that does not run in the store, as long
+        as they are few. A file and its directories would take far more of the disk."""
+        if session.held is None or file != EVENTS:
+            return False
+        agent, values = merged.get(session.agent_index, (None, {}))
+        agent = agent or self._registry.get(session.agent_index)
+        status = values.get("status", agent.status if agent is not None else Status.NEW)
+        size = session.held + len(lines.encode()) + 1
+        if status in LIVE or size > _HELD_MAX:
+            return False
+        self._store.hold(session.index, lines + "\n")
+        session.held = size
+        return True
+
+    def _post(self, session: Session, file: str, lines: str) -> Iterator[Pending]:
+        """Inside the transaction: to the file, after what was held for it until now."""
+        path = self._sessions.path(session)
+        if session.held is not None:
+            self._sessions.ensure(session)
+            session.held = None
+            held = self._store.release(session.index).removesuffix("\n")
+            if held and file == EVENTS:
+                lines = f"{held}\n{lines}"
+            elif held:
+                yield self._store.post(f"{path}/{EVENTS}", held)
+        yield self._store.post(f"{path}/{file}", lines)
 
     def deliver(self) -> None:
         """Moves what the outbox holds to the histories, in order; the rest waits."""

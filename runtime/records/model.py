@@ -6,7 +6,7 @@ Both are written as JSON rows (``runtime.records.store``) and changed through
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final, Self
 
@@ -234,6 +234,15 @@ class Agent(AgentConfiguration):
         """All but the index, not copied: for serialising at once."""
         return {name: getattr(self, name) for name in _AGENT_FIELDS}
 
+    @staticmethod
+    def row(values: dict[str, Any]) -> dict[str, Any]:
+        """What the store keeps of these: most fields of most agents have their defaults."""
+        return {
+            name: value
+            for name, value in values.items()
+            if name not in _LEFT_OUT or value != _LEFT_OUT[name]
+        }
+
     @classmethod
     def load(cls, index: AgentIndex, values: dict[str, Any]) -> Self:
         kept = known_fields(cls, values)
@@ -271,6 +280,8 @@ class Session:
     events: int = 0
     messages: int = 0
     removed: bool = False
+    #: bytes of ``events.jsonl`` that the store holds, which then has no file yet; None since it has
+    held: int | None = None
 
     def dump(self) -> dict[str, Any]:
         """All but the index, not copied: for putting back at once."""
@@ -291,4 +302,12 @@ class Session:
 
 
 _AGENT_FIELDS: Final = tuple(f.name for f in fields(Agent) if f.name != "index")
+#: Fields that a row does not have where they are this. A default belongs to the state's format: one
+#: that changes must be written to the rows first. Not those that ``load`` finds otherwise.
+_LEFT_OUT: Final = {
+    f.name: f.default if f.default_factory is MISSING else f.default_factory()
+    for f in fields(Agent)
+    if f.name not in ("status", "cell", "frozen", "since")
+    and (f.default is not MISSING or f.default_factory is not MISSING)
+}
 _SESSION_FIELDS: Final = tuple(f.name for f in fields(Session) if f.name != "index")

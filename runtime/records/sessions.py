@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
+from runtime.errors import NoSpaceError
 from runtime.ids import NO_SESSION, AgentIndex, SessionIndex
 from runtime.kernel.trash import Trash
 from runtime.records.model import Agent, Session
@@ -21,6 +26,8 @@ class Sessions:
         self._registry = registry
         self._trash = trash
         self._state = state
+        #: is told of the directories that are made for an owner
+        self.made: Callable[[int], None] = lambda owner: None
         #: sessions of agents that have not been removed
         self._loaded: dict[SessionIndex, Session] = {}
 
@@ -72,7 +79,28 @@ class Sessions:
         return f"home/{session.owner}/agent/{session.agent}/{session.name}"
 
     def directory(self, session: Session) -> Path:
+        """It is there once something of the session is written to a file."""
         return self._state / self.path(session)
+
+    def ensure(self, session: Session) -> Path:
+        """The same, with what is in it: for what is about to be written; ``NoSpaceError``."""
+        directory = self.directory(session)
+        if ensure_directory(directory / "context" / "episode", session.created, mode=0o700):
+            self.made(session.owner)
+        return directory
+
+    def held(self, session: Session) -> bytes | None:
+        """All of ``events.jsonl`` as long as the store holds it; None if that is a file."""
+        return None if session.held is None else self._store.held(session.index).encode()
+
+    def open_events(self, session: Session) -> BinaryIO:
+        """``events.jsonl``, as it is now if the store holds it; ``FileNotFoundError``."""
+        held = self.held(session)
+        if held is None:
+            return open(self.directory(session) / "events.jsonl", "rb")
+        memory = os.memfd_create("events")
+        os.pwrite(memory, held, 0)
+        return open(memory, "rb")
 
     # changing, inside a transaction that the caller has begun
 
@@ -90,11 +118,10 @@ class Sessions:
             agent_index=agent.index,
             created=now,
             updated=now,
+            held=0,
         )
-        directory = self.directory(session)
-        # left over only where a crash came between this and the commit
-        self._trash.discard(directory)
-        (directory / "context" / "episode").mkdir(parents=True, mode=0o700)
+        # left over only where an earlier daemon made it and did not come to the commit
+        self._trash.discard(self.directory(session))
         session.index = self._store.insert_session(session)
         self._loaded[session.index] = session
         return session.index
@@ -137,3 +164,21 @@ class Sessions:
     def forget(self, index: SessionIndex) -> None:
         """Not in memory any more."""
         self._loaded.pop(index, None)
+
+
+def ensure_directory(path: Path, created: float, *, mode: int = 0o755) -> bool:
+    """Whether it had to be made, with what is above it; ``NoSpaceError`` on a full disk.
+
+    It was shown as empty before, and as changed when it was created: so it still is. Where this
+    fails half-way, what was made is empty, and is used the next time.
+    """
+    if path.is_dir():
+        return False
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=mode)
+        os.utime(path, (created, created))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise NoSpaceError("the disk under the daemon's state is full") from None
+    return True

@@ -69,6 +69,10 @@ CREATE TABLE texts (
     PRIMARY KEY (item, field)
 );
 """
+#: the events of sessions that have no file of them yet: whole lines
+_HELD: Final = """
+CREATE TABLE held (session INTEGER PRIMARY KEY, lines TEXT NOT NULL);
+"""
 _LONG: Final = frozenset(name for cls in KINDS.values() for name in cls.long)
 
 
@@ -136,6 +140,10 @@ class Store:
         self._create(_TEXTS)
         for index, data in self._db.execute("SELECT idx, data FROM items").fetchall():
             self.put_item(ItemIndex(index), json.loads(data))
+
+    def _add_held(self) -> None:
+        """Before, every session had a file of its events, and an agent's row all its fields."""
+        self._create(_HELD)
 
     def _create(self, statements: str) -> None:
         for statement in statements.split(";"):
@@ -226,7 +234,13 @@ class Store:
     def insert_agent(self, agent: Agent) -> AgentIndex:
         cursor = self._db.execute(
             "INSERT INTO agents (name, parent_session, channel, removed, data) VALUES (?,?,?,?,?)",
-            (agent.name, agent.parent_session, agent.channel, agent.removed, _dump(agent.dump())),
+            (
+                agent.name,
+                agent.parent_session,
+                agent.channel,
+                agent.removed,
+                _dump_agent(agent.dump()),
+            ),
         )
         assert cursor.lastrowid is not None
         return AgentIndex(cursor.lastrowid)
@@ -238,7 +252,7 @@ class Store:
                 values["parent_session"],
                 values["channel"],
                 values["removed"],
-                _dump(values),
+                _dump_agent(values),
                 index,
             ),
         )
@@ -386,6 +400,38 @@ class Store:
 
     def delete_session(self, index: SessionIndex) -> None:
         self._db.execute("DELETE FROM sessions WHERE idx=?", (index,))
+        self._db.execute("DELETE FROM held WHERE session=?", (index,))
+
+    def hold(self, index: SessionIndex, lines: str) -> None:
+        """More events of a session that has no file of them."""
+        self._db.execute(
+            "INSERT INTO held VALUES (?,?) "
+            "ON CONFLICT (session) DO UPDATE SET lines=lines || excluded.lines",
+            (index, lines),
+        )
+
+    def held(self, index: SessionIndex) -> str:
+        """The events of a session that has no file of them."""
+        row = self._db.execute("SELECT lines FROM held WHERE session=?", (index,)).fetchone()
+        return str(row[0]) if row else ""
+
+    def release(self, index: SessionIndex) -> str:
+        """They are held no longer."""
+        lines = self.held(index)
+        self._db.execute("DELETE FROM held WHERE session=?", (index,))
+        return lines
+
+    def held_sizes(self) -> dict[tuple[int, str], tuple[int, int]]:
+        """How many sessions there are, and the bytes that are held for them, by owner and agent.
+
+        For other threads: by a connection of its own.
+        """
+        with closing(sqlite3.connect(self._path)) as db:
+            rows = db.execute(
+                "SELECT owner, agent, COUNT(*), TOTAL(LENGTH(CAST(lines AS BLOB))) FROM sessions "
+                "LEFT JOIN held ON session=idx GROUP BY owner, agent"
+            )
+            return {(owner, agent): (count, int(size)) for owner, agent, count, size in rows}
 
     def find_session(self, index: SessionIndex) -> Session | None:
         row = self._db.execute("SELECT data FROM sessions WHERE idx=?", (index,)).fetchone()
@@ -449,6 +495,10 @@ def _translated(error: sqlite3.OperationalError) -> Exception:
     return error
 
 
+def _dump_agent(values: dict[str, Any]) -> str:
+    return _dump(Agent.row(values))
+
+
 def _dump(values: dict[str, Any]) -> str:
     return json.dumps(values, ensure_ascii=False, separators=(",", ":"))
 
@@ -459,4 +509,5 @@ _STEPS: Final[tuple[Callable[[Store], None], ...]] = (
     Store._add_agents,
     Store._add_items,
     Store._take_texts_out,
+    Store._add_held,
 )

@@ -58,7 +58,6 @@ class Replays(Subscriber):
     ) -> None:
         """Sends the events after an id, all of them without one, then new ones until the end."""
         last = int(after[1:]) if after else 0
-        path = self._sessions.directory(session) / "events.jsonl"
         offset: int | None = None
         while True:
             # very many may follow, and each looks at the file
@@ -68,7 +67,7 @@ class Replays(Subscriber):
             followers.add(appended)
             ended = until.is_set()
             try:
-                file = open(path, "rb")  # noqa: SIM115 (closed below)
+                file = self._sessions.open_events(session)
             except FileNotFoundError:
                 raise MissingError("the session was removed") from None
             with file:

@@ -83,10 +83,12 @@ class Scene:
         for child in self.children[1:3]:
             world.agents.journal.update(world.live(child), mode="turn")
         for child in self.children[-200:]:
+            agents.documents.ensure(child)
             document = agents.documents.path(child, "result.md")
             document.write_bytes(b"result\n")
             os.truncate(document, 16 << 20)
             agents.documents.write(child, "refs.jsonl", (REF * 100 % tuple(range(100))).encode())
+        agents.documents.ensure(self.x)
         for name in ("result.md", "handoff.md"):
             agents.documents.path(self.x, name).write_bytes(b"0123456789abcde\n" * (1 << 20))
         refs = "".join(REF % n for n in range(200_000))
@@ -97,7 +99,7 @@ class Scene:
         session = agents.sessions.get(self.x.session)
         assert session is not None
         self.session = f"home/1000/agent/x/session/{session.name}"
-        directory = agents.sessions.directory(session)
+        directory = agents.sessions.ensure(session)
         (directory / "context" / "memory.md").write_bytes(b"a note\n" * (1 << 20))
         for name, letter in (("messages.jsonl", "m"), ("events.jsonl", "e")):
             with open(directory / name, "ab") as file:
@@ -539,13 +541,13 @@ async def measure_forks(scene: Scene, meter: LoopMeter) -> dict[str, float]:
     costs, agents, x = Costs(scene, meter), scene.mounted.agents, scene.x
     session = agents.sessions.get(x.session)
     assert session is not None
-    directory = agents.sessions.directory(session)
+    directory = agents.sessions.ensure(session)
     child = scene.children[0]
     agents.journal.update(x, focus="W0", run="r1")
     names = "".join(f"W{n} " for n in range(1200))
-    agents.documents.path(child, "handoff.md").write_text(names * 200)
+    agents.documents.write(child, "handoff.md", names.encode() * 200)
     for below in scene.children[-30:]:
-        agents.documents.path(below, "result.md").write_bytes(b"\n\t" * (1 << 19))
+        agents.documents.write(below, "result.md", b"\n\t" * (1 << 19))
 
     async def fork() -> None:
         forking.inherit(agents, x, child)
@@ -621,6 +623,7 @@ async def measure_fans(scene: Scene, meter: LoopMeter) -> dict[str, float]:
         agents.journal.commit(change)
 
     kid = scene.children[-1]
+    agents.documents.ensure(kid)
     agents.documents.path(kid, "result.md").write_bytes(b"\1" * (16 << 20))
     agents.documents.path(kid, "refs.jsonl").write_bytes(b'{"path":"\\u0001"}\n' * (1 << 16))
     for n in range(20_000):

@@ -17,6 +17,7 @@ import trio
 import trio.testing
 
 from runtime.authority.accounts import Resource
+from runtime.records.lifecycle import Cue
 from tests.worlds.tree import OWN_CONTEXT, Mounted, complete, refused
 
 LARGE = 3 << 20
@@ -224,7 +225,8 @@ def test_what_is_not_in_memory_is_read_by_a_thread(
     monkeypatch.setattr(os, "preadv", cold)
     assert mounted.read(fh, LARGE - 3, 100) == b"xxx"
     assert watched.taken() == [("pread", False)]
-    mounted.make("x")
+    with mounted.agents.journal.changing() as change:
+        change.move(mounted.make("x"), Cue.START)  # from then on its events are in a file
     events = mounted.open("home/0/agent/x/session/default/events.jsonl")
     assert b"agent.create" in mounted.read(events)
     assert watched.taken() == [("pread", False)]

@@ -431,7 +431,7 @@ OUTPUTS = ("out", "log")
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_output_is_read_as_it_grows(mounted: Mounted, name: str) -> None:
     directory = mounted.agents.documents.directory(the_agent(mounted)) / name
-    directory.mkdir()
+    directory.mkdir(parents=True)
     fh = mounted.open(f"{D}/{name}")
     assert mounted.read(fh) == b""
     (directory / f"{0:020d}").write_bytes(b"one\n")

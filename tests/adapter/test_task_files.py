@@ -306,7 +306,7 @@ def test_a_handle_shows_its_child(mounted: Mounted) -> None:
     assert mounted.get(f"{handle}/status") == "running\n"
     session = mounted.agents.sessions.get(child.session)
     assert session is not None
-    replace_file(mounted.agents.sessions.directory(session) / "latest.md", b"so far\n")
+    replace_file(mounted.agents.sessions.ensure(session) / "latest.md", b"so far\n")
     assert mounted.get(f"{handle}/output") == mounted.get(f"{handle}/preview") == "so far\n"
     target = complete(mounted.ops.readlink, mounted.inode(f"{handle}/wait"), CONTEXT)
     assert os.fsdecode(target) == str(mounted.agents.wait_files.path(child.wait_token))
@@ -319,7 +319,7 @@ def test_a_read_from_the_beginning_fixes_what_an_open_output_shows(mounted: Moun
     assert mounted.read(fh, 0, 4) == b"work"
     session = mounted.agents.sessions.get(child.session)
     assert session is not None
-    replace_file(mounted.agents.sessions.directory(session) / "latest.md", b"a reply\n")
+    replace_file(mounted.agents.sessions.ensure(session) / "latest.md", b"a reply\n")
     assert mounted.read(fh, 4) == b"ing\n"
     assert mounted.stat(f"{D}/task/rev/output").st_size == len(b"a reply\n")
     assert mounted.read(fh, 0) == b"a reply\n"

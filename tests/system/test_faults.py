@@ -228,7 +228,7 @@ Stage = Callable[[Scene], None]
 
 #: What leads to each place. Stages before the last are there to have others around.
 SCENARIOS: Final[dict[str, tuple[Stage, ...]]] = {
-    "create.documents": (_configured, _family),
+    "create.waitfile": (_configured, _family),
     "create.inserted": (_configured, _family),
     "create.announced": (_configured, _family),
     "write.committed": (_configured, _family),
@@ -329,7 +329,7 @@ WAYS: Final[list[tuple[str, int, tuple[Stage, ...]]]] = [
     ("finish.released", 1, (_temporary,)),
     ("remove.committed", 1, (_temporary,)),
     ("remove.forgotten", 1, (_temporary,)),
-    ("create.documents", 3, (_finished, _reset)),
+    ("create.waitfile", 3, (_finished, _reset)),
     ("create.inserted", 3, (_finished, _reset)),
     ("remove.forgotten", 1, (_finished, _reset)),
     ("cancel.marked", 2, (_stopped_waiting,)),
@@ -475,7 +475,7 @@ def test_an_unknown_place_is_refused() -> None:
     daemon = Daemon()
     try:
         for value, sentence in (
-            ("nowhere", "unknown place 'nowhere'; use one of: create.documents"),
+            ("nowhere", "unknown place 'nowhere'; use one of: create.waitfile"),
             ("start.planned:0", "'0' is not a count"),
         ):
             result = subprocess.run(

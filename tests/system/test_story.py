@@ -54,7 +54,7 @@ PLACES: Final = {
     "outbox.appended": (1, 9, 17, 25, 33, 41, 49, 57),
     **dict.fromkeys(("run.launched", "run.running", "run.ended", "run.recorded"), (1, 4, 8)),
     **dict.fromkeys(("remove.committed", "remove.forgotten"), (1, 2, 3)),
-    **dict.fromkeys(("create.documents", "create.inserted", "create.announced"), (1, 2)),
+    **dict.fromkeys(("create.waitfile", "create.inserted", "create.announced"), (1, 2)),
     **dict.fromkeys(("start.committed", "start.planned", "start.launched"), (1, 2)),
     **dict.fromkeys(("cancel.marked", "cancel.signalled", "finish.recorded"), (1, 2)),
     "report.queued": (1, 2),

@@ -116,6 +116,7 @@ class World:
 
     def live(self, agent: Agent, status: Status = Status.BUSY) -> Agent:
         cgroup = self.agents.registry.node_path(agent)
+        self.agents.documents.ensure(agent)
         self.agents.journal.update(agent, status=status, cgroup=cgroup)
         return agent
 
@@ -128,6 +129,9 @@ class World:
     def lines(self, agent: Agent, file: str = "events.jsonl") -> list[str]:
         session = self.agents.sessions.get(agent.session)
         assert session is not None
+        if file == "events.jsonl":
+            with self.agents.sessions.open_events(session) as events:
+                return events.read().decode().splitlines()
         path = self.agents.sessions.directory(session) / file
         return path.read_text().splitlines() if path.exists() else []
 

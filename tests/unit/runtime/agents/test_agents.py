@@ -66,12 +66,13 @@ def test_roots_agent_runs_as_the_configured_user(world: World) -> None:
 def test_a_new_agent_has_a_session_documents_and_an_event(world: World) -> None:
     agent = world.agents.births.create(operator(1000), "coder")
     assert session_name(world, agent) == "default"
-    assert world.agents.documents.path(agent, "artifact").is_dir()
     (line,) = world.lines(agent)
     event = json.loads(line)
     assert list(event)[:2] == ["id", "ts"]
     assert (event["id"], event["type"], event["agent"]) == ("e1", "agent.create", "coder")
     assert world.told.listed == ["coder"]
+    assert [path for path in world.state.rglob("*") if "coder" in path.name] == []
+    assert not world.agents.documents.directory(agent).exists()
 
 
 def test_an_agents_agent_is_its_child_with_a_childs_defaults(world: World) -> None:
@@ -201,7 +202,7 @@ def test_a_session_of_an_agent_that_exists_is_kept(world: World) -> None:
     assert session is not None
     with pytest.raises(WrongStateError, match="still exists"):
         world.agents.removals.remove_session(session)
-    assert world.agents.sessions.directory(session).is_dir()
+    assert world.agents.sessions.of(1, "x") == [("default", session.index)]
 
 
 def test_removing_an_old_owners_history_leaves_the_name_to_the_new_one(world: World) -> None:
@@ -309,6 +310,7 @@ def test_a_removed_new_agent_was_cancelled(world: World) -> None:
 def test_a_root_agents_own_directory_goes_a_childs_documents_stay(world: World) -> None:
     parent = live_parent(world)
     child = world.agents.births.create(inside(parent), "c")
+    world.agents.documents.ensure(child)
     (world.agents.documents.directory(child) / "record-r1").touch()
     (world.agents.documents.directory(child) / "out").mkdir()
     world.agents.removals.remove(child)
@@ -391,7 +393,9 @@ def test_a_reset_that_cannot_be_kept_changes_nothing(
     def refuse(agent: Agent) -> int:
         raise NoSpaceError("the disk is full")
 
-    agent = dead(world, world.agents.births.create(operator(1), "x"))
+    agent = world.agents.births.create(operator(1), "x")
+    world.agents.documents.write(agent, "handoff.md", b"go on\n")
+    dead(world, agent)
     directories = os.listdir(world.state / "agent")
     with monkeypatch.context() as patch, pytest.raises(NoSpaceError):
         patch.setattr(world.store, "insert_agent", refuse)
@@ -402,8 +406,9 @@ def test_a_reset_that_cannot_be_kept_changes_nothing(
 
 
 def test_a_removed_session_takes_what_was_archived_with_it(world: World) -> None:
-    agent = dead(world, world.agents.births.create(operator(1), "x"))
-    world.agents.births.renew(agent)
+    agent = world.agents.births.create(operator(1), "x")
+    world.agents.documents.write(agent, "handoff.md", b"go on\n")
+    world.agents.births.renew(dead(world, agent))
     assert world.agents.documents.path(agent, "artifact").is_dir()
     session = world.agents.sessions.get(agent.session)
     assert session is not None
@@ -530,7 +535,7 @@ def test_an_agent_that_cannot_be_recorded_is_not_made(
         with pytest.raises(NoSpaceError):
             world.agents.births.create(operator(1), "x")
     assert list(world.agents.registry) == []
-    assert os.listdir(world.state / "agent") == []
+    assert not (world.state / "agent").exists()
     assert os.listdir(world.path / "wait") == []
     assert session_name(world, world.agents.births.create(operator(1), "x")) == "default"
 
@@ -599,6 +604,15 @@ def test_several_changes_of_one_agent_are_one(world: World) -> None:
 # histories
 
 
+def with_files(world: World, name: str) -> Agent:
+    """An agent whose events are in a file, as those of one that has run."""
+    agent = world.live(world.agents.births.create(operator(1), name))
+    change = Change()
+    change.event(agent.session, "agent.status", name)
+    world.agents.journal.commit(change)
+    return agent
+
+
 def test_events_are_numbered_and_survive(world: World) -> None:
     agent = world.agents.births.create(operator(1), "x")
     (again,) = world.reopen().registry
@@ -611,18 +625,18 @@ def test_events_are_numbered_and_survive(world: World) -> None:
 
 
 def test_events_that_an_earlier_daemon_left_in_the_outbox_are_delivered_once(world: World) -> None:
-    agent = world.agents.births.create(operator(1), "x")
+    agent = with_files(world, "x")
     session = world.agents.sessions.get(agent.session)
     assert session is not None
     path = f"{world.agents.sessions.path(session)}/events.jsonl"
     with world.store.transaction():
-        world.store.post(path, '{"id":"e2"}')
         world.store.post(path, '{"id":"e3"}')
+        world.store.post(path, '{"id":"e4"}')
     with open(world.state / path, "a") as file:
-        file.write('{"id":"e2"}\n{"id')
+        file.write('{"id":"e3"}\n{"id')
     for _ in range(3):
         world.reopen()
-    assert world.lines(agent)[1:] == ['{"id":"e2"}', '{"id":"e3"}']
+    assert world.lines(agent)[2:] == ['{"id":"e3"}', '{"id":"e4"}']
 
 
 def test_events_for_a_removed_history_hold_nothing_up(world: World) -> None:
@@ -636,21 +650,21 @@ def test_events_for_a_removed_history_hold_nothing_up(world: World) -> None:
 
 def test_events_stay_in_the_outbox_until_their_file_is_synced(world: World) -> None:
     """Of the record and the file, a loss of power may keep either."""
-    agent = world.agents.births.create(operator(1), "x")
+    agent = with_files(world, "x")
     session = world.agents.sessions.get(agent.session)
     assert session is not None
     path = world.agents.sessions.directory(session) / "events.jsonl"
     for kept in (b"", path.read_bytes()[:20], b"\0" * path.stat().st_size, path.read_bytes()):
         path.write_bytes(kept)
         world.reopen()
-        assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == ["e1"]
+        assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == ["e1", "e2"]
     trio.run(world.agents.journal.synced)
     world.agents.journal.update(agent, label="l")
     assert world.store.undelivered() == []
 
 
 def test_numbers_go_on_behind_lines_whose_record_was_lost(world: World) -> None:
-    agent = world.agents.births.create(operator(1), "x")
+    agent = with_files(world, "x")
     session = world.agents.sessions.get(agent.session)
     assert session is not None
     with open(world.agents.sessions.directory(session) / "events.jsonl", "a") as file:
@@ -665,7 +679,7 @@ def test_numbers_go_on_behind_lines_whose_record_was_lost(world: World) -> None:
 def test_an_event_that_a_full_disk_cut_is_completed_not_repeated(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent = world.agents.births.create(operator(1), "x")
+    agent = with_files(world, "x")
     session = world.agents.sessions.get(agent.session)
     assert session is not None
     path = world.agents.sessions.directory(session) / "events.jsonl"
@@ -685,7 +699,7 @@ def test_an_event_that_a_full_disk_cut_is_completed_not_repeated(
         patch.setattr(history, "append", cut)
         event("one")
     event("two")
-    assert [json.loads(line)["type"] for line in world.lines(agent)[1:]] == ["one", "two"]
+    assert [json.loads(line)["type"] for line in world.lines(agent)[2:]] == ["one", "two"]
 
 
 # adoption and owners

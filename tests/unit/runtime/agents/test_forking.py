@@ -24,7 +24,7 @@ def parent(world: World) -> Agent:
 
 def inherited(world: World, parent: Agent, handoff: str = "") -> dict[str, Any]:
     child = world.agents.births.create(inside(parent), "heir")
-    world.agents.documents.path(child, "handoff.md").write_text(handoff)
+    world.agents.documents.write(child, "handoff.md", handoff.encode())
     found: dict[str, Any] = json.loads(forking.inherit(world.agents, parent, child).json)
     return found
 
@@ -116,7 +116,7 @@ def test_results_of_children_for_other_work_take_no_room(world: World, parent: A
     working(world, parent, now={}, other={})
     for name, work in (("a-child", "other"), ("b-child", "now")):
         child = world.agents.births.create(inside(parent), name)
-        world.agents.documents.path(child, "result.md").write_text(f"{name}\n" * 10_000)
+        world.agents.documents.write(child, "result.md", f"{name}\n".encode() * 10_000)
         [handle] = [t for t in world.agents.items.of(parent.index, Task) if t.name == name]
         change = Change()
         change.put(handle, work=work)

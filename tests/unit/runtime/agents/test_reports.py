@@ -254,7 +254,7 @@ def test_nor_is_one_that_nobody_receives(
         agents.messages.report(inside(again), again, "", name="a b")
 
 
-@pytest.mark.settings(owner_disk_max=60_000)
+@pytest.mark.settings(owner_disk_max=100_000)
 def test_what_nobody_receives_is_on_an_account(world: World, boss: Agent) -> None:
     with pytest.raises(QuotaError, match="owner_disk_max"):
         for _ in range(100):

@@ -198,7 +198,7 @@ def test_a_reply_is_shown_before_a_result_until_the_end(
     assert tasks.preview(handle)[0] == "result\n"
     session = world.agents.sessions.get(child.session)
     assert session is not None
-    replace_file(world.agents.sessions.directory(session) / "latest.md", b"reply\n")
+    replace_file(world.agents.sessions.ensure(session) / "latest.md", b"reply\n")
     assert tasks.preview(handle)[0] == "reply\n"
     assert end(world, parent, child)["preview"] == "result\n"
     assert tasks.preview(handle)[0] == "result\n"

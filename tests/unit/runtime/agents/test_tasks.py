@@ -558,7 +558,7 @@ def test_a_handles_output_is_the_latest_reply_then_the_result(world: World, agen
     assert (tasks.source(found).size(), tasks.preview(found)[0]) == (0, "")
     session = world.agents.sessions.get(child.session)
     assert session is not None
-    replace_file(world.agents.sessions.directory(session) / "latest.md", b"still at it\n")
+    replace_file(world.agents.sessions.ensure(session) / "latest.md", b"still at it\n")
     assert tasks.preview(found)[0] == "still at it\n"
     world.agents.documents.write(child, "result.md", b"all of it: " + b"x" * 20_000)
     assert tasks.source(found).read(6, 5) == b"at it"

@@ -31,7 +31,8 @@ def _payer(caller: Caller) -> Payer:
 def disk_in(path: Path, limit: int = 100 * SIZE) -> Disk:
     accounts = Accounts(dict.fromkeys(Resource, limit))
     return Disk(
-        accounts, path, lambda names: {"abc": (OWNER, "coder")} if "abc" in names else {}, _payer
+        accounts, path, lambda names: {"abc": (OWNER, "coder")} if "abc" in names else {},
+        lambda: {}, _payer,
     )
 
 

@@ -13,7 +13,8 @@ import pytest
 from runtime.errors import NoSpaceError, StartupError
 from runtime.ids import NO_SESSION, AgentIndex, SessionIndex
 from runtime.records.items import LongText, Work
-from runtime.records.model import Agent, Session
+from runtime.records.lifecycle import Status
+from runtime.records.model import _LEFT_OUT, Agent, Session
 from runtime.records.store import _STEPS, Pending, Store
 
 
@@ -332,6 +333,7 @@ def test_a_database_of_version_2_is_taken_over(tmp_path: Path) -> None:
         data = json.dumps(item.dump())
         db.execute("UPDATE items SET data=?", (data,))
         db.execute("DROP TABLE texts")
+        db.execute("DROP TABLE held")
         db.execute("PRAGMA user_version=2")
         db.commit()
     with closing(Store(tmp_path / "db")) as store:
@@ -339,3 +341,44 @@ def test_a_database_of_version_2_is_taken_over(tmp_path: Path) -> None:
         assert isinstance(loaded.raw("plan"), LongText)
         assert loaded.dump() == item.dump()
         assert texts(store) == 1
+
+
+def test_a_row_has_only_what_is_not_as_usual(tmp_path: Path) -> None:
+    usual = an_agent()
+    odd = an_agent("odd", groups=(1,), frozen=False, cell="", run="r3", status=Status.PAUSED,
+                   since=0.0, started=7.0, archived=True)  # fmt: skip
+    with closing(Store(tmp_path / "db")) as store:
+        with store.transaction():
+            for agent in (usual, odd):
+                agent.index = store.insert_agent(agent)
+        assert [agent.dump() for agent in store.load_agents()] == [usual.dump(), odd.dump()]
+    with closing(sqlite3.connect(tmp_path / "db")) as db:
+        rows = [json.loads(data) for (data,) in db.execute("SELECT data FROM agents")]
+    assert "archived" not in rows[0] and rows[1]["archived"] is True
+    assert len(rows[0]) < len(usual.dump()) / 3
+
+
+def test_defaults_that_rows_leave_out_stay() -> None:
+    """They are part of the state's format: a row without the field means this value."""
+    told = {name: value for name, value in _LEFT_OUT.items() if value}
+    assert told == {
+        "life": "detached", "profile": "public_named", "iso": "sandbox", "workspace": "inherit",
+        "context": "fresh", "mode": "once", "restart": "no", "meta": "{}",
+    }  # fmt: skip
+
+
+def test_what_is_held_of_events_is_counted_and_goes_with_its_session(tmp_path: Path) -> None:
+    with closing(Store(tmp_path / "db")) as store:
+        with store.transaction():
+            one = store.insert_session(a_session("default", owner=1))
+            two = store.insert_session(a_session("default.2", owner=1))
+            store.hold(one, "sch\u00f6n\n")
+            store.hold(one, "b\n")
+            store.hold(two, "c\n")
+        assert store.held(one) == "sch\u00f6n\nb\n"
+        assert store.held_sizes() == {(1, "a"): (2, 11)}
+        with store.transaction():
+            assert store.release(two) == "c\n"
+            store.delete_session(one)
+        assert store.held(one) == store.held(two) == ""
+        assert store.held_sizes() == {(1, "a"): (1, 0)}
