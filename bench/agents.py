@@ -17,6 +17,8 @@ from typing import Final
 from bench.setting import Setting
 
 _START_SECONDS: Final = 120.0
+#: longer than any status has to last for the kernel to keep its pages
+_STEADY_SECONDS: Final = 2.0
 _numbers: Final = itertools.count(1)
 
 
@@ -101,6 +103,12 @@ def await_busy(directory: str, wanted: bytes = b"busy\n") -> None:
             changed.poll(1000)
     finally:
         os.close(fd)
+
+
+def await_steady(directory: str) -> None:
+    """Until its status has not changed for a while: only then its pages are kept."""
+    age = time.time() - os.stat(f"{directory}/status").st_mtime
+    time.sleep(max(0.0, _STEADY_SECONDS - age))
 
 
 @contextmanager

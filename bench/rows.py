@@ -15,7 +15,9 @@ from typing import Final
 from bench.agents import (
     agent,
     await_end,
+    await_steady,
     check_done,
+    directory_of,
     fresh_name,
     make,
     running_agent,
@@ -130,8 +132,17 @@ def _entered(pid: int) -> Callable[[], None]:
 # the rows
 
 
+def _public(setting: Setting, stack: ExitStack) -> str:
+    """The directory of an agent that was started: one that may still turn private is looked
+    up for each caller, whatever its files are."""
+    name, _ = stack.enter_context(turn_agent(setting))
+    directory = directory_of(setting, name)
+    await_steady(directory)
+    return directory
+
+
 def _stat_sides(setting: Setting, stack: ExitStack) -> Sides:
-    directory = stack.enter_context(agent(setting, "bench"))
+    directory = _public(setting, stack)
 
     def side(name: str, where: str) -> Side:
         path = f"{where}/status"
@@ -143,7 +154,7 @@ def _stat_sides(setting: Setting, stack: ExitStack) -> Sides:
 
 def _read_sides(file: str) -> MakeSides:
     def sides(setting: Setting, stack: ExitStack) -> Sides:
-        directory = stack.enter_context(agent(setting, "bench"))
+        directory = _public(setting, stack)
         references = [
             Side(name=name, call=_read(f"{where}/{file}"))
             for name, where in _copies(setting, "bench", stack)
@@ -154,7 +165,7 @@ def _read_sides(file: str) -> MakeSides:
 
 
 def _commit_sides(setting: Setting, stack: ExitStack) -> Sides:
-    directory = stack.enter_context(agent(setting, "bench"))
+    directory = _public(setting, stack)
     values = _values()
     places = _copies(setting, "bench", stack)
     references = [
