@@ -19,6 +19,13 @@ it would keep attributes of before the change.
 Pages are kept of public values only. Forgetting them may wait for a read in
 progress, which the event loop has to answer: so a thread does it, and the
 writer waits for that thread, but not for long.
+
+Pages of a value that can be polled are exact in three ways. Its attributes are forgotten in the
+step that changes it; its time is that of the change, so that a kernel which asks for the
+attributes drops the pages itself (FUSE_AUTO_INVAL_DATA); and pollers are told when the thread is
+done. That thread waits for reads in progress, so none of them fills a page behind it. The kernel
+cuts what it reads into pages to the size that it was told: so such a read gets the value of which
+the kernel was told the size, which is an older one if the read began before the change.
 """
 
 from __future__ import annotations
@@ -45,6 +52,10 @@ _AGAIN: Final = 64
 #: removed names that wait to be told to the kernel; any more are not told
 _NAMES_MAX: Final = 4096
 
+#: seconds for which a value that can be polled has to last before its pages are kept. What
+#: changes more often is read from the daemon: two changes within one read would show the value
+#: of one with the size of the other.
+STEADY_SECONDS: Final = 1.0
 #: seconds between two times that pollers are told of what changes often
 _OFTEN_SECONDS: Final = 0.1
 
@@ -105,10 +116,12 @@ class Cache:
         #: how often each inode was told to the kernel, which knows no others
         self._known: Counter[int] = Counter()
         self._paged: set[int] = set()
+        #: values that can be polled, as of when the kernel was told their sizes
+        self._told: dict[int, bytes] = {}
         #: of these the kernel did not know when their attributes were to be forgotten
         self._early: set[int] = set()
         self._some_early = trio.Event()
-        self._pages = Batches[int](_forget_pages)
+        self._pages = Batches[tuple[int, bool]](_forget_pages, self._tell_pollers)
         self._names = Batches[tuple[int, str]](_forget_names)
 
     def note_known(self, inode: int) -> None:
@@ -120,6 +133,8 @@ class Cache:
         self._known[inode] -= count
         if self._known[inode] <= 0:
             del self._known[inode]
+            self._paged.discard(inode)
+            self._told.pop(inode, None)
 
     def _knows(self, inode: int) -> bool:
         return self.mounted and (inode in self._known or inode == pyfuse3.ROOT_INODE)
@@ -135,11 +150,38 @@ class Cache:
             self.forget_attributes(inode)
             if self.mounted and inode in self._paged:
                 self._paged.discard(inode)
-                self._pages.add(inode)
+                self._pages.add((inode, False))
+
+    def forget_polled(self, inode: int) -> None:
+        """The same of a value that can be polled; pollers are told once no page is left."""
+        self.forget_attributes(inode)
+        if self.mounted and inode in self._paged:
+            # and it stays there: somebody may be about to read into a page, not knowing yet
+            self._pages.add((inode, True))
+        else:
+            self.poller.changed(inode)
+
+    def drop_pages(self, inode: int) -> None:
+        """Has the next read come here, although nothing changed."""
+        if self.mounted and inode in self._paged:
+            self._pages.add((inode, False))
+
+    def _tell_pollers(self, gone: set[tuple[int, bool]]) -> None:
+        for inode, polled in gone:
+            if polled:
+                self.poller.changed(inode)
 
     def note_pages(self, inode: int) -> None:
         """The kernel is given pages of this inode, which it may keep."""
         self._paged.add(inode)
+
+    def note_told(self, inode: int, value: bytes) -> None:
+        """The kernel is told the size of a value whose pages it may keep."""
+        self._told[inode] = value
+
+    def told(self, inode: int) -> bytes | None:
+        """The value that fits the size which the kernel was told last; None if it was not."""
+        return self._told.get(inode)
 
     def forget_name(self, parent: int, name: str, inode: int) -> None:
         """A name whose inode is gone. Nobody waits for it, and nothing depends on it."""
@@ -155,6 +197,8 @@ class Cache:
 
         At most ``NOTIFICATION_SECONDS`` later in any case.
         """
+        if self._pages.added == since:
+            return
         with trio.move_on_after(NOTIFICATION_SECONDS):
             await self._pages.wait(since)
 
@@ -194,8 +238,8 @@ def _forget_attributes(inode: int) -> bool:
     return True
 
 
-def _forget_pages(inodes: set[int]) -> None:
-    for inode in inodes:
+def _forget_pages(inodes: set[tuple[int, bool]]) -> None:
+    for inode, _ in inodes:
         # ENOENT: the kernel does not know the inode
         with suppress(OSError):
             pyfuse3.invalidate_inode(pyfuse3.InodeT(inode), attr_only=False)

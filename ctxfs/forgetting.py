@@ -113,7 +113,11 @@ class Forgetting(Subscriber):
 
     def _rows_changed(self, layout: Layout[_O], index: int, names: set[str]) -> None:
         numbers = {n for name in names for n in layout.depending.get(name, ())}
+        plain = []
         for number in numbers:
+            inode = layout.inode(index, number)
             if layout.rows[number - 1].polled:
-                self._cache.poller.changed(layout.inode(index, number))
-        self._cache.forget_pages(layout.inode(index, number) for number in numbers)
+                self._cache.forget_polled(inode)
+            else:
+                plain.append(inode)
+        self._cache.forget_pages(plain)

@@ -224,7 +224,10 @@ class Operations(pyfuse3.Operations):
             return caller, None
 
     def _attributes(self, node: Node) -> EntryAttributes:
-        return _entry(node.attributes())
+        attributes = node.attributes()
+        if attributes.value is not None:
+            self._base.cache.note_told(node.inode, attributes.value)
+        return _entry(attributes)
 
     def _remembered(self, node: Node) -> EntryAttributes:
         entry = self._attributes(node)

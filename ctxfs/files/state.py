@@ -19,6 +19,10 @@ def _cgroup(base: Base, agent: Agent, caller: Caller) -> str:
     return f"{base.runtime.hierarchy.root.path}/{agent.cgroup}\n" if agent.cgroup else ""
 
 
+def _since(base: Base, agent: Agent) -> float:
+    return agent.since or agent.created
+
+
 def _usage(base: Base, agent: Agent, caller: Caller) -> Callable[[], str]:
     find = base.runtime.supervisor.meter.usage(agent)
     return lambda: "".join(f"{key}={value}\n" for key, value in find().items())
@@ -46,7 +50,7 @@ def _printed_size(name: str) -> Size[Agent]:
 
 
 ROWS: Final[tuple[Row[Agent], ...]] = (
-    Shown(name="status", public=True, polled=True, render=fields.value("status"),
+    Shown(name="status", public=True, polled=True, changed=_since, render=fields.value("status"),
         doc="new starting ready busy idle paused stopping dead"),
     Shown(name="outcome", public=True, render=fields.value("outcome"),
         doc="done error cancelled interrupted, once it is dead"),

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import pwd
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Generic, TypeVar
 
-from ctxfs.caching import FOREVER
+from ctxfs.caching import FOREVER, STEADY_SECONDS
 from ctxfs.tree.base import Base
 from ctxfs.tree.inodes import ShownOwner
 from ctxfs.tree.layouts import Layout
 from ctxfs.tree.nodes import Attributes, Node
 from ctxfs.tree.rows import Control, Kind, PathControl, Rendered
 from runtime.authority.guard import Act
-from runtime.caller import Caller, Role
+from runtime.caller import NOBODY, Caller, Role
 from runtime.errors import DeniedError, MissingError
 from runtime.ids import Incarnation
 from runtime.records.lifecycle import Status
@@ -71,25 +72,35 @@ class Member(Node, Generic[_O]):
         So only of what nobody can lose the right to read: public values of an agent
         that cannot turn private any more, and of the filesystem itself.
         """
+        row = self.row
+        if not row.treatment.pages or not self._fixed:
+            return False
+        return not row.polled or time.time() - self._mtime() >= STEADY_SECONDS
+
+    @property
+    def _fixed(self) -> bool:
         agent = self.agent
-        fixed = agent is None or not (agent.private or agent.status is Status.NEW)
-        return self.row.treatment.pages and fixed
+        return agent is None or not (agent.private or agent.status is Status.NEW)
 
     # attributes
 
     def attributes(self) -> Attributes:
         row = self.row
         uid, gid, mode = self._ownership()
+        value = None
+        if row.polled and row.treatment.pages and self._fixed:
+            value = self.render(NOBODY)
         return Attributes(
             inode=self.inode,
             mode=row.kind.value | mode,
             uid=uid,
             gid=gid,
-            size=row.size_of(self.base, self.obj),
+            size=row.size_of(self.base, self.obj) if value is None else len(value),
             links=2 if row.kind is Kind.DIRECTORY else 1,
             mtime=self._mtime(),
             entry_timeout=self.layout.keeps(self.obj, row),
             attr_timeout=0.0 if row.volatile else FOREVER,
+            value=value,
         )
 
     def _ownership(self) -> tuple[int, int, int]:

@@ -69,6 +69,8 @@ class Attributes:
     mtime: float = 0.0
     entry_timeout: float = FOREVER
     attr_timeout: float = FOREVER
+    #: what has this size, of a value that can be polled and whose pages may be kept
+    value: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +92,8 @@ class OpenFile:
     keep = False
     #: whether ``reading`` looks at processes, and not at a real file
     looks = False
+    #: whether ``flush`` has anything to do
+    flushes = True
 
     def __init__(self, node: Node, caller: Caller) -> None:
         self.node = node

@@ -59,12 +59,18 @@ class OpenRow(OpenFile, Generic[_O]):
         self._base = node.base
         self._text: bytes | None = None
         self._pieces: Iterator[bytes] = iter(())
-        self._seen = -1
         self._memory: Charge | None = None
         #: bytes that are written and not committed, and those that were rendered
         self._written = self._rendered = 0
         self.direct = writing or not node.cached
         self.keep = not self.direct
+        self.flushes = writing
+        #: the version that was read last, and the last one that poll(2) reported
+        self._seen = self._reported = -1
+        if self.keep:
+            # from now on it may be read without asking here
+            self._seen = self._base.cache.poller.version(node.inode)
+            self._base.cache.note_pages(node.inode)
 
     def charge(self, size: int) -> None:
         """Tells how many bytes this open file holds that are not committed; ``QuotaError``."""
@@ -94,9 +100,8 @@ class OpenRow(OpenFile, Generic[_O]):
     def read(self, offset: int, size: int) -> bytes | None:
         self._check_reader()
         if offset == 0 or self._text is None:
-            self._seen = self._base.cache.poller.version(self.node.inode)
             self._text, self._rendered = b"", 0
-            self._pieces = self.node.pieces(self.caller)
+            self._pieces = self._begin()
         more = b"".join(self._more(offset + size - len(self._text)))
         if more:
             # later reads go on with it
@@ -106,6 +111,17 @@ class OpenRow(OpenFile, Generic[_O]):
         if self.keep:
             self._base.cache.note_pages(self.node.inode)
         return self._text[offset : offset + size]
+
+    def _begin(self) -> Iterator[bytes]:
+        """The content as it is now, or, into pages, as it was when the kernel was told its size."""
+        cache, inode = self._base.cache, self.node.inode
+        told = cache.told(inode) if self.keep else None
+        if told is not None and told != self.node.render(self.caller):
+            # The read began before the change. The page goes when anybody asks for the attributes,
+            # as the next reader does. To drop it here would void what pollers are told of them.
+            return iter((told,))
+        self._seen = cache.poller.version(inode)
+        return self.node.pieces(self.caller)
 
     def _more(self, size: int) -> Iterator[bytes]:
         """At least so many bytes more, up to a limit: a first read far behind finds the end."""
@@ -122,6 +138,10 @@ class OpenRow(OpenFile, Generic[_O]):
             return None
         poller = self._base.cache.poller
         if self._seen != poller.version(self.node.inode):
+            if self.keep and self._reported == poller.version(self.node.inode):
+                # another reader has filled the page: the next read is to come here
+                self._base.cache.drop_pages(self.node.inode)
+            self._reported = poller.version(self.node.inode)
             return _CHANGED
         if waiter is not None:
             poller.wait(self.node.inode, id(self), waiter)

@@ -242,7 +242,7 @@ class Rendered(File[_O]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown(Rendered[_O]):
-    """A value that is shown and never written.
+    """A value that is shown and never written; ``changed`` says when it got what it is.
 
     A ``generated`` one is made anew for each reader and costs what it costs: as in procfs its
     size is 0, so that stat(2) makes nothing.
@@ -251,11 +251,17 @@ class Shown(Rendered[_O]):
     volatile: bool = False
     polled: bool = False
     generated: bool = False
+    changed: Time[_O] | None = None
 
     @property
     def treatment(self) -> Treatment:
-        changes = self.volatile or self.generated or self.polled
-        return PUBLIC if self.public and not changes else CONTROL
+        # pages of what can be polled are those of its time
+        dated = self.changed is not None or not self.polled
+        kept = self.public and dated and not (self.volatile or self.generated)
+        return PUBLIC if kept else CONTROL
+
+    def time_of(self, base: Base, obj: _O) -> float | None:
+        return self.changed(base, obj) if self.changed is not None else None
 
     def size_of(self, base: Base, obj: _O) -> int:
         return 0 if self.generated else Rendered.size_of(self, base, obj)

@@ -195,10 +195,18 @@ class Timed(Generic[_R]):
 
 
 class Batches(Generic[_T]):
-    """What a thread does for the event loop: whatever came together while it was at work."""
+    """What a thread does for the event loop: whatever came together while it was at work.
 
-    def __init__(self, work: Callable[[set[_T]], None]) -> None:
+    ``done`` is called with each batch that is done, on the loop.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[set[_T]], None],
+        done: Callable[[set[_T]], None] = lambda batch: None,
+    ) -> None:
         self._work = work
+        self._tell = done
         self._waiting: set[_T] = set()
         #: how many were ever added
         self.added = 0
@@ -232,3 +240,4 @@ class Batches(Generic[_T]):
             await trio.to_thread.run_sync(self._work, batch, abandon_on_cancel=True)
             self._working.set()
             self._working = None
+            self._tell(batch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -492,6 +493,43 @@ def test_poll_tells_of_changes_since_the_last_read(mounted: Mounted) -> None:
     assert mounted.read(fh) == b"starting\n"
     assert poll(mounted, fh) == select.POLLIN
     mounted.close(fh)
+
+
+def kept_status(mounted: Mounted) -> int:
+    """The status of a public agent, opened after it has lasted."""
+    mounted.agents.journal.update(the_agent(mounted), status=Status.IDLE, since=1.0)
+    mounted.stat(f"{D}/status")
+    fh = mounted.open(f"{D}/status")
+    assert mounted.ops._open_files[fh].keep
+    return fh
+
+
+def test_a_read_into_a_page_fits_the_size_that_the_kernel_was_told(mounted: Mounted) -> None:
+    """It may have begun before a change that it comes after: it gets the value of before."""
+    fh = kept_status(mounted)
+    assert poll(mounted, fh) == select.POLLIN, "it may have been read in the kernel"
+    mounted.agents.journal.update(the_agent(mounted), status=Status.STOPPING, since=2.0)
+    assert mounted.read(fh) == b"idle\n"
+    assert poll(mounted, fh) & select.POLLPRI, "it has not read what it was told of"
+    assert mounted.stat(f"{D}/status").st_size == len("stopping\n")
+    assert mounted.read(fh) == b"stopping\n"
+    assert poll(mounted, fh) == select.POLLIN
+    mounted.close(fh)
+
+
+def test_the_time_of_a_status_is_that_of_its_change(mounted: Mounted) -> None:
+    mounted.agents.journal.update(the_agent(mounted), status=Status.IDLE, since=1.5)
+    assert mounted.stat(f"{D}/status").st_mtime_ns == 1_500_000_000
+
+
+def test_what_changed_a_moment_ago_is_not_kept(mounted: Mounted) -> None:
+    kept = kept_status(mounted)
+    mounted.agents.journal.update(the_agent(mounted), status=Status.BUSY, since=time.time())
+    fh = mounted.open(f"{D}/status")
+    assert not mounted.ops._open_files[fh].keep
+    assert mounted.read(fh) == b"busy\n", "whatever size the kernel was told"
+    mounted.close(fh)
+    mounted.close(kept)
 
 
 def test_everyone_who_polls_is_told_once(mounted: Mounted) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import threading
+from typing import Any, cast
 
 import pyfuse3
 import pytest
@@ -10,6 +12,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ctxfs.caching import Cache
+from tests.worlds.tree import Waiter
 
 INODE = 42
 
@@ -86,3 +89,91 @@ def test_it_is_told_a_limited_number_of_times(
     assert 10 < told < 100
     forgotten(cache)
     assert kernel.told > told, "of the next change"
+
+
+class Reading:
+    """A kernel in which a read into a page is in progress until it is answered."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answered = threading.Event()
+        self.asked = threading.Event()
+        self.order: list[str] = []
+        monkeypatch.setattr(pyfuse3, "invalidate_inode", self.invalidate_inode)
+
+    def invalidate_inode(self, inode: int, attr_only: bool = False) -> None:
+        if attr_only:
+            self.order.append("attributes")
+            return
+        self.asked.set()
+        assert self.answered.wait(30)
+        self.order.append("pages")
+
+
+def test_pollers_are_told_when_the_page_is_gone(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, waiter = Reading(monkeypatch), Waiter()
+    version = cache.poller.version(INODE)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cache.run)
+            cache.note_pages(INODE)
+            cache.poller.wait(INODE, 1, cast(Any, waiter))
+            mark = cache.mark()
+            cache.forget_polled(INODE)
+            assert kernel.order == ["attributes"], "at once"
+            await trio.to_thread.run_sync(kernel.asked.wait)
+            assert (waiter.notified, cache.poller.version(INODE)) == (0, version)
+            kernel.answered.set()
+            await cache.settled(mark)
+            await wait_all_tasks_blocked()
+            assert (waiter.notified, cache.poller.version(INODE)) == (1, version + 1)
+            assert kernel.order == ["attributes", "pages"]
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_a_change_while_pages_go_is_told_after_it_has_gone_too(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = Reading(monkeypatch)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cache.run)
+            cache.note_pages(INODE)
+            cache.forget_polled(INODE)
+            await trio.to_thread.run_sync(kernel.asked.wait)
+            mark = cache.mark()
+            cache.forget_polled(INODE)
+            kernel.answered.set()
+            await cache.settled(mark)
+            await wait_all_tasks_blocked()
+            assert cache.poller.version(INODE) == 2
+            assert kernel.order.count("pages") == 2
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_pollers_are_told_at_once_where_there_is_no_page(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, waiter = Reading(monkeypatch), Waiter()
+    cache.poller.wait(INODE, 1, cast(Any, waiter))
+    cache.forget_polled(INODE)
+    assert (waiter.notified, kernel.order) == (1, ["attributes"])
+
+
+def test_what_the_kernel_dropped_has_no_pages(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Reading(monkeypatch)
+    cache.note_pages(INODE)
+    cache.note_told(INODE, b"idle\n")
+    cache.note_forgotten(INODE, 1)
+    assert cache.told(INODE) is None
+    cache.forget_polled(INODE)
+    assert cache.poller.version(INODE) == 1
