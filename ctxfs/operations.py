@@ -11,7 +11,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import pyfuse3
@@ -60,15 +60,18 @@ def _boundary(
 
     Its time is measured, and who used too much is answered late, or told to try again.
     """
-    manner = MANNERS[method.__name__]
+    name = method.__name__.removeprefix("_")
+    manner = MANNERS[name]
 
     async def guarded(self: Operations, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         who = self._payer(args)
-        self._at_hand[id(args)] = (method.__name__, args, who, time.monotonic())
+        self._at_hand[id(args)] = (name, args, who, time.monotonic())
         self._base.requests += 1
         try:
-            with self._waiting(who, args):
-                name = method.__name__
+            if name == "write":
+                with self._waiting(who, args):
+                    await self.scheduler.turn(who, name)
+            else:
                 await self.scheduler.turn(who, name, ahead=name == "read" and self._keeps(args))
             if self._pace.is_over(who) and who is not None:
                 where = self._manner(manner, args)
@@ -80,7 +83,7 @@ def _boundary(
         except FUSEError:
             raise
         except Exception as error:
-            self.note(error, method.__name__, args)
+            self.note(error, name, args)
             raise FUSEError(errno_of(error)) from None
         finally:
             del self._at_hand[id(args)]
@@ -394,16 +397,19 @@ class Operations(pyfuse3.Operations):
     @_boundary
     async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:
         call = self._call(ctx)
-        with ExitStack() as undo:
-            charge = self._charge(call.caller, Resource.DESCRIPTORS, 1)
-            undo.callback(charge.release)
+        charge = self._charge(call.caller, Resource.DESCRIPTORS, 1)
+        opened = None
+        try:
             node = self._fs.node(inode)
             opened = node.open(call, flags)
-            undo.callback(opened.release)
             cutting = opened.truncating(0) if flags & os.O_TRUNC else None
             if cutting is not None:
                 await self._base.disks.change(call.caller, cutting, inode, node.attributes().size)
-            undo.pop_all()
+        except BaseException:
+            if opened is not None:
+                opened.release()
+            charge.release()
+            raise
         return self._file_info(opened, charge)
 
     @_boundary
@@ -458,8 +464,15 @@ class Operations(pyfuse3.Operations):
         await self._base.cache.settled(mark)
         return written
 
+    def flush(self, fh: FileHandleT) -> Coroutine[Any, Any, None]:
+        """The kernel asks at each close(2); mostly nothing was written."""
+        opened = self._open_files.get(fh)
+        if opened is not None and not opened.flushes:
+            return _nothing()
+        return self._flush(fh)
+
     @_boundary
-    async def flush(self, fh: FileHandleT) -> None:
+    async def _flush(self, fh: FileHandleT) -> None:
         opened = self._open_files[fh]
         await opened.prepare(b"\n")
         mark = self._base.cache.mark()
@@ -541,6 +554,10 @@ class Operations(pyfuse3.Operations):
             setattr(data, f"f_{name}", getattr(real, f"f_{name}"))
         data.f_namemax = 255
         return data
+
+
+async def _nothing() -> None:
+    pass
 
 
 _READY: Final = 0x1 | 0x4  # POLLIN | POLLOUT: always, like a regular file

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -131,13 +131,14 @@ class Pace:
         """Whether an agent's owner has used more of the loop's time than it has."""
         return who is not None and self._runtime.accounts.time.makes_wait(who)
 
-    def timed(self, who: Payer | None, coroutine: Coroutine[Any, Any, _R]) -> Timed[_R]:
+    def timed(
+        self, who: Payer | None, coroutine: Coroutine[Any, Any, _R]
+    ) -> Awaitable[_R]:
         """Awaits it; its steps go on an agent's owner's account."""
-        return Timed(coroutine, partial(self._charge, who))
-
-    def _charge(self, who: Payer | None, seconds: float) -> None:
-        if who is not None:
-            self._runtime.accounts.time.pay(who, seconds)
+        accounts = self._runtime.accounts.time
+        if who is None or not accounts.is_charged(who):
+            return coroutine
+        return Timed(coroutine, partial(accounts.pay, who))
 
     # waiting
 

@@ -34,6 +34,8 @@ _LOCKED: Final = frozenset(
 #: read at most in a row, and for so long before more is served
 _READ_MAX: Final = 16
 _READ_SECONDS: Final = 0.002
+#: the reader serves by itself what has not to take its turn: others go on after so long
+_READING_SECONDS: Final = 0.0005
 #: served at least and at most in one pass of the event loop, and about how long one takes
 _AT_ONCE: Final = 5
 _AT_MOST: Final = 10
@@ -75,7 +77,8 @@ class Scheduler:
 
     def __init__(self) -> None:
         self._line = _Line()
-        self._read = 0
+        #: since the reader last let others go on: requests, and when that was
+        self._read, self._passed = 0, 0.0
         #: what requests are read from, once it is known
         self._device: select.poll | None = None
         self._wake = trio.Event()
@@ -86,19 +89,26 @@ class Scheduler:
         """Makes pyfuse3 ask here when it may read, in the way of ``pyfuse3.asyncio``: by
         itself it reads one request in two passes of the event loop."""
         lowlevel = _Instead(trio.lowlevel, wait_readable=self._wait_readable)
-        pyfuse3.trio = _Instead(trio, lowlevel=lowlevel)  # type: ignore[attr-defined]
+        pyfuse3.trio = _Instead(  # type: ignore[attr-defined]
+            trio, lowlevel=lowlevel, Lock=_ReadLock
+        )
 
     async def _wait_readable(self, fd: int) -> None:
         if self._device is None:
             self._device = select.poll()
             self._device.register(fd, select.POLLIN)
         self._read += 1
-        if self._read % _READ_MAX == 0:
+        if self._read >= _READ_MAX or time.monotonic() - self._passed > _READING_SECONDS:
             await trio.lowlevel.checkpoint()
+            self._note_pass()
         # who asked may be killed meanwhile: then there is nothing to read any more, and
         # pyfuse3 would wait for the next request with the whole daemon
         while not self._is_more():
             await trio.lowlevel.wait_readable(fd)
+            self._note_pass()
+
+    def _note_pass(self) -> None:
+        self._read, self._passed = 0, time.monotonic()
 
     def _is_more(self) -> bool:
         """Whether the kernel has more requests."""
@@ -137,6 +147,24 @@ class Scheduler:
                 if not self._line:
                     break
             await trio.lowlevel.checkpoint()
+
+
+class _ReadLock:
+    """Who reads the next request. A lock of trio would cost a pass of the loop for each: here
+    who has served one reads the next at once, and another task only if that one waits."""
+
+    def __init__(self) -> None:
+        self._taken = False
+        self._lot = trio.lowlevel.ParkingLot()
+
+    async def __aenter__(self) -> None:
+        while self._taken:
+            await self._lot.park()
+        self._taken = True
+
+    async def __aexit__(self, *error: object) -> None:
+        self._taken = False
+        self._lot.unpark()
 
 
 class _Instead:

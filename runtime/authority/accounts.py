@@ -437,9 +437,13 @@ class TimeAccounts:
         """Whether it has used more than it has."""
         return self._buckets.level(owner, self.share, self.burst).left < 0
 
+    def is_charged(self, who: Payer) -> bool:
+        """What operators use is on no account."""
+        return who.reserve is Reserve.NONE
+
     def pay(self, who: Payer, seconds: float) -> None:
-        """``charge`` for somebody: what operators use is on no account."""
-        if who.reserve is Reserve.NONE:
+        """``charge`` for somebody who is charged."""
+        if self.is_charged(who):
             self.charge(who.owner, seconds)
 
     def makes_wait(self, who: Payer) -> bool:

@@ -65,6 +65,9 @@ class Cgroup:
     def __repr__(self) -> str:
         return f"Cgroup({str(self.path)!r})"
 
+    def __str__(self) -> str:
+        return self._text
+
     def child(self, *names: str) -> Cgroup:
         return Cgroup(self.path.joinpath(*names))
 
@@ -232,11 +235,9 @@ def path_of(pid: int) -> str | None:
         text = spare.with_spare(lambda: _read_cgroup(pid))
     except (FileNotFoundError, ProcessLookupError):
         return None
-    for line in text.split(b"\n"):
-        # A hybrid machine has v1 lines too.
-        if line.startswith(b"0::"):
-            return os.fsdecode(line[3:]).removesuffix(" (deleted)")
-    return None
+    # A hybrid machine has v1 lines too.
+    _, found, rest = (b"\n" + text).partition(b"\n0::")
+    return os.fsdecode(rest.partition(b"\n")[0]).removesuffix(" (deleted)") if found else None
 
 
 def _has_mark(path: Path, attribute: str) -> bool:
@@ -264,6 +265,8 @@ class Hierarchy:
     def __init__(self, root: Path, mount: Path) -> None:
         self.root = Cgroup(root)
         self.mount = mount
+        # asked for every caller
+        self._mount_text = str(mount)
         self.prefix = "/" + str(root.relative_to(mount)) if root != mount else ""
         try:
             if not root.is_dir():
@@ -330,10 +333,9 @@ class Hierarchy:
 
     def is_own(self, path: str) -> bool:
         """Whether a cgroup path belongs to the daemon or its helpers."""
-        below = self.agent_path(path)
-        if below is None:
-            return self.mount / path.removeprefix("/") == self.daemon.path
-        return True
+        if self.agent_path(path) is not None:
+            return True
+        return f"{self._mount_text}{path.rstrip('/')}" == str(self.daemon)
 
     def bound(self, uid: int, *, depth: int, agents: int) -> None:
         """Limits what agents make below the leaves that they live in, where those belong
