@@ -525,10 +525,11 @@ class Operations(pyfuse3.Operations):
     @_boundary
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
         listing = self._listings[fh]
-        for position in range(start_id, len(listing.names)):
-            name = listing.names[position]
+        lookup, call, names = listing.directory.lookup, listing.call, listing.names
+        for position in range(start_id, len(names)):
+            name = names[position]
             try:
-                node = listing.directory.lookup(listing.call, name)
+                node = lookup(call, name)
                 entry = self._attributes(node)
             except (CtxError, OSError):
                 continue  # gone since the directory was opened

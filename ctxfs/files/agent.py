@@ -233,7 +233,7 @@ SUPERVISOR: Final = _Supervisors(
 
 def entry(base: Base, agent: Agent, suffix: str) -> RowNode[Agent]:
     """``NAME``, ``NAME.sock`` or ``NAME.d`` in ``/ctx/agent``, or ``self``."""
-    number = LAYOUT.top if suffix == ".d" else LAYOUT.beside(suffix)
+    number = LAYOUT.top if suffix == ".d" else LAYOUT.beside[suffix]
     return RowNode(base, LAYOUT, agent.index, agent, number)
 
 

@@ -45,7 +45,7 @@ def _list_agents(base: Base, _: Base, call: Call) -> Iterator[str]:
 
 def _agent_entry(base: Base, name: str) -> RowNode[Agent] | None:
     """NAME, NAME.sock or NAME.d in ``/ctx/agent``."""
-    suffix = next((suffix for suffix in (".d", ".sock") if name.endswith(suffix)), "")
+    suffix = ".d" if name.endswith(".d") else ".sock" if name.endswith(".sock") else ""
     found = base.runtime.agents.registry.named(name.removesuffix(suffix))
     return agent.entry(base, found, suffix) if found is not None else None
 

@@ -57,5 +57,5 @@ def find(base: Base, _: Base, call: Call, name: str) -> Node | None:
     tool: Tool | None = BY_NAME.get(name.removesuffix(suffix))
     if tool is None or refusal(base, call.caller, tool):
         return None
-    number = LAYOUT.top if suffix else LAYOUT.beside("")
+    number = LAYOUT.top if suffix else LAYOUT.beside[""]
     return RowNode(base, LAYOUT, TOOLS.index(tool) + 1, tool, number)

@@ -88,4 +88,4 @@ LAYOUT: Final = ItemLayout(
 
 
 def token_node(base: Base, wait: Wait) -> RowNode[Wait]:
-    return RowNode(base, LAYOUT, wait.index, wait, LAYOUT.beside("TOKEN"))
+    return RowNode(base, LAYOUT, wait.index, wait, LAYOUT.beside["TOKEN"])

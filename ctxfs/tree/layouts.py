@@ -90,13 +90,12 @@ class Layout(ABC, Generic[_O]):
     def number_of(self, name: str, within: str = "") -> int:
         return self.numbers[within, name]
 
-    def beside(self, suffix: str) -> int:
-        """The number of the name that is shown next to the object's own, with a suffix."""
-        return next(
-            number
-            for number, row in enumerate(self.rows, 1)
-            if row.path is not None and row.name == suffix
-        )
+    @cached_property
+    def beside(self) -> dict[str, int]:
+        """The numbers of the names that are shown next to the object's own, by suffix."""
+        return {
+            row.name: number for number, row in enumerate(self.rows, 1) if row.path is not None
+        }
 
     def row(self, name: str, within: str = "") -> Row[_O]:
         return self.rows[self.number_of(name, within) - 1]

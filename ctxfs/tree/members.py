@@ -75,7 +75,7 @@ class Member(Node, Generic[_O]):
         row = self.row
         if not row.treatment.pages or not self._fixed:
             return False
-        return not row.polled or time.time() - self._mtime() >= STEADY_SECONDS
+        return not row.polled or time.time() - self._mtime(self.agent) >= STEADY_SECONDS
 
     @property
     def _fixed(self) -> bool:
@@ -85,8 +85,8 @@ class Member(Node, Generic[_O]):
     # attributes
 
     def attributes(self) -> Attributes:
-        row = self.row
-        uid, gid, mode = self._ownership()
+        row, agent = self.row, self.agent
+        uid, gid, mode = self._ownership(agent)
         value = None
         if row.polled and row.treatment.pages and self._fixed:
             value = self.render(NOBODY)
@@ -97,15 +97,15 @@ class Member(Node, Generic[_O]):
             gid=gid,
             size=row.size_of(self.base, self.obj) if value is None else len(value),
             links=2 if row.kind is Kind.DIRECTORY else 1,
-            mtime=self._mtime(),
+            mtime=self._mtime(agent),
             entry_timeout=self.layout.keeps(self.obj, row),
             attr_timeout=0.0 if row.volatile else FOREVER,
             value=value,
         )
 
-    def _ownership(self) -> tuple[int, int, int]:
+    def _ownership(self, agent: Agent | None) -> tuple[int, int, int]:
         """Uid, gid and mode bits; the daemon decides beyond them who may."""
-        mode, agent = self.row.mode, self.agent
+        mode = self.row.mode
         privilege = self.base.runtime.agents.privilege
         if agent is None:
             return privilege.uid, privilege.gid, mode
@@ -121,13 +121,12 @@ class Member(Node, Generic[_O]):
             mode |= needed >> 6
         return privilege.uid, agent.gid, mode
 
-    def _mtime(self) -> float:
+    def _mtime(self, agent: Agent | None) -> float:
         known = self.row.time_of(self.base, self.obj)
         if known is None:
             known = self.layout.created(self.obj)
         if known is not None:
             return known
-        agent = self.agent
         return agent.created if agent is not None else self.base.started
 
     # content

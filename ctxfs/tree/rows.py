@@ -237,7 +237,10 @@ class Rendered(File[_O]):
                 yield piece.encode() if isinstance(piece, str) else piece
 
     def size_of(self, base: Base, obj: _O) -> int:
-        return sum(map(len, self.pieces(base, obj, NOBODY)))
+        text = self.render(base, obj, NOBODY)
+        if isinstance(text, bytes):
+            return len(text)
+        return len(text.encode()) if isinstance(text, str) else sum(len(t.encode()) for t in text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
