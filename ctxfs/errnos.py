@@ -30,6 +30,7 @@ ERRNOS: Final[dict[type[errors.CtxError], int]] = {
     errors.UnsupportedError: errno.EOPNOTSUPP,
     errors.StaleError: errno.ESTALE,
     errors.GoneError: errno.ESTALE,
+    errors.CrossingError: errno.EXDEV,
     errors.NotRunningError: errno.ESRCH,
     errors.NoSpaceError: errno.ENOSPC,
     errors.NotMappableError: errno.ENODEV,

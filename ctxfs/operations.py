@@ -37,11 +37,17 @@ from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import File, Verbs
 from runtime.authority.accounts import Charge, Payer, Resource
 from runtime.caller import Caller
-from runtime.errors import CtxError, GoneError, MalformedError, MissingError
+from runtime.errors import (
+    CtxError,
+    GoneError,
+    MalformedError,
+    MissingError,
+    UnsupportedError,
+)
+from runtime.kernel import linux
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_RENAME_NOREPLACE: Final = 1
 #: Requests served at once: as good as unlimited, so that those that wait hold up no others.
 WORKERS: Final = 1_000_000
 #: of the bytes of a write: one as read from the kernel, one as the handler gets it
@@ -50,7 +56,10 @@ _COPIES: Final = 2
 _FREE_BYTES: Final = 8192
 #: of the requests at hand, when the mount does not answer
 _TOLD_MAX: Final = 100
-_SILENT: Final = (errno.ENOENT, errno.ENODATA, errno.ENOSYS)
+_SILENT: Final = (errno.ENOENT, errno.ENODATA, errno.EOPNOTSUPP)
+#: the extended attributes that there are: others are the kernel's and root's, to whom the
+#: daemon's rights must not be lent, and access lists, which nobody would obey
+_USER_XATTR: Final = "user."
 
 
 def _boundary(
@@ -306,15 +315,13 @@ class Operations(pyfuse3.Operations):
                 opened.truncate(size)
             if cutting is not None or opened is not None:
                 size = None
-        times = None
-        if fields.update_atime or fields.update_mtime:
-            times = (attr.st_atime_ns, attr.st_mtime_ns)
         changes = NewAttributes(
             mode=attr.st_mode & 0o7777 if fields.update_mode else None,
             uid=attr.st_uid if fields.update_uid else None,
             gid=attr.st_gid if fields.update_gid else None,
             size=size,
-            times=times,
+            atime=attr.st_atime_ns if fields.update_atime else None,
+            mtime=attr.st_mtime_ns if fields.update_mtime else None,
         )
         if changes != NewAttributes():
             await self._base.disks.settled(inode)
@@ -379,8 +386,10 @@ class Operations(pyfuse3.Operations):
         flags: int,
         ctx: RequestContext,
     ) -> None:
-        if flags & ~_RENAME_NOREPLACE:
-            raise MalformedError("unknown flag of rename(2); use RENAME_NOREPLACE or none")
+        if flags not in (0, linux.RENAME_NOREPLACE, linux.RENAME_EXCHANGE):
+            raise MalformedError(
+                "unknown flags of renameat2(2); use RENAME_NOREPLACE, RENAME_EXCHANGE or none"
+            )
         source, target = self._fs.node(parent_inode_old), self._fs.node(parent_inode_new)
         await self._base.settled(source, _name(name_old))
         await self._base.settled(target, _name(name_new))
@@ -389,8 +398,29 @@ class Operations(pyfuse3.Operations):
             _name(name_old),
             target,
             _name(name_new),
-            replace=not flags & _RENAME_NOREPLACE,
+            flags,
         )
+
+    # extended attributes
+
+    @_boundary
+    async def getxattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
+        return self._fs.node(inode).xattr(self._call(ctx), _xattr(name))
+
+    @_boundary
+    async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[bytes]:
+        names = self._fs.node(inode).xattrs(self._call(ctx))
+        return [os.fsencode(name) for name in names if name.startswith(_USER_XATTR)]
+
+    @_boundary
+    async def setxattr(
+        self, inode: InodeT, name: bytes, value: bytes, ctx: RequestContext
+    ) -> None:
+        self._fs.node(inode).set_xattr(self._call(ctx), _xattr(name), value)
+
+    @_boundary
+    async def removexattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> None:
+        self._fs.node(inode).remove_xattr(self._call(ctx), _xattr(name))
 
     # files
 
@@ -545,7 +575,8 @@ class Operations(pyfuse3.Operations):
 
     @_boundary
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        await self._pace.synced(self._listings[fh].call.caller, None)
+        listing = self._listings[fh]
+        await self._pace.synced(listing.call.caller, listing.directory.syncing())
 
     @_boundary
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
@@ -564,6 +595,14 @@ async def _nothing() -> None:
 _READY: Final = 0x1 | 0x4  # POLLIN | POLLOUT: always, like a regular file
 
 
+def _xattr(name: bytes) -> str:
+    """The name of an extended attribute of a user's; ``UnsupportedError``."""
+    text = os.fsdecode(name)
+    if not text.startswith(_USER_XATTR):
+        raise UnsupportedError(f"{text}: only extended attributes {_USER_XATTR}* are kept here")
+    return text
+
+
 def _entry(attributes: Attributes) -> EntryAttributes:
     entry = EntryAttributes()
     entry.st_ino = InodeT(attributes.inode)
@@ -572,10 +611,18 @@ def _entry(attributes: Attributes) -> EntryAttributes:
     entry.st_gid = attributes.gid
     entry.st_size = attributes.size
     entry.st_nlink = attributes.links
-    entry.st_blksize = 4096
-    entry.st_blocks = (attributes.size + 511) // 512
-    when = int(attributes.mtime * 1e9)
-    entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = when
+    real = attributes.real
+    if real is not None:
+        entry.st_blksize = real.st_blksize
+        entry.st_blocks = real.st_blocks
+        entry.st_atime_ns = real.st_atime_ns
+        entry.st_mtime_ns = real.st_mtime_ns
+        entry.st_ctime_ns = real.st_ctime_ns
+    else:
+        entry.st_blksize = 4096
+        entry.st_blocks = (attributes.size + 511) // 512
+        when = int(attributes.mtime * 1e9)
+        entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = when
     entry.entry_timeout = attributes.entry_timeout
     entry.attr_timeout = attributes.attr_timeout
     return entry

@@ -87,6 +87,8 @@ class Manner(Enum):
 MANNERS: Final = {
     **dict.fromkeys(("getattr", "readlink", "open", "read", "opendir", "statfs"), Manner.LATE),
     **dict.fromkeys(("lookup", "setattr", "write", "readdir"), Manner.REFUSED),
+    # the kernel asks for one before a write, with the lock of the file
+    **dict.fromkeys(("getxattr", "listxattr", "setxattr", "removexattr"), Manner.REFUSED),
     **dict.fromkeys(("create", "mkdir", "mknod", "symlink", "link"), Manner.REFUSED),
     **dict.fromkeys(("unlink", "rmdir", "rename"), Manner.REFUSED),
     # what was written is committed or refused for what it is; the rest costs nothing

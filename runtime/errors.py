@@ -96,6 +96,10 @@ class GoneError(StaleError):
     """What an inode of the kernel stood for is gone: its path has to be walked again."""
 
 
+class CrossingError(CtxError):
+    """What is asked for ends at the border of a tree of real files."""
+
+
 class NotRunningError(CtxError):
     """Nothing is running that the operation could act on."""
 

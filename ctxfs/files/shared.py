@@ -48,7 +48,7 @@ def _make_space(base: Base, _: Base, call: Call, name: str, mode: int) -> Node:
     except FileExistsError:
         raise TakenError(f"the space {quote(name)} already exists") from None
     os.chown(path, call.uid, call.gid)
-    os.chmod(path, mode & 0o1777)
+    os.chmod(path, mode & 0o3777)
     return base.root_of(spaces.SHARED, name)
 
 

@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Final
 
@@ -23,6 +23,7 @@ from ctxfs.tree.realfiles import OpenRealFile, truncating_by_path
 from ctxfs.tree.spaces import DIRECTORY, Space
 from runtime.authority.disk import ENTRY_SIZE
 from runtime.errors import (
+    CrossingError,
     CtxError,
     ForbiddenError,
     GoneError,
@@ -31,13 +32,15 @@ from runtime.errors import (
     NotADirectoryNodeError,
     NotEmptyError,
     TakenError,
+    UnsupportedError,
 )
 from runtime.ids import Incarnation
+from runtime.kernel import linux
 from runtime.texts.names import quote
 
 #: above every computed inode number
 _FIRST: Final = 1 << 62
-_KINDS: Final = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
+_KINDS: Final = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK)
 _ENTRY: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _DESCRIPTORS: Final = 512
 #: how many of a chain of directories are kept open when it is opened again, and
@@ -60,6 +63,13 @@ def _translate(error: OSError, name: str) -> CtxError | OSError:
     }
     cls = classes.get(error.errno)
     return cls(f"{quote(name)}: {(error.strerror or '').lower()}") if cls else error
+
+
+def _kept(mode: int) -> int:
+    """The bits of a mode, with its kind, that the backing is given. The mount ignores those of
+    set-id programs; and the backing must not have them, where another mount shows it. Of a
+    directory, set-group-ID says to whom belongs what is made there."""
+    return mode & (0o3777 if stat.S_ISDIR(mode) else 0o1777)
 
 
 def _reopen(fd: int, flags: int) -> int:
@@ -146,7 +156,7 @@ class DurableNode(Node):
             gid=gid,
             size=st.st_size,
             links=st.st_nlink,
-            mtime=st.st_mtime,
+            real=st,
         )
 
     def _of_absent(self) -> Attributes:
@@ -229,12 +239,20 @@ class DurableNode(Node):
         os.close(os.open(name, flags, 0o600, dir_fd=self.fd))
 
     def mkdir(self, call: Call, name: str, mode: int) -> Node:
+        mode |= stat.S_IFDIR
         return self._make(call, name, lambda: os.mkdir(name, 0o700, dir_fd=self.fd), mode)
 
     def mknod(self, call: Call, name: str, mode: int) -> Node:
-        if not stat.S_ISREG(mode):
+        if stat.S_ISREG(mode):
+            return self._make(call, name, lambda: self._touch(name), mode)
+        if not self.space.links:
             raise ForbiddenError("only files and directories can be created here")
-        return self._make(call, name, lambda: self._touch(name), mode & 0o777)
+        if not stat.S_ISFIFO(mode) and not stat.S_ISSOCK(mode):
+            raise ForbiddenError("devices cannot be created here")
+        kind = stat.S_IFMT(mode)
+        return self._make(
+            call, name, lambda: os.mknod(name, kind | 0o600, dir_fd=self.fd), mode
+        )
 
     def symlink(self, call: Call, name: str, target: str) -> Node:
         if not self.space.links:
@@ -242,20 +260,33 @@ class DurableNode(Node):
         return self._make(call, name, lambda: os.symlink(target, name, dir_fd=self.fd))
 
     def link(self, call: Call, name: str, target: Node) -> Node:
-        if not isinstance(target, DurableNode) or target.space is not self.space:
-            raise ForbiddenError("a hard link cannot lead to another space")
-        if not self.space.links or target.attributes().uid != call.uid:
-            raise ForbiddenError("the caller can link only its own files")
+        if not isinstance(target, DurableNode):
+            raise ForbiddenError("only files of this space can be linked here")
+        if target.space is not self.space:
+            raise CrossingError("a hard link cannot lead to another space: copy the file")
+        if not self.space.links:
+            raise ForbiddenError("only files and directories can be created here")
         source = f"/proc/self/fd/{target.fd}"
         node = self._make(
-            call, name, lambda: os.link(source, name, dst_dir_fd=self.fd, follow_symlinks=True)
+            call,
+            name,
+            lambda: os.link(source, name, dst_dir_fd=self.fd, follow_symlinks=True),
+            new=False,
         )
         target.changed()
         return node
 
     def _make(
-        self, call: Call, name: str, action: Callable[[], None], mode: int | None = None
+        self,
+        call: Call,
+        name: str,
+        action: Callable[[], None],
+        mode: int | None = None,
+        *,
+        new: bool = True,
     ) -> DurableNode:
+        """Has ``action`` make an entry, a ``new`` file or another link to one; ``mode`` is with
+        its kind."""
         self.space.may_write(call.caller)
         self.space.check_room()
         self.space.check_disk(call.caller, ENTRY_SIZE)
@@ -266,13 +297,20 @@ class DurableNode(Node):
             raise _translate(error, name) from None
         self.space.note(1)
         self.space.note_disk(ENTRY_SIZE)
-        if self.space.owner() is None:
-            os.chown(name, call.uid, call.gid, dir_fd=self.fd, follow_symlinks=False)
-        self.changed()
         node = self.table.find(self, name)
-        if mode is not None:
-            # the caller's umask has been applied already, the daemon's must not be
-            os.chmod(f"/proc/self/fd/{node.fd}", mode & 0o1777)
+        if new:
+            gid = call.gid
+            if self.space.owner() is None:
+                above = os.fstat(self.fd)
+                if above.st_mode & stat.S_ISGID:
+                    gid = above.st_gid
+                    if mode is not None and stat.S_ISDIR(mode):
+                        mode |= stat.S_ISGID
+                os.chown(f"/proc/self/fd/{node.fd}", call.uid, gid)
+            if mode is not None:
+                # the caller's umask has been applied already, the daemon's must not be
+                os.chmod(f"/proc/self/fd/{node.fd}", _kept(mode))
+        self.changed()
         return node
 
     def unlink(self, call: Call, name: str) -> None:
@@ -305,29 +343,34 @@ class DurableNode(Node):
             self.table.remove(target)
         self.table.forget(target.inode, 0)
 
-    def rename(self, call: Call, name: str, target: Node, new_name: str, *, replace: bool) -> None:
+    def rename(self, call: Call, name: str, target: Node, new_name: str, flags: int = 0) -> None:
         self.space.may_write(call.caller)
-        if not isinstance(target, DurableNode) or target.space is not self.space:
+        if not isinstance(target, DurableNode):
             target.receive(call, self, name, new_name)
             self.changed()
             return
+        if target.space is not self.space:
+            raise CrossingError("a file cannot be renamed into another space: copy it")
         self.space.count()
         target.ensure()
         replaced: DurableNode | None = None
         with suppress(MissingError):
             replaced = self.table.find(target, new_name)
-        if replaced is not None and not replace:
+        if replaced is not None and flags & linux.RENAME_NOREPLACE:
             raise TakenError(f"{quote(new_name)} already exists")
         node = self.table.find(self, name)
         if node is replaced:
             return  # rename(2) does nothing with two links to one file
         try:
-            os.rename(name, new_name, src_dir_fd=self.fd, dst_dir_fd=target.fd)
+            linux.rename(self.fd, name, target.fd, new_name, flags)
         except OSError as error:
             raise _translate(error, name) from None
         self.changed()
         node.parent, node.name = target, new_name
-        if replaced is not None:
+        if replaced is not None and flags & linux.RENAME_EXCHANGE:
+            replaced.parent, replaced.name = self, name
+            self.table.forget(replaced.inode, 0)
+        elif replaced is not None:
             target._lost(replaced)
         target.changed()
         self.table.forget(node.inode, 0)
@@ -344,7 +387,6 @@ class DurableNode(Node):
         self.ensure()
         present = self.attributes()
         path = f"/proc/self/fd/{self.fd}"
-        is_link = stat.S_ISLNK(present.mode)
         owned = self.space.owner() is not None
         if owned and (
             changes.uid not in (None, present.uid) or changes.gid not in (None, present.gid)
@@ -353,11 +395,51 @@ class DurableNode(Node):
         if not owned and (changes.uid is not None or changes.gid is not None):
             ids = (-1 if v is None else v for v in (changes.uid, changes.gid))
             os.chown(path, *ids)
-        if changes.mode is not None and not is_link:
-            # no set-user-ID files: the mount would ignore them, the backing must not
-            os.chmod(path, changes.mode & 0o1777)
-        if changes.times is not None and not is_link:
-            os.utime(path, ns=changes.times)
+        if changes.mode is not None and not stat.S_ISLNK(present.mode):
+            os.chmod(path, _kept(stat.S_IFMT(present.mode) | changes.mode))
+        if changes.atime is not None or changes.mtime is not None:
+            linux.set_times(self.fd, changes.atime, changes.mtime)
+        self.changed()
+
+    def syncing(self) -> Callable[[], None]:
+        fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+        def sync() -> None:
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+        return sync
+
+    # extended attributes: the kernel has looked at the mode for those of users
+
+    def _xattr_path(self) -> str:
+        """``UnsupportedError`` where there are none: what they take is on no space's account."""
+        if not self.space.links:
+            raise UnsupportedError(f"{self.space.path} has no extended attributes")
+        return f"/proc/self/fd/{self.fd}"
+
+    def xattr(self, call: Call, name: str) -> bytes:
+        self.space.may_read(call.caller)
+        return os.getxattr(self._xattr_path(), name)
+
+    def xattrs(self, call: Call) -> Sequence[str]:
+        self.space.may_read(call.caller)
+        return os.listxattr(self._xattr_path()) if self.space.links else []
+
+    def set_xattr(self, call: Call, name: str, value: bytes) -> None:
+        self.space.may_write(call.caller)
+        path = self._xattr_path()
+        before = os.stat(path).st_blocks
+        self.space.check_disk(call.caller, len(value))
+        os.setxattr(path, name, value)
+        self.space.note_disk((os.stat(path).st_blocks - before) * 512)
+        self.changed()
+
+    def remove_xattr(self, call: Call, name: str) -> None:
+        self.space.may_write(call.caller)
+        os.removexattr(self._xattr_path(), name)
         self.changed()
 
 
@@ -466,7 +548,7 @@ class Durable:
             raise _translate(error, name) from None
         if stat.S_IFMT(os.fstat(fd).st_mode) not in _KINDS:
             os.close(fd)
-            raise ForbiddenError(f"{quote(name)} is not a file, directory or link")
+            raise ForbiddenError(f"{quote(name)} is a device, which is not shown here")
         return self._node(directory.space, fd, directory, name)
 
     def _node(self, space: Space, fd: int, parent: DurableNode | None, name: str) -> DurableNode:

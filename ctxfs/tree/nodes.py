@@ -5,8 +5,9 @@ Nothing here knows FUSE's requests or errnos: ``operations`` translates.
 
 from __future__ import annotations
 
+import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ctxfs.caching import FOREVER, Waiter
@@ -17,6 +18,7 @@ from runtime.errors import (
     IsADirectoryNodeError,
     MalformedError,
     NotADirectoryNodeError,
+    UnsupportedError,
 )
 from runtime.ids import Incarnation
 from runtime.runtime import Runtime
@@ -67,6 +69,8 @@ class Attributes:
     size: int = 0
     links: int = 1
     mtime: float = 0.0
+    #: of a real file: what else there is to know
+    real: os.stat_result | None = None
     entry_timeout: float = FOREVER
     attr_timeout: float = FOREVER
     #: what has this size, of a value that can be polled and whose pages may be kept
@@ -81,7 +85,9 @@ class NewAttributes:
     uid: int | None = None
     gid: int | None = None
     size: int | None = None
-    times: tuple[int, int] | None = None
+    #: nanoseconds since 1970
+    atime: int | None = None
+    mtime: int | None = None
 
 
 class OpenFile:
@@ -216,7 +222,8 @@ class Node:
     def unlink(self, call: Call, name: str) -> None:
         raise ForbiddenError(f"{self.shown(name)} cannot be removed from {self.path or '/'}")
 
-    def rename(self, call: Call, name: str, target: Node, new_name: str, *, replace: bool) -> None:
+    def rename(self, call: Call, name: str, target: Node, new_name: str, flags: int = 0) -> None:
+        """With the flags of renameat2(2)."""
         raise ForbiddenError(f"{self.shown(name)} cannot be renamed")
 
     def receive(self, call: Call, source: Node, name: str, new_name: str) -> None:
@@ -226,6 +233,24 @@ class Node:
     def truncating(self, call: Call, size: int) -> Work[None] | None:
         """truncate(2) of a real file, which ``set_attributes`` does not do."""
         return None
+
+    def syncing(self) -> Callable[[], None] | None:
+        """fsync(2) of a directory: what a thread does, besides what is committed."""
+        return None
+
+    # extended attributes, of which only those of users are asked for
+
+    def xattr(self, call: Call, name: str) -> bytes:
+        raise UnsupportedError(f"{self.path} has no extended attributes")
+
+    def xattrs(self, call: Call) -> Sequence[str]:
+        return []
+
+    def set_xattr(self, call: Call, name: str, value: bytes) -> None:
+        raise UnsupportedError(f"{self.path} has no extended attributes")
+
+    def remove_xattr(self, call: Call, name: str) -> None:
+        raise UnsupportedError(f"{self.path} has no extended attributes")
 
     def set_attributes(self, call: Call, changes: NewAttributes) -> None:
         """chmod(2), chown(2), truncate(2), utimensat(2) without an open file.

@@ -47,7 +47,8 @@ class RowNode(Member[_O]):
         super().set_attributes(call, changes)
         if changes.size is not None:
             self._truncate(call, changes.size)
-        if changes.times is not None and not self.roles(call.caller) & self.row.guard.who:
+        timed = changes.atime is not None or changes.mtime is not None
+        if timed and not self.roles(call.caller) & self.row.guard.who:
             raise ForbiddenError(f"the times of {self.path} cannot be changed")
 
     def _truncate(self, call: Call, size: int) -> None:

@@ -31,6 +31,8 @@ class Space:
     """One tree of real files and its rules.
 
     ``owner`` tells whom every node is shown to belong to; None if to its real owner.
+    ``links`` says whether there is all that a filesystem has, and not only files and
+    directories: links, FIFOs, sockets, extended attributes.
     ``limit`` is the size of one file, ``files`` is how many files and directories there
     may be, and ``total`` how many bytes all files may have together: their sizes as stat(2)
     tells them, holes included.
@@ -158,12 +160,12 @@ class SpaceRow(Generic[_O]):
 
     ``key`` tells the spaces of a kind apart. ``root`` is where the files really are, ``owner``
     whom they are shown to belong to, None if to their real owner. ``links`` says whether
-    links can be made. ``ensure`` makes the root of a space that need not be there before.
-    A ``bounded`` space has as many files, of as many bytes, as is configured;
-    any other is bounded by its owner's account of the disk, which is its ``share``, alone.
-    ``lasting`` tells whether something may still be written: then all open files share one
-    count. The guards judge what a caller is to ``agent``. In a space without an agent every
-    caller that still lives is ``ANYONE``, and mode bits decide the rest.
+    there is more than files and directories, as of ``Space``. ``ensure`` makes the root of a
+    space that need not be there before. A ``bounded`` space has as many files, of as many bytes,
+    as is configured; any other is bounded by its owner's account of the disk, which is its
+    ``share``, alone. ``lasting`` tells whether something may still be written: then all open
+    files share one count. The guards judge what a caller is to ``agent``. In a space without an
+    agent every caller that still lives is ``ANYONE``, and mode bits decide the rest.
     """
 
     name: str

@@ -19,6 +19,12 @@ MS_BIND: Final = 4096
 MS_SHARED: Final = 1 << 20
 MNT_DETACH: Final = 2
 
+RENAME_NOREPLACE: Final = 1
+RENAME_EXCHANGE: Final = 2
+
+_AT_EMPTY_PATH: Final = 0x1000
+_UTIME_OMIT: Final = (1 << 30) - 2
+
 IN_MODIFY: Final = 0x2
 IN_Q_OVERFLOW: Final = 0x4000
 IN_IGNORED: Final = 0x8000
@@ -56,6 +62,32 @@ def mount(source: str, target: Path, fstype: str, flags: int, data: str = "") ->
 def unmount(target: Path, flags: int = 0) -> None:
     """umount2(2)."""
     _check(_libc.umount2(os.fsencode(target), flags), target)
+
+
+def rename(source: int, name: str, target: int, new_name: str, flags: int) -> None:
+    """renameat2(2)."""
+    _check(
+        _libc.renameat2(
+            source, os.fsencode(name), target, os.fsencode(new_name), ctypes.c_uint(flags)
+        ),
+        name,
+    )
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def set_times(fd: int, accessed: int | None, modified: int | None) -> None:
+    """utimensat(2) of what a descriptor refers to, also of an O_PATH one, in nanoseconds since
+    1970; None leaves a time as it is."""
+    times = (_Timespec * 2)(
+        *(
+            _Timespec(*(divmod(time, 1_000_000_000) if time is not None else (0, _UTIME_OMIT)))
+            for time in (accessed, modified)
+        )
+    )
+    _check(_libc.utimensat(fd, b"", times, _AT_EMPTY_PATH))
 
 
 def inotify_init() -> int:

@@ -28,6 +28,7 @@ from runtime import errors
 from runtime.authority.accounts import Payer, Reserve, Resource, accounts_of
 from runtime.caller import Caller
 from runtime.ids import AgentIndex, Incarnation
+from runtime.kernel import linux
 from runtime.kernel.privilege import ROOT
 from runtime.records.config import Config
 from tests.worlds.tree import CONTEXT, complete, refused
@@ -107,9 +108,9 @@ class FakeNode(Node):
         self.log.append(("mkdir", name, mode))
         return self
 
-    def rename(self, call: Call, name: str, target: Node, new_name: str, *, replace: bool) -> None:
+    def rename(self, call: Call, name: str, target: Node, new_name: str, flags: int = 0) -> None:
         self.fail()
-        self.log.append(("rename", name, target.inode, new_name, replace))
+        self.log.append(("rename", name, target.inode, new_name, flags))
 
     def set_attributes(self, call: Call, changes: NewAttributes) -> None:
         self.fail()
@@ -296,17 +297,29 @@ def test_dots_are_the_kernels(small: Small, name: bytes) -> None:
         complete(small.ops.lookup, 1, name, CONTEXT)
 
 
-def test_exchanging_names_is_refused_with_a_reason(small: Small) -> None:
+@pytest.mark.parametrize("flags", [3, 4])
+def test_an_unknown_way_to_rename_is_refused_with_a_reason(small: Small, flags: int) -> None:
     with refused("EINVAL"):
-        complete(small.ops.rename, 1, b"a", 1, b"b", 2, CONTEXT)
+        complete(small.ops.rename, 1, b"a", 1, b"b", flags, CONTEXT)
     assert small.root.log == []
     assert " EINVAL " in small.reason
 
 
-@pytest.mark.parametrize(("flags", "replace"), [(0, True), (1, False)])
-def test_renaming(small: Small, flags: int, replace: bool) -> None:
+@pytest.mark.parametrize("flags", [0, linux.RENAME_NOREPLACE, linux.RENAME_EXCHANGE])
+def test_renaming(small: Small, flags: int) -> None:
     complete(small.ops.rename, 1, b"a", 2, b"b", flags, CONTEXT)
-    assert small.root.log == [("rename", "a", 2, "b", replace)]
+    assert small.root.log == [("rename", "a", 2, "b", flags)]
+
+
+@pytest.mark.parametrize("name", [b"security.capability", b"system.posix_acl_access", b"trusted.x"])
+def test_attributes_of_the_kernel_are_not_supported(small: Small, name: bytes) -> None:
+    for operation, args in (
+        (small.ops.getxattr, (1, name)),
+        (small.ops.setxattr, (1, name, b"x")),
+        (small.ops.removexattr, (1, name)),
+    ):
+        with refused(errno.errorcode[errno.EOPNOTSUPP]):
+            complete(operation, *args, CONTEXT)
 
 
 # attributes

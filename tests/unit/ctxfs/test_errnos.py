@@ -14,6 +14,7 @@ from runtime import errors
 #: every error, and what the kernel calls it; errno(3) has the numbers
 NAMES = {
     "AgainError": "EAGAIN",
+    "CrossingError": "EXDEV",
     "DeniedError": "EACCES",
     "ExceedingError": "EACCES",
     "ForbiddenError": "EPERM",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from ctxfs.tree.nodes import Call, NewAttributes, Node, OpenFile
 from ctxfs.tree.spaces import Space
 from runtime.caller import Caller
 from runtime.errors import (
+    CrossingError,
     DeniedError,
     ForbiddenError,
     GoneError,
@@ -25,7 +27,9 @@ from runtime.errors import (
     QuotaError,
     TakenError,
     TooLargeError,
+    UnsupportedError,
 )
+from runtime.kernel import linux
 from tests.worlds.records import ROOT, inside
 from tests.worlds.tree import CONTEXT, OWN_CONTEXT, Mounted, complete, mounted_in, refused
 
@@ -155,10 +159,10 @@ def test_what_one_operation_uses_is_not_closed_by_a_long_chain(
     side = mkdir(top, "side")
     file = touch(side, "file")
     evict(table)
-    side.rename(CALL, "file", deep, "file", replace=True)
+    side.rename(CALL, "file", deep, "file")
     assert file.parent is deep
     evict(table)
-    deep.rename(CALL, "file", side, "back", replace=True)
+    deep.rename(CALL, "file", side, "back")
     evict(table)
     assert file.attributes().links == 1
     assert os.listdir(top.space.root() / "side") == ["back"]
@@ -205,8 +209,8 @@ def test_a_renamed_file_is_found_again(table: Durable, top: DurableNode) -> None
     old, new = mkdir(top, "old"), mkdir(top, "new")
     directory = mkdir(old, "d")
     file = touch(directory, "file")
-    old.rename(CALL, "d", new, "e", replace=True)
-    directory.rename(CALL, "file", directory, "other", replace=False)
+    old.rename(CALL, "d", new, "e")
+    directory.rename(CALL, "file", directory, "other", linux.RENAME_NOREPLACE)
     evict(table)
     assert file.attributes().links == 1
     assert file.path == "agent/coder.d/artifact/new/e/other"
@@ -219,7 +223,7 @@ def test_a_removed_file_keeps_its_attributes_while_it_is_known(
     top.unlink(CALL, "file")
     top.rmdir(CALL, "d")
     touch(top, "newer")
-    top.rename(CALL, "newer", top, "new", replace=True)
+    top.rename(CALL, "newer", top, "new")
     again = touch(top, "file")
     for node in (file, replaced):
         assert node.attributes().links == 0
@@ -238,7 +242,7 @@ def test_what_the_kernel_never_got_is_not_kept(table: Durable, top: DurableNode)
     for name in ("a", "b"):
         table.forget(table.find(top, name).inode, 1)
     kept = len(table._nodes)
-    top.rename(CALL, "a", top, "b", replace=True)
+    top.rename(CALL, "a", top, "b")
     top.unlink(CALL, "b")
     assert len(table._nodes) == kept == len(table._numbers)
 
@@ -254,7 +258,7 @@ def test_a_file_with_two_links_is_found_by_either(table: Durable, linked: Durabl
     evict(table)
     assert file.attributes().links == 1
     linked.link(CALL, "d", file)
-    linked.rename(CALL, "c", linked, "d", replace=True)
+    linked.rename(CALL, "c", linked, "d")
     assert sorted(linked.list(CALL)) == ["c", "d"]
     linked.unlink(CALL, "c")
     linked.unlink(CALL, "d")
@@ -272,9 +276,9 @@ def test_renaming_without_replacing(top: DurableNode) -> None:
     touch(top, "a")
     touch(top, "b")
     with pytest.raises(TakenError, match='"b" already exists'):
-        top.rename(CALL, "a", top, "b", replace=False)
+        top.rename(CALL, "a", top, "b", linux.RENAME_NOREPLACE)
     with pytest.raises(MissingError):
-        top.rename(CALL, "c", top, "d", replace=True)
+        top.rename(CALL, "c", top, "d")
 
 
 # how many
@@ -299,13 +303,13 @@ def test_one_more_than_files_is_refused(table: Durable, tmp_path: Path) -> None:
         with pytest.raises(QuotaError, match=r"has 6 files and directories.*\(files\)"):
             make()
     d = known(table.find(top, "d"))
-    top.rename(CALL, "s", d, "s", replace=True)
+    top.rename(CALL, "s", d, "s")
     with pytest.raises(QuotaError):
         mkdir(top, "x")
     leaving: tuple[Callable[[], object], ...] = (
         lambda: d.unlink(CALL, "s"),
         lambda: d.rmdir(CALL, "e"),
-        lambda: top.rename(CALL, "a", d, "f", replace=True),
+        lambda: top.rename(CALL, "a", d, "f"),
     )
     for leave in leaving:
         leave()
@@ -438,7 +442,7 @@ def test_removed_files_give_their_bytes_back(table: Durable, small: DurableNode)
     small.unlink(CALL, "a")
     in_space(small, 50)
     d = known(table.find(small, "d"))
-    small.rename(CALL, "b", d, "old", replace=True)
+    small.rename(CALL, "b", d, "old")
     in_space(small, 20)
     with pytest.raises(MissingError):
         small.unlink(CALL, "b")
@@ -645,3 +649,91 @@ def test_a_space_made_anew_is_another(mounted: Mounted) -> None:
     second = complete(mounted.ops.mkdir, shared, b"s", 0o755, OWN_CONTEXT).st_ino
     assert first != second
     evict(mounted.base.durable)
+
+
+# as any other filesystem
+
+
+def test_times_are_set_one_by_one_to_the_nanosecond(linked: DurableNode) -> None:
+    file = touch(linked, "file")
+    file.set_attributes(CALL, NewAttributes(atime=1_000_000_001, mtime=2_000_000_002))
+    file.set_attributes(CALL, NewAttributes(mtime=-3))
+    found = os.fstat(file.fd)
+    assert (found.st_atime_ns, found.st_mtime_ns) == (1_000_000_001, -3)
+    file.set_attributes(CALL, NewAttributes(atime=4))
+    shown = file.attributes().real
+    assert shown is not None
+    assert (shown.st_atime_ns, shown.st_mtime_ns) == (4, -3)
+    link = known(linked.symlink(CALL, "link", "nowhere"))
+    link.set_attributes(CALL, NewAttributes(atime=5, mtime=6))
+    found = os.fstat(link.fd)
+    assert (found.st_atime_ns, found.st_mtime_ns) == (5, 6)
+
+
+def test_names_are_exchanged(table: Durable, linked: DurableNode) -> None:
+    file, directory = touch(linked, "file"), mkdir(linked, "d")
+    inner = touch(directory, "inner")
+    linked.rename(CALL, "file", linked, "d", linux.RENAME_EXCHANGE)
+    evict(table)
+    assert (file.name, directory.name) == ("d", "file")
+    assert inner.path.endswith("/file/inner")
+    assert inner.attributes().links == 1
+    with pytest.raises(MissingError):
+        linked.rename(CALL, "file", linked, "nothing", linux.RENAME_EXCHANGE)
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFIFO, stat.S_IFSOCK])
+def test_only_a_space_for_everything_has_fifos_and_sockets(
+    linked: DurableNode, kind: int
+) -> None:
+    made = known(linked.mknod(CALL, "it", kind | 0o640))
+    assert made.attributes().mode == kind | 0o640
+    assert linked.lookup(CALL, "it") is made
+    linked.space.links = False
+    with pytest.raises(ForbiddenError, match="only files and directories"):
+        linked.mknod(CALL, "other", kind | 0o640)
+
+
+def test_devices_are_not_made(linked: DurableNode) -> None:
+    for kind in (stat.S_IFCHR, stat.S_IFBLK):
+        with pytest.raises(ForbiddenError, match="devices"):
+            linked.mknod(CALL, "device", kind | 0o600)
+
+
+def test_between_spaces_nothing_is_linked_or_renamed(
+    table: Durable, linked: DurableNode, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = known(table.root(space_of(tmp_path / "other", links=True, owner=lambda: None)))
+    file = touch(linked, "file")
+    with pytest.raises(CrossingError, match="another space"):
+        other.link(CALL, "file", file)
+    with pytest.raises(CrossingError, match="another space"):
+        linked.rename(CALL, "file", other, "file")
+
+
+def test_a_set_group_id_directory_gives_its_group(linked: DurableNode) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give a directory to any group")
+    directory = mkdir(linked, "d")
+    directory.set_attributes(CALL, NewAttributes(gid=4242, mode=0o3775))
+    assert directory.attributes().mode == stat.S_IFDIR | 0o3775
+    inner = mkdir(directory, "inner")
+    assert (inner.attributes().mode, inner.attributes().gid) == (stat.S_IFDIR | 0o2755, 4242)
+    file = touch(inner, "file")
+    assert (file.attributes().mode, file.attributes().gid) == (stat.S_IFREG | 0o644, 4242)
+    file.set_attributes(CALL, NewAttributes(mode=0o6755))
+    assert file.attributes().mode & 0o7777 == 0o755, "no programs with others' rights"
+
+
+def test_only_a_space_for_everything_has_extended_attributes(linked: DurableNode) -> None:
+    file = touch(linked, "file")
+    file.set_xattr(CALL, "user.a", b"1")
+    assert (file.xattr(CALL, "user.a"), list(file.xattrs(CALL))) == (b"1", ["user.a"])
+    file.remove_xattr(CALL, "user.a")
+    with pytest.raises(OSError, match="No data"):
+        file.xattr(CALL, "user.a")
+    linked.space.links = False
+    with pytest.raises(UnsupportedError):
+        file.set_xattr(CALL, "user.a", b"1")
+    assert list(file.xattrs(CALL)) == []
