@@ -172,16 +172,19 @@ class Operations(pyfuse3.Operations):
         row = node.row if isinstance(node, RowNode) else None
         if isinstance(row, Verbs) or b"ctl" in args[1:2]:
             return Manner.SERVED
+        file = None if by_inode else self._open_files.get(args[0])
+        if manner is Manner.REFUSED and file is not None and not file.direct:
+            # pages that a process has changed, and that would be lost
+            return Manner.LATE
         if manner is not Manner.LATE:
             return manner
-        file = None if by_inode else self._open_files.get(args[0])
-        locked = file.keep if file is not None else not isinstance(row, File)
+        locked = not file.direct if file is not None else not isinstance(row, File)
         return Manner.SERVED if locked else manner
 
     def _keeps(self, args: Sequence[Any]) -> bool:
         """Whether a read is into pages that the kernel keeps."""
         opened = self._open_files.get(args[0])
-        return opened is not None and opened.keep
+        return opened is not None and not opened.direct
 
     @contextmanager
     def _waiting(self, who: Payer | None, args: Sequence[Any]) -> Iterator[None]:
@@ -488,9 +491,13 @@ class Operations(pyfuse3.Operations):
                     )
             else:
                 written = opened.write(off, data)
+        except BaseException:
+            opened.unwritten()
+            raise
         finally:
-            # The kernel takes the offset for the new size, which only a commit makes true.
-            self._base.cache.forget_attributes(opened.node.inode)
+            if not opened.exact:
+                # The kernel takes the offset for the new size, which only a commit makes true.
+                self._base.cache.forget_attributes(opened.node.inode)
         await self._base.cache.settled(mark)
         return written
 
@@ -509,7 +516,7 @@ class Operations(pyfuse3.Operations):
         try:
             opened.flush()
         finally:
-            if opened.direct:
+            if opened.direct and not opened.exact:
                 self._base.cache.forget_attributes(opened.node.inode)
         await self._base.cache.settled(mark)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -17,11 +18,12 @@ from typing import Final
 
 from ctxfs.caching import Cache
 from ctxfs.disks import Work
-from ctxfs.tree.inodes import REAL
+from ctxfs.tree.inodes import DURABLE, REAL
 from ctxfs.tree.nodes import Attributes, Call, NewAttributes, Node, OpenFile
 from ctxfs.tree.realfiles import OpenRealFile, truncating_by_path
 from ctxfs.tree.spaces import DIRECTORY, Space
-from runtime.authority.disk import ENTRY_SIZE
+from runtime.authority.disk import ENTRY_SIZE, Share
+from runtime.caller import Caller
 from runtime.errors import (
     CrossingError,
     CtxError,
@@ -51,6 +53,8 @@ _ALIASES: Final = 1
 _SHOWN: Final = 200
 #: of a directory without entries, in bytes
 _EMPTY_SIZE: Final = 4096
+#: nanoseconds after which another change has another time of change, on any filesystem
+_TICK: Final = 20_000_000
 
 
 def _translate(error: OSError, name: str) -> CtxError | OSError:
@@ -93,8 +97,8 @@ class DurableNode(Node):
     ``key`` are the device and inode number of the backing, None of the root of a space that is
     not on the disk yet (``Space.ensure``). ``aliases`` are other
     places where a file with several links was seen. ``gone`` says that nothing
-    has to be looked for by name any more. ``openings`` is how often it is open, and
-    ``charged`` whether its bytes count in its space: also without a name, as long as
+    has to be looked for by name any more. ``openings`` are its open descriptors, and
+    ``charged`` tells whether its bytes count in its space: also without a name, as long as
     somebody has it open or refers to it.
     """
 
@@ -118,7 +122,10 @@ class DurableNode(Node):
         #: the daemon has made it another file
         self.taken = False
         self.lookups = 0
-        self.openings = 0
+        self.openings: list[int] = []
+        #: when the file was changed last, as it was when the kernel may have got pages of it;
+        #: None if it was changed since, or may be with the same time
+        self.paged: int | None = None
         self.charged = True
 
     @property
@@ -220,15 +227,22 @@ class DurableNode(Node):
             self,
             caller,
             fd,
+            flags,
             limit=self.space.limit,
-            append=bool(flags & os.O_APPEND),
             share=self.space.share,
             may_read=lambda: self.space.may_read(caller),
             may_write=lambda: self.space.may_write(caller),
-            changed=self.changed,
         )
-        self.openings += 1
+        self.openings.append(fd)
         return opened
+
+    def keeps_pages(self, fd: int) -> bool:
+        """Whether what the kernel has of the file is what is in it, also if another mount shows
+        it; asked when it is opened."""
+        changed = os.fstat(fd).st_ctime_ns
+        kept = self.paged == changed
+        self.paged = changed if time.time_ns() - changed > _TICK else None
+        return kept
 
     def create(self, call: Call, name: str, mode: int, flags: int) -> tuple[Node, OpenFile]:
         node = self._make(call, name, lambda: self._touch(name), mode)
@@ -444,17 +458,71 @@ class DurableNode(Node):
 
 
 class _OpenDurable(OpenRealFile):
-    """An open durable file."""
+    """An open durable file.
 
-    direct = not REAL.pages
+    The kernel keeps pages of what can be mapped, which needs the right to read. What is open for
+    writing alone is written without them: for a write into pages the kernel first asks for an
+    attribute of the file (security.capability), at each one.
+    """
 
     node: DurableNode
+
+    def __init__(
+        self,
+        node: DurableNode,
+        caller: Caller,
+        fd: int,
+        flags: int,
+        *,
+        limit: int,
+        share: Share | None,
+        may_read: Callable[[], None],
+        may_write: Callable[[], None],
+    ) -> None:
+        treatment = DURABLE if node.space.links else REAL
+        direct = not treatment.pages or flags & os.O_ACCMODE == os.O_WRONLY
+        super().__init__(
+            node,
+            caller,
+            fd,
+            limit=limit,
+            # of pages, the kernel says where they belong
+            append=direct and bool(flags & os.O_APPEND),
+            share=share,
+            may_read=may_read,
+            may_write=may_write,
+            changed=self._written,
+        )
+        self.direct = direct
+        self.keep = not direct and node.keeps_pages(fd)
+        self.exact = node.space.links
+
+    def _written(self) -> None:
+        if not self.exact:
+            self.node.changed()
+        self.node.paged = None
+        cache, inode = self.node.table.cache, self.node.inode
+        if self.direct and cache.has_pages(inode):
+            # another process may have read a page while it was written past it
+            cache.forget_pages((inode,))
+
+    def read(self, offset: int, size: int) -> bytes | None:
+        if not self.direct:
+            self.node.table.cache.note_pages(self.node.inode)
+        return super().read(offset, size)
+
+    def unwritten(self) -> None:
+        if not self.direct:
+            # what the kernel has in its pages is not in the file
+            cache = self.node.table.cache
+            cache.note_pages(self.node.inode)
+            cache.forget_pages((self.node.inode,))
 
     def resizing(self, size: int) -> AbstractContextManager[None]:
         return self.node.resizing(self.fd, size)
 
     def _close(self) -> None:
-        self.node.openings -= 1
+        self.node.openings.remove(self.fd)
         self.node.table.close(self.node, self.fd)
 
 
@@ -582,10 +650,14 @@ class Durable:
         """The descriptor of a node; ``MissingError`` if it is not there any more."""
         if node.gone:
             fd = self._removed.get(node)
+            if fd is None and node.openings:
+                fd = node.openings[-1]
             if fd is None:
                 raise MissingError(f"{node.path} was removed")
             return fd
         fd = self._open.get(node)
+        if fd is None and node.openings:
+            fd = node.openings[-1]
         while fd is None:
             try:
                 fd = self._reopen(node)

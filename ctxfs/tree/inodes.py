@@ -61,12 +61,22 @@ NAMED: Final = Treatment(
 )
 #: What an agent owns it could lease: the system call filter of its cell closes that.
 REAL: Final = Treatment(
-    name="files of artifact/, home/, shared/, episode/",
+    name="files of artifact/, episode/",
     owner=ShownOwner.MAKER,
     pages=False,
     lease="EPERM in a cell",
     lock=_ADVISORY,
     mmap="private only",
 )
+#: Programs map them to share them. Only who had the file open keeps pages that it may not
+#: read any more.
+DURABLE: Final = Treatment(
+    name="files of home/, shared/",
+    owner=ShownOwner.MAKER,
+    pages=True,
+    lease="EPERM in a cell",
+    lock=_ADVISORY,
+    mmap="private, shared",
+)
 
-TABLE: Final = (CONTROL, PUBLIC, NAMED, REAL)
+TABLE: Final = (CONTROL, PUBLIC, NAMED, REAL, DURABLE)

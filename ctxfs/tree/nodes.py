@@ -100,6 +100,8 @@ class OpenFile:
     looks = False
     #: whether ``flush`` has anything to do
     flushes = True
+    #: whether the kernel knows by itself what a write has made of the file
+    exact = False
 
     def __init__(self, node: Node, caller: Caller) -> None:
         self.node = node
@@ -118,6 +120,9 @@ class OpenFile:
     def writing(self, offset: int, data: bytes) -> Work[int] | None:
         """Of a real file, which is written by this and not by ``write``."""
         return None
+
+    def unwritten(self) -> None:
+        """A write was refused, or failed."""
 
     async def prepare(self, data: bytes) -> None:
         """What a write of this needs that takes a while, but not long; raises as it would."""

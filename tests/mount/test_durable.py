@@ -1,0 +1,195 @@
+"""Spaces of ``shared/`` and ``home/`` on a real mount, where the kernel has its part."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.worlds.daemon import Daemon
+
+
+@pytest.fixture
+def space(shared_daemon: Daemon, request: pytest.FixtureRequest) -> Path:
+    """A directory of this test's."""
+    pool = shared_daemon.root / "shared" / "pool"
+    pool.mkdir(mode=0o777, exist_ok=True)
+    made = pool / str(request.node.name).replace("/", "-")
+    made.mkdir()
+    return made
+
+
+def refusing(action: Callable[[], object]) -> str:
+    """The errno's name."""
+    with pytest.raises(OSError) as caught:
+        action()
+    assert caught.value.errno is not None
+    return errno.errorcode[caught.value.errno]
+
+
+def opened(path: Path, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT, 0o644)
+
+
+def test_a_shared_mapping_and_the_file_are_one(space: Path) -> None:
+    fd = opened(space / "file", os.O_RDWR)
+    os.ftruncate(fd, 8192)
+    with mmap.mmap(fd, 8192) as mapped:
+        mapped[4090:4100] = b"0123456789"
+        assert os.pread(fd, 10, 4090) == b"0123456789"
+        other = os.open(space / "file", os.O_WRONLY)
+        os.pwrite(other, b"ab", 4095)
+        os.close(other)
+        assert mapped[4090:4100] == b"01234ab789"
+        os.pwrite(fd, b"cd", 4089)
+        assert mapped[4088:4092] == b"\0cd1"
+        os.ftruncate(fd, 4096)
+        os.ftruncate(fd, 8192)
+        assert mapped[4090:4100] == b"d1234a\0\0\0\0"
+    os.close(fd)
+
+
+def test_what_was_mapped_is_in_the_backing_file(
+    shared_daemon: Daemon, space: Path
+) -> None:
+    fd = opened(space / "file", os.O_RDWR)
+    os.ftruncate(fd, 4096)
+    backing = shared_daemon.state / space.relative_to(shared_daemon.root) / "file"
+    with mmap.mmap(fd, 4096) as mapped:
+        mapped[:4] = b"sync"
+        mapped.flush()
+        assert backing.read_bytes()[:4] == b"sync"
+        mapped[:4] = b"more"
+    os.close(fd)
+    assert backing.read_bytes()[:4] == b"more", "written when it is unmapped"
+
+
+def test_another_process_sees_a_shared_mapping(space: Path) -> None:
+    fd = opened(space / "file", os.O_RDWR)
+    os.ftruncate(fd, 4096)
+    with mmap.mmap(fd, 4096) as mapped:
+        program = (
+            "import mmap, os, sys\n"
+            "with mmap.mmap(os.open(sys.argv[1], os.O_RDWR), 4096) as m: m[:3] = b'two'"
+        )
+        subprocess.run([sys.executable, "-c", program, str(space / "file")], check=True)
+        assert mapped[:3] == b"two"
+    os.close(fd)
+
+
+def test_what_another_way_changed_is_seen_at_the_next_open(
+    shared_daemon: Daemon, space: Path
+) -> None:
+    file = space / "file"
+    backing = shared_daemon.state / space.relative_to(shared_daemon.root) / "file"
+    file.write_text("first")
+    for number in range(20):
+        assert len(file.read_text()) == 5
+        backing.write_text(f"{number:05}")
+        assert file.read_text() == f"{number:05}"
+
+
+def test_appending_goes_to_the_end_whichever_way_it_is_open(space: Path) -> None:
+    first = opened(space / "file", os.O_RDWR | os.O_APPEND)
+    second = opened(space / "file", os.O_WRONLY | os.O_APPEND)
+    for letter in b"abcdef":
+        os.write(first if letter % 2 else second, bytes([letter]))
+    assert (space / "file").read_text() == "abcdef"
+    os.ftruncate(first, 4096)
+    with mmap.mmap(first, 4096) as mapped:
+        mapped[:3] = b"xyz"
+    os.close(first)
+    os.close(second)
+    assert (space / "file").read_bytes() == b"xyzdef" + bytes(4090)
+
+
+def test_a_removed_file_is_a_file_while_it_is_open(space: Path) -> None:
+    fd = opened(space / "file", os.O_RDWR)
+    (space / "file").unlink()
+    os.write(fd, b"0123456789")
+    os.fchmod(fd, 0o600)
+    os.ftruncate(fd, 4)
+    os.utime(fd, ns=(1, 2))
+    found = os.fstat(fd)
+    assert (found.st_size, found.st_nlink, found.st_mode) == (4, 0, stat.S_IFREG | 0o600)
+    assert (found.st_atime_ns, found.st_mtime_ns) == (1, 2)
+    assert os.pread(fd, 10, 0) == b"0123"
+    os.close(fd)
+
+
+def test_a_fifo_and_a_socket_work(space: Path) -> None:
+    os.mkfifo(space / "fifo")
+    reader = os.open(space / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(space / "fifo", os.O_WRONLY)
+    os.write(writer, b"through")
+    assert os.read(reader, 10) == b"through"
+    for fd in (reader, writer):
+        os.close(fd)
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
+        # a path of a socket is short
+        at = os.open(space, os.O_PATH)
+        server.bind(f"/proc/self/fd/{at}/socket")
+        server.listen(1)
+        client.connect(f"/proc/self/fd/{at}/socket")
+        os.close(at)
+    assert stat.S_ISSOCK((space / "socket").stat().st_mode)
+
+
+def test_a_hole_takes_no_room(space: Path) -> None:
+    fd = opened(space / "file", os.O_RDWR)
+    os.pwrite(fd, b"x", 1 << 30)
+    found = os.fstat(fd)
+    os.close(fd)
+    assert found.st_size == (1 << 30) + 1
+    assert found.st_blocks < 1000
+
+
+def test_extended_attributes_are_those_of_users(space: Path) -> None:
+    file = space / "file"
+    file.write_text("")
+    os.setxattr(file, "user.a", b"1")
+    assert os.getxattr(file, "user.a") == b"1"
+    assert os.listxattr(file) == ["user.a"]
+    assert refusing(lambda: os.setxattr(file, "user.a", b"2", os.XATTR_CREATE)) == "EEXIST"
+    assert refusing(lambda: os.setxattr(file, "user.b", b"2", os.XATTR_REPLACE)) == "ENODATA"
+    no = errno.errorcode[errno.EOPNOTSUPP]
+    for name in ("trusted.a", "security.a", "system.posix_acl_access"):
+        assert refusing(lambda: os.getxattr(file, name)) == no  # noqa: B023
+        assert refusing(lambda: os.setxattr(file, name, b"\2\0\0\0")) == no  # noqa: B023
+    capability = b"\1\0\0\2" + bytes(16)
+    assert refusing(lambda: os.setxattr(file, "security.capability", capability)) == no
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def test_what_cannot_be_passed_on_is_answered_as_the_manual_says(space: Path) -> None:
+    fd = opened(space / "file", os.O_RDWR)
+    os.write(fd, b"0123456789")
+    no = errno.errorcode[errno.EOPNOTSUPP]
+    for mode in (0, 3):
+        done = _LIBC.fallocate(fd, mode, ctypes.c_long(0), ctypes.c_long(4096))
+        assert (done, ctypes.get_errno()) == (-1, errno.EOPNOTSUPP)
+    assert refusing(lambda: os.open(space, os.O_TMPFILE | os.O_RDWR)) == no
+    assert refusing(lambda: fcntl.ioctl(fd, 0x40049409, fd)) == no, "FICLONE"
+    other = opened(space / "other", os.O_RDWR)
+    assert os.copy_file_range(fd, other, 5, 0) == 5
+    assert os.pread(other, 10, 0) == b"01234"
+    assert (os.lseek(fd, 0, os.SEEK_DATA), os.lseek(fd, 0, os.SEEK_HOLE)) == (0, 10)
+    os.posix_fallocate(fd, 0, 5000)
+    assert os.fstat(fd).st_size == 5000
+    os.close(os.open(space / "file", os.O_RDWR | os.O_DIRECT))
+    for each in (fd, other):
+        fcntl.flock(each, fcntl.LOCK_EX)
+        fcntl.lockf(each, fcntl.LOCK_EX)
+        os.close(each)
