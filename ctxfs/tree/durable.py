@@ -123,6 +123,8 @@ class DurableNode(Node):
         self.taken = False
         self.lookups = 0
         self.openings: list[int] = []
+        #: what it was when it was made: the kernel asks in the same request
+        self.present: os.stat_result | None = None
         #: when the file was changed last, as it was when the kernel may have got pages of it;
         #: None if it was changed since, or may be with the same time
         self.paged: int | None = None
@@ -154,7 +156,7 @@ class DurableNode(Node):
     def attributes(self) -> Attributes:
         if self.table.is_absent(self):
             return self._of_absent()
-        st = os.fstat(self.fd)
+        st, self.present = self.present or os.fstat(self.fd), None
         uid, gid = self.space.owner() or (st.st_uid, st.st_gid)
         return Attributes(
             inode=self.inode,
@@ -218,10 +220,14 @@ class DurableNode(Node):
         mode = stat.S_IFMT(os.fstat(self.fd).st_mode)
         if mode == stat.S_IFDIR:
             raise IsADirectoryNodeError(f"{self.path} is a directory")
+        if mode != stat.S_IFREG:
+            raise ForbiddenError(f"{self.path} is opened by the kernel alone")
         wanted = os.O_RDONLY if flags & os.O_ACCMODE == os.O_RDONLY else os.O_RDWR
         if flags & os.O_TRUNC:
             wanted = os.O_RDWR
-        fd = _reopen(self.fd, wanted | os.O_CLOEXEC)
+        return self._opened_as(call, _reopen(self.fd, wanted | os.O_CLOEXEC), flags)
+
+    def _opened_as(self, call: Call, fd: int, flags: int) -> OpenRealFile:
         caller = call.caller
         opened = _OpenDurable(
             self,
@@ -245,8 +251,25 @@ class DurableNode(Node):
         return kept
 
     def create(self, call: Call, name: str, mode: int, flags: int) -> tuple[Node, OpenFile]:
-        node = self._make(call, name, lambda: self._touch(name), mode)
-        return node, node._opened(call, flags)
+        self._check_making(call)
+        access = os.O_RDONLY if flags & os.O_ACCMODE == os.O_RDONLY else os.O_RDWR
+        mode = _kept(stat.S_IFREG | mode & 0o7777)
+        try:
+            fd = os.open(
+                name, access | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=self.fd
+            )
+        except FileExistsError:
+            if flags & os.O_EXCL:
+                raise TakenError(f"{quote(name)}: file exists") from None
+            # it came another way: the kernel looks it up, and opens it
+            raise GoneError(f"{quote(name)} is there already") from None
+        except OSError as error:
+            raise _translate(error, name) from None
+        self._made(fd, call, mode)
+        st = os.fstat(fd)
+        node = self.table.known(self.space, st, self, name)
+        node.present = st
+        return node, node._opened_as(call, fd, flags)
 
     def _touch(self, name: str) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -287,7 +310,7 @@ class DurableNode(Node):
             lambda: os.link(source, name, dst_dir_fd=self.fd, follow_symlinks=True),
             new=False,
         )
-        target.changed()
+        target._altered()
         return node
 
     def _make(
@@ -301,31 +324,49 @@ class DurableNode(Node):
     ) -> DurableNode:
         """Has ``action`` make an entry, a ``new`` file or another link to one; ``mode`` is with
         its kind."""
-        self.space.may_write(call.caller)
-        self.space.check_room()
-        self.space.check_disk(call.caller, ENTRY_SIZE)
-        self.ensure()
+        self._check_making(call)
         try:
             action()
         except OSError as error:
             raise _translate(error, name) from None
-        self.space.note(1)
-        self.space.note_disk(ENTRY_SIZE)
         node = self.table.find(self, name)
         if new:
-            gid = call.gid
-            if self.space.owner() is None:
-                above = os.fstat(self.fd)
-                if above.st_mode & stat.S_ISGID:
-                    gid = above.st_gid
-                    if mode is not None and stat.S_ISDIR(mode):
-                        mode |= stat.S_ISGID
-                os.chown(f"/proc/self/fd/{node.fd}", call.uid, gid)
-            if mode is not None:
-                # the caller's umask has been applied already, the daemon's must not be
-                os.chmod(f"/proc/self/fd/{node.fd}", _kept(mode))
-        self.changed()
+            self._made(f"/proc/self/fd/{node.fd}", call, mode)
+        else:
+            self._noted()
         return node
+
+    def _check_making(self, call: Call) -> None:
+        self.space.may_write(call.caller)
+        self.space.check_room()
+        self.space.check_disk(call.caller, ENTRY_SIZE)
+        self.ensure()
+
+    def _noted(self) -> None:
+        """There is one more entry."""
+        self.space.note(1)
+        self.space.note_disk(ENTRY_SIZE)
+        self._altered()
+
+    def _altered(self) -> None:
+        """The kernel asked for what changed its attributes, and knows that they did."""
+        if not self.space.links:
+            self.changed()
+
+    def _made(self, file: int | str, call: Call, mode: int | None) -> None:
+        """Gives a new file of this directory to who made it; ``mode`` is with its kind, None of
+        a link."""
+        self._noted()
+        if self.space.owner() is None:
+            above, gid = os.fstat(self.fd), call.gid
+            if above.st_mode & stat.S_ISGID:
+                gid = above.st_gid
+                if mode is not None and stat.S_ISDIR(mode):
+                    mode |= stat.S_ISGID
+            os.chown(file, call.uid, gid)
+        if mode is not None:
+            # the caller's umask has been applied already, the daemon's must not be
+            os.chmod(file, _kept(mode))
 
     def unlink(self, call: Call, name: str) -> None:
         self.space.may_write(call.caller)
@@ -349,8 +390,8 @@ class DurableNode(Node):
     def _lost(self, target: DurableNode) -> None:
         """An entry of this directory has been removed."""
         self.space.note(-1)
-        target.changed()
-        self.changed()
+        target._altered()
+        self._altered()
         st = os.fstat(target.fd)
         if stat.S_ISDIR(st.st_mode) or st.st_nlink == 0:
             self.space.note_disk(-(st.st_blocks * 512 + ENTRY_SIZE))
@@ -379,14 +420,14 @@ class DurableNode(Node):
             linux.rename(self.fd, name, target.fd, new_name, flags)
         except OSError as error:
             raise _translate(error, name) from None
-        self.changed()
+        self._altered()
         node.parent, node.name = target, new_name
         if replaced is not None and flags & linux.RENAME_EXCHANGE:
             replaced.parent, replaced.name = self, name
             self.table.forget(replaced.inode, 0)
         elif replaced is not None:
             target._lost(replaced)
-        target.changed()
+        target._altered()
         self.table.forget(node.inode, 0)
 
     def readlink(self) -> str:
@@ -413,7 +454,7 @@ class DurableNode(Node):
             os.chmod(path, _kept(stat.S_IFMT(present.mode) | changes.mode))
         if changes.atime is not None or changes.mtime is not None:
             linux.set_times(self.fd, changes.atime, changes.mtime)
-        self.changed()
+        self._altered()
 
     def syncing(self) -> Callable[[], None]:
         fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -620,7 +661,17 @@ class Durable:
         return self._node(directory.space, fd, directory, name)
 
     def _node(self, space: Space, fd: int, parent: DurableNode | None, name: str) -> DurableNode:
-        st = os.fstat(fd)
+        node = self.known(space, os.fstat(fd), parent, name)
+        if self._open.get(node) is None:
+            self._open.put(node, fd)
+        else:
+            os.close(fd)
+        return node
+
+    def known(
+        self, space: Space, st: os.stat_result, parent: DurableNode | None, name: str
+    ) -> DurableNode:
+        """The node of what was found in a directory by this name."""
         key = (st.st_dev, st.st_ino)
         inode = self._numbers.get(key)
         if inode is None:
@@ -629,13 +680,8 @@ class Durable:
             node = DurableNode(self, space, inode, key, parent, name)
             self._nodes[inode] = node
             self._numbers[key] = inode
-            self._open.put(node, fd)
             return node
         node = self._nodes[inode]
-        if self._open.get(node) is None:
-            self._open.put(node, fd)
-        else:
-            os.close(fd)
         before = (node.parent, node.name)
         if before != (parent, name):
             several = st.st_nlink > 1 and not stat.S_ISDIR(st.st_mode)

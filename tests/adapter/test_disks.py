@@ -258,6 +258,7 @@ def test_a_refused_cut_opens_nothing(
         """Of this file: other tests have left some, which come and go."""
         return sum(path.resolve() == real for path in Path("/proc/self/fd").iterdir())
 
+    mounted.inode(f"{HOME}/file")  # which it is reached by, from now on
     before = descriptors()
     monkeypatch.setattr(os, "ftruncate", full)
     with refused("EIO"):
