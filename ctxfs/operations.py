@@ -583,7 +583,8 @@ class Operations(pyfuse3.Operations):
     @_boundary
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
         listing = self._listings[fh]
-        await self._pace.synced(listing.call.caller, listing.directory.syncing())
+        with listing.directory.syncing() as work:
+            await self._pace.synced(listing.call.caller, work)
 
     @_boundary
     async def statfs(self, ctx: RequestContext) -> StatvfsData:

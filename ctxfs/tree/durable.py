@@ -13,7 +13,8 @@ import stat
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Final
 
 from ctxfs.caching import Cache
@@ -456,16 +457,16 @@ class DurableNode(Node):
             linux.set_times(self.fd, changes.atime, changes.mtime)
         self._altered()
 
-    def syncing(self) -> Callable[[], None]:
-        fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-
-        def sync() -> None:
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-
-        return sync
+    @contextmanager
+    def syncing(self) -> Iterator[Callable[[], None] | None]:
+        if self.table.is_absent(self):
+            yield None
+            return
+        fd = _reopen(self.fd, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield partial(os.fsync, fd)
+        finally:
+            os.close(fd)
 
     # extended attributes: the kernel has looked at the mode for those of users
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from ctxfs.caching import FOREVER, Waiter
@@ -239,9 +240,9 @@ class Node:
         """truncate(2) of a real file, which ``set_attributes`` does not do."""
         return None
 
-    def syncing(self) -> Callable[[], None] | None:
+    def syncing(self) -> AbstractContextManager[Callable[[], None] | None]:
         """fsync(2) of a directory: what a thread does, besides what is committed."""
-        return None
+        return nullcontext()
 
     # extended attributes, of which only those of users are asked for
 

@@ -240,7 +240,8 @@ class Rendered(File[_O]):
         text = self.render(base, obj, NOBODY)
         if isinstance(text, bytes):
             return len(text)
-        return len(text.encode()) if isinstance(text, str) else sum(len(t.encode()) for t in text)
+        pieces = [text] if isinstance(text, str) else text
+        return sum(len(p.encode() if isinstance(p, str) else p) for p in pieces)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from tests.systemd.service import SECONDS, Service
-from tests.vm.power import cut, sync, write_synced
+from tests.vm.power import append_synced, cut, durable_trees, sync, write_synced
 from tests.worlds.daemon import wait_dead, wait_status, wait_until, write
 
 
@@ -36,6 +36,16 @@ def main() -> None:
     # the last that is synced is so by a descriptor for reading
     write(by_file / "label", "synced")
     sync(by_file / "label")
+    for tree in durable_trees(service.root):
+        tree.mkdir()
+        append_synced(tree / "synced", b"first\nsecond\n")
+        with (tree / "synced").open("ab") as file:
+            file.write(b"third\n")
+        (tree / "not-synced").write_bytes(b"lost or not\n")
+        append_synced(tree / "new", b"new\n")
+        append_synced(tree / "current", b"old\n")
+        (tree / "new").rename(tree / "current")
+        sync(tree)
     wait_status(service.run("late", "sleep 1000"), "busy", timeout=SECONDS)
     write(made / "label", "not-synced")
     cut()

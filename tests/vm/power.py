@@ -13,6 +13,9 @@ STATE = Path("/var/lib/ctxfs")
 #: written and not synced, so that a power cut takes it
 UNSYNCED = STATE / "unsynced"
 
+#: what was acknowledged before the cut; on another disk than the state
+ACKNOWLEDGED = Path("/opt/ctxfs/acknowledged")
+
 
 def write_synced(path: Path, text: str) -> None:
     """As a careful program does: what this returned for is on the disk."""
@@ -24,8 +27,27 @@ def write_synced(path: Path, text: str) -> None:
         os.close(fd)
 
 
+def append_synced(path: Path, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        assert os.write(fd, data) == len(data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def durable_trees(root: Path) -> list[Path]:
+    """A directory in each tree of real files, which a test makes."""
+    return [root / "shared/power", root / "home/0/data/power"]
+
+
+def version(number: int) -> bytes:
+    """A file of several blocks, each line of which names its version."""
+    return f"{number:07}\n".encode() * 2048
+
+
 def sync(path: Path) -> None:
-    """As ``sync FILE`` does: by a descriptor of its own, for reading."""
+    """As ``sync PATH`` does: by a descriptor of its own, for reading."""
     subprocess.run(["sync", str(path)], check=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.systemd.service import Service
-from tests.vm.power import UNSYNCED, damaged
+from tests.vm.power import UNSYNCED, damaged, durable_trees
 from tests.worlds.daemon import read
 
 RAN = ("runs", "above", "below", "partly")
@@ -63,6 +63,20 @@ def test_there_is_no_state_without_its_event(service: Service) -> None:
 def test_histories_are_whole(service: Service) -> None:
     damage = damaged(service.root)
     assert not damage, damage
+
+
+def test_files_are_there_that_were_synced(service: Service) -> None:
+    for tree in durable_trees(service.root):
+        # behind it ext4 may show zeros, as it does for whatever was appended and not synced
+        assert (tree / "synced").read_bytes().startswith(b"first\nsecond\n"), tree
+        assert (tree / "current").read_bytes() == b"new\n", tree
+        assert not (tree / "new").exists()
+
+
+def test_files_that_were_not_synced_are_there_or_not(service: Service) -> None:
+    for tree in durable_trees(service.root):
+        lost = tree / "not-synced"
+        assert not lost.exists() or lost.read_bytes() in (b"", b"lost or not\n"), tree
 
 
 def test_what_was_not_synced_is_there_or_not(service: Service) -> None:
