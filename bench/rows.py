@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from bench.agents import (
@@ -32,12 +33,15 @@ from bench.many import FEW, MANY, measure_many
 from bench.measure import Pair, Part, Ratio, Side, compare, compare_episodes
 from bench.reference.commands import child_agent, finish, in_turn, inside, root_agent, spawn
 from bench.reference.minimal import FILES
+from bench.reference.supervisors import crun, s6
 from bench.setting import Setting
 from bench.sizes import size_pairs
 from bench.trees import idling, killed_cgroup, killed_parent, killed_plain, running_tree, settle
 
 #: agents in the row ``crowd``
 CROWD: Final = 100
+#: agents in the row ``supervised-300``
+SUPERVISED: Final = 300
 #: agents in the row ``list``; each has three names there
 LISTED: Final = 1000
 
@@ -237,16 +241,36 @@ def _task_sides(setting: Setting, stack: ExitStack) -> Sides:
     return Side(name="task", call=run), [Side(name="nsenter", call=_entered(pid))]
 
 
+def _crowd_of(setting: Setting, size: int) -> None:
+    directories = [make(setting, fresh_name(), b"true\n") for _ in range(size)]
+    for directory in directories:
+        start(directory)
+    for directory in directories:
+        await_end(directory)
+    for directory in directories:
+        check_done(directory)
+        os.rmdir(directory)
+
+
+def _supervised(size: int) -> MakeSides:
+    """So many lives at once, against those that others supervise, where they are installed."""
+
+    def sides(setting: Setting, stack: ExitStack) -> Sides:
+        ways = {
+            "crun": crun(setting.base / f"crun-{size}"),
+            "s6": s6(setting.base / f"s6-{size}", size),
+        }
+        references = [
+            Side(name=name, call=partial(way, size)) for name, way in ways.items() if way
+        ]
+        return Side(name="agents", call=lambda: _crowd_of(setting, size)), references
+
+    return sides
+
+
 def _crowd_sides(setting: Setting, stack: ExitStack) -> Sides:
     def run() -> None:
-        directories = [make(setting, fresh_name(), b"true\n") for _ in range(CROWD)]
-        for directory in directories:
-            start(directory)
-        for directory in directories:
-            await_end(directory)
-        for directory in directories:
-            check_done(directory)
-            os.rmdir(directory)
+        _crowd_of(setting, CROWD)
 
     bare = _bare(setting)
 
@@ -398,6 +422,19 @@ ROWS: Final = (
         doc=f"{CROWD} agents made, started, waited for and removed together, against as many "
         "bubblewraps started and waited for together, and started by xargs, one per processor",
         measure=_in_batches(_crowd_sides),
+        share=0.2,
+    ),
+    Row(
+        name="supervised",
+        doc="the same as run, against true in a container of crun with the view of an agent, and "
+        "against true that s6-supervise sees through, where they are installed",
+        measure=_in_batches(_supervised(1)),
+    ),
+    Row(
+        name=f"supervised-{SUPERVISED}",
+        doc=f"{SUPERVISED} agents made, started, waited for and removed together, against as "
+        "many of these at once",
+        measure=_in_batches(_supervised(SUPERVISED)),
         share=0.2,
     ),
     Row(

@@ -1,0 +1,112 @@
+"""Others' ways to run a program and to see it through: crun(1) and s6-supervise.
+
+Neither is needed; who lacks one is told, and its reference is left out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+from bench.reference.commands import AGENT_ID, BASE_VIEW, finish, spawn
+
+_CLONE_NEWNS: Final = 0x20000
+_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
+#: the program ends the service, as s6 would start it again
+_SERVICE: Final = "#!/bin/sh\ns6-svc -Ox .\nexec true\n"
+
+
+def _is_there(program: str, package: str) -> bool:
+    found = shutil.which(program) is not None
+    if not found:
+        print(f"bench: without {program} (apt-get install {package})", file=sys.stderr)
+    return found
+
+
+def _configuration(rootfs: Path) -> dict[str, Any]:
+    mounts: list[dict[str, Any]] = [{"destination": "/proc", "type": "proc", "source": "proc"}]
+    for point in ("/dev", "/tmp", "/var/tmp"):
+        (rootfs / point[1:]).mkdir(parents=True)
+        mounts.append({"destination": point, "type": "tmpfs", "source": "tmpfs"})
+    for entry in BASE_VIEW:
+        if os.path.islink(entry):
+            (rootfs / entry[1:]).symlink_to(os.readlink(entry))
+        elif os.path.isdir(entry):
+            bind = {"options": ["rbind", "ro"], "type": "bind", "source": entry}
+            mounts.append({"destination": entry, **bind})
+    ids = [{"containerID": 0, "hostID": 0, "size": 65536}]
+    kinds = ("pid", "network", "ipc", "uts", "mount", "cgroup", "user")
+    sets = ("bounding", "effective", "inheritable", "permitted", "ambient")
+    process = {
+        "terminal": False,
+        "user": {"uid": AGENT_ID, "gid": AGENT_ID},
+        "args": ["true"],
+        "env": [f"PATH={_PATH}"],
+        "cwd": "/",
+        "capabilities": {kind: [] for kind in sets},
+        "noNewPrivileges": True,
+    }
+    spaces = {"namespaces": [{"type": kind} for kind in kinds]}
+    return {
+        "ociVersion": "1.0.0",
+        "process": process,
+        "root": {"path": "rootfs", "readonly": False},
+        "hostname": "agent",
+        "mounts": mounts,
+        "linux": {**spaces, "uidMappings": ids, "gidMappings": ids},
+    }
+
+
+def _see_only_cgroup2() -> None:
+    """For this thread, and what it starts: crun 1.8 refuses cgroup v1 beside v2."""
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+    for words in (
+        ["mount", "--make-rprivate", "/"],
+        ["umount", "-R", "/sys/fs/cgroup"],
+        ["mount", "-t", "cgroup2", "cgroup2", "/sys/fs/cgroup"],
+    ):
+        subprocess.run(words, check=True)
+
+
+def crun(base: Path) -> Callable[[int], None] | None:
+    """Runs ``true`` so many times at once in containers with the view of an agent."""
+    if not _is_there("crun", "crun"):
+        return None
+    (base / "rootfs").mkdir(parents=True)
+    (base / "config.json").write_text(json.dumps(_configuration(base / "rootfs")))
+    command = ["crun", "--cgroup-manager=disabled", "--root", str(base / "state"), "run"]
+    thread = ThreadPoolExecutor(1, initializer=_see_only_cgroup2)
+
+    def run(count: int) -> None:
+        pids = [spawn([*command, "-b", str(base), f"c{number}"]) for number in range(count)]
+        while pids:
+            finish(pids.pop())
+
+    return lambda count: thread.submit(run, count).result()
+
+
+def s6(base: Path, most: int) -> Callable[[int], None] | None:
+    """Supervises ``true`` so many times at once, without a view, ids or cgroups."""
+    if not _is_there("s6-supervise", "s6"):
+        return None
+    for number in range(most):
+        directory = base / str(number)
+        directory.mkdir(parents=True)
+        (directory / "run").write_text(_SERVICE)
+        (directory / "run").chmod(0o755)
+
+    def run(count: int) -> None:
+        pids = [spawn(["s6-supervise", str(base / str(number))]) for number in range(count)]
+        while pids:
+            finish(pids.pop())
+
+    return run
