@@ -270,8 +270,9 @@ class Operator:
         for name, entry in self.entries.items():
             if not entry.said or entry.present != {True}:
                 continue
-            paths = self._daemon.state.glob(f"home/*/agent/{name}/*/events.jsonl")
-            events = [event for path in paths for event in _lines(path)]
+            # an agent that never ran has no file of them
+            sessions = [s for s in _shown_sessions(self._daemon) if s.parts[-3] == name]
+            events = [event for each in sessions for event in _lines(each / "events.jsonl")]
             mine = [e for e in events if e["type"] == "message.queued"
                     and e["from"].startswith("operator uid:")]
             least = sum(entry.said.values())
@@ -320,7 +321,7 @@ class Invariants:
         #: what has ended and was found good, with its size: looked at again in the end
         self._verified: dict[Path, int] = {}
         #: of lives that were over, and looked at, before this one looks
-        self._earlier = set(daemon.state.glob("home/*/agent/*/*/"))
+        self._earlier = set(map(self._stored, _shown_sessions(self._daemon)))
         self._settled: set[Path] = set()
 
     # observing
@@ -587,7 +588,7 @@ class Invariants:
                     case ["ack", file, text]:
                         wanted[file] = [text]
                     case ["made", child]:
-                        if not any(self._daemon.state.glob(f"home/*/agent/{child}/*")):
+                        if not any(s.parts[-3] == child for s in _shown_sessions(self._daemon)):
                             yield f"{name} made {child}, which is not there"
             if "result.md" in wanted:
                 session = os.path.basename(os.readlink(directory / "session"))
@@ -614,7 +615,8 @@ class Invariants:
         """4: each history tells one life, each thing once, and agrees with the states."""
         told: dict[tuple[str, str], list[dict[str, Any]]] = {}
         wanted: Counter[tuple[str, str, str]] = Counter()
-        for directory in sorted(self._daemon.state.glob("home/*/agent/*/*/")):
+        there = set(self._daemon.state.glob("home/*/agent/*/*/"))
+        for directory in sorted(there | set(map(self._stored, _shown_sessions(self._daemon)))):
             if directory in self._earlier:
                 continue
             key = (directory.parts[-2], directory.parts[-1])
@@ -624,7 +626,7 @@ class Invariants:
                 except FileNotFoundError:
                     continue  # made for a session that was then not committed
                 # a control may also be written to one that is dead, which is no part of its life
-                told[key] = [event for event in _lines(directory / "events.jsonl")
+                told[key] = [event for event in _lines(self._shown(directory) / "events.jsonl")
                              if event["type"] != "agent.control"]
                 yield from self._session(directory, shown, told[key])
             if key in self._cancelled:
@@ -655,14 +657,15 @@ class Invariants:
         self, directory: Path, shown: int, events: list[dict[str, Any]]
     ) -> Iterator[str]:
         """One session on the disk, and the directory that the mount shows of it."""
-        size = sum(self._size(directory / name) for name in ("events.jsonl", "messages.jsonl"))
+        size = sum(self._size(name, shown) for name in ("events.jsonl", "messages.jsonl"))
         if self._verified.get(directory) == size:
             return
         agent, session = directory.parts[-2:]
         wrong: list[str] = []
         for name in ("events.jsonl", "messages.jsonl"):
-            wrong += _check_lines(directory / name)
-            if self._size(name, shown) != self._size(directory / name):
+            wrong += _check_lines(self._shown(directory) / name)
+            there = (directory / name).exists()  # or it is held in the store
+            if there and self._size(name, shown) != self._size(directory / name):
                 wrong.append(f"{self._shown(directory) / name} is not what is on the disk")
         if not _is_other(session):
             wrong += [f"{agent} {session}: {what}" for what in _check_life(events)]
@@ -685,10 +688,10 @@ class Invariants:
         owner, _, agent, session = directory.parts[-4:]
         return self._daemon.root / "home" / owner / "agent" / agent / "session" / session
 
-    def _shown_sessions(self) -> Iterator[Path]:
-        for user in _listed(self._daemon.root / "home"):
-            for name in _listed(user / "agent"):
-                yield from _listed(name / "session")
+    def _stored(self, shown: Path) -> Path:
+        """Where the state has it, if something of it was written to a file."""
+        owner, _, agent, _, session = shown.parts[-5:]
+        return self._daemon.state / "home" / owner / "agent" / agent / session
 
     @staticmethod
     def _size(path: Path | str, directory: int | None = None) -> int:
@@ -697,7 +700,7 @@ class Invariants:
         return 0
 
     def _channels(self, told: dict[tuple[str, str], list[dict[str, Any]]]) -> Iterator[str]:
-        sessions = set(self._shown_sessions())
+        sessions = set(_shown_sessions(self._daemon))
         sessions -= {self._shown(directory) for directory in self._earlier}
         for channel in (c for s in sorted(sessions) for c in _listed(s / "context" / "child")):
             if channel in self._settled:
@@ -739,7 +742,7 @@ class Invariants:
             yield f"agent {path.name}"
         for path in (daemon.state / "trash").iterdir():
             yield f"trash {path.name}"
-        sessions = list(self._shown_sessions())
+        sessions = list(_shown_sessions(self._daemon))
         shown = {(s.parts[-3], s.name) for s in sessions if (s / "artifact").exists()}
         for channel in (c for s in sessions for c in (s / "context" / "child").iterdir()):
             shown.add((_read(channel / "agent"), _read(channel / "session")))
@@ -747,7 +750,8 @@ class Invariants:
         for path in kept:
             if [p.name for p in path.iterdir()] != ["doc"]:
                 yield f"{path}: {sorted(p.name for p in path.iterdir())}"
-        if len(kept) != len(shown):
+        # those who never wrote have none
+        if len(kept) > len(shown):
             yield f"{len(kept)} directories of documents, shown are those of {sorted(shown)}"
 
 
@@ -865,6 +869,12 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _directories(base: Path) -> list[Path]:
     return [base / name for name in sorted(os.listdir(base)) if name.endswith(".d")]
+
+
+def _shown_sessions(daemon: Daemon) -> Iterator[Path]:
+    for user in _listed(daemon.root / "home"):
+        for name in _listed(user / "agent"):
+            yield from _listed(name / "session")
 
 
 def _listed(directory: Path) -> list[Path]:
