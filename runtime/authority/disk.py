@@ -173,8 +173,6 @@ class Disk:
         self._state = state
         self._incarnations = incarnations
         self._stored = stored
-        #: as measured, what is in the store
-        self._rows: dict[Holder, tuple[int, int]] = {}
         #: as measured, by tree and whose it was
         self._sizes: dict[Path, tuple[Holder, int]] = {}
         self._measured: dict[Holder, Charge] = {}
@@ -241,8 +239,8 @@ class Disk:
                 _, size = self._sizes.get(path, (holder, 0))
             found[path] = holder, size
         self._sizes = found
-        self._rows = await trio.to_thread.run_sync(self._stored, abandon_on_cancel=True)
-        self._note_measured(before)
+        stored = await trio.to_thread.run_sync(self._stored, abandon_on_cancel=True)
+        self._note_measured(before, stored)
         await self._note_room()
 
     async def _note_room(self) -> None:
@@ -277,11 +275,13 @@ class Disk:
                 if stat.S_ISDIR(st.st_mode):
                     yield space, (st.st_uid, f"shared/{space.name}")
 
-    def _note_measured(self, before: dict[int, int]) -> None:
+    def _note_measured(
+        self, before: dict[int, int], stored: dict[Holder, tuple[int, int]]
+    ) -> None:
         totals: Counter[Holder] = Counter()
         for holder, size in self._sizes.values():
             totals[holder] += size
-        for holder, (sessions, size) in self._rows.items():
+        for holder, (sessions, size) in stored.items():
             totals[holder] += sessions * INCARNATION_SIZE + size
         for holder in [each for each in self._measured if each not in totals]:
             self._measured.pop(holder).release()

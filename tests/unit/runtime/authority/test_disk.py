@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from runtime.authority.accounts import Accounts, Payer, Reserve, Resource
-from runtime.authority.disk import ENTRY_SIZE, Disk, Gait, Share, measure
+from runtime.authority.disk import ENTRY_SIZE, INCARNATION_SIZE, Disk, Gait, Share, measure
 from runtime.authority.limits import log_room
 from runtime.caller import Caller
 from runtime.errors import QuotaError
@@ -28,16 +28,22 @@ def _payer(caller: Caller) -> Payer:
     return Payer(caller.uid)
 
 
-def disk_in(path: Path, limit: int = 100 * SIZE) -> Disk:
+def disk_in(path: Path, limit: int = 100 * SIZE, *, stored: bool = False) -> Disk:
     accounts = Accounts(dict.fromkeys(Resource, limit))
     return Disk(
         accounts, path, lambda names: {"abc": (OWNER, "coder")} if "abc" in names else {},
-        lambda: {}, _payer,
+        lambda: {(OWNER, "newer"): (3, 100)} if stored else {}, _payer,
     )
 
 
 def use(disk: Disk, owner: int = OWNER) -> int:
     return disk._accounts.use(owner, Resource.DISK)
+
+
+def test_what_has_no_files_counts_as_well(tmp_path: Path) -> None:
+    disk = disk_in(tmp_path, stored=True)
+    trio.run(disk.measure)
+    assert use(disk) == 3 * INCARNATION_SIZE + 100
 
 
 def test_a_tree_is_measured_in_what_it_takes(tmp_path: Path) -> None:
