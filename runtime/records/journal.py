@@ -260,7 +260,7 @@ class Journal:
                 for index, name in change.channels:
                     self._sessions.retire_channel(index, name)
                 for agent, values in merged.values():
-                    self._store.put_agent(agent.index, {**agent.dump(), **values})
+                    self._store.put_agent(agent.index, {**agent.dump(), **values}, values)
                     if values.get("removed"):
                         self._store.delete_items(agent.index)
                 for agent in change.made:
@@ -281,9 +281,9 @@ class Journal:
                     lines = self._number(session, file, fields, now)
                     if not self._hold(session, file, lines, merged):
                         posted += self._post(session, file, lines)
-                for session in sessions.values():
+                for index, session in sessions.items():
                     session.updated = now
-                    self._store.put_session(session)
+                    self._store.put_session(session, change.sessions.get(index, ()))
         except BaseException:
             for index, values in before.items():
                 for name, value in values.items():

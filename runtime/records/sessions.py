@@ -176,7 +176,8 @@ def ensure_directory(path: Path, created: float, *, mode: int = 0o755) -> bool:
         return False
     try:
         path.mkdir(parents=True, exist_ok=True, mode=mode)
-        os.utime(path, (created, created))
+        when = int(created * 1e9)
+        os.utime(path, ns=(when, when))
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -73,6 +73,9 @@ CREATE TABLE texts (
 _HELD: Final = """
 CREATE TABLE held (session INTEGER PRIMARY KEY, lines TEXT NOT NULL);
 """
+#: fields that have columns of their own, which are in indices: pages that a commit writes as well
+_AGENT_COLUMNS: Final = frozenset({"parent_session", "channel", "removed"})
+_SESSION_COLUMNS: Final = frozenset({"owner", "removed"})
 _LONG: Final = frozenset(name for cls in KINDS.values() for name in cls.long)
 
 
@@ -245,7 +248,13 @@ class Store:
         assert cursor.lastrowid is not None
         return AgentIndex(cursor.lastrowid)
 
-    def put_agent(self, index: AgentIndex, values: dict[str, Any]) -> None:
+    def put_agent(
+        self, index: AgentIndex, values: dict[str, Any], changed: Iterable[str] = _AGENT_COLUMNS
+    ) -> None:
+        """Of a field that has no column, ``changed``, nothing but the row itself is written."""
+        if _AGENT_COLUMNS.isdisjoint(changed):
+            self._db.execute("UPDATE agents SET data=? WHERE idx=?", (_dump_agent(values), index))
+            return
         self._db.execute(
             "UPDATE agents SET parent_session=?, channel=?, removed=?, data=? WHERE idx=?",
             (
@@ -392,7 +401,13 @@ class Store:
         assert cursor.lastrowid is not None
         return SessionIndex(cursor.lastrowid)
 
-    def put_session(self, session: Session) -> None:
+    def put_session(self, session: Session, changed: Iterable[str] = _SESSION_COLUMNS) -> None:
+        """The same of a session."""
+        if _SESSION_COLUMNS.isdisjoint(changed):
+            self._db.execute(
+                "UPDATE sessions SET data=? WHERE idx=?", (_dump(session.record()), session.index)
+            )
+            return
         self._db.execute(
             "UPDATE sessions SET owner=?, removed=?, data=? WHERE idx=?",
             (session.owner, session.removed, _dump(session.record()), session.index),
@@ -497,10 +512,11 @@ def _translated(error: sqlite3.OperationalError) -> Exception:
 
 def _dump_agent(values: dict[str, Any]) -> str:
     return _dump(Agent.row(values))
+_encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def _dump(values: dict[str, Any]) -> str:
-    return json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+    return _encode(values)
 
 
 #: from each version to the next (``runtime.records.stored``): all of them make a new database, and
