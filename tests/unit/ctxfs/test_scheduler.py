@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from ctxfs.scheduler import Scheduler
+from ctxfs.scheduler import Scheduler, _ReadLock
 from runtime.authority.accounts import Payer, Reserve
 
 ROOT = Payer(0, reserve=Reserve.MASTER)
@@ -133,3 +133,46 @@ def test_what_is_there_is_read_at_once_but_not_without_end() -> None:
 
         trio.run(run)
         assert 5 <= passes <= 40
+
+
+def test_who_serves_at_once_reads_on_and_another_reads_while_one_waits() -> None:
+    lock, order = _ReadLock(), []
+
+    async def reader(name: str, waits: trio.Event | None) -> None:
+        for number in range(2):
+            async with lock:
+                order.append(f"{name}{number}")
+            if waits is not None:
+                await waits.wait()
+
+    async def main() -> None:
+        answered = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reader, "a", answered)
+            await trio.testing.wait_all_tasks_blocked()
+            assert order == ["a0"]
+            nursery.start_soon(reader, "b", None)
+            await trio.testing.wait_all_tasks_blocked()
+            assert order == ["a0", "b0", "b1"], "whether the first is answered or not"
+            answered.set()
+
+    trio.run(main)
+    assert order == ["a0", "b0", "b1", "a1"]
+
+
+def test_one_who_waits_for_the_lock_gets_it() -> None:
+    lock, order = _ReadLock(), []
+
+    async def main() -> None:
+        async def wait() -> None:
+            async with lock:
+                order.append("second")
+
+        async with trio.open_nursery() as nursery, lock:
+            nursery.start_soon(wait)
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            order.append("first")
+        assert order == ["first", "second", "second"]
+
+    trio.run(main)
