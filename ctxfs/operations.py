@@ -54,6 +54,8 @@ WORKERS: Final = 1_000_000
 _COPIES: Final = 2
 #: a request with less is not asked to pay for the time that it waits
 _FREE_BYTES: Final = 8192
+#: which of the charges of an open directory is that of its names
+_OF_NAMES: Final = 1
 #: of the requests at hand, when the mount does not answer
 _TOLD_MAX: Final = 100
 _SILENT: Final = (errno.ENOENT, errno.ENODATA, errno.EOPNOTSUPP)
@@ -550,7 +552,8 @@ class Operations(pyfuse3.Operations):
         node = self._fs.node(inode)
         charge = self._charge(call.caller, Resource.DESCRIPTORS, 1)
         try:
-            listing = Listing(node, call, list(node.list(call)))
+            listing = Listing(node, call)
+            listing.restart()
             memory = self._charge(call.caller, Resource.MEMORY, listing.size)
         except BaseException:
             charge.release()
@@ -562,19 +565,29 @@ class Operations(pyfuse3.Operations):
     @_boundary
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
         listing = self._listings[fh]
-        lookup, call, names = listing.directory.lookup, listing.call, listing.names
-        for position in range(start_id, len(names)):
-            name = names[position]
+        lookup, call = listing.directory.lookup, listing.call
+        if start_id == 0 and listing.begun:
+            listing.restart()  # rewinddir(3)
+        listing.begun = True
+        position, told = start_id, False
+        # of what is behind the names that are known, no position was told
+        while position < len(listing.names) or (
+            position == len(listing.names) and not told and listing.more()
+        ):
+            name = listing.names[position]
+            position += 1
             try:
                 node = lookup(call, name)
                 entry = self._attributes(node)
             except (CtxError, OSError):
                 continue  # gone since the directory was opened
-            if not pyfuse3.readdir_reply(token, FileNameT(os.fsencode(name)), entry, position + 1):
+            if not pyfuse3.readdir_reply(token, FileNameT(os.fsencode(name)), entry, position):
                 if self._base.durable.owns(node.inode):
                     self._base.durable.forget(node.inode, 0)
                 break
+            told = True
             self._note_known(node)
+        self._charges[fh][_OF_NAMES].resize(listing.size)
 
     async def releasedir(self, fh: FileHandleT) -> None:
         self._listings.pop(fh, None)

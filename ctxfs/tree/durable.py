@@ -103,6 +103,8 @@ class DurableNode(Node):
     somebody has it open or refers to it.
     """
 
+    large = True
+
     def __init__(
         self,
         table: Durable,
@@ -207,9 +209,12 @@ class DurableNode(Node):
             return
         fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            yield from sorted(os.listdir(fd))
+            entries = os.scandir(fd)
         finally:
             os.close(fd)
+        with entries:
+            for entry in entries:
+                yield entry.name
 
     def open(self, call: Call, flags: int) -> OpenFile:
         self.space.may_read(call.caller)
@@ -266,8 +271,7 @@ class DurableNode(Node):
             raise GoneError(f"{quote(name)} is there already") from None
         except OSError as error:
             raise _translate(error, name) from None
-        self._made(fd, call, mode)
-        st = os.fstat(fd)
+        st = self._made(fd, call, mode)
         node = self.table.known(self.space, st, self, name)
         node.present = st
         return node, node._opened_as(call, fd, flags)
@@ -332,7 +336,7 @@ class DurableNode(Node):
             raise _translate(error, name) from None
         node = self.table.find(self, name)
         if new:
-            self._made(f"/proc/self/fd/{node.fd}", call, mode)
+            node.present = self._made(node.fd, call, mode)
         else:
             self._noted()
         return node
@@ -354,20 +358,25 @@ class DurableNode(Node):
         if not self.space.links:
             self.changed()
 
-    def _made(self, file: int | str, call: Call, mode: int | None) -> None:
+    def _made(self, fd: int, call: Call, mode: int | None) -> os.stat_result:
         """Gives a new file of this directory to who made it; ``mode`` is with its kind, None of
         a link."""
         self._noted()
+        st, file = os.fstat(fd), f"/proc/self/fd/{fd}"
         if self.space.owner() is None:
             above, gid = os.fstat(self.fd), call.gid
             if above.st_mode & stat.S_ISGID:
                 gid = above.st_gid
                 if mode is not None and stat.S_ISDIR(mode):
                     mode |= stat.S_ISGID
-            os.chown(file, call.uid, gid)
-        if mode is not None:
-            # the caller's umask has been applied already, the daemon's must not be
+            if (st.st_uid, st.st_gid) != (call.uid, gid):
+                os.chown(file, call.uid, gid)
+                st = os.fstat(fd)
+        # the caller's umask has been applied already, the daemon's must not be
+        if mode is not None and st.st_mode & 0o7777 != _kept(mode):
             os.chmod(file, _kept(mode))
+            st = os.fstat(fd)
+        return st
 
     def unlink(self, call: Call, name: str) -> None:
         self.space.may_write(call.caller)

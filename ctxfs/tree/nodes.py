@@ -10,6 +10,8 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
 
 from ctxfs.caching import FOREVER, Waiter
 from ctxfs.disks import Work
@@ -150,24 +152,52 @@ class OpenFile:
         """The last descriptor is gone."""
 
 
+#: read of a directory at once
+_NAMES: Final = 1024
+
+
 @dataclass(slots=True)
 class Listing:
-    """An open directory: its names as they were when it was opened."""
+    """An open directory: its names as they were when it was opened, or read from its beginning.
+
+    A position in it is that of a name, for as long as it is open.
+    """
 
     directory: Node
     call: Call
     names: list[str] = field(default_factory=list)
+    #: where more names come from
+    _source: Iterator[str] | None = None
+    #: whether names were asked for since they were read
+    begun: bool = False
+    #: about what it holds of memory, in bytes
+    size: int = 0
 
-    @property
-    def size(self) -> int:
-        """About what it holds of memory, in bytes."""
-        return sum(len(name) + 64 for name in self.names)
+    def restart(self) -> None:
+        """Reads the first names."""
+        self.names, self.begun, self.size = [], False, 0
+        self._source = self.directory.list(self.call)
+        self.more()
+
+    def more(self) -> bool:
+        """Reads some more names: of a real directory, which may be large, not all at once. Others
+        may change while nobody looks."""
+        if self._source is None:
+            return False
+        more = list(islice(self._source, _NAMES if self.directory.large else None))
+        if not self.directory.large or len(more) < _NAMES:
+            self._source = None
+        self.names += more
+        self.size += sum(len(name) + 64 for name in more)
+        return bool(more)
 
 
 class Node:
     """One object of the tree. What it does not override, it refuses."""
 
     inode: int
+    #: whether it may have any number of entries
+    large = False
 
     @property
     def path(self) -> str:

@@ -510,9 +510,11 @@ def _translated(error: sqlite3.OperationalError) -> Exception:
     return error
 
 
+_encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def _dump_agent(values: dict[str, Any]) -> str:
     return _dump(Agent.row(values))
-_encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def _dump(values: dict[str, Any]) -> str:

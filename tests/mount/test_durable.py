@@ -193,3 +193,51 @@ def test_what_cannot_be_passed_on_is_answered_as_the_manual_says(space: Path) ->
         fcntl.flock(each, fcntl.LOCK_EX)
         fcntl.lockf(each, fcntl.LOCK_EX)
         os.close(each)
+
+
+def test_a_directory_may_change_while_it_is_read(space: Path) -> None:
+    there = {f"{number:05}" for number in range(3000)}
+    for name in there:
+        (space / name).touch()
+    removed: set[str] = set()
+    seen: list[str] = []
+    with os.scandir(space) as entries:
+        for entry in entries:
+            seen.append(entry.name)
+            if len(seen) % 3 == 0:
+                other = next(iter(there - removed - set(seen)), None)
+                if other is not None:
+                    (space / other).unlink()
+                    removed.add(other)
+                    (space / f"new-{len(seen)}").touch()
+    old = [name for name in seen if not name.startswith("new-")]
+    assert len(seen) == len(set(seen)), "no name twice"
+    assert set(old) >= there - removed, "none is lost that stayed"
+
+
+def test_a_directory_is_read_anew_from_its_beginning(space: Path) -> None:
+    libc = ctypes.CDLL(None)
+    libc.opendir.restype = ctypes.c_void_p
+    libc.readdir.restype = ctypes.c_void_p
+    libc.telldir.restype = ctypes.c_long
+
+    def names() -> set[str]:
+        found: set[str] = set()
+        while entry := libc.readdir(ctypes.c_void_p(stream)):
+            found.add(ctypes.string_at(entry + 19).decode())
+        return found
+
+    for number in range(100):
+        (space / f"{number}").touch()
+    stream = libc.opendir(os.fsencode(space))
+    for _ in range(40):
+        libc.readdir(ctypes.c_void_p(stream))
+    middle = libc.telldir(ctypes.c_void_p(stream))
+    rest = names()
+    libc.seekdir(ctypes.c_void_p(stream), ctypes.c_long(middle))
+    assert names() == rest
+    (space / "new").touch()
+    (space / "0").unlink()
+    libc.rewinddir(ctypes.c_void_p(stream))
+    assert names() - {".", ".."} == {f"{number}" for number in range(1, 100)} | {"new"}
+    libc.closedir(ctypes.c_void_p(stream))
