@@ -13,7 +13,7 @@ HEADERS := $(addprefix -idirafter /usr/include,/ /$(shell $(CC) -print-multiarch
 MANPAGES := $(wildcard man/*.[1-8])
 
 .PHONY: help setup programs demo test test-unit test-faults test-hostile test-systemd test-vm \
-	test-upgrade test-load soak fuzz mutate lint bench chart man words clean
+	test-upgrade test-load test-posix test-pjdfstest soak fuzz mutate lint bench chart man words clean
 
 help:
 	@echo "make setup   create .venv with ctxd and ctx; install missing packages"
@@ -25,6 +25,8 @@ help:
 	@echo "make test-vm       test limits and a power cut in an emulated machine"
 	@echo "make test-upgrade  take over the state and agents of an older version (OLD=COMMIT)"
 	@echo "make test-load     run many well-behaved users (SECONDS=300)"
+	@echo "make test-posix    compare durable trees with the filesystem behind them (EXAMPLES=2000)"
+	@echo "make test-pjdfstest  the same by a public suite (PJDFSTEST=CHECKOUT)"
 	@echo "make mutate        list small faults in the source that no test finds (NUMBER=60, SEED=1)"
 	@echo "make soak          start and kill agents and daemons at random (SECONDS=3600, SEED=1)"
 	@echo "make fuzz          run every parser on arbitrary input (SECONDS=3600)"
@@ -89,6 +91,14 @@ test-upgrade: $(STAMP) $(PROGRAMS)
 
 test-load: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m tests.soak.load $(or $(SECONDS),300)
+
+test-posix: $(STAMP) $(PROGRAMS)
+	sh tests/systemd/packages.sh rsync:rsync sqlite3:sqlite3 vim:vim gpg-agent:gpg-agent
+	CTXFS_TEST_EXAMPLES=$(or $(EXAMPLES),2000) $(PYTHON) -m pytest -m "long or not long" \
+		tests/mount/test_posix.py tests/mount/test_programs.py
+
+test-pjdfstest: $(STAMP) $(PROGRAMS)
+	$(PYTHON) -m tests.posix.pjdfstest "$(PJDFSTEST)"
 
 soak: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m tests.soak $(or $(SECONDS),3600) $(or $(SEED),1)
