@@ -4,7 +4,7 @@ VENV    := .venv
 PYTHON  := $(VENV)/bin/python
 STAMP   := $(VENV)/.complete
 NATIVE  := runtime/native
-PROGRAMS := $(addprefix $(NATIVE)/,binder enter gather guard keeper launcher look monitor stage view)
+PROGRAMS := $(addprefix $(NATIVE)/,binder enter gather guard keeper launcher lend look monitor stage view)
 CFLAGS  := -std=gnu11 -O2 -Wall -Wextra -Werror
 # A static program of musl starts three times as fast as one of glibc, and takes a fraction of
 # the memory. It has no headers of the kernel: the host's come last.

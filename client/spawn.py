@@ -26,10 +26,17 @@ if TYPE_CHECKING:
 
 
 def mount_line(text: str) -> str:
-    """Return the line of a `mount` file for SRC[:TARGET[:ro|rw|hide]], also SRC:ro|rw|hide."""
+    """Return the line of a `mount` file for SRC[:TARGET[:ro|rw|hide]], also SRC:ro|rw|hide.
+
+    SRC may also be shared:SPACE or home:, and needs a TARGET then.
+    """
     parts = text.split(":")
     mode = parts.pop() if len(parts) > 1 and parts[-1] in MOUNT_MODES else "ro"
-    if len(parts) > 2 or not all(parts) or any(char in text for char in "\t\n"):
+    if any(char in text for char in "\t\n"):
+        parts = []
+    if len(parts) == 3 and ((parts[0] == "shared" and parts[1]) or parts[:2] == ["home", ""]):
+        return "\t".join((":".join(parts[:2]), parts[2], mode, "-"))
+    if not 0 < len(parts) <= 2 or not all(parts):
         raise Failure(f'"{text}" is not SRC[:TARGET[:ro|rw|hide]]', USAGE)
     source = os.path.abspath(parts[0])
     return "\t".join((source, parts[1] if len(parts) == 2 else source, mode, "-"))
@@ -170,7 +177,8 @@ PROGRAM_OPTIONS = (
         metavar="SRC:TARGET:MODE",
         action="append",
         default=[],
-        help=f"mount a path in its sandbox; MODE is {one_of(MOUNT_MODES)}",
+        help="mount a path, shared:SPACE or home: in its sandbox; "
+        f"MODE is {one_of(MOUNT_MODES)}",
     ),
     ENV,
     CWD,

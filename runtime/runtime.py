@@ -36,7 +36,7 @@ log = logging.getLogger("ctxd.runtime")
 
 _PROGRAMS = (
     *("binder", "enter", "gather", "guard", "keeper"),
-    *("launcher", "look", "monitor", "stage", "view"),
+    *("launcher", "lend", "look", "monitor", "stage", "view"),
 )
 
 VERSION = "0.1.0"
@@ -271,6 +271,7 @@ async def open_runtime(
             wait_files=WaitFiles(places.waits),
             state=places.state,
             mount=places.mount,
+            fuse=places.fuse,
             privilege=privilege,
         )
         watcher = Watcher()

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
-from ctxfs.files import fields
+from ctxfs.files import fields, spaces
 from ctxfs.tree.base import Base
 from ctxfs.tree.rows import PathControl, Row, Shown, one_line
 from runtime.agents.workspace import check_possible as check_worktree_possible
 from runtime.caller import Caller
+from runtime.cell import trees
 from runtime.errors import (
     DeniedError,
     ExceedingError,
@@ -96,19 +97,32 @@ def _sources(table: Iterable[mounts.Mount]) -> list[str]:
     return [mount.source for mount in table if mount.mode != "hide"]
 
 
+def _trees(base: Base, agent: Agent, table: Iterable[mounts.Mount]) -> dict[str, Source]:
+    """The durable trees of a table, as they are now; ``MissingError``."""
+    runtime, found = base.runtime, {}
+    for source in {mount.source for mount in table if mount.tree}:
+        if source == mounts.HOME_TREE:
+            spaces.DATA.root(runtime, agent.owner)  # made when somebody asks for it first
+        found[source] = trees.look(runtime.places.state, agent, source)
+    return found
+
+
 def _mount_lines(text: str) -> list[mounts.Mount]:
     mounts.check_count(text.count("\n") + 1)
     return [mount for line in text.split("\n") if (mount := mounts.parse_line(line))]
 
 
 def _mount_paths(base: Base, agent: Agent, caller: Caller, text: str) -> list[str]:
-    return _look_at(base, caller, _sources(_mount_lines(text)))
+    table = _mount_lines(text)
+    return _look_at(base, caller, [m.source for m in table if m.mode != "hide" and not m.tree])
 
 
 def _check_mounts(
     base: Base, agent: Agent, caller: Caller, text: str, found: Mapping[str, Source]
 ) -> None:
-    _check_table(base, agent, caller, _mount_lines(text), mounts.Sources(boot_id(), found))
+    table = _mount_lines(text)
+    found = {**found, **_trees(base, agent, table)}
+    _check_table(base, agent, caller, table, mounts.Sources(boot_id(), found))
 
 
 def _check_table(
@@ -129,6 +143,7 @@ def _set_mount(
 ) -> None:
     mounts.check_count(text.removesuffix("\n").count("\n") + bool(text))
     table = mounts.parse(text)
+    found = {**found, **_trees(base, agent, table)}
     sources = _found_sources(agent, caller, "mount", _sources(table), found)
     known = mounts.Sources.load(sources.get("mount"))
     limit = {**found, **known.found}
@@ -216,9 +231,10 @@ def _named(value: str) -> list[str]:
 ROWS: Final[tuple[Row[Agent], ...]] = (
     PathControl(name="mount", guard=fields.WHILE_NEW, render=fields.text("mount"),
         paths=_mount_paths, check_found=_check_mounts, commit_found=_set_mount,
-        doc="mount table: SOURCE TARGET ro|rw|hide [OPTIONS]"),
+        doc="mount table: SOURCE TARGET ro|rw|hide [OPTIONS]; a SOURCE is a path, shared:SPACE "
+        "or home:"),
     Shown(name="mount.effective", render=_mount_effective, generated=True,
-        doc="the tables of its ancestors, then its own"),
+        doc="the tables of its ancestors, then its own, as they are in force"),
     _path_row("root", "directory to use as the root of its view instead of the base view",
               _parse_path, expands=False),
     fields.single("iso", "sandbox, or shared (the host's tree; set by operators)", _parse_iso,

@@ -73,7 +73,7 @@ class _PolicyCheck:
 def _set_policy(base: Base, agent: Agent, caller: Caller, text: str) -> None:
     rules = _PolicyCheck(base, agent, caller).take(text)
     authority = base.runtime.agents.authority
-    authority.check_network(agent, rules)
+    authority.check_taking(agent, rules)
     keys = {rule.key for rule in rules}
     # Whoever writes the text anew leaves what is there as it was: only the rules that
     # root adds are root's, those of root that another leaves in stay root's.

@@ -169,6 +169,8 @@ class DurableNode(Node):
             size=st.st_size,
             links=st.st_nlink,
             real=st,
+            entry_timeout=self.space.timeout,
+            attr_timeout=self.space.timeout,
         )
 
     def _of_absent(self) -> Attributes:

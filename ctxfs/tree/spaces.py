@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
+from ctxfs.caching import FOREVER
 from runtime.authority.disk import Share
 from runtime.authority.guard import Act, Guard
 from runtime.caller import Caller, Role
@@ -22,6 +23,8 @@ _O = TypeVar("_O")
 #: how a directory is opened without following links
 DIRECTORY: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _UNLIMITED: Final = 2**63 - 1
+#: what is changed by another way than the filesystem is seen after this time
+LENT_SECONDS: Final = 1.0
 #: what tells a space from all others: the name of its row, and its key
 Place = tuple[str, str]
 
@@ -56,6 +59,8 @@ class Space:
     may_write: Callable[[Caller], None]
     #: of its owner's disk account
     share: Share | None = None
+    #: seconds for which the kernel may keep names and attributes
+    timeout: float = FOREVER
     #: what there is; None until it is counted
     _entries: int | None = field(default=None, init=False)
     _bytes: int = field(default=0, init=False)
@@ -209,6 +214,8 @@ class SpaceRow(Generic[_O]):
             files=config.files if self.bounded else None,
             total=config.artifact_max if self.bounded else None,
             incarnation=self.incarnation(obj),
+            # agents may change what is not bounded by a mount line, too, and nobody is told
+            timeout=FOREVER if self.bounded else LENT_SECONDS,
             may_read=lambda caller: check(self.read, Act.READ, caller),
             may_write=lambda caller: check(self.write, Act.WRITE, caller),
             share=self.share(runtime, obj),

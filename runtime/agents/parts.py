@@ -83,10 +83,11 @@ def open_agents(
     wait_files: WaitFiles,
     state: Path,
     mount: Path,
+    fuse: Path | None = None,
     privilege: Privilege = ROOT,
 ) -> Agents:
     """Whatever the store has; ``state`` is the state directory, ``mount`` where programs see
-    the filesystem."""
+    the filesystem, ``fuse`` where it really is, if elsewhere."""
     settings, accounts = Settings(config), accounts_of(config)
     trash = Trash(state / "trash")
     registry, items = Registry(store), Items()
@@ -102,7 +103,7 @@ def open_agents(
         state=state,
     )
     documents = Documents(journal=journal, trash=trash, state=state)
-    authority = Authority(registry, settings)
+    authority = Authority(registry, settings, tuple({str(mount), str(fuse or mount)}))
     identity = Identity(
         registry=registry, authority=authority, hierarchy=hierarchy, privilege=privilege
     )

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from runtime.errors import ExceedingError, WrongStateError
-from runtime.ids import AgentIndex
+from runtime.errors import DeniedError, ExceedingError, QuotaError, WrongStateError
+from runtime.ids import AgentIndex, Incarnation
 from runtime.kernel import linux
 from runtime.records.model import Agent
 from runtime.records.registry import Registry
@@ -26,6 +26,11 @@ from runtime.texts.policy import Rule, Rules
 _KEPT_MAX: Final = 1 << 18
 #: what an entry without a rule counts as
 _ENTRY: Final = 16
+
+
+#: spaces that are mounted, each with a permission that this needs
+_Spaces = frozenset[tuple[str, str]]
+_NO_SPACES: Final[_Spaces] = frozenset()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,12 +60,18 @@ class Authority:
     and a change costs those that it is about.
     """
 
-    def __init__(self, registry: Registry, settings: Settings) -> None:
+    def __init__(
+        self, registry: Registry, settings: Settings, roots: tuple[str, ...] = ("/ctx",)
+    ) -> None:
+        """``roots`` are the paths at which views have the filesystem."""
         self._registry = registry
+        self._roots = roots
         self._settings = settings
         self._boot = linux.boot_id()
         self._known: OrderedDict[int, _Known] = OrderedDict()
         self._weight = 0
+        #: of agents that were live when somebody asked
+        self._spaces: dict[AgentIndex, tuple[Incarnation, _Spaces]] = {}
 
     # what was computed
 
@@ -90,6 +101,7 @@ class Authority:
 
     def forget(self, agent: Agent) -> None:
         """It was removed."""
+        self._spaces.pop(agent.index, None)
         known = self._known.pop(agent.index, None)
         if known is not None:
             self._weight -= known.weight
@@ -159,28 +171,34 @@ class Authority:
                 f"{self._bound_name(agent)} may use or delegate"
             )
 
-    def check_network(self, agent: Agent, rules: Rules) -> None:
-        """``WrongStateError`` if these rules took the network from something that runs.
-
-        A network namespace cannot be taken from a process; that is not pretended.
+    def check_taking(self, agent: Agent, rules: Rules) -> None:
+        """``WrongStateError`` if these rules took from something that runs what no check can
+        take: a network namespace, a durable tree that is mounted. That is not pretended.
         """
         own = self.own_policy(agent)
-        if all(
-            _has_network(rules, kind) or not _has_network(own, kind)
+        lost = [
+            (cls, perm)
+            for cls, perm in _HELD
             for kind in ("allow", "delegate")
-        ):
-            return
-        having = [a for a in self._with_network(agent) if a.live]
-        if not having:
+            if not set(own.objects(kind, cls, perm).all) <= set(rules.objects(kind, cls, perm).all)
+        ]
+        if not lost:
             return
         then = {agent.index: policy.effective(rules, self.bound(agent))}
-        for member in having:
-            left = self._effective_then(member, then)
-            if not policy.allows(left, "network", "default", "connect"):
-                raise WrongStateError(
-                    f"{quote(member.name)} is running with the network, which ctxd cannot take "
-                    "from it: stop it first"
-                )
+        for member, spaces in self._holding(agent, lost, self._spaces_above(agent)):
+            held = [("network", "default", "connect"), *(("shared", *each) for each in spaces)]
+            for cls, name, perm in held if member.live else ():
+                # whoever is further down loses nothing that this agent may still hand on
+                if member is not agent and rules.joined(cls, perm).covers(name):
+                    continue
+                if self.allows(member, cls, name, perm) and not policy.allows(
+                    self._effective_then(member, then), cls, name, perm
+                ):
+                    what = "the network" if cls == "network" else f"shared:{name} mounted"
+                    raise WrongStateError(
+                        f"{quote(member.name)} is running with {what}, which ctxd cannot take "
+                        "from it: stop it first"
+                    )
 
     def _effective_then(self, agent: Agent, then: dict[AgentIndex, Rules]) -> Rules:
         """The policy of an agent, if ``then`` has the policies of others; adds its own there."""
@@ -193,17 +211,44 @@ class Authority:
             found = then[agent.index] = policy.effective(self.own_policy(agent), above)
         return found
 
-    def _with_network(self, agent: Agent) -> Iterator[Agent]:
-        """The agents that have it: this one and all below. If an agent neither has it nor passes
-        it on, no agent below it has it."""
+    def _holding(
+        self, agent: Agent, perms: Collection[tuple[str, str]], spaces: _Spaces
+    ) -> Iterator[tuple[Agent, _Spaces]]:
+        """The agents that one of these permissions may reach, this one and all below, with the
+        spaces that are mounted there; ``spaces`` are those of its parent. If an agent neither
+        has a permission nor passes it on, no agent below it has it."""
         own = self.own_policy(agent)
-        if not own.joined("network", "connect").all:
+        if not any(own.joined(cls, perm).all for cls, perm in perms):
             return
-        if self.allows(agent, "network", "default", "connect"):
-            yield agent
+        spaces = spaces | self._own_spaces(agent)
+        yield agent, spaces
         for child in self._registry.children(agent):
             if child.owned:
-                yield from self._with_network(child)
+                yield from self._holding(child, perms, spaces)
+
+    def _own_spaces(self, agent: Agent) -> _Spaces:
+        """What its lines of spaces need of its policy. A table changes only while its agent is
+        new: so what a live agent's says is kept."""
+        incarnation, found = self._spaces.get(agent.index, (None, _NO_SPACES))
+        if incarnation != agent.incarnation:
+            lines = [mount for mount in mounts.parse(agent.mount) if mount.tree]
+            if agent.bound_mount is not None:
+                lines += [mount for mount in mounts.parse(agent.bound_mount) if mount.tree]
+            found = frozenset(
+                (space, perm)
+                for mount in lines
+                if (space := mounts.space_of(mount.source))
+                for perm in _TREE_PERMS[mount.mode]
+            )
+            if agent.live:
+                self._spaces[agent.index] = agent.incarnation, found
+        return found
+
+    def _spaces_above(self, agent: Agent) -> _Spaces:
+        if agent.bound_mount is not None:
+            return _NO_SPACES
+        above = (self._own_spaces(each) for each in self._registry.ancestors(agent))
+        return _NO_SPACES.union(*above)
 
     def _bound_name(self, agent: Agent) -> str:
         parent = self._registry.parent_of(agent)
@@ -220,12 +265,39 @@ class Authority:
     def effective_mounts(self, agent: Agent) -> tuple[mounts.Mount, ...]:
         """The mounts in force: the parent's, then its own with what those leave of them."""
         own = self.own_mounts(agent)
-        if agent.bound_mount is not None:
-            return mounts.effective(mounts.parse(agent.bound_mount), own)
+        inherited = tuple(now for _, now in self.inherited_mounts(agent))
+        return mounts.effective(inherited, own, lambda source: self._shown(agent, source))
+
+    def inherited_mounts(self, agent: Agent) -> list[tuple[mounts.Mount, mounts.Mount]]:
+        """The lines of its parent, as that has them and as far as the agent's policy lets it."""
         parent = self._registry.parent_of(agent)
-        if parent is None:
-            return own
-        return mounts.effective(self.effective_mounts(parent), own)
+        if agent.bound_mount is not None:
+            above: Iterable[mounts.Mount] = mounts.parse(agent.bound_mount)
+        else:
+            above = () if parent is None else self.effective_mounts(parent)
+        return [(mount, self._by_policy(agent, mount)) for mount in above]
+
+    def _by_policy(self, agent: Agent, mount: mounts.Mount) -> mounts.Mount:
+        """A parent's line of a durable tree, as far as this agent's policy lets it."""
+        space = mounts.space_of(mount.source) if mount.tree else ""
+        if not space:
+            return mount
+        if not self.allows(agent, "shared", space, "read"):
+            return replace(mount, mode="hide")
+        if mount.mode == "rw" and not self.allows(agent, "shared", space, "write"):
+            return replace(mount, mode="ro")
+        return mount
+
+    def narrowed_mounts(self, agent: Agent) -> tuple[mounts.Mount, ...]:
+        """Its own lines as they are in force."""
+        own = len(self.own_mounts(agent))
+        return self.effective_mounts(agent)[-own:] if own else ()
+
+    def _shown(self, agent: Agent, source: str) -> list[str]:
+        """Where views have a durable tree as part of the filesystem."""
+        space = mounts.space_of(source)
+        below = f"shared/{space}" if space else f"home/{agent.owner}/data"
+        return [f"{root}/{below}" for root in self._roots]
 
     def own_mounts(self, agent: Agent) -> tuple[mounts.Mount, ...]:
         """Its own table, with sources as they were found when they were written."""
@@ -239,6 +311,7 @@ class Authority:
     def check_mounts(self, agent: Agent, table: Collection[mounts.Mount]) -> None:
         """``ExceedingError`` if a line gives more than the parent has; ``QuotaError`` if there
         are too many with the parent's."""
+        self._check_trees(agent, [mount for mount in table if mount.tree])
         parent = self._registry.parent_of(agent)
         if parent is None:
             return
@@ -247,18 +320,39 @@ class Authority:
         bare = parent.root or parent.iso == "shared"
         base = () if bare else self._settings.config.base_view
         for mount in table:
-            why = mounts.excess(mount, above, base)
+            if mount.tree:
+                shown = self._shown(agent, mount.source)
+                why = mounts.TreeBound(above, mount.source, shown).excess(mount)
+            else:
+                why = mounts.excess(mount, above, base)
             if why:
                 raise ExceedingError(
                     f"{quote(mount.source)} {mount.mode} exceeds the view of "
                     f"{self._bound_name(agent)}: {why}"
                 )
 
+    def _check_trees(self, agent: Agent, table: Collection[mounts.Mount]) -> None:
+        """``DeniedError`` if its policy lacks a durable tree: the daemon hands that in, so what
+        its parent can reach is no bound."""
+        if len(table) > mounts.TREES_MAX:
+            raise QuotaError(
+                f"a mount table has at most {mounts.TREES_MAX} lines of shared: and home:; "
+                f"this would make {len(table)}"
+            )
+        for mount in table:
+            space = mounts.space_of(mount.source)
+            for perm in _TREE_PERMS[mount.mode] if space else ():
+                if not self.allows(agent, "shared", space, perm):
+                    raise DeniedError(
+                        f"{mount.source} {mount.mode}: shared:{space} {perm} is not in the "
+                        f"effective policy of {quote(agent.name)}: write its policy first"
+                    )
+
     def check_start(self, agent: Agent) -> None:
         """What was written is checked again: the parent may have less now."""
         if agent.parent is not None:
             self.check_policy(agent, self.own_policy(agent))
-            self.check_own_mounts(agent)
+        self.check_own_mounts(agent)
 
     # telling
 
@@ -298,5 +392,7 @@ class Authority:
             kinds = ("allow", "delegate")
 
 
-def _has_network(rules: Rules, kind: str) -> bool:
-    return rules.objects(kind, "network", "connect").covers("default")
+#: what is not taken from an agent that runs: class and permission
+_HELD: Final = (("network", "connect"), ("shared", "read"), ("shared", "write"))
+#: what a durable tree needs, by the mode of its line; who may write it there can read it
+_TREE_PERMS: Final = {"ro": ("read",), "rw": ("read", "write")}

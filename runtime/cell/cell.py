@@ -21,6 +21,7 @@ from typing import Final
 from runtime.agents.parts import Agents
 from runtime.agents.workspace import WORKSPACE, Worktree, binds
 from runtime.authority.living import INPUT_SIZE
+from runtime.cell import trees
 from runtime.errors import MalformedError, WrongStateError
 from runtime.ids import RunId
 from runtime.kernel import linux, orders
@@ -104,7 +105,8 @@ class Plan:
     """What the monitor is to run; ``describe`` tells it for the log.
 
     ``steps`` is the first program with its arguments, the next with its own among them, and so on;
-    ``spec``, ``view`` and ``stage`` are the orders that keeper, view and stage find in files.
+    ``spec``, ``view``, ``stage`` and ``lend`` are the orders that keeper, view, stage and lend
+    find in files.
     ``view`` are operations of view.c, ``programs`` what the steps execute by descriptor
     after they have left the host's view.
     """
@@ -113,6 +115,7 @@ class Plan:
     spec: bytes
     view: tuple[tuple[str, ...], ...] = ()
     stage: bytes = b""
+    lend: bytes = b""
     programs: tuple[str, ...] = ("keeper",)
 
     def describe(self) -> str:
@@ -240,7 +243,8 @@ def has_own_root(agents: Agents, agent: Agent) -> bool:
 
 def _own_mounts(agents: Agents, agent: Agent) -> list[mounts.Mount]:
     """What the agent's own fields bind, in order: root, workspace, table."""
-    return [*_root_mount(agent), *_workspace_mounts(agent), *agents.authority.own_mounts(agent)]
+    table = agents.authority.narrowed_mounts(agent)
+    return [*_root_mount(agent), *_workspace_mounts(agent), *table]
 
 
 def _root_mount(agent: Agent) -> list[mounts.Mount]:
@@ -291,9 +295,12 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     if own_root:
         fresh.append("/var/tmp")
     own = _own_mounts(agents, agent)
-    # what the parent had below the directories that are fresh for everyone
+    lent = [mount for mount in own if mount.tree]
+    trees.check(places.state, agent, lent)
+    # what the parent had below the directories that are fresh for everyone, and what it has of
+    # durable trees that the agent's own policy gives less of
     kept = list(_kept_mounts(agents, agent, fresh))
-    staged = [] if nested else [*kept, *(m for m in own if m.mode != "hide")]
+    staged = [] if nested else [m for m in (*kept, *own) if m.mode != "hide" and not m.tree]
     if parent is not None and not nested and not agent.root:
         staged.insert(0, mounts.Mount("/", "/", "rw"))
     places_of: dict[mounts.Mount, int] = {}
@@ -320,7 +327,11 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
         return mount.source if nested else str(places.stage / str(places_of[mount]))
 
     for mount in kept:
-        view.append(bind(source_of(mount), mount.target, "t"))
+        if mount.mode == "hide":
+            view.append(("hide", mount.target))
+        else:
+            options = "tR" if mount.mode == "ro" else "t"
+            view.append(bind(source_of(mount), mount.target, options))
     # Without root, what is there belongs to the agents' own uid: not its to change. The
     # filesystem, mounted below, is another mount and stays writable. After a crash it is a
     # new one, which is to come along.
@@ -329,11 +340,18 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     bare = parent is None or agent.root or _inside(str(places.mount), fresh)
     if bare and agent.iso != "shared":
         view.append(("symlink", str(places.fuse), str(places.mount)))
+    # after the view come the program that builds it, or what is staged, then the cell
+    extra = _VIEW_FD + 1
+    passed = extra + (1 if nested else bool(staged)) + (parent is not None)
     for mount in own:
         if mount.target == "/":
             continue
         if mount.mode == "hide":
             view.append(("hide", mount.target))
+            continue
+        if mount.tree:
+            # its orders come before
+            view.append(("lent", str(passed + 1 + lent.index(mount)), mount.target))
             continue
         options = "r" if mount.mode == "ro" else ""
         # staged mounts have it already
@@ -341,8 +359,6 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
         identity = mount.identity if nested else "-"
         view.append(bind(source_of(mount), mount.target, options, identity))
 
-    # after the view come the program that builds it, or what is staged, then the cell
-    extra = _VIEW_FD + 1
     privilege = agents.privilege
     groups = privilege.groups_of(agent.groups)
     ids = (agent.uid, agent.gid)
@@ -361,6 +377,8 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
         cell = "-" if parent is None else extra + 1
         steps = orders.words(places.program("stage"), extra, cell, steps)
         stage = _stage(agents, agent, places, staged, optional=frozenset(kept))
+    if lent:
+        steps = orders.words(places.program("lend"), passed, passed + 1, steps)
     return Plan(
         steps=tuple(steps),
         spec=_spec(
@@ -370,6 +388,7 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
         ),
         view=tuple(view),
         stage=stage,
+        lend=_lend(agent, places, lent) if lent else b"",
         programs=("keeper", "view") if nested else ("keeper",),
     )
 
@@ -395,17 +414,35 @@ def plan_inside(agents: Agents, agent: Agent, places: Places, command: Command) 
 
 
 def _kept_mounts(agents: Agents, agent: Agent, fresh: list[str]) -> Iterator[mounts.Mount]:
-    """Mounts and workspaces of its parent below directories that a child has afresh."""
+    """Mounts and workspaces of its parent below directories that a child has afresh, ``rw``: as
+    they are there.
+
+    Also those of durable trees of which the child's policy gives less than its parent has.
+    """
     parent = agents.registry.parent_of(agent)
     if parent is None:
         return
-    for mount in agents.authority.effective_mounts(parent):
-        if mount.mode != "hide" and _inside(mount.target, fresh):
-            yield mounts.Mount(mount.target, mount.target, mount.mode, mount.options)
+    table = agents.authority.inherited_mounts(agent)
+    above = mounts.Index(had for had, _ in table)
+    for had, mount in table:
+        target, less = had.target, mount.mode != had.mode and above.covering(had.target) is had
+        if had.mode == "hide":
+            continue
+        if _inside(target, fresh):
+            if mount.mode != "hide":
+                mode = mount.mode if less else "rw"
+                yield mounts.Mount(target, target, mode, mount.options)
+        elif less and not agent.root:
+            yield mounts.Mount(target, target, mount.mode, mount.options)
+        elif less and _inside(target, [agent.root]):
+            # there it is in what becomes its root
+            there = target.removeprefix(agent.root)
+            if there:
+                yield mounts.Mount(target, there, mount.mode, mount.options)
     for owner in agents.registry.ancestors(agent):
         for mount in _workspace_mounts(owner):
             if _inside(mount.target, fresh):
-                yield mounts.Mount(mount.target, mount.target, mount.mode)
+                yield mounts.Mount(mount.target, mount.target, "rw")
 
 
 def _stage(
@@ -431,6 +468,17 @@ def _stage(
         wanted.append((letters or "-", mount.identity, mount.source))
     groups_word = agents.privilege.groups_of(groups)
     return orders.message(places.stage, uid, gid, groups_word, places.own, wanted)
+
+
+def _lend(agent: Agent, places: Places, lent: list[mounts.Mount]) -> bytes:
+    wanted = []
+    for mount in lent:
+        letters = "r" if mount.mode == "ro" else ""
+        letters += "x" if "noexec" in mount.options else ""
+        path = trees.below_state(agent, mount.source)
+        identity = "*" if mount.identity == "-" else mount.identity
+        wanted.append((letters or "-", identity, path, mount.source))
+    return orders.message(places.state, wanted)
 
 
 def sealed_file(name: str, data: bytes) -> int:
@@ -522,4 +570,8 @@ def passed_files(
             add(open_program(places, name, rootless=rootless))
         if prepared.stage:
             add(orders.memory_file("stage", prepared.stage))
-        yield opened if parent_cell is None else [*opened, parent_cell]
+        if parent_cell is not None:
+            opened.append(parent_cell)
+        if prepared.lend:
+            add(orders.memory_file("lend", prepared.lend))
+        yield opened

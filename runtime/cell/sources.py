@@ -118,7 +118,7 @@ class Looker:
             missing = record.missing(wanted)
             found = await self.look(agent, missing) if missing else {}
             if found:
-                kept = record.joined(self._boot, found, wanted).dump()
+                kept = record.joined(self._boot, found, [*record.found, *wanted]).dump()
                 self._agents.journal.update(agent, sources={**agent.sources, name: kept})
 
     async def _ask(

@@ -31,6 +31,11 @@ IN_IGNORED: Final = 0x8000
 _IN_NONBLOCK: Final = os.O_NONBLOCK
 _IN_CLOEXEC: Final = os.O_CLOEXEC
 
+#: fcntl.h and linux/stat.h
+_AT_FDCWD: Final = -100
+_AT_SYMLINK_NOFOLLOW: Final = 0x100
+_STATX_BTIME: Final = 0x800
+
 SO_PEERPIDFD: Final = 77
 SO_PEERGROUPS: Final = 59
 
@@ -191,6 +196,37 @@ def sync_filesystem(path: Path) -> None:
         _check(_libc.syncfs(fd), path)
     finally:
         os.close(fd)
+
+
+class _Statx(ctypes.Structure):
+    """``struct statx`` up to the time at which a file was made (statx(2))."""
+
+    _fields_ = (
+        ("mask", ctypes.c_uint32),
+        ("before", ctypes.c_uint8 * 76),
+        ("birth_seconds", ctypes.c_int64),
+        ("birth_nanoseconds", ctypes.c_uint32),
+        ("after", ctypes.c_uint8 * 164),
+    )
+
+
+def birth_time(path: Path) -> int:
+    """When a file was made, in nanoseconds; 0 if its filesystem does not know. No link is
+    followed at the end of the path."""
+    found = _Statx()
+    _check(
+        _libc.statx(
+            _AT_FDCWD,
+            os.fsencode(path),
+            _AT_SYMLINK_NOFOLLOW,
+            ctypes.c_uint(_STATX_BTIME),
+            ctypes.byref(found),
+        ),
+        path,
+    )
+    if not found.mask & _STATX_BTIME:
+        return 0
+    return int(found.birth_seconds) * 10**9 + int(found.birth_nanoseconds)
 
 
 def is_alive(pid: int) -> bool:

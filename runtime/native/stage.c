@@ -35,6 +35,7 @@
 #include <sys/statfs.h>
 
 #include "common.h"
+#include "ordinary.h"
 #include "orders.h"
 
 /* from sys/mount.h, which in some C libraries conflicts with linux/mount.h */
@@ -367,30 +368,6 @@ static void cover_own(const char *point, const char *source, const char *real)
 		    mount("none", path, "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV, "mode=0") < 0)
 			die("mount source %s: %s: %m", source, path);
 	}
-}
-
-/* Maps an id to itself: a user other than root may map nothing else. */
-static void map_id(const char *path, unsigned id)
-{
-	char text[64];
-
-	snprintf(text, sizeof text, "%u %u 1", id, id);
-	if (write_file(AT_FDCWD, path, text) < 0)
-		die("%s: %m", path);
-}
-
-/* Enters a user namespace, where an ordinary user may mount, and keeps the ids. */
-static void enter_user_namespace(void)
-{
-	uid_t uid = geteuid();
-	gid_t gid = getegid();
-
-	if (unshare(CLONE_NEWUSER) < 0)
-		die("unshare: %m");
-	if (write_file(AT_FDCWD, "/proc/self/setgroups", "deny") < 0)
-		die("/proc/self/setgroups: %m");
-	map_id("/proc/self/uid_map", uid);
-	map_id("/proc/self/gid_map", gid);
 }
 
 /* Reports why a required source cannot be opened. */

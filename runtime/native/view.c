@@ -35,6 +35,7 @@
  *     symlink TEXT TARGET          a symbolic link
  *     proc TARGET                  procfs with the processes of the cell
  *     dev TARGET                   the harmless devices
+ *     lent FD TARGET               a directory whose mount lend cloned
  *     hide TARGET                  covers a directory with an empty, inaccessible one,
  *                                  and any other file with an empty one; does nothing
  *                                  if nothing is there
@@ -79,7 +80,7 @@ struct operation {
 
 static const struct operation operations[] = {
 	{"network", 0}, {"bind", 4}, {"root", 1}, {"tmpfs", 2}, {"dir", 2},
-	{"symlink", 2}, {"proc", 1}, {"dev", 1}, {"hide", 1},
+	{"symlink", 2}, {"proc", 1}, {"dev", 1}, {"hide", 1}, {"lent", 2},
 };
 
 static void check_operation(struct list words)
@@ -596,6 +597,8 @@ static void perform(char **operation)
 		make_devices(operation[1]);
 	else if (!strcmp(name, "hide"))
 		hide(operation[1]);
+	else if (!strcmp(name, "lent"))
+		put(atoi(operation[1]), operation[2], true);
 }
 
 static void write_map(int self, const char *file, const char *text)

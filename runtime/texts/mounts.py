@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
 from runtime.errors import MalformedError, QuotaError
 from runtime.ids import NO_BOOT, BootId
-from runtime.texts.names import check_absolute, quote
+from runtime.texts.names import check_absolute, check_name, quote
 
 MODES: Final = ("ro", "rw", "hide")
 OPTIONS: Final = ("bind", "rbind", "nosuid", "nodev", "noexec")
 RESTRICTIONS: Final = ("nosuid", "nodev", "noexec")
 #: in force for one agent, its parents' with its own: each costs the kernel a mount
 LINES_MAX: Final = 2048
+#: durable trees of one agent: each is a descriptor while its cell is made
+TREES_MAX: Final = 16
+#: what is no path but a durable tree: of a space, and of the owner's own files
+SHARED_TREE: Final = "shared:"
+HOME_TREE: Final = "home:"
 _OWN: Final = ("/proc", "/dev")
 _BELOW_OWN: Final = ("/proc/", "/dev/")
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of a table. ``source`` is a path in the creator's view.
+    """One line of a table. ``source`` is a path in the creator's view, or a durable tree.
 
     ``identity`` says which file the path must lead to (look.c): ``DEVICE:INODE``, ``*`` for
     any, if no link is on the way, ``-`` for any.
@@ -34,9 +40,36 @@ class Mount:
     options: tuple[str, ...] = ()
     identity: str = "-"
 
+    @property
+    def tree(self) -> bool:
+        """Whether it is a durable tree, which the daemon hands in."""
+        return self.mode != "hide" and is_tree(self.source)
+
     def line(self) -> str:
         options = ",".join(self.options) or "-"
         return f"{self.source}\t{self.target}\t{self.mode}\t{options}\n"
+
+
+def is_tree(source: str) -> bool:
+    """Whether a source names a durable tree, and no path."""
+    return source == HOME_TREE or source.startswith(SHARED_TREE)
+
+
+def space_of(source: str) -> str:
+    """The space of a durable tree; empty for the owner's own files."""
+    return source.removeprefix(SHARED_TREE) if source.startswith(SHARED_TREE) else ""
+
+
+def _check_source(source: str) -> None:
+    if source.startswith(SHARED_TREE):
+        check_name(source.removeprefix(SHARED_TREE))
+    elif source.startswith(HOME_TREE):
+        if source != HOME_TREE:
+            raise MalformedError(
+                f"{quote(source)}: home: has no name after it; it is the owner's home/UID/data"
+            )
+    else:
+        check_absolute(source, "source")
 
 
 def parse_line(line: str) -> Mount | None:
@@ -58,7 +91,7 @@ def parse_line(line: str) -> Mount | None:
     if mode not in MODES:
         raise MalformedError(f"unknown mode {quote(mode)}; use {', '.join(MODES)}")
     if mode != "hide":
-        check_absolute(source, "source")
+        _check_source(source)
     check_absolute(target, "target")
     if target == "/" or target in _OWN or target.startswith(_BELOW_OWN):
         raise MalformedError(
@@ -74,7 +107,12 @@ def parse_line(line: str) -> Mount | None:
                 )
         if {"bind", "rbind"} <= set(options):
             raise MalformedError(f"{quote(words[3])}: bind and rbind exclude each other")
-    return Mount(source, target, mode, options)
+    mount = Mount(source, target, mode, options)
+    if mount.tree and not set(options) <= set(RESTRICTIONS):
+        raise MalformedError(
+            f"{quote(source)} is bound as a whole: use - or a list of {', '.join(RESTRICTIONS)}"
+        )
+    return mount
 
 
 def check_count(count: int, above: int = 0) -> None:
@@ -176,7 +214,9 @@ EXPLICIT_ROOT: Final = "explicit_root:"
 def paths_of(mount: str, root: str, workspace: str) -> dict[str, list[str]]:
     """The paths in the creator's view that the values of an agent's files name, by file."""
     return {
-        "mount": [line.source for line in parse(mount) if line.mode != "hide"],
+        "mount": [
+            line.source for line in parse(mount) if line.mode != "hide" and not line.tree
+        ],
         "root": [root] if root else [],
         "workspace": (
             [workspace.removeprefix(EXPLICIT_ROOT)] if workspace.startswith(EXPLICIT_ROOT) else []
@@ -202,11 +242,23 @@ class Index:
     def __init__(self, table: Iterable[Mount]) -> None:
         self.table = tuple(table)
         self._last = {mount.target: number for number, mount in enumerate(self.table)}
+        #: sorted, by mode
+        self._targets: dict[str, list[str]] = {}
 
     def last(self, path: str) -> int:
         """The number of the last line whose target it is, or is below; -1 for none."""
         last = self._last
         return max([last.get(above, -1) for above in ancestry(path)])
+
+    def below(self, directory: str, mode: str) -> str:
+        """The first target of a mode in a directory; empty if there is none."""
+        targets = self._targets.get(mode)
+        if targets is None:
+            targets = sorted(mount.target for mount in self.table if mount.mode == mode)
+            self._targets[mode] = targets
+        at = bisect_left(targets, directory + "/")
+        found = targets[at] if at < len(targets) else ""
+        return found if found.startswith(directory + "/") else ""
 
     def covering(self, path: str) -> Mount | None:
         """The line that decides about a path."""
@@ -234,14 +286,79 @@ def excess(own: Mount, above: Index, base: Iterable[str]) -> str:
     return ""
 
 
-def effective(parent: Iterable[Mount], own: Iterable[Mount]) -> tuple[Mount, ...]:
+#: what gives least comes first
+_LEAST: Final = ("hide", "ro", "rw")
+
+
+class TreeBound:
+    """What a parent has of one durable tree, of which a child wants a part.
+
+    It is handed in, not taken out of the parent's view: so what that view keeps from the parent
+    is compared here. ``paths`` are where the filesystem itself shows the tree. A parent has it by
+    its lines, at best by the most that one of them gives, and without a line as the filesystem
+    shows it.
+    """
+
+    def __init__(self, above: Index, source: str, paths: Collection[str]) -> None:
+        self._above = above
+        lines = [mount for mount in above.table if mount.source == source]
+        covers = [above.covering(mount.target) or mount for mount in lines]
+        #: where the parent has it
+        self._places = [*paths, *(mount.target for mount in lines)]
+        if not lines:
+            covers = [found for path in paths if (found := above.covering(path))]
+        modes = {cover.mode for cover in covers}
+        seen = [cover for cover in covers if cover.mode != "hide"]
+        most = max if lines else min
+        self.mode = most(modes, key=_LEAST.index, default="rw")
+        #: options that all its lines have
+        self.kept = tuple(
+            option
+            for option in RESTRICTIONS
+            if lines and seen and all(option in cover.options for cover in seen)
+        )
+
+    def excess(self, own: Mount) -> str:
+        """What a child's line wants more; empty if nothing."""
+        if self.mode == "hide":
+            return "it is hidden there"
+        if self.mode == "ro" and own.mode == "rw":
+            return "it is read-only there"
+        for mode in _LEAST[: _LEAST.index(own.mode)]:
+            for place in self._places:
+                found = self._above.below(place, mode)
+                if found:
+                    said = "hidden" if mode == "hide" else "read-only"
+                    return f"{quote(found)} in it is {said} there: mount a path of that view"
+        return ""
+
+    def within(self, own: Mount) -> Mount:
+        """The line, as far as the parent has it."""
+        mode = min(own.mode, self.mode, key=_LEAST.index)
+        more = tuple(option for option in self.kept if option not in own.options)
+        if mode == own.mode and not more:
+            return own
+        return replace(own, mode=mode, options=(*own.options, *more))
+
+
+def effective(
+    parent: Iterable[Mount],
+    own: Iterable[Mount],
+    shown: Callable[[str], Collection[str]] = lambda source: (),
+) -> tuple[Mount, ...]:
     """The table in force: the parent's, then the agent's own within it.
 
     A line's source is a path in the parent's view: what is read-only there stays
-    so, and restrictive options stick.
+    so, and restrictive options stick. ``shown`` tells where the filesystem shows a durable tree.
     """
     above = Index(parent)
-    return (*above.table, *(_within(mount, above.covering(mount.source)) for mount in own))
+
+    def within(mount: Mount) -> Mount:
+        if mount.tree:
+            return TreeBound(above, mount.source, shown(mount.source)).within(mount)
+        return _within(mount, above.covering(mount.source))
+
+    return (*above.table, *map(within, own))
 
 
 def _within(own: Mount, cover: Mount | None) -> Mount:

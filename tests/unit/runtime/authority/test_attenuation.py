@@ -143,15 +143,34 @@ def test_the_network_is_not_taken_from_what_runs(
     world.agents.journal.update(parent, policy=f"delegate p_t {NETWORK}")
     world.agents.journal.update(child, policy=f"allow c_t {NETWORK}")
     with pytest.raises(WrongStateError, match='"c" is running with the network'):
-        authority.check_network(parent, policy.EMPTY)
+        authority.check_taking(parent, policy.EMPTY)
     with pytest.raises(WrongStateError, match='"c" is running with the network'):
-        authority.check_network(child, policy.EMPTY)
+        authority.check_taking(child, policy.EMPTY)
     assert authority.allows(child, "network", "default", "connect"), "nothing is changed"
     with monkeypatch.context() as patched, pytest.raises(WrongStateError):
         patched.setattr(Agent, "__setattr__", None)  # whoever looks on meanwhile sees no other
-        authority.check_network(parent, policy.EMPTY)
+        authority.check_taking(parent, policy.EMPTY)
     world.agents.journal.update(child, status=Status.DEAD)
-    authority.check_network(parent, policy.EMPTY)
+    authority.check_taking(parent, policy.EMPTY)
+
+
+def test_a_mounted_space_is_not_taken_from_what_runs(world: World) -> None:
+    parent, child = family(world, "p", "c")
+    authority = world.agents.authority
+    both = "shared:a read,write\n"
+    world.agents.journal.update(parent, policy=f"allow p_t {both}", mount="shared:a /t rw\n")
+    world.agents.journal.update(child, policy="allow c_t shared:a read\n")
+    lesser = policy.parse("allow p_t shared:a read", "p_t")
+    with pytest.raises(WrongStateError, match='"p" is running with shared:a mounted'):
+        authority.check_taking(parent, lesser)
+    authority.check_taking(parent, policy.parse("allow p_t shared:* read,write", "p_t"))
+    with pytest.raises(WrongStateError, match='"c" is running with shared:a mounted'):
+        authority.check_taking(child, policy.EMPTY)
+    assert [m.mode for m in authority.effective_mounts(child)] == ["ro"]
+    world.agents.journal.update(child, status=Status.DEAD)
+    authority.check_taking(child, policy.EMPTY)
+    world.agents.journal.update(parent, status=Status.DEAD)
+    authority.check_taking(parent, policy.EMPTY)
 
 
 def test_why_names_the_lines_and_what_is_missing(world: World) -> None:

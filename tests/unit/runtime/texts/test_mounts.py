@@ -107,3 +107,70 @@ def test_parsing_raises_nothing_but_malformed(text: str) -> None:
         assert error.sentence.startswith("line ")
         return
     assert len({mount.target for mount in found}) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("line", "mount"),
+    [
+        ("shared:a /b ro", Mount("shared:a", "/b", "ro")),
+        ("home: /b rw noexec", Mount("home:", "/b", "rw", ("noexec",))),
+    ],
+)
+def test_durable_trees_are_no_paths(line: str, mount: Mount) -> None:
+    assert mounts.parse_line(line) == mount
+    assert mount.tree
+    assert mounts.parse(mount.line()) == (mount,)
+    assert mounts.paths_of(line, "", "")["mount"] == []
+
+
+@pytest.mark.parametrize(
+    "line", ["shared: /b ro", "shared:a/b /b ro", "shared:.. /b ro", "home:x /b ro",
+             "shared:a /b rw rbind", "shared:a* /b ro"],
+)
+def test_bad_trees_are_refused(line: str) -> None:
+    with pytest.raises(MalformedError):
+        mounts.parse_line(line)
+
+
+SHOWN = ("/ctx/shared/a", "/run/ctx/shared/a")
+
+
+@pytest.mark.parametrize(
+    ("above", "mode", "why", "left"),
+    [
+        ("", "rw", "", "rw"),
+        ("/x /y ro", "rw", "", "rw"),
+        ("shared:b /t ro", "rw", "", "rw"),
+        ("shared:a /t ro", "ro", "", "ro"),
+        ("shared:a /t ro", "rw", "it is read-only there", "ro"),
+        ("shared:a /t ro\nshared:a /u rw", "rw", "", "rw"),
+        ("shared:a /t rw\n- /t hide", "ro", "it is hidden there", "hide"),
+        ("shared:a /d/t rw\n- /d hide", "ro", "it is hidden there", "hide"),
+        ("shared:a /t rw\n/t /t ro", "rw", "it is read-only there", "ro"),
+        ("- /ctx/shared hide", "ro", "it is hidden there", "hide"),
+        ("- /run/ctx/shared/a hide", "ro", "it is hidden there", "hide"),
+        ("/x /ctx/shared ro", "rw", "it is read-only there", "ro"),
+        ("shared:a /t rw\n- /t/x hide", "ro", '"/t/x" in it is hidden there', "ro"),
+        ("- /ctx/shared/a/x hide", "ro", '"/ctx/shared/a/x" in it is hidden there', "ro"),
+        ("shared:a /t rw\n/y /t/x ro", "rw", '"/t/x" in it is read-only there', "rw"),
+        ("shared:a /t rw\n/y /t/x ro", "ro", "", "ro"),
+        ("shared:a /t rw\n- /tx hide", "rw", "", "rw"),
+    ],
+)
+def test_what_a_parent_has_of_a_tree(above: str, mode: str, why: str, left: str) -> None:
+    # a target may occur again further down the family
+    table = [mount for each in above.split("\n") for mount in mounts.parse(each)]
+    for _ in range(2):  # in any order of names
+        bound = mounts.TreeBound(mounts.Index(table), "shared:a", SHOWN)
+        own = Mount("shared:a", "/own", mode)
+        assert bound.excess(own).partition(": ")[0] == why
+        assert bound.within(own).mode == left
+        table = [*table, Mount("/z", "/zz", "rw")]
+
+
+def test_options_of_all_lines_of_a_tree_stick() -> None:
+    own = [Mount("shared:a", "/own", "ro")]
+    both = mounts.parse("shared:a /t rw noexec\nshared:a /u ro noexec")
+    assert mounts.effective(both, own)[-1].options == ("noexec",)
+    one = mounts.parse("shared:a /t rw noexec\nshared:a /u ro")
+    assert mounts.effective(one, own)[-1] == own[0]

@@ -1,0 +1,58 @@
+"""Durable trees that mount lines name: where they are, and which they were when they were named.
+
+These are directories of the daemon's own state, whose names it makes itself. No agent's path is
+resolved here.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from runtime.errors import MissingError, StaleError
+from runtime.kernel import linux
+from runtime.records.model import Agent
+from runtime.texts import mounts
+from runtime.texts.mounts import Mount, Source
+from runtime.texts.names import quote
+
+
+def below_state(agent: Agent, source: str) -> str:
+    """The path of a tree in the state's directory."""
+    space = mounts.space_of(source)
+    return f"shared/{space}" if space else f"home/{agent.owner}/data"
+
+
+def look(state: Path, agent: Agent, source: str) -> Source:
+    """The tree as it is now; ``MissingError`` if there is none.
+
+    Beside the device and inode that lend.c compares, it has the time at which it was made: a
+    filesystem may give the inode of a removed space to the next one.
+    """
+    path = state / below_state(agent, source)
+    try:
+        st = os.lstat(path)
+        if not stat.S_ISDIR(st.st_mode):
+            raise FileNotFoundError
+        made = linux.birth_time(path)
+    except FileNotFoundError:
+        space = mounts.space_of(source)
+        raise MissingError(
+            f"mount source {source}: there is no space {quote(space)}: an operator makes it by "
+            "mkdir in shared/" if space else f"mount source {source}: it was removed"
+        ) from None
+    return Source(source, f"{st.st_dev}:{st.st_ino}:{made}")
+
+
+def check(state: Path, agent: Agent, table: Iterable[Mount]) -> None:
+    """``MissingError`` or ``StaleError`` for a tree that is no longer what was named."""
+    for mount in table:
+        if mount.tree:
+            found = look(state, agent, mount.source).identity
+            if mount.identity not in ("*", "-", found):
+                raise StaleError(
+                    f"ESTALE: mount source {mount.source}: another directory is there than when "
+                    "the line was written: write the line again"
+                )
