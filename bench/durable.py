@@ -7,15 +7,19 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+from bench.agents import await_busy, await_end, fresh_name, make, start, write
 from bench.measure import Episode, Pair, Part, Side, undisturbed
 from bench.setting import Setting
 
 _SPACE: Final = "bench"
+#: where an agent has the space, and the backing filesystem, in its view
+_LINE: Final = Path("/line")
+_BACKING: Final = Path("/backing")
 #: of the repository that is cloned
 _DIRECTORIES: Final = 10
 _FILES: Final = 10
@@ -35,29 +39,98 @@ def _places(setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Path]]:
         yield name, directory
 
 
+def _line(setting: Setting, stack: ExitStack) -> int:
+    """The pid of an agent's program that has the space by a mount line at ``_LINE``, and the
+    backing filesystem by an ordinary one at ``_BACKING``."""
+    name = fresh_name()
+    directory = make(setting, name, b"sleep infinity\n")
+    stack.callback(os.rmdir, directory)
+    space = setting.ctx / "shared" / _SPACE
+    space.mkdir()
+    stack.callback(shutil.rmtree, space)
+    write(f"{directory}/policy", f"allow {name}_t shared:{_SPACE} read,write\n".encode())
+    lines = f"shared:{_SPACE} {_LINE} rw\n{setting.backing} {_BACKING} rw\n"
+    write(f"{directory}/mount", lines.encode())
+    start(directory)
+    stack.callback(await_end, directory)
+    stack.callback(write, f"{directory}/ctl", b"kill\n")
+    await_busy(directory)
+    return int(Path(directory, "pid").read_text())
+
+
+def _line_places(pid: int, setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Path]]:
+    """As ``_places``, in an agent's view."""
+    direct = setting.backing / "line"
+    direct.mkdir()
+    stack.callback(shutil.rmtree, direct)
+    view = Path(f"/proc/{pid}/root")
+    yield "line", view / _LINE.relative_to("/")
+    yield "backing", view / _BACKING.relative_to("/") / "line"
+
+
+def _create_side(name: str, directory: Path, stack: ExitStack) -> Side:
+    numbers = itertools.count()
+    # as the working directory of a program in there: no path of the view is walked
+    place = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    stack.callback(os.close, place)
+
+    def call() -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        fd = os.open(str(next(numbers)), flags, dir_fd=place)
+        os.write(fd, _CONTENT)
+        os.close(fd)
+
+    return Side(name=name, call=call)
+
+
 def create_sides(setting: Setting, stack: ExitStack) -> tuple[Side, list[Side]]:
     """Files of their own names, created, written and closed."""
-
-    def side(name: str, directory: Path) -> Side:
-        numbers = itertools.count()
-
-        def call() -> None:
-            fd = os.open(f"{directory}/{next(numbers)}", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-            os.write(fd, _CONTENT)
-            os.close(fd)
-
-        return Side(name=name, call=call)
-
-    subject, *references = [side(name, where) for name, where in _places(setting, stack)]
+    places = list(_places(setting, stack))
+    subject, *references = [_create_side(name, where, stack) for name, where in places]
     return subject, references
 
 
-def _git(environment: Mapping[str, str], *words: str) -> None:
-    subprocess.run(["git", *words], env=environment, stdin=subprocess.DEVNULL, check=True)
+def line_sides(setting: Setting, stack: ExitStack) -> tuple[Side, list[Side]]:
+    """The same by a mount line of an agent."""
+    places = list(_line_places(_line(setting, stack), setting, stack))
+    subject, *references = [_create_side(name, where, stack) for name, where in places]
+    return subject, references
+
+
+def _git(environment: Mapping[str, str], *words: str, view: Sequence[str] = ()) -> None:
+    command = [*view, "git", *words]
+    subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=True)
 
 
 def clone_pairs(row: str, setting: Setting, stack: ExitStack) -> list[Pair]:
     """``git clone`` of a small repository of the backing filesystem, which copies its objects."""
+    source, environment = _repository(setting, stack)
+
+    def clone(directory: Path) -> None:
+        _git(environment, "clone", "--quiet", "--no-hardlinks", str(source), f"{directory}/clone")
+
+    return _clones(row, list(_places(setting, stack)), clone)
+
+
+def line_clone_pairs(row: str, setting: Setting, stack: ExitStack) -> list[Pair]:
+    """The same by git in an agent's view, with all paths as they are there."""
+    source, environment = _repository(setting, stack)
+    pid = _line(setting, stack)
+    inside = _BACKING / source.relative_to(setting.backing)
+
+    def clone(directory: Path) -> None:
+        target = "/" / directory.relative_to(f"/proc/{pid}/root") / "clone"
+        _git(
+            {**environment, "HOME": str(inside.parent)},
+            *("clone", "--quiet", "--no-hardlinks", str(inside), str(target)),
+            view=("nsenter", f"--target={pid}", "--mount"),
+        )
+
+    return _clones(row, list(_line_places(pid, setting, stack)), clone)
+
+
+def _repository(setting: Setting, stack: ExitStack) -> tuple[Path, dict[str, str]]:
+    """A repository, and the environment of git."""
     home = setting.backing / "git"
     home.mkdir()
     stack.callback(shutil.rmtree, home)
@@ -72,6 +145,13 @@ def clone_pairs(row: str, setting: Setting, stack: ExitStack) -> list[Pair]:
     _git(environment, "-C", str(source), "add", ".")
     identity = ("-c", "user.name=bench", "-c", "user.email=bench@localhost")
     _git(environment, "-C", str(source), *identity, "commit", "--quiet", "--message=all")
+    return source, environment
+
+
+def _clones(
+    row: str, places: Sequence[tuple[str, Path]], clone: Callable[[Path], None]
+) -> list[Pair]:
+    """Clones into the first place, against the others."""
 
     def episode(name: str, directory: Path) -> Episode:
         target = directory / "clone"
@@ -79,7 +159,7 @@ def clone_pairs(row: str, setting: Setting, stack: ExitStack) -> list[Pair]:
         def run() -> dict[str, float]:
             with undisturbed():
                 begin = time.perf_counter_ns()
-                _git(environment, "clone", "--quiet", "--no-hardlinks", str(source), str(target))
+                clone(directory)
                 taken = time.perf_counter_ns() - begin
             shutil.rmtree(target)
             return {"clone": taken}
@@ -87,8 +167,7 @@ def clone_pairs(row: str, setting: Setting, stack: ExitStack) -> list[Pair]:
         return Episode(name=name, run=run)
 
     parts = [
-        Part(name=name, episode=episode(name, where), time="clone")
-        for name, where in _places(setting, stack)
+        Part(name=name, episode=episode(name, where), time="clone") for name, where in places
     ]
     for part in parts:
         part.episode.run()
