@@ -263,9 +263,10 @@ class DurableNode(Node):
         access = os.O_RDONLY if flags & os.O_ACCMODE == os.O_RDONLY else os.O_RDWR
         mode = _kept(stat.S_IFREG | mode & 0o7777)
         try:
-            fd = os.open(
-                name, access | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=self.fd
-            )
+            with self._making_as(call):
+                fd = os.open(
+                    name, access | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=self.fd
+                )
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise TakenError(f"{quote(name)}: file exists") from None
@@ -333,7 +334,8 @@ class DurableNode(Node):
         its kind."""
         self._check_making(call)
         try:
-            action()
+            with self._making_as(call):
+                action()
         except OSError as error:
             raise _translate(error, name) from None
         node = self.table.find(self, name)
@@ -360,23 +362,25 @@ class DurableNode(Node):
         if not self.space.links:
             self.changed()
 
+    def _making_as(self, call: Call) -> AbstractContextManager[None]:
+        """Where files belong to who makes them, nothing is given away by its name afterwards: a
+        process that has the tree by a line of its mount table could put another file there."""
+        return linux.making_as(call.uid, call.gid) if self.space.owner() is None else nullcontext()
+
     def _made(self, fd: int, call: Call, mode: int | None) -> os.stat_result:
-        """Gives a new file of this directory to who made it; ``mode`` is with its kind, None of
-        a link."""
+        """What has just been made gets its ``mode``, with its kind; None of a link."""
         self._noted()
-        st, file = os.fstat(fd), f"/proc/self/fd/{fd}"
-        if self.space.owner() is None:
-            above, gid = os.fstat(self.fd), call.gid
-            if above.st_mode & stat.S_ISGID:
-                gid = above.st_gid
-                if mode is not None and stat.S_ISDIR(mode):
-                    mode |= stat.S_ISGID
-            if (st.st_uid, st.st_gid) != (call.uid, gid):
-                os.chown(file, call.uid, gid)
-                st = os.fstat(fd)
+        st = os.fstat(fd)
+        if mode is None:
+            return st
+        # an inherited set-group-ID bit stays
+        wanted = _kept(mode) | st.st_mode & stat.S_ISGID
+        own = st.st_uid == (call.uid if self.space.owner() is None else 0) or os.geteuid() != 0
+        if not own or stat.S_IFMT(st.st_mode) != stat.S_IFMT(mode):
+            return st  # somebody put it there since
         # the caller's umask has been applied already, the daemon's must not be
-        if mode is not None and st.st_mode & 0o7777 != _kept(mode):
-            os.chmod(file, _kept(mode))
+        if stat.S_IMODE(st.st_mode) != wanted:
+            os.chmod(f"/proc/self/fd/{fd}", wanted)
             st = os.fstat(fd)
         return st
 

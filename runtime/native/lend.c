@@ -18,8 +18,8 @@
  * and its arguments; it has the trees from descriptor FIRST_FD on, in order.
  */
 #define _GNU_SOURCE
+#include <linux/mount.h>
 #include <sched.h>
-#include <sys/mount.h>
 
 #include "common.h"
 #include "ordinary.h"

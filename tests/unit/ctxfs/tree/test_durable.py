@@ -76,6 +76,7 @@ def known(node: Node) -> DurableNode:
     """What the adapter does with a node that the kernel gets."""
     assert isinstance(node, DurableNode)
     node.remembered()
+    node.attributes()
     return node
 
 
@@ -753,3 +754,35 @@ def test_only_a_space_for_everything_has_extended_attributes(linked: DurableNode
     with pytest.raises(UnsupportedError):
         file.set_xattr(CALL, "user.a", b"1")
     assert list(file.xattrs(CALL)) == []
+
+
+# whose it is
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of others")
+def test_what_is_put_in_the_place_of_a_new_directory_stays_whose_it_is(
+    linked: DurableNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Other:
+        uid, gid, pid, caller = *OWNER, 0, ROOT
+
+    secret = tmp_path / "secret"
+    secret.mkdir(0o700)
+    make = os.mkdir
+
+    def mkdir_and_replace(name: str, mode: int, *, dir_fd: int) -> None:
+        make(name, mode, dir_fd=dir_fd)
+        made = tmp_path / name
+        assert (made.stat().st_uid, made.stat().st_gid) == OWNER
+        made.rmdir()
+        secret.rename(made)
+
+    monkeypatch.setattr(os, "mkdir", mkdir_and_replace)
+    linked.mkdir(cast(Call, Other()), "new", 0o777)
+    found = (tmp_path / "new").stat()
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (0, 0, 0o700)
+    monkeypatch.undo()
+    linked.mkdir(cast(Call, Other()), "next", 0o777)
+    found = (tmp_path / "next").stat()
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (*OWNER, 0o777)
+    assert (os.stat(touch(linked, "mine").name, dir_fd=linked.fd)).st_uid == os.getuid()
