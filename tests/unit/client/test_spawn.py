@@ -32,6 +32,10 @@ from tests.unit.client.fakes import (
         ("/a b/../c d:/e f:rw", "/c d\t/e f\trw\t-"),
         ("sub", "{cwd}/sub\t{cwd}/sub\tro\t-"),
         (".:/src:rw", "{cwd}\t/src\trw\t-"),
+        ("shared:data:/t:rw", "shared:data\t/t\trw\t-"),
+        ("shared:data:/t", "shared:data\t/t\tro\t-"),
+        ("home::/h:ro", "home:\t/h\tro\t-"),
+        ("shared:/t", "{cwd}/shared\t/t\tro\t-"),
     ],
 )
 def test_mount_line(text: str, line: str) -> None:
