@@ -255,6 +255,9 @@ class DurableNode(Node):
         it; asked when it is opened."""
         changed = os.fstat(fd).st_ctime_ns
         kept = self.paged == changed
+        if not kept:
+            # else the kernel reads as much as the file had when it was last asked
+            self.changed()
         self.paged = changed if time.time_ns() - changed > _TICK else None
         return kept
 
