@@ -59,6 +59,10 @@ def _names_kernels(operation: Operation) -> bool:
     return name.startswith(_KERNELS)
 
 
+def _removes_acl(operation: Operation) -> bool:
+    return operation[1] == "removexattr" and _names_kernels(operation)
+
+
 def _without_holes(answer: Answer) -> bool:
     """To the kernel's emulation all of a file is data, and its end is the only hole."""
     if answer[0] == "error":
@@ -69,9 +73,11 @@ def _without_holes(answer: Answer) -> bool:
 
 
 DEVIATIONS: Final = (
+    Deviation("the mount is nodev, so nobody makes device nodes", _is_device, None),
+    Deviation("there is never an ACL to remove, and the kernel says so in two ways",
+              _removes_acl, None, lambda answer: answer[0] == "error" or answer[1] is None),
     Deviation("the mount is nosuid: set-id bits are kept of directories' groups only",
               _sets_id, _without_set_id),
-    Deviation("the mount is nodev, so nobody makes device nodes", _is_device, None),
     Deviation("pyfuse3 passes no fallocate on",
               lambda operation: operation[1] == "fallocate", None,
               _says("EOPNOTSUPP", "EBADF", "EINVAL", "ENODEV", "EPERM", "EISDIR", "ESPIPE",
