@@ -71,21 +71,27 @@ class LedCell(Lead):
             live_cell.rouse()
         own = agent.run == agent.cell
         ends = record.over and (record.finished or (own and agent.run_cause is None))
+        # A parent that ended before this agent is the cause, however late we look.
+        causes = [
+            (ancestor, above)
+            for ancestor in self._agents.registry.ancestors(agent)
+            if ends
+            and (above := self._live_cells.get(ancestor.index)) is not None
+            and _ended_before(above, record)
+        ]
         change = Change()
         if own and agent.status is Status.STARTING and record.started:
             add_run_start(change, agent, record)
             change.move(agent, Cue.RUNNING)
-            if not ends:  # else both in one transaction
+            if causes or not ends or self.error is not None:  # else both in one transaction
                 self._agents.journal.note(change)
+                change = Change()
                 crashpoints.reach("start.running")
         if self.error is not None:
             self._ender.end(agent, Outcome.ERROR, f"start_failed: {self.failure}")
         elif ends:
-            # A parent that ended before this agent is the cause, however late we look.
-            for ancestor in self._agents.registry.ancestors(agent):
-                above = self._live_cells.get(ancestor.index)
-                if above is not None and _ended_before(above, record):
-                    self._ender.end(ancestor, *judge_agent(self._agents, ancestor, above))
+            for ancestor, above in causes:
+                self._ender.end(ancestor, *judge_agent(self._agents, ancestor, above))
             self._ender.end(agent, *judge_agent(self._agents, agent, live_cell), change=change)
         elif live_cell.monitor_gone:
             self._ender.end(agent, Outcome.INTERRUPTED, "runtime_lost")

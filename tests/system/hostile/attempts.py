@@ -401,7 +401,7 @@ TABLE: Final[tuple[Attempt, ...]] = (
           ("rename @history/messages.jsonl @history/old", "EPERM"),
           ("rename @history/events.jsonl @history/messages.jsonl", "EPERM"),
           ("rename @kid/artifact/mine @history/messages.jsonl", "EPERM"),
-          ("exchange @history/messages.jsonl @history/events.jsonl", "EINVAL"),
+          ("exchange @history/messages.jsonl @history/events.jsonl", "EPERM"),
           ("link @history/messages.jsonl @kid/artifact/history", "EPERM"),
           ("link @kid/artifact/mine @history/another", "EPERM"),
           ("rename @history @home/agent/kid/session/old", "EPERM"),
