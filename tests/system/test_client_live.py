@@ -66,7 +66,7 @@ def test_the_processes_of_a_family(daemon: Daemon) -> None:
     mine = daemon.agent_dir("kid")
     wait_until(lambda: "Permission denied" in read(mine, "log"), "it has looked")
     own = [json.loads(line) for line in read(mine, "out").splitlines()]
-    assert [line["agent"] for line in own] == ["kid", "kid"]
+    assert [line["agent"] for line in own] == ["kid", "kid"], own
     assert all(line["pid"] < 10 for line in own), "in its own PID namespace"
     assert own[1]["command"].endswith("/kid.d/processes")
 
