@@ -198,6 +198,8 @@ class Ender:
             if (below := self._live_cells.get(member.index)) is not None:
                 members.append(below)
         if all(_has_left(each) for each in members) and not live_cell.node.populated():
+            for each in members:
+                thaw(each.node)  # a later life may have the path of its cgroup
             return  # it ended by itself
         for each in members:
             for execution in each.entered():

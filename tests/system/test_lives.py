@@ -112,6 +112,16 @@ def test_paused_is_paused_after_a_crash(daemon: Daemon) -> None:
     assert read(paused, "status") == "busy\n"
 
 
+def test_what_died_while_it_was_paused_is_not_frozen_in_its_next_life(daemon: Daemon) -> None:
+    agent = busy(daemon, "flaky", restart="always")
+    write(agent / "ctl", "pause")
+    # frozen processes die by SIGKILL, and its cgroup may be kept for the next life
+    end_process(int(read(agent, "pid")))
+    wait_until(lambda: read(agent, "run") == "r2\n", "it is restarted")
+    wait_status(agent, "busy")
+    assert node(agent).read("cgroup.freeze") == "0\n"
+
+
 def test_a_timeout_ends_a_paused_agent_too(daemon: Daemon) -> None:
     agent = busy(daemon, "slow", limits="timeout=500ms")
     write(agent / "ctl", "pause")
