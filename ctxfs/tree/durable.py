@@ -122,6 +122,9 @@ class DurableNode(Node):
         self.name = name
         self.aliases: tuple[tuple[DurableNode | None, str], ...] = ()
         self.gone = False
+        #: when the file was made, known since its last descriptor was closed: its inode number
+        #: may be another file's since
+        self.born: int | None = None
         #: the daemon has made it another file
         self.taken = False
         self.lookups = 0
@@ -278,7 +281,7 @@ class DurableNode(Node):
         except OSError as error:
             raise _translate(error, name) from None
         st = self._made(fd, call, mode)
-        node = self.table.known(self.space, st, self, name)
+        node = self.table.known(self.space, fd, st, self, name)
         node.present = st
         return node, node._opened_as(call, fd, flags)
 
@@ -392,8 +395,10 @@ class DurableNode(Node):
         self.space.count()
         target = self.table.find(self, name)
         try:
-            os.unlink(name, dir_fd=self.fd)
+            with self._removing_as(call):
+                os.unlink(name, dir_fd=self.fd)
         except OSError as error:
+            self.table.forget(target.inode, 0)
             raise _translate(error, name) from None
         self._lost(target)
 
@@ -401,10 +406,21 @@ class DurableNode(Node):
         self.space.may_write(call.caller)
         target = self.table.find(self, name)
         try:
-            os.rmdir(name, dir_fd=self.fd)
+            with self._removing_as(call):
+                os.rmdir(name, dir_fd=self.fd)
         except OSError as error:
+            self.table.forget(target.inode, 0)
             raise _translate(error, name) from None
         self._lost(target)
+
+    def _removing_as(self, call: Call, *others: DurableNode) -> AbstractContextManager[None]:
+        """Whose a file is in a sticky directory the kernel has asked of the mount, a moment ago:
+        another process may have put another file there since by a line of its mount table."""
+        if self.space.owner() is not None or not any(
+            os.fstat(directory.fd).st_mode & stat.S_ISVTX for directory in (self, *others)
+        ):
+            return nullcontext()
+        return linux.removing_as(call.uid)
 
     def _lost(self, target: DurableNode) -> None:
         """An entry of this directory has been removed."""
@@ -436,8 +452,12 @@ class DurableNode(Node):
         if node is replaced:
             return  # rename(2) does nothing with two links to one file
         try:
-            linux.rename(self.fd, name, target.fd, new_name, flags)
+            with self._removing_as(call, target):
+                linux.rename(self.fd, name, target.fd, new_name, flags)
         except OSError as error:
+            for each in (node, replaced):
+                if each is not None:
+                    self.table.forget(each.inode, 0)
             raise _translate(error, name) from None
         self._altered()
         node.parent, node.name = target, new_name
@@ -466,6 +486,8 @@ class DurableNode(Node):
             changes.uid not in (None, present.uid) or changes.gid not in (None, present.gid)
         ):
             raise ForbiddenError(f"the owner of {self.path} cannot be changed")
+        if not owned:
+            self._check_owner(call, present, changes)
         if not owned and (changes.uid is not None or changes.gid is not None):
             ids = (-1 if v is None else v for v in (changes.uid, changes.gid))
             os.chown(path, *ids)
@@ -474,6 +496,16 @@ class DurableNode(Node):
         if changes.atime is not None or changes.mtime is not None:
             linux.set_times(self.fd, changes.atime, changes.mtime)
         self._altered()
+
+    def _check_owner(self, call: Call, present: Attributes, changes: NewAttributes) -> None:
+        """``ForbiddenError``. The kernel has compared the caller with the owner that it was told,
+        however long ago: for a descriptor it does not ask again."""
+        if os.geteuid() != 0 or call.uid in (0, present.uid):
+            return
+        # who may write takes the set-id bits off by it
+        mode = present.mode if changes.mode is None else changes.mode
+        if changes.uid is not None or changes.gid is not None or (mode ^ present.mode) & 0o1777:
+            raise ForbiddenError(f"{self.path} belongs to uid {present.uid}")
 
     @contextmanager
     def syncing(self) -> Iterator[Callable[[], None] | None]:
@@ -680,7 +712,7 @@ class Durable:
         return self._node(directory.space, fd, directory, name)
 
     def _node(self, space: Space, fd: int, parent: DurableNode | None, name: str) -> DurableNode:
-        node = self.known(space, os.fstat(fd), parent, name)
+        node = self.known(space, fd, os.fstat(fd), parent, name)
         if self._open.get(node) is None:
             self._open.put(node, fd)
         else:
@@ -688,11 +720,19 @@ class Durable:
         return node
 
     def known(
-        self, space: Space, st: os.stat_result, parent: DurableNode | None, name: str
+        self,
+        space: Space,
+        fd: int,
+        st: os.stat_result,
+        parent: DurableNode | None,
+        name: str,
     ) -> DurableNode:
         """The node of what was found in a directory by this name."""
         key = (st.st_dev, st.st_ino)
         inode = self._numbers.get(key)
+        if inode is not None and self._is_another(self._nodes[inode], fd):
+            self.remove(self._nodes[inode])
+            inode = None
         if inode is None:
             inode = self._next
             self._next += 1
@@ -777,10 +817,20 @@ class Durable:
         if node.key is None:
             node.key = st.st_dev, st.st_ino
             node.table._numbers[node.key] = node.inode
-        if node.gone or (st.st_dev, st.st_ino) != node.key:
+        another = (st.st_dev, st.st_ino) != node.key or node.table._is_another(node, fd)
+        if node.gone or another:
             os.close(fd)
             raise _replaced_or_removed(node)
         return fd
+
+    def _is_open(self, node: DurableNode) -> bool:
+        return bool(node.openings) or self._open.get(node) is not None
+
+    def _is_another(self, node: DurableNode, fd: int) -> bool:
+        """Whether the inode number of a node is another file's now: of this descriptor. As long
+        as the node has a descriptor of its own, nobody else gets the number."""
+        born = None if self._is_open(node) else node.born
+        return born is not None and linux.birth_time(fd) != born
 
     # forgetting
 
@@ -812,6 +862,9 @@ class Durable:
             st = os.fstat(fd)
             if stat.S_ISREG(st.st_mode):
                 node.space.give_back(st.st_size)
+        lasts = node.inode in self._nodes and not node.gone
+        if lasts and node.born is None and not self._is_open(node):
+            node.born = linux.birth_time(fd)
         self._close(fd)
 
     def _unnumber(self, node: DurableNode) -> None:

@@ -108,6 +108,28 @@ class _CapData(ctypes.Structure):
 _CAPABILITIES: Final = _CapHeader(0x20080522, 0)
 
 
+_CAP_FOWNER: Final = 1 << 3
+
+
+@contextmanager
+def removing_as(uid: int) -> Iterator[None]:
+    """What this thread removes or moves out of a sticky directory has to belong to this user, or
+    the directory has, as the kernel finds them then (CAP_FOWNER); the thread keeps its other
+    rights. Without root, nothing changes."""
+    if os.geteuid() != 0 or uid == 0:
+        yield
+        return
+    sets = (_CapData * 2)()
+    _check(_libc.capget(ctypes.byref(_CAPABILITIES), sets))
+    sets[0].effective &= ~_CAP_FOWNER
+    _libc.setfsuid(uid)
+    try:
+        _check(_libc.capset(ctypes.byref(_CAPABILITIES), sets))
+        yield
+    finally:
+        _libc.setfsuid(0)  # which gives all of them back
+
+
 @contextmanager
 def making_as(uid: int, gid: int) -> Iterator[None]:
     """What this thread makes on a filesystem belongs to these ids from its first moment
@@ -244,19 +266,20 @@ class _Statx(ctypes.Structure):
     )
 
 
-def birth_time(path: Path) -> int:
+def birth_time(file: Path | int) -> int:
     """When a file was made, in nanoseconds; 0 if its filesystem does not know. No link is
-    followed at the end of the path."""
+    followed at the end of a path; a descriptor may be an O_PATH one."""
     found = _Statx()
+    at, path = (_AT_FDCWD, os.fsencode(file)) if isinstance(file, Path) else (file, b"")
     _check(
         _libc.statx(
-            _AT_FDCWD,
-            os.fsencode(path),
-            _AT_SYMLINK_NOFOLLOW,
+            at,
+            path,
+            _AT_SYMLINK_NOFOLLOW | _AT_EMPTY_PATH,
             ctypes.c_uint(_STATX_BTIME),
             ctypes.byref(found),
         ),
-        path,
+        file if isinstance(file, Path) else None,
     )
     if not found.mask & _STATX_BTIME:
         return 0

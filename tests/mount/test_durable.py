@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worlds.daemon import Daemon
+from tests.worlds.daemon import Daemon, wait_until
 
 
 @pytest.fixture
@@ -35,6 +35,26 @@ def refusing(action: Callable[[], object]) -> str:
         action()
     assert caught.value.errno is not None
     return errno.errorcode[caught.value.errno]
+
+
+def as_user(uid: int, program: str, *arguments: object, pass_fds: tuple[int, ...] = ()) -> str:
+    """What a process of this user says: ``ok``, or the errno's name."""
+    told = (
+        "import errno, os, sys\n"
+        f"try: {program}\n"
+        "except OSError as error: print(errno.errorcode[error.errno])\n"
+        "else: print('ok')"
+    )
+    return subprocess.run(
+        ["python3", "-I", "-c", told, *map(str, arguments)],
+        check=True, capture_output=True, text=True, pass_fds=pass_fds,
+        user=uid, group=uid, extra_groups=(), cwd="/",
+    ).stdout.strip()
+
+
+def backing(daemon: Daemon, space: Path) -> Path:
+    """Where it really is, as a line of a mount table shows it."""
+    return daemon.state / space.relative_to(daemon.root)
 
 
 def opened(path: Path, flags: int) -> int:
@@ -168,6 +188,85 @@ def test_extended_attributes_are_those_of_users(space: Path) -> None:
         assert refusing(lambda: os.setxattr(file, name, b"\2\0\0\0")) == no  # noqa: B023
     capability = b"\1\0\0\2" + bytes(16)
     assert refusing(lambda: os.setxattr(file, "security.capability", capability)) == no
+
+
+USER, OTHER = 61001, 61002
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="of two users")
+def test_a_sticky_directory_is_sticky_also_for_what_changed_since(
+    shared_daemon: Daemon, space: Path
+) -> None:
+    """The kernel asks of the mount whose a file is, and keeps the answer."""
+    space.chmod(0o1777)
+    real = backing(shared_daemon, space)
+    attempts = {
+        "unlink": "os.unlink(sys.argv[1])",
+        "rmdir": "os.rmdir(sys.argv[1])",
+        "rename": "os.rename(sys.argv[1], sys.argv[1] + '-moved')",
+        "onto": "os.rename(sys.argv[1] + '-own', sys.argv[1])",
+    }
+    for name, attempt in attempts.items():
+        file = real / name
+        kind = "os.mkdir(sys.argv[1])" if name == "rmdir" else "open(sys.argv[1], 'w').close()"
+        assert as_user(USER, kind, space / name) == "ok"
+        assert as_user(USER, "open(sys.argv[1], 'w').close()", space / f"{name}-own") == "ok"
+        # by a line of a mount table, while the kernel keeps what it was told
+        os.stat(space / name)
+        os.chown(file, OTHER, OTHER)
+        assert as_user(USER, attempt, space / name) == "EPERM", name
+        assert file.stat().st_uid == OTHER
+    wait_until(lambda: (space / "unlink").stat().st_uid == OTHER, "the owner to be seen")
+    assert as_user(OTHER, attempts["unlink"], space / "unlink") == "ok"
+    # the daemon has its rights still
+    (space / "rename").unlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="of two users")
+def test_a_descriptor_gives_no_right_to_another_file_with_its_inode_number(
+    shared_daemon: Daemon, space: Path
+) -> None:
+    real = backing(shared_daemon, space)
+    file = space / "file"
+    file.touch()
+    os.chown(file, USER, USER)
+    held = os.open(file, os.O_PATH)
+    number = (real / "file").stat().st_ino
+    for index in range(600):  # the daemon keeps descriptors of fewer files
+        (space / f"{index}").touch()
+        (space / f"{index}").chmod(0o600)
+    (real / "file").unlink()
+    for index in range(1000):
+        secret = real / f"secret-{index}"
+        secret.touch(0o600)
+        os.chown(secret, OTHER, OTHER)
+        if secret.stat().st_ino == number:
+            break
+    else:
+        pytest.skip("the filesystem gives no inode number again at once")
+    secret.rename(real / "file")
+    # the kernel has the owner of before, and asks no more
+    path = f"/proc/self/fd/{held}"
+    change = "os.chmod(sys.argv[1], 0o666)"
+    assert as_user(USER, change, path, pass_fds=(held,)) == "ESTALE"
+    assert stat.S_IMODE((real / "file").stat().st_mode) == 0o600
+    assert as_user(OTHER, "open(sys.argv[1]).close()", file) == "ok", "by its name, it is found"
+    os.close(held)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="of two users")
+def test_only_the_owner_of_now_changes_modes(shared_daemon: Daemon, space: Path) -> None:
+    file = space / "file"
+    file.touch()
+    os.chown(file, USER, USER)
+    fd = os.open(file, os.O_RDWR)
+    os.chown(backing(shared_daemon, file), OTHER, OTHER)
+    change = "os.fchmod(int(sys.argv[1]), 0o777)"
+    assert as_user(USER, change, fd, pass_fds=(fd,)) == "EPERM"
+    wait_until(lambda: file.stat().st_uid == OTHER, "the owner to be seen")
+    assert as_user(OTHER, "os.chmod(sys.argv[1], 0o640)", file) == "ok"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    os.close(fd)
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
