@@ -32,7 +32,7 @@ from ctxfs.errnos import errno_of
 from ctxfs.filesystem import Filesystem
 from ctxfs.pace import MANNERS, Manner, Pace
 from ctxfs.scheduler import Scheduler
-from ctxfs.tree.nodes import Attributes, Call, Listing, NewAttributes, Node, OpenFile
+from ctxfs.tree.nodes import MORE_SIZE, Attributes, Call, Listing, NewAttributes, Node, OpenFile
 from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import File, Verbs
 from runtime.authority.accounts import Charge, Payer, Resource
@@ -568,11 +568,12 @@ class Operations(pyfuse3.Operations):
         lookup, call = listing.directory.lookup, listing.call
         if start_id == 0 and listing.begun:
             listing.restart()  # rewinddir(3)
+            self._charges[fh][_OF_NAMES].resize(listing.size)
         listing.begun = True
         position, told = start_id, False
         # of what is behind the names that are known, no position was told
         while position < len(listing.names) or (
-            position == len(listing.names) and not told and listing.more()
+            position == len(listing.names) and not told and self._more(fh, listing)
         ):
             name = listing.names[position]
             position += 1
@@ -587,7 +588,18 @@ class Operations(pyfuse3.Operations):
                 break
             told = True
             self._note_known(node)
-        self._charges[fh][_OF_NAMES].resize(listing.size)
+
+    def _more(self, fh: FileHandleT, listing: Listing) -> bool:
+        """Reads more names of a directory, once the account of who opened it has room for them;
+        ``QuotaError`` before: the kernel would not get what the reply has then."""
+        if listing.ended:
+            return False
+        charge = self._charges[fh][_OF_NAMES]
+        charge.resize(listing.size + MORE_SIZE)
+        try:
+            return listing.more()
+        finally:
+            charge.resize(listing.size)
 
     async def releasedir(self, fh: FileHandleT) -> None:
         self._listings.pop(fh, None)

@@ -154,6 +154,10 @@ class OpenFile:
 
 #: read of a directory at once
 _NAMES: Final = 1024
+#: what a name takes beside its letters, about
+_NAME_SIZE: Final = 64
+#: what as many names take at most
+MORE_SIZE: Final = _NAMES * (255 + _NAME_SIZE)
 
 
 @dataclass(slots=True)
@@ -179,6 +183,11 @@ class Listing:
         self._source = self.directory.list(self.call)
         self.more()
 
+    @property
+    def ended(self) -> bool:
+        """Whether there are no more names than it has."""
+        return self._source is None
+
     def more(self) -> bool:
         """Reads some more names: of a real directory, which may be large, not all at once. Others
         may change while nobody looks."""
@@ -188,7 +197,7 @@ class Listing:
         if not self.directory.large or len(more) < _NAMES:
             self._source = None
         self.names += more
-        self.size += sum(len(name) + 64 for name in more)
+        self.size += sum(len(name) + _NAME_SIZE for name in more)
         return bool(more)
 
 

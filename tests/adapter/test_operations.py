@@ -466,6 +466,31 @@ def test_a_directory_is_listed_page_by_page_each_name_once(
     assert [node.references for node in small.root.names.values()] == [1] * 7
 
 
+def test_names_of_a_large_directory_are_paid_before_they_are_read(
+    small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error loses what the reply has, and nothing would tell whose the names are."""
+    small.root.large = True
+    small.root.names = {f"f{n}": FakeNode(10 + n, stat.S_IFREG | 0o644) for n in range(3000)}
+    fh = complete(small.ops.opendir, 1, CONTEXT)
+    first = page(small, monkeypatch, fh, 0, 10_000)
+    accounts = small.fs.runtime.accounts
+    held = accounts.use(ME.uid, Resource.MEMORY)
+    rest = accounts.limit(Resource.MEMORY) - held - 1
+    accounts.charge(ME.uid, Resource.MEMORY, rest, reserve=Reserve.OWNER)
+    for _ in range(3):
+        with refused("EDQUOT"):
+            page(small, monkeypatch, fh, len(first), 10_000)
+    assert page(small, monkeypatch, fh, 10, 2000) == first[10:], "no more than were paid"
+    assert {node.references for node in small.root.names.values()} == {0, 1, 2}
+    accounts.give_back(Payer(ME.uid), Resource.MEMORY, rest)
+    while more := page(small, monkeypatch, fh, len(first), 500):
+        first += more
+    assert [name for name, _ in first] == [os.fsencode(name) for name in small.root.names]
+    complete(small.ops.releasedir, fh)
+    assert accounts.use(ME.uid, Resource.MEMORY) == 0
+
+
 def test_a_listing_is_what_was_there_when_it_was_opened(
     small: Small, monkeypatch: pytest.MonkeyPatch
 ) -> None:
