@@ -72,6 +72,7 @@ class Base:
         self.kept_lines = KeptLines()
         self.disks = Disks(runtime.agents.identity.payer)
         self.durable = Durable(self.cache, self.disks.close)
+        runtime.agents.disk.unnamed = self.durable.unnamed
         self.spaces = Spaces(runtime)
         self.started = time.time()
         #: how many requests of the kernel were answered

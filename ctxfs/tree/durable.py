@@ -11,11 +11,12 @@ import errno
 import os
 import stat
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Final
+from weakref import WeakSet
 
 from ctxfs.caching import Cache
 from ctxfs.disks import Work
@@ -135,6 +136,8 @@ class DurableNode(Node):
         #: None if it was changed since, or may be with the same time
         self.paged: int | None = None
         self.charged = True
+        #: its bytes on the disk are given back when nobody has it open any more
+        self.owed = False
 
     @property
     def fd(self) -> int:
@@ -429,7 +432,9 @@ class DurableNode(Node):
         self._altered()
         st = os.fstat(target.fd)
         if stat.S_ISDIR(st.st_mode) or st.st_nlink == 0:
-            self.space.note_disk(-(st.st_blocks * 512 + ENTRY_SIZE))
+            # who has it open has its bytes on the disk still
+            target.owed = bool(target.openings)
+            self.space.note_disk(-ENTRY_SIZE - (0 if target.owed else st.st_blocks * 512))
             self.table.remove(target)
         self.table.forget(target.inode, 0)
 
@@ -615,6 +620,9 @@ class _OpenDurable(OpenRealFile):
 
     def _close(self) -> None:
         self.node.openings.remove(self.fd)
+        if self.node.owed and not self.node.openings:
+            self.node.owed = False
+            self.node.space.note_disk(-os.fstat(self.fd).st_blocks * 512)
         self.node.table.close(self.node, self.fd)
 
 
@@ -659,6 +667,18 @@ class Durable:
         self._open = _Descriptors(_DESCRIPTORS, self.close)
         #: of nodes without a name: they cannot be opened again
         self._removed = _Descriptors(_DESCRIPTORS, self.close)
+        #: the same, and those that are open
+        self._unnamed = WeakSet[DurableNode]()
+
+    def unnamed(self) -> dict[int, int]:
+        """Bytes on the disk of files without a name, by owner: no directory shows them."""
+        found = Counter[int]()
+        for node in self._unnamed:
+            fds = [*node.openings, self._removed.get(node)]
+            fd = next((each for each in fds if each is not None), None)
+            if fd is not None and node.space.share is not None:
+                found[node.space.share.owner()] += os.fstat(fd).st_blocks * 512
+        return dict(found)
 
     @staticmethod
     def owns(inode: int) -> bool:
@@ -843,6 +863,8 @@ class Durable:
         if fd is not None:
             self._removed.put(node, fd)
         node.gone = True
+        if not node.taken:
+            self._unnamed.add(node)
         self._unnumber(node)
 
     def take_out(self, node: DurableNode) -> None:

@@ -45,6 +45,7 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN: Final = 32
 #: who holds what is in no agent's directory
 _HOME: Final = "home"
+_UNNAMED: Final = "files that were removed and are open"
 
 #: (owner, who of it holds it)
 Holder = tuple[int, str]
@@ -178,6 +179,8 @@ class Disk:
         self._measured: dict[Holder, Charge] = {}
         self._written: dict[int, Charge] = {}
         self._wake = trio.Event()
+        #: bytes of files that are open and have no name, by owner
+        self.unnamed: Callable[[], dict[int, int]] = dict
 
     # for those who write
 
@@ -281,6 +284,8 @@ class Disk:
         totals: Counter[Holder] = Counter()
         for holder, size in self._sizes.values():
             totals[holder] += size
+        for owner, size in self.unnamed().items():
+            totals[owner, _UNNAMED] += size
         for holder, (sessions, size) in stored.items():
             totals[holder] += sessions * INCARNATION_SIZE + size
         for holder in [each for each in self._measured if each not in totals]:

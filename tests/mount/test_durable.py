@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worlds.daemon import Daemon, wait_until
+from tests.worlds.daemon import Daemon, daemon_of, wait_until
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def as_user(uid: int, program: str, *arguments: object, pass_fds: tuple[int, ...
     """What a process of this user says: ``ok``, or the errno's name."""
     told = (
         "import errno, os, sys\n"
-        f"try: {program}\n"
+        f"try:\n {program}\n"
         "except OSError as error: print(errno.errorcode[error.errno])\n"
         "else: print('ok')"
     )
@@ -267,6 +267,25 @@ def test_only_the_owner_of_now_changes_modes(shared_daemon: Daemon, space: Path)
     assert as_user(OTHER, "os.chmod(sys.argv[1], 0o640)", file) == "ok"
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
     os.close(fd)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="of another user")
+def test_what_has_no_name_is_on_the_disk_still() -> None:
+    with daemon_of(config="owner_disk_max: 33554432\n") as daemon:
+        space = daemon.root / "shared" / "own"
+        space.mkdir()
+        os.chown(space, USER, USER)
+        removed = (
+            "fds = []\n"
+            " for n in range(8):\n"
+            "  fds.append(os.open(f'{sys.argv[1]}/{n}', os.O_RDWR | os.O_CREAT))\n"
+            "  os.unlink(f'{sys.argv[1]}/{n}')\n"
+            "  for _ in range(8): os.write(fds[-1], bytes(1 << 20))"
+        )
+        assert as_user(USER, removed, space) == "EDQUOT"
+        # all of them are closed
+        one = "open(sys.argv[1], 'wb').write(bytes(8 << 20))"
+        wait_until(lambda: as_user(USER, one, space / "file") == "ok", "the room to be there again")
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
