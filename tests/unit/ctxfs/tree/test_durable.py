@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +17,9 @@ from ctxfs.files.spaces import ARTIFACT, EPISODE
 from ctxfs.tree import durable, spaces
 from ctxfs.tree.durable import Durable, DurableNode
 from ctxfs.tree.nodes import Call, NewAttributes, Node, OpenFile
+from ctxfs.tree.realfiles import OpenRealFile
 from ctxfs.tree.spaces import Space
+from runtime.authority.disk import ENTRY_SIZE
 from runtime.caller import Caller
 from runtime.errors import (
     CrossingError,
@@ -786,3 +789,34 @@ def test_what_is_put_in_the_place_of_a_new_directory_stays_whose_it_is(
     found = (tmp_path / "next").stat()
     assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (*OWNER, 0o777)
     assert (os.stat(touch(linked, "mine").name, dir_fd=linked.fd)).st_uid == os.getuid()
+
+
+def test_files_that_are_open_without_a_name_are_told(tmp_path: Path) -> None:
+    noted: list[int] = []
+
+    class Account:
+        """Stands for the part of an owner's account."""
+
+        check = writing = staticmethod(lambda *_: nullcontext())
+        note = staticmethod(noted.append)
+        owner = staticmethod(lambda: 7)
+
+    table = Durable(Cache(), os.close)
+    root = table.root(space_of(tmp_path, links=True, share=Account()))
+    node, opened = root.create(CALL, "file", 0o644, os.O_RDWR)
+    known(node)
+    assert isinstance(opened, OpenRealFile)
+    with opened.writing(0, b"x" * 100) as act:
+        act()
+    os.fsync(opened.fd)  # it has blocks when it is on the disk
+    size = (tmp_path / "file").stat().st_blocks * 512
+    assert size
+    assert table.unnamed() == {}
+    noted.clear()
+    root.unlink(CALL, "file")
+    assert sum(noted) == -ENTRY_SIZE
+    assert table.unnamed() == {7: size}
+    opened.release()
+    assert sum(noted) == -ENTRY_SIZE - size
+    table.forget(node.inode, 1)
+    assert table.unnamed() == {}

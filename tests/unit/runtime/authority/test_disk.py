@@ -46,6 +46,18 @@ def test_what_has_no_files_counts_as_well(tmp_path: Path) -> None:
     assert use(disk) == 3 * INCARNATION_SIZE + 100
 
 
+def test_what_is_open_without_a_name_counts_until_it_is_closed(tmp_path: Path) -> None:
+    disk, unnamed = disk_in(tmp_path), {OWNER: 5 * SIZE}
+    disk.unnamed = lambda: unnamed
+    disk.note(OWNER, 5 * SIZE)  # as it was written
+    for _ in range(2):
+        trio.run(disk.measure)
+        assert use(disk) == 5 * SIZE
+    unnamed.clear()
+    trio.run(disk.measure)
+    assert use(disk) == 0
+
+
 def test_a_tree_is_measured_in_what_it_takes(tmp_path: Path) -> None:
     write(tmp_path / "a" / "file")
     write(tmp_path / "a" / "b" / "file")
