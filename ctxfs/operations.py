@@ -314,7 +314,7 @@ class Operations(pyfuse3.Operations):
             else:
                 cutting = opened.truncating(size)
             if cutting is not None:
-                caller, present = self._call(ctx).caller, node.attributes().size
+                caller, present = self._call(ctx).caller, _extent(node)
                 await self._base.disks.change(caller, cutting, inode, present)
             elif opened is not None:
                 opened.truncate(size)
@@ -439,7 +439,7 @@ class Operations(pyfuse3.Operations):
             opened = node.open(call, flags)
             cutting = opened.truncating(0) if flags & os.O_TRUNC else None
             if cutting is not None:
-                await self._base.disks.change(call.caller, cutting, inode, node.attributes().size)
+                await self._base.disks.change(call.caller, cutting, inode, _extent(node))
         except BaseException:
             if opened is not None:
                 opened.release()
@@ -626,6 +626,14 @@ async def _nothing() -> None:
 
 
 _READY: Final = 0x1 | 0x4  # POLLIN | POLLOUT: always, like a regular file
+
+
+def _extent(node: Node) -> int:
+    """How many bytes of a file may go. It may have more on the disk than it is long: by a line
+    of a mount table, fallocate(2) works."""
+    attributes = node.attributes()
+    real = attributes.real
+    return max(attributes.size, real.st_blocks * 512 if real is not None else 0)
 
 
 def _xattr(name: bytes) -> str:

@@ -9,6 +9,7 @@ import re
 import stat
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -423,6 +424,32 @@ def test_syncing_a_directory_syncs_what_was_acknowledged(small: Small) -> None:
     fh = complete(small.ops.opendir, 1, CONTEXT)
     complete(small.ops.fsyncdir, fh, False)
     assert small.fs.synced == 1
+
+
+def test_what_may_go_of_a_file_is_what_it_has_on_the_disk(
+    small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be short and have blocks behind its end, as of fallocate(2): a thread frees them."""
+    sizes: list[int] = []
+
+    async def change(caller: Caller, work: Any, inode: int, size: int) -> None:
+        sizes.append(size)
+
+    monkeypatch.setattr(small.fs.disks, "change", change)
+    monkeypatch.setattr(small.file, "truncating", lambda *_: nullcontext(), raising=False)
+    wanted, fields = pyfuse3.EntryAttributes(), SimpleNamespace(
+        **{f"update_{name}": False for name in ("mode", "uid", "gid", "atime", "mtime")}
+    )
+    wanted.st_size, fields.update_size = 0, True
+    real = os.stat(__file__)
+    blocks = SimpleNamespace(
+        st_blocks=1 << 20, st_blksize=4096, st_atime_ns=0, st_mtime_ns=0, st_ctime_ns=0
+    )
+    for given in (real, blocks):
+        told = Attributes(inode=2, mode=stat.S_IFREG, size=10, real=cast(os.stat_result, given))
+        monkeypatch.setattr(small.file, "attributes", lambda told=told: told)
+        complete(small.ops.setattr, 2, wanted, fields, None, CONTEXT)
+    assert sizes == [max(10, real.st_blocks * 512), 512 << 20]
 
 
 # directories
