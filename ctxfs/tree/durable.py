@@ -78,6 +78,10 @@ def _kept(mode: int) -> int:
     return mode & (0o3777 if stat.S_ISDIR(mode) else 0o1777)
 
 
+def _is_channel(mode: int) -> bool:
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
 def _reopen(fd: int, flags: int) -> int:
     """Opens the file of an O_PATH descriptor. The kernel has let the caller in, or it has
     it open since before the mode was set; without root the modes count for the daemon, too."""
@@ -175,7 +179,8 @@ class DurableNode(Node):
             size=st.st_size,
             links=st.st_nlink,
             real=st,
-            entry_timeout=self.space.timeout,
+            # who may use a channel is asked at each look-up
+            entry_timeout=0.0 if _is_channel(st.st_mode) else self.space.timeout,
             attr_timeout=self.space.timeout,
         )
 
@@ -209,7 +214,15 @@ class DurableNode(Node):
 
     def lookup(self, call: Call, name: str) -> Node:
         self.space.may_read(call.caller)
-        return self.table.find(self, name)
+        node = self.table.find(self, name)
+        if _is_channel(os.fstat(node.fd).st_mode):
+            # the kernel opens it without asking, and data go both ways
+            try:
+                self.space.may_write(call.caller)
+            except CtxError:
+                self.table.forget(node.inode, 0)
+                raise
+        return node
 
     def list(self, call: Call) -> Iterator[str]:
         self.space.may_read(call.caller)
@@ -301,7 +314,7 @@ class DurableNode(Node):
             return self._make(call, name, lambda: self._touch(name), mode)
         if not self.space.links:
             raise ForbiddenError("only files and directories can be created here")
-        if not stat.S_ISFIFO(mode) and not stat.S_ISSOCK(mode):
+        if not _is_channel(mode):
             raise ForbiddenError("devices cannot be created here")
         kind = stat.S_IFMT(mode)
         return self._make(

@@ -163,6 +163,18 @@ def test_the_owners_own_files(daemon: Daemon) -> None:
     assert read(data, "file") == "kept\n", read(agent, "log")
 
 
+def test_a_channel_needs_the_right_to_write(daemon: Daemon) -> None:
+    """The kernel opens a FIFO without asking the daemon."""
+    backing = space(daemon, "data")
+    os.mkfifo(backing / "fifo")
+    (backing / "fifo").chmod(0o666)
+    use = "cd $CTX_ROOT/shared/data; exec 3<>fifo; echo through >&3; read said <&3; echo $said"
+    assert finish(make(daemon, "w", shell(use), "shared:data read,write")) == "through\n"
+    # what the kernel keeps of the name is for nobody else
+    assert finish(make(daemon, "r", shell(use), "shared:data read")) == ""
+    assert "fifo: Permission denied" in read(daemon.agent_dir("r"), "log")
+
+
 def script(*lines: str) -> str:
     return "sh -c " + shlex.quote("cd $CTX_ROOT/agent; " + "; ".join(lines))
 
