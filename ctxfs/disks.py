@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from resource import RUSAGE_THREAD, getrusage
 from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
@@ -52,7 +53,7 @@ _SMALL: Final = 1 << 20
 #: bytes that may be written at once, and again in a second: below what a kernel keeps unwritten
 #: before it makes writers wait, and what most disks write in that time
 _MUCH: Final = 64 << 20
-#: a write that takes longer than this has waited for the disk: the next ones go to threads
+#: a write that waits longer than this has waited for the disk: the next ones go to threads
 _LONG_SECONDS: Final = 0.005
 #: for so long
 _SLOW_SECONDS: Final = 10.0
@@ -103,10 +104,11 @@ class Disks:
         begun = time.monotonic()
         if begun < self._slow or file in self._files or not self._is_little(size, begun):
             return await self.do(caller, work, file, size)
+        waits = _waits()
         with work as act:
             result = act()
         now = time.monotonic()
-        if now - begun > _LONG_SECONDS:
+        if now - begun > _LONG_SECONDS and _waits() > waits:
             self._slow = now + _SLOW_SECONDS
         return result
 
@@ -196,6 +198,11 @@ class Disks:
     async def run(self) -> None:
         """Closes for ever what takes a while."""
         await self._closing.run()
+
+
+def _waits() -> int:
+    """How often this thread has waited for something other than its turn on a processor."""
+    return getrusage(RUSAGE_THREAD).ru_nvcsw
 
 
 def _close_all(fds: set[int]) -> None:

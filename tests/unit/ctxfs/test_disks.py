@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -283,8 +284,11 @@ async def close_beside(beside: Disks) -> None:
         nursery.cancel_scope.cancel()
 
 
-def asked_at_once(beside: Disks, times: list[float], size: int, took: float = 0.0) -> list[bool]:
-    """Whether a change that takes so long is made at once, at each of these times."""
+def asked_at_once(
+    beside: Disks, times: list[float], size: int, took: float = 0.0, *, waits: bool = True
+) -> list[bool]:
+    """Whether a change that takes so long, and waits meanwhile, is made at once, at each of these
+    times."""
     now = 0.0
     at_once = []
 
@@ -293,6 +297,8 @@ def asked_at_once(beside: Disks, times: list[float], size: int, took: float = 0.
         nonlocal now
         yield threading.get_ident
         now += took
+        if waits:
+            select.select([], [], [], 0.001)  # as a disk would make it
 
     async def main() -> None:
         nonlocal now
@@ -317,6 +323,10 @@ def test_a_slow_disk_is_left_to_threads_for_a_while(beside: Disks) -> None:
     assert asked_at_once(beside, [0.0, 0.1], 10, took=0.004) == [True, True]
     times = [1.0, 1.1, 9.0, 11.1, 11.2]
     assert asked_at_once(beside, times, 10, took=0.02) == [True, False, False, True, False]
+
+
+def test_a_busy_processor_is_not_taken_for_a_slow_disk(beside: Disks) -> None:
+    assert asked_at_once(beside, [0.0, 0.1, 0.2], 10, took=0.02, waits=False) == [True] * 3
 
 
 def test_who_changes_a_file_waits_for_the_thread_that_does(beside: Disks) -> None:
