@@ -21,6 +21,9 @@ class OpenRealFile(OpenFile):
     told after each change.
     """
 
+    # each write is in the file once it is answered
+    flushes = False
+
     def __init__(
         self,
         node: Node,

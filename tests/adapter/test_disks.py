@@ -121,6 +121,17 @@ def test_a_large_file_is_cut_off_by_a_thread(
     mounted.close(fh)
 
 
+def test_a_close_has_nothing_to_write(mounted: Mounted, real: Path) -> None:
+    """What was written is in the file already: close(2) is answered without a turn."""
+    fh = mounted.open(f"{HOME}/file", os.O_WRONLY)
+    assert complete(mounted.ops.write, fh, 0, b"new") == 3
+    assert real.read_bytes()[:3] == b"new"
+    before = mounted.base.requests
+    complete(mounted.ops.flush, fh)
+    assert mounted.base.requests == before
+    complete(mounted.ops.release, fh)
+
+
 def test_documents_are_cut_off_by_path_too(mounted: Mounted) -> None:
     mounted.make("x")
     mounted.put("agent/x.d/handoff.md", "hello world")
