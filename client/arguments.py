@@ -8,11 +8,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
+    from types import SimpleNamespace
     from typing import Any
 
     from client.root import Root
 
-    Arguments = argparse.Namespace
+    Arguments = argparse.Namespace | SimpleNamespace
     Argument = tuple[tuple[str, ...], dict[str, Any]]
 
 

@@ -149,3 +149,14 @@ def test_duration(text: str, seconds: float) -> None:
 def test_words_that_look_like_options(argv: list[str], field: str, expected: list[str]) -> None:
     args = parsing.parse_command(argv)[1]
     assert args.name == "x" and getattr(args, field) == expected
+
+
+def test_commands_without_words_are_parsed_as_by_argparse() -> None:
+    spared = []
+    for command in commands.all_commands():
+        args = parsing.arguments_without_words(command)
+        if args is not None:
+            parsed = parsing.parser_for(command).parse_intermixed_args([])
+            assert vars(args) == vars(parsed), command.name
+            spared.append(command.name)
+    assert {"ps", "tree"} <= set(spared)
