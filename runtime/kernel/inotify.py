@@ -30,6 +30,10 @@ class Wakeup:
         await self._event.wait()
         self._event = trio.Event()
 
+    def forget(self) -> None:
+        """What has changed is about to be looked at."""
+        self._event = trio.Event()
+
 
 class Watcher:
     """Hands the events of one inotify descriptor to those who wait for them."""

@@ -123,6 +123,13 @@ class LedCell(Lead):
             for each in (live_cell, *live_cell.entered())
         )
 
+    async def wait_changed(self) -> None:
+        """While its tree is told to end, what has ended already waits: to look at it, and to record
+        it, would hold up the end of the others."""
+        await super().wait_changed()
+        if await self._ender.wait_signalled(self._agent):
+            self._wakeup.forget()
+
     def deadline(self) -> float:
         """The agent's ``timeout``; in mode ``turn`` that is one of each run."""
         timeout = self._agents.settings.timeout(self._agent)

@@ -61,6 +61,8 @@ class Ender:
         self._nursery = nursery
         #: of large trees that are being marked: set when all that lives in them is
         self._marking: dict[AgentIndex, trio.Event] = {}
+        #: of trees whose processes are being signalled: set when all are
+        self._signalling: dict[AgentIndex, trio.Event] = {}
 
     def end(
         self,
@@ -284,7 +286,13 @@ class Ender:
                 for each in members:
                     for execution in _all_of(each):
                         await execution.wait_settled(self._watcher)
-        await self._signal_rest(members[_AT_ONCE:] if signalled else members)
+        signalling = self._signalling[top.index] = trio.Event()
+        try:
+            await self._signal_rest(members[_AT_ONCE:] if signalled else members)
+        finally:
+            signalling.set()
+            if self._signalling.get(top.index) is signalling:
+                del self._signalling[top.index]
         with trio.move_on_after(self._agents.settings.grace(top)):
             await self._wait_released(members)
         if members[0].over.is_set():
@@ -319,6 +327,15 @@ class Ender:
             # a later life may have the path of one that is over
             self._signal([m for m in members[begin : begin + _AT_ONCE] if not m.over.is_set()])
             await trio.lowlevel.checkpoint()
+
+    async def wait_signalled(self, agent: Agent) -> bool:
+        """Until every process of its tree is told to end; False if that was not going on."""
+        waited = False
+        for tree in (agent, *self._agents.registry.ancestors(agent)):
+            if (signalling := self._signalling.get(tree.index)) is not None:
+                await signalling.wait()
+                waited = True
+        return waited
 
     async def _tell_end(self, live_cell: LiveCell, execution: Execution) -> None:
         """Nobody leads what entered a cell that ends; the agent waits for its last output."""

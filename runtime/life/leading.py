@@ -133,6 +133,10 @@ class Lead(ABC):
     def be_late(self) -> None:  # noqa: B027 (most have no deadline)
         """It has taken too long."""
 
+    async def wait_changed(self) -> None:
+        """Until it is to be looked at again."""
+        await self._wakeup.wait_changed()
+
     def cgroup(self) -> Cgroup:
         """The cgroup whose last process is waited for."""
         return self._execution.leaf
@@ -190,10 +194,9 @@ class Lead(ABC):
                 nursery.start_soon(self._end)
             deadline = trio.current_time() + _LOOK_AGAIN if terminating else self.deadline()
             with trio.move_on_at(deadline) as scope:
-                await self._wakeup.wait_changed()
+                await self.wait_changed()
             if scope.cancelled_caught and not terminating:
                 self.be_late()
-
 
     async def _end(self) -> None:
         """Until the kernel lets it: what it refuses for want of something, it may do later."""
