@@ -73,6 +73,7 @@ def test_what_is_paused_is_ended_like_anything_else(daemon: Daemon, verb: str) -
     program = "sh -c 'trap \"echo term; exit 0\" TERM; echo up; while :; do sleep 0.05; done'"
     boss = busy(daemon, "boss", program)
     kid = child_of(daemon, "boss", "kid", program)
+    wait_status(kid, "busy")
     wait_until(lambda: read(boss, "out") == read(kid, "out") == "up\n",
                "they are ready for SIGTERM")
     write(kid / "ctl", "pause")
