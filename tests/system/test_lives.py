@@ -117,7 +117,7 @@ def test_what_died_while_it_was_paused_is_not_frozen_in_its_next_life(daemon: Da
     agent = busy(daemon, "flaky", restart="always")
     write(agent / "ctl", "pause")
     # frozen processes die by SIGKILL, and its cgroup may be kept for the next life
-    end_process(int(read(agent, "pid")))
+    node(agent).kill()
     wait_until(lambda: read(agent, "run") == "r2\n", "it is restarted")
     wait_status(agent, "busy")
     assert node(agent).read("cgroup.freeze") == "0\n"
