@@ -216,7 +216,9 @@ def test_a_stranger_with_a_name_of_the_house_is_seen(
     for name in ("launcher", "binder", "ctx-guard"):
         shutil.copy("/usr/bin/true", forged / name)
         moved(daemon, daemon.own.path, str(forged / name))
-        assert watch.take() == [f"{forged / name} ran in the daemon's own cgroup"]
+        # one that has exited by the time it is looked at has a name, and no file any more
+        seen = {f"{program} ran in the daemon's own cgroup" for program in (forged / name, name)}
+        assert len(found := watch.take()) == 1 and set(found) <= seen, found
 
 
 def test_what_a_stranger_forks_is_seen(daemon: Daemon, watch: Place) -> None:
