@@ -228,7 +228,14 @@ class Disk:
             self._wake = trio.Event()
 
     async def measure(self) -> None:
-        """Looks at everything, one tree after the other, with pauses."""
+        """Looks at everything, one tree after the other, with pauses. If that cannot be done, what
+        was measured last and what was written since go on to count."""
+        try:
+            await self._measure_all()
+        except OSError as error:
+            log.warning("cannot measure the disk accounts: %s", error)
+
+    async def _measure_all(self) -> None:
         before = {owner: charge.amount for owner, charge in self._written.items()}
         gait = Gait()
         trees = await trio.to_thread.run_sync(self._trees, abandon_on_cancel=True)
@@ -241,8 +248,8 @@ class Disk:
                 # who moves things about while they are looked at gains nothing by it
                 _, size = self._sizes.get(path, (holder, 0))
             found[path] = holder, size
-        self._sizes = found
         stored = await trio.to_thread.run_sync(self._stored, abandon_on_cancel=True)
+        self._sizes = found
         self._note_measured(before, stored)
         await self._note_room()
 

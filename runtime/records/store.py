@@ -283,12 +283,21 @@ class Store:
         )
         return {Incarnation(incarnation) for (incarnation,) in rows}
 
+    @contextmanager
+    def _beside(self) -> Iterator[sqlite3.Connection]:
+        """Another connection, for reading; ``OSError`` from it for whatever goes wrong."""
+        try:
+            with closing(sqlite3.connect(self._path)) as db:
+                yield db
+        except sqlite3.Error as error:
+            raise OSError(f"{self._path}: {error}") from None
+
     def holders(self, incarnations: Collection[str]) -> dict[str, tuple[int, str]]:
         """Owner and name of these agents, removed ones included, by incarnation.
 
-        For other threads: by a connection of its own.
+        For other threads: by a connection of its own. ``OSError`` if it cannot be read.
         """
-        with closing(sqlite3.connect(self._path)) as db:
+        with self._beside() as db:
             rows = db.execute(
                 "SELECT json_extract(data, '$.incarnation') AS incarnation, "
                 "json_extract(data, '$.owner'), name FROM agents "
@@ -439,9 +448,9 @@ class Store:
     def held_sizes(self) -> dict[tuple[int, str], tuple[int, int]]:
         """How many sessions there are, and the bytes that are held for them, by owner and agent.
 
-        For other threads: by a connection of its own.
+        For other threads: by a connection of its own. ``OSError`` if it cannot be read.
         """
-        with closing(sqlite3.connect(self._path)) as db:
+        with self._beside() as db:
             rows = db.execute(
                 "SELECT owner, agent, COUNT(*), TOTAL(LENGTH(CAST(lines AS BLOB))) FROM sessions "
                 "LEFT JOIN held ON session=idx GROUP BY owner, agent"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -145,6 +146,28 @@ def test_what_was_written_counts_until_it_is_measured(tmp_path: Path) -> None:
     (tmp_path / f"home/{OWNER}/data/file").unlink()
     trio.run(disk.measure)
     assert use(disk) < SIZE
+
+
+@pytest.mark.parametrize("broken", ["_incarnations", "_stored"])
+def test_what_counted_goes_on_to_count_while_the_store_cannot_be_read(
+    tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = disk_in(tmp_path, stored=True)
+    write(tmp_path / f"home/{OWNER}/data/file")
+    trio.run(disk.measure)
+    measured = use(disk)
+    disk.note(OWNER, 5 * SIZE)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "disk I/O error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, broken, fail)
+        trio.run(disk.measure)
+    assert use(disk) == measured + 5 * SIZE
+    assert "cannot measure the disk accounts: [Errno 5] disk I/O error" in caplog.text
+    trio.run(disk.measure)
+    assert use(disk) == measured
 
 
 def test_another_users_operators_have_no_part_in_the_reserve(tmp_path: Path) -> None:

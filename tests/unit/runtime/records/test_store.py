@@ -382,3 +382,11 @@ def test_what_is_held_of_events_is_counted_and_goes_with_its_session(tmp_path: P
             store.delete_session(one)
         assert store.held(one) == store.held(two) == ""
         assert store.held_sizes() == {(1, "a"): (1, 0)}
+
+
+def test_other_threads_are_told_of_a_store_that_cannot_be_read(tmp_path: Path) -> None:
+    with closing(Store(tmp_path / "db")) as store:
+        store._path = tmp_path / "nowhere" / "db"
+        for read in (store.held_sizes, lambda: store.holders(["abc"])):
+            with pytest.raises(OSError, match="unable to open database file"):
+                read()
