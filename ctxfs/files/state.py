@@ -69,7 +69,8 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
     Gathered(name="processes", read=PARTIES, gather=_processes,
         doc="processes of the agent and of all that it owns, one JSON object per line: agent, pid "
             "(as the reader sees it), name, state, cpu in seconds, memory (PSS) in bytes, age in "
-            "seconds, command; null for a value that is not available"),
+            "seconds, command; null for a value that is not available. While a program of an agent "
+            "is being started, none of that agent's processes are listed"),
     Output(name="out", content=_printed("out"), size=_printed_size("out"),
         doc="standard output"),
     Output(name="log", content=_printed("log"), size=_printed_size("log"),

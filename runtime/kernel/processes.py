@@ -42,11 +42,13 @@ _NS_GET_PARENT: Final = 0xB702
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an agent's processes are. ``spared`` are PIDs of what surrounds its programs."""
+    """Where an agent's processes are. ``spared`` are PIDs of what surrounds its programs; until
+    all have ``begun``, some of those are not known."""
 
     agent: str
     leaves: tuple[Cgroup, ...]
     spared: frozenset[int]
+    begun: bool = True
 
 
 class Namespace:
@@ -102,13 +104,14 @@ def describe(places: Iterable[Place], asker: int) -> str:
     """JSON Lines of the processes in these places, for a process or thread that asks.
 
     Keys: ``agent``, ``pid`` (in the asker's namespace), ``name``, ``state``, ``cpu`` (seconds),
-    ``memory`` (bytes, PSS), ``age`` (seconds), ``command``. What cannot be had is null. Takes at
-    most ``SECONDS`` and tells of ``MOST`` processes.
+    ``memory`` (bytes, PSS), ``age`` (seconds), ``command``. What cannot be had is null. A place
+    where a program has not begun yet is left out. Takes at most ``SECONDS`` and tells of ``MOST``
+    processes.
     """
     deadline = time.monotonic() + SECONDS
     namespace = Namespace(asker)
     lines: list[str] = []
-    for agent, leaf, pids in _found(places):
+    for agent, leaf, pids in _found(place for place in places if place.begun):
         told: list[tuple[psutil.Process, str]] = []
         for pid in pids:
             if len(lines) + len(told) == MOST or time.monotonic() > deadline:

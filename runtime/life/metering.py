@@ -107,8 +107,10 @@ class Meter:
 
 
 def _place(agent: Agent, live_cell: LiveCell) -> Place:
-    spared = live_cell.spared().union(*(each.spared() for each in live_cell.entered()))
-    return Place(agent.name, live_cell.leaves(), frozenset(spared))
+    executions = (live_cell, *live_cell.entered())
+    spared = frozenset().union(*(each.spared() for each in executions))
+    begun = all(each.settled for each in executions)
+    return Place(agent.name, live_cell.leaves(), spared, begun)
 
 
 def _measured(places: Iterable[Place]) -> tuple[list[int], float]:

@@ -60,7 +60,9 @@ def test_the_processes_of_a_family(daemon: Daemon) -> None:
     """Each sees those of what it owns, by the PIDs that it has for them."""
     boss = daemon.run("boss", "sh -c 'sleep 1000 & exec sleep 2000'")
     wait_status(boss, "busy")
-    look = "cat $CTX_SELF/processes; cat $CTX_ROOT/agent/boss.d/processes; exec sleep 3000"
+    begun = "until grep -q busy $CTX_SELF/status; do sleep 0.02; done"
+    reads = "cat $CTX_SELF/processes; cat $CTX_ROOT/agent/boss.d/processes"
+    look = f"{begun}; {reads}; exec sleep 3000"
     kid = daemon.run("kid", f"sh -c '{look}'", parent="agent:boss")
     wait_status(kid, "busy")
     mine = daemon.agent_dir("kid")

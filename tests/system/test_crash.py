@@ -74,6 +74,7 @@ def test_ends_and_output_without_a_daemon_are_recorded_after(daemon: Daemon) -> 
                  "echo after; exit 5'",
     )
     wait_until(lambda: read(agent, "out") == "before\n", "the program is up")
+    wait_status(agent, "busy")  # its start is recorded a little later
     pid = int(read(agent, "pid"))
     daemon.kill()
     # the guard may have done so already

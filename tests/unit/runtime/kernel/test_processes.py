@@ -40,6 +40,15 @@ def told(path: Path, *pids: int, spared: frozenset[int] = frozenset()) -> list[d
     return [json.loads(line) for line in text.splitlines()]
 
 
+def test_a_place_is_left_out_until_its_programs_have_begun(tmp_path: Path, asleep: int) -> None:
+    (tmp_path / "cgroup.procs").write_text(f"{asleep}\n")
+    place = Place("a", (Cgroup(tmp_path),), frozenset(), begun=False)
+    assert describe([place], os.getpid()) == ""
+    used, count = memory([place])
+    assert used > 0
+    assert count == 1, "it uses memory nevertheless"
+
+
 def test_each_process_is_one_line(tmp_path: Path, asleep: int) -> None:
     mine, other = told(tmp_path, os.getpid(), asleep)
     assert (mine["agent"], mine["pid"], other["pid"]) == ("a", os.getpid(), asleep)
