@@ -23,6 +23,7 @@ from typing import Final
 import pyfuse3
 import trio
 
+from ctxfs.collecting import Collecting
 from ctxfs.errnos import name_of
 from ctxfs.filesystem import Filesystem
 from ctxfs.mount import MountGuard, check_device, check_point, check_user, clear_stale, mounted
@@ -256,6 +257,7 @@ async def serve(
                 runtime.supervisor.prepare_with(sockets.open)
                 await sockets.open_daemon()
                 await runtime.supervisor.recover()
+                Collecting().begin()
                 runtime.loop.reset()
                 runtime.state = "ready"
                 daemon_log.say("ready")
