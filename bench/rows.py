@@ -252,16 +252,24 @@ def _crowd_of(setting: Setting, size: int) -> None:
         os.rmdir(directory)
 
 
+def _see_through(start: Callable[[int], list[int]], size: int) -> None:
+    pids = start(size)
+    while pids:
+        finish(pids.pop())
+
+
 def _supervised(size: int) -> MakeSides:
     """So many lives at once, against those that others supervise, where they are installed."""
 
     def sides(setting: Setting, stack: ExitStack) -> Sides:
         ways = {
-            "crun": crun(setting.base / f"crun-{size}"),
-            "s6": s6(setting.base / f"s6-{size}", size),
+            "crun": crun(setting.base / f"crun-{size}", ["true"]),
+            "s6": s6(setting.base / f"s6-{size}", size, ["true"]),
         }
         references = [
-            Side(name=name, call=partial(way, size)) for name, way in ways.items() if way
+            Side(name=name, call=partial(_see_through, start, size))
+            for name, start in ways.items()
+            if start is not None
         ]
         return Side(name="agents", call=lambda: _crowd_of(setting, size)), references
 

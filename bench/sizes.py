@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from bench.agents import agent, fresh_name, running_agent
 from bench.measure import Episode, Pair, Part
 from bench.reference.commands import root_agent, spawn
+from bench.reference.supervisors import crun, s6
 from bench.setting import Setting, another_daemon
 
 #: agents that are made and not started
@@ -22,6 +25,8 @@ _RUNNING: Final = 100
 #: made, run and removed before anything is measured
 _WARMING: Final = 10
 _START_SECONDS: Final = 30.0
+#: what the others run; its memory is its own
+_PROGRAM: Final = ("sleep", "infinity")
 
 
 def _pss(pid: int) -> int:
@@ -89,40 +94,54 @@ def _below(pid: int) -> Iterator[int]:
             yield from _below(int(word))
 
 
-@contextmanager
-def _bubblewrap(setting: Setting) -> Iterator[int]:
-    pid = spawn([*root_agent(setting.base / "run" / "root"), "sleep", "infinity"])
+def _bubblewraps(setting: Setting, count: int) -> list[int]:
+    command = [*root_agent(setting.base / "run" / "root"), *_PROGRAM]
+    return [spawn(command) for _ in range(count)]
+
+
+def _besides_program(start: Callable[[], list[int]]) -> float:
+    """Bytes of memory of one of these processes and of all below it, but for its program."""
+    total = 0
+    pids = start()
     try:
-        yield pid
-    finally:
-        # of those inside the first is PID 1 there, whose end is the end of all
-        for process in reversed([pid, *_below(pid)]):
-            os.kill(process, 9)
-        os.waitpid(pid, 0)
-
-
-def bubblewraps_size(setting: Setting) -> Episode:
-    """Bytes of memory of one bubblewrap besides its program."""
-
-    def run() -> dict[str, float]:
-        with ExitStack() as stack:
-            pids = [stack.enter_context(_bubblewrap(setting)) for _ in range(_RUNNING)]
-            deadline = time.monotonic() + _START_SECONDS
-            total = 0
-            for pid in pids:
-                processes: dict[int, str] = {}
-                while "sleep" not in processes.values():
-                    if time.monotonic() > deadline:
-                        raise RuntimeError("a bubblewrap of the bench did not start its program")
-                    time.sleep(0.01)
-                    processes = {
+        deadline = time.monotonic() + _START_SECONDS
+        for pid in pids:
+            names: dict[int, str] = {}
+            while _PROGRAM[0] not in names.values():
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"a reference did not start its program: {names}")
+                time.sleep(0.01)
+                with suppress(FileNotFoundError):  # one that ended meanwhile
+                    names = {
                         each: Path(f"/proc/{each}/comm").read_text().strip()
                         for each in (pid, *_below(pid))
                     }
-                total += sum(_pss(each) for each, name in processes.items() if name != "sleep")
-        return {"besides": total / _RUNNING}
+            total += sum(_pss(each) for each, name in names.items() if name != _PROGRAM[0])
+    finally:
+        for pid in pids:
+            # of those inside the first is PID 1 there, whose end is the end of all
+            for process in reversed([pid, *_below(pid)]):
+                with suppress(ProcessLookupError):  # its supervisor ends by itself
+                    os.kill(process, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    return total / _RUNNING
 
-    return Episode(name="bwraps", run=run)
+
+def _others(setting: Setting) -> list[Part]:
+    """What runs a program as others do, where it is installed."""
+    starts: dict[str, Callable[[int], list[int]] | None] = {
+        "bwrap": partial(_bubblewraps, setting),
+        "crun": crun(setting.base / "crun-idle", _PROGRAM),
+        "s6": s6(setting.base / "s6-idle", _RUNNING, _PROGRAM),
+    }
+
+    def part(name: str, start: Callable[[int], list[int]]) -> Part:
+        def run() -> dict[str, float]:
+            return {"besides": _besides_program(lambda: start(_RUNNING))}
+
+        return Part(name=name, episode=Episode(name=f"{name}, idle", run=run), time="besides")
+
+    return [part(name, start) for name, start in starts.items() if start is not None]
 
 
 def _constant(size: int) -> Part:
@@ -132,14 +151,14 @@ def _constant(size: int) -> Part:
 
 
 def size_pairs(setting: Setting) -> list[Pair]:
-    agents, bare = agents_sizes(setting), bubblewraps_size(setting)
+    agents = agents_sizes(setting)
 
     def pair(row: str, side: str, size: str, reference: Part) -> Pair:
         subject = Part(name=side, episode=agents, time=size)
         return Pair(row=row, subject=subject, reference=reference, unit="bytes")
 
     return [
-        pair("size-cell", "idle", "besides", Part(name="bwrap", episode=bare, time="besides")),
+        *(pair("size-cell", "idle", "besides", other) for other in _others(setting)),
         pair("size-cell", "idle", "besides", _constant(260 << 10)),
         pair("size-daemon", "new", "daemon, new", _constant(3 << 10)),
         pair("size-daemon", "running", "daemon, running", _constant(22 << 10)),

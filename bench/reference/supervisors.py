@@ -6,22 +6,24 @@ Neither is needed; who lacks one is told, and its reference is left out.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from bench.reference.commands import AGENT_ID, BASE_VIEW, finish, spawn
+from bench.reference.commands import AGENT_ID, BASE_VIEW, spawn
 
 _CLONE_NEWNS: Final = 0x20000
 _PATH: Final = "/usr/local/bin:/usr/bin:/bin"
-#: the program ends the service, as s6 would start it again
-_SERVICE: Final = "#!/bin/sh\ns6-svc -Ox .\nexec true\n"
+#: its end ends the service, as s6 would start it again
+_SERVICE: Final = "#!/bin/sh\ns6-svc -Ox .\nexec "
 
 
 def _is_there(program: str, package: str) -> bool:
@@ -31,7 +33,7 @@ def _is_there(program: str, package: str) -> bool:
     return found
 
 
-def _configuration(rootfs: Path) -> dict[str, Any]:
+def _configuration(rootfs: Path, program: Sequence[str]) -> dict[str, Any]:
     mounts: list[dict[str, Any]] = [{"destination": "/proc", "type": "proc", "source": "proc"}]
     for point in ("/dev", "/tmp", "/var/tmp"):
         (rootfs / point[1:]).mkdir(parents=True)
@@ -48,7 +50,7 @@ def _configuration(rootfs: Path) -> dict[str, Any]:
     process = {
         "terminal": False,
         "user": {"uid": AGENT_ID, "gid": AGENT_ID},
-        "args": ["true"],
+        "args": [*program],
         "env": [f"PATH={_PATH}"],
         "cwd": "/",
         "capabilities": {kind: [] for kind in sets},
@@ -77,36 +79,38 @@ def _see_only_cgroup2() -> None:
         subprocess.run(words, check=True)
 
 
-def crun(base: Path) -> Callable[[int], None] | None:
-    """Runs ``true`` so many times at once in containers with the view of an agent."""
+def crun(base: Path, program: Sequence[str]) -> Callable[[int], list[int]] | None:
+    """Starts the program so many times in containers with the view of an agent.
+
+    What is returned are the crun processes, which end with their containers.
+    """
     if not _is_there("crun", "crun"):
         return None
     (base / "rootfs").mkdir(parents=True)
-    (base / "config.json").write_text(json.dumps(_configuration(base / "rootfs")))
+    (base / "config.json").write_text(json.dumps(_configuration(base / "rootfs", program)))
     command = ["crun", "--cgroup-manager=disabled", "--root", str(base / "state"), "run"]
     thread = ThreadPoolExecutor(1, initializer=_see_only_cgroup2)
+    # one that was killed keeps its name
+    names = (f"c{number}" for number in itertools.count())
 
-    def run(count: int) -> None:
-        pids = [spawn([*command, "-b", str(base), f"c{number}"]) for number in range(count)]
-        while pids:
-            finish(pids.pop())
+    def start(count: int) -> list[int]:
+        return [spawn([*command, "-b", str(base), next(names)]) for _ in range(count)]
 
-    return lambda count: thread.submit(run, count).result()
+    return lambda count: thread.submit(start, count).result()
 
 
-def s6(base: Path, most: int) -> Callable[[int], None] | None:
-    """Supervises ``true`` so many times at once, without a view, ids or cgroups."""
+def s6(base: Path, most: int, program: Sequence[str]) -> Callable[[int], list[int]] | None:
+    """Supervises the program so many times, without a view, ids or cgroups.
+
+    What is returned are the s6-supervise processes, which end with their programs.
+    """
     if not _is_there("s6-supervise", "s6"):
         return None
     for number in range(most):
         directory = base / str(number)
         directory.mkdir(parents=True)
-        (directory / "run").write_text(_SERVICE)
+        (directory / "run").write_text(_SERVICE + shlex.join(program) + "\n")
         (directory / "run").chmod(0o755)
-
-    def run(count: int) -> None:
-        pids = [spawn(["s6-supervise", str(base / str(number))]) for number in range(count)]
-        while pids:
-            finish(pids.pop())
-
-    return run
+    return lambda count: [
+        spawn(["s6-supervise", str(base / str(number))]) for number in range(count)
+    ]
