@@ -19,7 +19,6 @@ from runtime.errors import (
     DeniedError,
     ExceedingError,
     MalformedError,
-    UnansweredError,
     UnsupportedError,
 )
 from runtime.kernel.linux import boot_id
@@ -86,9 +85,8 @@ def _found_sources(
     """
     boot = boot_id()
     known = mounts.Sources.load(agent.sources.get(name)).joined(boot, found, paths)
-    missing = known.missing(paths)
-    if missing and caller.agent is not None:
-        raise UnansweredError(f"{quote(missing[0])}: the look-up failed: write the line again")
+    if caller.agent is not None:
+        mounts.check_found(known.found, paths)
     others = {key: value for key, value in agent.sources.items() if key != name}
     return {**others, name: known.dump()} if paths else others
 

@@ -35,6 +35,7 @@ from runtime.errors import (
     MalformedError,
     TooLongError,
 )
+from runtime.texts import mounts
 from runtime.texts.mounts import Source
 
 _O = TypeVar("_O")
@@ -243,6 +244,9 @@ class OpenControl(OpenRow[_O]):
             assert agent is not None  # only files of agents name paths
             looked = await self._base.runtime.supervisor.look(agent, missing)
             found = {**self._found, **looked}
+            if self.caller.agent is not None:
+                # The commit refuses it too, but dash(1) does not look at what close(2) returns.
+                mounts.check_found(found, wanted)
             row.check_looked(self._base, self.node.obj, self.caller, text, found)
             self._found = found
         except Exception:

@@ -25,6 +25,7 @@ from runtime.errors import (
 )
 from runtime.kernel import linux, orders
 from runtime.kernel.cgroups import Cgroup, Hierarchy
+from runtime.kernel.inotify import Watcher
 from runtime.kernel.spawn import Process, Spawner
 from runtime.texts import mounts
 from runtime.texts.mounts import Source
@@ -66,6 +67,7 @@ class Looker:
         hierarchy: Hierarchy,
         places: Places,
         live_cells: LiveCells,
+        watcher: Watcher,
         spawner: Spawner,
         nursery: trio.Nursery,
     ) -> None:
@@ -73,6 +75,7 @@ class Looker:
         self._hierarchy = hierarchy
         self._places = places
         self._live_cells = live_cells
+        self._watcher = watcher
         self._spawner = spawner
         self._nursery = nursery
         #: helpers by view, and by owner
@@ -87,6 +90,7 @@ class Looker:
         Raises for the first path that does not exist (``MissingError``) or that may not be
         given (``ExceedingError``); ``UnansweredError`` if there is no answer within a second.
         """
+        deadline = trio.current_time() + _SECONDS
         wanted = list(dict.fromkeys(paths))
         parent = self._agents.registry.parent_of(agent)
         if not wanted:
@@ -94,11 +98,14 @@ class Looker:
         if parent is None:
             ids = (agent.creator_uid, agent.creator_gid, agent.creator_groups)
             asker = Asker(agent.creator_uid, f"uid {agent.creator_uid}", self._hierarchy.helpers)
-            return await self._ask(ids, wanted, asker, None)
+            return await self._ask(ids, wanted, asker, None, deadline)
         live_cell = self._live_cells.get(parent.index)
+        if live_cell is None:
+            return {}
+        # Its program may run, and write this path, before the monitor has told who the keeper is.
+        with trio.move_on_at(deadline):
+            await live_cell.wait_settled(self._watcher)
         try:
-            if live_cell is None:
-                return {}
             keeper = live_cell.open_keeper()
         except OSError:
             return {}
@@ -107,7 +114,7 @@ class Looker:
             leaf = live_cell.node.child("look")
             words = f" in the view of {quote(parent.name)}"
             asker = Asker(parent.owner, f"agent {parent.index}", leaf, words)
-            return await self._ask(ids, wanted, asker, keeper)
+            return await self._ask(ids, wanted, asker, keeper, deadline)
         finally:
             os.close(keeper)
 
@@ -127,6 +134,7 @@ class Looker:
         paths: list[str],
         asker: Asker,
         keeper: int | None,
+        deadline: float,
     ) -> dict[str, Source]:
         running = max(
             self._running[asker.view] / _HELPERS_MAX, self._of[asker.owner] / _OWNERS_HELPERS_MAX
@@ -142,7 +150,7 @@ class Looker:
         self._begun(asker)
         try:
             asker.leaf.create(self._hierarchy.controllers)
-            answer = await self._run(spec, asker, keeper)
+            answer = await self._run(spec, asker, keeper, deadline)
         except OSError as error:
             raise UnansweredError(f"{quote(paths[0])}: cannot look up the path: {error}") from None
         finally:
@@ -163,7 +171,9 @@ class Looker:
             if asker.leaf.path != self._hierarchy.helpers.path:
                 asker.leaf.remove()
 
-    async def _run(self, spec: bytes, asker: Asker, keeper: int | None) -> bytes:
+    async def _run(
+        self, spec: bytes, asker: Asker, keeper: int | None, deadline: float
+    ) -> bytes:
         """What the helper answers, which is born in its leaf."""
         fds = []
         try:
@@ -175,7 +185,7 @@ class Looker:
             passed = [None, None, fds[2], fds[0], fds[1], *([] if keeper is None else [keeper])]
             process = await self._spawner.start(asker.leaf, words, owner=asker.owner, fds=passed)
             status: int | None = None
-            with trio.move_on_after(_SECONDS):
+            with trio.move_on_at(deadline):
                 status = await process.wait()
             if status is None:
                 process.kill()

@@ -90,6 +90,7 @@ class Supervisor(Subscriber):
             hierarchy=hierarchy,
             places=places,
             live_cells=live_cells,
+            watcher=watcher,
             spawner=spawner,
             nursery=nursery,
         )

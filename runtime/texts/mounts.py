@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
-from runtime.errors import MalformedError, QuotaError
+from runtime.errors import MalformedError, QuotaError, UnansweredError
 from runtime.ids import NO_BOOT, BootId
 from runtime.texts.names import check_absolute, check_name, quote
 
@@ -206,6 +206,13 @@ class Sources:
             return mount
         identity = found.identity if self.boot == boot else "*"
         return Mount(found.path, mount.target, mount.mode, mount.options, identity)
+
+
+def check_found(found: Collection[str], paths: Iterable[str]) -> None:
+    """``UnansweredError`` for a path that nobody could look at."""
+    for path in paths:
+        if path not in found:
+            raise UnansweredError(f"{quote(path)}: the look-up failed: write the line again")
 
 
 EXPLICIT_ROOT: Final = "explicit_root:"
