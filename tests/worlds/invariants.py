@@ -793,12 +793,15 @@ def _check_items(events: list[dict[str, Any]]) -> Iterator[str]:
     for beginning, field_name, endings in _PAIRS:
         begun: set[str] = set()
         ended: set[str] = set()
+        children: set[str] = set()
         for event in events:
             name = event.get(field_name, "")
             if event["type"] == beginning:
-                if event.get("pid") == "" and name in ended:  # another child of the name
-                    begun.discard(name)
-                    ended.discard(name)
+                if event.get("pid") == "":
+                    children.add(name)
+                    if name in ended:  # another child of the name
+                        begun.discard(name)
+                        ended.discard(name)
                 if name in begun | ended:
                     yield f"{beginning} of {name} again"
                 begun.add(name)
@@ -807,6 +810,9 @@ def _check_items(events: list[dict[str, Any]]) -> Iterator[str]:
                 if beginning == "task.start" and name not in begun:
                     continue
                 if name in ended:
+                    # a child that was reset may be stopped before it starts again
+                    if name in children and event["status"] == "cancelled" and not event["exit"]:
+                        continue
                     yield f"{event['type']} of {name} after an end"
                 if name not in begun:
                     yield f"{event['type']} of {name}, which never began"
