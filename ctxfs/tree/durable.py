@@ -283,11 +283,12 @@ class DurableNode(Node):
     def create(self, call: Call, name: str, mode: int, flags: int) -> tuple[Node, OpenFile]:
         self._check_making(call)
         access = os.O_RDONLY if flags & os.O_ACCMODE == os.O_RDONLY else os.O_RDWR
-        mode = _kept(stat.S_IFREG | mode & 0o7777)
+        mode = stat.S_IFREG | mode & 0o7777
         try:
             with self._making_as(call):
                 fd = os.open(
-                    name, access | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=self.fd
+                    name, access | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _kept(mode),
+                    dir_fd=self.fd,
                 )
         except FileExistsError:
             if flags & os.O_EXCL:

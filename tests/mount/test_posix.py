@@ -123,6 +123,20 @@ def test_two_plain_directories_answer_alike() -> None:
              derandomize=True)
 
 
+def test_only_the_umask_of_who_makes_a_file_takes_bits_of_its_mode(shared_daemon: Daemon) -> None:
+    with _shared(shared_daemon, "umask") as made, made.fresh(()):
+        for user in range(len(_USERS)):
+            made.do((user, "umask", (0,)))
+            for verb, arguments in (
+                ("open", (0, f"open-{user}", os.O_RDONLY | os.O_CREAT, 0o777)),
+                ("open", (0, f"excl-{user}", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)),
+                ("mkdir", (f"mkdir-{user}", 0o777)),
+                ("mkfifo", (f"mkfifo-{user}", 0o666)),
+            ):
+                made.do((user, verb, arguments))
+        made.compare()
+
+
 def test_a_space_answers_as_the_filesystem_behind_it(shared_daemon: Daemon) -> None:
     with _shared(shared_daemon, "short") as made:
         _run(made, len(_USERS), _PRELUDE, max_examples=60, stateful_step_count=40,

@@ -262,7 +262,11 @@ class Worker:
         return os.pwrite(self._fd(slot), data, offset)
 
     def seek(self, slot: int, offset: int, whence: int) -> int:
-        return os.lseek(self._fd(slot), offset, whence)
+        fd = self._fd(slot)
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            # every other offset in a directory is a number of its filesystem's own
+            return os.lseek(fd, 0, os.SEEK_SET)
+        return os.lseek(fd, offset, whence)
 
     def holes(self, slot: int, offset: int, whence: int) -> tuple[object, int]:
         """What SEEK_DATA or SEEK_HOLE finds, and the size; the offset stays."""
