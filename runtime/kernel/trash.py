@@ -1,8 +1,8 @@
 """Removing trees that agents made: renamed away at once, removed beside the event loop.
 
 A tree may be as large and as deep as an agent liked to make it: deeper than a path is
-long, and than descriptors last. So each directory is taken out of its tree first, and all
-are emptied side by side.
+long, and than descriptors last. So what is deep in a tree is taken out of it first, and
+emptied beside it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import trio
 
 #: entries that a thread removes before it can be left
 _BATCH: Final = 2000
+#: levels of a tree that are emptied from within it
+_DEPTH: Final = 4
 #: collects what is discarded in this time for one thread: a thread for each costs the loop more
 _COLLECT_SECONDS: Final = 0.1
 
@@ -55,7 +57,7 @@ class Trash:
                 if not is_directory:
                     done = top.unlink(name)
                 else:
-                    done, left = self._empty(top, name, left)
+                    done, left = self._empty(top, top, name, left, _DEPTH)
                 if not done:
                     stuck.add(name)
                 left -= 1
@@ -63,27 +65,30 @@ class Trash:
                     return True
             return any(name not in stuck for name, _ in top.entries())
 
-    def _empty(self, top: _Directory, name: str, left: int) -> tuple[bool, int]:
-        """Unlinks what is in a directory, or takes it to the top, and removes it if no
-        more than ``left`` entries were there; what is left of those."""
+    def _empty(
+        self, top: _Directory, parent: _Directory, name: str, left: int, depth: int
+    ) -> tuple[bool, int]:
+        """Removes a directory, if no more than ``left`` entries were there, and what is left
+        of those. What is deeper than ``depth``, or cannot be removed, it takes to the top."""
         try:
-            top.open_up(name)
-            with _Directory(name, top.fd) as directory:
+            parent.open_up(name)
+            with _Directory(name, parent.fd) as directory:
                 for entry, is_directory in directory.entries():
                     left -= 1
                     if left <= 0:
                         return True, 0
-                    if is_directory:
-                        directory.open_up(entry)
-                        os.rename(
-                            entry,
-                            secrets.token_hex(8),
-                            src_dir_fd=directory.fd,
-                            dst_dir_fd=top.fd,
-                        )
-                    else:
+                    if not is_directory:
                         os.unlink(entry, dir_fd=directory.fd)
-            os.rmdir(name, dir_fd=top.fd)
+                        continue
+                    done = False
+                    if depth:
+                        done, left = self._empty(top, directory, entry, left, depth - 1)
+                        if left <= 0:
+                            return True, 0
+                    if not done:
+                        directory.open_up(entry)
+                        directory.move(entry, top)
+            os.rmdir(name, dir_fd=parent.fd)
         except OSError:
             return False, left
         return True, left
@@ -115,12 +120,17 @@ class _Directory:
 
     def open_up(self, name: str) -> None:
         """Without root, a directory is closed to the daemon if its agent closed it."""
+        if os.geteuid() == 0:
+            return
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(name, flags, dir_fd=self.fd)
         try:
             os.chmod(f"/proc/self/fd/{fd}", 0o700)
         finally:
             os.close(fd)
+
+    def move(self, name: str, to: _Directory) -> None:
+        os.rename(name, secrets.token_hex(8), src_dir_fd=self.fd, dst_dir_fd=to.fd)
 
     def unlink(self, name: str) -> bool:
         try:
