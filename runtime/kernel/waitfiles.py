@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from pathlib import Path
 from typing import Final
 
 import trio
 
-#: A reader may have looked the FIFO up before it was replaced and open it after.
 from runtime.ids import WaitFileName
 
-_RELEASES: Final = 10
-_RELEASE_SECONDS: Final = 0.1
+#: A reader may have looked the FIFO up before it was replaced and open it after: pauses before
+#: the release is repeated.
+_REPEAT_SECONDS: Final = (0.1, 0.2, 0.7)
 
 
 class WaitFiles:
@@ -46,21 +47,35 @@ class WaitFiles:
     def release(self, token: WaitFileName) -> None:
         """Lets all readers go, those that are just opening it too; idempotent."""
         path = self.path(token)
-        try:
-            held = os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
+        held = self._hold(path)
+        if held is None:
             return
         temporary = path.with_name(f"{token}.ended")
         self._make_empty(temporary)
         os.replace(temporary, path)
+        self._let_go(held)
+
+    def remove(self, token: WaitFileName) -> None:
+        path = self.path(token)
+        held = self._hold(path)
+        path.unlink(missing_ok=True)
+        if held is not None:
+            self._let_go(held)
+
+    @staticmethod
+    def _hold(path: Path) -> int | None:
+        """The FIFO, which somebody may read; None if it was released, or is not there."""
+        try:
+            if not stat.S_ISFIFO(os.lstat(path).st_mode):
+                return None
+            return os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+
+    def _let_go(self, held: int) -> None:
         self._nudge(held)
         self._released.append(held)
         self._wake.set()
-
-    def remove(self, token: WaitFileName) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self.release(token)
-            self.path(token).unlink()
 
     def keep(self, tokens: set[WaitFileName]) -> None:
         """Removes what belongs to no agent any more."""
@@ -71,7 +86,7 @@ class WaitFiles:
     @staticmethod
     def _nudge(held: int) -> None:
         path, flags = f"/proc/self/fd/{held}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
-        # ENXIO: nobody reads; ENOENT: it was an empty file already
+        # ENXIO: nobody reads
         with contextlib.suppress(OSError):
             try:
                 fd = os.open(path, flags)
@@ -86,8 +101,8 @@ class WaitFiles:
             await self._wake.wait()
             self._wake = trio.Event()
             due, self._released = self._released, []
-            for _ in range(_RELEASES):
-                await trio.sleep(_RELEASE_SECONDS)
+            for seconds in _REPEAT_SECONDS:
+                await trio.sleep(seconds)
                 for held in due:
                     self._nudge(held)
             for held in due:
