@@ -17,7 +17,7 @@
  * stays until a daemon has acted on the end, or until the keeper that it must tell about
  * the end is gone.
  *
- * OUT and LOG are directories, created if missing, for standard output and error. With
+ * OUT and LOG are directories, created for the first data, for standard output and error. With
  * "-" for LOG, both go to OUT, in the order in which they were written. REPLY is "-" or
  * another directory: it receives the lines of the output that begin with {.
  * Output is kept in segments, named by the offset of their first byte. When a segment
@@ -131,7 +131,8 @@ static void give_up(const char *what)
 
 /* A kept stream and its segments. */
 struct stream {
-	int directory;
+	const char *path;
+	int directory;		/* opened for the first data: most programs say nothing */
 	int file;
 	unsigned long long start, size, previous;
 	unsigned long long segment;
@@ -208,18 +209,20 @@ static void open_last(struct stream *s)
 	open_segment(s);
 }
 
-/* Continues after an earlier run of the same incarnation. */
-static void open_stream(struct stream *s, const char *path, long long log_max)
+static void begin_stream(struct stream *s, const char *path, long long log_max)
 {
-	mkdir(path, 0700);
-	s->directory = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (s->directory < 0)
-		give_up(path);
+	*s = (struct stream){.path = path, .directory = -1, .file = -1};
 	s->segment = log_max / 2 > 4096 ? log_max / 2 : 4096;
-	s->guarded = false;
-	s->lost = s->left = 0;
-	s->matched = 0;
-	open_last(s);
+}
+
+/* Continues after an earlier run of the same incarnation. */
+static bool open_stream(struct stream *s)
+{
+	mkdir(s->path, 0700);
+	s->directory = open(s->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (s->directory >= 0)
+		open_last(s);
+	return s->directory >= 0;
 }
 
 static void next_segment(struct stream *s)
@@ -315,6 +318,10 @@ static void append_guarded(struct stream *s, const char *data, size_t length)
 
 static void append(struct stream *s, const char *data, size_t length)
 {
+	if (s->directory < 0 && !open_stream(s)) {
+		s->lost += length;
+		return;
+	}
 	flock(s->directory, LOCK_EX);
 	if (s->guarded)
 		append_guarded(s, data, length);
@@ -630,11 +637,11 @@ int main(int argc, char **argv)
 	shared = !strcmp(order.log, "-");
 	replies = strcmp(order.reply, "-") != 0;
 	lifeline = open(order.lifeline, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-	open_stream(&out, order.out, order.log_max);
+	begin_stream(&out, order.out, order.log_max);
 	if (!shared)
-		open_stream(&log, order.log, order.log_max);
+		begin_stream(&log, order.log, order.log_max);
 	if (replies)
-		open_stream(&reply, order.reply, order.log_max);
+		begin_stream(&reply, order.reply, order.log_max);
 	make_pipe(out_pipe, order.uid);
 	if (!shared)
 		make_pipe(log_pipe, order.uid);

@@ -56,8 +56,13 @@ class Documents:
         if agent.result_from_output:
             self._journal.update(agent, result_from_output=False)
 
+    def prepare(self, agent: Agent) -> None:
+        """The incarnation's own directory, for what is about to run; ``NoSpaceError``."""
+        if ensure_directory(self.directory(agent), agent.created):
+            self.made(agent.owner)
+
     def ensure(self, agent: Agent) -> None:
-        """Its directories, for what is about to be written, or to run; ``NoSpaceError``."""
+        """The directories of its documents, for what is about to be written; ``NoSpaceError``."""
         artifact = self.path(agent, "artifact")
         if not artifact.is_dir():
             ensure_directory(artifact.parent, agent.created, mode=0o700)

@@ -25,7 +25,7 @@ from runtime.kernel import linux
 from runtime.records.change import EVENTS, RUNTIME, Change, Subscriber
 from runtime.records.history import History
 from runtime.records.items import Items
-from runtime.records.lifecycle import AFTERWARDS, BEFOREHAND, LIVE, Effect, Status
+from runtime.records.lifecycle import AFTERWARDS, BEFOREHAND, Effect
 from runtime.records.model import Agent, Session
 from runtime.records.registry import Registry
 from runtime.records.sessions import Sessions
@@ -279,7 +279,7 @@ class Journal:
                 for (index, file), some in itertools.groupby(change.lines, lambda line: line[:2]):
                     session, fields = sessions[index], [line[2] for line in some]
                     lines = self._number(session, file, fields, now)
-                    if not self._hold(session, file, lines, merged):
+                    if not self._hold(session, file, lines):
                         posted += self._post(session, file, lines)
                 for index, session in sessions.items():
                     session.updated = now
@@ -413,22 +413,13 @@ class Journal:
         )
         return "\n".join(texts)
 
-    def _hold(
-        self,
-        session: Session,
-        file: str,
-        lines: str,
-        merged: dict[AgentIndex, tuple[Agent, dict[str, Any]]],
-    ) -> bool:
-        """Inside the transaction: keeps events of an agent that does not run in the store, as long
-        as they are few. A file and its directories would take far more of the disk."""
+    def _hold(self, session: Session, file: str, lines: str) -> bool:
+        """Inside the transaction: keeps events in the store as long as they are few. A file and
+        its directories take far more of the disk, and of the time of an agent that ends soon."""
         if session.held is None or file != EVENTS:
             return False
-        agent, values = merged.get(session.agent_index, (None, {}))
-        agent = agent or self._registry.get(session.agent_index)
-        status = values.get("status", agent.status if agent is not None else Status.NEW)
         size = session.held + len(lines.encode()) + 1
-        if status in LIVE or size > _HELD_MAX:
+        if size > _HELD_MAX:
             return False
         self._store.hold(session.index, lines + "\n")
         session.held = size

@@ -65,6 +65,12 @@ def make(mounted: Mounted, agent: Agent, path: str) -> None:
         mounted.close(info.fh)
 
 
+def tell_much(mounted: Mounted, agent: Agent) -> None:
+    """One event, after which the store holds the events no longer, and a start."""
+    with mounted.agents.journal.changing() as change:
+        change.move(agent, Cue.START, reason="x" * 2048)
+
+
 def test_looking_at_everything_makes_nothing(mounted: Mounted) -> None:
     for path in (D, S, f"{S}/context", *DIRECTORIES):
         for name in mounted.list(path):
@@ -147,8 +153,7 @@ def test_events_are_the_same_before_and_after_they_have_a_file(
         assert before.count("\n") == 2
         assert mounted.stat(path).st_size == len(before)
         assert on_disk(mounted) == []
-        with mounted.agents.journal.changing() as change:
-            change.move(agent, Cue.START)
+        tell_much(mounted, agent)
         after = mounted.get(path)
         assert after.startswith(before) and after.count("\n") == 3
         assert mounted.read(fh, len(before)).decode() == after[len(before) :]
@@ -167,7 +172,7 @@ def test_many_events_get_a_file(mounted: Mounted, agent: Agent) -> None:
     assert (mounted.world.state / "home/1000/agent/x/default/events.jsonl").exists()
 
 
-def test_a_start_without_room_for_its_events_is_refused(
+def test_a_change_without_room_for_its_events_is_refused(
     mounted: Mounted, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = mounted.get(f"{S}/events.jsonl")
@@ -177,9 +182,16 @@ def test_a_start_without_room_for_its_events_is_refused(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "mkdir", full)
-        with pytest.raises(Exception, match="full"), mounted.agents.journal.changing() as change:
-            change.move(agent, Cue.START)
+        with pytest.raises(Exception, match="full"):
+            tell_much(mounted, agent)
     assert agent.status == "new" and mounted.get(f"{S}/events.jsonl") == before
+
+
+def test_a_short_life_leaves_no_file_of_its_events(mounted: Mounted, agent: Agent) -> None:
+    with mounted.agents.journal.changing() as change:
+        change.move(agent, Cue.START)
+    assert mounted.get(f"{S}/events.jsonl").count("\n") == 2
+    assert on_disk(mounted) == []
 
 
 def test_what_is_held_is_there_after_a_crash(mounted: Mounted, agent: Agent) -> None:

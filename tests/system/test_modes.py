@@ -468,6 +468,7 @@ def test_a_once_agent_is_aborted_and_runs_again(daemon: Daemon, name: str) -> No
 
     for run in ("r1", "r2"):
         wait_until(partial(says, run), "the run says so")
+        wait_status(agent, "busy")  # what it says may be there first
         write(agent / "ctl", f"abort {run}")
         wait_until(lambda: not read(agent, "run"), "the run is over")
         assert read(agent, "status") == "paused\n"

@@ -494,7 +494,11 @@ class FullDisk:
         return self._db.execute(sql, *args)
 
 
-@pytest.fixture(params=["COMMIT", "UPDATE agents", "INSERT INTO outbox", "UPDATE sessions"])
+@pytest.fixture(
+    params=[
+        "COMMIT", "UPDATE agents", "INSERT INTO outbox", "INSERT INTO held", "UPDATE sessions"
+    ]
+)  # fmt: skip
 def statement(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -506,7 +510,8 @@ def fill_disk(world: World, monkeypatch: pytest.MonkeyPatch, statement: str) -> 
 def test_a_change_that_cannot_be_committed_changes_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch, statement: str
 ) -> None:
-    agent = world.agents.births.create(operator(1), "x")
+    held = statement == "INSERT INTO held"
+    agent = world.agents.births.create(operator(1), "x") if held else with_files(world, "x")
     session = world.agents.sessions.get(agent.session)
     assert session is not None
     before, was, lines = agent.dump(), session.dump(), world.lines(agent)
@@ -523,7 +528,8 @@ def test_a_change_that_cannot_be_committed_changes_nothing(
     assert world.told.agents == []
     world.agents.journal.commit(change)
     assert (agent.model, session.state) == ("m", "done")
-    assert json.loads(world.lines(agent)[-1])["id"] == "e2"
+    assert world.lines(agent)[:-1] == lines
+    assert json.loads(world.lines(agent)[-1])["id"] == f"e{len(lines) + 1}"
 
 
 @pytest.mark.parametrize("statement", ["COMMIT", "INSERT INTO agents", "INSERT INTO sessions"])
@@ -605,10 +611,10 @@ def test_several_changes_of_one_agent_are_one(world: World) -> None:
 
 
 def with_files(world: World, name: str) -> Agent:
-    """An agent whose events are in a file, as those of one that has run."""
+    """An agent whose events are in a file, as those of one that has many; two lines so far."""
     agent = world.live(world.agents.births.create(operator(1), name))
     change = Change()
-    change.event(agent.session, "agent.status", name)
+    change.event(agent.session, "agent.status", name, reason="x" * 2048)
     world.agents.journal.commit(change)
     return agent
 
