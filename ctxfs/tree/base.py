@@ -115,7 +115,8 @@ class Base:
     # of an agent
 
     def output(self, agent: Agent, name: str) -> Segments:
-        return Segments(self.runtime.agents.documents.directory(agent) / name)
+        last = agent.last_line if name == "log" else ""
+        return Segments(self.runtime.agents.documents.directory(agent) / name, last=last)
 
     def working_directory(self, agent: Agent) -> str:
         return working_directory(self.runtime.agents, agent)

@@ -126,7 +126,6 @@ class Starter:
             fds = stack.enter_context(self._passed_files(plan, keeper))
             stdin = command.open_input() if command.open_input is not None else _null()
             stack.callback(os.close, stdin)
-            command.out.parent.mkdir(mode=0o700, exist_ok=True)
             await self._monitor(
                 agent,
                 execution,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +19,22 @@ class Segment:
     path: Path
     start: int
     size: int
+    #: what it holds, if that is in no file
+    data: bytes | None = None
+
+    def read(self, offset: int, length: int) -> bytes:
+        """``FileNotFoundError`` if it was removed meanwhile."""
+        if self.data is not None:
+            return self.data[offset : offset + length]
+        with open(self.path, "rb") as file:
+            return os.pread(file.fileno(), length, offset)
 
 
 class Segments:
-    """A view of ``out`` or ``log`` as it is at one moment."""
+    """A view of ``out`` or ``log`` as it is at one moment; ``last`` is a line of the runtime's own
+    that follows what is in files."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, last: str = "") -> None:
         self.segments: list[Segment] = []
         try:
             entries = sorted(
@@ -34,12 +45,24 @@ class Segments:
                 self.segments.append(Segment(Path(entry.path), int(entry.name), size))
         except FileNotFoundError:
             pass
+        if last:
+            self._add_line(directory, last)
         dropped = self.segments[0].start if self.segments else 0
         self.header = (
             f"ctxfs: {dropped} bytes of older output dropped (log_max)\n…".encode()
             if dropped
             else b""
         )
+
+    def _add_line(self, directory: Path, text: str) -> None:
+        data = _line(text)
+        with suppress(FileNotFoundError):
+            for segment in reversed(self.segments):
+                if segment.size:
+                    within = segment.read(segment.size - 1, 1) != b"\n"
+                    data = b"\n" + data if within else data
+                    break
+        self.segments.append(Segment(directory, self.end, len(data), data))
 
     @property
     def size(self) -> int:
@@ -57,8 +80,7 @@ class Segments:
                 offset -= segment.size
                 continue
             try:
-                with open(segment.path, "rb") as file:
-                    part = os.pread(file.fileno(), min(left, segment.size - offset), offset)
+                part = segment.read(offset, min(left, segment.size - offset))
             except FileNotFoundError:
                 return b""
             parts.append(part)
@@ -89,7 +111,11 @@ class Segments:
 
 def append_line(directory: Path, text: str, log_max: int) -> None:
     """One line of the runtime's own at the end of a ``log``, whose last may have no newline."""
-    append(directory, f"ctxfs: {text}\n".encode(), log_max, whole_lines=True)
+    append(directory, _line(text), log_max, whole_lines=True)
+
+
+def _line(text: str) -> bytes:
+    return f"ctxfs: {text}\n".encode()
 
 
 def append(directory: Path, data: bytes, log_max: int, *, whole_lines: bool = False) -> None:

@@ -90,7 +90,6 @@ class Beginner:
 
     def add_start(self, change: Change, agent: Agent) -> None:
         """Adds that a cell is made; in mode ``once`` the run has no other."""
-        self._agents.documents.prepare(agent)
         run = self._agents.registry.next_run(agent) if not agent.how.holds_cell else ""
         if agent.result_from_output:  # of the run before
             self._agents.documents.write(agent, "result.md", b"")

@@ -148,14 +148,13 @@ class Recorder:
                 log.error("%s: cannot keep the result: %s", agent.name, error.strerror)
             add_run_end(change, agent, record, outcome, reason, usage)
         self._end_message(change, agent, outcome, reason)
-        with contextlib.suppress(OSError):
-            directory = self._agents.documents.directory(agent) / "log"
-            line = f"{agent.run or 'it'} ended: {outcome} {reason}"
-            output.append_line(directory, line, self._agents.settings.log_max(agent))
+        line = f"{agent.run or 'it'} ended: {outcome} {reason}"
         if self._restarts(agent, outcome, live_cell):
             self._agents.tasks.add_ends(change, agent, TaskCue.CANCEL, reason)
-            self._add_restart(change, agent, reason)
+            self._add_restart(change, agent, reason, line)
         else:
+            # in the record: the log of most agents has no other line, and needs no file
+            change.set(agent, last_line=line)
             self._agents.ends.record(change, agent, Cue.ENDED, outcome, reason)
         change.set(agent, usage=usage)
         why = because_of(agent.owner)
@@ -180,7 +179,7 @@ class Recorder:
         lasted = time.time() - agent.started
         return 1 if lasted >= _LAST_BACK_OFF else agent.restarts + 1
 
-    def _add_restart(self, change: Change, agent: Agent, reason: str) -> None:
+    def _add_restart(self, change: Change, agent: Agent, reason: str, ended: str) -> None:
         number = self._restart_number(agent)
         delay = min(_FIRST_BACK_OFF * 2 ** (number - 1), _LAST_BACK_OFF)
         change.set(
@@ -198,8 +197,8 @@ class Recorder:
         with contextlib.suppress(OSError):
             directory = self._agents.documents.directory(agent) / "log"
             maximum = self._agents.settings.config.restart_max
-            line = f"restart {number} of {maximum} in {delay:g} s"
-            output.append_line(directory, line, self._agents.settings.log_max(agent))
+            for line in (ended, f"restart {number} of {maximum} in {delay:g} s"):
+                output.append_line(directory, line, self._agents.settings.log_max(agent))
 
     def clear(self, agent: Agent) -> None:
         """What an end that is recorded leaves goes: its cgroup, and its record."""

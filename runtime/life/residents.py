@@ -263,7 +263,7 @@ class Resident:
     async def _listen(self) -> None:
         """What the program says, from what has been recorded on."""
         directory = self._listener.directory
-        directory.mkdir(mode=0o700, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         wakeup = Wakeup()
         who = Payer(self._agent.owner, self._agent.name)
         with self._watcher.watching(directory, wakeup):

@@ -36,7 +36,7 @@ class Tail:
         self, watcher: Watcher, gentle: Gentle, who: Payer
     ) -> AsyncGenerator[str, None]:
         """Pieces of text, as they come, until cancelled."""
-        self._directory.mkdir(mode=0o700, exist_ok=True)
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         wakeup = Wakeup()
         with watcher.watching(self._directory, wakeup):
             while True:

@@ -17,7 +17,7 @@
  * stays until a daemon has acted on the end, or until the keeper that it must tell about
  * the end is gone.
  *
- * OUT and LOG are directories, created for the first data, for standard output and error. With
+ * OUT and LOG are directories for standard output and error, created for the first data. With
  * "-" for LOG, both go to OUT, in the order in which they were written. REPLY is "-" or
  * another directory: it receives the lines of the output that begin with {.
  * Output is kept in segments, named by the offset of their first byte. When a segment
@@ -215,10 +215,26 @@ static void begin_stream(struct stream *s, const char *path, long long log_max)
 	s->segment = log_max / 2 > 4096 ? log_max / 2 : 4096;
 }
 
+/* Makes a directory, and those above it that are missing. */
+static void make_directory(const char *path)
+{
+	char above[4096], *slash;
+
+	if (mkdir(path, 0700) == 0 || errno != ENOENT ||
+	    snprintf(above, sizeof above, "%s", path) >= (int)sizeof above)
+		return;
+	slash = strrchr(above, '/');
+	if (!slash || slash == above)
+		return;
+	*slash = 0;
+	make_directory(above);
+	mkdir(path, 0700);
+}
+
 /* Continues after an earlier run of the same incarnation. */
 static bool open_stream(struct stream *s)
 {
-	mkdir(s->path, 0700);
+	make_directory(s->path);
 	s->directory = open(s->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (s->directory >= 0)
 		open_last(s);

@@ -56,11 +56,6 @@ class Documents:
         if agent.result_from_output:
             self._journal.update(agent, result_from_output=False)
 
-    def prepare(self, agent: Agent) -> None:
-        """The incarnation's own directory, for what is about to run; ``NoSpaceError``."""
-        if ensure_directory(self.directory(agent), agent.created):
-            self.made(agent.owner)
-
     def ensure(self, agent: Agent) -> None:
         """The directories of its documents, for what is about to be written; ``NoSpaceError``."""
         artifact = self.path(agent, "artifact")

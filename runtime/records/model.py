@@ -140,6 +140,8 @@ class Agent(AgentConfiguration):
     made_to_start: bool = False
     outcome: str = ""
     reason: str = ""
+    #: the last line of its log, of its end, which is in no file
+    last_line: str = ""
     #: why it is ending, fixed when that begins: the first cause wins
     cause: tuple[str, str] | None = None
     #: who caused that, as in ``by`` of events

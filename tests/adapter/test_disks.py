@@ -237,7 +237,8 @@ def test_what_is_not_in_memory_is_read_by_a_thread(
     assert mounted.read(fh, LARGE - 3, 100) == b"xxx"
     assert watched.taken() == [("pread", False)]
     with mounted.agents.journal.changing() as change:
-        change.move(mounted.make("x"), Cue.START)  # from then on its events are in a file
+        # so many that they are in a file
+        change.move(mounted.make("x"), Cue.START, reason="x" * 2048)
     events = mounted.open("home/0/agent/x/session/default/events.jsonl")
     assert b"agent.create" in mounted.read(events)
     assert watched.taken() == [("pread", False)]

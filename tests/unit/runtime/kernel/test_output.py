@@ -167,3 +167,23 @@ def test_what_the_daemon_appends_is_limited_as_the_monitors_is(tmp_path: Path) -
     assert sum(segment.size for segment in kept.segments) <= 2 * (segment_max(16384) + 1000)
     assert kept.end == 100_000
     assert kept.since(99_999, 10) == (b"x", 100_000)
+
+
+@pytest.mark.parametrize("said", [b"", b"one\n", b"one"])
+def test_a_last_line_follows_what_is_in_files(tmp_path: Path, said: bytes) -> None:
+    if said:
+        append(tmp_path / "log", said, 8192)
+    output = Segments(tmp_path / "log", last="r1 ended")
+    line = b"ctxfs: r1 ended\n"
+    whole = said + (b"\n" if said == b"one" else b"") + line
+    assert (output.size, output.end) == (len(whole), len(whole))
+    assert output.read(0, 100) == whole
+    assert output.read(len(whole) - 6, 3) == b"end"
+    assert output.tail(len(line)) == line
+    assert output.since(len(said), 100) == (whole[len(said) :], len(whole))
+
+
+def test_a_last_line_follows_a_segment_that_was_just_begun(tmp_path: Path) -> None:
+    append(tmp_path, b"x" * 10, 8192)
+    (tmp_path / f"{10:020d}").touch()
+    assert Segments(tmp_path, last="end").read(0, 100) == b"x" * 10 + b"\nctxfs: end\n"

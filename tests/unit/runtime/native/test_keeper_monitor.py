@@ -521,6 +521,21 @@ def test_what_fits_is_kept_in_one_segment(run: Run) -> None:
     assert len(run.output()) == 4000
 
 
+def test_what_says_nothing_makes_no_directories(run: Run) -> None:
+    run.directory.rmdir()
+    run.start(script="exit 0")
+    run.wait_end()
+    assert not run.directory.exists()
+
+
+def test_the_first_data_make_the_directories(run: Run) -> None:
+    run.directory.rmdir()
+    run.start(script="echo said >&2")
+    run.wait_end()
+    assert os.listdir(run.directory) == ["log"]
+    assert run.output("log") == b"said\n"
+
+
 def test_a_later_run_goes_on_where_the_earlier_left_off(tmp_path: Path, run: Run) -> None:
     (run.directory / "out").mkdir()
     (run.directory / "out" / f"{100:020d}").write_bytes(b"earlier\n")
