@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import pwd
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from runtime.cell import trees
 from runtime.errors import MalformedError, WrongStateError
 from runtime.ids import RunId
 from runtime.kernel import linux, orders
+from runtime.kernel.users import find_user
 from runtime.records.model import Agent
 from runtime.texts import mounts
 from runtime.texts.names import parse_env_line, quote, split_command
@@ -148,10 +148,8 @@ def _lines(text: str) -> list[str]:
 
 def environment(agents: Agents, agent: Agent, places: Places) -> dict[str, str]:
     """All that a program is started with, besides descriptors 0 to 2."""
-    try:
-        user = pwd.getpwuid(agent.uid).pw_name
-    except KeyError:
-        user = str(agent.uid)
+    entry = find_user(agent.uid)
+    user = entry.pw_name if entry is not None else str(agent.uid)
     session = agents.sessions.get(agent.session)
     root = str(places.mount)
     values = {
@@ -219,10 +217,9 @@ def _base_view(agents: Agents, agent: Agent, places: Places) -> Iterator[tuple[s
         yield bind(source, "/")
         return
     for entry in agents.settings.config.base_view:
-        path = Path(entry)
-        if path.is_symlink():
-            yield ("symlink", os.readlink(path), entry)
-        else:
+        try:
+            yield ("symlink", os.readlink(entry), entry)
+        except OSError:  # it is no link, or not there
             yield bind(entry, entry, "rt")
     yield from (("dir", "0755", "/run"), ("dir", "0755", "/var"))
     yield from (("symlink", "../run", "/var/run"), ("tmpfs", "0755", "/var/tmp"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pwd
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +10,7 @@ from typing import Any, Final
 import yaml
 
 from runtime.errors import MalformedError, StartupError
+from runtime.kernel.users import find_user
 from runtime.texts import policy
 from runtime.texts.context import LIMIT_MIN
 from runtime.texts.names import parse_duration, parse_size
@@ -60,9 +60,8 @@ class Config:
 
     def agent_ids(self) -> tuple[int, int]:
         """uid and gid of agents whose creator is root (passwd(5))."""
-        try:
-            entry = pwd.getpwnam(self.agent_user)
-        except KeyError:
+        entry = find_user(self.agent_user)
+        if entry is None:
             return FALLBACK_AGENT_ID, FALLBACK_AGENT_ID
         return entry.pw_uid, entry.pw_gid
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, Final, Self
 
 from runtime.ids import (
@@ -234,15 +235,16 @@ class Agent(AgentConfiguration):
 
     def dump(self) -> dict[str, Any]:
         """All but the index, not copied: for serialising at once."""
-        return {name: getattr(self, name) for name in _AGENT_FIELDS}
+        return dict(zip(_AGENT_FIELDS, _agent_values(self), strict=True))
 
     @staticmethod
     def row(values: dict[str, Any]) -> dict[str, Any]:
         """What the store keeps of these: most fields of most agents have their defaults."""
+        default_of = _LEFT_OUT.get
         return {
             name: value
             for name, value in values.items()
-            if name not in _LEFT_OUT or value != _LEFT_OUT[name]
+            if value is not (default := default_of(name, MISSING)) and value != default
         }
 
     @classmethod
@@ -287,7 +289,7 @@ class Session:
 
     def dump(self) -> dict[str, Any]:
         """All but the index, not copied: for putting back at once."""
-        return {name: getattr(self, name) for name in _SESSION_FIELDS}
+        return dict(zip(_SESSION_FIELDS, _session_values(self), strict=True))
 
     def record(self) -> dict[str, Any]:
         """The same as a row, in which ``agent_index`` has its first name: a daemon of an older
@@ -304,6 +306,8 @@ class Session:
 
 
 _AGENT_FIELDS: Final = tuple(f.name for f in fields(Agent) if f.name != "index")
+# each commit reads all of them
+_agent_values: Final = attrgetter(*_AGENT_FIELDS)
 #: Fields that a row does not have where they are this. A default belongs to the state's format: one
 #: that changes must be written to the rows first. Not those that ``load`` finds otherwise.
 _LEFT_OUT: Final = {
@@ -313,3 +317,4 @@ _LEFT_OUT: Final = {
     and (f.default is not MISSING or f.default_factory is not MISSING)
 }
 _SESSION_FIELDS: Final = tuple(f.name for f in fields(Session) if f.name != "index")
+_session_values: Final = attrgetter(*_SESSION_FIELDS)

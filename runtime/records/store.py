@@ -19,6 +19,7 @@ from runtime.errors import NoSpaceError, StartupError
 from runtime.ids import AgentIndex, Incarnation, ItemIndex, SessionIndex
 from runtime.records.items import KINDS, LONG_ABOVE, Item, LongText
 from runtime.records.model import Agent, Session
+from runtime.texts.names import dump_json
 
 _RESERVE: Final = 512 << 10
 #: what is written between two checkpoints, and how long the WAL may be after one, in bytes
@@ -349,7 +350,7 @@ class Store:
         self._db.execute(
             f"DELETE FROM texts WHERE item=? AND field NOT IN ({marks})", (index, *elsewhere)
         )
-        self._db.execute("UPDATE items SET data=? WHERE idx=?", (_dump(short), index))
+        self._db.execute("UPDATE items SET data=? WHERE idx=?", (dump_json(short), index))
 
     def read_text(self, index: ItemIndex, field: str) -> str:
         """A long text of an item; empty if the item was removed."""
@@ -405,7 +406,7 @@ class Store:
     def insert_session(self, session: Session) -> SessionIndex:
         cursor = self._db.execute(
             "INSERT INTO sessions (owner, agent, name, removed, data) VALUES (?,?,?,?,?)",
-            (session.owner, session.agent, session.name, False, _dump(session.record())),
+            (session.owner, session.agent, session.name, False, dump_json(session.record())),
         )
         assert cursor.lastrowid is not None
         return SessionIndex(cursor.lastrowid)
@@ -414,12 +415,13 @@ class Store:
         """The same of a session."""
         if _SESSION_COLUMNS.isdisjoint(changed):
             self._db.execute(
-                "UPDATE sessions SET data=? WHERE idx=?", (_dump(session.record()), session.index)
+                "UPDATE sessions SET data=? WHERE idx=?",
+                (dump_json(session.record()), session.index),
             )
             return
         self._db.execute(
             "UPDATE sessions SET owner=?, removed=?, data=? WHERE idx=?",
-            (session.owner, session.removed, _dump(session.record()), session.index),
+            (session.owner, session.removed, dump_json(session.record()), session.index),
         )
 
     def delete_session(self, index: SessionIndex) -> None:
@@ -519,15 +521,8 @@ def _translated(error: sqlite3.OperationalError) -> Exception:
     return error
 
 
-_encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
-
 def _dump_agent(values: dict[str, Any]) -> str:
-    return _dump(Agent.row(values))
-
-
-def _dump(values: dict[str, Any]) -> str:
-    return _encode(values)
+    return dump_json(Agent.row(values))
 
 
 #: from each version to the next (``runtime.records.stored``): all of them make a new database, and

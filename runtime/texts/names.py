@@ -141,7 +141,7 @@ def free_number(is_taken: Callable[[int], bool], most: int | None = None) -> int
 def timestamp(when: float | None = None) -> str:
     """RFC 3339 in UTC with milliseconds; now unless ``when`` (epoch seconds) is given."""
     moment = datetime.now(UTC) if when is None else datetime.fromtimestamp(when, UTC)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+    return moment.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
 def parse_duration(text: str) -> float:
@@ -325,6 +325,9 @@ def is_unfinished_json(text: str) -> bool:
     return _nesting(_outside(text))[1] > 0
 
 
+_encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def dump_json(value: Any) -> str:
     """One line of JSON; text outside ASCII is kept as it is."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _encode(value)
