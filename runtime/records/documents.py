@@ -70,25 +70,22 @@ class Documents:
 
     def clear(self, agent: Agent) -> None:
         """Removes what only the object had; documents of a channel or a session stay."""
-        directory = self.directory(agent)
-        if agent.parent_session is None and not agent.archived:
+        kept = agent.parent_session is not None or agent.archived
+        self._clear(self.directory(agent), kept=kept)
+
+    def _clear(self, directory: Path, *, kept: bool) -> None:
+        if not kept or not (directory / "doc").is_dir():
             self._trash.discard(directory)
             return
-        for path in directory.iterdir() if directory.is_dir() else ():
-            if path.name == "doc":
-                continue
-            self._trash.discard(path)
+        for path in directory.iterdir():
+            if path.name != "doc":
+                self._trash.discard(path)
 
     def remove_strays(self, known: set[Incarnation], kept: set[Incarnation]) -> None:
         """Files of incarnations that are neither known nor, for their documents, kept."""
         for directory in self.base.iterdir():
-            if directory.name in known:
-                continue
-            for path in directory.iterdir():
-                if path.name != "doc" or directory.name not in kept:
-                    self._trash.discard(path)
-            if directory.name not in kept:
-                self._trash.discard(directory)
+            if directory.name not in known:
+                self._clear(directory, kept=directory.name in kept)
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -24,6 +24,7 @@ from typing import Any, Final
 from runtime.cell.record import RunRecord, read_record
 from runtime.kernel.cgroups import Cgroup
 from tests.worlds.daemon import TIMEOUT, Daemon, alive, wait_dead, wait_until, write
+from tests.worlds.histories import kept_histories
 
 #: recorded ends, adopted agents: all that a daemon does by itself after its start
 SETTLE_SECONDS: Final = 60.0
@@ -331,19 +332,14 @@ class Invariants:
         for name, path in self._nodes():
             found = self._processes.setdefault(name, set())
             found |= {Process(pid, _began(pid)) for pid in Cgroup(path).processes()}
-        for path in self._history_files():
-            # what is on the disk may be more than was ever delivered to a reader
-            self._histories[path] = path.read_bytes()
+        # what is kept may be more than was ever delivered to a reader
+        self._histories.update(kept_histories(self._daemon.state))
 
     def _nodes(self) -> Iterator[tuple[str, Path]]:
         for directory, _, _ in os.walk(self._daemon.cgroup.path):
             path = Path(directory)
             if path.name.startswith("agent-"):
                 yield path.name.removeprefix("agent-"), path
-
-    def _history_files(self) -> Iterator[Path]:
-        for name in ("events.jsonl", "messages.jsonl"):
-            yield from self._daemon.state.glob(f"home/*/agent/*/*/{name}")
 
     def hold(self, name: str) -> None:
         """A ``cat wait`` that blocks in the kernel from now on."""
@@ -476,13 +472,12 @@ class Invariants:
 
     def _torn(self) -> Iterator[str]:
         """4: a history begins with all that was ever read of it."""
+        kept = kept_histories(self._daemon.state)
         for path, before in self._histories.items():
-            try:
-                now = path.read_bytes()
-            except FileNotFoundError:
+            now = kept.get(path)
+            if now is None:
                 yield f"{path} is gone"
-                continue
-            if not now.startswith(before):
+            elif not now.startswith(before):
                 yield f"{path} was {before[-200:]!r} at its end, now {now[len(before) - 200 :]!r}"
 
     def _strays(self) -> Iterator[str]:

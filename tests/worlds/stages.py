@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from tests.worlds.daemon import AGENT_UID, alive, read, wait_dead, wait_status, wait_until, write
 from tests.worlds.fates import SLEEP, Scene
+from tests.worlds.histories import kept_histories
 
 #: waits for the scene's gate to open
 AT_GATE: Final = "until test -e /gate/open; do sleep 0.02; done"
@@ -76,9 +77,13 @@ def wait(scene: Scene, name: str, title: str, on: str, **files: str) -> Path:
 
 
 def history(scene: Scene, name: str, file: str = "events.jsonl") -> list[dict[str, Any]]:
-    """Of all sessions of a name, as it is on the disk."""
-    paths = sorted(scene.daemon.state.glob(f"home/*/agent/{name}/*/{file}"))
-    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    """Of all sessions of a name, as it is kept."""
+    return [
+        json.loads(line)
+        for path, data in sorted(kept_histories(scene.daemon.state).items())
+        if (path.parts[-3], path.name) == (name, file)
+        for line in data.decode().splitlines()
+    ]
 
 
 def ends(scene: Scene, name: str) -> list[str]:

@@ -320,6 +320,17 @@ def test_a_root_agents_own_directory_goes_a_childs_documents_stay(world: World) 
     assert not world.agents.documents.directory(parent).exists()
 
 
+def test_a_child_without_documents_leaves_no_directory(world: World) -> None:
+    parent = live_parent(world)
+    child = world.agents.births.create(inside(parent), "c")
+    (world.agents.documents.directory(child) / "out").mkdir(parents=True)
+    world.agents.removals.remove(child)
+    assert not world.agents.documents.directory(child).exists()
+    (world.agents.documents.directory(child) / "log").mkdir(parents=True)
+    world.reopen().removals.remove_strays()
+    assert not world.agents.documents.directory(child).exists()
+
+
 # a new incarnation
 
 

@@ -15,7 +15,7 @@ import os
 import secrets
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -52,6 +52,7 @@ from runtime.records.items import Item, Message, MessageStatus, Task, TaskCue, W
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Outcome
 from runtime.texts.names import timestamp
+from tests.worlds.histories import kept_histories
 from tests.worlds.records import World, add_end, inside, operator
 
 _EXAMPLES = int(os.environ.get("CTXFS_MODEL_EXAMPLES", "0"))
@@ -1634,15 +1635,12 @@ class Planes(RuleBasedStateMachine):
 
     @invariant()
     def histories_only_grow(self) -> None:
-        for path in self._files():
-            data = path.read_bytes()
+        kept = kept_histories(self.world.state)
+        for path, data in kept.items():
             assert data.startswith(self._histories.get(path, b""))
             assert not data or data.endswith(b"\n")
             self._histories[path] = data
-        assert all(path.exists() for path in self._histories)
-
-    def _files(self) -> Iterator[Path]:
-        return (self.world.state / "home").glob("*/agent/*/*/events.jsonl")
+        assert kept.keys() >= self._histories.keys()
 
 
 @pytest.mark.parametrize("salt", SALTS)
