@@ -31,6 +31,8 @@ log = logging.getLogger("ctxd.starting")
 _SETTLE_SECONDS: Final = 10.0
 #: after standard input, output and error
 _FIRST_PASSED: Final = 3
+#: bytes that a monitor may say of why it cannot start
+_COMPLAINT_MAX: Final = 1000
 
 
 class Starter:
@@ -157,14 +159,13 @@ class Starter:
         is LEAD of monitor.c, or which of ``fds``.
         """
         places = self._places
-        # not a pipe: the monitor proper has it for a while, and nobody need wait for that
-        complaint = os.memfd_create("complaint", os.MFD_CLOEXEC)
+        # the monitor closes it once it is recorded
+        complaint, complaining = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             most = self._agents.settings.config.owner_monitors
             monitors = self._hierarchy.monitors(agent.owner, most)
             numbers = {fd: _FIRST_PASSED + i for i, fd in enumerate(fds)}
-            # it exits as soon as the monitor proper is born and recorded
-            starter = await self._spawner.start(
+            monitor = await self._spawner.start(
                 monitors,
                 orders.words(
                     places.program("monitor"),
@@ -174,7 +175,6 @@ class Starter:
                     reply or "-",
                     log_room(self._agents.settings, self._agents.disk, agent),
                     places.lifeline,
-                    monitors.path,
                     execution.leaf.path,
                     agent.uid,
                     lead if isinstance(lead, str) else numbers[lead],
@@ -182,15 +182,19 @@ class Starter:
                     plan.steps,
                 ),
                 owner=agent.owner,
-                fds=[stdin, None, complaint, *fds],
+                fds=[stdin, None, complaining, *fds],
             )
-            await starter.wait()
+            os.close(complaining)
+            complaining = -1
+            said = await _read_all(complaint)
             if not execution.record_path.exists():
-                said = os.pread(complaint, 1000, 0).decode(errors="replace").strip()
+                await monitor.wait()
                 raise UnsupportedError(f"cannot start its monitor: {said}")
             execution.monitored = True
         finally:
             os.close(complaint)
+            if complaining >= 0:
+                os.close(complaining)
 
     def _open_keeper(self, owner: Agent) -> int:
         """A pidfd of the PID 1 of a cell that something enters; ``WrongStateError``."""
@@ -225,6 +229,18 @@ class Starter:
     ) -> contextlib.AbstractContextManager[list[int]]:
         rootless = self._agents.privilege.rootless
         return cell.passed_files(plan, self._places, parent_cell, rootless=rootless)
+
+
+async def _read_all(pipe: int) -> str:
+    """What is written to a pipe until nobody has it any more, or that is much."""
+    said = b""
+    while len(said) < _COMPLAINT_MAX:
+        await trio.lowlevel.wait_readable(pipe)
+        part = os.read(pipe, _COMPLAINT_MAX - len(said))
+        if not part:
+            break
+        said += part
+    return said.decode(errors="replace").strip()
 
 
 def _null() -> int:

@@ -24,8 +24,8 @@ _MADE_HERE: Final = "user.ctxfs.made"
 #: it is gone; or of an agent's making, below longer names than a path may have
 _UNREACHABLE: Final = (errno.ENOENT, errno.ENAMETOOLONG)
 CONTROLLERS: Final = ("memory", "pids", "cpu")
-#: monitors that start others, and bytes of one with what it has not written to the disk
-_MONITORS_STARTING: Final = 256
+#: monitors whose programs are over, and bytes of one with what it has not written to the disk
+_MONITORS_ENDING: Final = 256
 _MONITOR_MEMORY: Final = 256 << 10
 #: that monitors take to end, after the programs that they monitored
 _MONITOR_SECONDS: Final = 1.0
@@ -315,9 +315,9 @@ class Hierarchy:
         found = self.root.child(f"user-{uid}", "monitor")
         found.create(self.controllers)
         limits = {
-            # one that starts another is there for a moment, too
-            "pids": ("pids.max", _MONITORS_STARTING + most),
-            "memory": ("memory.max", (_MONITORS_STARTING + most) * _MONITOR_MEMORY),
+            # one that has recorded an end is there for a moment more
+            "pids": ("pids.max", _MONITORS_ENDING + most),
+            "memory": ("memory.max", (_MONITORS_ENDING + most) * _MONITOR_MEMORY),
         }
         for controller, (file, limit) in limits.items():
             if controller in self.controllers and found.number(file) != limit:

@@ -1,12 +1,12 @@
 /*
  * monitor: follows one run of an agent, from outside the agent's cgroup.
  *
- *     monitor RECORD OUT LOG REPLY LOG_MAX LIFELINE MONITORS LEAF UID LEAD FDS STEP
+ *     monitor RECORD OUT LOG REPLY LOG_MAX LIFELINE LEAF UID LEAD FDS STEP
  *
- * MONITORS and LEAF are cgroup directories. The monitor is born in the first, the
- * program in the second (CLONE_INTO_CGROUP of clone3(2)): moving a process there
- * would wait for an RCU grace period, ten milliseconds or more. The initial process
- * exits as soon as the monitor's pid is recorded.
+ * LEAF is the directory of the cgroup in which the program is born (CLONE_INTO_CGROUP of
+ * clone3(2)): moving a process there would wait for an RCU grace period, ten milliseconds
+ * or more. Standard error is for complaints: it is closed as soon as the monitor's pid is
+ * recorded, and whoever started it may wait for that.
  *
  * Starts STEP in the leaf cgroup: a list of the first program on the way into the cell
  * (the last one is the keeper) and its arguments. Writes its output to OUT and LOG, and
@@ -477,7 +477,7 @@ static void drain_rest(struct source *from)
 
 /* The monitor's orders. */
 struct order {
-	const char *record, *out, *log, *reply, *lifeline, *monitors, *leaf;
+	const char *record, *out, *log, *reply, *lifeline, *leaf;
 	long long log_max;
 	uid_t uid;
 	int lead;
@@ -494,7 +494,6 @@ static bool read_order(struct orders *orders, struct order *order)
 	order->reply = take_word(orders);
 	order->log_max = (long long)take_number(orders, LLONG_MAX);
 	order->lifeline = take_word(orders);
-	order->monitors = take_word(orders);
 	order->leaf = take_word(orders);
 	order->uid = take_id(orders);
 	if (take_if(orders, "-"))
@@ -506,15 +505,6 @@ static bool read_order(struct orders *orders, struct order *order)
 	order->fds = take_numbers(orders, INT_MAX, &order->fd_count);
 	order->step = take_list(orders);
 	return all_taken(orders) && order->step.count && order->fd_count <= DESCRIPTORS_MAX;
-}
-
-static pid_t must_fork(const char *cgroup, uint64_t flags, int signal)
-{
-	pid_t pid = fork_into(cgroup, flags, signal);
-
-	if (pid < 0)
-		give_up(cgroup);
-	return pid;
 }
 
 static void make_pipe(int ends[2], uid_t owner)
@@ -629,11 +619,11 @@ int main(int argc, char **argv)
 	struct order order;
 	long long next_word = 0;
 	sigset_t watched;
-	pid_t monitor, chain;
+	pid_t chain;
 
 	if (!read_order(&orders, &order)) {
-		dprintf(2, "usage: monitor RECORD OUT LOG REPLY LOG_MAX LIFELINE MONITORS LEAF UID LEAD "
-			   "FDS STEP\n");
+		dprintf(2, "usage: monitor RECORD OUT LOG REPLY LOG_MAX LIFELINE LEAF UID LEAD FDS "
+			   "STEP\n");
 		return 2;
 	}
 	record_fd = open(order.record, O_WRONLY | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -642,13 +632,11 @@ int main(int argc, char **argv)
 		return 1;
 	}
 	record("version %d", RECORD_VERSION);
+	record("monitor %d", getpid());
 	write_record();
-	monitor = must_fork(order.monitors, CLONE_PARENT, 0);
-	if (monitor > 0) {
-		record("monitor %d", monitor);
-		write_record();
-		return 0;
-	}
+	null = open("/dev/null", O_RDWR | O_CLOEXEC);
+	dup2(null, 1);
+	dup2(null, 2);
 	stand_beside("ctx-monitor");
 	shared = !strcmp(order.log, "-");
 	replies = strcmp(order.reply, "-") != 0;
@@ -665,7 +653,9 @@ int main(int argc, char **argv)
 		give_up("socketpair");
 	setsockopt(sockets[0], SOL_SOCKET, SO_PASSCRED, &yes, sizeof yes);
 
-	chain = must_fork(order.leaf, 0, SIGCHLD);
+	chain = fork_into(order.leaf, 0, SIGCHLD);
+	if (chain < 0)
+		give_up(order.leaf);
 	if (chain == 0)
 		take_step(&order, sockets[1], out_pipe[1], shared ? out_pipe[1] : log_pipe[1]);
 	record("chain %d", chain);
@@ -682,10 +672,7 @@ int main(int argc, char **argv)
 		lead = fcntl(lead, F_DUPFD_CLOEXEC, FIRST_PASSED);
 	for (size_t i = 0; i < order.fd_count; i++)
 		close((int)order.fds[i]);
-	null = open("/dev/null", O_RDWR | O_CLOEXEC);
 	dup2(null, 0);
-	dup2(null, 1);
-	dup2(null, 2);
 	(void)!chdir("/");
 	signal(SIGPIPE, SIG_IGN);
 	signal(SIGHUP, SIG_IGN);

@@ -122,7 +122,7 @@ class Run:
         lead: str = "cell",
         cell: int | None = None,
     ) -> int:
-        """Returns what the starter, which only begets the monitor, exits with.
+        """Returns 0 once the monitor is recorded, or what it exits with if it is not.
 
         ``spec`` stands for all that makes up one, or is a descriptor to read it
         from. ``cell`` is a pidfd that the steps find after it, and then the keeper.
@@ -135,25 +135,33 @@ class Run:
         if cell is not None:
             fds += [cell, program]
         keeper = [str(native("keeper")), "4", "3", str(grace)]
+        complaint, complaining = os.pipe2(os.O_CLOEXEC)
         try:
-            starter = subprocess.run(
+            pid = os.posix_spawn(
+                native("monitor"),
                 orders.words(
                     *(native("monitor"), self.record_path),
                     *(self.directory / "out", log or self.directory / "log", reply, log_max),
-                    *(self.lifeline, self.cgroup, leaf or self.leaf.path, os.getuid()),
+                    *(self.lifeline, leaf or self.leaf.path, os.getuid()),
                     *(lead, fds, steps or [*BWRAP, *view, "--", *keeper]),
                 ),
-                stdin=subprocess.DEVNULL,
-                pass_fds=fds,
-                env={},
-                timeout=TIMEOUT,
-                check=False,
+                {},
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, complaining, 2),
+                    *((os.POSIX_SPAWN_DUP2, fd, fd) for fd in fds),
+                ],
             )
         finally:
+            os.close(complaining)
             os.close(memory)
             os.close(program)
-        self.monitor = self.record.monitor or None
-        return starter.returncode
+        wait_readable(complaint)
+        os.close(complaint)
+        if self.record.monitor != pid:
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        self.monitor = pid
+        return 0
 
     def hold(self, *, grace: int = 60_000) -> int:
         """A cell without a program; the pid of its keeper."""
@@ -454,10 +462,12 @@ def test_a_cgroup_that_is_not_there_fails_the_start(run: Run, tmp_path: Path) ->
     assert run.record.finished
 
 
-def test_the_starter_is_gone_when_the_monitor_is_known(run: Run, post: Signpost) -> None:
+def test_the_monitor_goes_on_when_it_is_known(run: Run, post: Signpost) -> None:
     assert run.start(script=f"read go < {post.path}; exit 0") == 0
     assert run.monitor is not None
     assert Path(f"/proc/{run.monitor}/comm").read_text() in ("monitor\n", "ctx-monitor\n")
+    for number in (1, 2):
+        assert os.readlink(f"/proc/{run.monitor}/fd/{number}") == "/dev/null"
     with open(post.path, "w") as file:
         file.write("go\n")
     run.wait_end()
