@@ -21,7 +21,7 @@
  * socket to the monitor, for these words:
  *
  *     to the monitor    hello | start | failed TEXT | hold | term | exit N |
- *                       signal N
+ *                       signal N | stay  (the program has ended, this process goes on)
  *     from the monitor  go    (the end is recorded, and no daemon is alive to
  *                              lead it: the keeper must end the cell)
  *
@@ -318,7 +318,7 @@ static int keep(pid_t program, const sigset_t *watched, long long grace_ms)
 {
 	int children = watch_signals(watched, true), signals = watch_signals(watched, false);
 	bool ended = !program, held = !program, leaving = false, end_now = false;
-	bool connected = true;
+	bool connected = true, staying = false;
 	long long deadline = -1;
 
 	if (held)
@@ -353,6 +353,9 @@ static int keep(pid_t program, const sigset_t *watched, long long grace_ms)
 		if (ended && (!held || leaving || deadline >= 0)) {
 			if (namespace_empty())
 				return 0;
+			if (program && !staying)
+				report("stay");
+			staying = true;
 			other = watch_other();
 			if (other < 0)
 				timeout = 20;	/* no /proc in this view */

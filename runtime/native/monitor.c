@@ -70,7 +70,8 @@
 
 /*
  * Lines wait so long for the next one. Each write wakes the daemon, which looks at the
- * whole run; of a short run it sees all lines at once.
+ * whole run; of a short run it sees all lines at once. If the keeper says "stay", the
+ * next one may take long.
  */
 #define GATHER_MS 3
 
@@ -434,6 +435,8 @@ static bool take_report(struct state *state)
 	} else if (!strncmp(text, "exit ", 5) || !strncmp(text, "signal ", 7)) {
 		record("%s %llu", text, now_ns());
 		state->ended = true;
+	} else if (!strcmp(text, "stay")) {
+		write_record();
 	}
 	return true;
 }
