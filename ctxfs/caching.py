@@ -147,10 +147,15 @@ class Cache:
 
     def forget_pages(self, inodes: Iterable[int]) -> None:
         """Attributes at once, pages soon; ``settled`` waits for them."""
+        known, paged = self._known, self._paged
+        if not self.mounted:
+            return
         for inode in inodes:
+            if inode not in known and inode not in paged and inode != pyfuse3.ROOT_INODE:
+                continue  # most of them
             self.forget_attributes(inode)
-            if self.mounted and inode in self._paged:
-                self._paged.discard(inode)
+            if inode in paged:
+                paged.discard(inode)
                 self._pages.add((inode, False))
 
     def forget_polled(self, inode: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from ctxfs.files import agent as agent_files
@@ -22,6 +23,17 @@ from runtime.records.model import Agent
 _O = TypeVar("_O")
 
 
+@lru_cache(maxsize=1024)
+def _rows_showing(
+    layout: Layout[Any], names: frozenset[str]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The numbers of the rows that show one of these, polled ones first: the same changes
+    come again and again."""
+    numbers = {number for name in names for number in layout.depending.get(name, ())}
+    polled = {number for number in numbers if layout.rows[number - 1].polled}
+    return tuple(polled), tuple(numbers - polled)
+
+
 class Forgetting(Subscriber):
     """Finds the rows that show what changed, and tells the caches of their inodes."""
 
@@ -39,7 +51,7 @@ class Forgetting(Subscriber):
         }
 
     def agent_changed(self, index: AgentIndex, names: Iterable[str]) -> None:
-        wanted = set(names)
+        wanted = frozenset(names)
         if wanted & agents_file.DEPENDS:
             self._line_changed(index)
         self._rows_changed(agent_files.LAYOUT, index, wanted)
@@ -51,7 +63,7 @@ class Forgetting(Subscriber):
             # the parent's handle shows it
             handle = self._runtime.agents.items.named(agent.parent, Task, agent.name)
             if handle is not None and handle.child == index:
-                self._rows_changed(task_files.LAYOUT, handle.index, {"status", "title"})
+                self._rows_changed(task_files.LAYOUT, handle.index, frozenset(("status", "title")))
         if wanted & {"uid", "gid", "owner"}:
             self._cache.forget_pages(agent_files.LAYOUT.inodes(index))
             for place in places_of(agent):
@@ -60,7 +72,7 @@ class Forgetting(Subscriber):
                     self._durable.forget_owner(space)
 
     def session_changed(self, index: SessionIndex, names: Iterable[str]) -> None:
-        self._rows_changed(session_files.LAYOUT, index, set(names))
+        self._rows_changed(session_files.LAYOUT, index, frozenset(names))
 
     def agent_listed(self, agent: Agent) -> None:
         """Once an agent is gone, has the kernel ask anew for what it knows of it."""
@@ -96,7 +108,7 @@ class Forgetting(Subscriber):
             self.agent_changed(item.agent, ("queue", "message") if item.run else ("queue",))
         layout = self._of_items.get(item.kind)
         if layout is not None:
-            self._rows_changed(layout, item.index, set(names))
+            self._rows_changed(layout, item.index, frozenset(names))
 
     def item_listed(self, item: Item) -> None:
         if isinstance(item, Message):
@@ -111,13 +123,8 @@ class Forgetting(Subscriber):
                 layout.inode(item.index, layout.top),
             )
 
-    def _rows_changed(self, layout: Layout[_O], index: int, names: set[str]) -> None:
-        numbers = {n for name in names for n in layout.depending.get(name, ())}
-        plain = []
-        for number in numbers:
-            inode = layout.inode(index, number)
-            if layout.rows[number - 1].polled:
-                self._cache.forget_polled(inode)
-            else:
-                plain.append(inode)
-        self._cache.forget_pages(plain)
+    def _rows_changed(self, layout: Layout[_O], index: int, names: frozenset[str]) -> None:
+        polled, plain = _rows_showing(layout, names)
+        for number in polled:
+            self._cache.forget_polled(layout.inode(index, number))
+        self._cache.forget_pages(layout.inode(index, number) for number in plain)

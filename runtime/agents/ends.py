@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import cache
 from typing import Final
 
 from runtime.agents.messages import Messages
@@ -90,8 +89,14 @@ class Ends:
         self, change: Change, parent: Agent, agent: Agent, outcome: str, reason: str
     ) -> None:
         """Fires what its parent waits for."""
-        facts = cache(lambda: self._results.of_child(change, parent, agent))
-        self._waiting.child_over(change, parent, agent, facts, outcome, reason)
+        self._waiting.child_over(
+            change,
+            parent,
+            agent,
+            lambda: self._results.of_child(change, parent, agent),
+            outcome,
+            reason,
+        )
 
     def record_some(
         self, change: Change, agent: Agent, reason: str, *, everything: bool

@@ -118,7 +118,7 @@ class Living(Subscriber):
         """``QuotaError`` if a change makes more and longer texts than there is room for."""
         growth: Counter[int] = Counter()
         kept: Counter[int] = Counter()
-        for agent, values in change.agents:
+        for agent, values in change.agents.values():
             if values.get("removed"):
                 growth[agent.owner] -= _size(agent)
             else:

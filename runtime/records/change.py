@@ -74,7 +74,7 @@ class Change:
         self._made_of: dict[tuple[AgentIndex, type[Item]], list[Any]] = {}
         self._rearmed: dict[AgentIndex, list[Wait]] = {}
         self.dropped_items: list[Item] = []
-        self.agents: list[tuple[Agent, dict[str, Any]]] = []
+        self.agents: dict[int, tuple[Agent, dict[str, Any]]] = {}
         self.sessions: dict[SessionIndex, dict[str, Any]] = {}
         self.lines: list[tuple[SessionIndex, str, dict[str, Any]]] = []
         #: names that go to another owner
@@ -119,7 +119,7 @@ class Change:
         return self.peek(item, "status") in item.moves.terminal
 
     def set(self, agent: Agent, **values: Any) -> None:
-        self.agents.append((agent, values))
+        self.agents.setdefault(id(agent), (agent, {}))[1].update(values)
 
     def put(self, item: Item, **values: Any) -> None:
         """Changes a plane's record, one that is made in this change too."""
@@ -153,9 +153,9 @@ class Change:
         """The same for an agent."""
         change: Change | None = self
         while change is not None:
-            for changed, values in reversed(change.agents):
-                if changed is agent and name in values:
-                    return values[name]
+            found = change.agents.get(id(agent))
+            if found is not None and name in found[1]:
+                return found[1][name]
             change = change._whole
         return getattr(agent, name)
 
@@ -179,9 +179,10 @@ class Change:
         for item in other.made_items:
             self.make(item)
         self.dropped_items += other.dropped_items
-        self.agents += other.agents
-        for index, values in other.sessions.items():
-            self.set_session(index, **values)
+        for agent, values in other.agents.values():
+            self.set(agent, **values)
+        for index, changed in other.sessions.items():
+            self.set_session(index, **changed)
         self.lines += other.lines
         self.claims += other.claims
         self.channels += other.channels

@@ -40,7 +40,7 @@ class Documents:
     def read(self, agent: Agent, name: str, size: int = -1) -> bytes:
         """All of it, or so many bytes; nothing if it was never written."""
         try:
-            with open(self.path(agent, name), "rb") as file:
+            with open(f"{self.base}/{agent.incarnation}/doc/{name}", "rb") as file:
                 return file.read(size)
         except FileNotFoundError:
             return b""

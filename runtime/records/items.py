@@ -227,6 +227,18 @@ class _LongField:
         self.slot.__set__(item, value)
 
 
+#: the fields of each class but the index, for rows
+_NAMES: Final[dict[str, tuple[str, ...]]] = {}
+
+
+def _names(item: Item) -> tuple[str, ...]:
+    names = _NAMES.get(item.kind)
+    if names is None:
+        names = tuple(f.name for f in fields(item) if f.name != "index")
+        _NAMES[item.kind] = names
+    return names
+
+
 _C = TypeVar("_C", bound="type[Item]")
 
 
@@ -270,11 +282,15 @@ class Item:
 
     def dump(self) -> dict[str, Any]:
         """All but the index."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "index"}
+        return {name: getattr(self, name) for name in _names(self)}
 
     def record(self) -> dict[str, Any]:
         """The same with ``LongText`` for what is not in memory."""
-        return {f.name: self.raw(f.name) for f in fields(self) if f.name != "index"}
+        long = self.long
+        return {
+            name: self.raw(name) if name in long else getattr(self, name)
+            for name in _names(self)
+        }
 
     def raw(self, name: str) -> Any:
         """A field as it is in memory: a text may be ``LongText``."""

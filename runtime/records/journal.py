@@ -137,7 +137,7 @@ class Journal:
             log.error("%s; %d changes are waiting for disk space", error, len(self._late) + 1)
             self._late.append(change)
             self._room.set()
-            for agent, values in change.agents:
+            for agent, values in change.agents.values():
                 for name, value in values.items():
                     setattr(agent, name, value)
             for item, values in change.items.values():
@@ -145,7 +145,7 @@ class Journal:
                     setattr(item, name, value)
                 self._items.note(item)
             self._have_done(change)
-            for agent, values in change.agents:
+            for agent, values in change.agents.values():
                 self.tell_agent(agent.index, values)
             self._tell_changed(change)
         self._have_done(change, afterwards=True)
@@ -247,12 +247,11 @@ class Journal:
 
     def _commit(self, change: Change) -> None:
         posted: list[Pending] = []
-        merged: dict[AgentIndex, tuple[Agent, dict[str, Any]]] = {}
-        for agent, values in change.agents:
-            merged.setdefault(agent.index, (agent, {}))[1].update(values)
+        merged = {agent.index: (agent, values) for agent, values in change.agents.values()}
         sessions: dict[SessionIndex, Session] = {}
         before: dict[SessionIndex, dict[str, Any]] = {}
         now = time.time()
+        when = timestamp(now)
         try:
             with self._store.transaction():
                 for name, owner in change.claims:
@@ -278,7 +277,7 @@ class Journal:
                         setattr(sessions[index], name, value)
                 for (index, file), some in itertools.groupby(change.lines, lambda line: line[:2]):
                     session, fields = sessions[index], [line[2] for line in some]
-                    lines = self._number(session, file, fields, now)
+                    lines = self._number(session, file, fields, when)
                     if not self._hold(session, file, lines):
                         posted += self._post(session, file, lines)
                 for index, session in sessions.items():
@@ -388,9 +387,9 @@ class Journal:
     # histories
 
     def _number(
-        self, session: Session, file: str, lines: list[dict[str, Any]], now: float
+        self, session: Session, file: str, lines: list[dict[str, Any]], when: str
     ) -> str:
-        """The lines with their ids, and newlines between them."""
+        """The lines with their ids and times, and newlines between them."""
         path = f"{self._sessions.path(session)}/{file}"
         if session.held is None and path not in self._numbered:
             # A loss of power may have kept lines whose record it took.
@@ -406,7 +405,6 @@ class Journal:
         else:
             letter, last = "m", session.messages
             session.messages += len(lines)
-        when = timestamp(now)
         texts = (
             dump_json({"id": f"{letter}{number}", "ts": when, **fields})
             for number, fields in enumerate(lines, last + 1)

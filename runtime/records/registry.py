@@ -89,11 +89,15 @@ class Registry:
 
     def descendants(self, agent: Agent) -> list[Agent]:
         """Owned descendants, parents before children."""
-        found: list[Agent] = []
-        for child in self.children(agent):
-            if child.owned:
-                found += [child, *self.descendants(child)]
-        return found
+        return list(self.each_descendant(agent))
+
+    def each_descendant(self, agent: Agent) -> Iterator[Agent]:
+        """The same, for who may need only the first ones; nothing may change meanwhile."""
+        for index in self._children.get(agent.index, ()):
+            child = self._agents.get(index)
+            if child is not None and child.owned:
+                yield child
+                yield from self.each_descendant(child)
 
     def parent_of(self, agent: Agent) -> Agent | None:
         return self._agents.get(agent.parent) if agent.parent is not None else None

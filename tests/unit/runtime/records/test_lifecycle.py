@@ -71,7 +71,7 @@ def moved(agent: Agent, cue: str, **why: str) -> Change:
     """A change with this move, applied to the agent as a commit does."""
     change = Change()
     change.move(agent, Cue(cue), **why)
-    for _, values in change.agents:
+    for _, values in change.agents.values():
         for name, value in values.items():
             setattr(agent, name, value)
     return change
