@@ -21,9 +21,12 @@
  * socket to the monitor, for these words:
  *
  *     to the monitor    hello | start | failed TEXT | hold | term | exit N |
- *                       signal N | stay  (the program has ended, this process goes on)
+ *                       signal N | stay
  *     from the monitor  go    (the end is recorded, and no daemon is alive to
  *                              lead it: the keeper must end the cell)
+ *
+ * "stay" comes before the end of the program if something else is in the namespace, perhaps
+ * a zombie: this process may go on for long.
  *
  * The program's own process sends "start" before it executes the program, so that
  * the socket's credentials carry its pid. From "hello" on, no signal is lost. PID 1
@@ -318,7 +321,7 @@ static int keep(pid_t program, const sigset_t *watched, long long grace_ms)
 {
 	int children = watch_signals(watched, true), signals = watch_signals(watched, false);
 	bool ended = !program, held = !program, leaving = false, end_now = false;
-	bool connected = true, staying = false;
+	bool connected = true;
 	long long deadline = -1;
 
 	if (held)
@@ -341,6 +344,8 @@ static int keep(pid_t program, const sigset_t *watched, long long grace_ms)
 		leaving |= told.leave;
 		if (ended_now) {
 			ended = true;
+			if (held || kill(-1, 0) == 0)
+				report("stay");
 			report_end(status);
 		}
 		if (told.end && !(program && ended) && deadline < 0)
@@ -353,9 +358,6 @@ static int keep(pid_t program, const sigset_t *watched, long long grace_ms)
 		if (ended && (!held || leaving || deadline >= 0)) {
 			if (namespace_empty())
 				return 0;
-			if (program && !staying)
-				report("stay");
-			staying = true;
 			other = watch_other();
 			if (other < 0)
 				timeout = 20;	/* no /proc in this view */

@@ -70,8 +70,8 @@
 
 /*
  * Lines wait so long for the next one. Each write wakes the daemon, which looks at the
- * whole run; of a short run it sees all lines at once. If the keeper says "stay", the
- * next one may take long.
+ * whole run; of a short run it sees all lines at once. If the keeper said "stay", the
+ * next one may take long, and lines do not wait.
  */
 #define GATHER_MS 3
 
@@ -156,6 +156,7 @@ struct state {
 	bool closed;	/* end of reports */
 	bool held;
 	bool started;
+	bool staying;	/* it goes on after its program */
 	bool ended;	/* its program has ended; from then on, the cell's end needs a leader */
 };
 
@@ -435,8 +436,10 @@ static bool take_report(struct state *state)
 	} else if (!strncmp(text, "exit ", 5) || !strncmp(text, "signal ", 7)) {
 		record("%s %llu", text, now_ns());
 		state->ended = true;
+		if (state->staying)
+			write_record();
 	} else if (!strcmp(text, "stay")) {
-		write_record();
+		state->staying = true;
 	}
 	return true;
 }
@@ -731,9 +734,12 @@ int main(int argc, char **argv)
 				left = due;
 		}
 
+		/* A keeper that does not stay is about to exit: SIGCHLD tells it. Others are
+		 * heard again when the lines are written. */
+		bool leaving = state.ended && !state.staying && !reaped && gathered.length;
 		struct pollfd fds[] = {
 			{.fd = signals, .events = POLLIN},
-			{.fd = state.closed ? -1 : sockets[0], .events = POLLIN},
+			{.fd = state.closed || leaving ? -1 : sockets[0], .events = POLLIN},
 			{.fd = from_out.pipe, .events = POLLIN},
 			{.fd = from_log.pipe, .events = POLLIN},
 			/* Watched only while needed: a hung-up FIFO is always ready. */
