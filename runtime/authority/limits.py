@@ -37,12 +37,12 @@ def apply_limits(hierarchy: Hierarchy, node: Cgroup, limits: dict[str, str]) -> 
             node.write(key, _cpu_max(value) if key == "cpu.max" else value)
 
 
-def spent(node: Cgroup) -> dict[str, int]:
-    """cpu_usec, and memory_peak where the kernel counts it, in microseconds and bytes."""
-    found = {
-        "cpu_usec": node.keys("cpu.stat").get("usage_usec"),
-        "memory_peak": node.number("memory.peak"),
-    }
+def spent(node: Cgroup, *, counted: bool = True) -> dict[str, int]:
+    """cpu_usec, and memory_peak where the kernel counts it, in microseconds and bytes. That it
+    does not, the caller may know (``counted``)."""
+    found = {"cpu_usec": node.keys("cpu.stat").get("usage_usec")}
+    if counted:
+        found["memory_peak"] = node.number("memory.peak")
     return {key: value for key, value in found.items() if value is not None}
 
 

@@ -12,7 +12,8 @@ import fcntl
 import os
 import select
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -55,21 +56,24 @@ def leaf_name(name: str) -> str:
 class Cgroup:
     """One directory of the hierarchy."""
 
-    __slots__ = ("_text", "path")
+    # A text, because ends of large trees are a matter of microseconds for each file.
+    __slots__ = ("_text",)
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        # ends of large trees are a matter of microseconds for each file
+    def __init__(self, path: Path | str) -> None:
         self._text = str(path)
 
+    @property
+    def path(self) -> Path:
+        return Path(self._text)
+
     def __repr__(self) -> str:
-        return f"Cgroup({str(self.path)!r})"
+        return f"Cgroup({self._text!r})"
 
     def __str__(self) -> str:
         return self._text
 
     def child(self, *names: str) -> Cgroup:
-        return Cgroup(self.path.joinpath(*names))
+        return Cgroup("/".join((self._text, *names)))
 
     def exists(self) -> bool:
         return self.path.is_dir()
@@ -129,7 +133,7 @@ class Cgroup:
 
     def populated(self) -> bool:
         """Whether a live process is in this cgroup or below; False if it is gone."""
-        return self.keys("cgroup.events").get("populated", 0) == 1
+        return "populated 1" in (self.read("cgroup.events") or "")
 
     def number(self, file: str) -> int | None:
         """A file that holds one number; None if it is absent or ``max``."""
@@ -138,21 +142,54 @@ class Cgroup:
 
     def processes(self) -> list[int]:
         """Pids in this cgroup and below, without pids of other pid namespaces, which read as 0."""
-        found = [int(word) for word in (self.read("cgroup.procs") or "").split() if word != "0"]
+        found = _pids((self.read("cgroup.procs") or "").encode())
         for below in self.children():
             found += below.processes()
         return found
 
+    @contextmanager
+    def looking(self) -> Iterator[Callable[[], list[int]]]:
+        """What tells ``processes``, for several looks in a row; ``FileNotFoundError``."""
+        fd = os.open(f"{self._text}/cgroup.procs", os.O_RDONLY | os.O_CLOEXEC)
+
+        def look() -> list[int]:
+            try:
+                data = part = os.pread(fd, 65536, 0)  # from the beginning: anew
+                while len(part) >= 4096:
+                    part = os.pread(fd, 65536, len(data))
+                    data += part
+            except OSError as error:
+                if error.errno == errno.ENODEV:
+                    return []
+                raise
+            found = _pids(data)
+            for below in self.children():
+                found += below.processes()
+            return found
+
+        try:
+            yield look
+        finally:
+            os.close(fd)
+
     def children(self) -> list[Cgroup]:
         """The cgroups directly below; none if it is gone."""
         try:
-            # "." and the entry above: without more links there is nothing to list
-            if os.stat(self._text).st_nlink <= 2:
+            if not self.below():  # without more links there is nothing to list
                 return []
-            return [Cgroup(Path(e.path)) for e in os.scandir(self._text) if e.is_dir()]
+            return [Cgroup(e.path) for e in os.scandir(self._text) if e.is_dir()]
         except OSError as error:
             if error.errno in _UNREACHABLE:
                 return []
+            raise
+
+    def below(self) -> int:
+        """How many cgroups are directly below; 0 if it is gone."""
+        try:
+            return os.stat(self._text).st_nlink - 2  # "." and the entry above
+        except OSError as error:
+            if error.errno in _UNREACHABLE:
+                return 0
             raise
 
     def kill(self) -> None:
@@ -207,6 +244,10 @@ class Cgroup:
                 return False
             raise
         return True
+
+
+def _pids(listed: bytes) -> list[int]:
+    return [int(word) for word in listed.split() if word != b"0"]
 
 
 def unified_mount() -> Path | None:

@@ -21,18 +21,30 @@ class Wakeup:
 
     def __init__(self) -> None:
         self._event = trio.Event()
+        #: by so many, and whether it was notified since
+        self._held = 0
+        self._changed = False
 
     def notify(self) -> None:
-        self._event.set()
+        if self._held:
+            self._changed = True
+        else:
+            self._event.set()
 
     async def wait_changed(self) -> None:
         """Returns at once if the file has changed since the last return."""
         await self._event.wait()
         self._event = trio.Event()
 
-    def forget(self) -> None:
-        """What has changed is about to be looked at."""
-        self._event = trio.Event()
+    def hold(self) -> None:
+        """Who waits is told of changes only after ``let_go``."""
+        self._held += 1
+
+    def let_go(self) -> None:
+        self._held -= 1
+        if self._changed and not self._held:
+            self._changed = False
+            self._event.set()
 
 
 class Watcher:

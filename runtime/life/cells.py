@@ -116,19 +116,13 @@ class LedCell(Lead):
         if live_cell.node.populated():
             return False
         # a new descendant has not been cancelled yet
-        if any(c.live or c.status is Status.NEW for c in self._agents.registry.descendants(agent)):
+        below = self._agents.registry.each_descendant(agent)
+        if any(member.live or member.status is Status.NEW for member in below):
             return False
         return all(
             each.monitor_gone or each.record().finished
             for each in (live_cell, *live_cell.entered())
         )
-
-    async def wait_changed(self) -> None:
-        """While its tree is told to end, what has ended already waits: to look at it, and to record
-        it, would hold up the end of the others."""
-        await super().wait_changed()
-        if await self._ender.wait_signalled(self._agent):
-            self._wakeup.forget()
 
     def deadline(self) -> float:
         """The agent's ``timeout``; in mode ``turn`` that is one of each run."""

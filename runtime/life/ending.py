@@ -33,6 +33,8 @@ _REPEAT_SECONDS: Final = 0.5
 _KILL_SECONDS: Final = 10.0
 #: agents of a tree that are told to end in one step
 _AT_ONCE: Final = 16
+#: what is told to end, and does so at once, has ended after this time
+_AT_ONCE_SECONDS: Final = 0.1
 #: agents that are marked as ending in one step
 _MARKED_AT_ONCE: Final = 64
 _SETTLE_SECONDS: Final = 10.0
@@ -61,8 +63,6 @@ class Ender:
         self._nursery = nursery
         #: of large trees that are being marked: set when all that lives in them is
         self._marking: dict[AgentIndex, trio.Event] = {}
-        #: of trees whose processes are being signalled: set when all are
-        self._signalling: dict[AgentIndex, trio.Event] = {}
 
     def end(
         self,
@@ -207,9 +207,11 @@ class Ender:
             for execution in each.entered():
                 self._nursery.start_soon(self._tell_end, each, execution)
         signalled = all(execution.settled for each in members for execution in _all_of(each))
+        held = contextlib.ExitStack()
         if signalled:
+            _hold(members, held)
             self._signal(members[:_AT_ONCE])
-        self._nursery.start_soon(self._terminate, top, members, signalled)
+        self._nursery.start_soon(self._terminate, top, members, signalled, held)
 
     @staticmethod
     def _signal(members: list[LiveCell]) -> None:
@@ -218,14 +220,15 @@ class Ender:
         If the kernel refuses either, the end goes on: SIGKILL follows after the grace.
         """
         try:
-            _signal_all(members)
+            leaves = _signal_all(members)
         except OSError as error:
             log.error("%s: cannot signal it: %s", members[0].node.path, error.strerror)
+            leaves = [leaf for each in members for leaf in each.leaves()]
         crashpoints.reach("cancel.signalled")
         for each in members:
             thaw(each.node)
-            for leaf in each.leaves():
-                thaw(leaf)
+        for leaf in leaves:
+            thaw(leaf)
         crashpoints.reach("cancel.thawed")
 
     def kill(self, agent: Agent) -> None:
@@ -270,12 +273,14 @@ class Ender:
             raise KernelError(f"cannot kill {quote(agent.name)} yet", error) from None
         crashpoints.reach("cancel.killed")
 
-    async def _terminate(self, top: Agent, members: list[LiveCell], signalled: bool) -> None:
-        with guarded(top):
-            await self._end_processes(top, members, signalled)
+    async def _terminate(
+        self, top: Agent, members: list[LiveCell], signalled: bool, held: contextlib.ExitStack
+    ) -> None:
+        with guarded(top), held:
+            await self._end_processes(top, members, signalled, held)
 
     async def _end_processes(
-        self, top: Agent, members: list[LiveCell], signalled: bool
+        self, top: Agent, members: list[LiveCell], signalled: bool, held: contextlib.ExitStack
     ) -> None:
         """Steps 4 to 6: SIGTERM to all, one grace period, then ``cgroup.kill``."""
         node = members[0].node
@@ -286,14 +291,13 @@ class Ender:
                 for each in members:
                     for execution in _all_of(each):
                         await execution.wait_settled(self._watcher)
-        signalling = self._signalling[top.index] = trio.Event()
-        try:
-            await self._signal_rest(members[_AT_ONCE:] if signalled else members)
-        finally:
-            signalling.set()
-            if self._signalling.get(top.index) is signalling:
-                del self._signalling[top.index]
-        with trio.move_on_after(self._agents.settings.grace(top)):
+            _hold(members, held)
+        await self._signal_rest(members[_AT_ONCE:] if signalled else members)
+        over = trio.current_time() + self._agents.settings.grace(top)
+        with trio.move_on_at(min(over, trio.current_time() + _AT_ONCE_SECONDS)):
+            await self.wait_empty(node)
+        held.close()
+        with trio.move_on_at(over):
             await self._wait_released(members)
         if members[0].over.is_set():
             return  # a later life has the path of its cgroup now
@@ -328,15 +332,6 @@ class Ender:
             self._signal([m for m in members[begin : begin + _AT_ONCE] if not m.over.is_set()])
             await trio.lowlevel.checkpoint()
 
-    async def wait_signalled(self, agent: Agent) -> bool:
-        """Until every process of its tree is told to end; False if that was not going on."""
-        waited = False
-        for tree in (agent, *self._agents.registry.ancestors(agent)):
-            if (signalling := self._signalling.get(tree.index)) is not None:
-                await signalling.wait()
-                waited = True
-        return waited
-
     async def _tell_end(self, live_cell: LiveCell, execution: Execution) -> None:
         """Nobody leads what entered a cell that ends; the agent waits for its last output."""
         await execution.launched.wait()
@@ -369,8 +364,8 @@ class Ender:
 
     def _is_next(self, ended: LiveCell) -> bool:
         """Whether another life has the same cgroup by now."""
-        path = ended.node.path
-        return any(f is not ended and f.node.path == path for f in self._live_cells.values())
+        path = str(ended.node)
+        return any(f is not ended and str(f.node) == path for f in self._live_cells.values())
 
     async def wait_empty(self, node: Cgroup) -> None:
         """Until no process is left in a cgroup, or it is gone."""
@@ -383,6 +378,14 @@ class Ender:
             return
 
 
+def _hold(members: Iterable[LiveCell], held: contextlib.ExitStack) -> None:
+    """While a tree is told to end, and for a moment after, who leads an agent of it waits: to look
+    at what has ended already, and to record it, would hold up the end of the others."""
+    for each in members:
+        each.wakeup.hold()
+        held.callback(each.wakeup.let_go)
+
+
 def _all_of(live_cell: LiveCell) -> list[Execution]:
     """A cell, and what has entered it or is about to."""
     return [live_cell, *live_cell.entered()]
@@ -393,19 +396,26 @@ def _has_left(live_cell: LiveCell) -> bool:
     return live_cell.record().over and not any(live_cell.entered())
 
 
-def _signal_all(members: Iterable[LiveCell]) -> None:
-    """SIGTERM to the programs of several agents, and to nothing that surrounds them."""
+def _signal_all(members: Iterable[LiveCell]) -> list[Cgroup]:
+    """SIGTERM to the programs of several agents, and to nothing that surrounds them; returns the
+    cgroups that they are in."""
+    found: list[Cgroup] = []
     for each in members:
         spared = set(each.spared())
         for execution in each.entered():
             spared |= execution.spared()
-        signal_leaves(each.leaves(), spared)
+        left = each.node.below()
+        for leaf in each.leaves():
+            if left and signal_leaf(leaf, spared):
+                found.append(leaf)
+                left -= 1  # most agents have one: the others need not be looked for
         if each.record().held:
             each.release()
+    return found
 
 
-def signal_leaves(leaves: Iterable[Cgroup], spared: set[int]) -> None:
-    """SIGTERM, and SIGCONT so that a stopped process sees it.
+def signal_leaf(leaf: Cgroup, spared: set[int]) -> bool:
+    """SIGTERM, and SIGCONT so that a stopped process sees it; False if there is no such leaf.
 
     Not to ``spared``, the cells' own PID 1 and the steps that led there: those end
     with their cell. A pid may be another process's by the time it is used; the
@@ -413,23 +423,26 @@ def signal_leaves(leaves: Iterable[Cgroup], spared: set[int]) -> None:
     the cgroup after it was opened. So each cgroup is looked at twice, and again
     while new processes turn up.
     """
-    for leaf in leaves:
-        held: dict[int, int] = {}
-        done = set(spared)
-        try:
+    held: dict[int, int] = {}
+    done = set(spared)
+    try:
+        with leaf.looking() as look:
             for _ in range(_LOOKS):
-                if not _look(leaf, held, done):
+                if not _signal_some(look(), held, done):
                     break
-        finally:
-            for fd in held.values():
-                os.close(fd)
+    except FileNotFoundError:
+        return False
+    finally:
+        for fd in held.values():
+            os.close(fd)
+    return True
 
 
 async def terminate(execution: Execution, grace: float, impatient: trio.Event) -> None:
     """Ends what is left of one program, while its cell goes on: SIGTERM, after ``grace``
     seconds, or once ``impatient``, SIGKILL. Returns when it is gone, or cannot be killed."""
     if grace and not impatient.is_set():
-        signal_leaves((execution.leaf,), execution.spared())
+        signal_leaf(execution.leaf, execution.spared())
         thaw(execution.leaf)
         with trio.move_on_after(grace) as scope:
             async with trio.open_nursery() as nursery:
@@ -518,13 +531,13 @@ async def _kill_rest(execution: Execution) -> None:
     execution.leaf.kill()
 
 
-def _look(leaf: Cgroup, held: dict[int, int], done: set[int]) -> bool:
-    """Signals the processes that it saw before and holds new ones; False if there are neither.
+def _signal_some(pids: Iterable[int], held: dict[int, int], done: set[int]) -> bool:
+    """Signals the processes that were seen before and holds new ones; False if there are neither.
 
     A signalled process may have forked just before: its children are looked at again.
     """
     found = False
-    for pid in leaf.processes():
+    for pid in pids:
         if pid in done:
             continue
         if pid in held:
@@ -548,12 +561,22 @@ def thaw(node: Cgroup) -> None:
         log.error("%s: cannot thaw it: %s", node.path, error.strerror)
 
 
-@contextlib.contextmanager
-def guarded(agent: Agent, *expected: type[Exception]) -> Iterator[None]:
+class guarded:
     """A bug in the care of one agent ends neither the daemon nor the care of others."""
-    try:
-        yield
-    except expected:
-        raise
-    except Exception:
-        log.exception("%s: a bug in ctxfs", agent.name)
+
+    __slots__ = ("_agent", "_expected")
+
+    def __init__(self, agent: Agent, *expected: type[Exception]) -> None:
+        self._agent = agent
+        self._expected = expected
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, self._expected):
+            return False
+        log.exception("%s: a bug in ctxfs", self._agent.name)
+        return True

@@ -171,7 +171,8 @@ class Lead(ABC):
             async with trio.open_nursery() as nursery:
                 self.beside(nursery)
                 await self._until_gone(nursery)
-                nursery.cancel_scope.cancel()
+                if nursery.child_tasks:
+                    nursery.cancel_scope.cancel()
 
     async def _until_gone(self, nursery: trio.Nursery) -> None:
         execution = self._execution

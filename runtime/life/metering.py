@@ -72,7 +72,7 @@ class Meter:
         return {**self._spent(live_cell), "processes": 0}
 
     def _spent(self, live_cell: LiveCell) -> dict[str, int]:
-        found = spent(live_cell.node)
+        found = spent(live_cell.node, counted=self._counted)
         if not self._counted and live_cell.memory_peak:
             found["memory_peak_sampled"] = live_cell.memory_peak
         return found

@@ -154,27 +154,26 @@ class Sockets(Subscriber):
         self, agent: Agent | None, server: Server, listener: socket.socket
     ) -> None:
         trio_listener = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
-        with server.accepting:
-            async with trio_listener:
-                while True:
+        with server.accepting, trio_listener.socket:
+            while True:
+                try:
+                    stream = await trio_listener.accept()
                     try:
-                        stream = await trio_listener.accept()
-                        try:
-                            if agent is not None:
-                                await self._accepts.take(Payer(agent.owner))
-                        except BaseException:
-                            stream.socket.close()  # the listener is closed
-                            raise
-                        who = await self._admit(agent, server, stream)
-                        if who is not None:
-                            await self._accepts.rest(who, REST_SECONDS)
-                    except OSError as error:
-                        log.warning("accept: %s", error)
-                        await trio.sleep(0.1)
-                    except Exception:
-                        # One peer must not close the socket for all, nor end the daemon.
-                        log.exception("accept")
-                        await trio.sleep(0.1)
+                        if agent is not None:
+                            await self._accepts.take(Payer(agent.owner))
+                    except BaseException:
+                        stream.socket.close()  # the listener is closed
+                        raise
+                    who = await self._admit(agent, server, stream)
+                    if who is not None:
+                        await self._accepts.rest(who, REST_SECONDS)
+                except OSError as error:
+                    log.warning("accept: %s", error)
+                    await trio.sleep(0.1)
+                except Exception:
+                    # One peer must not close the socket for all, nor end the daemon.
+                    log.exception("accept")
+                    await trio.sleep(0.1)
 
     async def _admit(
         self, agent: Agent | None, server: Server, stream: trio.SocketStream

@@ -252,3 +252,34 @@ def test_everybody_looks_again_when_the_kernel_dropped_changes(
                 await third.wait_changed()
 
     run(test)
+
+
+def test_who_waits_on_a_held_wakeup_is_told_once_all_have_let_go() -> None:
+    async def main() -> None:
+        wakeup, woken = Wakeup(), trio.Event()
+
+        async def wait() -> None:
+            await wakeup.wait_changed()
+            woken.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            wakeup.hold()
+            wakeup.hold()
+            wakeup.notify()
+            wakeup.let_go()
+            await wait_all_tasks_blocked()
+            assert not woken.is_set()
+            wakeup.let_go()
+            with trio.fail_after(10):
+                await woken.wait()
+            # of nothing else than that one change
+            woken = trio.Event()
+            wakeup.hold()
+            nursery.start_soon(wait)
+            wakeup.let_go()
+            await wait_all_tasks_blocked()
+            assert not woken.is_set()
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
