@@ -129,6 +129,10 @@ class Cache:
         """The kernel is told of this inode once more (FUSE_LOOKUP and its like)."""
         self._known[inode] += 1
 
+    def note_listed(self, inodes: Iterable[int]) -> None:
+        """The same of each of these (FUSE_READDIRPLUS)."""
+        self._known.update(inodes)
+
     def note_forgotten(self, inode: int, count: int) -> None:
         """The kernel dropped it so many times (FUSE_FORGET)."""
         self._known[inode] -= count

@@ -565,29 +565,38 @@ class Operations(pyfuse3.Operations):
     @_boundary
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
         listing = self._listings[fh]
-        lookup, call = listing.directory.lookup, listing.call
+        directory, call, cache = listing.directory, listing.call, self._base.cache
         if start_id == 0 and listing.begun:
             listing.restart()  # rewinddir(3)
             self._charges[fh][_OF_NAMES].resize(listing.size)
         listing.begun = True
-        position, told = start_id, False
-        # of what is behind the names that are known, no position was told
-        while position < len(listing.names) or (
-            position == len(listing.names) and not told and self._more(fh, listing)
-        ):
-            name = listing.names[position]
-            position += 1
-            try:
-                node = lookup(call, name)
-                entry = self._attributes(node)
-            except (CtxError, OSError):
-                continue  # gone since the directory was opened
-            if not pyfuse3.readdir_reply(token, FileNameT(os.fsencode(name)), entry, position):
-                if self._base.durable.owns(node.inode):
-                    self._base.durable.forget(node.inode, 0)
-                break
-            told = True
-            self._note_known(node)
+        tell, position, told = directory.telling(), start_id, list[int]()
+        try:
+            # of what is behind the names that are known, no position was told
+            while position < len(listing.names) or (
+                position == len(listing.names) and not told and self._more(fh, listing)
+            ):
+                name, node = listing.names[position], None
+                position += 1
+                try:
+                    attributes = tell(name)
+                    if attributes is None:
+                        node = directory.lookup(call, name)
+                        attributes = node.attributes()
+                except (CtxError, OSError):
+                    continue  # gone since the directory was opened
+                inode, entry = attributes.inode, _entry(attributes)
+                if not pyfuse3.readdir_reply(token, os.fsencode(name), entry, position):
+                    if self._base.durable.owns(inode):
+                        self._base.durable.forget(inode, 0)
+                    break
+                told.append(inode)
+                if node is not None:
+                    node.remembered()
+                    if attributes.value is not None:
+                        cache.note_told(inode, attributes.value)
+        finally:
+            cache.note_listed(told)
 
     def _more(self, fh: FileHandleT, listing: Listing) -> bool:
         """Reads more names of a directory, once the account of who opened it has room for them;
@@ -645,25 +654,27 @@ def _xattr(name: bytes) -> str:
 
 
 def _entry(attributes: Attributes) -> EntryAttributes:
-    entry = EntryAttributes()
-    entry.st_ino = InodeT(attributes.inode)
-    entry.st_mode = pyfuse3.ModeT(attributes.mode)
+    made = EntryAttributes()
+    entry: Any = made  # the types of its numbers are functions, each as long as a number set here
+    entry.st_ino = attributes.inode
+    entry.st_mode = attributes.mode
     entry.st_uid = attributes.uid
     entry.st_gid = attributes.gid
-    entry.st_size = attributes.size
     entry.st_nlink = attributes.links
-    real = attributes.real
+    size, real = attributes.size, attributes.real
     if real is not None:
+        entry.st_size = size
         entry.st_blksize = real.st_blksize
         entry.st_blocks = real.st_blocks
         entry.st_atime_ns = real.st_atime_ns
         entry.st_mtime_ns = real.st_mtime_ns
         entry.st_ctime_ns = real.st_ctime_ns
     else:
-        entry.st_blksize = 4096
-        entry.st_blocks = (attributes.size + 511) // 512
+        if size:
+            entry.st_size = size
+            entry.st_blocks = (size + 511) // 512
         when = int(attributes.mtime * 1e9)
         entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = when
     entry.entry_timeout = attributes.entry_timeout
     entry.attr_timeout = attributes.attr_timeout
-    return entry
+    return made

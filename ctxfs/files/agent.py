@@ -231,10 +231,17 @@ SUPERVISOR: Final = _Supervisors(
 )
 
 
+_BESIDE: Final = {".d": LAYOUT.top, **LAYOUT.beside}
+
+
 def entry(base: Base, agent: Agent, suffix: str) -> RowNode[Agent]:
     """``NAME``, ``NAME.sock`` or ``NAME.d`` in ``/ctx/agent``, or ``self``."""
-    number = LAYOUT.top if suffix == ".d" else LAYOUT.beside[suffix]
-    return RowNode(base, LAYOUT, agent.index, agent, number)
+    return RowNode(base, LAYOUT, agent.index, agent, _BESIDE[suffix])
+
+
+def entry_inode(agent: Agent, suffix: str) -> int:
+    """The inode number of that."""
+    return LAYOUT.inode(agent.index, _BESIDE[suffix])
 
 
 def supervisor_entry(base: Base, agent: Agent) -> RowNode[Agent]:

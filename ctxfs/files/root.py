@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from ctxfs.files import agent, agents, home, metrics, shared, tool, waiting
 from ctxfs.tree.base import Base
 from ctxfs.tree.layouts import Layout
-from ctxfs.tree.nodes import Call, Node
+from ctxfs.tree.nodes import Attributes, Call, Node
 from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import Directory, Making, Removing, Row, Shown, Socket, Target
 from runtime.agents import births
@@ -19,6 +19,7 @@ from runtime.errors import (
     MissingError,
 )
 from runtime.ids import NO_AGENT, AgentIndex, TriggerToken
+from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from runtime.sockets.server import DAEMON_BIND_NAME
 from runtime.texts.names import quote
@@ -43,11 +44,44 @@ def _list_agents(base: Base, _: Base, call: Call) -> Iterator[str]:
             yield from (found.name, f"{found.name}.sock", f"{found.name}.d")
 
 
+def _agent_of(base: Base, name: str) -> tuple[Agent | None, str]:
+    """Whose NAME, NAME.sock or NAME.d in ``/ctx/agent`` it is, and which of these."""
+    stem, _, last = name.rpartition(".")
+    suffix = f".{last}" if stem and last in ("d", "sock") else ""
+    return base.runtime.agents.registry.named(stem if suffix else name), suffix
+
+
 def _agent_entry(base: Base, name: str) -> RowNode[Agent] | None:
-    """NAME, NAME.sock or NAME.d in ``/ctx/agent``."""
-    suffix = ".d" if name.endswith(".d") else ".sock" if name.endswith(".sock") else ""
-    found = base.runtime.agents.registry.named(name.removesuffix(suffix))
+    found, suffix = _agent_of(base, name)
     return agent.entry(base, found, suffix) if found is not None else None
+
+
+def _tell_agents(base: Base) -> Callable[[str], Attributes | None]:
+    """Of public agents, which everybody finds: those with the same owner and ids are alike."""
+    alike: dict[tuple[str, int, int, int, bool], Attributes] = {}
+
+    def tell(name: str) -> Attributes | None:
+        found, suffix = _agent_of(base, name)
+        if found is None or found.private:
+            return None
+        key = suffix, found.owner, found.uid, found.gid, found.status is Status.NEW
+        like = alike.get(key)
+        if like is None:
+            like = alike[key] = agent.entry(base, found, suffix).attributes()
+        return Attributes(
+            agent.entry_inode(found, suffix),
+            like.mode,
+            like.uid,
+            like.gid,
+            like.size,
+            like.links,
+            found.created,
+            None,
+            like.entry_timeout,
+            like.attr_timeout,
+        )
+
+    return tell
 
 
 def _find_agent(base: Base, _: Base, call: Call, name: str) -> Node | None:
@@ -143,7 +177,8 @@ ROWS: Final[tuple[Row[Base], ...]] = (
     Shown(name="ctx", within="bin", mode=0o555, public=True, doc="the client",
         render=lambda base, _, caller: base.client_program),
     Directory(name="agent", mode=0o1777, public=True, entries=_list_agents,
-        find=_find_agent, make=_MAKING_AGENTS, remove=_REMOVING_AGENTS, bind=_bind_agent,
+        find=_find_agent, tell=_tell_agents, make=_MAKING_AGENTS, remove=_REMOVING_AGENTS,
+        bind=_bind_agent,
         doc="every agent as NAME, NAME.sock and NAME.d"),
     Directory(name="tool", public=True,
         entries=tool.entries, find=tool.find,

@@ -91,29 +91,31 @@ class Member(Node, Generic[_O]):
         if row.polled and row.treatment.pages and self._fixed:
             value = self.render(NOBODY)
         return Attributes(
-            inode=self.inode,
-            mode=row.kind.value | mode,
-            uid=uid,
-            gid=gid,
-            size=row.size_of(self.base, self.obj) if value is None else len(value),
-            links=2 if row.kind is Kind.DIRECTORY else 1,
-            mtime=self._mtime(agent),
-            entry_timeout=self.layout.keeps(self.obj, row),
-            attr_timeout=0.0 if row.volatile else FOREVER,
-            value=value,
+            self.inode,
+            row.kind | mode,
+            uid,
+            gid,
+            row.size_of(self.base, self.obj) if value is None else len(value),
+            2 if row.kind is Kind.DIRECTORY else 1,
+            self._mtime(agent),
+            None,
+            self.layout.keeps(self.obj, row),
+            0.0 if row.volatile else FOREVER,
+            value,
         )
 
     def _ownership(self, agent: Agent | None) -> tuple[int, int, int]:
         """Uid, gid and mode bits; the daemon decides beyond them who may."""
-        mode = self.row.mode
+        row = self.row
+        mode = row.mode
         privilege = self.base.runtime.agents.privilege
         if agent is None:
             return privilege.uid, privilege.gid, mode
-        own = (0, privilege.uid)
-        if self.row.treatment.owner is ShownOwner.AGENT:
-            if self.row.guard.who and agent.owner not in (0, agent.uid):
+        if row.treatment.owner is ShownOwner.AGENT:
+            if agent.owner not in (0, agent.uid) and row.guard.who:
                 mode |= 0o022 | (mode & 0o400) >> 3 | (mode & 0o400) >> 6
             return agent.uid, agent.gid, mode
+        own = (0, privilege.uid)
         needed = mode & 0o600
         if agent.uid not in own or agent.owner not in own:
             mode |= needed >> 3

@@ -61,7 +61,7 @@ class Call:
         return self.uid == own and self.pid == self._runtime.binder.pid
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Attributes:
     """As in stat(2); timeouts say how long the kernel may keep name and attributes."""
 
@@ -201,6 +201,10 @@ class Listing:
         return bool(more)
 
 
+def _without_telling(name: str) -> None:
+    return None
+
+
 class Node:
     """One object of the tree. What it does not override, it refuses."""
 
@@ -237,6 +241,11 @@ class Node:
     def list(self, call: Call) -> Iterator[str]:
         """The names in it that this caller may see."""
         raise NotADirectoryNodeError(f"{self.path} is not a directory")
+
+    def telling(self) -> Callable[[str], Attributes | None]:
+        """For a listing: what finds the attributes of a name without a node, if that is enough;
+        None if ``lookup`` has to. It is used in one step of the loop."""
+        return _without_telling
 
     def open(self, call: Call, flags: int) -> OpenFile:
         if self.is_directory():

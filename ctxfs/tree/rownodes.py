@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from ctxfs.disks import Work
 from ctxfs.tree.members import Member
-from ctxfs.tree.nodes import Call, NewAttributes, Node, OpenFile
+from ctxfs.tree.nodes import Attributes, Call, NewAttributes, Node, OpenFile
 from ctxfs.tree.openfiles import open_row, open_to_write
 from ctxfs.tree.realfiles import truncating_by_path
 from ctxfs.tree.rows import Directory, Document, File, Link, Opened
@@ -105,6 +105,10 @@ class RowNode(Member[_O]):
         if not self.may_read(call.caller):
             raise DeniedError(f"the caller may not list {self.path or '/'}")
         return self._names(self.row, call)
+
+    def telling(self) -> Callable[[str], Attributes | None]:
+        tell = self.row.tell if isinstance(self.row, Directory) else None
+        return super().telling() if tell is None else tell(self.base)
 
     def _names(self, row: Directory[_O], call: Call) -> Iterator[str]:
         if row.entries is not None:

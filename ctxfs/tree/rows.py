@@ -11,13 +11,13 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import IntEnum
 from pathlib import Path
 from typing import ClassVar, Final, Generic, Protocol, TypeVar
 
 from ctxfs.tree.base import Base
 from ctxfs.tree.inodes import CONTROL, NAMED, PUBLIC, Treatment
-from ctxfs.tree.nodes import Call, Node
+from ctxfs.tree.nodes import Attributes, Call, Node
 from ctxfs.tree.spaces import SpaceRow
 from runtime.authority.disk import Share
 from runtime.authority.guard import ANY_STATUS, NEVER, Act, AnyGuard, Guard
@@ -35,7 +35,9 @@ _O_contra = TypeVar("_O_contra", contravariant=True)
 _R = TypeVar("_R")
 
 
-class Kind(Enum):
+class Kind(IntEnum):
+    """As in the mode of stat(2)."""
+
     FILE = stat.S_IFREG
     DIRECTORY = stat.S_IFDIR
     LINK = stat.S_IFLNK
@@ -89,14 +91,18 @@ class Row(Generic[_O]):
     volatile: bool = field(default=False, init=False)
     polled: bool = field(default=False, init=False)
 
-    @property
-    def is_inside(self) -> bool:
-        """Whether it is listed in the directory of its object, or below that."""
-        return not self.top and self.path is None
+    #: whether it is listed in the directory of its object, or below that
+    is_inside: bool = field(init=False)
+    #: what the kernel may do with it without asking
+    treatment: Treatment = field(init=False)
 
-    @property
-    def treatment(self) -> Treatment:
-        """What the kernel may do with it without asking."""
+    def __post_init__(self) -> None:
+        # once for each row, as every look-up asks
+        object.__setattr__(self, "is_inside", not self.top and self.path is None)
+        object.__setattr__(self, "treatment", self.treated())
+
+    def treated(self) -> Treatment:
+        """What ``treatment`` is."""
         return NAMED
 
     def size_of(self, base: Base, obj: _O) -> int:
@@ -159,6 +165,9 @@ class Removing(Generic[_O, _R]):
 class Directory(Row[_O]):
     """``entries`` and ``find`` are what it has beside the rows that are within it.
 
+    ``tell`` makes the listing of many entries cheap: what it returns gives the attributes that the
+    node which ``find`` finds would have, or None.
+
     ``receive`` takes files that are renamed into it. ``bind`` finds the socket that the
     binder makes in it by another name. With a ``space`` it is one of real files. No reason
     shows a name in a ``secret`` one.
@@ -170,6 +179,7 @@ class Directory(Row[_O]):
     guard: Guard[_O] = NEVER
     entries: Callable[[Base, _O, Call], Iterator[str]] | None = None
     find: Callable[[Base, _O, Call, str], Node | None] | None = None
+    tell: Callable[[Base], Callable[[str], Attributes | None]] | None = None
     make: Making[_O] | None = None
     remove: Removal[_O] | None = None
     receive: Callable[[Base, _O, Call, Node, str, str], None] | None = None
@@ -209,8 +219,7 @@ class File(Row[_O]):
 
     default: str = ""
 
-    @property
-    def treatment(self) -> Treatment:
+    def treated(self) -> Treatment:
         return CONTROL
 
 
@@ -257,8 +266,7 @@ class Shown(Rendered[_O]):
     generated: bool = False
     changed: Time[_O] | None = None
 
-    @property
-    def treatment(self) -> Treatment:
+    def treated(self) -> Treatment:
         # pages of what can be polled are those of its time
         dated = self.changed is not None or not self.polled
         kept = self.public and dated and not (self.volatile or self.generated)
@@ -348,8 +356,7 @@ class Control(Staged[_O]):
     checking: Callable[[Base, _O, Caller], LinesCheck] | None = None
     commit: Check[_O]
 
-    @property
-    def treatment(self) -> Treatment:
+    def treated(self) -> Treatment:
         changes = self.volatile or self.polled
         return PUBLIC if self.public and not changes else CONTROL
 

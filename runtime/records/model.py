@@ -52,6 +52,7 @@ FAMILIES: Final = (
     "authority_expansion",
     "external_trigger",
 )
+_PRIVATE: Final = Profile.PRIVATE_CHILD.value
 _PRIVATE_FAMILIES: Final = ("core", "local_environment", "external_trigger")
 
 SESSION_STATES: Final = {
@@ -195,7 +196,7 @@ class Agent(AgentConfiguration):
 
     @property
     def private(self) -> bool:
-        return self.profile == Profile.PRIVATE_CHILD
+        return self.profile == _PRIVATE
 
     @property
     def visibility(self) -> str:
