@@ -73,15 +73,15 @@ def _line(base: Base, agent: Agent, inside: bool) -> bytes:
 
 def _text(base: Base, _: Base, caller: Caller) -> Iterator[bytes]:
     """Pieces of whole lines; an empty one after many that had to be made."""
-    view, registry, kept = base.view(caller), base.runtime.agents.registry, base.kept_lines
-    agents, made = iter(registry), 0
+    kept, agents = base.kept_lines, iter(base.runtime.agents.registry)
+    finds, made = base.view(caller).finds, 0
     while some := list(islice(agents, _JOINED)):
         lines: list[bytes] = []
         # asked for each piece: they are dropped when nobody has asked for a while
         of = {inside: kept.of(inside) for inside in (True, False)}
         for agent in some:
-            inside = view.finds(agent)
-            if inside is None or registry.get(agent.index) is not agent:
+            inside = finds(agent)
+            if inside is None or agent.removed:
                 continue  # or it went since the first line was read
             line = of[inside].get(agent.index)
             if line is None:

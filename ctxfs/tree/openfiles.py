@@ -58,7 +58,7 @@ class OpenRow(OpenFile, Generic[_O]):
     def __init__(self, node: Member[_O], caller: Caller, *, writing: bool) -> None:
         super().__init__(node, caller)
         self._base = node.base
-        self._text: bytes | None = None
+        self._text: bytearray | None = None
         self._pieces: Iterator[bytes] = iter(())
         self._memory: Charge | None = None
         #: bytes that are written and not committed, and those that were rendered
@@ -100,18 +100,21 @@ class OpenRow(OpenFile, Generic[_O]):
 
     def read(self, offset: int, size: int) -> bytes | None:
         self._check_reader()
-        if offset == 0 or self._text is None:
-            self._text, self._rendered = b"", 0
+        text = self._text
+        if offset == 0 or text is None:
+            text = self._text = bytearray()
+            self._rendered = 0
             self._pieces = self._begin()
-        more = b"".join(self._more(offset + size - len(self._text)))
+        more = list(self._more(offset + size - len(text)))
         if more:
             # later reads go on with it
-            self._charge(self._written + len(self._text) + len(more))
-            self._text += more
-            self._rendered = len(self._text)
+            self._charge(self._written + len(text) + sum(map(len, more)))
+            for piece in more:
+                text += piece
+            self._rendered = len(text)
         if self.keep:
             self._base.cache.note_pages(self.node.inode)
-        return self._text[offset : offset + size]
+        return bytes(memoryview(text)[offset : offset + size])
 
     def _begin(self) -> Iterator[bytes]:
         """The content as it is now, or, into pages, as it was when the kernel was told its size."""
@@ -557,7 +560,7 @@ class OpenInlet(OpenRow[_O]):
     def __init__(self, node: Member[_O], row: Inlet[_O], caller: Caller) -> None:
         super().__init__(node, caller, writing=True)
         self._row = row
-        self._text = b""
+        self._text = bytearray()
         self._refused = False
         limit = self._base.runtime.config.frame_max
         self._limit = limit if row.most is None else min(limit, row.most)
@@ -578,11 +581,11 @@ class OpenInlet(OpenRow[_O]):
         return len(data)
 
     def _drop(self) -> None:
-        self._text = b""
+        self._text = bytearray()
         self.charge(0)
 
     def flush(self) -> None:
-        data = self._text or b""
+        data = bytes(self._text or b"")
         self._drop()
         if self._refused:
             self._refused = False
