@@ -73,14 +73,19 @@ def complain(message: str) -> None:
     STDERR.lines([f"ctx: {message}"])
 
 
+def shown_column(column: Sequence[str]) -> tuple[Sequence[str], int]:
+    """Return the cells of a column of a table as they are shown, and its width."""
+    values = set(column)  # of many cells few are different
+    if "" in values or not "".join(values).isprintable():
+        shown = {value: escape(value) or "-" for value in values}
+        column, values = [shown[cell] for cell in column], set(shown.values())
+    return column, max(map(len, values))
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Return the lines of a table, with aligned columns and `-` for empty cells."""
-    columns = [
-        [escape(cell) or "-" for cell in column] if not "".join(column).isprintable()
-        else [cell or "-" for cell in column]
-        for column in zip(header, *rows, strict=True)
-    ]  # fmt: skip
-    form = "  ".join(f"%-{max(map(len, column))}s" for column in columns)
+    columns, widths = zip(*map(shown_column, zip(header, *rows, strict=True)), strict=True)
+    form = "  ".join([*(f"%-{width}s" for width in widths[:-1]), "%s"])
     return [(form % cells).rstrip() for cells in zip(*columns, strict=True)]
 
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 PROCESS_COLUMNS = ("agent", "pid", "state", "cpu", "memory", "age", "command")
 COLUMNS = ("name", "status", "outcome", "reason", "parent", "run", "pid", "age")
 AGES: dict[str, str] = {}  # by the second in which an agent was made
-PIECE = 1 << 16  # characters of `agents` that are looked at together
 ABREAST = 32  # files read at the same time
 STATE = ("status", "outcome", "reason")
 DETACHED = "public_named"  # the profile of agents that live on without a parent
@@ -67,22 +66,18 @@ def abreast(function: Callable[[Item], Result], items: Sequence[Item]) -> list[R
     return [results[index] for index in range(len(items))]
 
 
-def listed(root: Root) -> Iterator[dict[str, Any]]:
-    """Yield what `agents` tells of each agent, in order of creation; what it left out is empty.
+def listed(root: Root) -> Iterator[list[dict[str, Any]]]:
+    """Yield what `agents` tells of each agent, some at a time, in order of creation.
 
-    A caller that does not keep the rows needs memory for few: new memory costs more than parsing.
+    What it left out is empty. A caller that does not keep the rows needs memory for few: new
+    memory costs more than parsing.
     """
     import gc
     import json
 
     gc.disable()  # it would look at all rows again and again
-    text = root.read("agents").decode()
-    begin, size = 0, len(text)
-    while begin < size:
-        end = text.find("\n", begin + PIECE)
-        end = end if end >= 0 else size - 1
-        rows: list[dict[str, Any]] = json.loads("[" + text[begin:end].replace("\n", ",") + "]")
-        begin = end + 1
+    for lines in root.lines("agents"):
+        rows: list[dict[str, Any]] = json.loads("[" + lines.replace("\n", ",") + "]")
         for row in rows:
             if "run" not in row:
                 row.update({key: row.get(key, "") for key in ("reason", "run", "supervisor")})
@@ -90,7 +85,7 @@ def listed(root: Root) -> Iterator[dict[str, Any]]:
                 from client.ends import awaited_restart
 
                 row["reason"] = awaited_restart(root, row["name"])
-            yield row
+        yield rows
 
 
 def described(row: dict[str, Any], now: float) -> dict[str, Any]:
@@ -128,7 +123,12 @@ def show_processes(root: Root, args: Arguments) -> int:
     if args.name:
         names = [args.name]
     else:  # those of the others are among their owners'
-        names = sorted(row["name"] for row in listed(root) if row["profile"] == DETACHED)
+        names = sorted(
+            row["name"]
+            for rows in listed(root)
+            for row in rows
+            if row["profile"] == DETACHED
+        )
         own = own_agent(root)
         if own and own not in names:
             names.append(own)
@@ -156,7 +156,7 @@ def do_ps(root: Root, args: Arguments) -> int:
     if args.name:
         raise Failure("ps takes a NAME with -p only; try ctx tree NAME", USAGE)
     now = time.time()
-    rows = (row for row in listed(root) if args.all or row["status"] != "dead")
+    rows = (row for some in listed(root) for row in some if args.all or row["status"] != "dead")
     if args.json:
         shown = sorted((described(row, now) for row in rows), key=lambda row: row["name"])
         STDOUT.text(as_json(shown))
@@ -194,7 +194,7 @@ def families(root: Root, rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]
 
 def do_tree(root: Root, args: Arguments) -> int:
     """Show agents below their parents."""
-    rows = list(listed(root))
+    rows = [row for some in listed(root) for row in some]
     facts = {row["name"]: row for row in rows}
     below = families(root, rows)
     if args.name:

@@ -7,12 +7,12 @@ import os
 import time
 
 from client.exits import NOT_RUNNING, USAGE, Failure
-from client.files import read_control, read_file, timestamp, write_file
+from client.files import read_ahead, read_control, read_file, timestamp, write_file
 from client.output import decode, escape
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import TypeVar
 
     Result = TypeVar("Result")
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DEFAULT_ROOT = "/ctx"
 START_HINT = "start it as root with: systemctl start ctxd (or: ctxd)"
+SOME = 1 << 16  # bytes of lines that are looked at together: more memory takes longer
 CLOCK_SLACK = 0.25  # seconds; the daemon stamps rejections in whole milliseconds
 HINTS = {
     errno.EACCES: "you are not allowed to do this",
@@ -101,6 +102,20 @@ class Root:
     def read(self, relative: str) -> bytes:
         """Return the contents of a file."""
         return self.call(relative, read_file)
+
+    def lines(self, relative: str) -> Iterator[str]:
+        """Yield the contents of a file that may be long, some whole lines at a time."""
+        pieces, rest = read_ahead(self.join(relative)), b""
+        while piece := self.call(relative, lambda _: next(pieces, b"")):
+            whole, _, rest = (rest + piece).rpartition(b"\n")
+            begin = 0
+            while begin < len(whole):
+                end = whole.find(b"\n", begin + SOME)
+                end = end if end >= 0 else len(whole)
+                yield decode(whole[begin:end])
+                begin = end + 1
+        if rest:
+            yield decode(rest)
 
     def write(self, relative: str, data: bytes) -> None:
         """Write a control file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -74,10 +75,11 @@ def test_no_daemon(
 
 
 def test_a_dead_daemon(root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: str) -> None:
+    def fail(path: str) -> Iterator[bytes]:
         raise OSError(errno.ENOTCONN, "")
+        yield b""
 
-    monkeypatch.setattr("client.root.read_file", fail)
+    monkeypatch.setattr("client.root.read_ahead", fail)
     status, _, err = run("ps")
     assert status == 69
     assert "died (ENOTCONN)" in err
