@@ -93,7 +93,7 @@ def _why_held(facts: Facts, caller: Caller, name: str) -> str:
 def _why_full(facts: Facts, caller: Caller, name: str) -> str:
     parent = _maker(facts, caller)
     owner, maximum = _owner(caller, parent), facts.settings.config.agents
-    if sum(agent.owner == owner for agent in facts.registry) >= maximum:
+    if facts.registry.count(owner) >= maximum:
         return f"uid {owner} has {maximum} agents, the configured maximum: {_REMEDY}"
     return _why_no_child(facts, name, parent) if parent is not None else ""
 

@@ -302,7 +302,8 @@ class Disk:
             if charge is None:
                 charge = Charge(self._accounts, Payer(*holder), Resource.DISK)
                 self._measured[holder] = charge
-            charge.set(size)
+            if charge.amount != size:
+                charge.set(size)
         # what was written meanwhile may have been seen or not: it counts until next time
         for owner, amount in before.items():
             charge = self._written[owner]

@@ -138,8 +138,7 @@ class Journal:
             self._late.append(change)
             self._room.set()
             for agent, values in change.agents.values():
-                for name, value in values.items():
-                    setattr(agent, name, value)
+                self._registry.change(agent, values)
             for item, values in change.items.values():
                 for name, value in values.items():
                     setattr(item, name, value)
@@ -289,8 +288,7 @@ class Journal:
                     setattr(sessions[index], name, value)
             raise
         for agent, values in merged.values():
-            for name, value in values.items():
-                setattr(agent, name, value)
+            self._registry.change(agent, values)
         self._apply_items(change, now)
         crashpoints.reach("write.committed")
         self._have_done(change)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from runtime.ids import AgentIndex, RunId
 from runtime.records.model import Agent
@@ -19,6 +21,7 @@ class Registry:
         self._agents: dict[AgentIndex, Agent] = {}
         self._by_name: dict[str, Agent] = {}
         self._children: dict[AgentIndex, list[AgentIndex]] = {}
+        self._of_owner: Counter[int] = Counter()
         for agent in store.load_agents():
             self.add(agent)
 
@@ -28,7 +31,16 @@ class Registry:
         """One that was made, or was there before this daemon."""
         self._agents[agent.index] = agent
         self._by_name[agent.name] = agent
+        self._of_owner[agent.owner] += 1
         self.join(agent)
+
+    def change(self, agent: Agent, values: Mapping[str, Any]) -> None:
+        """Sets fields of an agent, whether it is among these or not."""
+        if "owner" in values and self._agents.get(agent.index) is agent:
+            self._of_owner[agent.owner] -= 1
+            self._of_owner[values["owner"]] += 1
+        for name, value in values.items():
+            setattr(agent, name, value)
 
     def join(self, agent: Agent) -> None:
         """It is among its parent's children from now on."""
@@ -44,6 +56,7 @@ class Registry:
         """One that was removed."""
         del self._agents[agent.index]
         del self._by_name[agent.name]
+        self._of_owner[agent.owner] -= 1
         self._children.pop(agent.index, None)
         self.part(agent, agent.parent)
 
@@ -62,6 +75,10 @@ class Registry:
 
     def named(self, name: str) -> Agent | None:
         return self._by_name.get(name)
+
+    def count(self, owner: int) -> int:
+        """How many of these an owner has."""
+        return self._of_owner[owner]
 
     def holder(self, name: str) -> int | None:
         """The uid that a name and its history belong to, of agents that were removed too."""

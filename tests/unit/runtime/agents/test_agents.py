@@ -144,6 +144,24 @@ def test_an_owner_has_so_many_agents(tmp_path: Path) -> None:
         world.agents.births.create(operator(2), "c")
 
 
+def test_what_an_owner_gives_away_or_loses_counts_no_more(tmp_path: Path) -> None:
+    with world_in(tmp_path, agents=2) as world:
+        births, removals = world.agents.births, world.agents.removals
+        given = births.create(operator(1), "given")
+        lost = births.create(operator(1), "lost")
+        births.change_owner(given, 2)
+        removals.remove(lost)
+        for name in ("a", "b"):
+            births.create(operator(1), name)
+        births.create(operator(2), "c")
+        for uid in (1, 2):
+            with pytest.raises(QuotaError, match=f"uid {uid} has 2 agents"):
+                births.create(operator(uid), "d")
+        births.renew(world.live(given, Status.DEAD))
+        registry = world.reopen().registry
+        assert [registry.count(uid) for uid in (1, 2, 3)] == [2, 2, 0]
+
+
 def test_an_agent_has_so_many_children(tmp_path: Path) -> None:
     with world_in(tmp_path, children=1) as world:
         parent = live_parent(world)
