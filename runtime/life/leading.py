@@ -166,17 +166,17 @@ class Lead(ABC):
             self.error = error
         execution.monitored = execution.record_path.exists()
         execution.launched.set()
-        events = self.cgroup().path / "cgroup.events"
-        with self._leader.watching(self._wakeup, execution.record_path, events):
+        with contextlib.ExitStack() as watches:
+            watches.enter_context(self._leader.watching(self._wakeup, execution.record_path))
             async with trio.open_nursery() as nursery:
                 self.beside(nursery)
-                await self._until_gone(nursery)
+                await self._until_gone(nursery, watches)
                 if nursery.child_tasks:
                     nursery.cancel_scope.cancel()
 
-    async def _until_gone(self, nursery: trio.Nursery) -> None:
+    async def _until_gone(self, nursery: trio.Nursery, watches: contextlib.ExitStack) -> None:
         execution = self._execution
-        terminating = False
+        watched = terminating = False
         while True:
             record = execution.record()
             ended = self.has_ended(record)
@@ -190,6 +190,12 @@ class Lead(ABC):
             unwanted = self.is_unwanted(record)
             if (ended or unwanted) and self.is_gone(record):
                 return
+            if (ended or unwanted) and not watched:
+                # only now it matters who is in there; its last process may be gone already
+                watched = True
+                events = self.cgroup().path / "cgroup.events"
+                watches.enter_context(self._leader.watching(self._wakeup, events))
+                continue
             if (ended or unwanted) and not terminating:
                 terminating = True
                 nursery.start_soon(self._end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 from pathlib import Path
 from typing import Any, cast
@@ -73,13 +74,13 @@ class Led(Lead):
         self.execution.wakeup.notify()
 
 
-def lead(path: Path, **how: Any) -> Led:
+def lead(path: Path, kind: type[Led] = Led, **how: Any) -> Led:
     """One that is led to its end."""
 
     async def main() -> Led:
         watcher = Watcher()
         try:
-            led = Led(path, watcher, refusals=how.pop("refusals", 0))
+            led = kind(path, watcher, refusals=how.pop("refusals", 0))
             for name, value in how.items():
                 setattr(led, name, value)
             with trio.fail_after(TIMEOUT):
@@ -109,3 +110,19 @@ def test_a_program_that_cannot_start_has_ended(tmp_path: Path, error: Exception)
     assert led.failure == str(error).replace("\n", "\\n")
     assert led.execution.launched.is_set() and not led.execution.monitored
     assert (led.looks, led.tries) == (1, 0)
+
+
+def test_a_cgroup_that_is_empty_once_it_is_watched_is_not_waited_for(tmp_path: Path) -> None:
+    """Its last process may go between the look and the watch, after which nothing changes."""
+
+    class Late(Led):
+        def is_gone(self, record: RunRecord) -> bool:
+            return self.looks > 1
+
+        def deadline(self) -> float:
+            return math.inf
+
+        async def terminate(self) -> None:
+            raise AssertionError("there is nothing to end")
+
+    assert lead(tmp_path, Late).looks == 2
