@@ -149,6 +149,13 @@ class Cache:
             self._early.add(inode)
             self._some_early.set()
 
+    def forget_attributes_of(self, inodes: Iterable[int]) -> None:
+        """The same of many inodes, few of which the kernel knows."""
+        known = self._known
+        for inode in inodes:
+            if inode in known:
+                self.forget_attributes(inode)
+
     def forget_pages(self, inodes: Iterable[int]) -> None:
         """Attributes at once, pages soon; ``settled`` waits for them."""
         known, paged = self._known, self._paged

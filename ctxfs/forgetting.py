@@ -99,8 +99,7 @@ class Forgetting(Subscriber):
 
     def _gone(self, layout: Layout[_O], index: int) -> None:
         """The next request for any row of an object is to come here."""
-        for inode in layout.inodes(index):
-            self._cache.forget_attributes(inode)
+        self._cache.forget_attributes_of(layout.inodes(index))
 
     def item_changed(self, item: Item, names: Iterable[str]) -> None:
         if isinstance(item, Message):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 from runtime.authority.accounts import Accounts, Charge, Payer, Reserve, Resource
@@ -254,6 +255,7 @@ def _of_task(task: Task) -> dict[Resource, int]:
     return {**held, Resource.MEMORY: INPUT_SIZE} if task.accepts_input else held
 
 
+_agent_texts: Final = attrgetter(*_AGENT_TEXTS)
 #: whatever of an agent means that its texts are to be looked at
 _NOTED: Final = frozenset((*_AGENT_TEXTS, "owner"))
 
@@ -268,7 +270,9 @@ def _length(value: Json) -> int:
 
 
 def _size(agent: Agent) -> int:
-    return sum(_length(getattr(agent, name)) for name in _AGENT_TEXTS)
+    return sum(
+        len(value) if isinstance(value, str) else _length(value) for value in _agent_texts(agent)
+    )
 
 
 def _growth(agent: Agent, values: Mapping[str, Any]) -> int:

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -37,7 +38,7 @@ _NATIVE: Final = Path(__file__).parents[1] / "native"
 _REPORT_FD, _SPEC_FD, _KEEPER_FD, _VIEW_FD = 3, 4, 5, 6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Places:
     """Where the daemon's things are, on the host and, below ``shared``, in every view."""
 
@@ -45,21 +46,21 @@ class Places:
     state: Path
     runtime: Path
 
-    @property
+    @cached_property
     def shared(self) -> Path:
         """The directory that all sandboxes see at the same path."""
         return self.runtime / "root"
 
-    @property
+    @cached_property
     def fuse(self) -> Path:
         """Where the filesystem itself is mounted; ``mount`` shows it on the host."""
         return self.shared / "ctx"
 
-    @property
+    @cached_property
     def waits(self) -> Path:
         return self.shared / "wait"
 
-    @property
+    @cached_property
     def programs(self) -> Path:
         """The daemon's own copies of the compiled programs: an upgrade must not change them.
 
@@ -70,27 +71,27 @@ class Places:
     def program(self, name: str) -> Path:
         return self.programs / name
 
-    @property
+    @cached_property
     def own(self) -> tuple[Path, Path]:
         """The daemon's own directories, which no agent is given."""
         return self.state, self.runtime
 
-    @property
+    @cached_property
     def stage(self) -> Path:
         return self.runtime / "stage"
 
-    @property
+    @cached_property
     def records(self) -> Path:
         """What monitors write of runs. Not on the disk of the state: a full one must not
         lose an end. Of no use after a reboot, which ends every run."""
         return self.runtime / "record"
 
-    @property
+    @cached_property
     def inputs(self) -> Path:
         """Standard input of what stays: FIFOs, which survive the daemon."""
         return self.runtime / "input"
 
-    @property
+    @cached_property
     def lifeline(self) -> Path:
         return self.runtime / "lifeline"
 

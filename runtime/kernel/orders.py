@@ -25,7 +25,7 @@ def words(*orders: Order) -> list[str]:
     found: list[str] = []
     for order in orders:
         if isinstance(order, Word):
-            found.append(str(order))
+            found.append(order if isinstance(order, str) else str(order))
         else:
             _add_list(found, order)
     text = "".join(found)
@@ -53,7 +53,9 @@ def _add_list(found: list[str], order: Sequence[Word] | Sequence[Sequence[Word]]
     found.append(str(len(order)))
     lists = 0
     for each in order:
-        if isinstance(each, Word):
+        if isinstance(each, str):  # most are
+            found.append(each)
+        elif isinstance(each, Word):
             found.append(str(each))
         else:
             lists += 1

@@ -240,12 +240,12 @@ class Agent(AgentConfiguration):
 
     @staticmethod
     def row(values: dict[str, Any]) -> dict[str, Any]:
-        """What the store keeps of these: most fields of most agents have their defaults."""
-        default_of = _LEFT_OUT.get
+        """What the store keeps of all fields, in the order of ``dump``: most fields of most
+        agents have their defaults."""
         return {
             name: value
-            for name, value in values.items()
-            if value is not (default := default_of(name, MISSING)) and value != default
+            for (name, value), default in zip(values.items(), _DEFAULTS, strict=True)
+            if value is not default and value != default
         }
 
     @classmethod
@@ -317,5 +317,6 @@ _LEFT_OUT: Final = {
     if f.name not in ("status", "cell", "frozen", "since")
     and (f.default is not MISSING or f.default_factory is not MISSING)
 }
+_DEFAULTS: Final = tuple(_LEFT_OUT.get(name, MISSING) for name in _AGENT_FIELDS)
 _SESSION_FIELDS: Final = tuple(f.name for f in fields(Session) if f.name != "index")
 _session_values: Final = attrgetter(*_SESSION_FIELDS)
