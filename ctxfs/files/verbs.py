@@ -13,6 +13,7 @@ from runtime.caller import CONTROLLERS, Caller, Role
 from runtime.errors import NotRunningError, WrongStateError
 from runtime.ids import RunId
 from runtime.life.beginning import STARTING
+from runtime.records.items import BY_ABORT
 from runtime.records.lifecycle import Cue
 from runtime.records.model import Agent
 from runtime.texts.names import check_name, parse_usage, quote
@@ -78,6 +79,8 @@ def _why_between(facts: Facts, caller: Caller, agent: Agent) -> str:
 
 
 def _why_ending(facts: Facts, caller: Caller, agent: Agent) -> str:
+    if agent.cancelling == BY_ABORT:
+        return f"{quote(agent.name)} still ends its message: try again when that has ended"
     if agent.run_cause is None:
         return ""
     return f"the run {agent.run} is still ending: try again when it has ended"

@@ -23,6 +23,8 @@ from runtime.errors import (
 from runtime.ids import MessageId, RunId
 from runtime.records.change import Change
 from runtime.records.items import (
+    BY_ABORT,
+    BY_CANCEL,
     NOTICES,
     PRIORITIES,
     REPORTED,
@@ -553,6 +555,8 @@ class Messages:
         reason: str,
     ) -> None:
         to = change.step(message, _ENDS[status])
+        if message.run and agent.cancelling:
+            change.set(agent, cancelling="", cancelled_by="")
         fields = {"reason": reason} if reason else {}
         change.event(
             message.session,
@@ -581,21 +585,36 @@ class Messages:
     def cancel(self, agent: Agent, message: Message) -> None:
         """Ends one message: it is dropped if it waits, its run ended if it has one.
 
-        A resident program is not ended: it is asked no more about it.
+        A resident program is not ended. One that takes cancels ends the message itself; said
+        again, and of every other, the message is over, and it is asked no more about it.
         """
         with self._journal.changing() as change:
-            why = "message_cancelled"
             if message.status is MessageStatus.QUEUED:
-                self.end(change, agent, message, MessageStatus.DROPPED, reason=why)
+                self.end(change, agent, message, MessageStatus.DROPPED, reason=BY_CANCEL)
+            elif agent.cancelling == BY_ABORT:
+                pass  # it is being ended, and its run with it if the program does not end it
+            elif agent.how.converses and self.takes_cancel(agent) and not agent.cancelling:
+                change.set(agent, cancelling=BY_CANCEL, cancelled_by=self._journal.actor)
             elif agent.how.converses:
-                self.end(change, agent, message, MessageStatus.ABORTED, reason=why)
-                if agent.status is Status.BUSY:
-                    change.move(agent, Cue.READYING)
-                elif agent.status is Status.PAUSED:
-                    change.set(agent, paused_from=Status.READY.value)
+                self.end(change, agent, message, MessageStatus.ABORTED, reason=BY_CANCEL)
+                self.add_ready(change, agent)
             elif agent.run_cause is None:
-                cause = (Outcome.CANCELLED.value, why)
+                cause = (Outcome.CANCELLED.value, BY_CANCEL)
                 change.set(agent, run_cause=cause, run_caused_by=self._journal.actor)
+
+    def takes_cancel(self, agent: Agent) -> bool:
+        """Whether its program ends the message at hand when it is told to: what is frozen, or
+        ending, does not."""
+        there = agent.takes_cancel and not agent.frozen and agent.run_cause is None
+        return there and self.current(agent) is not None
+
+    @staticmethod
+    def add_ready(change: Change, agent: Agent) -> None:
+        """Its resident program is done with a message."""
+        if agent.status is Status.BUSY:
+            change.move(agent, Cue.READYING)
+        elif agent.status is Status.PAUSED:
+            change.set(agent, paused_from=Status.READY.value)
 
     def add_ends(self, change: Change, agent: Agent, reason: str) -> None:
         """The agent is dead: nobody will read what is left."""

@@ -116,6 +116,8 @@ class LiveCell(Execution):
         self.wake = Wakeup()
         #: whatever may make a resident program's next message due
         self.speak = Wakeup()
+        #: whatever may begin or end the time that it has to end a message
+        self.patience = Wakeup()
         #: set when the current run is not to have the rest of its grace
         self.impatient = trio.Event()
         #: the current run, if it has entered the cell
@@ -133,6 +135,7 @@ class LiveCell(Execution):
         """Something changed that may be next."""
         self.wake.notify()
         self.speak.notify()
+        self.patience.notify()
 
     @property
     def run_leaf(self) -> Cgroup:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import select
 import time
@@ -26,9 +27,9 @@ from runtime.life.streams import Streams
 from runtime.life.tails import Tail
 from runtime.records.change import Change
 from runtime.records.documents import replace_file
-from runtime.records.items import Message, MessageStatus
+from runtime.records.items import BY_ABORT, Message, MessageStatus
 from runtime.records.lifecycle import Cue, Status
-from runtime.records.model import Agent
+from runtime.records.model import Agent, Outcome
 from runtime.texts.names import dump_json, escape, parse_json_object
 
 log = logging.getLogger("ctxd.residents")
@@ -42,6 +43,9 @@ _BLOCK: Final = 16 << 10
 _REST_MAX: Final = 256 << 10
 #: of what it says went wrong, in events and frames; all of it is the reply
 _REASON_MAX: Final = 1000
+#: how much the program knows of the message whose line was written last, where that is all of it;
+#: and the instant before it is noted
+_WRITTEN: Final = {"all": "message.written", "cancelled": "abort.told"}
 
 
 class Listener:
@@ -94,7 +98,11 @@ class Listener:
             self._message = self._agents.messages.current(self._agent)
             for line in whole.split(b"\n"):
                 left -= len(line) + 1
-                self._take(line, self._tail.position - left)
+                end = self._tail.position - left
+                if end - len(line) - 1 == self._agent.reply_start and _is_hello(line):
+                    self._greet(line, end)
+                else:
+                    self._take(line, end)
             self._add_pieces()
         if len(self._rest) > _LINE_MAX:
             self._keep(self._rest, self._tail.position)
@@ -106,6 +114,21 @@ class Listener:
             change.set(self._agent, kept_offset=self._kept)
             self._agents.journal.note(change)
         return True
+
+    def _greet(self, line: bytes, position: int) -> None:
+        """The first line of JSON says what the program takes beside messages. Lines that do not
+        begin with a brace are in ``out`` already (monitor.c)."""
+        takes = parse_json_object(line.decode()).get("takes")
+        change = Change()
+        change.set(
+            self._agent,
+            takes_cancel=isinstance(takes, list) and "cancel" in takes,
+            reply_offset=position,
+            kept_offset=max(self._kept, position),
+        )
+        self._kept = max(self._kept, position)
+        self._agents.journal.note(change)
+        crashpoints.reach("resident.greeted")
 
     def _take(self, line: bytes, position: int) -> None:
         """One line, which ends at ``position`` of what it said."""
@@ -122,21 +145,23 @@ class Listener:
         self._append()
         failed = spoken["type"] == "error"
         agent = self._agent
-        change = Change()
+        change = Change(by=agent.cancelled_by)
         change.set(agent, reply_offset=position, kept_offset=max(self._kept, position))
-        end_message(
-            change,
-            self._agents,
-            agent,
-            message,
-            MessageStatus.FAILED if failed else MessageStatus.PROCESSED,
-            reply=as_content((spoken["text"] or self._streams.of(message.index).text).encode()),
-            reason=escape(spoken["text"][:_REASON_MAX]) if failed else "",
-        )
-        if agent.status is Status.BUSY:
-            change.move(agent, Cue.READYING)
-        elif agent.status is Status.PAUSED:
-            change.set(agent, paused_from=Status.READY.value)
+        if agent.cancelling:
+            add_aborted(change, self._agents, agent, message)
+        else:
+            end_message(
+                change,
+                self._agents,
+                agent,
+                message,
+                MessageStatus.FAILED if failed else MessageStatus.PROCESSED,
+                reply=as_content(
+                    (spoken["text"] or self._streams.of(message.index).text).encode()
+                ),
+                reason=escape(spoken["text"][:_REASON_MAX]) if failed else "",
+            )
+            self._agents.messages.add_ready(change, agent)
         self._agents.journal.note(change)
         crashpoints.reach("message.ended")
 
@@ -189,6 +214,7 @@ class Resident:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._listen)
             nursery.start_soon(self._speak)
+            nursery.start_soon(self._limit)
 
     # speaking
 
@@ -199,6 +225,8 @@ class Resident:
         if message is not None:  # of an earlier daemon: it may be told in part
             await self._write(message)
         while True:
+            if agent.cancelling:
+                await self._write_cancel()
             message = next(iter(self._agents.messages.pending(agent)), None)
             if message is None or agent.status is not Status.READY:
                 await self._wait()
@@ -225,18 +253,31 @@ class Resident:
         crashpoints.reach("message.delivered")
 
     async def _write(self, message: Message) -> None:
-        """Its line to the FIFO, unless an earlier daemon has; what is not read waits.
+        """The line of a message."""
+        before = _progress(self._written())
+        if before is None or before[0] != str(message.index) or before[1] not in _WRITTEN:
+            await self._put(message, _line(message), "all")
 
-        A daemon that dies between this and its note of it leaves the next one to
+    async def _write_cancel(self) -> None:
+        """A line that tells the program to end the message at hand."""
+        message = self._agents.messages.current(self._agent)
+        if message is not None and _progress(self._written()) == [str(message.index), "all"]:
+            await self._put(message, _cancel_line(message), "cancelled")
+
+    def _written(self) -> Path:
+        path = cell.input_path(self._places, self._agent, self._agent.run)
+        return cell.written_path(path)
+
+    async def _put(self, message: Message, data: bytes, done: str) -> None:
+        """A line to the FIFO, unless an earlier daemon has; what is not read waits.
+
+        A daemon that dies between this and its note that it is ``done`` leaves the next one to
         write the line again, after what may be a part of it.
         """
         path = cell.input_path(self._places, self._agent, self._agent.run)
-        progress = cell.written_path(path)
-        data = _line(message)
+        progress = self._written()
         before = _progress(progress)
-        if before == [str(message.index), "all"]:
-            return
-        if before is not None and before[1:] not in (["all"], ["whole"]):
+        if before is not None and before[1] not in ("whole", *_WRITTEN):
             data = b"\n" + data
         try:
             fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -245,18 +286,34 @@ class Resident:
         try:
             # so little is there as a whole or not at all (pipe(7))
             kind = "whole" if len(data) <= select.PIPE_BUF else "part"
-            replace_file(progress, f"{message.index} {kind}\n".encode())
+            if done == "all":
+                replace_file(progress, f"{message.index} {kind}\n".encode())
             while data:
                 try:
                     data = data[os.write(fd, data) :]
                 except BlockingIOError:
                     await trio.lowlevel.wait_writable(fd)
-            crashpoints.reach("message.written")
-            replace_file(progress, f"{message.index} all\n".encode())
+            crashpoints.reach(_WRITTEN[done])
+            replace_file(progress, f"{message.index} {done}\n".encode())
         except BrokenPipeError:
             return
         finally:
             os.close(fd)
+
+    # cancelling
+
+    async def _limit(self) -> None:
+        """A program has the grace to end a message that it was told to end."""
+        agent, patience = self._agent, self._live_cell.patience
+        while True:
+            why = agent.cancelling
+            with trio.move_on_after(
+                self._agents.settings.grace(agent) if why else math.inf
+            ) as scope:
+                while agent.cancelling == why:
+                    await patience.wait_changed()
+            if scope.cancelled_caught and agent.cancelling == why:
+                give_up(self._agents, agent)
 
     # listening
 
@@ -279,6 +336,34 @@ class Resident:
         return heard
 
 
+def give_up(agents: Agents, agent: Agent) -> None:
+    """The program has not ended the message that it was told to end. Of an abort its run ends
+    now; a message that was cancelled is over, and the program is asked no more about it."""
+    message = agents.messages.current(agent)
+    if message is None or agent.run_cause is not None:
+        return
+    change = Change(by=agent.cancelled_by)
+    if agent.cancelling == BY_ABORT:
+        cause = (Outcome.CANCELLED.value, BY_ABORT)
+        change.set(agent, run_cause=cause, run_caused_by=agent.cancelled_by)
+    else:
+        add_aborted(change, agents, agent, message)
+    agents.journal.note(change)
+    crashpoints.reach("abort.late")
+
+
+def add_aborted(change: Change, agents: Agents, agent: Agent, message: Message) -> None:
+    """A message that was being cancelled is over, and the run goes on."""
+    end_message(
+        change, agents, agent, message, MessageStatus.ABORTED, reason=agent.cancelling
+    )
+    agents.messages.add_ready(change, agent)
+
+
+def _cancel_line(message: Message) -> bytes:
+    return (dump_json({"type": "cancel", "id": message.name}) + "\n").encode()
+
+
 def _line(message: Message) -> bytes:
     fields = {
         "type": "message",
@@ -293,9 +378,17 @@ def _line(message: Message) -> bytes:
 def _progress(path: Path) -> list[str] | None:
     """[index of the message whose line was begun last, how much of it may be there]."""
     try:
-        return path.read_text().split()
+        return [*path.read_text().split(), "", ""][:2]
     except OSError:
         return None
+
+
+def _is_hello(line: bytes) -> bool:
+    """Whether a line says what its program takes."""
+    try:
+        return parse_json_object(line.decode()).get("type") == "hello"
+    except (CtxError, UnicodeDecodeError):
+        return False
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

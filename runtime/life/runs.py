@@ -36,11 +36,11 @@ from runtime.life.conclusions import (
 )
 from runtime.life.ending import Ender, guarded, left_of, terminate
 from runtime.life.leading import EnteringLead, Leader
-from runtime.life.residents import Resident
+from runtime.life.residents import Resident, give_up
 from runtime.life.streams import Streams
 from runtime.life.tails import Tail
 from runtime.records.change import RUNTIME, Change
-from runtime.records.items import Message
+from runtime.records.items import BY_ABORT, Message
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
 
@@ -133,6 +133,8 @@ class Runs:
             result_from_output=False,
             reply_offset=said,
             kept_offset=said,
+            reply_start=said,
+            takes_cancel=False,
         )
         if message is not None:
             self._agents.messages.deliver(change, agent, message, run)
@@ -334,6 +336,8 @@ class _LedRun(EnteringLead):
 
     def look(self, record: RunRecord) -> None:
         agent = self._agent
+        if agent.cancelling == BY_ABORT and self.has_ended(record):
+            give_up(self._agents, agent)  # what was told to end a message ended with it
         if agent.pid or not record.started:
             return
         change = Change()

@@ -46,7 +46,7 @@ from runtime.life.streams import Streams
 from runtime.life.taskruns import TaskRuns, execution_of
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import Change, Subscriber
-from runtime.records.items import Item, Message, Task, TaskStatus
+from runtime.records.items import BY_ABORT, Item, Message, Task, TaskStatus
 from runtime.records.lifecycle import Cue, Effect, Status
 from runtime.records.model import Agent, Outcome
 from runtime.texts import mounts
@@ -60,7 +60,7 @@ _LED_TASKS: Final = frozenset(
     {TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.CANCELLING}
 )
 #: fields that may make a next run due, or end the current one
-_WAKING: Final = frozenset({"status", "run", "run_cause", "limits"})
+_WAKING: Final = frozenset({"status", "run", "run_cause", "limits", "cancelling"})
 
 
 class Supervisor(Subscriber):
@@ -264,8 +264,9 @@ class Supervisor(Subscriber):
     def abort(self, agent: Agent, run: RunId | None) -> None:
         """Ends the current run and nothing else; the agent is paused then.
 
-        The guard was asked, and there is a run. ``StaleError`` if ``run`` is given and another
-        one is current; said again while the run is ending, it skips the rest of the grace.
+        A program that takes cancels is told to end its message, and goes on if it does. The guard
+        was asked, and there is a run. ``StaleError`` if ``run`` is given and another one is
+        current. Said again, it ends what may go on, and skips the rest of the grace of what ends.
         """
         if run is not None and run != agent.run:
             raise StaleError(f"{quote(run)} is not the current run; the current run is {agent.run}")
@@ -278,10 +279,14 @@ class Supervisor(Subscriber):
         if agent.run == agent.cell and not live_cell.hold():
             raise NotRunningError(f"the run {agent.run} has just ended")
         change = Change()
-        cause, by = (Outcome.CANCELLED.value, "operator_aborted"), self._agents.journal.actor
-        change.set(agent, run_cause=cause, run_caused_by=by)
+        by = self._agents.journal.actor
+        if agent.cancelling != BY_ABORT and self._agents.messages.takes_cancel(agent):
+            change.set(agent, cancelling=BY_ABORT, cancelled_by=by)
+        else:
+            cause = (Outcome.CANCELLED.value, BY_ABORT)
+            change.set(agent, run_cause=cause, run_caused_by=by)
         if agent.status is not Status.PAUSED:
-            change.move(agent, Cue.ABORT, reason="operator_aborted")
+            change.move(agent, Cue.ABORT, reason=BY_ABORT)
             change.set(agent, paused_from=agent.how.between.value)
         self._agents.journal.commit(change)
         crashpoints.reach("abort.committed")

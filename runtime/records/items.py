@@ -193,6 +193,9 @@ class ReportStatus(StrEnum):
 REPORT_MOVES: Final[Moves[ReportStatus, MessageCue]] = Moves("report", {})
 
 PRIORITIES: Final = ("interject", "next", "normal", "background")
+#: why a message that was worked on is ended: by ``abort``, and by ``cancel``
+BY_ABORT: Final = "operator_aborted"
+BY_CANCEL: Final = "message_cancelled"
 #: of messages that answer something themselves
 NOTICES: Final = ("task_result", "wait")
 #: of what a supervised child reports

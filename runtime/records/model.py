@@ -175,6 +175,12 @@ class Agent(AgentConfiguration):
     reply_offset: int = 0
     #: up to where what was no reply went to ``out``
     kept_offset: int = 0
+    #: where what the current run says begins, and whether that said that it takes cancels
+    reply_start: int = 0
+    takes_cancel: bool = False
+    #: why the message at hand is being cancelled by its program, and who wanted that
+    cancelling: str = ""
+    cancelled_by: str = ""
     #: sessions of this incarnation besides the current one
     other_sessions: tuple[SessionIndex, ...] = ()
     #: of a detached child: what its parent had when it started, as texts

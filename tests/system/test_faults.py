@@ -247,8 +247,11 @@ SCENARIOS: Final[dict[str, tuple[Stage, ...]]] = {
     "message.delivered": (stages.residing,),
     "message.written": (stages.residing,),
     "message.ended": (stages.residing,),
+    "resident.greeted": (stages.heeded,),
     "session.switched": (stages.switched,),
     "abort.committed": (stages.aborted,),
+    "abort.told": (stages.heeded,),
+    "abort.late": (stages.heeded,),
     "abort.killed": (stages.paused_aborted,),
     "task.queued": (stages.tasked,),
     "task.launched": (stages.tasked,),
@@ -340,6 +343,9 @@ WAYS: Final[list[tuple[str, int, tuple[Stage, ...]]]] = [
         for point in ("abort.committed", "run.ended", "run.recorded")
         for stage in (stages.resident_aborted, stages.once_aborted)
     ),
+    *((point, count, (stages.heeded,))
+      for point in ("abort.committed", "abort.told") for count in (1, 2)),
+    ("message.ended", 1, (stages.heeded,)),
     *((point, 2, (stages.resident_aborted,)) for point in ("run.committed", "run.running")),
     # not abort.killed: what honours SIGTERM may be gone before there is something to kill
     *(

@@ -48,6 +48,33 @@ for line in sys.stdin:
     say("delta", text)
     say("message", "you said " + text)
 """
+#: ends "hold" when it is told to, and "deaf" never; both say a piece of a reply at once
+HEEDFUL = """\
+import json, sys
+def say(kind, **more):
+    print(json.dumps({"type": kind, **more}), flush=True)
+if sys.argv[1:]:
+    print(*sys.argv[1:], flush=True)
+say("hello", takes=["cancel", "something else"])
+held = None
+for line in sys.stdin:
+    told = json.loads(line)
+    about = {"id": told["id"]}
+    if told["type"] == "cancel":
+        print("told to cancel", told["id"], flush=True)
+        if told["id"] == held:
+            say("message", text="well then", **about)
+        continue
+    say("delta", text="so far", **about)
+    if told["text"].strip() == "hold":
+        held = told["id"]
+    elif told["text"].strip() == "die":
+        held = None
+        sys.stdin.readline()
+        sys.exit(3)
+    elif told["text"].strip() != "deaf":
+        say("message", text="you said " + told["text"], **about)
+"""
 
 
 pytestmark = pytest.mark.settings(grace="500ms")
@@ -129,6 +156,25 @@ def resident(daemon: Daemon, name: str, **files: str) -> Path:
     )
     wait_status(agent, "ready")
     return agent
+
+
+def heedful(daemon: Daemon, name: str, *words: str, **files: str) -> Path:
+    """A resident program that takes cancels."""
+    program = daemon.base / "heedful.py"
+    program.write_text(HEEDFUL)
+    agent = daemon.run(
+        name, f"python3 -u /heedful.py {' '.join(words)}", mode="resident",
+        mount=f"{program} /heedful.py ro", **files,
+    )  # fmt: skip
+    wait_status(agent, "ready")
+    return agent
+
+
+def begin(talk: Talk, text: str, ident: str) -> None:
+    """Sends a message, and returns when the program works on it."""
+    talk.ask(op="send", id=ident, input=text)
+    while talk.frame()["type"] != "delta":
+        pass
 
 
 def text_of(frames: list[dict[str, Any]], kind: str) -> str:
@@ -423,6 +469,144 @@ def test_a_cancelled_message_of_a_resident_lets_it_go_on(
     assert talk.frame()["status"] == "aborted"
     assert talk.send("hello", "after")[-1]["status"] == "processed"
     assert read(agent, "run") == "r1\n"
+
+
+@pytest.mark.parametrize("cancelled", [False, True], ids=["aborted", "cancelled"])
+def test_a_program_that_takes_cancels_ends_its_message_and_goes_on(
+    daemon: Daemon, name: str, talk_to: TalkTo, cancelled: bool
+) -> None:
+    agent = heedful(daemon, name, "Loading.", limits="grace=1000s")
+    pid = read(agent, "pid")
+    talk = talk_to(daemon, name)
+    begin(talk, "hold", "held")
+    if cancelled:
+        talk.ask(op="cancel", id="held")
+        why = "message_cancelled"
+    else:
+        write(agent / "ctl", "abort r1")
+        why = "operator_aborted"
+    assert talk.frame() == {"type": "done", "id": "held", "status": "aborted", "reason": why}
+    assert read(agent, "out") == "Loading.\ntold to cancel held\n"
+    assert read(agent, "session/latest.md") == ""
+    end = next(e for e in daemon.events(name) if e["type"] == "message.end")
+    assert (end["by"], end["reason"]) == ("operator uid:0", why)
+    assert read(agent, "status") == ("ready\n" if cancelled else "paused\n")
+    if not cancelled:
+        write(agent / "ctl", "resume")
+    assert read(agent, "status") == "ready\n"
+    assert talk.send("hello", "after")[-1]["status"] == "processed"
+    assert (read(agent, "run"), read(agent, "pid")) == ("r1\n", pid)
+    assert kinds(daemon.events(name), "run.start", "run.end") == ["run.start"]
+
+
+def test_a_program_that_ignores_an_abort_is_ended(
+    daemon: Daemon, name: str, talk_to: TalkTo
+) -> None:
+    agent = heedful(daemon, name)
+    talk = talk_to(daemon, name)
+    begin(talk, "deaf", "deaf")
+    write(agent / "ctl", "abort")
+    assert refusal(agent / "ctl", "resume") == "EBUSY"
+    assert read(agent, "status") == "paused\n"
+    assert talk.frame()["status"] == "aborted"
+    wait_until(lambda: not read(agent, "run"), "the run is over")
+    assert "told to cancel deaf\n" in read(agent, "out")
+    (end,) = [e for e in daemon.events(name) if e["type"] == "run.end"]
+    assert (end["outcome"], end["reason"]) == ("cancelled", "operator_aborted")
+    assert end["by"] == "operator uid:0"
+    write(agent / "ctl", "resume")
+    wait_status(agent, "ready")
+    assert read(agent, "run") == "r2\n"
+    begin(talk, "hold", "held")
+    write(agent / "ctl", "abort")
+    assert talk.frame()["status"] == "aborted"
+    assert read(agent, "run") == "r2\n"
+
+
+def test_a_second_abort_waits_for_nothing(daemon: Daemon, name: str, talk_to: TalkTo) -> None:
+    agent = heedful(daemon, name, limits="grace=1000s")
+    talk = talk_to(daemon, name)
+    begin(talk, "deaf", "deaf")
+    write(agent / "ctl", "abort")
+    write(agent / "ctl", "abort")
+    assert talk.frame()["status"] == "aborted"
+    wait_until(lambda: not read(agent, "run"), "the run is over")
+
+
+def test_a_program_that_ignores_a_cancel_is_asked_no_more(
+    daemon: Daemon, name: str, talk_to: TalkTo
+) -> None:
+    agent = heedful(daemon, name)
+    talk = talk_to(daemon, name)
+    begin(talk, "deaf", "deaf")
+    talk.ask(op="cancel", id="deaf")
+    assert talk.frame()["status"] == "aborted"
+    assert talk.send("hello", "after")[-1]["status"] == "processed"
+    assert read(agent, "run") == "r1\n"
+    # the second one does not wait
+    write(agent / "limits", "grace=1000s")
+    begin(talk, "deaf", "again")
+    talk.ask(op="cancel", id="again")
+    talk.ask(op="cancel", id="again")
+    assert talk.frame()["status"] == "aborted"
+    wait_until(lambda: "told to cancel again" in read(agent, "out"), "it was told all the same")
+
+
+def test_a_program_that_ends_when_it_is_told_to_cancel(
+    daemon: Daemon, name: str, talk_to: TalkTo
+) -> None:
+    """Of an abort that is the end of the run; else it is the end of the agent, as ever."""
+    agent = heedful(daemon, name, limits="grace=1000s")
+    talk = talk_to(daemon, name)
+    begin(talk, "die", "one")
+    write(agent / "ctl", "abort")
+    assert talk.frame()["status"] == "aborted"
+    wait_until(lambda: not read(agent, "run"), "the run is over")
+    assert read(agent, "status") == "paused\n"
+    write(agent / "ctl", "resume")
+    wait_status(agent, "ready")
+    begin(talk, "die", "two")
+    talk.ask(op="cancel", id="two")
+    assert talk.frame()["type"] == "done"
+    wait_dead(agent)
+    assert read(agent, "reason") == "exit:3\n"
+
+
+def test_what_does_not_begin_with_a_hello_takes_no_cancels(
+    daemon: Daemon, name: str, talk_to: TalkTo
+) -> None:
+    agent = heedful(daemon, name, "'{\"something\": \"else\"}'", limits="grace=1000s")
+    talk = talk_to(daemon, name)
+    begin(talk, "hold", "held")
+    talk.ask(op="cancel", id="held")
+    assert talk.frame()["status"] == "aborted"
+    assert talk.send("hello", "after")[-1]["status"] == "processed"
+    out = read(agent, "out")
+    assert out.startswith('{"something": "else"}\n{"type": "hello"'), "an ordinary line"
+    assert "told to cancel" not in out
+
+
+def test_a_frozen_program_is_not_waited_for(daemon: Daemon, name: str, talk_to: TalkTo) -> None:
+    agent = heedful(daemon, name, limits="grace=1000s")
+    talk = talk_to(daemon, name)
+    begin(talk, "hold", "held")
+    write(agent / "ctl", "pause")
+    write(agent / "ctl", "abort")
+    assert talk.frame()["status"] == "aborted"
+    wait_until(lambda: not read(agent, "run"), "the run is over")
+
+
+def test_a_program_that_is_to_end_its_message_can_be_stopped(
+    daemon: Daemon, name: str, talk_to: TalkTo
+) -> None:
+    agent = heedful(daemon, name, limits="grace=1000s")
+    talk = talk_to(daemon, name)
+    begin(talk, "deaf", "deaf")
+    write(agent / "ctl", "abort")
+    write(agent / "ctl", "kill")
+    assert talk.frame()["type"] == "done"
+    wait_dead(agent)
+    assert read(agent, "outcome") == "cancelled\n"
 
 
 def test_a_resident_goes_on_without_the_daemon(talk_to: TalkTo) -> None:

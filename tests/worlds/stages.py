@@ -27,12 +27,17 @@ _TURN: Final = (
 #: says what it is told, something that is no reply, and a reply in two parts
 _RESIDENT: Final = (
     'while read -r line; do id=${line#*\\"id\\":\\"}; id=${id%%\\"*}; text=${line##*:\\"}; '
+    'case $line in *\\"type\\":\\"cancel\\"*) test "$held" != "$id" || '
+    'echo "{\\"type\\":\\"message\\",\\"id\\":\\"$id\\"}"; continue;; esac; '
     'echo "told $id"; echo "got ${text%%[\\"\\\\]*}"; '
-    f'case $text in hold*) continue;; gate*) {AT_GATE};; exit*) last=1;; esac; '
+    f'case $text in hold*) held=$id; continue;; deaf*) continue;; gate*) {AT_GATE};; '
+    'exit*) last=1;; esac; '
     'echo "{\\"note\\":\\"$id\\"}"; '
     'echo "{\\"type\\":\\"delta\\",\\"id\\":\\"$id\\",\\"text\\":\\"re\\"}"; '
     'echo "{\\"type\\":\\"message\\",\\"id\\":\\"$id\\"}"; test -z "$last" || exit 4; done'
 )
+#: the same, and ends what it holds when it is told to
+_HEEDFUL: Final = 'echo "{\\"type\\":\\"hello\\",\\"takes\\":[\\"cancel\\"]}"; ' + _RESIDENT
 PROGRAMS: Final = {
     "turn": f"sh -c {shlex.quote(_TURN)}",
     "resident": f"sh -c {shlex.quote(_RESIDENT)}",
@@ -49,10 +54,10 @@ def gate(scene: Scene) -> Path:
     return path
 
 
-def agent(scene: Scene, name: str, mode: str, **files: str) -> Path:
+def agent(scene: Scene, name: str, mode: str, program: str = "", **files: str) -> Path:
     """A started agent of a mode."""
     mount = f"{gate(scene)} /gate ro"
-    return scene.run(name, PROGRAMS[mode], mode=mode, mount=mount, **files)
+    return scene.run(name, program or PROGRAMS[mode], mode=mode, mount=mount, **files)
 
 
 def task(scene: Scene, name: str, title: str, command: str) -> Path:
@@ -213,6 +218,47 @@ def _abort(scene: Scene, mode: str) -> None:
     scene.wait("aborted", "busy")
     if mode != "once":
         scene.wait_until(lambda: len(ends(scene, "aborted")) == 2, "all is answered")
+
+
+def heeded(scene: Scene) -> None:
+    """A program that takes cancels ends one message when it is told to, and not another."""
+    program = f"sh -c {shlex.quote(_HEEDFUL)}"
+    directory = agent(scene, "heedful", "resident", program, limits="grace=300ms")
+    said: list[str] = []
+
+    def goes_on() -> None:
+        for text in ("hold on", "deaf to it"):
+            if text not in said:
+                scene.operator.say("heedful", text)
+                wait_until(lambda t=text: f"got {t}" in output(scene, "heedful"), "it is told")  # type: ignore[misc]
+                scene.operator.verb("heedful", "abort")
+                said.append(text)
+            wait_until(lambda: len(ends(scene, "heedful")) >= len(said), "it is over")
+            if read(directory, "status") == "paused\n":
+                wait_until(lambda: _obeys(scene), "it goes on")
+        conversed(scene, "heedful", "resident")
+        assert ends(scene, "heedful") == ["aborted", "aborted"]
+        ended = [e["reason"] for e in history(scene, "heedful") if e["type"] == "run.end"]
+        assert ended == ["operator_aborted"], "the first was heeded, the second was not"
+
+    scene.after.append(goes_on)
+    scene.wait("heedful", "ready")
+    for text in ("hold on", "deaf to it"):
+        scene.operator.say("heedful", text)
+        scene.wait_until(lambda t=text: f"got {t}" in output(scene, "heedful"), "it is told")  # type: ignore[misc]
+        said.append(text)
+        scene.operator.verb("heedful", "abort")
+        scene.wait_until(lambda: len(ends(scene, "heedful")) == len(said), "it is over")
+        scene.wait_until(lambda: _obeys(scene), "it goes on")
+
+
+def _obeys(scene: Scene) -> bool:
+    """Whether it was said to resume; not while its run is still ending."""
+    try:
+        scene.operator.verb("heedful", "resume")
+    except OSError:
+        return False
+    return True
 
 
 #: says which of its reports were acknowledged

@@ -123,6 +123,42 @@ def test_a_resident_program_goes_on_when_its_message_is_cancelled(
     assert agent.paused_from == ("ready" if status is Status.PAUSED else "busy")
 
 
+def test_a_program_that_takes_cancels_is_told_to_end_its_message(world: World) -> None:
+    agent = spoken_to(world, "voice", "resident", Status.BUSY)
+    message = send(world, agent)
+    deliver(world, agent, message)
+    world.agents.journal.update(agent, takes_cancel=True)
+    with world.agents.journal.acting(USER):
+        world.agents.messages.cancel(agent, message)
+    assert (message.status, agent.status) == ("running", Status.BUSY)
+    assert (agent.cancelling, agent.cancelled_by) == ("message_cancelled", "operator uid:1000")
+    world.agents.messages.cancel(agent, message)
+    assert (message.status, agent.status) == ("aborted", Status.READY)
+    assert (agent.cancelling, agent.cancelled_by) == ("", "")
+
+
+def test_a_message_whose_run_is_being_aborted_is_not_let_off(world: World) -> None:
+    agent = spoken_to(world, "voice", "resident", Status.BUSY)
+    message = send(world, agent)
+    deliver(world, agent, message)
+    world.agents.journal.update(agent, takes_cancel=True, cancelling="operator_aborted")
+    world.agents.messages.cancel(agent, message)
+    assert (message.status, agent.cancelling) == ("running", "operator_aborted")
+    waits = send(world, agent)
+    world.agents.messages.cancel(agent, waits)
+    assert (waits.status, agent.cancelling) == ("dropped", "operator_aborted")
+
+
+@pytest.mark.parametrize("ending", [{"frozen": True}, {"run_cause": ("cancelled", "x")}])
+def test_what_cannot_answer_is_not_told_to(world: World, ending: dict[str, Any]) -> None:
+    agent = spoken_to(world, "voice", "resident", Status.BUSY)
+    message = send(world, agent)
+    deliver(world, agent, message)
+    world.agents.journal.update(agent, takes_cancel=True, **ending)
+    world.agents.messages.cancel(agent, message)
+    assert (message.status, agent.cancelling) == ("aborted", "")
+
+
 # sending
 
 

@@ -13,7 +13,8 @@ from runtime.ids import MessageId
 from runtime.life.residents import Listener
 from runtime.life.streams import Streams
 from runtime.records.change import Change
-from runtime.records.items import Message, MessageStatus
+from runtime.records.items import BY_ABORT, BY_CANCEL, Message, MessageStatus
+from runtime.records.lifecycle import Status
 from runtime.records.model import Agent
 from tests.worlds.records import ROOT, World, world_in
 
@@ -101,3 +102,61 @@ def test_no_more_than_the_end_of_very_much_is_heard(world: World) -> None:
     listener, _ = listening(world, agent, b'{"type":"error"}\n' + b"x" * SAID)
     trio.run(listener.hear_all)
     assert message.status is MessageStatus.RUNNING
+
+
+HELLO: Final = b'{"type":"hello","takes":["cancel"]}\n'
+
+
+@pytest.mark.parametrize(
+    ("said", "takes"),
+    [
+        (HELLO, True),
+        (HELLO[:-1], False),
+        (b'{"type":"hello","takes":["more","cancel"]}\n', True),
+        (b'{"type":"hello","takes":[]}\n', False),
+        (b'{"type":"hello","takes":"cancel"}\n', False),
+        (b'{"type":"hello"}\n', False),
+        (b'{"type":"hallo","takes":["cancel"]}\n', False),
+        (b'{"type":"hello","takes":["cancel"]\n', False),
+        (b"\n" + HELLO, False),
+        (b'{"type":"delta","text":"x"}\n' + HELLO, False),
+    ],
+)
+def test_the_first_line_says_what_a_program_takes(world: World, said: bytes, takes: bool) -> None:
+    agent, _ = resident(world)
+    listener, _ = listening(world, agent, said)
+    trio.run(listener.hear_all)
+    assert agent.takes_cancel is takes
+    out = world.agents.documents.directory(agent) / "out" / f"{0:020d}"
+    assert not takes or not out.exists(), "that is no output"
+
+
+def test_a_line_in_two_pieces_and_a_second_daemon(world: World) -> None:
+    agent, _ = resident(world)
+    world.agents.journal.update(agent, reply_start=7, reply_offset=7)
+    listener, streams = listening(world, agent, b"before\n" + HELLO[:9])
+    listener.hear()
+    with (listener.directory / f"{0:020d}").open("ab") as said:
+        said.write(HELLO[9:] + b"more\n")
+    again = Listener(world.agents, streams, agent)
+    trio.run(again.hear_all)
+    assert agent.takes_cancel
+    world.agents.journal.update(agent, takes_cancel=False)
+    trio.run(Listener(world.agents, streams, agent).hear_all)
+    assert not agent.takes_cancel, "it was heard, and noted"
+
+
+@pytest.mark.parametrize("why", [BY_ABORT, BY_CANCEL])
+@pytest.mark.parametrize("kind", ["message", "error"])
+def test_what_is_being_cancelled_is_aborted_whatever_is_said(
+    world: World, why: str, kind: str
+) -> None:
+    agent, message = resident(world)
+    world.agents.journal.update(
+        agent, status=Status.BUSY, cancelling=why, cancelled_by="operator uid:7"
+    )
+    listener, _ = listening(world, agent, b'{"type":"%s","text":"well"}\n' % kind.encode())
+    trio.run(listener.hear_all)
+    assert (message.status, message.reason) == (MessageStatus.ABORTED, why)
+    assert (agent.status, agent.cancelling, agent.cancelled_by) == (Status.READY, "", "")
+    assert '"by":"operator uid:7"' in world.lines(agent)[-1]
