@@ -24,6 +24,8 @@ SUBJECTS = {
     **dict.fromkeys(("spawn", "run"), "spawn"),
     "rm": "agents",
     **dict.fromkeys(("send", "chat", "queue"), "messages"),
+    "bridge": "bridge",
+    "acp": "acp",
     **{name: name for name in ("why", "audit", "quota", "doctor", "help")},
     "task": "tasks",
     "work": "work",

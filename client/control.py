@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
+class Terminated(BaseException):
+    """A signal has come that ends this program in order."""
+
+
+def terminate(*_: object) -> None:
+    """Handle such a signal."""
+    raise Terminated
+
+
 def catch_interrupts(action: Callable[[int], None]) -> Callable[[], object]:
     """Call `action` with the running count at every Ctrl-C; return a function that undoes this.
 

@@ -222,7 +222,7 @@ class FakeAgent:
                     return  # only whether there is an answer was of interest
                 self.requests.append(json.loads(line))
             if frame is not ASKED:
-                ident = self.requests[-1]["id"] if self.requests else None
+                ident = self.requests[-1].get("id") if self.requests else None
                 connection.sendall(json.dumps({"id": ident, **frame}).encode() + b"\n")
 
 

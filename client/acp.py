@@ -1,0 +1,590 @@
+"""The command acp: an agent of ctxfs as an agent in an editor, by the Agent Client Protocol."""
+
+from __future__ import annotations
+
+import os
+
+from client.agents import create
+from client.arguments import Command, arg
+from client.control import Terminated, end, for_each, terminate
+from client.ends import session_of
+from client.events import last_events, parse_event
+from client.exits import OK, USAGE, Failure
+from client.files import read_file, value_of
+from client.following import open_wait
+from client.jsonrpc import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    NO_METHOD,
+    Lines,
+    Loop,
+    Peer,
+    Refused,
+    clean,
+    objects_in,
+    text_in,
+)
+from client.root import Root, agent, label
+from client.sockets import MESSAGE_CODES, connect, connect_started, refusal
+from client.spawn import dispose
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+    from typing import Any
+
+    from client.arguments import Arguments
+
+    #: what answers a request: its params, and its id
+    Method = Callable[["Editor", dict[str, Any], object], None]
+
+
+#: the protocol's code for a thing that is not there
+NOT_FOUND = -32002
+#: seconds until a lost connection is made again, and until it is given up
+RETRY_FIRST, RETRY_MOST, RETRY_TIME = 0.1, 2.0, 60.0
+#: in which words a bridge says that a model stopped (client/bridge.py), which the protocol has too
+STOPS = ("refusal", "max_tokens", "max_turn_requests")
+#: errors that the cancel of a message may get, which has ended or was refused
+CANCEL_CODES = ("ESRCH", "ENOENT")
+#: where recipes are looked for by name, and the control files that one may have, in the order in
+#: which they are written: policies name a label
+RECIPES = ("~/.config/ctxfs/agents", "/etc/ctxfs/agents")
+RECIPE_FILES = (
+    *("label", "mode", "exec", "env", "path", "limits", "model", "policy", "homedir", "mount"),
+    "meta.json",
+)
+#: what is replayed of a conversation at a time
+REPLAYED = 1 << 20
+
+
+def text_of_prompt(blocks: list[dict[str, Any]]) -> str:
+    """Return the text of a prompt: its parts, and where those are that are only named."""
+    parts = []
+    for block in blocks:
+        kind = block.get("type")
+        if kind == "text":
+            parts.append(text_in(block, "text"))
+        elif kind == "resource_link":
+            parts.append(text_in(block, "uri"))
+        elif kind == "resource" and isinstance(block.get("resource"), dict):
+            resource = block["resource"]
+            if not isinstance(resource.get("text"), str):
+                raise Refused(INVALID_PARAMS, f"{text_in(resource, 'uri')}: only text is taken")
+            parts.append(f"{text_in(resource, 'uri')}:\n{text_in(resource, 'text')}\n")
+        else:
+            raise Refused(INVALID_PARAMS, f"a prompt has text and resources, not {kind}")
+    text = "".join(parts)
+    if not text.strip():
+        raise Refused(INVALID_PARAMS, "the prompt is empty")
+    return text
+
+
+class Link:
+    """A connection to an agent's socket, made again when it is lost."""
+
+    def __init__(self, editor: Editor, name: str) -> None:
+        self.editor = editor
+        self.name = name
+        self.connection: socket.socket | None = None
+        self.lines: Lines | None = None
+        self.wait, self.lost = RETRY_FIRST, 0.0
+
+    def request(self) -> dict[str, Any]:
+        """Return what is asked for at each new connection."""
+        raise NotImplementedError
+
+    def take(self, frame: dict[str, Any]) -> None:
+        """Take a frame."""
+        raise NotImplementedError
+
+    def give_up(self, failure: Failure) -> None:
+        """Nobody answers any more."""
+
+    def open(self) -> None:
+        """Connect and ask."""
+        self.connection = connect(self.editor.root, self.name)
+        self.lines = Lines(self.connection.fileno())
+        self.editor.loop.watch(self.lines.fd, self.read)
+        self.ask(**self.request())
+
+    def ask(self, **fields: object) -> None:
+        """Send a request, if there is a connection."""
+        import json
+
+        if self.lines is not None:
+            self.editor.loop.write(self.lines.fd, json.dumps(fields).encode() + b"\n")
+
+    def read(self) -> None:
+        """Take the frames that have come; without a daemon, wait for the next one."""
+        lines = self.lines.read() if self.lines is not None else None
+        if lines is None:
+            self.close()
+            self.retry()
+            return
+        for line in lines:
+            frame = parse_event(line)
+            if frame is not None and self.lines is not None:
+                self.wait, self.lost = RETRY_FIRST, 0.0
+                self.take(frame)
+
+    def retry(self) -> None:
+        """Connect again a little later."""
+        self.editor.loop.later(self.wait, self.reopen)
+        self.lost += self.wait
+        self.wait = min(2 * self.wait, RETRY_MOST)
+
+    def reopen(self) -> None:
+        """Connect again, and again until it is too late."""
+        try:
+            self.open()
+        except Failure as failure:
+            if self.lost < RETRY_TIME and not self.is_dead():
+                self.retry()
+            else:
+                self.give_up(failure)
+
+    def is_dead(self) -> bool:
+        """Return whether the agent is known to have ended."""
+        try:
+            return self.editor.root.field(self.name, "status") == "dead"
+        except Failure:
+            return False  # without a daemon, nobody knows
+
+    def close(self) -> None:
+        """End the connection."""
+        if self.connection is not None and self.lines is not None:
+            self.editor.loop.forget(self.lines.fd)
+            self.connection.close()
+            self.connection = self.lines = None
+
+
+class Prompt(Link):
+    """A message to the agent, and its reply on the way to the editor."""
+
+    def __init__(self, session: Session, ident: object, text: str) -> None:
+        super().__init__(session.editor, session.name)
+        self.session = session
+        self.ident = ident
+        self.text = text
+        self.message = os.urandom(8).hex()
+        #: what of the reply was passed on, and how much of it this connection has told
+        self.shown, self.told = "", 0
+        self.cancelled = False
+
+    def request(self) -> dict[str, Any]:
+        self.told = 0
+        return {"op": "send", "id": self.message, "input": self.text}
+
+    def open(self) -> None:
+        super().open()
+        if self.cancelled:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Have the message ended."""
+        self.cancelled = True
+        self.ask(op="cancel", id=self.message)
+
+    def take(self, frame: dict[str, Any]) -> None:
+        kind, text = frame.get("type"), text_in(frame, "text")
+        if kind == "delta":
+            fresh = text[max(0, len(self.shown) - self.told) :]
+            self.told += len(text)
+            self.show(fresh)
+        elif kind == "message":
+            if text.startswith(self.shown):
+                self.show(text[len(self.shown) :])
+            elif self.shown.strip() != text.strip():
+                self.show("\n\n" + text)
+        elif kind == "done":
+            self.done(str(frame.get("status")), text_in(frame, "reason"))
+        elif kind == "error" and not (self.cancelled and frame.get("code") in CANCEL_CODES):
+            self.give_up(refusal(frame, MESSAGE_CODES))
+
+    def show(self, text: str) -> None:
+        """Pass on a piece of the reply."""
+        if text:
+            self.shown += text
+            self.session.say("agent_message_chunk", text)
+
+    def done(self, status: str, reason: str) -> None:
+        """Tell the editor how the turn ended."""
+        word = reason.partition(":")[0]
+        if status == "failed" and word not in STOPS:
+            self.give_up(Failure(reason or status))
+            return
+        stop = {"processed": "end_turn", "failed": word}.get(status, "cancelled")
+        self.leave()
+        self.editor.answer(self.ident, {"stopReason": stop})
+
+    def give_up(self, failure: Failure) -> None:
+        self.leave()
+        if self.cancelled:  # which is all that the editor wants to hear
+            self.editor.answer(self.ident, {"stopReason": "cancelled"})
+            return
+        self.editor.refuse(self.ident, INTERNAL_ERROR, str(failure))
+
+    def leave(self) -> None:
+        """The turn has ended."""
+        self.close()
+        self.session.prompts.remove(self)
+
+
+class Watch(Link):
+    """The events of an agent's session: its tasks and children are tool calls in the editor."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session.editor, session.name)
+        self.session = session
+        last = last_events(self.editor.root, agent(self.name, "session"))
+        self.after = text_in(last[0], "id") if last else ""
+        #: the ids of the calls that go on, by task
+        self.calls: dict[str, str] = {}
+
+    def request(self) -> dict[str, Any]:
+        return {"op": "resume", **({"after": self.after} if self.after else {})}
+
+    def take(self, frame: dict[str, Any]) -> None:
+        kind, task = frame.get("type"), text_in(frame, "task")
+        if kind == "error":  # whoever may send messages need not be allowed to read events
+            self.close()
+            return
+        self.after = text_in(frame, "id") or self.after
+        if kind == "task.start" and task:
+            self.calls[task] = f"{task}.{self.after}"
+            self.session.update(
+                "tool_call",
+                toolCallId=self.calls[task],
+                status="in_progress",
+                **self.describe(task),
+            )
+        elif kind == "task.end" and task in self.calls:
+            status = "completed" if frame.get("status") == "completed" else "failed"
+            text = self.field(task, "preview") or self.field(task, "exit")
+            content = [{"type": "content", "content": {"type": "text", "text": clean(text)}}]
+            self.session.update(
+                "tool_call_update",
+                toolCallId=self.calls.pop(task),
+                status=status,
+                content=content if text else [],
+            )
+
+    def describe(self, task: str) -> dict[str, Any]:
+        """Return title and kind of a task, as of a tool call."""
+        title = self.field(task, "title")
+        if self.field(task, "kind") == "child_agent_task":
+            return {"title": f"{task}: {title}" if title else task, "kind": "other"}
+        command = self.field(task, "cmd").strip().partition("\n")[0]
+        return {"title": clean(title or command or task), "kind": "execute"}
+
+    def field(self, task: str, file: str) -> str:
+        """Return a file of a task, empty if it is gone."""
+        try:
+            return self.editor.root.field(self.name, f"task/{task}/{file}")
+        except Failure:
+            return ""
+
+
+class Session:
+    """A conversation of the editor with an agent."""
+
+    def __init__(self, editor: Editor, name: str, ident: str) -> None:
+        self.editor = editor
+        self.name = name
+        self.ident = ident
+        self.prompts: list[Prompt] = []
+        self.watch = Watch(self)
+        try:
+            self.watch.open()
+        except Failure:  # the first prompt says why
+            self.watch.close()
+
+    def update(self, kind: str, /, **fields: Any) -> None:
+        """Tell the editor something."""
+        update = {"sessionUpdate": kind, **fields}
+        self.editor.notify("session/update", {"sessionId": self.ident, "update": update})
+
+    def say(self, kind: str, text: str) -> None:
+        """Tell the editor a text."""
+        self.update(kind, content={"type": "text", "text": text})
+
+    def replay(self) -> None:
+        """Tell the editor what was said so far."""
+        root = self.editor.root
+        path = agent(self.name, "session/messages.jsonl")
+        with open(root.open(path), "rb") as lines:
+            for line in lines:
+                said = parse_event(line) or {}
+                user = {"user": True, "assistant": False}.get(str(said.get("role")))
+                if user is not None and text_in(said, "content"):
+                    kind = "user_message_chunk" if user else "agent_message_chunk"
+                    self.say(kind, text_in(said, "content"))
+                    self.editor.loop.drain(REPLAYED)
+
+    def cancel(self) -> None:
+        """Have all messages that go on ended."""
+        for prompt in self.prompts:
+            prompt.cancel()
+
+
+class Source:
+    """Where the agents of sessions come from: here, one that is there already."""
+
+    #: whether a session can be loaded by a later process
+    lasting = True
+
+    def __init__(self, root: Root, name: str) -> None:
+        self.root = root
+        self.name = name
+
+    def current(self) -> str:
+        """Return the id of the agent's session."""
+        return label(session_of(self.root, agent(self.name))) or self.name
+
+    def open(self, cwd: str) -> tuple[str, str]:
+        """Return an agent for a new session, and the id of the session."""
+        connect(self.root, self.name).close()  # or tell now why not
+        return self.name, self.current()
+
+    def find(self, ident: str) -> str:
+        """Return the agent of an earlier session."""
+        connect(self.root, self.name).close()
+        if ident != self.current():
+            message = f"the session of {self.name} is {self.current()}, not {ident}"
+            raise Refused(NOT_FOUND, message)
+        return self.name
+
+    def close(self, name: str) -> None:
+        """A session of this agent has ended."""
+
+    def leave(self) -> None:
+        """All sessions have ended."""
+
+
+class Recipes(Source):
+    """Here: a new agent for each session, which ends with it."""
+
+    lasting = False
+
+    def __init__(self, root: Root, name: str, loop: Loop) -> None:
+        super().__init__(root, name)
+        self.loop = loop
+        #: agents that are there, and those of them that are being stopped
+        self.made: list[str] = []
+        self.ending: dict[int, str] = {}
+
+    def open(self, cwd: str) -> tuple[str, str]:
+        if not os.path.isabs(cwd) or not os.path.isdir(cwd):
+            raise Refused(INVALID_PARAMS, f"cwd: {cwd}: not an absolute path of a directory")
+        name = f"{os.path.basename(os.path.normpath(self.name))}-{os.urandom(4).hex()}"
+        owner = agent(name)
+        create(self.root, owner, [*recipe_files(self.name, cwd), ("ctl", b"start\n")])
+        self.made.append(name)
+        try:
+            connect_started(self.root, name).close()
+        except Failure:
+            reason = self.root.field(name, "reason")
+            self.close(name)
+            if reason:
+                raise Failure(f"{self.name}: {reason}") from None
+            raise
+        return name, name
+
+    def find(self, ident: str) -> str:
+        raise Refused(NOT_FOUND, f"{ident} has ended with its session")
+
+    def close(self, name: str) -> None:
+        end(self.root, agent(name), "stop")
+        fd = open_wait(self.root, agent(name))
+        self.ending[fd] = name
+        self.loop.watch(fd, lambda: self.remove(fd))
+
+    def remove(self, fd: int) -> None:
+        """Remove an agent that has ended."""
+        self.loop.forget(fd)
+        os.close(fd)
+        name = self.ending.pop(fd)
+        self.made.remove(name)
+        for_each([agent(name)], self.root.remove)
+
+    def leave(self) -> None:
+        for name in self.made:
+            if name not in self.ending.values():
+                end(self.root, agent(name), "stop")
+        for name in self.made:
+            dispose(self.root, agent(name))
+
+
+def recipe_files(recipe: str, cwd: str) -> list[tuple[str, bytes]]:
+    """Return the control files of an agent by a recipe: a directory that has some of them.
+
+    The agent works in `cwd`, which is all that it may change.
+    """
+    places = [recipe] if "/" in recipe else [f"{place}/{recipe}" for place in RECIPES]
+    directory = next(filter(os.path.isdir, map(os.path.expanduser, places)), None)
+    if directory is None:
+        raise Failure(f"{recipe}: no such recipe; there is none at {' or '.join(places)}", USAGE)
+    files = {}
+    for file in RECIPE_FILES:
+        path = os.path.join(directory, file)
+        if os.path.isfile(path):
+            files[file] = read_file(path)
+    if "exec" not in files:
+        raise Failure(f"{directory}: it has no file exec", USAGE)
+    lines = files.get("mount", b"").decode(errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.startswith("#") and line.split()[2:3] == ["rw"]:
+            message = f"{directory}/mount: line {number}: only the editor's directory may be rw"
+            raise Failure(message, USAGE)
+    files["mount"] = value_of("\n".join([*lines, f"{cwd}\t{cwd}\trw\t-"]))
+    return [*{"mode": b"turn\n", **files}.items(), ("cwd", value_of(cwd))]
+
+
+class Editor(Peer):
+    """The program that this one is an agent of, on standard input and output."""
+
+    def __init__(self, loop: Loop, root: Root, source: Source) -> None:
+        super().__init__(loop, 0, 1)
+        self.root = root
+        self.source = source
+        self.sessions: dict[str, Session] = {}
+        #: by method; by the version that was agreed on, once it is
+        self.methods: dict[str, Method] = {}
+
+    def serve(self, method: str, params: dict[str, Any], ident: object) -> None:
+        if method == "initialize":
+            self.initialize(params, ident)
+        elif method in self.methods:
+            self.methods[method](self, params, ident)
+        elif ident is not None:
+            hint = "" if self.methods else "; begin with initialize"
+            raise Refused(NO_METHOD, f"{method}: this agent does not offer it{hint}")
+
+    def end(self) -> None:
+        self.loop.over = True
+
+    def initialize(self, params: dict[str, Any], ident: object) -> None:
+        """Agree on a version: that of the editor, else the newest that is known here."""
+        wanted = params.get("protocolVersion")
+        known = isinstance(wanted, int) and wanted in VERSIONS
+        version = wanted if known and isinstance(wanted, int) else max(VERSIONS)
+        self.methods = VERSIONS[version]
+        lasting: dict[str, Any] = {"resume": {}} if self.source.lasting else {}
+        self.answer(ident, {
+            "protocolVersion": version,
+            "agentCapabilities": {
+                "loadSession": self.source.lasting,
+                "promptCapabilities": {"image": False, "audio": False, "embeddedContext": True},
+                "mcpCapabilities": {"http": False, "sse": False},
+                "sessionCapabilities": {"close": {}, **lasting},
+            },
+            "agentInfo": {"name": "ctx", "title": self.source.name, "version": "1"},
+            "authMethods": [],
+        })  # fmt: skip
+
+    def session(self, params: dict[str, Any]) -> Session:
+        """Return the session that a request is about."""
+        ident = text_in(params, "sessionId")
+        if ident not in self.sessions:
+            raise Refused(NOT_FOUND, f"no session {ident} is open")
+        return self.sessions[ident]
+
+    def new(self, params: dict[str, Any], ident: object) -> None:
+        """Answer session/new."""
+        name, session = self.source.open(text_in(params, "cwd"))
+        if session not in self.sessions:
+            self.sessions[session] = Session(self, name, session)
+        self.answer(ident, {"sessionId": session})
+
+    def resume(self, params: dict[str, Any], ident: object) -> None:
+        """Answer session/resume."""
+        session = text_in(params, "sessionId")
+        if session not in self.sessions:
+            self.sessions[session] = Session(self, self.source.find(session), session)
+        self.answer(ident, {})
+
+    def load(self, params: dict[str, Any], ident: object) -> None:
+        """Answer session/load: as session/resume, after all that was said."""
+        session = text_in(params, "sessionId")
+        if session not in self.sessions:
+            self.sessions[session] = Session(self, self.source.find(session), session)
+        self.sessions[session].replay()
+        self.answer(ident, {})
+
+    def prompt(self, params: dict[str, Any], ident: object) -> None:
+        """Send a message; the answer comes when it has ended."""
+        session = self.session(params)
+        prompt = Prompt(session, ident, text_of_prompt(objects_in(params, "prompt")))
+        prompt.open()
+        session.prompts.append(prompt)
+
+    def cancel(self, params: dict[str, Any], ident: object) -> None:
+        """Have all messages of a session ended."""
+        self.session(params).cancel()
+
+    def close(self, params: dict[str, Any], ident: object) -> None:
+        """Answer session/close."""
+        session = self.session(params)
+        del self.sessions[session.ident]
+        session.cancel()
+        session.watch.close()
+        self.source.close(session.name)
+        self.answer(ident, {})
+
+
+#: what is offered in each version of the protocol
+VERSIONS: dict[int, dict[str, Method]] = {
+    1: {
+        "session/new": Editor.new,
+        "session/load": Editor.load,
+        "session/resume": Editor.resume,
+        "session/prompt": Editor.prompt,
+        "session/cancel": Editor.cancel,
+        "session/close": Editor.close,
+    },
+}
+
+
+def do_acp(root: Root, args: Arguments) -> int:
+    """Be an agent in an editor, until the end of the input."""
+    import signal
+
+    if bool(args.name) is bool(args.agent):
+        raise Failure("name an agent that is there, or a recipe with --agent", USAGE)
+    loop = Loop()
+    source = Recipes(root, args.agent, loop) if args.agent else Source(root, args.name)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, terminate)
+    try:
+        Editor(loop, root, source)
+        loop.run()
+        loop.drain()
+    except Terminated:
+        return OK
+    finally:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        source.leave()
+    return OK
+
+
+COMMANDS = (
+    Command(
+        "acp",
+        "be an agent in an editor",
+        (
+            arg("name", metavar="NAME", nargs="?", help="the agent"),
+            arg(
+                "--agent",
+                metavar="RECIPE",
+                help="instead: make an agent for each conversation; a directory, or a name",
+            ),
+        ),
+        do_acp,
+        "Speaks the Agent Client Protocol on standard input and output: an editor starts it. An"
+        " agent made by a recipe may change only the directory that the editor names, and ends"
+        " with its conversation.",
+    ),
+)

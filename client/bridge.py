@@ -1,0 +1,533 @@
+"""The command bridge: an agent that speaks another protocol as a resident agent of ctxfs.
+
+It runs inside the sandbox, as the program of the agent, and starts the other one. See Resident
+programs in ctxfs(5) for what it reads and writes.
+"""
+
+from __future__ import annotations
+
+import os
+
+from client.arguments import Command, arg
+from client.commands import SUBJECTS
+from client.control import Terminated, terminate
+from client.exits import FAILED, OK, USAGE, Failure
+from client.files import read_file
+from client.jsonrpc import (
+    NO_METHOD,
+    Lines,
+    Loop,
+    Peer,
+    Refused,
+    object_in,
+    objects_in,
+    text_in,
+)
+from client.output import complain, write_all
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from subprocess import Popen
+    from typing import Any
+
+    from client.arguments import Arguments
+    from client.root import Root
+
+    #: what is done at the end of a turn: why it ended, or the error
+    Ended = Callable[[str, str], None]
+
+
+#: of tool calls, as the protocol names them
+KINDS = (
+    *("read", "edit", "delete", "move", "search", "execute", "think", "fetch", "switch_mode"),
+    "other",
+)
+#: options of a permission request, the best one first
+ALLOWING, REJECTING = ("allow_once", "allow_always"), ("reject_once", "reject_always")
+#: what the program of the agent is, to the model
+OWN_WORDS = ("operator", "supervisor", "delegation", "bootstrap")
+#: why a turn ended without an answer
+STOPS = {
+    "refusal": "the model refuses to go on",
+    "max_tokens": "the model has written as much as it may",
+    "max_turn_requests": "the model was asked as often as it may be in one turn",
+    "cancelled": "the agent ended the turn, which nobody had cancelled",
+}
+AUTH_REQUIRED = -32000
+#: characters of a piece of a reply, and of a title
+PIECE, TITLE = 64 << 10, 500
+
+
+class Version1:
+    """Version 1 of the Agent Client Protocol: the answer to a prompt ends the turn.
+
+    This is all that depends on the version. Another one is another row of `VERSIONS`.
+    """
+
+    number = 1
+
+    def __init__(self, peer: Peer, capabilities: dict[str, Any]) -> None:
+        self.peer = peer
+        self.capabilities = capabilities
+        sessions = object_in(capabilities, "sessionCapabilities")
+        #: how a session is continued, the best way first
+        self.ways = ["session/resume"] * isinstance(sessions.get("resume"), dict)
+        self.ways += ["session/load"] * (capabilities.get("loadSession") is True)
+
+    def servers(self, servers: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return MCP servers in the form of the protocol, as far as the agent takes them."""
+        taken = []
+        for name, server in servers.items():
+            if "command" in server:
+                env = object_in(server, "env").items()
+                taken.append({
+                    "name": name,
+                    "command": server["command"],
+                    "args": server.get("args", []),
+                    "env": [{"name": key, "value": value} for key, value in env],
+                })  # fmt: skip
+                continue
+            kind, headers = server.get("type", "http"), object_in(server, "headers").items()
+            if object_in(self.capabilities, "mcpCapabilities").get(kind) is not True:
+                complain(f"the agent takes no MCP servers of type {kind}: {name} is left out")
+                continue
+            taken.append({
+                "type": kind,
+                "name": name,
+                "url": server.get("url"),
+                "headers": [{"name": key, "value": value} for key, value in headers],
+            })  # fmt: skip
+        return taken
+
+    def prompt(self, session: str, texts: Sequence[str], ended: Ended) -> None:
+        """Begin a turn."""
+
+        def then(result: dict[str, Any], error: dict[str, Any] | None) -> None:
+            ended(text_in(result, "stopReason"), said_of(error) if error is not None else "")
+
+        blocks = [{"type": "text", "text": text} for text in texts]
+        self.peer.request("session/prompt", {"sessionId": session, "prompt": blocks}, then)
+
+    def cancel(self, session: str) -> None:
+        """Have the turn ended."""
+        self.peer.notify("session/cancel", {"sessionId": session})
+
+    def piece(self, update: dict[str, Any]) -> str:
+        """Return the piece of the answer in an update, empty if it is another update."""
+        if update.get("sessionUpdate") != "agent_message_chunk":
+            return ""
+        content = object_in(update, "content")
+        if content.get("type") == "text":
+            return text_in(content, "text")
+        return f"[{text_in(content, 'uri') or text_in(content, 'type')}]"
+
+    def call(self, update: dict[str, Any]) -> dict[str, Any] | None:
+        """Return what an update tells of a tool call; None if it is another update."""
+        if update.get("sessionUpdate") not in ("tool_call", "tool_call_update"):
+            return None
+        return update
+
+
+VERSIONS = {1: Version1}
+
+
+def said_of(error: dict[str, Any]) -> str:
+    """Return the sentence in an error of JSON-RPC."""
+    data = error.get("data")
+    detail = text_in({"details": data}, "details") or text_in(object_in(error, "data"), "details")
+    return ": ".join(filter(None, (text_in(error, "message") or "failed", detail)))
+
+
+def choose(options: Sequence[dict[str, Any]], allowed: bool) -> dict[str, Any]:
+    """Return the outcome of a permission request: the best option that allows, or rejects."""
+    for kind in ALLOWING if allowed else REJECTING:
+        for option in options:
+            if option.get("kind") == kind:
+                return {"outcome": "selected", "optionId": option.get("optionId")}
+    return {"outcome": "cancelled"}
+
+
+class Memory:
+    """The id of the agent's session, which is kept in the home of the agent for the next run."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        home, session = os.environ.get("HOME"), os.environ.get("CTX_SESSION", "default")
+        self.path = os.path.join(home, f".ctx-acp-{session}.json") if home else ""
+        self.words = list(words)
+
+    def recall(self) -> str:
+        """Return the id of the session that this program had before, empty if it had none."""
+        import json
+
+        try:
+            kept = json.loads(read_file(self.path))
+        except (OSError, ValueError, RecursionError):
+            return ""
+        if not isinstance(kept, dict) or kept.get("program") != self.words:
+            return ""
+        return text_in(kept, "session")
+
+    def keep(self, session: str) -> None:
+        """Keep the id of a session."""
+        import json
+
+        if not self.path:
+            return
+        data = json.dumps({"program": self.words, "session": session}).encode()
+        try:
+            fd = os.open(f"{self.path}~", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            try:
+                write_all(fd, data)
+            finally:
+                os.close(fd)
+            os.replace(f"{self.path}~", self.path)
+        except OSError as error:
+            complain(f"{self.path}: {error.strerror}: the next run begins a new conversation")
+
+
+class Turn:
+    """A message, from the line that brings it to the line that ends it."""
+
+    def __init__(self, message: dict[str, Any]) -> None:
+        self.id = message["id"]
+        text, provenance = text_in(message, "text"), text_in(message, "provenance")
+        self.texts = [text]
+        if provenance not in OWN_WORDS:  # whoever it is, it is not whom the agent works for
+            sender = f"Message from {text_in(message, 'from')} (provenance: {provenance}):"
+            self.texts.insert(0, sender)
+        self.prompted = self.cancelled = self.spoken = self.apart = False
+
+
+class Bridge(Peer):
+    """The program with the other protocol; standard input and output are ctxfs."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        process: Popen[bytes],
+        allowed: Sequence[str],
+        servers: dict[str, dict[str, Any]],
+        memory: Memory,
+    ) -> None:
+        assert process.stdout is not None and process.stdin is not None
+        super().__init__(loop, process.stdout.fileno(), process.stdin.fileno())
+        self.process = process
+        self.allowed = allowed
+        self.servers = servers
+        self.memory = memory
+        self.session = ""
+        self.protocol: Version1 | None = None
+        #: the message at hand, the turn that goes on, and the message that ended last
+        self.turn: Turn | None = None
+        self.going: Turn | None = None
+        self.last: object = None
+        #: the kinds and titles of the tool calls of this turn
+        self.calls: dict[str, dict[str, str]] = {}
+        self.input = Lines(0)
+        self.closed = False
+        self.status = OK
+        loop.watch(0, self.hear)
+
+    # with ctxfs
+
+    def tell(self, **line: Any) -> None:
+        """Write a line to ctxfs."""
+        import json
+
+        write_all(1, json.dumps(line).encode() + b"\n")
+
+    def hear(self) -> None:
+        """Take what ctxfs has written."""
+        import json
+
+        lines = self.input.read()
+        if lines is None:
+            self.loop.forget(0)
+            self.closed = True
+            self.loop.over = self.turn is None
+            return
+        for line in lines:
+            try:
+                message = json.loads(line)
+            except (ValueError, RecursionError):
+                continue  # a line that a daemon had begun when it died; it comes again
+            if isinstance(message, dict) and isinstance(message.get("id"), str):
+                self.obey(message)
+
+    def obey(self, message: dict[str, Any]) -> None:
+        """Take one line: a message, or that the one at hand is cancelled; each may come twice."""
+        turn, known = self.turn, (self.turn.id if self.turn else None, self.last)
+        if message.get("type") == "message" and message["id"] not in known:
+            self.turn = Turn(message)
+            self.begin()
+        elif message.get("type") == "cancel" and turn is not None and turn.id == message["id"]:
+            if not turn.prompted:
+                self.finish("message")
+            elif not turn.cancelled and self.protocol is not None:
+                turn.cancelled = True
+                # permissions are answered at once, so none is pending now; later ones are
+                # cancelled until the turn has ended
+                self.protocol.cancel(self.session)
+
+    def finish(self, kind: str, text: str = "") -> None:
+        """End the message at hand."""
+        if self.turn is not None:
+            self.tell(type=kind, id=self.turn.id, text=text)
+            self.last, self.turn = self.turn.id, None
+        if self.closed and not self.going:
+            self.loop.over = True
+
+    # with the agent
+
+    def greet(self) -> None:
+        """Begin the conversation."""
+        client = {"name": "ctx", "title": "ctxfs", "version": "1"}
+        none = {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
+        params = {"protocolVersion": max(VERSIONS), "clientCapabilities": none}
+        self.request("initialize", {**params, "clientInfo": client}, self.greeted)
+
+    def greeted(self, result: dict[str, Any], error: dict[str, Any] | None) -> None:
+        """Open a session in the version that the agent speaks."""
+        self.check("initialize", error)
+        version = result.get("protocolVersion")
+        if not isinstance(version, int) or version not in VERSIONS:
+            known = ", ".join(map(str, VERSIONS))
+            raise Failure(f"{self.name}: it speaks version {version} of the protocol, not {known}")
+        self.protocol = VERSIONS[version](self, object_in(result, "agentCapabilities"))
+        known_session = self.memory.recall()
+        self.open(self.protocol, self.protocol.ways if known_session else [], known_session)
+
+    def open(self, protocol: Version1, ways: Sequence[str], known: str) -> None:
+        """Open the session that there was before, by one of these ways, or a new one."""
+        params = {"cwd": os.getcwd(), "mcpServers": protocol.servers(self.servers)}
+
+        def resumed(result: dict[str, Any], error: dict[str, Any] | None) -> None:
+            if error is None:
+                self.opened(known)
+                return
+            complain(f"{self.name}: {ways[0]}: {said_of(error)}")
+            self.open(protocol, ways[1:], known)
+
+        def made(result: dict[str, Any], error: dict[str, Any] | None) -> None:
+            self.check("session/new", error)
+            session = text_in(result, "sessionId")
+            self.memory.keep(session)
+            self.opened(session)
+
+        if ways:
+            self.request(ways[0], {"sessionId": known, **params}, resumed)
+        else:
+            self.request("session/new", params, made)
+
+    def opened(self, session: str) -> None:
+        """Take messages from now on."""
+        self.session = session
+        self.begin()
+
+    def check(self, what: str, error: dict[str, Any] | None) -> None:
+        """Fail if the agent cannot be spoken to."""
+        if error is None:
+            return
+        hint = ""
+        if error.get("code") == AUTH_REQUIRED:
+            hint = "; put its key into env, or its login into its home"
+        raise Failure(f"{self.name}: {what}: {said_of(error)}{hint}")
+
+    @property
+    def name(self) -> str:
+        """The agent's program, for complaints."""
+        return self.memory.words[0]
+
+    def begin(self) -> None:
+        """Begin the turn of the message at hand, if nothing else goes on."""
+        turn = self.turn
+        if turn is None or turn.prompted or self.going or not self.session or not self.protocol:
+            return
+        turn.prompted, self.going = True, turn
+        self.calls.clear()
+        self.protocol.prompt(self.session, turn.texts, self.ended)
+
+    def ended(self, stop: str, error: str) -> None:
+        """Tell how the turn ended, and begin the next one."""
+        turn, self.going = self.going, None
+        if turn is not None and turn is self.turn:
+            if turn.cancelled or (stop == "end_turn" and not error):
+                self.finish("message")
+            else:
+                reason = STOPS.get(stop, "the agent ended the turn")
+                self.finish("error", error or f"{stop}: {reason}")
+        self.begin()
+        if self.closed and not self.going:
+            self.loop.over = True
+
+    def serve(self, method: str, params: dict[str, Any], ident: object) -> None:
+        if method == "session/update":
+            if self.protocol is not None and self.going is not None:
+                self.update(self.protocol, self.going, object_in(params, "update"))
+        elif method == "session/request_permission":
+            self.answer(ident, {"outcome": self.permit(params)})
+        elif ident is not None:
+            raise Refused(NO_METHOD, f"{method}: this client does not offer it")
+
+    def update(self, protocol: Version1, turn: Turn, update: dict[str, Any]) -> None:
+        """Pass on what the agent says and does; what it replays of old turns is not said now."""
+        if turn is not self.turn:
+            return  # ctxfs has given up that message
+        piece = protocol.piece(update)
+        if piece:
+            if turn.apart and turn.spoken:
+                piece = "\n\n" + piece
+            turn.spoken, turn.apart = True, False
+            for start in range(0, len(piece), PIECE):
+                self.tell(type="delta", id=turn.id, text=piece[start : start + PIECE])
+        call = protocol.call(update)
+        if call is not None:
+            turn.apart = True
+            self.note(turn, call)
+
+    def note(self, turn: Turn, call: dict[str, Any]) -> None:
+        """Write a line about a tool call, which is no reply and is kept in `out`, if it is news."""
+        ident = text_in(call, "toolCallId")[:TITLE]
+        before = self.calls.get(ident, {})
+        now = {**before}
+        for key in ("title", "kind", "status"):
+            if text_in(call, key):
+                now[key] = text_in(call, key)[:TITLE]
+        if now != before:
+            self.calls[ident] = now
+            self.tell(type="tool_call", message=turn.id, call=ident, **now)
+
+    def permit(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Return the outcome of a permission request: by the kind of the tool call."""
+        if self.going is None or self.going.cancelled or self.going is not self.turn:
+            return {"outcome": "cancelled"}
+        call = object_in(params, "toolCall")
+        known = self.calls.get(text_in(call, "toolCallId")[:TITLE], {})
+        kind = text_in(call, "kind") or known.get("kind", "other")
+        allowed = not self.allowed or kind in self.allowed
+        outcome = choose(objects_in(params, "options"), allowed)
+        if outcome["outcome"] == "cancelled" or not allowed:
+            title = text_in(call, "title") or known.get("title", "")
+            complain(f"not permitted: {kind}: {title[:TITLE]}")
+        return outcome
+
+    def junk(self, line: bytes, code: int, message: str) -> None:
+        write_all(1, line + b"\n")  # as any other output
+
+    def end(self) -> None:
+        """The agent says no more: it has ended, or is to."""
+        self.status = stop(self.process)
+        if self.turn is not None:
+            self.status = self.status or FAILED
+            self.finish("error", f"{self.name} ended")
+        self.loop.over = True
+
+
+def stop(process: Popen[bytes]) -> int:
+    """End a program, if it has not ended, and return its exit status as of a shell.
+
+    Whoever wants it dead sooner kills the run: what does not end by SIGTERM is not hurried here.
+    """
+    import subprocess
+
+    try:
+        status = process.wait(0.2)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        status = process.wait()
+    return status if status >= 0 else 128 - status
+
+
+def own_servers(root: Root) -> dict[str, dict[str, Any]]:
+    """Return the MCP server with the tools of the agent that this runs in, if it runs in one."""
+    names = ("CTX_ROOT", "CTX_AGENT", "CTX_SELF")
+    env = {name: os.environ[name] for name in names if name in os.environ}
+    if "CTX_AGENT" not in env or "mcp" not in SUBJECTS:
+        return {}
+    return {"ctx": {"command": root.join("bin/ctx"), "args": ["mcp"], "env": env}}
+
+
+def servers_of(path: str) -> dict[str, dict[str, Any]]:
+    """Return the MCP servers in a file of the form that their clients share."""
+    import json
+
+    try:
+        found = json.loads(read_file(path))
+    except OSError as error:
+        raise Failure(f"{path}: {error.strerror}", USAGE) from None
+    except (ValueError, RecursionError) as error:
+        raise Failure(f"{path}: not JSON: {error}", USAGE) from None
+    servers = object_in(found, "mcpServers") if isinstance(found, dict) else {}
+    if not servers:
+        raise Failure(f'{path}: write {{"mcpServers": {{"NAME": {{"command": ...}}}}}}', USAGE)
+    for name, server in servers.items():
+        if not isinstance(server, dict) or not isinstance(
+            server.get("command", server.get("url")), str
+        ):
+            raise Failure(f"{path}: {name}: write its command, or its url", USAGE)
+    return servers
+
+
+def do_bridge(root: Root, args: Arguments) -> int:
+    """Speak the protocol to a program, and the lines of a resident program to ctxfs."""
+    import signal
+    import subprocess
+
+    if not args.program:
+        raise Failure("no program: give one after --", USAGE)
+    servers = own_servers(root) if not args.bare else {}
+    servers.update(servers_of(args.mcp) if args.mcp else {})
+    write_all(1, b'{"type":"hello","takes":["cancel"]}\n')
+    process = None
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        pipe = subprocess.PIPE
+        try:
+            process = subprocess.Popen(args.program, stdin=pipe, stdout=pipe, bufsize=0)
+        except OSError as error:
+            raise Failure(f"{args.program[0]}: {error.strerror}") from None
+        loop = Loop()
+        bridge = Bridge(loop, process, args.allow or [], servers, Memory(args.program))
+        bridge.greet()
+        loop.run()
+        return bridge.status
+    except Terminated:
+        return 128 + signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if process is not None:
+            process.terminate()
+            process.wait()
+
+
+COMMANDS = (
+    Command(
+        "bridge",
+        "be a resident agent whose program speaks another protocol",
+        (
+            arg("protocol", metavar="PROTOCOL", choices=("acp",), help="acp"),
+            arg(
+                "--allow",
+                metavar="KIND",
+                action="append",
+                choices=KINDS,
+                help="permit tool calls of this kind, and reject others (repeatable; default: all)",
+            ),
+            arg(
+                "--mcp",
+                metavar="FILE",
+                help='MCP servers for the program, as {"mcpServers": {...}}',
+            ),
+            arg(
+                "--bare",
+                action="store_true",
+                help="do not give it the tools of the agent that it is in",
+            ),
+        ),
+        do_bridge,
+        "Runs inside an agent of mode resident, as its program: ctx spawn NAME --mode resident --"
+        " ctx bridge acp -- PROGRAM. acp is the Agent Client Protocol, version 1.",
+        rest="program",
+    ),
+)

@@ -1,0 +1,255 @@
+"""`ctx acp`: frames of an editor, over a fake tree and agents that are sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.acp import recipe_files, text_of_prompt
+from client.exits import Failure
+from client.jsonrpc import Refused
+from tests.unit.client.fakes import ASKED, DONE, START, FakeAgent, FakeRoot, Run, delta, message
+from tests.worlds.daemon import TIMEOUT
+
+INITIALIZE = {"protocolVersion": 1, "clientCapabilities": {}}
+
+
+class Acp:
+    """The command, and what an editor would write and read."""
+
+    def __init__(self, program: Path, *words: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-IS", program, "acp", *words],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        self.count = 0
+
+    def line(self, text: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(text.encode() + b"\n")
+        self.process.stdin.flush()
+
+    def begin(self, method: str, **params: Any) -> int:
+        self.count += 1
+        self.line(json.dumps({"id": self.count, "method": method, "params": params}))
+        return self.count
+
+    def frame(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        found: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return found
+
+    def ask(self, method: str, **params: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """The answer, and the updates before it."""
+        ident = self.begin(method, **params)
+        updates = []
+        while (frame := self.frame()).get("id") != ident:
+            updates.append(frame["params"]["update"])
+        return frame, updates
+
+    def result(self, method: str, **params: Any) -> Any:
+        answer, _ = self.ask(method, **params)
+        return answer["result"]
+
+    def code(self, method: str, **params: Any) -> Any:
+        answer, _ = self.ask(method, **params)
+        return answer["error"]["code"]
+
+    def end(self) -> int:
+        _, errors = self.process.communicate(timeout=TIMEOUT)
+        assert errors == b""
+        return self.process.returncode
+
+
+@pytest.fixture
+def start(root: FakeRoot, program: Path) -> Iterator[Callable[..., Acp]]:
+    there: list[Acp] = []
+
+    def begin(*words: str) -> Acp:
+        there.append(Acp(program, *words))
+        return there[-1]
+
+    yield begin
+    for each in there:
+        each.process.kill()
+        each.process.communicate()
+
+
+def prompt(text: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text}]
+
+
+def said(updates: list[dict[str, Any]]) -> str:
+    return "".join(update["content"]["text"] for update in updates)
+
+
+def test_the_newest_version_is_offered_to_whoever_wants_another(start: Callable[..., Acp]) -> None:
+    editor = start("x")
+    for wanted in (1, 0, 2, 65535, "2024-11-05", None, True):
+        result = editor.result("initialize", protocolVersion=wanted)
+        assert result["protocolVersion"] == 1
+    assert result["authMethods"] == []
+    assert result["agentCapabilities"]["loadSession"] is True
+    assert editor.end() == 0
+    editor = start("--agent", "x")
+    assert editor.result("initialize", **INITIALIZE)["agentCapabilities"]["loadSession"] is False
+
+
+def test_nothing_is_offered_before(start: Callable[..., Acp]) -> None:
+    editor = start("x")
+    assert editor.code("session/new", cwd="/", mcpServers=[]) == -32601
+    editor.result("initialize", **INITIALIZE)
+    assert editor.code("session/new", cwd="/", mcpServers=[]) == -32603, "there is no such agent"
+    assert editor.code("session/set_mode", sessionId="x") == -32601
+    for method in ("session/prompt", "session/close", "session/resume", "session/load"):
+        assert editor.code(method, sessionId="x", prompt=prompt("x")) in (-32002, -32603)
+    editor.line('{"method":"session/cancel","params":{"sessionId":"x"}}')
+    editor.line("{")
+    assert editor.frame()["error"]["code"] == -32700
+    assert editor.end() == 0
+
+
+def opened(root: FakeRoot, start: Callable[..., Acp]) -> tuple[Acp, str]:
+    """An editor with a session; the agent takes no other connections then."""
+    root.agent("x", status="idle")
+    # whether it is there; and its events, which the editor may not see
+    fake = FakeAgent(root, ASKED, {"type": "error", "code": "EACCES"}, times=2)
+    editor = start("x")
+    editor.result("initialize", **INITIALIZE)
+    session = editor.result("session/new", cwd="/", mcpServers=[])["sessionId"]
+    fake.thread.join()
+    (root.path / "agent" / "x.sock").unlink()
+    return editor, session
+
+
+@pytest.mark.parametrize(
+    ("frames", "stop", "text"),
+    [
+        ([delta("one, "), delta("two"), message("one, two"), DONE], "end_turn", "one, two"),
+        ([message("all"), DONE], "end_turn", "all"),
+        ([delta("so far"), message("else"), DONE], "end_turn", "so far\n\nelse"),
+        ([{**DONE, "status": "aborted", "reason": "operator_aborted"}], "cancelled", ""),
+        ([{**DONE, "status": "dropped"}], "cancelled", ""),
+        ([{**DONE, "status": "failed", "reason": "max_tokens: much"}], "max_tokens", ""),
+        ([{**DONE, "status": "failed", "reason": "refusal"}], "refusal", ""),
+        ([{**DONE, "status": "failed", "reason": "exit:3"}], None, ""),
+        ([{"type": "error", "code": "EBUSY", "message": "it is busy"}], None, ""),
+    ],
+)
+def test_how_a_turn_ends(
+    root: FakeRoot, start: Callable[..., Acp], frames: list[Any], stop: str | None, text: str
+) -> None:
+    editor, session = opened(root, start)
+    frames = [{"status": "processed", **f} if f.get("type") == "done" else f for f in frames]
+    fake = FakeAgent(root, START, *frames)
+    answer, updates = editor.ask("session/prompt", sessionId=session, prompt=prompt("go"))
+    fake.thread.join()
+    assert fake.requests[0]["input"] == "go"
+    assert said(updates) == text
+    if stop is not None:
+        assert answer["result"] == {"stopReason": stop}
+    else:
+        assert answer["error"]["message"] in ("exit:3", "it is busy (EBUSY)")
+
+
+def test_a_lost_connection_is_made_again(root: FakeRoot, start: Callable[..., Acp]) -> None:
+    """The message is the same one, and what was said is not said again."""
+    editor, session = opened(root, start)
+    first = FakeAgent(root, START, delta("one, "), delta("tw"))
+    ident = editor.begin("session/prompt", sessionId=session, prompt=prompt("go"))
+    updates = [editor.frame(), editor.frame()]
+    first.thread.join()
+    (root.path / "agent" / "x.sock").unlink()
+    again = FakeAgent(
+        root, START, delta("one"), delta(", two"), delta(", three"),
+        message("one, two, three"), {**DONE, "status": "processed"},
+    )  # fmt: skip
+    while "id" not in updates[-1]:
+        updates.append(editor.frame())
+    again.thread.join()
+    assert updates.pop()["id"] == ident
+    assert said([frame["params"]["update"] for frame in updates]) == "one, two, three"
+    assert first.requests == again.requests
+
+
+@pytest.mark.parametrize(
+    ("blocks", "text"),
+    [
+        (prompt("a") + prompt("b"), "ab"),
+        ([*prompt("see "), {"type": "resource_link", "uri": "file:///x", "name": "x"}],
+         "see file:///x"),
+        ([{"type": "resource", "resource": {"uri": "file:///x", "text": "in it"}}],
+         "file:///x:\nin it\n"),
+        (prompt("\ud800"), "?"),
+    ],
+)  # fmt: skip
+def test_the_text_of_a_prompt(blocks: list[dict[str, Any]], text: str) -> None:
+    assert text_of_prompt(blocks) == text
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        [], prompt(" "), [{}], [{"type": "image", "data": ""}], [{"type": "resource"}],
+        [{"type": "resource", "resource": {"uri": "x", "blob": ""}}], [{"type": "text"}],
+    ],
+)  # fmt: skip
+def test_what_is_no_prompt(blocks: list[dict[str, Any]]) -> None:
+    with pytest.raises(Refused) as refused:
+        text_of_prompt(blocks)
+    assert refused.value.code == -32602
+
+
+# recipes
+
+
+def recipe(path: Path, **files: str) -> str:
+    path.mkdir(parents=True)
+    for name, text in files.items():
+        (path / name).write_text(text)
+    return str(path)
+
+
+def test_a_recipe_is_a_directory_of_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    recipe(tmp_path / ".config/ctxfs/agents/mine", exec="x\n", mount="/a /b ro\n# rw\n", else_="y")
+    files = recipe_files("mine", "/src")
+    assert files == [
+        ("mode", b"turn\n"), ("exec", b"x\n"),
+        ("mount", b"/a /b ro\n# rw\n/src\t/src\trw\t-\n"), ("cwd", b"/src\n"),
+    ]  # fmt: skip
+    path = recipe(tmp_path / "other", exec="x\n", mode="resident\n")
+    assert dict(recipe_files(path, "/src"))["mode"] == b"resident\n"
+
+
+def test_a_recipe_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(Failure, match="none: no such recipe"):
+        recipe_files("none", "/src")
+    with pytest.raises(Failure, match="no file exec"):
+        recipe_files(recipe(tmp_path / "empty"), "/src")
+    path = recipe(tmp_path / "wide", exec="x", mount="/a /b ro\n/c\t/d\trw\t-\n")
+    with pytest.raises(Failure, match="mount: line 2: only the editor's directory may be rw"):
+        recipe_files(path, "/src")
+
+
+@pytest.mark.parametrize("words", [[], ["x", "--agent", "y"]])
+def test_an_agent_or_a_recipe(run: Run, words: list[str]) -> None:
+    assert run("acp", *words) == (2, "", "ctx: name an agent that is there, or a recipe with "
+                                         "--agent\n")  # fmt: skip
+
+
+def test_it_ends_in_order(start: Callable[..., Acp]) -> None:
+    editor = start("x")
+    editor.result("initialize", **INITIALIZE)
+    editor.process.terminate()
+    assert editor.process.wait(TIMEOUT) == os.EX_OK
