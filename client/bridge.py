@@ -7,6 +7,7 @@ programs in ctxfs(5) for what it reads and writes.
 from __future__ import annotations
 
 import os
+import time
 
 from client.arguments import Command, arg
 from client.commands import SUBJECTS
@@ -55,6 +56,9 @@ STOPS = {
     "cancelled": "the agent ended the turn, which nobody had cancelled",
 }
 AUTH_REQUIRED = -32000
+#: seconds without a word after which an agent that has loaded a session has replayed it: some
+#: answer first, and replay then
+QUIET = 0.5
 #: characters of a piece of a reply, and of a title
 PIECE, TITLE = 64 << 10, 500
 
@@ -66,6 +70,8 @@ class Version1:
     """
 
     number = 1
+    #: ways to continue a session that first tell all of it
+    replaying = ("session/load",)
 
     def __init__(self, peer: Peer, capabilities: dict[str, Any]) -> None:
         self.peer = peer
@@ -224,6 +230,8 @@ class Bridge(Peer):
         self.last: object = None
         #: the kinds and titles of the tool calls of this turn
         self.calls: dict[str, dict[str, str]] = {}
+        #: when the agent said something last
+        self.heard = time.monotonic()
         self.input = Lines(0)
         self.closed = False
         self.status = OK
@@ -304,7 +312,11 @@ class Bridge(Peer):
 
         def resumed(result: dict[str, Any], error: dict[str, Any] | None) -> None:
             if error is None:
-                self.opened(known)
+                if ways[0] in protocol.replaying:
+                    self.heard = time.monotonic()
+                    self.settle(known)
+                else:
+                    self.opened(known)
                 return
             complain(f"{self.name}: {ways[0]}: {said_of(error)}")
             self.open(protocol, ways[1:], known)
@@ -319,6 +331,14 @@ class Bridge(Peer):
             self.request(ways[0], {"sessionId": known, **params}, resumed)
         else:
             self.request("session/new", params, made)
+
+    def settle(self, session: str) -> None:
+        """Open a session as soon as nothing more of it is replayed."""
+        left = QUIET - (time.monotonic() - self.heard)
+        if left > 0:
+            self.loop.later(left, lambda: self.settle(session))
+        else:
+            self.opened(session)
 
     def opened(self, session: str) -> None:
         """Take messages from now on."""
@@ -362,6 +382,7 @@ class Bridge(Peer):
             self.loop.over = True
 
     def serve(self, method: str, params: dict[str, Any], ident: object) -> None:
+        self.heard = time.monotonic()
         if method == "session/update":
             if self.protocol is not None and self.going is not None:
                 self.update(self.protocol, self.going, object_in(params, "update"))
@@ -432,11 +453,21 @@ def stop(process: Popen[bytes]) -> int:
     import subprocess
 
     try:
-        status = process.wait(0.2)
+        process.wait(0.2)
     except subprocess.TimeoutExpired:
-        process.terminate()
-        status = process.wait()
+        terminate_all(process)
+    status = process.wait()
     return status if status >= 0 else 128 - status
+
+
+def terminate_all(process: Popen[bytes]) -> None:
+    """Send SIGTERM to a program and to what it has started: some wait for another process, which
+    is what ends, and pass on no signals."""
+    import contextlib
+    import signal
+
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
 
 
 def own_servers(root: Root) -> dict[str, dict[str, Any]]:
@@ -484,7 +515,9 @@ def do_bridge(root: Root, args: Arguments) -> int:
     try:
         pipe = subprocess.PIPE
         try:
-            process = subprocess.Popen(args.program, stdin=pipe, stdout=pipe, bufsize=0)
+            process = subprocess.Popen(
+                args.program, stdin=pipe, stdout=pipe, bufsize=0, start_new_session=True
+            )
         except OSError as error:
             raise Failure(f"{args.program[0]}: {error.strerror}") from None
         loop = Loop()
@@ -497,7 +530,7 @@ def do_bridge(root: Root, args: Arguments) -> int:
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if process is not None:
-            process.terminate()
+            terminate_all(process)
             process.wait()
 
 

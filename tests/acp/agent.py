@@ -29,6 +29,7 @@ from typing import Any
 CAPABILITIES: dict[str, dict[str, Any]] = {
     "plain": {},
     "load": {"loadSession": True},
+    "late": {"loadSession": True},  # replays when it has answered
     "resume": {"loadSession": True, "sessionCapabilities": {"resume": {}}},
     "http": {"mcpCapabilities": {"http": True}},
 }
@@ -84,12 +85,15 @@ class Agent:
             self.say(id=frame["id"], error=error)
             return
         self.opened = {"how": frame["method"], **params}
+        result = {"sessionId": params["sessionId"]} if frame["method"] == "session/new" else {}
+        if self.can == "late":
+            self.say(id=frame["id"], result=result)
         if frame["method"] == "session/load":
             for prompt in self.turns[params["sessionId"]]:
                 self.text(prompt, "user_message_chunk")
                 self.text(f"replay of {prompt}")
-        result = {"sessionId": params["sessionId"]} if frame["method"] == "session/new" else {}
-        self.say(id=frame["id"], result=result)
+        if self.can != "late":
+            self.say(id=frame["id"], result=result)
 
     def prompt(self, frame: dict[str, Any]) -> None:
         self.cancelled = False

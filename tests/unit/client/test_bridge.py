@@ -197,8 +197,11 @@ def test_a_line_may_come_twice_or_in_part(bridged: Start) -> None:
 
 @pytest.mark.parametrize(
     ("can", "how"),
-    [("resume", "session/resume"), ("load", "session/load"), ("plain", "session/new")],
-)
+    [
+        ("resume", "session/resume"), ("load", "session/load"), ("late", "session/load"),
+        ("plain", "session/new"),
+    ],
+)  # fmt: skip
 def test_the_next_run_continues_the_conversation(bridged: Start, can: str, how: str) -> None:
     bridge = bridged(can)
     assert bridge.reply("say first") == "first"
@@ -277,6 +280,19 @@ def test_sigterm_ends_the_agent_too(bridged: Start) -> None:
     bridge.process.terminate()
     assert bridge.end()[0] == 128 + signal.SIGTERM
     wait_until(lambda: not Path(f"/proc/{child}").exists(), "it has ended")
+
+
+def test_what_the_agent_has_started_ends_with_it(program: Path, tmp_path: Path) -> None:
+    """Some agents are a process that waits for another one, and pass on no signals."""
+    script = "trap : TERM; sleep 1000 & echo $!; wait $!; wait $!"
+    words = [sys.executable, "-IS", str(program), "bridge", "acp", "--", "sh", "-c", script]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline()) == HELLO
+        child = int(process.stdout.readline())
+        process.terminate()
+        assert process.wait(TIMEOUT) == 128 + signal.SIGTERM
+    assert not Path(f"/proc/{child}").exists()
 
 
 def test_at_the_end_of_the_input_the_last_turn_is_waited_for(bridged: Start) -> None:
