@@ -99,8 +99,10 @@ class Listener:
             for line in whole.split(b"\n"):
                 left -= len(line) + 1
                 end = self._tail.position - left
-                if end - len(line) - 1 == self._agent.reply_start and _is_hello(line):
-                    self._greet(line, end)
+                begin = end - len(line) - 1
+                takes = _parse_hello(line) if begin == self._agent.reply_start else None
+                if takes is not None:
+                    self._greet(takes, end)
                 else:
                     self._take(line, end)
             self._add_pieces()
@@ -115,14 +117,13 @@ class Listener:
             self._agents.journal.note(change)
         return True
 
-    def _greet(self, line: bytes, position: int) -> None:
+    def _greet(self, takes: frozenset[str], position: int) -> None:
         """The first line of JSON says what the program takes beside messages. Lines that do not
         begin with a brace are in ``out`` already (monitor.c)."""
-        takes = parse_json_object(line.decode()).get("takes")
         change = Change()
         change.set(
             self._agent,
-            takes_cancel=isinstance(takes, list) and "cancel" in takes,
+            takes_cancel="cancel" in takes,
             reply_offset=position,
             kept_offset=max(self._kept, position),
         )
@@ -383,12 +384,17 @@ def _progress(path: Path) -> list[str] | None:
         return None
 
 
-def _is_hello(line: bytes) -> bool:
-    """Whether a line says what its program takes."""
+def _parse_hello(line: bytes) -> frozenset[str] | None:
+    """What a program says that it takes; None for any other line."""
     try:
-        return parse_json_object(line.decode()).get("type") == "hello"
+        found = parse_json_object(line.decode())
     except (CtxError, UnicodeDecodeError):
-        return False
+        return None
+    if found.get("type") != "hello":
+        return None
+    takes = found.get("takes")
+    words = takes if isinstance(takes, list) else ()
+    return frozenset(word for word in words if isinstance(word, str))
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -142,6 +142,7 @@ def history(data: bytes) -> None:
 def resident_line(data: bytes) -> None:
     """A line that a resident program said."""
     residents._parse(data)
+    residents._parse_hello(data)
 
 
 @target
