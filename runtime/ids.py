@@ -30,6 +30,8 @@ RunId = NewType("RunId", str)
 BootId = NewType("BootId", str)
 #: a message of a session, named by its sender or at random
 MessageId = NewType("MessageId", str)
+#: a call of a tool, named by its caller
+CallId = NewType("CallId", str)
 #: a FIFO that blocks its readers until something ends
 WaitFileName = NewType("WaitFileName", str)
 #: a secret: writing to the file of this name fires a wait

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from typing import Any, Final
 
@@ -11,10 +12,12 @@ from ctxfs.tools.tasks import HANDLE, handle_of
 from ctxfs.tools.tool import (
     WAKES,
     Concerns,
+    Does,
     Request,
     Tool,
     about,
     count,
+    done,
     flag,
     inputs,
     lines,
@@ -29,7 +32,16 @@ from ctxfs.tools.waiting import MESSAGE_ID, WAIT, WAITED, WAITS, send, wait_of
 from runtime.agents.messages import check_id
 from runtime.caller import INSIDERS, PARTIES
 from runtime.errors import DeniedError, MalformedError, MissingError
-from runtime.records.items import PRIORITIES, MessageStatus, Task, TaskStatus, Wait, WaitStatus
+from runtime.ids import MessageId
+from runtime.records.items import (
+    PRIORITIES,
+    Message,
+    MessageStatus,
+    Task,
+    TaskStatus,
+    Wait,
+    WaitStatus,
+)
 from runtime.records.lifecycle import Status
 from runtime.records.model import FAMILIES, LIVES, PROFILES, Agent, Outcome, Profile
 from runtime.records.modes import MODES
@@ -68,17 +80,23 @@ async def _spawn(request: Request) -> dict[str, Any]:
             request.paths.mkdir("agent", f"{name}.d")
     agent = request.agents.registry.named(name)
     assert agent is not None
+
+    def started() -> dict[str, Any] | None:
+        if agent.status is Status.NEW:
+            return None
+        if parent is None or not private:
+            return waking(request, {"agent_id": name})
+        task = request.agents.tasks.find(parent, name)
+        return waking(request, {"agent_id": name, "task_handle": handle_of(request, task)})
+
     try:
         await _configure(request, agent, parent)
-        await request.paths.write(f"agent/{name}.d/ctl", "start\n")
+        await request.paths.say(f"agent/{name}.d/ctl", "start", request.deciding(started))
     except BaseException:
         if agent.status is Status.NEW and request.agents.registry.get(agent.index) is agent:
             request.agents.removals.unmake(agent)
         raise
-    if parent is None or not private:
-        return waking(request, {"agent_id": name})
-    task = request.agents.tasks.find(parent, name)
-    return waking(request, {"agent_id": name, "task_handle": handle_of(request, task)})
+    return done(started)
 
 
 async def _configure(request: Request, agent: Agent, parent: Agent | None) -> None:
@@ -195,27 +213,49 @@ async def _report(request: Request) -> dict[str, Any]:
     if name:
         with about("id"):
             check_id(name)
-    message = messages.report(request.caller, agent, request.input["text"], name=name)
-    return {"message_id": message, "to": request.agents.registry.supervisor(agent)}
+    to = request.agents.registry.supervisor(agent)
+    given = MessageId(name or secrets.token_hex(8))
+
+    def reported() -> dict[str, Any]:
+        return {"message_id": given, "to": to}
+
+    with request.deciding(reported):
+        messages.report(
+            request.caller, agent, request.input["text"], name=given, again=bool(name)
+        )
+    return reported()
 
 
 async def _send(request: Request) -> dict[str, Any]:
-    message, wait = send(request, _receiver(request))
-    sent = {"message_id": message.name, "status": message.status.value}
-    return sent if wait is None else {**sent, "wait_id": wait.name}
+    return send(request, _receiver(request), _sent)
+
+
+def _sent(message: Message) -> dict[str, Any]:
+    return {"message_id": message.name, "status": message.status.value}
 
 
 async def _stop(request: Request) -> dict[str, Any]:
     agent = _asked(request)
+
+    def stopping() -> dict[str, Any] | None:
+        if agent.accepts_children or agent.status is Status.NEW:
+            return None
+        return {"agent_id": agent.name, "status": agent.status.value}
+
     verb = "kill" if request.input.get("kill") else "stop"
-    await request.paths.write(f"agent/{agent.name}.d/ctl", f"{verb}\n")
-    return {"agent_id": agent.name, "status": agent.status.value}
+    await request.paths.say(f"agent/{agent.name}.d/ctl", verb, request.deciding(stopping))
+    return done(stopping)
 
 
 async def _remove(request: Request) -> dict[str, Any]:
     agent = _asked(request)
-    request.paths.rmdir("agent", f"{agent.name}.d")
-    return {"agent_id": agent.name}
+
+    def removed() -> dict[str, Any] | None:
+        return {"agent_id": agent.name} if agent.removed else None
+
+    with request.deciding(removed):
+        request.paths.rmdir("agent", f"{agent.name}.d")
+    return done(removed)
 
 
 _STATUS: Final = words("its status", *(status.value for status in Status))
@@ -238,6 +278,7 @@ TOOLS: Final = (
         name="SpawnAgent",
         family="agent_creation",
         concerns=Concerns.PARENT,
+        does=Does.REACHES,
         description=(
             "Create another agent with its own context, and start it. Use it for work that "
             "needs a context of its own; for one command use ExecCommand. A private_child works "
@@ -285,6 +326,7 @@ TOOLS: Final = (
         name="AgentGet",
         family="core",
         concerns=Concerns.OTHERS,
+        does=Does.READS,
         description=(
             "Get what an agent is and what it does. Use it to see whether a child lives, how it "
             "ended, and how many messages wait for it (queue); for what it has written use "
@@ -332,6 +374,7 @@ TOOLS: Final = (
         name="AgentList",
         family="core",
         concerns=Concerns.OTHERS,
+        does=Does.READS,
         description=(
             "List the agents that you may see, with status, mode and supervisor. Use it to find "
             "an agent; for more about one use AgentGet, for your own children and commands that "
@@ -353,6 +396,7 @@ TOOLS: Final = (
         name="SendMessage",
         family="core",
         concerns=Concerns.OTHERS,
+        does=Does.REACHES,
         description=(
             "Send a message to an agent of mode turn or resident. Use it to ask or tell another "
             "agent something; to create one for a task use SpawnAgent, to write to a command "
@@ -384,6 +428,7 @@ TOOLS: Final = (
         name="Report",
         family="core",
         concerns=Concerns.OTHERS,
+        does=Does.ADDS,
         description=(
             "Tell your supervisor something while you go on working. Use it for progress, a "
             "finding or a question; for your final answer use ResultWrite. Your supervisor gets "
@@ -408,6 +453,7 @@ TOOLS: Final = (
         name="AgentStop",
         family="core",
         concerns=Concerns.OTHERS,
+        does=Does.DESTROYS | Does.REPEATS | Does.FREES,
         description=(
             "End an agent and everything it owns: SIGTERM, a grace period, SIGKILL. Use it for "
             "a child that you no longer need, also for a turn or resident child that is idle: "
@@ -428,6 +474,7 @@ TOOLS: Final = (
         name="AgentRemove",
         family="core",
         concerns=Concerns.OTHERS,
+        does=Does.DESTROYS | Does.REPEATS | Does.FREES,
         description=(
             "Remove an agent that has ended, with its ended descendants and its task handle. "
             "Use it when you have read what a child wrote and may create more: the name and the "

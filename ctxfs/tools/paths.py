@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 
 from ctxfs.disks import Disks
 from ctxfs.tree.nodes import Call, Node, OpenFile
@@ -37,6 +37,17 @@ class Paths:
     async def write(self, path: str, text: str) -> None:
         """``printf TEXT > PATH``."""
         async with self.staged(path, text) as opened:
+            await self._flush(opened)
+
+    async def say(
+        self, path: str, line: str, meanwhile: AbstractContextManager[None] | None = None
+    ) -> None:
+        """``echo LINE > PATH``, of a file that obeys each line at once: ``meanwhile`` it does."""
+        async with self._opened(path) as opened:
+            data = f"{line}\n".encode()
+            await opened.prepare(data)
+            with meanwhile or nullcontext():
+                opened.write(0, data)
             await self._flush(opened)
 
     @asynccontextmanager

@@ -6,14 +6,16 @@ import errno
 import functools
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
 from ctxfs.tools import agents, results, tasks, waiting, work
-from ctxfs.tools.tool import Concerns, Request, Schema, Tool, wanted
+from ctxfs.tools.tool import Concerns, Does, Request, Schema, Tool, wanted
 from ctxfs.tree.base import Base
 from ctxfs.tree.nodes import Node
+from runtime.agents.answers import digest
 from runtime.caller import OPERATORS, Caller
 from runtime.errors import (
     CtxError,
@@ -22,6 +24,7 @@ from runtime.errors import (
     MissingError,
     NoSpaceError,
 )
+from runtime.ids import CallId
 from runtime.records.model import Agent
 from runtime.texts.names import dump_json, escape, quote
 
@@ -67,11 +70,12 @@ def refusal(base: Base, caller: Caller, tool: Tool) -> str:
 
 
 async def call(
-    base: Base, root: Node, caller: Caller, name: str, given: Any
+    base: Base, root: Node, caller: Caller, name: str, given: Any, call_id: CallId | None = None
 ) -> dict[str, Any]:
     """What a tool answers, which walks the files from their root.
 
-    Raises what the files would, with the field that it is about.
+    A call with an id that is made again, and does more than to read, is carried out once and
+    answered the same. Raises what the files would, with the field that it is about.
 
     ``MissingError`` for an unknown tool, ``DeniedError`` for one that the caller has not
     got, ``MalformedError`` for what its schema does not take.
@@ -82,13 +86,20 @@ async def call(
         tool = BY_NAME.get(name)
         if tool is None:
             raise MissingError(f"unknown tool {quote(name)}; use {', '.join(BY_NAME)}")
-        request = _request(base, root, caller, tool, given)
-        if tool.waits is not None:
-            await tool.waits(request)
+        if call_id is not None and Does.READS not in tool.does:
+            answers = base.runtime.agents.answers
+            async with answers.turn(caller, call_id):
+                known = answers.find(caller, call_id, digest(name, given))
+                if known is not None:
+                    return known
+                request = _request(base, root, caller, tool, given)
+                output = await _handle_once(request, tool, call_id)
+        else:
             request = _request(base, root, caller, tool, given)
-        # a caller that hangs up cancels nothing that was begun
-        with trio.CancelScope(shield=True):
-            output = await tool.handler(request)
+            if tool.waits is not None:
+                await tool.waits(request)
+                request = _request(base, root, caller, tool, given)
+            output = await _handle(request, tool)
     except Exception as error:
         subject = request.subject if request is not None else None
         incarnation = caller.incarnation or (subject.incarnation if subject is not None else None)
@@ -104,6 +115,22 @@ async def call(
         raise told from error
     # who is answered finds in the files what the answer says
     await base.cache.settled(mark)
+    return output
+
+
+async def _handle_once(request: Request, tool: Tool, call_id: CallId) -> dict[str, Any]:
+    answers, call = request.agents.answers, digest(tool.name, request.input)
+    frees = Does.FREES in tool.does
+    with answers.giving(request.caller, call_id, call, frees=frees) as answer:
+        output = await _handle(replace(request, answer=answer), tool)
+        output = answers.settle(answer, output)
+    return output
+
+
+async def _handle(request: Request, tool: Tool) -> dict[str, Any]:
+    # a caller that hangs up cancels nothing that was begun
+    with trio.CancelScope(shield=True):
+        output = await tool.handler(request)
     return output
 
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
-from ctxfs.tools.tool import Concerns, Request, Tool, about, inputs, lines, listed, shape, text
+from ctxfs.tools.tool import (
+    Concerns,
+    Does,
+    Request,
+    Tool,
+    about,
+    inputs,
+    lines,
+    listed,
+    shape,
+    text,
+)
 from runtime.errors import TooLargeError
 from runtime.texts.names import dump_json
 
@@ -53,6 +64,7 @@ TOOLS: Final = (
         name="ResultWrite",
         family="core",
         concerns=Concerns.CALLER,
+        does=Does.DESTROYS | Does.REPEATS,
         description=(
             "Write your result, and the references that belong to it, for whoever gave you your "
             "task. Use it once the task is done, or earlier for what is done so far; for progress "

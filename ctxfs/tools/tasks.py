@@ -10,10 +10,12 @@ import trio
 from ctxfs.tools.tool import (
     WAKES,
     Concerns,
+    Does,
     Request,
     Tool,
     about,
     count,
+    done,
     first_free,
     flag,
     inputs,
@@ -27,7 +29,7 @@ from ctxfs.tools.waiting import MESSAGE_ID, WAITED, WAITS, send
 from runtime.agents.results import CHILD, COMMAND
 from runtime.errors import MalformedError, WrongStateError
 from runtime.records.items import Task, TaskStatus
-from runtime.texts.names import parse_env_line, quote, timestamp
+from runtime.texts.names import parse_duration, parse_env_line, quote, timestamp
 
 
 def handle_of(request: Request, task: Task) -> dict[str, Any]:
@@ -78,6 +80,13 @@ async def _exec(request: Request) -> dict[str, Any]:
         "accepts_input": str(int(given.get("accepts_input", False))),
         "work": given.get("work", ""),
     }
+
+    def queued() -> dict[str, Any] | None:
+        task = request.agents.tasks.find(agent, name)
+        if task.status is TaskStatus.MADE:
+            return None
+        return waking(request, {"task_handle": handle_of(request, task)})
+
     with about("task_id"), request.agents.journal.starting():
         request.paths.mkdir(f"agent/{agent.name}.d/task", name)
     try:
@@ -85,12 +94,11 @@ async def _exec(request: Request) -> dict[str, Any]:
             if value:
                 with about(field):
                     await request.paths.write(_path(request, name, field), value)
-        await request.paths.write(_path(request, name, "ctl"), "start\n")
+        await request.paths.say(_path(request, name, "ctl"), "start", request.deciding(queued))
     except BaseException:
         request.paths.rmdir(f"agent/{agent.name}.d/task", name)
         raise
-    task = request.agents.tasks.find(agent, name)
-    return waking(request, {"task_handle": handle_of(request, task)})
+    return done(queued)
 
 
 def _env_line(key: str, value: str) -> str:
@@ -111,10 +119,20 @@ async def _status(request: Request) -> dict[str, Any]:
     return _facts(request, _find(request))
 
 
+def _timeout(request: Request) -> float:
+    """In seconds; ``MalformedError``."""
+    timeout: float | str = request.input.get("timeout", math.inf)
+    if isinstance(timeout, str):
+        with about("timeout"):
+            return parse_duration(timeout)
+    return timeout
+
+
 async def _until_over(request: Request) -> None:
+    timeout = _timeout(request)
     if request.input.get("block"):
         task = _find(request)
-        with trio.move_on_after(request.input.get("timeout", math.inf)):
+        with trio.move_on_after(timeout):
             await request.agents.tasks.wait_over(task)
 
 
@@ -143,23 +161,26 @@ async def _input(request: Request) -> dict[str, Any]:
     given, task = request.input, _find(request)
     asked = next((key for key in ("wait", "id") if given.get(key)), "")
     if not asked:
+        request.begin()
         accepted = await request.paths.write_some(_path(request, task.name, "input"), given["text"])
         return {"task_id": task.name, "accepted": accepted}
     child = request.agents.tasks.child_of(task)
     if child is None:
         what = f"{quote(task.name)} is a command, which takes bytes, and answers no messages"
         raise MalformedError(f"{asked}: {what}: omit it")
-    message, wait = send(request, child)
-    accepted = len(given["text"].encode())
-    sent = {"task_id": task.name, "accepted": accepted, "message_id": message.name}
-    return sent if wait is None else {**sent, "wait_id": wait.name}
+    sent = {"task_id": task.name, "accepted": len(given["text"].encode())}
+    return send(request, child, lambda message: {**sent, "message_id": message.name})
 
 
 async def _stop(request: Request) -> dict[str, Any]:
     task = _find(request)
+
+    def stopping() -> dict[str, Any]:
+        return {"task_id": task.name, "status": request.agents.tasks.status(task)}
+
     verb = "kill" if request.input.get("kill") else "stop"
-    await request.paths.write(_path(request, task.name, "ctl"), f"{verb}\n")
-    return {"task_id": task.name, "status": request.agents.tasks.status(task)}
+    await request.paths.say(_path(request, task.name, "ctl"), verb, request.deciding(stopping))
+    return stopping()
 
 
 async def _remove(request: Request) -> dict[str, Any]:
@@ -169,8 +190,10 @@ async def _remove(request: Request) -> dict[str, Any]:
         raise WrongStateError(
             f"{quote(task.name)} is the handle of an agent: remove the agent (AgentRemove)"
         )
-    request.paths.rmdir(f"agent/{request.agent.name}.d/task", task.name)
-    return {"task_id": task.name}
+    removed = {"task_id": task.name}
+    with request.deciding(lambda: removed):
+        request.paths.rmdir(f"agent/{request.agent.name}.d/task", task.name)
+    return removed
 
 
 _ID: Final = text("the task's id")
@@ -209,6 +232,7 @@ TOOLS: Final = (
         name="ExecCommand",
         family=_FAMILY,
         concerns=Concerns.CALLER,
+        does=Does.DESTROYS | Does.REACHES,
         description=(
             "Run a command with sh -c beside your program, in your view and with your "
             "authority, without waiting for it. Use it for what takes long or should continue "
@@ -241,6 +265,7 @@ TOOLS: Final = (
         name="TaskList",
         family=_FAMILY,
         concerns=Concerns.CALLER,
+        does=Does.READS,
         description=(
             "List your tasks that have not ended: commands, and handles of children. Use it to "
             "see what you still wait for; for one of them use TaskStatus, for its output "
@@ -255,6 +280,7 @@ TOOLS: Final = (
         name="TaskStatus",
         family=_FAMILY,
         concerns=Concerns.CALLER,
+        does=Does.READS,
         description=(
             "Get the status of one task, whether it has ended or not. Use it for status and "
             "times only; TaskOutput has the status and the output, WaitFor waits without asking "
@@ -269,6 +295,7 @@ TOOLS: Final = (
         name="TaskOutput",
         family=_FAMILY,
         concerns=Concerns.CALLER,
+        does=Does.READS,
         description=(
             "Get head and tail of the output of a task, and the path of all of it. Use it to read "
             "what a command wrote, and what a child did: the end of its output until it replies, "
@@ -284,9 +311,12 @@ TOOLS: Final = (
             {
                 "block": flag("wait for the end of the task"),
                 "timeout": {
-                    "type": "number",
+                    "type": ["number", "string"],
                     "minimum": 0,
-                    "description": "seconds that block waits at most; no limit by default",
+                    "description": (
+                        "how long block waits at most: seconds such as 10, or a duration such as "
+                        '"10s" or "5m"; no limit by default'
+                    ),
                 },
             },
         ),
@@ -315,6 +345,7 @@ TOOLS: Final = (
         name="TaskInput",
         family=_FAMILY,
         concerns=Concerns.CALLER,
+        does=Does.DESTROYS | Does.REACHES,
         description=(
             "Write to the standard input of a running command that accepts it, or send a child "
             "a message. Use it for commands started with accepts_input; to a child, SendMessage "
@@ -338,6 +369,7 @@ TOOLS: Final = (
         name="TaskStop",
         family=_FAMILY,
         concerns=Concerns.CALLER,
+        does=Does.DESTROYS | Does.REPEATS | Does.FREES,
         description=(
             "End a task: SIGTERM, a grace period, SIGKILL; for a handle, the child. Use it for "
             "a command that you no longer need; for an agent that is not your child use "
@@ -352,6 +384,7 @@ TOOLS: Final = (
         name="TaskRemove",
         family=_FAMILY,
         concerns=Concerns.CALLER,
+        does=Does.DESTROYS | Does.REPEATS | Does.FREES,
         description=(
             "Remove a command that has ended, and its output. Use it when you have read the "
             "output and will run more: the number of tasks is limited. A running one is refused: "

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum, Flag, auto
 from typing import Any, Final
 
 from ctxfs.tools.paths import Paths
@@ -14,7 +14,7 @@ from ctxfs.tree.nodes import Call, Node
 from runtime.agents.parts import Agents
 from runtime.caller import Caller
 from runtime.errors import CtxError, MalformedError, QuotaError, WrongStateError
-from runtime.records.change import Change
+from runtime.records.change import Answer, Change
 from runtime.records.model import Agent
 from runtime.texts.names import dump_json, quote
 
@@ -32,15 +32,40 @@ class Concerns(Enum):
     OTHERS = auto()
 
 
+class Does(Flag):
+    """What a call may do, for who decides whether to make it, or to make it again."""
+
+    #: nothing more than to add
+    ADDS = 0
+    #: nothing: it only looks
+    READS = auto()
+    #: end, overwrite or remove something
+    DESTROYS = auto()
+    #: the same again has no further effect
+    REPEATS = auto()
+    #: reach what is outside of the agents: a program may do anything
+    REACHES = auto()
+    #: make room: it is not refused for want of that
+    FREES = auto()
+
+
+#: says what a call answers; None while that is not decided
+Make = Callable[[], dict[str, Any] | None]
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One call. ``subject`` is the agent that it concerns; not of tools that concern others."""
+    """One call. ``subject`` is the agent that it concerns; not of tools that concern others.
+
+    ``answer`` is kept for a call with an id.
+    """
 
     base: Base
     root: Node
     caller: Caller
     subject: Agent | None
     input: dict[str, Any]
+    answer: Answer | None = None
 
     @property
     def agents(self) -> Agents:
@@ -61,10 +86,24 @@ class Request:
         return agent
 
     @contextmanager
-    def changing(self) -> Iterator[Change]:
-        """A change of the caller's, committed once all of it is said."""
-        with self.agents.journal.acting(self.caller), self.agents.journal.changing() as change:
+    def changing(self, make: Make) -> Iterator[Change]:
+        """A change of the caller's, committed once all of it is said, with what ``make`` says
+        then that the call answers."""
+        journal = self.agents.journal
+        with journal.acting(self.caller), self.deciding(make), journal.changing() as change:
             yield change
+
+    def deciding(self, make: Make) -> AbstractContextManager[None]:
+        """The call is decided by what is changed meanwhile. Not to be awaited in."""
+        if self.answer is None:
+            return nullcontext()
+        self.answer.make = make
+        return self.agents.journal.answering(self.answer)
+
+    def begin(self) -> None:
+        """What the call does next can be in no transaction: it is not done twice."""
+        if self.answer is not None:
+            self.agents.answers.begin(self.answer)
 
     @property
     def call(self) -> Call:
@@ -86,12 +125,13 @@ Handler = Callable[[Request], Awaitable[dict[str, Any]]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
     """One tool. ``description`` says to a model when to use it and when another; ``example`` is
-    an input. ``waits`` is awaited before ``handler``, for however long it takes; then the caller
-    is looked at again."""
+    an input. ``does`` is what a call may do. ``waits`` is awaited before ``handler``, for however
+    long it takes; then the caller is looked at again."""
 
     name: str
     family: str
     concerns: Concerns
+    does: Does
     description: str
     example: dict[str, Any]
     schema: Schema
@@ -184,6 +224,13 @@ def about(field: str) -> Iterator[None]:
         raise
     except CtxError as error:
         raise type(error)(f"{field}: {error.sentence}") from None
+
+
+def done(make: Make) -> dict[str, Any]:
+    """The answer of a call that is decided."""
+    answer = make()
+    assert answer is not None
+    return answer
 
 
 def lines(value: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from ctxfs.tools.tool import (
     WAKES,
     Concerns,
+    Does,
     Request,
     Tool,
     about,
@@ -64,7 +66,14 @@ async def _wait_for(request: Request) -> dict[str, Any]:
     line = _line(given)
     known = {wait.name for wait in request.agents.items.of(agent.index, Wait)}
     name = given.get("id") or first_free("wait", known.__contains__)
-    with request.changing() as change:
+
+    def armed() -> dict[str, Any]:
+        view = wait_of(request, wait)
+        if given["wake"] == "external":
+            view["token"] = request.path(f"trigger/{wait.token}")
+        return waking(request, view)
+
+    with request.changing(armed) as change:
         with about("id"):
             wait = waiting.add(change, agent, name)
         for field in ("work", "deadline"):
@@ -73,31 +82,38 @@ async def _wait_for(request: Request) -> dict[str, Any]:
                     waiting.update(change, agent, wait, field, given[field])
         with about("resource" if "resource" in given else "wake"):
             waiting.begin(change, request.caller, agent, wait, line)
-    view = wait_of(request, wait)
-    if given["wake"] == "external":
-        view["token"] = request.path(f"trigger/{wait.token}")
-    return waking(request, view)
+    return armed()
 
 
-def send(request: Request, to: Agent) -> tuple[Message, Wait | None]:
-    """The message that a call's input describes, as ``send`` on the agent's socket sends it; with
-    ``wait`` also a wait of the calling agent for its end, in the same change.
+def send(
+    request: Request, to: Agent, shown: Callable[[Message], dict[str, Any]]
+) -> dict[str, Any]:
+    """Sends the message that a call's input describes, as ``send`` on the agent's socket does; with
+    ``wait`` also makes a wait of the calling agent for its end, in the same change. What is
+    ``shown`` of the message is answered, and the id of the wait.
 
     An ``id`` that is said again gets what it got before, of which nothing changes.
     """
     given, messages = request.input, request.agents.messages
     name, waits = given.get("id", ""), given.get("wait", False)
-    message, wait = None, None
+    message: Message | None = None
+    wait: Wait | None = None
+
+    def sent() -> dict[str, Any]:
+        assert message is not None
+        answer = shown(message)
+        return answer if wait is None else {**answer, "wait_id": wait.name}
+
     if name:
         with about("id"):
             message = messages.meant(request.caller, to, check_id(name))
     if message is not None and message.asked == request.caller.key:
         wait = _wait_before(request, to, message) if waits else None
         if wait is not None or not waits:
-            return message, wait
+            return sent()
     else:
         message = None
-    with request.changing() as change:
+    with request.changing(sent) as change:
         if message is None:
             message = messages.send_in(
                 change,
@@ -111,7 +127,7 @@ def send(request: Request, to: Agent) -> tuple[Message, Wait | None]:
         if waits:
             wait = _wait_for_reply(request, change, to, message)
     crashpoints.reach("message.queued")
-    return message, wait
+    return sent()
 
 
 def _wait_before(request: Request, child: Agent, message: Message) -> Wait | None:
@@ -151,8 +167,13 @@ async def _cancel(request: Request) -> dict[str, Any]:
     agent, waiting = request.agent, request.agents.waiting
     with about("wait_id"):
         wait = waiting.find(agent, request.input["wait_id"])
-        request.paths.rmdir(f"agent/{agent.name}.d/waiting", wait.name)
-    return {"wait_id": wait.name, "status": wait.status.value}
+
+        def cancelled() -> dict[str, Any]:
+            return {"wait_id": wait.name, "status": wait.status.value}
+
+        with request.deciding(cancelled):
+            request.paths.rmdir(f"agent/{agent.name}.d/waiting", wait.name)
+    return cancelled()
 
 
 _ID: Final = text("the wait's id")
@@ -181,6 +202,7 @@ TOOLS: Final = (
         name="WaitFor",
         family="core",
         concerns=Concerns.CALLER,
+        does=Does.ADDS,
         description=(
             "Wait for something without running. Use this instead of polling: arm it, then end "
             "your run. A message wakes you when it happens, or at once if it has already "
@@ -219,6 +241,7 @@ TOOLS: Final = (
         name="WaitCancel",
         family="core",
         concerns=Concerns.CALLER,
+        does=Does.DESTROYS | Does.REPEATS | Does.FREES,
         description=(
             "Remove a wait in any status; an armed wait is cancelled. Use it when you no "
             "longer need to know, and to make room for more waits. It does not end what you "

@@ -9,6 +9,7 @@ import trio
 
 from ctxfs.tools.tool import (
     Concerns,
+    Does,
     Request,
     Schema,
     Tool,
@@ -67,7 +68,7 @@ async def _create(request: Request) -> dict[str, Any]:
     agent, work = request.live_agent, request.agents.work
     known = {item.name for item in request.agents.items.of(agent.index, Work)}
     name = request.input.get("id") or first_free("work", known.__contains__)
-    with request.changing() as change:
+    with request.changing(lambda: _view(request, item)) as change:
         with about("id"):
             item = work.add(change, agent, name)
         _set(request, change, agent, item)
@@ -84,7 +85,7 @@ def _find(request: Request) -> Work:
 
 async def _update(request: Request) -> dict[str, Any]:
     agent, item = request.live_agent, _find(request)
-    with request.changing() as change:
+    with request.changing(lambda: _view(request, item)) as change:
         with about("id"):
             request.agents.work.check_open(item)
         _set(request, change, agent, item)
@@ -107,8 +108,8 @@ async def _list(request: Request) -> dict[str, Any]:
 
 async def _focus(request: Request) -> dict[str, Any]:
     agent = request.live_agent
-    with about("id"):
-        request.agents.work.focus(agent, request.input["id"] or "")
+    with about("id"), request.changing(lambda: {"focus": agent.focus}) as change:
+        request.agents.work.turn_to(change, agent, request.input["id"] or "")
     return {"focus": agent.focus}
 
 
@@ -138,6 +139,7 @@ TOOLS: Final = (
         name="WorkCreate",
         family="core",
         concerns=Concerns.CALLER,
+        does=Does.ADDS,
         description=(
             "Create a work item: something that you have to achieve. Use it to keep an "
             "objective and its plan beyond this run; to have something done by a program use "
@@ -164,6 +166,7 @@ TOOLS: Final = (
         name="WorkUpdate",
         family="core",
         concerns=Concerns.CALLER,
+        does=Does.DESTROYS | Does.REPEATS,
         description=(
             "Change a work item that has not ended: all given values, or none. Use it to record "
             "progress in plan, and to say that it is done. To turn to another item use "
@@ -188,6 +191,7 @@ TOOLS: Final = (
         name="WorkList",
         family="core",
         concerns=Concerns.CALLER,
+        does=Does.READS,
         description=(
             "List the work items that have not ended, and the one that has the focus. Use it at "
             "the start of a run to see what you were working on; for commands and children use "
@@ -202,6 +206,7 @@ TOOLS: Final = (
         name="WorkFocus",
         family="core",
         concerns=Concerns.CALLER,
+        does=Does.REPEATS,
         description=(
             "Give a work item the focus: it becomes active, and the previous one open. Use it "
             "when you turn to another item; WorkUpdate changes what an item says. Null removes "

@@ -320,8 +320,10 @@ class Messages:
             asked=asked,
         )
 
-    def report(self, caller: Caller, agent: Agent, text: str, *, name: str = "") -> MessageId:
-        """Tells an agent's supervisor, in the agent's name; an id that is said again is not
+    def report(
+        self, caller: Caller, agent: Agent, text: str, *, name: str = "", again: bool = True
+    ) -> MessageId:
+        """Tells an agent's supervisor, in the agent's name; an id that may be said ``again`` is not
         reported again. What nobody receives is an event all the same.
 
         ``DeniedError``, ``UnsupportedError`` for a supervisor of mode ``once``,
@@ -331,24 +333,25 @@ class Messages:
         REPORTING.check(Act.SEND, what, self._around, caller, roles, agent, agent)
         supervisor = self._registry.supervisor_of(agent)
         wanted = check_id(name) if name else None
+        again = again and wanted is not None
         if supervisor is not None:
-            if wanted is not None:
+            if again and wanted is not None:
                 known = self.find(supervisor, wanted, caller.key)
                 if known is not None:
                     return known.name
-            asked = caller.key if name else ""
+            asked = caller.key if again else ""
             with self._journal.acting(caller), self._journal.changing() as change:
                 message = self._report(
                     change, caller, agent, supervisor, text, name=name, asked=asked
                 )
             crashpoints.reach("report.queued")
             return message.name
-        if wanted is not None and self._reports.knows(agent, wanted):
+        if again and wanted is not None and self._reports.knows(agent, wanted):
             return wanted
         check_report(text)
         given = wanted or MessageId(secrets.token_hex(8))
         with self._journal.acting(caller), self._journal.changing() as change:
-            self._reports.add(change, caller, agent, text, name=given, keep_id=bool(name))
+            self._reports.add(change, caller, agent, text, name=given, keep_id=again)
         crashpoints.reach("report.queued")
         return given
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import trio
 
+from runtime.agents.answers import Answers
 from runtime.agents.births import Births
 from runtime.agents.ends import Ends
 from runtime.agents.messages import Messages
@@ -66,6 +67,7 @@ class Agents:
     ends: Ends
     removals: Removals
     births: Births
+    answers: Answers
 
     async def run(self) -> None:
         """Runs what goes on beside requests."""
@@ -73,6 +75,7 @@ class Agents:
             for each in (self.journal, self.wait_files, self.trash, self.disk, self.waiting):
                 nursery.start_soon(each.run)
             nursery.start_soon(self.removals.run)
+            nursery.start_soon(self.answers.run)
 
 
 def open_agents(
@@ -171,6 +174,14 @@ def open_agents(
         ends=ends,
         removals=removals,
     )
+    answers = Answers(
+        store=store,
+        registry=registry,
+        journal=journal,
+        identity=identity,
+        accounts=accounts,
+        disk=disk,
+    )
     return Agents(
         settings=settings,
         privilege=privilege,
@@ -193,4 +204,5 @@ def open_agents(
         ends=ends,
         removals=removals,
         births=births,
+        answers=answers,
     )

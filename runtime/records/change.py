@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
-from runtime.ids import AgentIndex, SessionIndex
+from runtime.ids import AgentIndex, CallId, SessionIndex
 from runtime.records.items import Item, Task, Wait
 from runtime.records.lifecycle import AGENT_MOVES, Cue, Effect, Status
 from runtime.records.model import Agent
@@ -19,6 +20,25 @@ EVENTS: Final = "events.jsonl"
 RUNTIME: Final = "runtime"
 #: of a wait: what it waits for, and what it holds up
 WAIT_KEYS: Final = {"on", "work"}
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """What one call answers, stored with what the call changes.
+
+    ``make`` says it when a change holds; None while a later change decides it. ``call`` tells
+    calls apart, ``name`` is the id that its caller gave it.
+    """
+
+    caller: str
+    name: CallId
+    call: str
+    make: Callable[[], dict[str, Any] | None] = lambda: None
+    #: None until it is stored, and its bytes there
+    size: int = 0
+    output: dict[str, Any] | None = None
+    #: it is stored that the call has begun
+    begun: bool = False
 
 
 class Subscriber:
@@ -86,6 +106,8 @@ class Change:
         self.handles: list[tuple[Task, Agent]] = []
         #: files of sessions that were written beside the store
         self.touched: list[tuple[SessionIndex, str]] = []
+        #: of the call that it is made for
+        self.answer: Answer | None = None
         #: what its moves call for, in their order
         self.effects: list[tuple[Agent, Effect]] = []
 

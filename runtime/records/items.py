@@ -496,15 +496,17 @@ class Items:
         self._armed: dict[tuple[AgentIndex, str, str], dict[ItemIndex, Wait]] = {}
         self._armed_by: dict[ItemIndex, list[tuple[AgentIndex, str, str]]] = {}
 
-    def add(self, item: Item) -> None:
+    def add(self, item: Item) -> Item | None:
+        """The one whose name it takes, if there is any."""
         self._by_index[item.index] = item
         if isinstance(item, Wait):
             self._by_token[item.token] = item
             self._note_wait(item)
         known = self._of.setdefault((item.agent, item.kind), {})
         # one that takes the name of another is younger than all
-        known.pop(item.key, None)
+        replaced = known.pop(item.key, None)
         known[item.key] = item
+        return replaced
 
     def drop(self, item: Item) -> None:
         self._forget(item)

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,9 +22,9 @@ from runtime.caller import Caller
 from runtime.errors import KernelError, NoSpaceError
 from runtime.ids import AgentIndex, SessionIndex
 from runtime.kernel import linux
-from runtime.records.change import EVENTS, RUNTIME, Change, Subscriber
+from runtime.records.change import EVENTS, RUNTIME, Answer, Change, Subscriber
 from runtime.records.history import History
-from runtime.records.items import Items
+from runtime.records.items import Item, Items
 from runtime.records.lifecycle import AFTERWARDS, BEFOREHAND, Effect
 from runtime.records.model import Agent, Session
 from runtime.records.registry import Registry
@@ -67,6 +67,8 @@ class Journal:
         self.made_to_start = False
         #: what of that is still to be told
         self._order: tuple[SessionIndex, str, dict[str, str]] | None = None
+        #: of the call that is being decided
+        self._answer: Answer | None = None
         self._undelivered: list[Pending] = store.undelivered()
         #: files to which a write failed
         self._cut: set[str] = set()
@@ -140,9 +142,10 @@ class Journal:
             for agent, values in change.agents.values():
                 self._registry.change(agent, values)
             for item, values in change.items.values():
-                for name, value in values.items():
-                    setattr(item, name, value)
+                _set(item, values)
                 self._items.note(item)
+            if change.answer is not None and change.answer.output is None:
+                change.answer.output = change.answer.make()
             self._have_done(change)
             for agent, values in change.agents.values():
                 self.tell_agent(agent.index, values)
@@ -213,6 +216,19 @@ class Journal:
         finally:
             self.made_to_start = False
 
+    @contextlib.contextmanager
+    def answering(self, answer: Answer) -> Iterator[None]:
+        """What is committed meanwhile decides a call: the first change of which ``answer`` can
+        say what the call answers is stored with that.
+
+        Not to be awaited in: others change things then.
+        """
+        before, self._answer = self._answer, answer
+        try:
+            yield
+        finally:
+            self._answer = before
+
     @property
     def actor(self) -> str:
         """Who acts now, as in ``by`` of events."""
@@ -228,6 +244,8 @@ class Journal:
         return f"agent:{agent.name}" + (f" run:{agent.run}" if agent.run else "")
 
     def _attribute(self, change: Change) -> None:
+        if self._answer is not None and self._answer.output is None:
+            change.answer = self._answer
         by = self.actor
         if self._order is not None:
             session, name, what = self._order
@@ -248,10 +266,9 @@ class Journal:
         posted: list[Pending] = []
         merged = {agent.index: (agent, values) for agent, values in change.agents.values()}
         sessions: dict[SessionIndex, Session] = {}
-        before: dict[SessionIndex, dict[str, Any]] = {}
         now = time.time()
         when = timestamp(now)
-        try:
+        with contextlib.ExitStack() as undoing:
             with self._store.transaction():
                 for name, owner in change.claims:
                     self._store.claim_name(name, owner)
@@ -270,10 +287,9 @@ class Journal:
                 for index in (*change.sessions, *(line[0] for line in change.lines)):
                     if index not in sessions:
                         sessions[index] = self._sessions.load(index)
-                        before[index] = sessions[index].dump()
+                        undoing.callback(_set, sessions[index], sessions[index].dump())
                 for index, values in change.sessions.items():
-                    for name, value in values.items():
-                        setattr(sessions[index], name, value)
+                    _set(sessions[index], values)
                 for (index, file), some in itertools.groupby(change.lines, lambda line: line[:2]):
                     session, fields = sessions[index], [line[2] for line in some]
                     lines = self._number(session, file, fields, when)
@@ -282,14 +298,21 @@ class Journal:
                 for index, session in sessions.items():
                     session.updated = now
                     self._store.put_session(session, change.sessions.get(index, ()))
-        except BaseException:
-            for index, values in before.items():
-                for name, value in values.items():
-                    setattr(sessions[index], name, value)
-            raise
-        for agent, values in merged.values():
-            self._registry.change(agent, values)
-        self._apply_items(change, now)
+                # so that what a call answers is said of what will hold
+                for agent, values in merged.values():
+                    was = {name: getattr(agent, name) for name in values}
+                    undoing.callback(self._registry.change, agent, was)
+                    self._registry.change(agent, values)
+                self._apply_items(change, now, undoing)
+                if change.answer is not None:
+                    self._store_answer(change.answer, now, undoing)
+            undoing.pop_all()
+        dropped = set(map(id, change.dropped_items))
+        for item in (*change.made_items, *(item for item, _ in change.items.values())):
+            if id(item) not in dropped:
+                item.keep(self._store.read_text)
+        for item in change.dropped_items:
+            self._items.drop(item)
         crashpoints.reach("write.committed")
         self._have_done(change)
         self._undelivered += posted
@@ -331,20 +354,34 @@ class Journal:
         for item in change.dropped_items:
             self._store.delete_item(item.index)
 
-    def _apply_items(self, change: Change, now: float) -> None:
+    def _apply_items(
+        self, change: Change, now: float, undoing: contextlib.ExitStack
+    ) -> None:
+        """In memory, what is made and changed."""
         for item in change.made_items:
-            self._items.add(item)
+            undoing.callback(self._take_back, item, self._items.add(item))
         for item, values in change.items.values():
+            undoing.callback(self._items.note, item)
+            before = {name: item.raw(name) for name in values}
+            undoing.callback(_set, item, {"updated": item.updated, **before})
             item.updated = now
-            for name, value in values.items():
-                setattr(item, name, value)
+            _set(item, values)
             self._items.note(item)
-        dropped = set(map(id, change.dropped_items))
-        for item in (*change.made_items, *(item for item, _ in change.items.values())):
-            if id(item) not in dropped:
-                item.keep(self._store.read_text)
-        for item in change.dropped_items:
-            self._items.drop(item)
+
+    def _take_back(self, item: Item, replaced: Item | None) -> None:
+        self._items.drop(item)
+        if replaced is not None:
+            self._items.add(replaced)
+
+    def _store_answer(self, answer: Answer, now: float, undoing: contextlib.ExitStack) -> None:
+        """Inside the transaction, if it is known by now."""
+        if answer.output is None:
+            undoing.callback(setattr, answer, "output", None)
+            answer.output = answer.make()
+        if answer.output is not None or answer.begun:
+            answer.size = self._store.put_answer(
+                answer.caller, answer.name, answer.call, now, answer.output
+            )
 
     # telling
 
@@ -521,3 +558,8 @@ class Journal:
             await self._history.synced()
             self._note_synced(appended)
             await trio.to_thread.run_sync(self._store.sync)
+
+
+def _set(record: Any, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        setattr(record, name, value)

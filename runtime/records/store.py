@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from runtime.errors import NoSpaceError, StartupError
-from runtime.ids import AgentIndex, Incarnation, ItemIndex, SessionIndex
+from runtime.ids import AgentIndex, CallId, Incarnation, ItemIndex, SessionIndex
 from runtime.records.items import KINDS, LONG_ABOVE, Item, LongText
 from runtime.records.model import Agent, Session
 from runtime.texts.names import dump_json
@@ -74,9 +74,24 @@ CREATE TABLE texts (
 _HELD: Final = """
 CREATE TABLE held (session INTEGER PRIMARY KEY, lines TEXT NOT NULL);
 """
+#: what calls with an id answered, by who made them; an empty answer is of one that has begun
+_ANSWERS: Final = """
+CREATE TABLE answers (
+    idx INTEGER PRIMARY KEY AUTOINCREMENT,
+    caller TEXT NOT NULL,
+    id TEXT NOT NULL,
+    call TEXT NOT NULL,
+    made REAL NOT NULL,
+    answer TEXT NOT NULL,
+    UNIQUE (caller, id)
+);
+CREATE INDEX answers_made ON answers (made);
+"""
 #: fields that have columns of their own, which are in indices: pages that a commit writes as well
 _AGENT_COLUMNS: Final = frozenset({"parent_session", "channel", "removed"})
 _SESSION_COLUMNS: Final = frozenset({"owner", "removed"})
+#: bytes of an answer, in SQL
+_ANSWER_SIZE: Final = "LENGTH(CAST(answer AS BLOB))"
 _LONG: Final = frozenset(name for cls in KINDS.values() for name in cls.long)
 
 
@@ -148,6 +163,10 @@ class Store:
     def _add_held(self) -> None:
         """Before, every session had a file of its events, and an agent's row all its fields."""
         self._create(_HELD)
+
+    def _add_answers(self) -> None:
+        """Before, a call that was said again was made again."""
+        self._create(_ANSWERS)
 
     def _create(self, statements: str) -> None:
         for statement in statements.split(";"):
@@ -496,6 +515,68 @@ class Store:
         rows = self._db.execute("SELECT DISTINCT owner FROM sessions ORDER BY owner")
         return [owner for (owner,) in rows]
 
+    # answers
+
+    def put_answer(
+        self, caller: str, name: CallId, call: str, made: float, output: dict[str, Any] | None
+    ) -> int:
+        """What a call answers; None for one of which that is not known yet. Returns its bytes."""
+        text = _dump(output) if output is not None else ""
+        self._db.execute(
+            "REPLACE INTO answers (caller, id, call, made, answer) VALUES (?,?,?,?,?)",
+            (caller, name, call, made, text),
+        )
+        return len(text.encode())
+
+    def find_answer(
+        self, caller: str, name: CallId
+    ) -> tuple[str, float, dict[str, Any] | None] | None:
+        """Which call it was, when, and what it answered."""
+        row = self._db.execute(
+            "SELECT call, made, answer FROM answers WHERE caller=? AND id=?", (caller, name)
+        ).fetchone()
+        if row is None:
+            return None
+        call, made, text = row
+        return call, made, json.loads(text) if text else None
+
+    def answers_by_caller(self) -> dict[str, tuple[int, int]]:
+        """How many answers are kept for each, and their bytes."""
+        rows = self._db.execute(
+            f"SELECT caller, COUNT(*), SUM({_ANSWER_SIZE}) FROM answers GROUP BY caller"
+        )
+        return {caller: (count, size) for caller, count, size in rows}
+
+    def drop_answer(self, caller: str, name: CallId) -> tuple[int, int]:
+        """One of them; as ``drop_answers``."""
+        rows = self._db.execute(
+            f"DELETE FROM answers WHERE caller=? AND id=? RETURNING {_ANSWER_SIZE}", (caller, name)
+        ).fetchall()
+        return len(rows), sum(size for (size,) in rows)
+
+    def drop_answers(self, caller: str, most: int = -1) -> tuple[int, int]:
+        """The oldest of a caller; how many that were, and their bytes. All by default."""
+        rows = self._db.execute(
+            "DELETE FROM answers WHERE idx IN "
+            "(SELECT idx FROM answers WHERE caller=? ORDER BY idx LIMIT ?) "
+            f"RETURNING {_ANSWER_SIZE}",
+            (caller, most),
+        ).fetchall()
+        return len(rows), sum(size for (size,) in rows)
+
+    def drop_answers_before(self, made: float, most: int) -> dict[str, tuple[int, int]]:
+        """Some of those that are older; how many of whom, and their bytes."""
+        rows = self._db.execute(
+            "DELETE FROM answers WHERE idx IN (SELECT idx FROM answers WHERE made<? LIMIT ?) "
+            f"RETURNING caller, {_ANSWER_SIZE}",
+            (made, most),
+        ).fetchall()
+        found: dict[str, tuple[int, int]] = {}
+        for caller, size in rows:
+            count, total = found.get(caller, (0, 0))
+            found[caller] = count + 1, total + size
+        return found
+
     # outbox
 
     def post(self, path: str, line: str) -> Pending:
@@ -532,4 +613,5 @@ _STEPS: Final[tuple[Callable[[Store], None], ...]] = (
     Store._add_items,
     Store._take_texts_out,
     Store._add_held,
+    Store._add_answers,
 )

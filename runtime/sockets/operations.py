@@ -6,10 +6,14 @@ raises to the peer.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+import trio
+
+from runtime.agents.answers import check_call_id
 from runtime.agents.messages import SENDING, check_id
 from runtime.agents.parts import Agents
 from runtime.authority.guard import AnyGuard, Facts, Guard, Unless
@@ -29,7 +33,7 @@ from runtime.errors import (
     NotRunningError,
     WrongStateError,
 )
-from runtime.ids import MessageId
+from runtime.ids import CallId, MessageId
 from runtime.life.streams import Stream, Streams
 from runtime.records.items import REPORTED, Message, MessageStatus
 from runtime.records.model import Agent
@@ -41,10 +45,41 @@ from runtime.texts.names import quote
 #: characters of a reply in one frame
 _DELTA_MAX: Final = 16 << 10
 
-#: what a tool of this name answers to a caller's input
-ToolCall = Callable[[Caller, str, Any], Awaitable[dict[str, Any]]]
+#: what a tool of this name answers to a caller's input; with an id, once
+ToolCall = Callable[[Caller, str, Any, CallId | None], Awaitable[dict[str, Any]]]
 #: what was refused lately to a caller's agents, or about them; with an agent, to it and about it
 Refusals = Callable[[Caller, Agent | None], list[dict[str, Any]]]
+
+
+class Calls:
+    """The calls of tools with an id that are not answered yet."""
+
+    def __init__(self) -> None:
+        self._pending: dict[tuple[str, str], list[trio.CancelScope]] = {}
+
+    @contextmanager
+    def pending(self, caller: Caller, name: CallId | None) -> Iterator[trio.CancelScope]:
+        """While a call is pending; the scope is that of whoever waits for it."""
+        with trio.CancelScope() as scope:
+            if name is None:
+                yield scope
+                return
+            scopes = self._pending.setdefault((caller.key, name), [])
+            scopes.append(scope)
+            try:
+                yield scope
+            finally:
+                scopes.remove(scope)
+                if not scopes:
+                    del self._pending[caller.key, name]
+
+    def has(self, caller: Caller, name: Any) -> bool:
+        return isinstance(name, str) and (caller.key, name) in self._pending
+
+    def cancel(self, caller: Caller, name: str) -> None:
+        """Nobody is answered; what the call has begun goes on."""
+        for scope in self._pending.get((caller.key, name), ()):
+            scope.cancel()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +92,7 @@ class Services:
     status: Callable[[], dict[str, str]]
     call_tool: ToolCall
     refusals: Refusals
+    calls: Calls = field(default_factory=Calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +138,8 @@ Handler = Callable[[Request], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What guards look at: a request, and whether the message that it means is the caller's
-    own, which was asked for before."""
+    """What guards look at: a request, and whether the message or call that it means is the
+    caller's own, which was asked for before."""
 
     request: Request
     own: bool
@@ -112,7 +148,8 @@ class Asked:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """One row of the protocol. An operation that ``stays`` answers later, others at once. The
-    ``id`` of a request ``of_message`` names a message, which its sender may ask about."""
+    ``id`` of a request ``of_message`` names a message, or a call that is pending, which its
+    sender may ask about."""
 
     name: str
     guard: Guard[Asked]
@@ -133,12 +170,28 @@ async def _tool(request: Request) -> None:
     name = request.fields.get("name")
     if not isinstance(name, str):
         raise MalformedError("name: write the name of a tool")
-    call_tool = request.services.call_tool
-    output = await call_tool(request.caller, name, request.fields.get("input", {}))
+    call_id, services = _call_id(request), request.services
+    output: dict[str, Any] | None = None
+    with services.calls.pending(request.caller, call_id) as scope:
+        output = await services.call_tool(
+            request.caller, name, request.fields.get("input", {}), call_id
+        )
+    if output is None or scope.cancel_called:
+        return  # nobody waits for the answer
     frame = {"type": "tool", "output": output}
-    if isinstance(request.fields.get("id"), str):
-        frame["id"] = request.fields["id"]
+    if call_id is not None:
+        frame["id"] = call_id
     await request.answer(frame)
+
+
+def _call_id(request: Request) -> CallId | None:
+    """The id of a call, if it has one; ``MalformedError``."""
+    name = request.fields.get("id")
+    if name is None:
+        return None
+    if not isinstance(name, str):
+        raise MalformedError("id: write a string that names this call")
+    return check_call_id(name)
 
 
 async def _explain(request: Request, agent: Agent) -> None:
@@ -249,6 +302,9 @@ async def _tell_reply(request: Request, message: Message) -> None:
 
 
 async def _cancel(request: Request) -> None:
+    if request.services.calls.has(request.caller, request.fields.get("id")):
+        await _cancel_call(request)
+        return
     name, messages = MessageId(str(request.fields.get("id"))), request.agents.messages
     message = messages.meant(request.caller, request.agent, name)
     if message is None:
@@ -259,6 +315,13 @@ async def _cancel(request: Request) -> None:
         raise DeniedError("a report that is being worked on cannot be cancelled by its reporter")
     with request.agents.journal.acting(request.caller):
         messages.cancel(request.agent, message)
+
+
+async def _cancel_call(request: Request) -> None:
+    calls, name = request.services.calls, request.fields.get("id")
+    if not calls.has(request.caller, name):
+        raise MissingError(f"no call {quote(str(name))} of yours is pending")
+    calls.cancel(request.caller, str(name))
 
 
 async def _why(request: Request) -> None:
@@ -359,7 +422,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
             doc="send a message, and receive its reply as it grows"),
         Operation(name="cancel", handler=_cancel, of_message=True,
             guard=_guard(CONTROLLERS | Role.STOPPER | Role.SENDER),
-            doc="end a message"),
+            doc="end a message, or end the waiting of a pending tool call"),
         Operation(name="tool", guard=_guard(Role.SELF), handler=_tool, stays=True,
             doc="call a tool about the agent itself"),
         Operation(name="why", guard=_guard(PARTIES), handler=_why,
@@ -382,6 +445,8 @@ DAEMON_OPERATIONS: Final[dict[str, Operation]] = {
             doc="tell the facts of the file status"),
         Operation(name="tool", guard=_OPERATORS, handler=_tool, stays=True,
             doc="call a tool about an agent"),
+        Operation(name="cancel", guard=_OPERATORS, handler=_cancel_call,
+            doc="end the waiting of a pending tool call"),
         Operation(name="why", handler=_why_of,
             guard=Guard(who=OPERATORS, unless=(_NO_NAME, _NOT_OPERATED)),
             doc="tell which line of a policy permits something to the named agent"),

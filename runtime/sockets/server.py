@@ -310,6 +310,7 @@ class Sockets(Subscriber):
         if agent is not None and isinstance(name, str):
             message = self._agents.messages.meant(caller, agent, MessageId(name))
             own = message is not None and message.asked == caller.key
+            own = own or self._services.calls.has(caller, name)
         operation.guard.check(
             Act.ASK,
             operation.name,

@@ -430,7 +430,10 @@ ASKS = {
         "a",
         ({"name": "AgentGet", "input": {"agent_id": "x"}}, {"name": "x" * LONG},
          {"name": "SpawnAgent", "input": {"name": "x" * LONG}},
-         {"name": "AgentGet", "input": [[]] * 10_000}),
+         {"name": "AgentGet", "input": [[]] * 10_000},
+         *({"name": "WorkCreate", "input": {"objective": "x" * 60_000, "plan": "x\n" * (LONG // 8)},
+            "id": f"a{number}"} for number in range(2)),
+         {"name": "AgentGet", "id": "x" * LONG}, {"name": "AgentGet", "id": [[]] * 10_000}),
     ),
     "why": Asks(
         "Oosa",

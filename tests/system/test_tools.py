@@ -208,6 +208,81 @@ def test_who_executes_a_command_has_all_of_it_or_nothing(
     assert made_with_files.is_dir()
 
 
+#: where the daemon dies, the call, its input, whose events tell of it, and of which kind
+ONCE: tuple[tuple[str, str, dict[str, Any], str, str], ...] = (
+    ("write.committed:3", "SpawnAgent",
+     {"agent_id": "boss", "name": "new", "initial_message": "look", "mode": "turn"},
+     "new", "agent.start"),
+    ("start.committed", "SpawnAgent",
+     {"agent_id": "boss", "name": "new", "initial_message": "look", "mode": "turn"},
+     "new", "agent.start"),
+    ("write.committed:2", "ExecCommand", {"agent_id": "boss", "cmd": "sleep 1000"},
+     "boss", "task.start"),
+    ("task.queued", "ExecCommand", {"agent_id": "boss", "cmd": "sleep 1000"}, "boss", "task.start"),
+    ("write.committed", "SendMessage", {"agent_id": "boss", "text": "hello"},
+     "boss", "message.queued"),
+    ("write.committed", "WorkCreate", {"agent_id": "boss", "objective": "x"},
+     "boss", "work.status"),
+    ("write.committed", "WaitFor", {"agent_id": "boss", "wake": "external"}, "boss", "wait.armed"),
+    ("cancel.marked", "AgentStop", {"agent_id": "boss"}, "boss", "agent.stop"),
+    ("remove.committed", "AgentRemove", {"agent_id": "fresh"}, "boss", "agent.create"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ONCE, ids=lambda case: f"{case[1]}-{case[0]}")
+def test_a_call_with_an_id_is_carried_out_once_whenever_the_daemon_dies(
+    daemon: Daemon, case: tuple[str, str, dict[str, Any], str, str]
+) -> None:
+    crash_at, name, given, whose, kind = case
+    boss = daemon.run("boss", "sh -c 'sleep 1000'", mode="turn")
+    daemon.make("fresh", "cat")
+    wait_status(boss, "idle")
+    daemon.kill()
+    daemon.env[CRASH_AT] = crash_at
+    daemon.start()
+    del daemon.env[CRASH_AT]
+    request = {"op": "tool", "id": "once", "name": name, "input": given}
+    with operator(daemon) as connection:
+        connection.send(request)
+        daemon.wait_killed()
+    daemon.start()
+    with operator(daemon) as connection:
+        first = connection.ask(request)
+        assert (first["type"], first.get("id")) == ("tool", "once"), first
+        again = connection.ask(request)
+        other = connection.ask({**request, "input": {**given, "agent_id": "other"}})
+    assert again == first
+    assert (other["type"], other["code"]) == ("error", "EEXIST")
+
+    def told() -> list[str]:
+        return [event["type"] for event in daemon.events(whose)]
+
+    wait_until(lambda: kind in told(), f"an event {kind}")
+    assert told().count(kind) == 1
+    assert daemon.agent_dir("fresh").exists() is (name != "AgentRemove")
+
+
+def test_a_waiting_call_can_be_cancelled(daemon: Daemon) -> None:
+    boss = daemon.run("boss", "cat", mode="turn")
+    wait_status(boss, "idle")
+    with operator(daemon) as connection, operator(daemon) as another:
+        call(connection, "ExecCommand", agent_id="boss", cmd="sleep 1000")
+        given = {"agent_id": "boss", "task_id": "task-1", "block": True}
+        for ident in ("a", "b"):
+            connection.send({"op": "tool", "id": ident, "name": "TaskOutput", "input": given})
+        assert connection.ask({"op": "ping"}) == {"type": "pong"}
+        unknown = another.ask({"op": "cancel", "id": "c"})
+        assert (unknown["code"], unknown["id"]) == ("ENOENT", "c")
+        another.send({"op": "cancel", "id": "a"})
+        assert another.ask({"op": "cancel", "id": "a"})["code"] == "ENOENT", "it is over"
+        assert connection.ask({"op": "ping"}) == {"type": "pong"}, "and not answered"
+        wait_status(boss / "task" / "task-1", "running")
+        call(another, "TaskStop", agent_id="boss", task_id="task-1", kill=True)
+        answer = connection.receive()
+    assert answer is not None and answer["id"] == "b"
+    assert answer["output"]["status"] == "cancelled"
+
+
 def test_an_agent_made_with_files_waits_for_its_start(daemon: Daemon) -> None:
     """Whoever makes it may start it when they like: it is there, also after a crash."""
     daemon.make("patient", "cat", mode="turn")

@@ -1,0 +1,236 @@
+"""What tools answered to calls with an id: a call that is said again is not made again.
+
+The answer is stored in the transaction of what the call changes (``Journal.answering``). So
+whoever was not answered, because a connection or the daemon ended, may say the call again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any, Final
+
+import trio
+
+from runtime.agents.messages import check_id
+from runtime.authority.accounts import Accounts, Charge, Payer, Resource
+from runtime.authority.disk import Disk
+from runtime.authority.identity import Identity
+from runtime.caller import Caller
+from runtime.errors import NoSpaceError, StaleError, TakenError
+from runtime.ids import CallId, Incarnation
+from runtime.records.change import Answer, Change, Subscriber
+from runtime.records.journal import Journal
+from runtime.records.model import Agent
+from runtime.records.registry import Registry
+from runtime.records.store import Store
+from runtime.texts.names import quote
+
+#: an answer is kept for so long
+KEPT_SECONDS: Final = 3600.0
+#: of one caller, and their bytes; the oldest go first
+KEPT: Final = 1024
+KEPT_SIZE: Final = 8 << 20
+#: of an answer beside its text, on the disk account, in bytes
+_ROW: Final = 512
+#: what most answers take, for which there has to be room before a call is made
+_ROOM: Final = 4096
+_LOOK_SECONDS: Final = 60.0
+#: that are forgotten in one step
+_AT_ONCE: Final = 64
+
+
+def check_call_id(text: str) -> CallId:
+    """``MalformedError``."""
+    return CallId(check_id(text))
+
+
+def digest(tool: str, given: Any) -> str:
+    """Tells calls apart that have one id."""
+    text = json.dumps([tool, given], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+class _Kept:
+    """What is kept for one caller."""
+
+    __slots__ = ("charge", "count", "size")
+
+    def __init__(self, charge: Charge) -> None:
+        self.charge = charge
+        self.count = self.size = 0
+
+    def add(self, count: int, size: int) -> None:
+        self.count += count
+        self.size += size
+        self.charge.set(self.size + self.count * _ROW)
+
+
+class Answers(Subscriber):
+    """The answers of all callers, on the disk accounts of their owners."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        registry: Registry,
+        journal: Journal,
+        identity: Identity,
+        accounts: Accounts,
+        disk: Disk,
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._journal = journal
+        self._identity = identity
+        self._accounts = accounts
+        self._disk = disk
+        self._kept: dict[str, _Kept] = {}
+        #: calls that are being made, and how many wait for each
+        self._turns: dict[tuple[str, CallId], tuple[trio.Lock, int]] = {}
+        agents = {agent.incarnation: agent for agent in registry}
+        for caller, (count, size) in store.answers_by_caller().items():
+            uid = caller.removeprefix("uid:")
+            if uid != caller:
+                self._kept_of(caller, Payer(int(uid))).add(count, size)
+            elif (agent := agents.get(Incarnation(caller))) is not None:
+                self._kept_of(caller, Payer(agent.owner, agent.name)).add(count, size)
+            else:
+                self._drop(partial(store.drop_answers, caller))
+        journal.subscribe(self)
+
+    def _kept_of(self, caller: str, who: Payer) -> _Kept:
+        kept = self._kept.get(caller)
+        if kept is None:
+            charge = self._accounts.charged_anyway(who, Resource.DISK, 0)
+            kept = self._kept[caller] = _Kept(charge)
+        return kept
+
+    # Subscriber
+
+    def agent_listed(self, agent: Agent) -> None:
+        if self._registry.get(agent.index) is agent:
+            return
+        kept = self._kept.pop(agent.incarnation, None)
+        if kept is not None:
+            kept.charge.release()
+            self._drop(partial(self._store.drop_answers, agent.incarnation))
+
+    # calling
+
+    @asynccontextmanager
+    async def turn(self, caller: Caller, name: CallId) -> AsyncIterator[None]:
+        """A call that is said again waits until it is made."""
+        key = caller.key, name
+        lock, waiting = self._turns.get(key, (trio.Lock(), 0))
+        self._turns[key] = lock, waiting + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, waiting = self._turns[key]
+            if waiting > 1:
+                self._turns[key] = lock, waiting - 1
+            else:
+                del self._turns[key]
+
+    def find(self, caller: Caller, name: CallId, call: str) -> dict[str, Any] | None:
+        """What a call of this id answered; ``TakenError`` if it was another one.
+
+        ``StaleError`` for one of which nobody knows what came of it.
+        """
+        found = self._store.find_answer(caller.key, name)
+        if found is None:
+            return None
+        made, at, output = found
+        if at < time.time() - KEPT_SECONDS:
+            count, size = self._drop(partial(self._store.drop_answer, caller.key, name))
+            if (kept := self._kept.get(caller.key)) is not None:
+                kept.add(-count, -size)
+            return None
+        if made != call:
+            raise TakenError(f"id: {quote(name)} is the id of another call")
+        if output is None:
+            raise StaleError(
+                "the daemon ended during this call, and whether it was carried out is not known: "
+                "look before you call again with another id"
+            )
+        return output
+
+    @contextmanager
+    def giving(
+        self, caller: Caller, name: CallId, call: str, *, frees: bool
+    ) -> Iterator[Answer]:
+        """While a call is made. ``QuotaError`` before, if the owner's disk account has no room
+        to keep the answer, unless the call makes room itself."""
+        who = self._identity.payer(caller)
+        if not frees:
+            self._disk.check(who.owner, _ROOM, reserve=who.reserve)
+        answer = Answer(caller.key, name, call)
+        try:
+            yield answer
+        finally:
+            if answer.output is not None:
+                self._note(answer, Payer(who.owner, who.name))
+            elif answer.begun:
+                self._drop(partial(self._store.drop_answer, answer.caller, answer.name))
+
+    def begin(self, answer: Answer) -> None:
+        """What the call does next is no change of the store: if the daemon dies meanwhile, the
+        call is not made again."""
+        answer.begun = True
+        self._commit(answer)
+
+    def settle(self, answer: Answer, output: dict[str, Any]) -> dict[str, Any]:
+        """The answer of a call that is made. What no change of it has decided is stored now."""
+        if answer.output is None:
+            answer.make = lambda: output
+            self._commit(answer)
+        return answer.output or output
+
+    def _commit(self, answer: Answer) -> None:
+        change = Change()
+        change.answer = answer
+        self._journal.note(change)
+
+    # forgetting
+
+    def _note(self, answer: Answer, who: Payer) -> None:
+        kept = self._kept_of(answer.caller, who)
+        kept.add(1, answer.size)
+        while kept.count > KEPT or (kept.size > KEPT_SIZE and kept.count > 1):
+            # several at once, or each call of a busy caller would make room for itself
+            most = min(max(kept.count - KEPT, KEPT // 16, 1), kept.count - 1)
+            count, size = self._drop(partial(self._store.drop_answers, answer.caller, most))
+            if not count:
+                break
+            kept.add(-count, -size)
+
+    def _drop(self, drop: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+        """How many were dropped, and their bytes. On a full disk another time."""
+        with contextlib.suppress(NoSpaceError), self._store.transaction():
+            return drop()
+        return 0, 0
+
+    def forget_old(self) -> bool:
+        """Those whose time is over; whether there may be more."""
+        gone: dict[str, tuple[int, int]] = {}
+        with contextlib.suppress(NoSpaceError), self._store.transaction():
+            gone = self._store.drop_answers_before(time.time() - KEPT_SECONDS, _AT_ONCE)
+        for caller, (count, size) in gone.items():
+            kept = self._kept.get(caller)
+            if kept is not None:
+                kept.add(-count, -size)
+                if not kept.count:
+                    del self._kept[caller]
+        return sum(count for count, _ in gone.values()) == _AT_ONCE
+
+    async def run(self) -> None:
+        """Forgets what nobody asks for any more."""
+        while True:
+            await trio.sleep(0 if self.forget_old() else _LOOK_SECONDS)
