@@ -31,6 +31,8 @@ SUBJECTS = {
     "work": "work",
     "waits": "waits",
     "tool": "tools",
+    "mcp": "mcp",
+    "ping": "ping",
 }
 
 

@@ -31,3 +31,22 @@ PLANE_FILES = {
 CONTROLLERS = ("memory", "pids", "cpu")
 #: in each unit of a duration
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+#: what calls may do, and of which tools
+HINTS = {
+    "readOnlyHint": ("AgentGet", "AgentList", "WorkList", "TaskList", "TaskStatus",
+                     "TaskOutput"),
+    "destructiveHint": ("AgentStop", "AgentRemove", "ResultWrite", "WorkUpdate",
+                        "ExecCommand", "TaskInput", "TaskStop", "TaskRemove", "WaitCancel"),
+    "idempotentHint": ("AgentGet", "AgentList", "AgentStop", "AgentRemove", "ResultWrite",
+                       "WorkUpdate", "WorkList", "WorkFocus", "TaskList", "TaskStatus",
+                       "TaskOutput", "TaskStop", "TaskRemove", "WaitCancel"),
+    "openWorldHint": ("SpawnAgent", "SendMessage", "ExecCommand", "TaskInput"),
+}
+#: of ctxfs
+VERSION = "0.1.0"
+#: the tools that are about the caller, or the agent of `agent_id`
+ABOUT_ONE = {
+    "SpawnAgent", "AgentGet", "ResultWrite", "WorkCreate", "WorkUpdate", "WorkList",
+    "WorkFocus", "ExecCommand", "TaskList", "TaskStatus", "TaskOutput", "TaskInput",
+    "TaskStop", "TaskRemove", "WaitFor", "WaitCancel",
+}

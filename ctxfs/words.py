@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from ctxfs.filesystem import LAYOUTS
+from ctxfs.tools.registry import TOOLS
+from ctxfs.tools.tool import Does
 from ctxfs.tree.items import ItemLayout
 from ctxfs.tree.rows import Control, Shown
 from runtime.kernel.cgroups import CONTROLLERS
@@ -27,6 +29,7 @@ from runtime.records.items import (
 )
 from runtime.records.model import LIVES, SESSION_STATES
 from runtime.records.modes import MODES
+from runtime.runtime import VERSION
 from runtime.texts import mounts
 from runtime.texts.names import SECONDS
 
@@ -47,6 +50,28 @@ def _plane_files() -> dict[str, tuple[str, ...]]:
         for layout in LAYOUTS
         if isinstance(layout, ItemLayout)
     }
+
+
+def _tools_that(*may: Does) -> tuple[str, ...]:
+    return tuple(tool.name for tool in TOOLS if any(each in tool.does for each in may))
+
+
+def _hints() -> dict[str, tuple[str, ...]]:
+    """What a call of a tool may do, as the Model Context Protocol calls it."""
+    return {
+        "readOnlyHint": _tools_that(Does.READS),
+        "destructiveHint": _tools_that(Does.DESTROYS),
+        "idempotentHint": _tools_that(Does.READS, Does.REPEATS),
+        "openWorldHint": _tools_that(Does.REACHES),
+    }
+
+
+def _tools_about_one() -> tuple[str, ...]:
+    return tuple(
+        tool.name
+        for tool in TOOLS
+        if "agent_id" in tool.schema["properties"] and "agent_id" not in tool.schema["required"]
+    )
 
 
 #: by the name in the client: what it is, and the words
@@ -74,6 +99,11 @@ WORDS: Final[dict[str, tuple[str, Any]]] = {
     "PLANE_FILES": ("the values of an object in a directory of an agent", _plane_files()),
     "CONTROLLERS": ("the cgroup controllers that limits need", CONTROLLERS),
     "SECONDS": ("in each unit of a duration", SECONDS),
+    "HINTS": ("what calls may do, and of which tools", _hints()),
+    "VERSION": ("of ctxfs", VERSION),
+    "ABOUT_ONE": (
+        "the tools that are about the caller, or the agent of `agent_id`", _tools_about_one()
+    ),
 }
 
 
