@@ -521,7 +521,7 @@ class Store:
         self, caller: str, name: CallId, call: str, made: float, output: dict[str, Any] | None
     ) -> int:
         """What a call answers; None for one of which that is not known yet. Returns its bytes."""
-        text = _dump(output) if output is not None else ""
+        text = dump_json(output) if output is not None else ""
         self._db.execute(
             "REPLACE INTO answers (caller, id, call, made, answer) VALUES (?,?,?,?,?)",
             (caller, name, call, made, text),
