@@ -261,13 +261,18 @@ class Watch:
 
     def _check_told(self) -> None:
         """A fork of our own must be told, or nothing is."""
-        pid = 0
+        pid = silent = 0
         while True:
             if not pid:
                 pid = os.posix_spawn("/bin/true", ["true"], {})
                 os.waitpid(pid, 0)
-            if not readable([self._socket.fileno()], 5):
-                raise OSError(0, "it is silent")
+            if not readable([self._socket.fileno()], 1):
+                silent += 1
+                if silent == 5:
+                    raise OSError(0, "it is silent")
+                # The kernel says once that it drops events, until all that it kept are read.
+                pid = 0
+                continue
             try:
                 what, *numbers = _EVENT.unpack_from(self._socket.recv(4096))
             except OSError as error:
