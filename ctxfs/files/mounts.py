@@ -101,7 +101,9 @@ def _trees(base: Base, agent: Agent, table: Iterable[mounts.Mount]) -> dict[str,
     for source in {mount.source for mount in table if mount.tree}:
         if source == mounts.HOME_TREE:
             spaces.DATA.root(runtime, agent.owner)  # made when somebody asks for it first
-        found[source] = trees.look(runtime.places.state, agent, source)
+        found[source] = trees.look(
+            runtime.places.state, runtime.agents.sessions, agent, source
+        )
     return found
 
 

@@ -1,4 +1,4 @@
-"""The program of an agent, its environment, mode and model, as rows."""
+"""The program of an agent, its environment, mode, model and home, as rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ctxfs.tree.base import Base
 from ctxfs.tree.rows import Control, Row
 from runtime.caller import PARTIES, Caller
 from runtime.errors import DeniedError, MalformedError
-from runtime.records.model import Agent
+from runtime.records.model import HOMEDIRS, Agent
 from runtime.records.modes import MODES
 from runtime.texts import names
 from runtime.texts.names import quote
@@ -76,6 +76,10 @@ def _parse_restart(base: Base, agent: Agent, caller: Caller, line: str) -> str:
     return value
 
 
+def _parse_homedir(base: Base, agent: Agent, caller: Caller, line: str) -> str:
+    return names.check_choice(line, HOMEDIRS)
+
+
 def _check_meta(base: Base, agent: Agent, caller: Caller, line: str) -> None:
     if not names.is_unfinished_json(line):
         names.parse_json_object(line)
@@ -102,6 +106,8 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
     fields.single("exec", "the program and its arguments, one line, quoted as in a shell",
                   _parse_exec, default="the parent's", guard=fields.BETWEEN_RUNS),
     fields.single("mode", "once, turn or resident", _parse_mode, default="once"),
+    fields.single("homedir", "private: HOME is empty at first and goes with the agent; durable: "
+                  "it stays for the next agent of this name", _parse_homedir, default="private"),
 )
 
 #: listed after the limits

@@ -484,7 +484,7 @@ class Births:
     def change_owner(self, agent: Agent, owner: int) -> None:
         """Gives a ``new`` agent, its name and its session to another user."""
         session = self._sessions.load(agent.session)
-        old = self._sessions.directory(session)
+        before, old = session.owner, self._sessions.directory(session)
         new = self._sessions.directory(dataclasses.replace(session, owner=owner))
         if self._store.session_named(owner, agent.name, session.name) is not None:
             raise TakenError(
@@ -504,3 +504,5 @@ class Births:
             if moved:
                 os.rename(new, old)
             raise
+        if self._sessions.first(before, agent.name) is None:
+            self._sessions.discard_homes(before, agent.name)

@@ -227,6 +227,9 @@ class Removals:
         """Removes the directory and record of a session whose agent is over. The errors of
         ``REMOVING_SESSIONS``."""
         REMOVING_SESSIONS.check_object(self._around, NOBODY, session)
+        if len(self._sessions.of(session.owner, session.agent)) == 1:
+            # first, so that no crash leaves a home without the history that it is part of
+            self._sessions.discard_homes(session.owner, session.agent)
         with self._store.transaction():
             self._sessions.erase(session)
         self._trash.discard(self._sessions.directory(session))

@@ -294,7 +294,9 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
         fresh.append("/var/tmp")
     own = _own_mounts(agents, agent)
     lent = [mount for mount in own if mount.tree]
-    trees.check(places.state, agent, lent)
+    trees.check(places.state, agents.sessions, agent, lent)
+    if agent.homedir == "durable":
+        lent.insert(0, mounts.Mount(trees.HOMEDIR, HOME, "rw"))
     # what the parent had below the directories that are fresh for everyone, and what it has of
     # durable trees that the agent's own policy gives less of
     kept = list(_kept_mounts(agents, agent, fresh))
@@ -320,6 +322,16 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     else:
         view += _base_view(agents, agent, places)
     view += [("proc", "/proc"), ("dev", "/dev"), ("tmpfs", "0755", "/tmp"), ("dir", "0700", HOME)]
+    # after the view come the program that builds it, or what is staged, then the cell
+    extra = _VIEW_FD + 1
+    passed = extra + (1 if nested else bool(staged)) + (parent is not None)
+
+    def lend(mount: mounts.Mount) -> tuple[str, ...]:
+        """What attaches a tree; the orders of lend.c come before the trees."""
+        return ("lent", str(passed + 1 + lent.index(mount)), mount.target)
+
+    if agent.homedir == "durable":
+        view.append(lend(lent[0]))
 
     def source_of(mount: mounts.Mount) -> str:
         return mount.source if nested else str(places.stage / str(places_of[mount]))
@@ -338,9 +350,6 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     bare = parent is None or agent.root or _inside(str(places.mount), fresh)
     if bare and agent.iso != "shared":
         view.append(("symlink", str(places.fuse), str(places.mount)))
-    # after the view come the program that builds it, or what is staged, then the cell
-    extra = _VIEW_FD + 1
-    passed = extra + (1 if nested else bool(staged)) + (parent is not None)
     for mount in own:
         if mount.target == "/":
             continue
@@ -348,8 +357,7 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
             view.append(("hide", mount.target))
             continue
         if mount.tree:
-            # its orders come before
-            view.append(("lent", str(passed + 1 + lent.index(mount)), mount.target))
+            view.append(lend(mount))
             continue
         options = "r" if mount.mode == "ro" else ""
         # staged mounts have it already
@@ -386,7 +394,7 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
         ),
         view=tuple(view),
         stage=stage,
-        lend=_lend(agent, places, lent) if lent else b"",
+        lend=_lend(agents, agent, places, lent) if lent else b"",
         programs=("keeper", "view") if nested else ("keeper",),
     )
 
@@ -468,12 +476,12 @@ def _stage(
     return orders.message(places.stage, uid, gid, groups_word, places.own, wanted)
 
 
-def _lend(agent: Agent, places: Places, lent: list[mounts.Mount]) -> bytes:
+def _lend(agents: Agents, agent: Agent, places: Places, lent: list[mounts.Mount]) -> bytes:
     wanted = []
     for mount in lent:
         letters = "r" if mount.mode == "ro" else ""
         letters += "x" if "noexec" in mount.options else ""
-        path = trees.below_state(agent, mount.source)
+        path = trees.below_state(agents.sessions, agent, mount.source)
         identity = "*" if mount.identity == "-" else mount.identity
         wanted.append((letters or "-", identity, path, mount.source))
     return orders.message(places.state, wanted)

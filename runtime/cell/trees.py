@@ -1,4 +1,6 @@
-"""Durable trees that mount lines name: where they are, and which they were when they were named.
+"""Durable trees that cells get: the homes of agents, and those that mount lines name.
+
+Where they are, and of the latter which they were when they were named.
 
 These are directories of the daemon's own state, whose names it makes itself. No agent's path is
 resolved here.
@@ -10,28 +12,35 @@ import os
 import stat
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from runtime.errors import MissingError, StaleError
 from runtime.kernel import linux
 from runtime.records.model import Agent
+from runtime.records.sessions import Sessions
 from runtime.texts import mounts
 from runtime.texts.mounts import Mount, Source
 from runtime.texts.names import quote
 
+#: stands for the agent's own home, which no line can name
+HOMEDIR: Final = "homedir"
 
-def below_state(agent: Agent, source: str) -> str:
+
+def below_state(sessions: Sessions, agent: Agent, source: str) -> str:
     """The path of a tree in the state's directory."""
+    if source == HOMEDIR:
+        return sessions.home(agent)
     space = mounts.space_of(source)
     return f"shared/{space}" if space else f"home/{agent.owner}/data"
 
 
-def look(state: Path, agent: Agent, source: str) -> Source:
+def look(state: Path, sessions: Sessions, agent: Agent, source: str) -> Source:
     """The tree as it is now; ``MissingError`` if there is none.
 
     Beside the device and inode that lend.c compares, it has the time at which it was made: a
     filesystem may give the inode of a removed space to the next one.
     """
-    path = state / below_state(agent, source)
+    path = state / below_state(sessions, agent, source)
     try:
         st = os.lstat(path)
         if not stat.S_ISDIR(st.st_mode):
@@ -46,11 +55,11 @@ def look(state: Path, agent: Agent, source: str) -> Source:
     return Source(source, f"{st.st_dev}:{st.st_ino}:{made}")
 
 
-def check(state: Path, agent: Agent, table: Iterable[Mount]) -> None:
+def check(state: Path, sessions: Sessions, agent: Agent, table: Iterable[Mount]) -> None:
     """``MissingError`` or ``StaleError`` for a tree that is no longer what was named."""
     for mount in table:
         if mount.tree:
-            found = look(state, agent, mount.source).identity
+            found = look(state, sessions, agent, mount.source).identity
             if mount.identity not in ("*", "-", found):
                 raise StaleError(
                     f"ESTALE: mount source {mount.source}: another directory is there than when "

@@ -90,6 +90,8 @@ class Beginner:
 
     def add_start(self, change: Change, agent: Agent) -> None:
         """Adds that a cell is made; in mode ``once`` the run has no other."""
+        if agent.homedir == "durable":
+            self._agents.sessions.ensure_home(agent)
         run = self._agents.registry.next_run(agent) if not agent.how.holds_cell else ""
         if agent.result_from_output:  # of the run before
             self._agents.documents.write(agent, "result.md", b"")

@@ -44,6 +44,7 @@ class Profile(StrEnum):
 
 
 LIVES: Final = ("owned", "temp", "detached")
+HOMEDIRS: Final = ("private", "durable")
 PROFILES: Final = tuple(p.value for p in Profile)
 FAMILIES: Final = (
     "core",
@@ -121,6 +122,7 @@ class AgentConfiguration(AgentIdentity):
     mode: str = "once"
     limits: dict[str, str] = field(default_factory=dict)
     restart: str = "no"
+    homedir: str = "private"
     meta: str = "{}"
     #: the worktree that was made for it (runtime.workspace)
     worktree: dict[str, Any] | None = None

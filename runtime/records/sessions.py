@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from runtime.errors import NoSpaceError
 from runtime.ids import NO_SESSION, AgentIndex, SessionIndex
@@ -16,6 +17,9 @@ from runtime.records.model import Agent, Session
 from runtime.records.registry import Registry
 from runtime.records.store import Store
 from runtime.texts.names import free_number
+
+#: beside the sessions of a name; no session can be called so
+_HOMES: Final = ".home"
 
 
 class Sessions:
@@ -89,6 +93,41 @@ class Sessions:
             self.made(session.owner)
         return directory
 
+    # the durable homes, which are part of a name's history
+
+    def homes(self, owner: int, agent: str) -> Path:
+        """All durable homes that an owner's agents of one name have."""
+        return self._state / f"home/{owner}/agent/{agent}/{_HOMES}"
+
+    def home(self, agent: Agent) -> str:
+        """The one of an agent, relative to the state directory.
+
+        It is that of the name, the uid, and the family: an agent may make children of any name,
+        and what it has one of them leave there must not wait for an operator's agent of that
+        name, nor for another's child.
+        """
+        family: list[str] = []
+        index = agent.parent
+        while index is not None and (above := self._registry.recall(index)) is not None:
+            family.insert(0, above.name)
+            index = above.parent
+        digest = hashlib.sha256("/".join(family).encode()).hexdigest()[:32]
+        name = f"{agent.uid}-{digest}" if family else str(agent.uid)
+        return f"home/{agent.owner}/agent/{agent.name}/{_HOMES}/{name}"
+
+    def ensure_home(self, agent: Agent) -> None:
+        """Makes it, for an agent that is about to start; ``NoSpaceError``."""
+        path = self._state / self.home(agent)
+        if ensure_directory(path, agent.created, mode=0o700):
+            self.made(agent.owner)
+        # also where an earlier daemon made it and did not come to this
+        if path.stat().st_uid != agent.uid:
+            os.chown(path, agent.uid, agent.gid)
+
+    def discard_homes(self, owner: int, agent: str) -> None:
+        """Takes them away, with all that is in them."""
+        self._trash.discard(self.homes(owner, agent))
+
     def held(self, session: Session) -> bytes | None:
         """All of ``events.jsonl`` as long as the store holds it; None if that is a file."""
         return None if session.held is None else self._store.held(session.index).encode()
@@ -122,6 +161,9 @@ class Sessions:
         )
         # left over only where an earlier daemon made it and did not come to the commit
         self._trash.discard(self.directory(session))
+        if self.first(agent.owner, agent.name) is None:
+            # of a history that was removed, or given to another owner
+            self.discard_homes(agent.owner, agent.name)
         session.index = self._store.insert_session(session)
         self._loaded[session.index] = session
         return session.index

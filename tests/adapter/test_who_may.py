@@ -170,7 +170,7 @@ AGENT = {
     "configuration": Group(
         ("Oosarpk", "Oosarpk", "Oosarpk", "Oos"),
         (KNOWS, KNOWS, KNOWS, "Oos"),
-        files("label root iso workspace cwd context mode", when=WHILE_NEW)
+        files("label root iso workspace cwd context mode homedir", when=WHILE_NEW)
         | files("groups", when=WHILE_NEW, lines=("%d\n",))
         | files("path", when=WHILE_NEW, lines=("/%x\n",))
         | files("mount", when=WHILE_NEW, lines=("/srv/a /m/%x ro\n",))

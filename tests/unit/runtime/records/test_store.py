@@ -364,7 +364,8 @@ def test_defaults_that_rows_leave_out_stay() -> None:
     told = {name: value for name, value in _LEFT_OUT.items() if value}
     assert told == {
         "life": "detached", "profile": "public_named", "iso": "sandbox", "workspace": "inherit",
-        "context": "fresh", "mode": "once", "restart": "no", "meta": "{}",
+        "context": "fresh", "mode": "once", "restart": "no", "homedir": "private",
+        "meta": "{}",
     }  # fmt: skip
 
 

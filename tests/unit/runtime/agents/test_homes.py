@@ -1,0 +1,116 @@
+"""Durable homes: whose they are, and when they go."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from runtime.records.change import Change
+from runtime.records.model import Agent, Outcome, Session
+from tests.worlds.records import ROOT, World, add_end, inside, operator
+
+ID = 1000
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives directories to other uids")
+
+
+def live_parent(world: World, name: str) -> Agent:
+    return world.live(world.may_create(world.agents.births.create(operator(ID), name)))
+
+
+def end(world: World, *agents: Agent) -> None:
+    for agent in agents:
+        change = Change()
+        add_end(world.agents, change, agent, Outcome.DONE)
+        world.agents.journal.commit(change)
+
+
+def session_of(world: World, agent: Agent) -> Session:
+    return world.agents.sessions.load(agent.session)
+
+
+def homes(world: World) -> list[str]:
+    """The durable homes that are on the disk."""
+    found = world.state.glob("home/*/*/*/.home/*")
+    return sorted(str(path.relative_to(world.state)) for path in found)
+
+
+def keep_home(world: World, agent: Agent) -> Path:
+    """As a start does, with a file in it."""
+    world.agents.journal.update(agent, homedir="durable")
+    world.agents.sessions.ensure_home(agent)
+    path = world.state / world.agents.sessions.home(agent)
+    (path / "file").touch()
+    return path
+
+
+def test_a_durable_home_is_the_next_lifes_and_goes_with_the_history(world: World) -> None:
+    first = world.agents.births.create(operator(ID), "x")
+    path = keep_home(world, first)
+    assert (path.stat().st_mode & 0o777, path.stat().st_uid) == (0o700, ID)
+    world.agents.removals.remove(first)
+    second = world.agents.births.create(operator(ID), "x")
+    assert keep_home(world, second) == path
+    world.agents.removals.remove(second)
+    old, new = (session_of(world, agent) for agent in (first, second))
+    world.agents.removals.remove_session(old)
+    assert (path / "file").exists(), "there is history left"
+    world.agents.removals.remove_session(new)
+    assert homes(world) == []
+
+
+def test_a_home_that_a_crash_left_unowned_becomes_the_agents(world: World) -> None:
+    agent = world.agents.births.create(operator(ID), "x")
+    (world.state / world.agents.sessions.home(agent)).mkdir(parents=True)
+    assert keep_home(world, agent).stat().st_uid == ID
+
+
+def test_nobody_prepares_the_home_of_another_family(world: World) -> None:
+    """An agent may make children of any name; what one leaves in its home is for such a child."""
+    boss, other = live_parent(world, "boss"), live_parent(world, "other")
+    found = []
+    for parent in (boss, other, boss):
+        child = world.agents.births.create(inside(parent), "helper")
+        found.append(keep_home(world, child))
+        maker = world.live(world.may_create(child))
+        below = world.agents.births.create(inside(maker), "below")
+        found.append(keep_home(world, below))
+        end(world, below, child)
+        world.agents.removals.remove(child)
+    top = keep_home(world, world.agents.births.create(operator(ID), "helper"))
+    assert found[:2] == found[4:]
+    assert len({*found, top}) == 5
+
+
+def test_a_home_is_of_one_uid(world: World) -> None:
+    agent = world.agents.births.create(ROOT, "x")
+    world.agents.journal.update(agent, uid=ID, gid=ID)
+    first = keep_home(world, agent)
+    world.agents.journal.update(agent, uid=ID + 1)
+    second = keep_home(world, agent)
+    assert second != first
+    assert (first.stat().st_uid, second.stat().st_uid) == (ID, ID + 1)
+
+
+def test_a_detached_childs_home_outlives_its_parent(world: World) -> None:
+    parent = live_parent(world, "p")
+    child = world.agents.births.create(inside(parent), "c")
+    world.agents.births.set_life(child, "detached", "public_named")
+    path = keep_home(world, child)
+    end(world, parent)
+    world.agents.removals.remove(parent)
+    assert keep_home(world, child) == path
+
+
+def test_a_history_without_sessions_leaves_no_home_to_its_old_owner(world: World) -> None:
+    """The old one's sessions are gone, and the last one is another owner's now."""
+    first = world.agents.births.create(ROOT, "x")
+    world.agents.journal.update(first, uid=ID, gid=ID)
+    keep_home(world, first)
+    world.agents.removals.remove(first)
+    second = world.agents.births.create(ROOT, "x")
+    world.agents.removals.remove_session(session_of(world, first))
+    assert homes(world) == [f"home/0/agent/x/.home/{ID}"]
+    world.agents.births.change_owner(second, 2)
+    assert homes(world) == []
