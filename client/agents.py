@@ -9,7 +9,7 @@ from client.arguments import NAME, NAMES, PARENT, VALUES, Command, arg
 from client.control import for_each
 from client.exits import FAILED, OK, USAGE, Failure
 from client.files import read_stdin, value_of
-from client.output import STDOUT
+from client.output import STDOUT, write_all
 from client.planes import path_of
 from client.root import Root, agent, below
 
@@ -18,6 +18,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from client.arguments import Arguments
+
+    #: of a control file
+    Value = bytes | Sequence["Line"]
+
+
+TASK_FILES = ("handoff.md", "input.jsonl")
+
+
+class Line:
+    """A line of a control file, and where it is from: FILE:NUMBER of a recipe, or an option."""
+
+    def __init__(self, text: str, where: str) -> None:
+        self.text = text
+        self.where = where
 
 
 def assignments(words: Sequence[str]) -> list[tuple[str, bytes]]:
@@ -39,18 +53,52 @@ def value_pairs(words: Sequence[str]) -> list[tuple[str, bytes]]:
     return [(file, (read_stdin() or b"\n") if text == "-" else value_of(text))]
 
 
-def create(root: Root, owner: str, files: Sequence[tuple[str, bytes]]) -> None:
-    """Create an agent, or a task, work item or wait of an agent, and write its files.
+def write_lines(root: Root, path: str, lines: Sequence[Line]) -> None:
+    """Write a control file line by line; a refusal says where the refused line is from."""
+    where = ""
+
+    def write(path: str) -> None:
+        nonlocal where
+        fd = os.open(path, os.O_WRONLY | os.O_TRUNC)
+        try:
+            for line in lines:
+                where = line.where
+                write_all(fd, os.fsencode(line.text + "\n"))
+            where = lines[0].where.rpartition(":")[0] or lines[0].where  # all of it, at close
+        finally:
+            os.close(fd)
+
+    try:
+        root.call(path, write)
+    except Failure as failure:
+        raise Failure(f"{where}: {failure}", failure.status, failure.number) from None
+
+
+def create(root: Root, owner: str, files: Sequence[tuple[str, Value]]) -> None:
+    """Create an agent, or a task, work item or wait of an agent, and write its files."""
+    check_paths(owner, files)
+    root.call(owner, os.mkdir)
+    fill(root, owner, files)
+
+
+def check_paths(owner: str, files: Sequence[tuple[str, Value]]) -> None:
+    """Fail if a file is not one of its owner."""
+    for file, _ in files:
+        below(owner, file)
+
+
+def fill(root: Root, owner: str, files: Sequence[tuple[str, Value]]) -> None:
+    """Write the files of what was just created.
 
     If a file is refused, remove the object again. The files with the task come first, because
     only the creator may write the task of a child.
     """
-    files = sorted(files, key=lambda pair: pair[0] not in ("handoff.md", "input.jsonl"))
-    paths = [(below(owner, file), data) for file, data in files]
-    root.call(owner, os.mkdir)
     try:
-        for path, data in paths:
-            root.write(path, data)
+        for file, value in sorted(files, key=lambda pair: pair[0] not in TASK_FILES):
+            if isinstance(value, bytes):
+                root.write(below(owner, file), value)
+            else:
+                write_lines(root, below(owner, file), value)
     except BaseException:
         for_each([owner], root.remove)
         raise

@@ -22,6 +22,7 @@ SUBJECTS = {
     "events": "events",
     "reports": "reports",
     **dict.fromkeys(("spawn", "run"), "spawn"),
+    "agents": "recipes",
     "rm": "agents",
     **dict.fromkeys(("send", "chat", "queue"), "messages"),
     "bridge": "bridge",

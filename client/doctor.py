@@ -8,7 +8,7 @@ import sys
 
 from client.arguments import JSON, Command
 from client.exits import FAILED, OK, Failure
-from client.files import first_line, read_file
+from client.files import find_program, first_line, read_file
 from client.output import STDOUT, as_json, decode
 from client.root import DEFAULT_ROOT, START_HINT, Root, agent, user_directory
 from client.words import CONTROLLERS
@@ -62,15 +62,6 @@ OLD_DEFAULTS = ("agent:* create,start,stop,read,write", "tool:* execute", "model
 def judge(good: bool, what: str, level: str, problem: str, remedy: str) -> Finding:
     """Return the finding `what` if good, else the problem and its remedy."""
     return ("ok", what, "") if good else (level, problem, remedy)
-
-
-def find_program(name: str) -> str:
-    """Return the path of an installed program, empty if it is missing."""
-    for directory in [*os.get_exec_path(), "/usr/sbin", "/sbin"]:
-        path = os.path.join(directory, name)
-        if os.path.isfile(path) and os.access(path, os.X_OK):
-            return path
-    return ""
 
 
 def check_kernel(release: str) -> Finding:

@@ -124,6 +124,15 @@ def value_of(text: str) -> bytes:
     return data if data.endswith(b"\n") else data + b"\n"
 
 
+def find_program(name: str) -> str:
+    """Return the path of an installed program, empty if it is missing."""
+    for directory in [*os.get_exec_path(), "/usr/sbin", "/sbin"]:
+        path = os.path.join(directory, name)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return ""
+
+
 def timestamp(text: str) -> float:
     """Return a time as ctxd writes it, RFC 3339 in UTC, in seconds; 0 for anything else.
 

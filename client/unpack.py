@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 class Packed:
     """Finds and loads modules; `modules` has source and base64 byte code by name."""
 
-    def __init__(self, magic: bytes, modules: dict[str, tuple[str, bytes]]) -> None:
+    def __init__(self, magic: bytes, modules: dict[str, tuple[str, bytes]], home: str) -> None:
         self.usable = magic == _frozen_importlib_external.MAGIC_NUMBER
         self.modules = modules
+        self.home = home
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -38,6 +39,7 @@ class Packed:
 
     def exec_module(self, module: ModuleType) -> None:
         source, code = self.modules[module.__name__]
+        module.__file__ = f"{self.home}/{module.__name__.rpartition('.')[2]}.py"
         if self.usable:
             import binascii
             import marshal
@@ -48,6 +50,9 @@ class Packed:
             exec(text, module.__dict__)
 
 
-def install(magic: bytes, modules: dict[str, tuple[str, bytes]]) -> None:
-    """Import these modules from here, before any others of the same names."""
-    sys.meta_path.insert(0, Packed(magic, modules))
+def install(magic: bytes, modules: dict[str, tuple[str, bytes]], home: str) -> None:
+    """Import these modules from here, before any others of the same names.
+
+    `home` is where their files are on the machine that made the file.
+    """
+    sys.meta_path.insert(0, Packed(magic, modules, home))

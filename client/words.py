@@ -6,6 +6,12 @@ from __future__ import annotations
 MODES = ("once", "turn", "resident")
 #: and of `life`
 LIVES = ("owned", "temp", "detached")
+#: the files that set an agent up, in an order in which they can be written
+AGENT_FILES = (
+    "life", "profile", "owner", "uid", "gid", "groups", "label", "policy", "mount", "root",
+    "iso", "workspace", "cwd", "env", "path", "context", "model", "exec", "mode", "homedir",
+    "limits", "restart", "meta.json",
+)
 #: what a line of `mount` allows
 MOUNT_MODES = ("ro", "rw", "hide")
 #: of messages, the most urgent one first

@@ -23,15 +23,18 @@ _HEAD: Final = """\
 """
 _TAIL: Final = """
 if __name__ == "__main__":
-    install({magic!r}, MODULES)
+    install({magic!r}, MODULES, {home!r})
     from client.main import main
 
     sys.exit(main())
 """
 
 
-def pack(modules: dict[str, str], unpack: str) -> bytes:
-    """The program of some modules, given as sources by name, and of the module that finds them."""
+def pack(modules: dict[str, str], unpack: str, home: str = "") -> bytes:
+    """The program of some modules, given as sources by name, and of the module that finds them.
+
+    ``home`` is the directory that they come from.
+    """
     parts = [_HEAD, unpack, "\nMODULES = {}\n"]
     for name, source in modules.items():
         if "'''" in source:
@@ -39,15 +42,16 @@ def pack(modules: dict[str, str], unpack: str) -> bytes:
         code = compile(source, f"{name}.py", "exec", dont_inherit=True, optimize=2)
         text = binascii.b2a_base64(marshal.dumps(code), newline=False)
         parts.append(f"\nMODULES[{name!r}] = r'''{source}''', {text!r}\n")
-    parts.append(_TAIL.format(magic=MAGIC_NUMBER))
+    parts.append(_TAIL.format(magic=MAGIC_NUMBER, home=home))
     return "".join(parts).encode()
 
 
 @cache
 def program() -> bytes:
     """The client as it is installed here."""
-    sources = sorted(Path(client.__file__).parent.glob("*.py"))
+    home = Path(client.__file__).resolve().parent
+    sources = sorted(home.glob("*.py"))
     modules = {
         f"client.{path.stem}".removesuffix(".__init__"): path.read_text("utf-8") for path in sources
     }
-    return pack(modules, unpack=modules.pop("client.unpack"))
+    return pack(modules, unpack=modules.pop("client.unpack"), home=str(home))

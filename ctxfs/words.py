@@ -12,11 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from ctxfs.files import agent
 from ctxfs.filesystem import LAYOUTS
 from ctxfs.tools.registry import TOOLS
 from ctxfs.tools.tool import Does
 from ctxfs.tree.items import ItemLayout
-from ctxfs.tree.rows import Control, Shown
+from ctxfs.tree.rows import Control, PathControl, Shown
 from runtime.kernel.cgroups import CONTROLLERS
 from runtime.records.items import (
     PRIORITIES,
@@ -74,10 +75,23 @@ def _tools_about_one() -> tuple[str, ...]:
     )
 
 
+def _agent_files() -> tuple[str, ...]:
+    """The files that set an agent up, but for the one that says whose it is."""
+    return tuple(
+        row.name
+        for row in agent.ROWS
+        if isinstance(row, Control | PathControl) and not row.within and row.name != "parent"
+    )
+
+
 #: by the name in the client: what it is, and the words
 WORDS: Final[dict[str, tuple[str, Any]]] = {
     "MODES": ("the values of an agent's file `mode`", tuple(MODES)),
     "LIVES": ("and of `life`", LIVES),
+    "AGENT_FILES": (
+        "the files that set an agent up, in an order in which they can be written",
+        _agent_files(),
+    ),
     "MOUNT_MODES": ("what a line of `mount` allows", mounts.MODES),
     "PRIORITIES": ("of messages, the most urgent one first", PRIORITIES),
     "SESSION_ENDS": (
@@ -116,7 +130,7 @@ def module() -> str:
 def _literal(words: Any) -> str:
     text = pprint.pformat(words, width=90, compact=True, sort_dicts=False).replace("'", '"')
     if "\n" in text:
-        text = "{\n    " + text[1:-1].replace("\n", "\n   ") + ",\n}"
+        text = f"{text[0]}\n    " + text[1:-1].replace("\n", "\n   ") + f",\n{text[-1]}"
     return text
 
 

@@ -37,7 +37,7 @@ class Item:
     def documented(self) -> set[str]:
         heads = set().union(*map(flags_in, self.heads))
         # "run" takes what configures an agent, and refers to "spawn"
-        more = item_of("spawn").listed if self.commands == ["run"] else set()
+        more = item_of("spawn").listed if set(self.commands) == {"run"} else set()
         return heads | self.listed | self.shared | more
 
 

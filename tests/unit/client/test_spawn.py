@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from client import sockets, spawn
+from client import making, sockets
 from tests.unit.client.fakes import (
     DONE,
     START,
@@ -39,7 +39,7 @@ from tests.unit.client.fakes import (
     ],
 )
 def test_mount_line(text: str, line: str) -> None:
-    assert spawn.mount_line(text) == line.format(cwd=os.getcwd())
+    assert making.mount_line(text) == line.format(cwd=os.getcwd())
 
 
 @pytest.mark.usefixtures("made_agents_are_full")

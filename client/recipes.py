@@ -1,0 +1,374 @@
+"""Recipes: directories with the files that an agent is made of, and what they need here."""
+
+from __future__ import annotations
+
+import os
+
+from client.agents import Line
+from client.arguments import JSON, Command
+from client.exits import USAGE, Failure
+from client.files import find_program, read_file
+from client.output import STDOUT, as_json, show_table
+from client.root import Root
+from client.words import AGENT_FILES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any
+
+    from client.arguments import Arguments
+
+#: what a recipe has besides files of an agent
+EXTRAS = ("README.md", "needs", "files")
+#: the directories that every sandbox shows, where a program needs no line of `mount`
+SHOWN = ("/usr/", "/bin/", "/sbin/", "/lib/", "/lib64/")
+MODULES = "/node_modules/"
+NO_NETWORK = "none"
+
+
+class Recipe:
+    """What a directory says."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = os.path.abspath(directory)
+        self.name = os.path.basename(self.directory)
+        #: of each file of an agent that it has
+        self.lines: dict[str, list[Line]] = {}
+        #: with the oldest major version that will do, 0 for any
+        self.programs: dict[str, int] = {}
+        #: of each group, one variable is needed
+        self.keys: list[list[str]] = []
+        #: the first one that is configured is used
+        self.networks: list[str] = []
+
+    @property
+    def summary(self) -> str:
+        """The title of its README."""
+        try:
+            first = read_file(f"{self.directory}/README.md").decode().partition("\n")[0]
+        except (OSError, UnicodeDecodeError):
+            return ""
+        return first.lstrip("# ")
+
+
+# finding and reading them
+
+
+def directories() -> list[str]:
+    """Return the directories of recipes: the user's, the machine's, and what came with ctxfs."""
+    config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    home = os.path.dirname(os.path.abspath(__file__))
+    shipped = os.path.join(os.path.dirname(home), "contrib", "agents")
+    if not os.path.isdir(shipped):  # installed: PREFIX/lib/pythonX/site-packages/client
+        prefix = os.path.abspath(os.path.join(home, *[os.pardir] * 4))
+        shipped = os.path.join(prefix, "share", "ctxfs", "agents")
+    return [os.path.join(config, "ctxfs", "agents"), "/etc/ctxfs/agents", shipped]
+
+
+def places() -> dict[str, str]:
+    """Return the directory of each recipe by name; the first one of a name counts."""
+    found: dict[str, str] = {}
+    for directory in directories():
+        try:
+            names = sorted(os.listdir(directory))
+        except OSError:
+            continue
+        for name in names:
+            path = os.path.join(directory, name)
+            if not name.startswith(".") and os.path.isdir(path):
+                found.setdefault(name, path)
+    return found
+
+
+def find(name: str) -> Recipe:
+    """Return the recipe of a name, or of a directory if it has a slash."""
+    directory = name if "/" in name else places().get(name)
+    if directory is None or not os.path.isdir(directory):
+        looked = "" if "/" in name else f" in {', '.join(directories())}"
+        raise Failure(f'no recipe "{name}"{looked}; see: ctx agents', USAGE)
+    return read(directory)
+
+
+def read(directory: str) -> Recipe:
+    """Return what the files in a directory say; fail with the file and line of a mistake."""
+    recipe = Recipe(directory)
+    try:
+        names = sorted(os.listdir(recipe.directory))
+    except OSError as error:
+        raise Failure(f"{recipe.directory}: {error.strerror}", USAGE) from None
+    for name in names:
+        path = f"{recipe.directory}/{name}"
+        if name == "needs":
+            for line in lines_of(path):
+                add_need(recipe, line)
+        elif name in AGENT_FILES:
+            recipe.lines[name] = list(lines_of(path))
+        elif name not in EXTRAS and not name.startswith("."):
+            raise Failure(
+                f"{path}: not a file that sets an agent up, nor {', '.join(EXTRAS)}: "
+                "put other files into files/",
+                USAGE,
+            )
+    if not recipe.lines.get("exec"):
+        raise Failure(f"{recipe.directory}/exec: missing or empty: it names the program", USAGE)
+    for line in (line for lines in recipe.lines.values() for line in lines):
+        check_words(recipe, line)
+    return recipe
+
+
+def lines_of(path: str) -> Iterator[Line]:
+    """Yield the lines of a file, without blank ones and comments."""
+    try:
+        text = read_file(path).decode()
+    except OSError as error:
+        raise Failure(f"{path}: {error.strerror}", USAGE) from None
+    except UnicodeDecodeError:
+        raise Failure(f"{path}: not UTF-8", USAGE) from None
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            yield Line(line, f"{path}:{number}")
+
+
+def add_need(recipe: Recipe, line: Line) -> None:
+    """Take a line of `needs`."""
+    kind, *words = line.text.split()
+    version = words.pop() if kind == "program" and len(words) == 2 else "0"
+    if kind == "program" and len(words) == 1 and version.isascii() and version.isdigit():
+        recipe.programs[words[0]] = int(version)
+    elif kind == "key" and words:
+        recipe.keys.append(words)
+    elif kind == "network" and words:
+        recipe.networks += words
+    else:
+        raise Failure(
+            f'{line.where}: "{line.text}" is not: program NAME [MAJOR_VERSION], '
+            "key VARIABLE..., or network NAME...",
+            USAGE,
+        )
+
+
+# what stands for a part of a line
+
+
+def each_word(text: str, replace: Callable[[str], str]) -> str:
+    """Return a text with each @WORD@ replaced."""
+    import re
+
+    return re.sub(r"@([a-z]+(?::[^@\s]+)?)@", lambda match: replace(match[1]), text)
+
+
+WORDS = ("name", "label", "cwd", "files", "network")
+
+
+def check_words(recipe: Recipe, line: Line) -> None:
+    """Fail if a line has an unknown word, or a program that `needs` does not have."""
+
+    def check(word: str) -> str:
+        kind, colon, name = word.partition(":")
+        if kind == "program" and colon and name not in recipe.programs:
+            message = f'{line.where}: @{word}@: add "program {name}" to needs'
+            raise Failure(message, USAGE)
+        if word not in WORDS and not (kind == "program" and colon):
+            known = ", ".join(f"@{word}@" for word in (*WORDS, "program:NAME"))
+            raise Failure(f"{line.where}: @{word}@ is not one of {known}", USAGE)
+        return ""
+
+    each_word(line.text, check)
+
+
+def program_words(name: str) -> list[str]:
+    """Return the words that execute an installed program wherever `PATH` does not lead to it.
+
+    These are its file, and before it the interpreter that its first line has env(1) look for.
+    """
+    path = os.path.realpath(find_program(name))
+    with open(path, "rb") as file:
+        first = file.readline(256)
+    words = os.fsdecode(first[2:]).split() if first.startswith(b"#!") else []
+    if len(words) > 1 and os.path.basename(words[0]) == "env":
+        options = ("-S", "--split-string", "-i")
+        sought = words[2:] if words[1] in options else words[1:]
+        interpreter = find_program(sought[0])
+        if interpreter:
+            return [os.path.realpath(interpreter), *sought[1:], path]
+    return [path]
+
+
+def program_mounts(name: str) -> list[str]:
+    """Return the lines of `mount` that show a program in a sandbox where it is here.
+
+    A program of npm comes with all modules that it was installed with.
+    """
+    sources = []
+    for word in program_words(name):
+        if word.startswith("/") and not word.startswith(SHOWN):
+            source = word.partition(MODULES)[0] + MODULES[:-1] if MODULES in word else word
+            sources.append(source)
+    return [f"{source}\t{source}\tro\t-" for source in dict.fromkeys(sources)]
+
+
+# what it needs
+
+
+def major_version(path: str) -> int:
+    """Return the first number that a program says of its version, 0 if it says none."""
+    import re
+    import subprocess
+
+    try:
+        said = subprocess.run(
+            [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = re.search(rb"[0-9]+", said.stdout)
+    return int(found[0]) if found else 0
+
+
+def lacking_programs(recipe: Recipe) -> Iterator[str]:
+    """Yield which programs are missing or too old."""
+    for name, least in recipe.programs.items():
+        path = find_program(name)
+        if not path:
+            yield f"program {name}: not found in PATH"
+        elif least and (found := major_version(path)) < least:
+            yield f"program {name}: {path} has version {found}, older than {least}"
+
+
+def lacking_keys(recipe: Recipe, given: Sequence[str] = ()) -> Iterator[str]:
+    """Yield of which groups of variables none is set, here or by the recipe or an option."""
+    own = [line.text.partition("=")[0] for line in recipe.lines.get("env", ()) if "=" in line.text]
+    for names in recipe.keys:
+        if not any(os.environ.get(name) or name in (*own, *given) for name in names):
+            yield f"key: {' or '.join(names)} is not set"
+
+
+def configured_networks(root: Root) -> list[str]:
+    """Return the names of the networks that this ctxd can give to agents."""
+    keys = (line.partition("=")[0] for line in root.value("status").splitlines())
+    return [key.removeprefix("network.") for key in keys if key.startswith("network.")]
+
+
+def network_for(root: Root, recipe: Recipe, wanted: str | None = None) -> str:
+    """Return the network that an agent gets, empty if none that it could use is configured."""
+    if wanted is not None or not recipe.networks:
+        return wanted or NO_NETWORK
+    there = configured_networks(root)
+    return next((name for name in recipe.networks if name in there), "")
+
+
+def needs_keys(network: str) -> bool:
+    """Return whether an agent has to have the keys itself: what answers in a network of a name of
+    its own adds them."""
+    return network in ("", "default", NO_NETWORK)
+
+
+def lacks(root: Root, recipe: Recipe) -> list[str]:
+    """Return what a recipe lacks on this machine."""
+    found = list(lacking_programs(recipe))
+    network = network_for(root, recipe)
+    if not network:
+        names = " or ".join(recipe.networks)
+        found.append(f"network: {names} is not configured (or use: --network default)")
+    if needs_keys(network):
+        found += lacking_keys(recipe)
+    return found
+
+
+# the files of an agent
+
+
+def agent_lines(
+    recipe: Recipe, name: str, *, network: str = NO_NETWORK, cwd: str = "", label: str = ""
+) -> dict[str, list[Line]]:
+    """Return the lines of an agent's files, as this machine and this agent have them.
+
+    `network` is what `network_for` found, `cwd` the directory that the agent is to work in, by
+    default the current one, and `label` the agent's if that is not the default.
+    """
+    words = {
+        "name": name, "label": label or f"{name}_t", "cwd": os.path.realpath(cwd or os.getcwd()),
+        "files": f"{recipe.directory}/files", "network": network,
+    }  # fmt: skip
+
+    def replaced(text: str) -> str:
+        import shlex
+
+        def value(word: str) -> str:
+            program = word.partition(":")[2]
+            return shlex.join(program_words(program)) if program else words[word]
+
+        return each_word(text, value)
+
+    found: dict[str, list[Line]] = {}
+    for file, lines in recipe.lines.items():
+        made = found.setdefault(file, [])
+        for line in lines:
+            if file == "mount":
+                texts = mount_lines(line.text, replaced)
+            elif file == "env":
+                texts = env_lines(line.text, replaced)
+            elif "@network@" in line.text and network == NO_NETWORK:
+                texts = []
+            else:
+                texts = [replaced(line.text)]
+            made += (Line(text, line.where) for text in texts)
+        # what all lines were left out of is empty, and has not its default
+        made += [] if made else [Line("", f"{recipe.directory}/{file}:1")]
+    if needs_keys(network):
+        names = [name for group in recipe.keys for name in group]
+        where = f"{recipe.directory}/needs"
+        keys = [Line(text, where) for name in names for text in env_lines(name, str)]
+        if keys:
+            found["env"] = [*found.get("env", ()), *keys]
+    return found
+
+
+def mount_lines(text: str, replaced: Callable[[str], str]) -> list[str]:
+    """Return a line of `mount`, or those of a program: paths may have blanks."""
+    word = text.strip().strip("@")
+    if text.strip() == f"@{word}@" and word.startswith("program:"):
+        return program_mounts(word.partition(":")[2])
+    words = text.split("\t") if "\t" in text else text.split()
+    return ["\t".join(map(replaced, words))]
+
+
+def env_lines(text: str, replaced: Callable[[str], str]) -> list[str]:
+    """Return a line of `env`; of a variable without a value, as it is here, if it is set."""
+    name, equals, value = text.partition("=")
+    if equals:
+        return [f"{name}={replaced(value)}"]
+    here = os.environ.get(name)
+    return [] if here is None else [f"{name}={here}"]
+
+
+def do_agents(root: Root, args: Arguments) -> int:
+    """List the recipes and what each lacks."""
+    rows: list[dict[str, Any]] = []
+    for name, directory in sorted(places().items()):
+        try:
+            recipe = read(directory)
+            summary, missing = recipe.summary, lacks(root, recipe)
+        except Failure as failure:
+            summary, missing = "", [str(failure)]
+        rows.append({"name": name, "directory": directory, "summary": summary, "lacks": missing})
+    if args.json:
+        STDOUT.text(as_json(rows))
+        return 0
+    cells = [[row["name"], row["directory"], "; ".join(row["lacks"])] for row in rows]
+    show_table(("AGENT", "DIRECTORY", "LACKS"), cells)
+    return 0
+
+
+COMMANDS = (
+    Command(
+        "agents",
+        "list the recipes of agents, and what each lacks on this machine",
+        (JSON,),
+        do_agents,
+        "A recipe is a directory with files of an agent, for --agent of spawn and run. Recipes are"
+        " in ~/.config/ctxfs/agents, /etc/ctxfs/agents and where ctxfs was installed; the first"
+        " one of a name counts.",
+    ),
+)
