@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 
-from client.agents import create
+from client.agents import Line, create
 from client.arguments import Command, arg
 from client.control import Terminated, end, for_each, terminate
 from client.ends import session_of
 from client.events import last_events, parse_event
 from client.exits import OK, USAGE, Failure
-from client.files import read_file, value_of
 from client.following import open_wait
 from client.jsonrpc import (
     INTERNAL_ERROR,
@@ -24,9 +23,11 @@ from client.jsonrpc import (
     objects_in,
     text_in,
 )
+from client.recipes import agent_lines, find, lacks, network_for
 from client.root import Root, agent, label
 from client.sockets import MESSAGE_CODES, connect, connect_started, refusal
 from client.spawn import dispose
+from client.words import AGENT_FILES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from client.agents import Value
     from client.arguments import Arguments
+    from client.recipes import Recipe
 
     #: what answers a request: its params, and its id
     Method = Callable[["Editor", dict[str, Any], object], None]
@@ -48,13 +51,6 @@ RETRY_FIRST, RETRY_MOST, RETRY_TIME = 0.1, 2.0, 60.0
 STOPS = ("refusal", "max_tokens", "max_turn_requests")
 #: errors that the cancel of a message may get, which has ended or was refused
 CANCEL_CODES = ("ESRCH", "ENOENT")
-#: where recipes are looked for by name, and the control files that one may have, in the order in
-#: which they are written: policies name a label
-RECIPES = ("~/.config/ctxfs/agents", "/etc/ctxfs/agents")
-RECIPE_FILES = (
-    *("label", "mode", "exec", "env", "path", "limits", "model", "policy", "homedir", "mount"),
-    "meta.json",
-)
 #: what is replayed of a conversation at a time
 REPLAYED = 1 << 20
 
@@ -370,6 +366,7 @@ class Recipes(Source):
 
     def __init__(self, root: Root, name: str, loop: Loop) -> None:
         super().__init__(root, name)
+        self.recipe = find(name)
         self.loop = loop
         #: agents that are there, and those of them that are being stopped
         self.made: list[str] = []
@@ -378,9 +375,10 @@ class Recipes(Source):
     def open(self, cwd: str) -> tuple[str, str]:
         if not os.path.isabs(cwd) or not os.path.isdir(cwd):
             raise Refused(INVALID_PARAMS, f"cwd: {cwd}: not an absolute path of a directory")
-        name = f"{os.path.basename(os.path.normpath(self.name))}-{os.urandom(4).hex()}"
+        name = f"{self.recipe.name}-{os.urandom(4).hex()}"
         owner = agent(name)
-        create(self.root, owner, [*recipe_files(self.name, cwd), ("ctl", b"start\n")])
+        files = recipe_files(self.root, self.recipe, name, cwd)
+        create(self.root, owner, [*files, ("ctl", b"start\n")])
         self.made.append(name)
         try:
             connect_started(self.root, name).close()
@@ -417,29 +415,29 @@ class Recipes(Source):
             dispose(self.root, agent(name))
 
 
-def recipe_files(recipe: str, cwd: str) -> list[tuple[str, bytes]]:
-    """Return the control files of an agent by a recipe: a directory that has some of them.
+def recipe_files(
+    root: Root, recipe: Recipe, name: str, cwd: str
+) -> list[tuple[str, Value]]:
+    """Return the control files of an agent of a recipe that works in `cwd`.
 
-    The agent works in `cwd`, which is all that it may change.
+    That is all that it may change. Nobody is there to be asked for a network, so it gets the one
+    that the recipe finds here.
     """
-    places = [recipe] if "/" in recipe else [f"{place}/{recipe}" for place in RECIPES]
-    directory = next(filter(os.path.isdir, map(os.path.expanduser, places)), None)
-    if directory is None:
-        raise Failure(f"{recipe}: no such recipe; there is none at {' or '.join(places)}", USAGE)
-    files = {}
-    for file in RECIPE_FILES:
-        path = os.path.join(directory, file)
-        if os.path.isfile(path):
-            files[file] = read_file(path)
-    if "exec" not in files:
-        raise Failure(f"{directory}: it has no file exec", USAGE)
-    lines = files.get("mount", b"").decode(errors="replace").splitlines()
-    for number, line in enumerate(lines, 1):
-        if not line.startswith("#") and line.split()[2:3] == ["rw"]:
-            message = f"{directory}/mount: line {number}: only the editor's directory may be rw"
-            raise Failure(message, USAGE)
-    files["mount"] = value_of("\n".join([*lines, f"{cwd}\t{cwd}\trw\t-"]))
-    return [*{"mode": b"turn\n", **files}.items(), ("cwd", value_of(cwd))]
+    missing = lacks(root, recipe)
+    if missing:
+        raise Failure(f"the recipe {recipe.name} lacks {'; '.join(missing)}")
+    lines = agent_lines(recipe, name, network=network_for(root, recipe), cwd=cwd)
+    lines.pop("workspace", None)
+    lines.pop("homedir", None)  # it would be that of a name which nobody uses again
+    here = os.path.realpath(cwd)
+    mounts = [line for line in lines.get("mount", ()) if line.text.split("\t")[:1] != [here]]
+    for line in mounts:
+        if line.text.split("\t")[2:3] == ["rw"]:
+            raise Failure(f"{line.where}: only the editor's directory may be rw", USAGE)
+    lines["mount"] = [*mounts, Line(f"{here}\t{here}\trw\t-", "the editor's cwd")]
+    lines["cwd"] = [Line(here, "the editor's cwd")]
+    lines.setdefault("mode", [Line("turn", "the default of ctx acp")])
+    return [(file, lines[file]) for file in sorted(lines, key=AGENT_FILES.index)]
 
 
 class Editor(Peer):

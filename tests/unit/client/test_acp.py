@@ -15,6 +15,8 @@ import pytest
 from client.acp import recipe_files, text_of_prompt
 from client.exits import Failure
 from client.jsonrpc import Refused
+from client.recipes import find
+from client.root import Root
 from tests.unit.client.fakes import ASKED, DONE, START, FakeAgent, FakeRoot, Run, delta, message
 from tests.worlds.daemon import TIMEOUT
 
@@ -90,7 +92,9 @@ def said(updates: list[dict[str, Any]]) -> str:
     return "".join(update["content"]["text"] for update in updates)
 
 
-def test_the_newest_version_is_offered_to_whoever_wants_another(start: Callable[..., Acp]) -> None:
+def test_the_newest_version_is_offered_to_whoever_wants_another(
+    root: FakeRoot, start: Callable[..., Acp]
+) -> None:
     editor = start("x")
     for wanted in (1, 0, 2, 65535, "2024-11-05", None, True):
         result = editor.result("initialize", protocolVersion=wanted)
@@ -98,7 +102,7 @@ def test_the_newest_version_is_offered_to_whoever_wants_another(start: Callable[
     assert result["authMethods"] == []
     assert result["agentCapabilities"]["loadSession"] is True
     assert editor.end() == 0
-    editor = start("--agent", "x")
+    editor = start("--agent", recipe(root.path.parent / "r", exec="x"))
     assert editor.result("initialize", **INITIALIZE)["agentCapabilities"]["loadSession"] is False
 
 
@@ -217,29 +221,41 @@ def recipe(path: Path, **files: str) -> str:
     return str(path)
 
 
-def test_a_recipe_is_a_directory_of_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    recipe(tmp_path / ".config/ctxfs/agents/mine", exec="x\n", mount="/a /b ro\n# rw\n", else_="y")
-    files = recipe_files("mine", "/src")
-    assert files == [
-        ("mode", b"turn\n"), ("exec", b"x\n"),
-        ("mount", b"/a /b ro\n# rw\n/src\t/src\trw\t-\n"), ("cwd", b"/src\n"),
-    ]  # fmt: skip
+def lines_of(root: FakeRoot, path: str, cwd: Path) -> dict[str, list[str]]:
+    """The lines of the files of an agent by a recipe, in the order of writing."""
+    files = recipe_files(Root(str(root.path)), find(path), "n-1", str(cwd))
+    return {
+        file: [line if isinstance(line, str) else line.text for line in lines]  # type: ignore[union-attr]
+        for file, lines in files
+    }
+
+
+def test_an_agent_of_a_recipe_may_change_one_directory(root: FakeRoot, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    path = recipe(
+        tmp_path / "r", exec="x @name@\n", mount="/a /b ro\n@cwd@ /elsewhere rw\n",
+        workspace="explicit_root:@cwd@\n", homedir="durable\n",
+        policy="allow @label@ tool:* execute\n",
+    )  # fmt: skip
+    assert lines_of(root, path, work) == {
+        "mount": ["/a\t/b\tro", f"{work}\t{work}\trw\t-"],
+        "cwd": [str(work)],
+        "exec": ["x n-1"],
+        "mode": ["turn"],
+        "policy": ["allow n-1_t tool:* execute"],
+    }
     path = recipe(tmp_path / "other", exec="x\n", mode="resident\n")
-    assert dict(recipe_files(path, "/src"))["mode"] == b"resident\n"
+    assert lines_of(root, path, work)["mode"] == ["resident"]
 
 
-def test_a_recipe_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(Failure, match="none: no such recipe"):
-        recipe_files("none", "/src")
-    with pytest.raises(Failure, match="no file exec"):
-        recipe_files(recipe(tmp_path / "empty"), "/src")
+def test_a_recipe_that_is_refused(root: FakeRoot, tmp_path: Path) -> None:
     path = recipe(tmp_path / "wide", exec="x", mount="/a /b ro\n/c\t/d\trw\t-\n")
-    with pytest.raises(Failure, match="mount: line 2: only the editor's directory may be rw"):
-        recipe_files(path, "/src")
+    with pytest.raises(Failure, match="mount:2: only the editor's directory may be rw"):
+        lines_of(root, path, tmp_path)
+    path = recipe(tmp_path / "poor", exec="x", needs="program nowhere-to-be-found\n")
+    with pytest.raises(Failure, match="the recipe poor lacks program nowhere-to-be-found"):
+        lines_of(root, path, tmp_path)
 
 
 @pytest.mark.parametrize("words", [[], ["x", "--agent", "y"]])
