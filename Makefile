@@ -13,7 +13,8 @@ HEADERS := $(addprefix -idirafter /usr/include,/ /$(shell $(CC) -print-multiarch
 MANPAGES := $(wildcard man/*.[1-8])
 
 .PHONY: help setup programs demo test test-unit test-faults test-hostile test-systemd test-vm \
-	test-upgrade test-load test-posix test-pjdfstest soak fuzz mutate lint bench chart man words clean
+	test-upgrade test-load test-posix test-pjdfstest test-clients soak fuzz mutate lint bench chart \
+	man words clean
 
 help:
 	@echo "make setup   create .venv with ctxd and ctx; install missing packages"
@@ -27,6 +28,7 @@ help:
 	@echo "make test-load     run many well-behaved users (SECONDS=300)"
 	@echo "make test-posix    compare durable trees with the filesystem behind them (EXAMPLES=2000)"
 	@echo "make test-pjdfstest  the same by a public suite (PJDFSTEST=CHECKOUT)"
+	@echo "make test-clients  have Claude Code, Codex and Gemini CLI be agents (installs 1 GB from npm)"
 	@echo "make mutate        list small faults in the source that no test finds (NUMBER=60, SEED=1)"
 	@echo "make soak          start and kill agents and daemons at random (SECONDS=3600, SEED=1)"
 	@echo "make fuzz          run every parser on arbitrary input (SECONDS=3600)"
@@ -100,6 +102,10 @@ test-posix: $(STAMP) $(PROGRAMS)
 test-pjdfstest: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m tests.posix.pjdfstest "$(PJDFSTEST)"
 
+test-clients: $(STAMP) $(PROGRAMS)
+	sh tests/systemd/packages.sh node:nodejs npm:npm
+	$(PYTHON) -m tests.clients $(TESTS)
+
 soak: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m tests.soak $(or $(SECONDS),3600) $(or $(SEED),1)
 
@@ -128,4 +134,4 @@ words: $(STAMP)
 	$(PYTHON) -m ctxfs.words client/words.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info $(PROGRAMS) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .clients build *.egg-info $(PROGRAMS) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,285 @@
+"""Claude Code, Codex and Gemini CLI, unchanged, as agents by their recipes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.commands import SUBJECTS
+from tests.clients import BIN
+from tests.clients.conftest import Model
+from tests.worlds.daemon import Daemon, alive, read, wait_dead, wait_status, wait_until
+
+SECONDS = 120.0
+#: with MCP, its tools are the CLI's own; without, it calls them in a shell
+BY_MCP = "mcp" in SUBJECTS
+
+
+@dataclass(frozen=True)
+class Cli:
+    """What differs between them."""
+
+    name: str
+    #: where its API is, after the model's URL, and its key
+    url: str
+    path: str
+    key: str
+    #: one whose tools the model server knows
+    model: str
+    #: its own way to start agents, of which it gets none
+    own: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+CLIS = (
+    Cli("claude", "ANTHROPIC_BASE_URL", "", "ANTHROPIC_API_KEY", "claude-sonnet-4-5",
+        ("Agent", "Task", "Workflow", "ListAgents")),
+    Cli("codex", "OPENAI_BASE_URL", "/v1", "CODEX_API_KEY", "gpt-5",
+        ("spawn_agent", "collaboration/spawn_agent")),
+    Cli("gemini", "GOOGLE_GEMINI_BASE_URL", "", "GEMINI_API_KEY", "gemini-2.5-pro",
+        ("invoke_agent",)),
+)  # fmt: skip
+
+
+def scripted(text: str, *steps: dict[str, Any]) -> str:
+    return f"{text} <script>{json.dumps(steps)}</script>"
+
+
+class User:
+    """Somebody with these programs in the PATH, in the directory of a project."""
+
+    def __init__(self, daemon: Daemon, model: Model, cli: Cli) -> None:
+        self.daemon = daemon
+        self.cli = cli
+        self.project = daemon.base / "project"
+        self.project.mkdir()
+        self.project.chmod(0o777)
+        home = daemon.base / "user"
+        home.mkdir()
+        self.given = {cli.url: model.url + cli.path, cli.key: "key-of-the-user"}
+        self.env = {
+            "CTX_ROOT": str(daemon.root),
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "HOME": str(home),
+            "LANG": "C.UTF-8",
+            **self.given,
+        }
+
+    def start(self, *words: str, **more: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-IS", str(self.daemon.root / "bin" / "ctx"), *words],
+            **{"env": self.env, "cwd": self.project, "text": True, "stdin": subprocess.DEVNULL,
+               "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more},
+        )  # fmt: skip
+
+    def ctx(self, *words: str, status: int = 0) -> str:
+        """What a command says."""
+        process = self.start(*words)
+        out, err = process.communicate(timeout=SECONDS)
+        assert process.returncode == status, f"{words}: {process.returncode} {out}{err}"
+        return out
+
+    def make(self, verb: str, *words: str) -> str:
+        options = ("--agent", self.cli.name, "--network", "default", "--model", self.cli.model)
+        return self.ctx(verb, *options, *words)
+
+    def agent(self, name: str) -> Path:
+        return self.daemon.agent_dir(name)
+
+    @contextlib.contextmanager
+    def sending(self, name: str, text: str) -> Iterator[list[int]]:
+        """While somebody waits for the answer; the exit status, once there is one."""
+        statuses: list[int] = []
+        process = self.start("send", name, text)
+        waiting = threading.Thread(target=lambda: statuses.append(process.wait(SECONDS)))
+        waiting.start()
+        try:
+            yield statuses
+        finally:
+            waiting.join(SECONDS)
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture(params=CLIS, ids=str)
+def cli(request: pytest.FixtureRequest) -> Cli:
+    found: Cli = request.param
+    return found
+
+
+@pytest.fixture
+def user(daemon: Daemon, model: Model, cli: Cli) -> User:
+    return User(daemon, model, cli)
+
+
+#: says who it is; {last} has it then
+LOOK = {"shell": "echo I am $CTX_AGENT in $PWD; touch seen"}
+HANG = {"shell": "echo $$ > hangs; exec tail -f /dev/null"}
+
+
+def hangs(user: User) -> int:
+    """The pid, in its cell, of the command of a run that does not end."""
+    wait_until(lambda: (user.project / "hangs").exists(), "its command runs", timeout=SECONDS)
+    pid = (user.project / "hangs").read_text()
+    (user.project / "hangs").unlink()
+    return int(pid)
+
+
+def test_the_list_of_recipes_says_that_only_a_network_is_missing(user: User) -> None:
+    rows = {row["name"]: row for row in json.loads(user.ctx("agents", "--json"))}
+    assert [lack.partition(":")[0] for lack in rows[user.cli.name]["lacks"]] == ["network"]
+
+
+def test_once(user: User, model: Model) -> None:
+    said = user.make(
+        "spawn", "--wait", "--rm", scripted("Look.", LOOK, {"text": "found: {last}"})
+    )
+    assert f"I am {user.cli.name}-1 in {user.project}" in said and "found:" in said
+    assert (user.project / "seen").exists()
+    offered = {tool for request in model.requests for tool in request["tools"]}
+    assert not offered & set(user.cli.own), "it has agents of its own"
+    assert {request["key"].removeprefix("Bearer ") for request in model.requests} == {
+        "key-of-the-user"
+    }
+
+
+def test_a_conversation_goes_on(user: User) -> None:
+    """In the next run, after a crash of the daemon, and in the next life of the name."""
+    recall = scripted("And now?", {"text": "I remember: {memory}"})
+    user.make("run", "--keep", "--name", "bot", scripted("Zebras are striped.", {"text": "yes"}))
+    assert "Zebras are striped." in user.ctx("send", "bot", recall)
+    user.daemon.restart()
+    assert "Zebras are striped. And now?" in user.ctx("send", "bot", recall)
+    user.ctx("session", "bot", "another")
+    assert "Zebras" not in user.ctx("send", "bot", recall), "another session, another conversation"
+    user.ctx("session", "bot", "default")
+    user.ctx("stop", "--wait", "bot")
+    user.ctx("rm", "bot")
+    assert "Zebras are striped. And now?" in user.make("run", "--name", "bot", recall)
+
+
+def test_an_abort_ends_the_run_and_not_the_conversation(user: User) -> None:
+    user.make("run", "--keep", "--name", "bot", scripted("Zebras are striped.", {"text": "yes"}))
+    with user.sending("bot", scripted("Take long.", HANG, {"text": "never"})) as statuses:
+        hangs(user)
+        user.ctx("abort", "bot")
+    assert statuses == [130]
+    user.ctx("resume", "bot")
+    recall = scripted("And now?", {"text": "I remember: {memory}"})
+    assert "Zebras are striped." in user.ctx("send", "bot", recall)
+
+
+def test_a_stop_reaches_it_in_mid_run(user: User) -> None:
+    user.make("spawn", "--name", "bot", scripted("Take long.", HANG, {"text": "never"}))
+    hangs(user)
+    user.ctx("stop", "--wait", "bot")
+    assert read(user.agent("bot"), "reason") == "operator_stop\n"
+    assert read(user.agent("bot"), "processes") == ""
+
+
+def reviewer(user: User, name: str, *steps: dict[str, Any]) -> dict[str, Any]:
+    """The call that spawns one that is the same program. Its key is not inherited."""
+    program = shlex.split(read(user.agent("boss"), "exec")) if user.agent("boss").exists() else []
+    words = program or ["sh", "/recipe/run", *_program(user.cli.name)]
+    given = [f"{key}={value}" for key, value in user.given.items()]
+    return {
+        "tool": "SpawnAgent",
+        "input": {
+            "name": f"boss-{name}",
+            "exec": shlex.join(["env", *given, *words]),
+            "model": user.cli.model,
+            "initial_message": scripted(f"Review {name}.", *steps),
+        },
+    }
+
+
+def _program(name: str) -> list[str]:
+    from client import recipes
+
+    path = os.environ["PATH"]
+    os.environ["PATH"] = f"{BIN}:{path}"
+    try:
+        return recipes.program_words(name)
+    finally:
+        os.environ["PATH"] = path
+
+
+def test_a_parent_hears_its_reviewers_and_takes_them_along(user: User, model: Model) -> None:
+    quick = reviewer(
+        user, "quick",
+        {"tool": "Report", "input": {"text": "halfway through"}},
+        {"text": "the review of quick: fine"},
+    )  # fmt: skip
+    slow = reviewer(user, "slow", {"shell": "exec tail -f /dev/null"}, {"text": "never"})
+    task = scripted("Have it reviewed.", quick, slow, {"text": "spawned: {last}"})
+    said = user.make("run", "--keep", "--name", "boss", task)
+    assert "spawned:" in said and "boss-slow" in said, said
+    boss, child = user.agent("boss"), user.agent("boss-slow")
+    wait_dead(user.agent("boss-quick"), timeout=SECONDS)
+    assert read(user.agent("boss-quick"), "outcome") == "done\n"
+    assert "the review of quick" in read(user.agent("boss-quick"), "result.md")
+
+    def heard() -> bool:
+        conversation = read(boss, "session/messages.jsonl")
+        return "task_result" in conversation and read(boss, "status") == "idle\n"
+
+    wait_until(heard, "its parent has read the result", timeout=SECONDS)
+    reply = user.ctx("send", "boss", scripted("What do they say?", {"text": "heard: {memory}"}))
+    assert "(A report of your child agent:boss-quick:)" in reply and "halfway through" in reply
+    assert "the review of quick: fine" in reply
+    wait_status(child, "busy")
+    with user.sending("boss", scripted("Take long.", HANG, {"text": "never"})):
+        hangs(user)
+        user.ctx("kill", "--wait", "boss")
+    assert (read(child, "outcome"), read(child, "reason")) == ("cancelled\n", "parent_dead\n")
+    assert read(boss, "processes") == ""
+    offered = {tool for request in model.requests for tool in request["tools"]}
+    assert any("SpawnAgent" in tool for tool in offered) == BY_MCP
+
+
+def test_a_parent_that_is_killed_in_the_middle_leaves_no_child(user: User, model: Model) -> None:
+    """It waits for one child, reads its result, and dies beside another."""
+    quick = reviewer(user, "quick", LOOK, {"text": "fine, I am {last}"})
+    slow = reviewer(user, "slow", HANG, {"text": "never"})
+    wait = {"tool": "TaskOutput", "input": {"task_id": "boss-quick", "block": True, "timeout": 60}}
+    task = scripted("Have it reviewed.", quick, wait, slow,
+                    {"shell": "touch all; exec tail -f /dev/null"}, {"text": "never"})  # fmt: skip
+    user.make("spawn", "--name", "boss", task)
+    inside = hangs(user)
+    wait_until(lambda: (user.project / "all").exists(), "its parent goes on", timeout=SECONDS)
+    answers = [result for request in model.requests for result in request["results"]]
+    assert any("fine, I am" in answer for answer in answers), "it read the result"
+    boss, child = user.agent("boss"), user.agent("boss-slow")
+    pids = [json.loads(line)["pid"] for line in read(boss, "processes").splitlines()]
+    assert inside and len(pids) >= 2
+    os.kill(int(read(boss, "pid")), signal.SIGKILL)
+    wait_dead(boss, timeout=SECONDS)
+    wait_dead(child, timeout=SECONDS)
+    assert read(boss, "reason") == "signal:9\n"
+    assert (read(child, "outcome"), read(child, "reason")) == ("cancelled\n", "parent_dead\n")
+    assert not [pid for pid in pids if alive(pid)]
+
+
+@pytest.mark.parametrize("cli", CLIS[:1], ids=str, indirect=True)
+def test_claude_without_any_network(user: User, model: Model) -> None:
+    """It reaches its API by a socket that is mounted."""
+    options = ["--agent", "claude", "--network", "none", "--model", user.cli.model]
+    options += ["--mount", f"{model.socket}:/api.sock", "--wait", "--rm"]
+    options += ["--env", "ANTHROPIC_UNIX_SOCKET=/api.sock", "--env", f"{user.cli.url}=http://api"]
+    routes = {"shell": "wc -l < /proc/net/route"}
+    said = user.ctx("spawn", *options, scripted("Look.", routes, {"text": "routes: {last}"}))
+    assert said.split() == ["routes:", "1"], "the heading alone"
