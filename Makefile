@@ -4,7 +4,7 @@ VENV    := .venv
 PYTHON  := $(VENV)/bin/python
 STAMP   := $(VENV)/.complete
 NATIVE  := runtime/native
-PROGRAMS := $(addprefix $(NATIVE)/,binder enter gather guard keeper launcher lend look monitor stage view)
+PROGRAMS := $(addprefix $(NATIVE)/,binder enter gather guard keeper launcher lend look monitor relay stage view)
 CFLAGS  := -std=gnu11 -O2 -Wall -Wextra -Werror
 # A static program of musl starts three times as fast as one of glibc, and takes a fraction of
 # the memory. It has no headers of the kernel: the host's come last.
@@ -13,8 +13,8 @@ HEADERS := $(addprefix -idirafter /usr/include,/ /$(shell $(CC) -print-multiarch
 MANPAGES := $(wildcard man/*.[1-8])
 
 .PHONY: help setup programs demo test test-unit test-faults test-hostile test-systemd test-vm \
-	test-upgrade test-load test-posix test-pjdfstest test-clients soak fuzz mutate lint bench chart \
-	man words clean
+	test-upgrade test-load test-posix test-pjdfstest test-clients test-proxy soak fuzz mutate lint \
+	bench chart man words clean
 
 help:
 	@echo "make setup   create .venv with ctxd and ctx; install missing packages"
@@ -29,6 +29,7 @@ help:
 	@echo "make test-posix    compare durable trees with the filesystem behind them (EXAMPLES=2000)"
 	@echo "make test-pjdfstest  the same by a public suite (PJDFSTEST=CHECKOUT)"
 	@echo "make test-clients  have Claude Code, Codex and Gemini CLI be agents (installs 1 GB from npm)"
+	@echo "make test-proxy    test the proxy that adds keys, with nginx (contrib/proxy)"
 	@echo "make mutate        list small faults in the source that no test finds (NUMBER=60, SEED=1)"
 	@echo "make soak          start and kill agents and daemons at random (SECONDS=3600, SEED=1)"
 	@echo "make fuzz          run every parser on arbitrary input (SECONDS=3600)"
@@ -105,6 +106,10 @@ test-pjdfstest: $(STAMP) $(PROGRAMS)
 test-clients: $(STAMP) $(PROGRAMS)
 	sh tests/systemd/packages.sh node:nodejs npm:npm
 	$(PYTHON) -m tests.clients $(TESTS)
+
+test-proxy: $(STAMP) $(PROGRAMS)
+	sh tests/systemd/packages.sh nginx:nginx-light openssl:openssl curl:curl
+	$(PYTHON) -m pytest tests/system/test_proxy.py
 
 soak: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m tests.soak $(or $(SECONDS),3600) $(or $(SEED),1)

@@ -36,7 +36,7 @@ log = logging.getLogger("ctxd.runtime")
 
 _PROGRAMS = (
     *("binder", "enter", "gather", "guard", "keeper"),
-    *("launcher", "lend", "look", "monitor", "stage", "view"),
+    *("launcher", "lend", "look", "monitor", "relay", "stage", "view"),
 )
 
 VERSION = "0.1.0"
@@ -79,6 +79,7 @@ class Runtime:
         """New settings for what is decided from now on."""
         self.agents.settings.config = config
         self.accounts.configure(config)
+        self.supervisor.networks.configured()
 
     def status(self) -> dict[str, str]:
         """The facts of ``/ctx/status``."""
@@ -86,6 +87,8 @@ class Runtime:
         for agent in self.agents.registry:
             counts[agent.status] += 1
         config = self.config
+        privilege = self.agents.privilege
+        relay = privilege.uid if privilege.rootless else config.relay_ids()[0]
         limits = (
             f"depth={config.depth},children={config.children},agents={config.agents},"
             f"document_max={config.document_max},log_max={config.log_max},grace={config.grace:g}s"
@@ -99,6 +102,10 @@ class Runtime:
             "controllers": ",".join(self.hierarchy.controllers),
             "mount": str(self.places.mount),
             "limits": limits,
+            **{
+                f"network.{name}": f"{network.port} {relay} {network.socket}"
+                for name, network in sorted(config.networks.items())
+            },
         }
 
 
@@ -193,6 +200,7 @@ def _prepare_shared(places: Places, privilege: Privilege) -> None:
             _private_directory(path, mode)
     _private_directory(places.records, 0o700)
     _private_directory(places.inputs, 0o700)
+    _private_directory(places.networks, 0o700)
     for name in _PROGRAMS:
         _install(cell.native(name), places.program(name))
 
@@ -315,7 +323,9 @@ def _remove_runtime(places: Places) -> None:
     if linux.mount_at(places.shared) is not None:
         linux.unmount(places.shared, linux.MNT_DETACH)
     places.lifeline.unlink(missing_ok=True)
-    for directory in (places.programs, places.records, places.inputs, places.waits):
+    for directory in (
+        *(places.programs, places.records, places.inputs, places.networks, places.waits),
+    ):
         shutil.rmtree(directory, ignore_errors=True)
     for path in (places.fuse, places.shared, places.stage, places.runtime):
         try:

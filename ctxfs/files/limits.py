@@ -9,9 +9,10 @@ from ctxfs.files import fields
 from ctxfs.tree.base import Base
 from ctxfs.tree.rows import Control
 from runtime.caller import Caller
-from runtime.errors import MalformedError
+from runtime.errors import MalformedError, QuotaError
 from runtime.records.model import Agent
 from runtime.texts import names
+from runtime.texts.limits import NETWORKS_MAX, network_of
 from runtime.texts.names import quote
 
 _KEYS: Final = ("memory.max", "pids.max", "cpu.max", "timeout", "grace", "log_max")
@@ -20,8 +21,9 @@ _CPU: Final = re.compile(r"(max|[0-9]{1,12})( [0-9]{1,12})?")
 
 def _parse(line: str) -> tuple[str, str]:
     key, separator, value = line.partition("=")
-    if not separator or key not in _KEYS:
-        keys = ", ".join(_KEYS)
+    of_network = network_of(key) is not None
+    if not separator or not (of_network or key in _KEYS):
+        keys = ", ".join((*_KEYS, "net.NAME.max"))
         raise MalformedError(f"{quote(line)} is not KEY=VALUE with a key of {keys}")
     if value == "max":
         return key, "max"
@@ -29,7 +31,7 @@ def _parse(line: str) -> tuple[str, str]:
         names.parse_duration(value)
     elif key == "log_max":
         names.parse_size(value)
-    elif key == "memory.max":
+    elif key == "memory.max" or of_network:
         value = str(names.parse_size(value))
     elif key == "pids.max":
         value = str(names.parse_number(value))
@@ -51,6 +53,11 @@ def _set_limits(base: Base, agent: Agent, caller: Caller, text: str) -> None:
     supervisor.check_limits(wanted)
     before = {key: agent.limits.get(key, "max") for key in wanted}
     merged = {**agent.limits, **wanted}
+    if len(_networks(merged)) > NETWORKS_MAX:
+        raise QuotaError(
+            f"limits of {len(_networks(merged))} networks are too many; use {NETWORKS_MAX}: "
+            "net.NAME.max=max removes one"
+        )
     try:
         supervisor.apply_limits(agent, wanted)
         base.runtime.agents.journal.update(
@@ -61,6 +68,11 @@ def _set_limits(base: Base, agent: Agent, caller: Caller, text: str) -> None:
         raise
 
 
+def _networks(limits: dict[str, str]) -> list[str]:
+    """The keys that limit a network."""
+    return sorted(key for key, value in limits.items() if value != "max" and network_of(key))
+
+
 def _limits(base: Base, agent: Agent, caller: Caller) -> str:
     config = base.runtime.config
     defaults = {
@@ -69,12 +81,14 @@ def _limits(base: Base, agent: Agent, caller: Caller) -> str:
         "log_max": str(config.log_max),
     }
     return "".join(
-        f"{key}={agent.limits.get(key, defaults.get(key, 'max'))}\n" for key in _KEYS
+        f"{key}={agent.limits.get(key, defaults.get(key, 'max'))}\n"
+        for key in (*_KEYS, *_networks(agent.limits))
     )
 
 
 ROW: Final[Control[Agent]] = Control(
     name="limits", default="configured", guard=fields.AT_ANY_TIME, merges=True,
     render=_limits, check=_check_limit, commit=_set_limits,
-    doc="KEY=VALUE of memory.max pids.max cpu.max timeout grace log_max; merged by key",
+    doc="KEY=VALUE of memory.max pids.max cpu.max timeout grace log_max, and net.NAME.max for "
+        "a network; merged by key",
 )  # fmt: skip

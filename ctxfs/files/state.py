@@ -33,12 +33,15 @@ def _processes(base: Base, agent: Agent, caller: Caller) -> Callable[[], str]:
 
 
 def _error(base: Base, agent: Agent, caller: Caller) -> str:
-    """The later of what was refused and the start that failed after it had been answered."""
-    refused = base.reasons.of_agent(agent.incarnation)
-    if not agent.reason.startswith("start_failed: "):
-        return refused
-    failed = late_line(agent.ended, f"agent/{agent.name}.d/ctl", agent.reason)
-    return max(refused, failed)  # both begin with their times
+    """The latest of what was refused, a start that failed after it had been answered, and what is
+    wrong with a network."""
+    found = [base.reasons.of_agent(agent.incarnation)]
+    if agent.reason.startswith("start_failed: "):
+        found.append(late_line(agent.ended, f"agent/{agent.name}.d/ctl", agent.reason))
+    trouble = base.runtime.supervisor.networks.trouble(agent)
+    if trouble is not None:
+        found.append(late_line(trouble.when, f"agent/{agent.name}.d/limits", trouble.what))
+    return max(found)  # all begin with their times
 
 
 def _printed(name: str) -> Callable[[Base, Agent], Callable[[int, int], bytes]]:
@@ -63,8 +66,9 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
     Shown(name="run", render=fields.value("run"), volatile=True, doc="current run"),
     Shown(name="cgroup", render=_cgroup, volatile=True, doc="path of its cgroup"),
     Gathered(name="usage", gather=_usage,
-        doc="cpu_usec memory_current memory_peak processes wall_msec, of the agent and all that it "
-            "owns. Without the memory controller, memory counts shared pages in parts (PSS), and "
+        doc="cpu_usec memory_current memory_peak processes wall_msec, and net.NAME.connections "
+            "net.NAME.sent net.NAME.received of networks, of the agent and all that it owns. "
+            "Without the memory controller, memory counts shared pages in parts (PSS), and "
             "memory_peak_sampled is the highest value that was read or sampled"),
     Gathered(name="processes", read=PARTIES, gather=_processes,
         doc="processes of the agent and of all that it owns, one JSON object per line: agent, pid "

@@ -9,6 +9,7 @@ from runtime.errors import UnsupportedError
 from runtime.kernel.cgroups import Cgroup, Hierarchy
 from runtime.records.model import Agent
 from runtime.records.settings import Settings
+from runtime.texts.limits import network_of
 
 _CPU_PERIOD: Final = 100_000
 #: what a program may always print, in bytes
@@ -22,6 +23,8 @@ def check_limits(hierarchy: Hierarchy, limits: dict[str, str]) -> None:
     """
     for key, value in limits.items():
         controller, _, rest = key.partition(".")
+        if network_of(key) is not None:
+            continue
         if rest and value != "max" and controller not in hierarchy.controllers:
             raise UnsupportedError(
                 f"{key}: the {controller} controller is not available in cgroup v2 here; "

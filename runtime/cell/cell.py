@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,7 @@ from typing import Final
 from runtime.agents.parts import Agents
 from runtime.agents.workspace import WORKSPACE, Worktree, binds
 from runtime.authority.living import INPUT_SIZE
-from runtime.cell import trees
+from runtime.cell import networks, trees
 from runtime.errors import MalformedError, WrongStateError
 from runtime.ids import RunId
 from runtime.kernel import linux, orders
@@ -34,8 +34,9 @@ from runtime.texts.names import parse_env_line, quote, split_command
 HOME: Final = "/tmp/home"
 _SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 _NATIVE: Final = Path(__file__).parents[1] / "native"
-#: descriptors as the steps find them (monitor.c)
-_REPORT_FD, _SPEC_FD, _KEEPER_FD, _VIEW_FD = 3, 4, 5, 6
+#: descriptors as the steps find them (monitor.c); then that of ``Plan.networks``, if there are any,
+#: the keeper, the view
+_REPORT_FD, _SPEC_FD, _NEXT_FD = 3, 4, 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +93,11 @@ class Places:
         return self.runtime / "input"
 
     @cached_property
+    def networks(self) -> Path:
+        """What is shared with relays (``runtime.cell.networks``)."""
+        return self.runtime / "net"
+
+    @cached_property
     def lifeline(self) -> Path:
         return self.runtime / "lifeline"
 
@@ -107,7 +113,7 @@ class Plan:
 
     ``steps`` is the first program with its arguments, the next with its own among them, and so on;
     ``spec``, ``view``, ``stage`` and ``lend`` are the orders that keeper, view, stage and lend
-    find in files.
+    find in files. ``networks`` are those that the keeper listens for, and hands out at a socket.
     ``view`` are operations of view.c, ``programs`` what the steps execute by descriptor
     after they have left the host's view.
     """
@@ -117,6 +123,7 @@ class Plan:
     view: tuple[tuple[str, ...], ...] = ()
     stage: bytes = b""
     lend: bytes = b""
+    networks: Mapping[str, int] = field(default_factory=dict)
     programs: tuple[str, ...] = ("keeper",)
 
     def describe(self) -> str:
@@ -147,8 +154,11 @@ def _lines(text: str) -> list[str]:
     return [line for line in text.split("\n") if line]
 
 
-def environment(agents: Agents, agent: Agent, places: Places) -> dict[str, str]:
-    """All that a program is started with, besides descriptors 0 to 2."""
+def environment(
+    agents: Agents, agent: Agent, places: Places, having: Mapping[str, int]
+) -> dict[str, str]:
+    """All that a program is started with, besides descriptors 0 to 2, in a cell that has these
+    networks."""
     entry = find_user(agent.uid)
     user = entry.pw_name if entry is not None else str(agent.uid)
     session = agents.sessions.get(agent.session)
@@ -169,6 +179,7 @@ def environment(agents: Agents, agent: Agent, places: Places) -> dict[str, str]:
         "SHELL": "/bin/sh",
         "LANG": "C.UTF-8",
         "TERM": "dumb",
+        **networks.variables(having),
     }
     values.update(parse_env_line(line) for line in _lines(agent.env))
     return values
@@ -350,6 +361,12 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     bare = parent is None or agent.root or _inside(str(places.mount), fresh)
     if bare and agent.iso != "shared":
         view.append(("symlink", str(places.fuse), str(places.mount)))
+    having = networks.wanted(agents, agent)
+    keeper_fd = _NEXT_FD + bool(having)
+    view_fd = keeper_fd + 1
+    # after the view come the program that builds it, or what is staged, then the cell
+    extra = view_fd + 1
+    passed = extra + (1 if nested else bool(staged)) + (parent is not None)
     for mount in own:
         if mount.target == "/":
             continue
@@ -365,19 +382,26 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
         identity = mount.identity if nested else "-"
         view.append(bind(source_of(mount), mount.target, options, identity))
 
+    # last, so that nothing covers it; and no cell has that of its parent
+    if having:
+        view.append(("tmpfs", "0755", networks.DIRECTORY))
+    elif parent is not None:
+        view.append(("hide", networks.DIRECTORY))
+
     privilege = agents.privilege
     groups = privilege.groups_of(agent.groups)
     ids = (agent.uid, agent.gid)
     grace = int(agents.settings.grace(agent) * 1000)
-    keeper = orders.words("keeper", _SPEC_FD, _REPORT_FD, grace)
+    hand = [str(_NEXT_FD)] if having else []
+    keeper = [*orders.words("keeper", _SPEC_FD, _REPORT_FD, grace), *hand]
     if nested:
         # it has its groups by then
-        inner = orders.words("view", _VIEW_FD, _KEEPER_FD, *ids, "=", keeper)
+        inner = orders.words("view", view_fd, keeper_fd, *ids, "=", keeper)
         enter, network = places.program("enter"), _network(agents, agent)
         steps = orders.words(enter, extra + 1, extra, *ids, groups, network, inner)
     else:
         builder = places.program("view")
-        steps = orders.words(builder, _VIEW_FD, _KEEPER_FD, *ids, groups, keeper)
+        steps = orders.words(builder, view_fd, keeper_fd, *ids, groups, keeper)
     stage = b""
     if staged:
         cell = "-" if parent is None else extra + 1
@@ -389,30 +413,40 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
         steps=tuple(steps),
         spec=_spec(
             working_directory(agents, agent),
-            environment(agents, agent, places),
+            environment(agents, agent, places, having),
             () if agent.how.holds_cell else program(agent),
+            having,
         ),
         view=tuple(view),
         stage=stage,
         lend=_lend(agents, agent, places, lent) if lent else b"",
+        networks=having,
         programs=("keeper", "view") if nested else ("keeper",),
     )
 
 
-def _spec(cwd: str, variables: dict[str, str], words: Sequence[str]) -> bytes:
+def _spec(
+    cwd: str,
+    variables: dict[str, str],
+    words: Sequence[str],
+    having: Mapping[str, int] | None = None,
+) -> bytes:
     """What the keeper is to start; it keeps a cell without a program if there are no words."""
-    return orders.message(cwd, [f"{key}={value}" for key, value in variables.items()], words)
+    environment = [f"{key}={value}" for key, value in variables.items()]
+    listens = networks.listened(having or {})
+    return orders.message(cwd, environment, words, *([listens] if listens else []))
 
 
 def plan_inside(agents: Agents, agent: Agent, places: Places, command: Command) -> Plan:
     """The steps of a program that enters the agent's cell."""
-    variables = {**environment(agents, agent, places), **dict(command.env)}
+    having = networks.of_cell(places.networks, agent)
+    variables = {**environment(agents, agent, places, having), **dict(command.env)}
     variables["CTX_RUN"] = command.run
     groups = agents.privilege.groups_of(agent.groups)
     enter, ids, network = places.program("enter"), (agent.uid, agent.gid), _network(agents, agent)
     # after the specification and the keeper, which needs no view, comes the cell
     keeper = orders.words("keeper", _SPEC_FD, _REPORT_FD, "-")
-    steps = orders.words(enter, _KEEPER_FD + 1, _KEEPER_FD, *ids, groups, network, keeper)
+    steps = orders.words(enter, _NEXT_FD + 1, _NEXT_FD, *ids, groups, network, keeper)
     return Plan(
         steps=tuple(steps),
         spec=_spec(command.cwd, variables, command.words),
@@ -555,11 +589,17 @@ def open_program(places: Places, name: str, *, rootless: bool) -> int:
 
 @contextmanager
 def passed_files(
-    prepared: Plan, places: Places, parent_cell: int | None, *, rootless: bool
+    prepared: Plan,
+    places: Places,
+    parent_cell: int | None,
+    *,
+    rootless: bool,
+    hand: Path | None = None,
 ) -> Iterator[list[int]]:
     """The descriptors that the steps find from 4 on, in order.
 
-    ``parent_cell`` is a pidfd of the parent's keeper.
+    ``parent_cell`` is a pidfd of the parent's keeper, ``hand`` where the cell's own keeper hands
+    out what it listens on.
     """
     with ExitStack() as stack:
         opened: list[int] = []
@@ -569,6 +609,9 @@ def passed_files(
             opened.append(fd)
 
         add(orders.memory_file("spec", prepared.spec))
+        if prepared.networks:
+            assert hand is not None
+            add(networks.listen(hand))
         add(open_program(places, "keeper", rootless=rootless))
         if prepared.view:
             add(orders.memory_file("view", orders.message(prepared.view)))

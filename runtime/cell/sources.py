@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from runtime.cell import networks
 from runtime.errors import (
     CtxError,
     ExceedingError,
@@ -146,7 +147,8 @@ class Looker:
             )
         uid, gid, groups = ids
         groups_word = self._agents.privilege.groups_of(groups)
-        spec = orders.message(uid, gid, groups_word, self._places.own, paths)
+        own = [*map(str, self._places.own), networks.DIRECTORY]
+        spec = orders.message(uid, gid, groups_word, own, paths)
         self._begun(asker)
         try:
             asker.leaf.create(self._hierarchy.controllers)
@@ -249,8 +251,8 @@ def _refusal(
         )
     if why in ("kernel", "daemon"):
         return ExceedingError(
-            f"{quote(source)}{at}: procfs, cgroupfs and the daemon's own directories "
-            "cannot be given to an agent"
+            f"{quote(source)}{at}: procfs, cgroupfs, {networks.DIRECTORY} and the daemon's own "
+            "directories cannot be given to an agent"
         )
     says = os.strerror(code)
     by_errno: dict[int, CtxError] = {

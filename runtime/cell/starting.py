@@ -13,7 +13,7 @@ import trio
 from runtime import crashpoints
 from runtime.agents.parts import Agents
 from runtime.authority.limits import apply_limits, log_room
-from runtime.cell import cell
+from runtime.cell import cell, networks
 from runtime.cell.cell import Command, Places
 from runtime.cell.execution import Execution, LiveCell, LiveCells
 from runtime.cell.sources import Looker
@@ -76,13 +76,15 @@ class Starter:
         live_cell.leaf.create(self._hierarchy.controllers)
         apply_limits(self._hierarchy, live_cell.node, agent.limits)
         log.debug("%s %s: %s", agent.name, agent.cell, plan.describe())
+        networks.prepare(self._agents, agent, places.networks, plan.networks)
         crashpoints.reach("start.planned")
         with contextlib.ExitStack() as stack:
             keeper = None
             if parent is not None:
                 keeper = self._open_keeper(parent)
                 stack.callback(os.close, keeper)
-            fds = stack.enter_context(self._passed_files(plan, keeper))
+            hand = networks.hand_path(places.networks, agent)
+            fds = stack.enter_context(self._passed_files(plan, keeper, hand))
             stdin = self.open_handoff(agent) if not agent.how.holds_cell else _null()
             stack.callback(os.close, stdin)
             if agent.status is not Status.STARTING:
@@ -225,10 +227,10 @@ class Starter:
             return cell.sealed_file("handoff", file.read())
 
     def _passed_files(
-        self, plan: cell.Plan, parent_cell: int | None
+        self, plan: cell.Plan, parent_cell: int | None, hand: Path | None = None
     ) -> contextlib.AbstractContextManager[list[int]]:
         rootless = self._agents.privilege.rootless
-        return cell.passed_files(plan, self._places, parent_cell, rootless=rootless)
+        return cell.passed_files(plan, self._places, parent_cell, rootless=rootless, hand=hand)
 
 
 async def _read_all(pipe: int) -> str:

@@ -17,6 +17,7 @@ from runtime.kernel.cgroups import Cgroup
 from runtime.life.conclusions import add_run_start, judge_agent
 from runtime.life.ending import Ender
 from runtime.life.leading import Lead, Leader
+from runtime.life.networks import Networks
 from runtime.life.worktrees import Worktrees
 from runtime.records.change import Change
 from runtime.records.lifecycle import Cue, Status
@@ -36,6 +37,7 @@ class LedCell(Lead):
         worktrees: Worktrees,
         ender: Ender,
         live_cells: LiveCells,
+        networks: Networks,
         nursery: trio.Nursery,
         serve: Callable[[Agent, LiveCell], None],
         launch: bool,
@@ -45,6 +47,7 @@ class LedCell(Lead):
         self._worktrees = worktrees
         self._ender = ender
         self._live_cells = live_cells
+        self._networks = networks
         self._nursery = nursery
         self._serve = serve
         self._is_new = launch
@@ -60,6 +63,8 @@ class LedCell(Lead):
     def beside(self, nursery: trio.Nursery) -> None:
         # the monitor is reaped whenever it ends
         self._nursery.start_soon(self._leader.watch_monitor, self._live_cell)
+        # and so is a relay
+        self._nursery.start_soon(self._networks.lead, self._agent, self._live_cell)
         self._serve(self._agent, self._live_cell)
 
     def look(self, record: RunRecord) -> None:

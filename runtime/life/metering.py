@@ -16,6 +16,8 @@ import trio
 from runtime.agents.parts import Agents
 from runtime.authority.disk import Gait
 from runtime.authority.limits import spent
+from runtime.cell import networks
+from runtime.cell.cell import Places
 from runtime.cell.execution import LiveCell, LiveCells
 from runtime.kernel.cgroups import Hierarchy
 from runtime.kernel.processes import Place, memory
@@ -31,8 +33,11 @@ _AT_ONCE: Final = 256
 class Meter:
     """Tells what agents use."""
 
-    def __init__(self, *, agents: Agents, hierarchy: Hierarchy, live_cells: LiveCells) -> None:
+    def __init__(
+        self, *, agents: Agents, hierarchy: Hierarchy, places: Places, live_cells: LiveCells
+    ) -> None:
         self._agents = agents
+        self._places = places
         self._live_cells = live_cells
         self._counted = "memory" in hierarchy.controllers
 
@@ -44,8 +49,9 @@ class Meter:
 
     def usage(self, agent: Agent) -> Callable[[], dict[str, int]]:
         """What finds it out, for a thread: cpu_usec, memory_current, memory_peak, processes,
-        wall_msec; bytes and counts. Instead of memory_peak, memory_peak_sampled where the kernel
-        does not count. Once the agent is dead, what was recorded."""
+        wall_msec; bytes and counts; and what passed through networks. Instead of memory_peak,
+        memory_peak_sampled where the kernel does not count. Once the agent is dead, what was
+        recorded."""
         live_cell = self._live_cells.get(agent.index)
         if live_cell is None or not agent.cgroup:
             recorded = agent.usage
@@ -63,13 +69,18 @@ class Meter:
                 "memory_current": current,
                 "processes": processes,
                 "wall_msec": int((time.time() - started) * 1000),
+                **networks.usage(self._places.networks, agent),
             }
 
         return find
 
-    def final(self, live_cell: LiveCell) -> dict[str, int]:
+    def final(self, agent: Agent, live_cell: LiveCell) -> dict[str, int]:
         """The same of an agent whose processes have ended."""
-        return {**self._spent(live_cell), "processes": 0}
+        return {
+            **self._spent(live_cell),
+            "processes": 0,
+            **networks.usage(self._places.networks, agent),
+        }
 
     def _spent(self, live_cell: LiveCell) -> dict[str, int]:
         found = spent(live_cell.node, counted=self._counted)

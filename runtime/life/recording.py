@@ -15,7 +15,7 @@ import trio
 
 from runtime import crashpoints
 from runtime.agents.parts import Agents
-from runtime.cell import cell
+from runtime.cell import cell, networks
 from runtime.cell.cell import Places
 from runtime.cell.execution import LiveCell, LiveCells
 from runtime.cell.record import RunRecord
@@ -139,7 +139,7 @@ class Recorder:
     def _conclude(self, change: Change, agent: Agent, live_cell: LiveCell) -> None:
         """Steps 7 and 8: the session, the channel, the events."""
         outcome, reason = self._end_of(agent, live_cell)
-        usage = self._meter.final(live_cell)
+        usage = self._meter.final(agent, live_cell)
         record = self._record_of_run(agent, live_cell)
         if record.started:
             try:
@@ -211,6 +211,7 @@ class Recorder:
             execution.over.set()
         if not live_cell.unkillable and not live_cell.node.remove():
             self._ender.clear(live_cell)
+        networks.remove(self._places.networks, agent, live_cell.record_path.name)
         crashpoints.reach("finish.removed")
         live_cell.record_path.unlink(missing_ok=True)
         if agent.live:  # it will be started again

@@ -9,6 +9,7 @@ import trio
 
 from runtime import crashpoints
 from runtime.agents.parts import Agents
+from runtime.cell import networks
 from runtime.cell.cell import Places
 from runtime.cell.execution import LiveCell, LiveCells
 from runtime.kernel.cgroups import Cgroup, Hierarchy
@@ -127,6 +128,10 @@ class Recovery:
             if path not in records:
                 path.unlink(missing_ok=True)
         names = {path.name for path in records}
+        kept = {agent.incarnation for agent in self._agents.registry if agent.live}
+        for path in self._places.networks.iterdir():
+            if path.name not in names | kept and not path.name.startswith(networks.OWNER):
+                path.unlink(missing_ok=True)
         for path in self._places.inputs.iterdir():
             if path.name.removesuffix("~") not in names:
                 path.unlink(missing_ok=True)

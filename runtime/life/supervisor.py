@@ -39,6 +39,7 @@ from runtime.life.ending import Ender, guarded
 from runtime.life.inside import Inside
 from runtime.life.leading import Leader
 from runtime.life.metering import Meter
+from runtime.life.networks import Networks
 from runtime.life.recording import Recorder
 from runtime.life.recovery import Recovery, record_lost
 from runtime.life.runs import Runs
@@ -137,10 +138,22 @@ class Supervisor(Subscriber):
             gather=str(places.program("gather")),
             nursery=nursery,
         )
+        #: the relays beside cells
+        self.networks = Networks(
+            agents=agents,
+            hierarchy=hierarchy,
+            watcher=watcher,
+            places=places,
+            spawner=spawner,
+            live_cells=live_cells,
+            nursery=nursery,
+        )
         self._boot = linux.boot_id()
         self._beginner = Beginner(agents=agents, worktrees=self._worktrees, boot=self._boot)
         #: what agents use
-        self.meter = Meter(agents=agents, hierarchy=hierarchy, live_cells=live_cells)
+        self.meter = Meter(
+            agents=agents, hierarchy=hierarchy, places=places, live_cells=live_cells
+        )
         self._recorder = Recorder(
             agents=agents,
             meter=self.meter,
@@ -164,11 +177,15 @@ class Supervisor(Subscriber):
         live_cell = self._live_cells.get(index)
         if live_cell is None:
             return
+        agent = self._agents.registry.get(index)
         if "limits" in names:
             live_cell.wakeup.notify()  # the timeout may be another
+            if agent is not None:
+                self.networks.limits_changed(agent)
+        if "policy" in names and agent is not None:
+            self.networks.policy_changed(agent)
         if not _WAKING.isdisjoint(names):
             live_cell.rouse()
-        agent = self._agents.registry.get(index)
         if "run_cause" in names and agent is not None and agent.run_cause is not None:
             # an earlier run may have set it; a change that waited for the disk is told twice
             if live_cell.impatient.is_set():
@@ -436,6 +453,7 @@ class Supervisor(Subscriber):
             worktrees=self._worktrees,
             ender=self._ender,
             live_cells=self._live_cells,
+            networks=self.networks,
             nursery=self._nursery,
             serve=self._serve,
             launch=launch,

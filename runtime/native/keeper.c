@@ -1,7 +1,7 @@
 /*
  * keeper: PID 1 of an agent's cell; also starts further programs in a cell.
  *
- *     keeper ORDERS_FD REPORT_FD GRACE_MS
+ *     keeper ORDERS_FD REPORT_FD GRACE_MS [HAND_FD]
  *
  * Starts the agent's program, reports its end to the monitor, and is the last
  * process of the PID namespace: when it exits, the kernel kills all processes
@@ -17,7 +17,8 @@
  * waits for no other: the cell's keeper does that.
  *
  * ORDERS_FD holds orders (orders.h): the working directory; the environment, a list; the
- * program and its arguments, a list, empty for no program. REPORT_FD is a SOCK_SEQPACKET
+ * program and its arguments, a list, empty for no program; and with HAND_FD the networks, a
+ * list of lists: a name and a port of the loopback, or 0 for none. REPORT_FD is a SOCK_SEQPACKET
  * socket to the monitor, for these words:
  *
  *     to the monitor    hello | start | failed TEXT | hold | term | exit N |
@@ -36,13 +37,21 @@
  *     SIGHUP    exit as soon as nothing else is left, held or not
  *     SIGTERM   end the cell, held or not, as on "go" and without a monitor: send
  *               SIGTERM to all, exit when nothing is left or the grace is over
+ *
+ * HAND_FD is a listening SOCK_SEQPACKET socket, given for a cell with networks. Before the
+ * program starts, PID 1 listens for each network on a socket in NETWORKS and on the port. Whoever
+ * connects to HAND_FD gets all of these, named in orders: "s" or "p" for socket or port, and the
+ * network. Only the daemon and its relays (relay.c) can connect there. PID 1 keeps the listening
+ * sockets and the last such connection: while there is no relay, programs that connect wait.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
+#include <sys/un.h>
 
 #include "common.h"
 #include "filter.h"
@@ -68,11 +77,26 @@ static void report(const char *format, ...)
 	(void)!send(report_fd, text, strlen(text), MSG_NOSIGNAL);
 }
 
-/* What to start. */
+#define NETWORKS "/run/ctx/net"	/* the same as in runtime/cell/networks.py */
+#define BACKLOG 128	/* connections that wait for the relay, of each socket */
+/* Above this, a keeper has HAND_FD at most. */
+#define FIRST_OTHER 5
+
+/* What to start, and the networks to listen for. */
 struct spec {
 	const char *cwd;
 	struct list env, argv;
+	struct list *networks;
+	size_t network_count;
 };
+
+/* The listening sockets, and the message that names them. */
+static struct {
+	int fds[DESCRIPTORS_MAX];
+	size_t count, length;
+	char names[DESCRIPTORS_MAX * 80];
+	int hand, relay;
+} listening = {.hand = -1, .relay = -1};
 
 /* Returns false if the orders are damaged. */
 static bool read_spec(int fd, struct spec *spec)
@@ -82,7 +106,69 @@ static bool read_spec(int fd, struct spec *spec)
 	spec->cwd = take_word(&orders);
 	spec->env = take_list(&orders);
 	spec->argv = take_list(&orders);
+	if (listening.hand >= 0)
+		spec->networks = take_lists(&orders, &spec->network_count);
 	return all_taken(&orders);
+}
+
+static void listen_at(const char *kind, const char *network, const void *address, socklen_t length)
+{
+	const struct sockaddr *where = address;
+	int fd = socket(where->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+	if (fd < 0 || listening.count == DESCRIPTORS_MAX || bind(fd, where, length) < 0 ||
+	    listen(fd, BACKLOG) < 0) {
+		report("failed network:%s: cannot listen in the cell: %s", network, strerror(errno));
+		exit(EXIT_FAILED);
+	}
+	listening.fds[listening.count++] = fd;
+	listening.length += (size_t)snprintf(listening.names + listening.length,
+					     sizeof listening.names - listening.length, "%s%s%c",
+					     kind, network, 0);
+}
+
+static void listen_for(const char *network, unsigned port)
+{
+	struct sockaddr_un path = {.sun_family = AF_UNIX};
+	struct sockaddr_in loopback = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
+				       .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+
+	snprintf(path.sun_path, sizeof path.sun_path, NETWORKS "/%s", network);
+	listen_at("s", network, &path, sizeof path);
+	if (port)
+		listen_at("p", network, &loopback, sizeof loopback);
+}
+
+static void listen_for_all(const struct spec *spec)
+{
+	for (size_t i = 0; i < spec->network_count; i++) {
+		const struct list *network = &spec->networks[i];
+		unsigned long long port;
+
+		if (network->count != 2 || strlen(network->items[0]) > 64 ||
+		    !parse_number(network->items[1], UINT16_MAX, &port)) {
+			report("failed the runtime's list of networks is damaged");
+			exit(EXIT_FAILED);
+		}
+		listen_for(network->items[0], (unsigned)port);
+	}
+}
+
+/* To another relay, after which the one before ends. */
+static void hand_out(void)
+{
+	char message[sizeof listening.names + 16];
+	int size, fd = accept4(listening.hand, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+	if (fd < 0)
+		return;
+	if (listening.relay >= 0)
+		close(listening.relay);
+	listening.relay = fd;
+	size = snprintf(message, sizeof message, "%zu%c", listening.count, 0);
+	memcpy(message + size, listening.names, listening.length);
+	(void)!send_message(fd, message, (size_t)size + listening.length, listening.fds,
+			    listening.count);
 }
 
 /*
@@ -376,13 +462,16 @@ static int keep(pid_t program, const sigset_t *watched, long long grace_ms)
 			{.fd = signals, .events = POLLIN},
 			{.fd = connected ? report_fd : -1, .events = POLLIN},
 			{.fd = other, .events = POLLIN},
+			{.fd = listening.hand, .events = POLLIN},
 		};
 
-		poll(fds, 4, timeout);
+		poll(fds, sizeof fds / sizeof *fds, timeout);
 		if (other >= 0)
 			close(other);
 		if (fds[2].revents && hear_monitor(&connected))
 			end_now = true;
+		if (fds[4].revents)
+			hand_out();
 	}
 }
 
@@ -406,13 +495,15 @@ int main(int argc, char **argv)
 	int spec_fd = take_descriptor(&orders), report_to = take_descriptor(&orders);
 	bool runner = take_if(&orders, "-");
 	long long grace_ms = runner ? 0 : (long long)take_number(&orders, LLONG_MAX / 2);
-	struct spec spec;
+	int hand = orders.next < orders.end ? take_descriptor(&orders) : -1;
+	struct spec spec = {0};
 	sigset_t blocked, inherited;
 	pid_t program = 0;
 
 	if (!all_taken(&orders))
 		return 2;
 	report_fd = report_to;
+	listening.hand = hand;
 	/* after execution by descriptor, the name would be the descriptor's number */
 	prctl(PR_SET_NAME, "keeper");
 	fcntl(report_fd, F_SETFD, FD_CLOEXEC);
@@ -434,12 +525,15 @@ int main(int argc, char **argv)
 		sigdelset(&inherited, heard[i]);
 	report("hello");
 	/* The agent must not have descriptors of earlier steps, such as the parent's
-	 * namespaces. Both descriptors needed here are below 5. */
-	close_from(5, 0);
+	 * namespaces. The descriptors needed here come first. */
+	close_from(hand < 0 ? FIRST_OTHER : (unsigned)hand + 1, 0);
 	if (!read_spec(spec_fd, &spec) || (runner && !spec.argv.count)) {
 		report("failed the runtime's start data is damaged");
 		return EXIT_FAILED;
 	}
+	if (hand >= 0)
+		fcntl(hand, F_SETFD, FD_CLOEXEC);
+	listen_for_all(&spec);
 	if (spec.argv.count) {
 		program = fork();
 		if (program < 0) {

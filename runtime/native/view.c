@@ -6,8 +6,8 @@
  * Takes the ids and drops every capability before it touches anything of the agent's.
  * Then it makes user, mount, PID, IPC, UTS and cgroup namespaces, as any user may, and
  * in them a new root by its orders. It then executes PROGRAM_FD, which was opened before
- * the view existed, with ARGUMENTS from the zeroth on, descriptors 0 to 4 and an empty
- * environment. The initial process waits for it and exits with its status.
+ * the view existed, with ARGUMENTS from the zeroth on, the descriptors below its own and an
+ * empty environment. The initial process waits for it and exits with its status.
  *
  * The author of the view in which this program starts may be hostile to the agent of
  * the new view, and files may change at any time. So this program executes, loads and
@@ -693,7 +693,7 @@ static void become_program(struct plan plan, const struct ids *ids, int program,
 	must(give_up_capabilities(), "capabilities");
 	must(setsid(), "setsid");
 	umask(022);
-	must(close_from(5, CLOSE_ON_EXEC), "close_range");
+	must(close_from((unsigned)program, CLOSE_ON_EXEC), "close_range");
 	execute(program, argv);
 	die("the cell's PID 1: %m");
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, fields
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,13 +13,25 @@ import yaml
 
 from runtime.errors import MalformedError, StartupError
 from runtime.kernel.users import find_user
-from runtime.texts import policy
+from runtime.texts import limits, policy
 from runtime.texts.context import LIMIT_MIN
-from runtime.texts.names import parse_duration, parse_size
+from runtime.texts.names import check_absolute, check_name, parse_duration, parse_size, quote
 
 log = logging.getLogger("ctxd.config")
 
 FALLBACK_AGENT_ID: Final = 61000
+FALLBACK_RELAY_ID: Final = 61001
+#: of a Unix socket (unix(7)), in bytes
+_SOCKET_PATH_MAX: Final = 107
+_PORTS: Final = range(1024, 65536)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """A Unix socket of the operator's, and the port at which cells have it on their loopback."""
+
+    socket: str
+    port: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +66,12 @@ class Config:
     watchdog: float = 20.0
     timeout: float | None = None
     agent_user: str = "ctxfs"
+    relay_user: str = "ctxfs-relay"
     allow_root_agents: bool = False
     base_view: tuple[str, ...] = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc")
     #: of root agents; over what an agent makes it has the rights of its creator without a line
     policy: tuple[str, ...] = ("agent:* create", "tool:* execute", "model:* use")
-
+    networks: Mapping[str, Network] = field(default_factory=dict)
 
     def agent_ids(self) -> tuple[int, int]:
         """uid and gid of agents whose creator is root (passwd(5))."""
@@ -64,6 +79,14 @@ class Config:
         if entry is None:
             return FALLBACK_AGENT_ID, FALLBACK_AGENT_ID
         return entry.pw_uid, entry.pw_gid
+
+    def relay_ids(self) -> tuple[int, int, tuple[int, ...]]:
+        """uid, gid and groups of relays, where root starts them: nobody else's."""
+        try:
+            entry = pwd.getpwnam(self.relay_user)
+        except KeyError:
+            return FALLBACK_RELAY_ID, FALLBACK_RELAY_ID, ()
+        return entry.pw_uid, entry.pw_gid, tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
 
 
 def _size(value: Any) -> int:
@@ -125,6 +148,39 @@ def _policy(value: Any) -> tuple[str, ...]:
     return lines
 
 
+def _networks(value: Any) -> dict[str, Network]:
+    if not isinstance(value, dict):
+        raise MalformedError(f"{value!r} is not a map of names to {{socket: PATH, port: NUMBER}}")
+    if len(value) > limits.NETWORKS_MAX:
+        raise MalformedError(f"{len(value)} networks are too many; use {limits.NETWORKS_MAX}")
+    found: dict[str, Network] = {}
+    for name, each in value.items():
+        check_name(_text(name))
+        if name == "default":
+            raise MalformedError('"default" is the network of the host; use another name')
+        network = _network(name, each)
+        for other, known in found.items():
+            if known.port == network.port:
+                raise MalformedError(f"{name} has port {network.port}, which is that of {other}")
+            if limits.variable(other) == limits.variable(name):
+                what = f"{limits.variable(name)} stands for {other} and for {name}"
+                raise MalformedError(f"{what}: rename one of them")
+        found[name] = network
+    return found
+
+
+def _network(name: str, value: Any) -> Network:
+    if not isinstance(value, dict) or set(value) != {"socket", "port"}:
+        raise MalformedError(f"{name} is not {{socket: PATH, port: NUMBER}}")
+    path, port = check_absolute(_text(value["socket"]), f"{name}: socket"), _count(value["port"])
+    if len(path.encode()) > _SOCKET_PATH_MAX:
+        what = f"{name}: socket {quote(path)} is longer than {_SOCKET_PATH_MAX} bytes"
+        raise MalformedError(f"{what}, the most for a Unix socket")
+    if port not in _PORTS:
+        raise MalformedError(f"{name}: port {port} is not one from 1024 to 65535")
+    return Network(socket=path, port=port)
+
+
 _PARSERS: Final = {
     "depth": _count,
     "children": _count,
@@ -154,9 +210,11 @@ _PARSERS: Final = {
     "watchdog": _duration,
     "timeout": _optional_duration,
     "agent_user": _text,
+    "relay_user": _text,
     "allow_root_agents": _flag,
     "base_view": _texts,
     "policy": _policy,
+    "networks": _networks,
 }
 
 #: settings of version 0.1, and the accounts that bound the same since

@@ -184,8 +184,6 @@ def _parse_line(line: str, label: str, may_delegate: bool) -> tuple[str, str, st
         raise MalformedError(f"{quote(target)}: unknown class; use {', '.join(PERMS)}")
     if not name or not _OBJECT.fullmatch(name):
         raise MalformedError(f"{quote(target)}: the object is not a name or a prefix ending in *")
-    if cls == "network" and name != "default":
-        raise MalformedError(f"{quote(target)}: unknown network; use network:default")
     wanted = perms.split(",")
     for perm in wanted:
         _check_permission(perm, cls)

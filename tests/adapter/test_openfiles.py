@@ -318,6 +318,20 @@ def test_a_hole_is_no_text(mounted: Mounted) -> None:
     assert mounted.get(f"{D}/env") == ""
 
 
+def test_a_network_has_a_limit_by_its_name(mounted: Mounted) -> None:
+    mounted.put(f"{D}/limits", "net.a.b.max=2M\nnet.api.max=1000\n")
+    assert the_agent(mounted).limits == {"net.a.b.max": "2097152", "net.api.max": "1000"}
+    assert mounted.get(f"{D}/limits").endswith("net.a.b.max=2097152\nnet.api.max=1000\n")
+    for line in ("net.api.max=some", "net..max=1", "net.a/b.max=1", "net.api.min=1"):
+        with refused("EINVAL"):
+            mounted.put(f"{D}/limits", f"{line}\n")
+    mounted.put(f"{D}/limits", "".join(f"net.n{i}.max=1\n" for i in range(30)))
+    with refused("EDQUOT"):
+        mounted.put(f"{D}/limits", "net.more.max=1\n")
+    mounted.put(f"{D}/limits", "net.api.max=max\nnet.more.max=1\n")
+    assert "net.api.max" not in the_agent(mounted).limits
+
+
 def test_limits_are_merged_by_key(mounted: Mounted) -> None:
     mounted.put(f"{D}/limits", "grace=1s\n")
     mounted.put(f"{D}/limits", "timeout=2m\n")

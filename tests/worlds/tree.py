@@ -49,6 +49,10 @@ class FixedIdentity(Identity):
         return self.caller
 
 
+def places_in(world: World) -> Places:
+    return Places(mount=Path("/ctx"), state=world.state, runtime=world.path / "run")
+
+
 class FakeSupervisor:
     """Does what verbs mean for the state, with no process anywhere."""
 
@@ -59,7 +63,16 @@ class FakeSupervisor:
     @property
     def meter(self) -> Meter:
         hierarchy = cast(Hierarchy, SimpleNamespace(controllers=()))
-        return Meter(agents=self.world.agents, hierarchy=hierarchy, live_cells=LiveCells())
+        return Meter(
+            agents=self.world.agents,
+            hierarchy=hierarchy,
+            places=places_in(self.world),
+            live_cells=LiveCells(),
+        )
+
+    @property
+    def networks(self) -> SimpleNamespace:
+        return SimpleNamespace(trouble=lambda agent: None)
 
     async def look(self, agent: Agent, paths: Iterable[str]) -> dict[str, Source]:
         return {path: Source(path, "1:1") for path in paths}
@@ -142,7 +155,7 @@ class Mounted:
         self.agents = world.agents
         self.supervisor = FakeSupervisor()
         self.supervisor.world = world
-        places = Places(mount=Path("/ctx"), state=world.state, runtime=world.path / "run")
+        places = places_in(world)
         (world.state / "shared").mkdir()
         runtime = SimpleNamespace(
             agents=world.agents,

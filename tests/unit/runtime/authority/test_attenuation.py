@@ -154,6 +154,20 @@ def test_the_network_is_not_taken_from_what_runs(
     authority.check_taking(parent, policy.EMPTY)
 
 
+def test_a_network_with_a_name_is_taken_from_what_runs(world: World) -> None:
+    parent, child = family(world, "p", "c")
+    authority = world.agents.authority
+    world.agents.journal.update(parent, policy="allow p_t network:* connect\n")
+    world.agents.journal.update(child, policy="allow c_t network:api connect\n")
+    with pytest.raises(WrongStateError, match='"p" is running with the network'):
+        authority.check_taking(parent, policy.parse("allow p_t network:a* connect", "p_t"))
+    authority.check_taking(child, policy.EMPTY)
+    kept = "allow p_t network:default connect\n"
+    authority.check_taking(parent, policy.parse(kept, "p_t"))
+    world.agents.journal.update(parent, policy=kept)
+    assert not authority.allows(child, "network", "api", "connect")
+
+
 def test_a_mounted_space_is_not_taken_from_what_runs(world: World) -> None:
     parent, child = family(world, "p", "c")
     authority = world.agents.authority

@@ -11,11 +11,12 @@ import pytest
 
 from runtime.agents.workspace import Worktree
 from runtime.agents.workspace import binds as worktree_mounts
-from runtime.cell import cell
+from runtime.cell import cell, networks
 from runtime.cell.cell import HOME, Places, Plan
 from runtime.errors import MalformedError, WrongStateError
 from runtime.ids import BootId
 from runtime.kernel import linux, orders
+from runtime.records.config import Network
 from runtime.records.model import Agent
 from runtime.texts import mounts
 from tests.worlds.records import World, inside, operator
@@ -367,6 +368,53 @@ def test_planning_thousands_of_lines_is_not_quadratic(world: World, agent: Agent
     assert many < few * 8 * 4
 
 
+API = {"api": Network(socket="/srv/api.sock", port=8080)}
+
+
+@pytest.mark.settings(networks=API)
+def test_a_network_is_listened_for_in_a_directory_that_nothing_covers(
+    world: World, agent: Agent
+) -> None:
+    world.agents.journal.update(
+        agent, policy=f"allow {agent.label} network:* connect\n", mount="/a /run rw\n"
+    )
+    # everything is allowed, also the host's network: there is no loopback of its own then
+    assert plan(world, agent).networks == {"api": networks.SOCKET}
+    world.agents.journal.update(agent, policy=f"allow {agent.label} network:a* connect\n")
+    found = plan(world, agent)
+    assert found.networks == {"api": 8080}
+    assert operations(found)[-1] == ("tmpfs", "0755", networks.DIRECTORY)
+    assert found.steps[-1] == "5", "where the keeper hands out what it listens on"
+    world.agents.journal.update(agent, mount="")
+    found = plan(world, agent)
+    assert found.steps[1:3] == ("7", "6"), "what comes after that"
+    _, *rest = strings(found.spec)
+    entries, rest = first_list(rest)
+    _, rest = first_list(rest)
+    assert rest == ["1", "2", "api", "8080"]
+    assert "CTX_NET_API=http://127.0.0.1:8080" in entries
+
+
+@pytest.mark.settings(networks=API)
+def test_a_child_has_a_network_by_its_own_line_only(
+    world: World, agent: Agent, child: Agent
+) -> None:
+    world.agents.journal.update(agent, policy=f"delegate {agent.label} network:api connect\n")
+    assert plan(world, agent).networks == {}
+    world.agents.journal.update(child, policy=f"allow {child.label} network:api connect\n")
+    found = plan(world, child)
+    assert found.networks == {"api": 8080}
+    assert found.view[-1] == ("tmpfs", "0755", networks.DIRECTORY)
+    world.agents.journal.update(child, policy="")
+    assert plan(world, child).networks == {}
+    assert plan(world, child).view[-1] == ("hide", networks.DIRECTORY), "its parent's"
+
+
+def test_a_network_that_nobody_configured_is_none(world: World, agent: Agent) -> None:
+    world.agents.journal.update(agent, policy=f"allow {agent.label} network:api connect\n")
+    assert plan(world, agent).networks == {}
+
+
 def test_mounts_apply_in_order(world: World, agent: Agent) -> None:
     world.agents.journal.update(agent, mount="/a /m rw\n- /m/x hide\n/b /m/x/y ro\n")
     last = [operation[-1] for operation in operations(plan(world, agent))]
@@ -375,7 +423,7 @@ def test_mounts_apply_in_order(world: World, agent: Agent) -> None:
 
 def test_what_is_hidden_is_left_to_whoever_builds_the_view(world: World, child: Agent) -> None:
     world.agents.journal.update(child, mount="- /h hide\n")
-    assert operations(plan(world, child))[-1] == ("hide", "/h")
+    assert operations(plan(world, child))[-2] == ("hide", "/h")
 
 
 def test_what_a_parent_had_below_the_fresh_directories_is_given_on(
@@ -441,6 +489,7 @@ def test_a_worktree_is_mounted_before_the_childs_table(world: World, child: Agen
     start = made.index(lines[0])
     assert made[start:] == [
         *lines, ("bind", "-", "-", "/workspace/a", "/m"), ("hide", "/workspace/b"),
+        ("hide", networks.DIRECTORY),
     ]
     assert found.stage == b""
     assert spec(found)[0] == "/workspace"

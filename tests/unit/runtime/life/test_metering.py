@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 import trio
 
+from runtime.cell.cell import Places
 from runtime.cell.execution import LiveCell, LiveCells
 from runtime.kernel.cgroups import Cgroup, Hierarchy
 from runtime.kernel.processes import Place
@@ -24,7 +25,8 @@ def metered(world: World, *agents: Agent, controllers: Sequence[str] = ()) -> Me
         path = world.path / f"cgroup-{agent.name}"
         cells[agent.index] = LiveCell(Cgroup(path), path / "record", holds_cell=False)
     hierarchy = cast(Hierarchy, SimpleNamespace(controllers=controllers))
-    return Meter(agents=world.agents, hierarchy=hierarchy, live_cells=cells)
+    places = Places(mount=world.path, state=world.state, runtime=world.path / "run")
+    return Meter(agents=world.agents, hierarchy=hierarchy, places=places, live_cells=cells)
 
 
 def look_once(meter: Meter) -> None:

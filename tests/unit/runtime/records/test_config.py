@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runtime.errors import StartupError
-from runtime.records.config import FALLBACK_AGENT_ID, Config, load_config
+from runtime.records.config import (
+    FALLBACK_AGENT_ID,
+    FALLBACK_RELAY_ID,
+    Config,
+    Network,
+    load_config,
+)
 
 
 def load(tmp_path: Path, text: str | bytes) -> Config:
@@ -56,6 +63,12 @@ def test_an_empty_file_says_nothing(tmp_path: Path, text: str) -> None:
         ("owner_descriptors: 100", "owner_descriptors", 100),
         ("owner_memory_max: 1M", "owner_memory_max", 1 << 20),
         ("owner_time: 0.25", "owner_time", 0.25),
+        ("relay_user: nobody", "relay_user", "nobody"),
+        (
+            "networks: {api: {socket: /run/a.sock, port: 8080}}",
+            "networks",
+            {"api": Network(socket="/run/a.sock", port=8080)},
+        ),
     ],
 )
 def test_each_setting_is_read(tmp_path: Path, text: str, key: str, value: Any) -> None:
@@ -136,3 +149,47 @@ def test_settings_of_an_earlier_version_are_told_of_and_not_used(
 ) -> None:
     assert load(tmp_path, text) == Config()
     assert f"{text.split(':')[0]} is no longer used; see {instead}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[]", "not a map"),
+        ("{api: /run/a.sock}", "api is not {socket: PATH, port: NUMBER}"),
+        ("{api: {socket: /run/a.sock}}", "api is not"),
+        ("{api: {socket: /run/a.sock, port: 8080, key: x}}", "api is not"),
+        ("{api: {socket: a.sock, port: 8080}}", 'must begin with "/"'),
+        (f"{{api: {{socket: /{'x' * 107}, port: 8080}}}}", "longer than 107 bytes"),
+        ("{api: {socket: /a, port: 80}}", "port 80 is not one from 1024 to 65535"),
+        ("{api: {socket: /a, port: 65536}}", "port 65536"),
+        ("{api: {socket: /a, port: true}}", "not a number"),
+        ("{a/b: {socket: /a, port: 8080}}", "is not a name"),
+        ("{1: {socket: /a, port: 8080}}", "not a string"),
+        ("{default: {socket: /a, port: 8080}}", "the network of the host"),
+        ("{a: {socket: /a, port: 8080}, b: {socket: /b, port: 8080}}", "which is that of a"),
+        ("{a-b: {socket: /a, port: 8080}, a.B: {socket: /b, port: 8081}}", "CTX_NET_A_B stands"),
+    ],
+)
+def test_a_network_is_a_socket_and_a_port_of_its_own(
+    tmp_path: Path, text: str, why: str
+) -> None:
+    with pytest.raises(StartupError, match=re.escape(why)):
+        load(tmp_path, f"networks: {text}")
+
+
+def test_there_are_at_most_32_networks(tmp_path: Path) -> None:
+    def text(count: int) -> str:
+        each = (f"n{i}: {{socket: /a, port: {2000 + i}}}" for i in range(count))
+        return f"networks: {{{', '.join(each)}}}"
+
+    assert len(load(tmp_path, text(32)).networks) == 32
+    with pytest.raises(StartupError, match="33 networks are too many"):
+        load(tmp_path, text(33))
+
+
+def test_relays_have_ids_of_their_own() -> None:
+    assert Config(relay_user="no such user").relay_ids() == (
+        FALLBACK_RELAY_ID, FALLBACK_RELAY_ID, (),
+    )
+    entry = pwd.getpwnam("nobody")
+    assert Config(relay_user="nobody").relay_ids()[:2] == (entry.pw_uid, entry.pw_gid)

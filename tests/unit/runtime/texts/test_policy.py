@@ -51,8 +51,6 @@ def meaning(found: Rules, kind: str | None = None) -> set[tuple[str, str, str]]:
         ("allow t agent: create", "the object is not a name"),
         ("allow t agent:a*b create", "the object is not a name"),
         ("allow t agent:ä create", "the object is not a name"),
-        ("allow t network:lan connect", "unknown network; use network:default"),
-        ("allow t network:* connect", "unknown network; use network:default"),
         ("allow t tool:x read", 'unknown permission "read" on tool; use execute'),
         ("allow t agent:x create,", 'unknown permission "" on agent'),
         ("allow t agent:x create,fly", 'unknown permission "fly" on agent'),

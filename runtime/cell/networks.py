@@ -1,0 +1,307 @@
+"""The networks of cells: what an agent's cell listens for, and what passed through.
+
+A network is a Unix socket of the operator's, with a name (``Config.networks``). The keeper of a
+cell listens for it inside (keeper.c), a relay outside copies (relay.c). What the daemon tells
+relays, and what they count, is in a file for each incarnation, which outlives both (counters.h).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from runtime.errors import QuotaError
+from runtime.texts import limits
+from runtime.texts.names import quote
+
+if TYPE_CHECKING:
+    from runtime.agents.parts import Agents
+    from runtime.records.model import Agent
+    from runtime.records.registry import Registry
+
+#: where a cell has the sockets; NETWORKS of keeper.c
+DIRECTORY: Final = "/run/ctx/net"
+#: files of owners begin so
+OWNER: Final = "owner-"
+#: the host's network, which no relay is needed for
+HOST: Final = "default"
+
+# counters.h
+VERSION: Final = 1
+LINES: Final = 42
+LEVELS: Final = 32
+SIZE: Final = 8192
+NO_LIMIT: Final = (1 << 64) - 1
+_LIMIT: Final = 1 << 32
+_FIRST: Final = 64
+_LINE: Final = 192
+_NAME: Final = 72
+#: numbers of a line, after its name
+_FIELDS: Final = (
+    *("connections", "sent", "received", "trouble"),
+    *("max", "closed", "listens", "told"),
+)
+#: in ``listens``: not in this cell, or on the socket alone; else it is the port
+NOWHERE: Final = 0
+SOCKET: Final = 1
+
+
+def wanted(agents: Agents, agent: Agent) -> dict[str, int]:
+    """The networks that a cell made now has, each with its port; ``SOCKET`` for none, since a
+    cell in the host's network has no loopback of its own."""
+    host = agents.authority.allows(agent, "network", HOST, "connect")
+    return {
+        name: SOCKET if host else network.port
+        for name, network in sorted(agents.settings.config.networks.items())
+        if may_use(agents, agent, name)
+    }
+
+
+def may_use(agents: Agents, agent: Agent, name: str) -> bool:
+    """Whether it is configured, and the effective policy has it."""
+    there = name in agents.settings.config.networks
+    return there and agents.authority.allows(agent, "network", name, "connect")
+
+
+def variables(networks: Mapping[str, int]) -> dict[str, str]:
+    """What programs find in their environment: where each network is on the loopback."""
+    return {
+        limits.variable(name): f"http://127.0.0.1:{port}"
+        for name, port in networks.items()
+        if port > SOCKET
+    }
+
+
+def listened(networks: Mapping[str, int]) -> list[tuple[str, int]]:
+    """The same as the keeper is told: each with its port, or 0."""
+    return [(name, port if port > SOCKET else 0) for name, port in networks.items()]
+
+
+def family(registry: Registry, agent: Agent) -> list[Agent]:
+    """An agent and those in whose subtree it is, from itself up."""
+    found = [agent]
+    while found[-1].owned:
+        above = registry.parent_of(found[-1])
+        if above is None:
+            break
+        found.append(above)
+    return found[:LEVELS]
+
+
+def counters_path(directory: Path, agent: Agent) -> Path:
+    return directory / agent.incarnation
+
+
+def hand_path(directory: Path, agent: Agent) -> Path:
+    """The socket at which the cell's keeper hands out what it listens on."""
+    return directory / f"{agent.incarnation}-{agent.cell}"
+
+
+def listen(path: Path) -> int:
+    """A socket that listens there; what connects before the keeper takes it over waits."""
+    path.unlink(missing_ok=True)
+    held = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        with made:
+            # sun_path holds 108 bytes
+            made.bind(f"/proc/self/fd/{held}/{path.name}")
+            made.listen()
+            return made.detach()
+    finally:
+        os.close(held)
+
+
+def owners_path(directory: Path, owner: int) -> Path:
+    """The file of whose bytes each relayed connection of an owner locks one."""
+    return directory / f"{OWNER}{owner}"
+
+
+def remove(directory: Path, agent: Agent, cell: str) -> None:
+    """What is left of a cell that is over; the counters go with the agent's life."""
+    (directory / cell).unlink(missing_ok=True)
+    if not agent.live:
+        counters_path(directory, agent).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One network in the file of an incarnation; ``sent`` and ``received`` are bytes."""
+
+    number: int
+    name: str
+    connections: int
+    sent: int
+    received: int
+    trouble: int
+    max: int
+    closed: int
+    listens: int
+    told: int
+
+    @property
+    def usage(self) -> dict[str, int]:
+        return {
+            f"net.{self.name}.{key}": getattr(self, key)
+            for key in ("connections", "sent", "received")
+        }
+
+    @property
+    def errno(self) -> int:
+        """Why the operator's socket cannot be reached; 0 if it can, as far as known."""
+        return self.trouble if self.trouble < _LIMIT else 0
+
+    @property
+    def limited_by(self) -> int | None:
+        """The level (``family``) whose limit is reached."""
+        return self.trouble - _LIMIT if self.trouble >= _LIMIT else None
+
+
+class Counters:
+    """The file of one incarnation."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    @classmethod
+    def open(cls, path: Path) -> Counters | None:
+        """None if there is none; it has used no network then, and neither has what it owns."""
+        try:
+            return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        except FileNotFoundError:
+            return None
+
+    @classmethod
+    def make(cls, path: Path) -> Counters:
+        """The file that is there, or a new one, which appears as a whole; also in place of one
+        that another version made."""
+        found = cls.open(path)
+        if found is not None and found.understood:
+            return found
+        if found is not None:
+            os.close(found.fd)
+        new = path.with_name(f".{path.name}")
+        fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        os.write(fd, struct.pack("=Q", VERSION).ljust(SIZE, b"\0"))
+        os.rename(new, path)
+        return cls(fd)
+
+    def __enter__(self) -> Counters:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+    @property
+    def understood(self) -> bool:
+        """Whether this daemon knows what is in it."""
+        return os.pread(self.fd, 8, 0) == struct.pack("=Q", VERSION)
+
+    def lines(self) -> list[Line]:
+        if not self.understood:
+            return []
+        data = os.pread(self.fd, SIZE, 0)
+        found = []
+        for number in range(LINES):
+            at = _FIRST + number * _LINE
+            name = data[at : at + _NAME].rstrip(b"\0").decode("ascii")
+            if not name:
+                break
+            numbers = struct.unpack_from(f"={len(_FIELDS)}Q", data, at + _NAME)
+            values = dict(zip(_FIELDS, numbers, strict=True))
+            found.append(Line(number=number, name=name, **values))
+        return found
+
+    def usage(self) -> dict[str, int]:
+        """What the agent and all that it owns have used of networks."""
+        return {key: value for line in self.lines() for key, value in line.usage.items()}
+
+    def number_of(self, name: str) -> int:
+        """The line of a network, which is made if there is none; ``QuotaError``."""
+        lines = self.lines()
+        for line in lines:
+            if line.name == name:
+                return line.number
+        if len(lines) == LINES:
+            raise QuotaError(
+                f"network:{name}: this agent and what it owns have had {LINES} networks since "
+                "its start: reset it, or use fewer"
+            )
+        number = len(lines)
+        self.write(number, "max", NO_LIMIT)
+        os.pwrite(self.fd, name.encode("ascii"), _FIRST + number * _LINE)
+        return number
+
+    def write(self, number: int, field: str, value: int) -> None:
+        """One of the numbers that are the daemon's."""
+        at = _FIRST + number * _LINE + _NAME + 8 * _FIELDS.index(field)
+        os.pwrite(self.fd, struct.pack("=Q", value), at)
+
+    def limit(self, wanted: Mapping[str, str]) -> None:
+        """Sets what the agent's limits say."""
+        for line in self.lines():
+            most = limits.network_limit(wanted, line.name)
+            value = NO_LIMIT if most is None else most
+            if line.max != value:
+                self.write(line.number, "max", value)
+
+
+def of_cell(directory: Path, agent: Agent) -> dict[str, int]:
+    """The networks that an agent's cell was made with and that are open, as ``wanted``."""
+    counters = Counters.open(counters_path(directory, agent))
+    if counters is None:
+        return {}
+    with counters:
+        lines = counters.lines()
+    return {line.name: line.listens for line in lines if line.listens and not line.closed}
+
+
+def usage(directory: Path, agent: Agent) -> dict[str, int]:
+    """``Counters.usage`` of an agent; nothing if it has no file."""
+    counters = Counters.open(counters_path(directory, agent))
+    if counters is None:
+        return {}
+    with counters:
+        return counters.usage()
+
+
+def prepare(agents: Agents, agent: Agent, directory: Path, networks: Mapping[str, int]) -> None:
+    """Makes the lines of a new cell's networks, its own and those of the agents above."""
+    if not networks:
+        counters = Counters.open(counters_path(directory, agent))
+        if counters is not None:  # of an earlier cell of this incarnation
+            with counters:
+                for line in counters.lines():
+                    counters.write(line.number, "listens", NOWHERE)
+        return
+    for member in family(agents.registry, agent):
+        with Counters.make(counters_path(directory, member)) as counters:
+            for name in networks:
+                counters.number_of(name)
+            counters.limit(member.limits)
+            if member is agent:
+                for line in counters.lines():
+                    counters.write(line.number, "closed", 0)
+                    counters.write(line.number, "listens", networks.get(line.name, NOWHERE))
+
+
+def describe_trouble(registry: Registry, agent: Agent, line: Line, path: str) -> str:
+    """What is wrong with a network, in a sentence; empty if nothing is."""
+    if line.limited_by is not None:
+        members = family(registry, agent)
+        whose = members[min(line.limited_by, len(members) - 1)]
+        of = "" if whose is agent else f" of {quote(whose.name)}"
+        most = whose.limits.get(f"net.{line.name}.max", "max")
+        return (
+            f"network:{line.name}: net.{line.name}.max={most}{of} is used up: its connections "
+            "are closed, and new ones refused"
+        )
+    if line.errno:
+        why = os.strerror(line.errno)
+        return f"network:{line.name}: cannot connect to {path or 'its socket'}: {why}"
+    return ""

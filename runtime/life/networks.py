@@ -1,0 +1,260 @@
+"""Keeping a relay beside each cell that has networks, and telling it what may pass.
+
+A relay outlives the daemon; what it is told is in a file that outlives both
+(``runtime.cell.networks``). So a daemon that adopts a cell does what the one did that made it:
+it writes what holds now, and starts a relay if none is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from runtime.agents.parts import Agents
+from runtime.cell import networks
+from runtime.cell.cell import Places
+from runtime.cell.execution import LiveCell, LiveCells
+from runtime.cell.networks import Counters
+from runtime.errors import CtxError
+from runtime.ids import AgentIndex
+from runtime.kernel import linux, orders, output
+from runtime.kernel.cgroups import Cgroup, Hierarchy
+from runtime.kernel.daemonlog import because_of
+from runtime.kernel.inotify import Wakeup, Watcher
+from runtime.kernel.spawn import Process, Spawner
+from runtime.life.ending import guarded
+from runtime.records.config import Config
+from runtime.records.model import Agent
+from runtime.texts.names import escape
+
+log = logging.getLogger("ctxd.networks")
+
+#: before another relay is started in place of one that ended, in seconds
+_FIRST_RETRY: Final = 0.1
+_LAST_RETRY: Final = 10.0
+#: cells whose networks are looked at before others have their turn in the loop
+_AT_ONCE: Final = 32
+#: standard input, output and error, before what is passed to a relay
+_FIRST_PASSED: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What was last wrong with an agent's networks, and when."""
+
+    when: float
+    what: str
+
+
+class Networks:
+    """Leads the relays of cells."""
+
+    def __init__(
+        self,
+        *,
+        agents: Agents,
+        hierarchy: Hierarchy,
+        watcher: Watcher,
+        places: Places,
+        spawner: Spawner,
+        live_cells: LiveCells,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._agents = agents
+        self._hierarchy = hierarchy
+        self._watcher = watcher
+        self._places = places
+        self._spawner = spawner
+        self._live_cells = live_cells
+        self._nursery = nursery
+        #: agents whose cells have relays
+        self._led: set[AgentIndex] = set()
+        self._troubles: dict[AgentIndex, Trouble] = {}
+
+    def trouble(self, agent: Agent) -> Trouble | None:
+        """What was last wrong with its networks, while it lives."""
+        return self._troubles.get(agent.index)
+
+    # what may pass
+
+    def policy_changed(self, agent: Agent) -> None:
+        """Of an agent, and so perhaps of all below: what they lost is closed."""
+        if self._led:
+            self._nursery.start_soon(self._judge, agent)
+
+    def configured(self) -> None:
+        """Networks may have come or gone."""
+        if self._led:
+            self._nursery.start_soon(self._judge, None)
+
+    async def _judge(self, top: Agent | None) -> None:
+        for number, index in enumerate(tuple(self._led)):
+            if number % _AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
+            agent = self._agents.registry.get(index)
+            if agent is None:
+                continue
+            if top is None or top in (agent, *self._agents.registry.ancestors(agent)):
+                self._write(agent)
+
+    def limits_changed(self, agent: Agent) -> None:
+        """Its limits of networks hold from now on, for all that it owns."""
+        counters = Counters.open(networks.counters_path(self._places.networks, agent))
+        if counters is not None:
+            with counters:
+                counters.limit(agent.limits)
+
+    def _write(self, agent: Agent) -> None:
+        """What holds for its cell now; a relay looks by itself."""
+        counters = Counters.open(networks.counters_path(self._places.networks, agent))
+        if counters is None:
+            return
+        with counters:
+            for line in counters.lines():
+                closed = not networks.may_use(self._agents, agent, line.name)
+                if line.closed != closed:
+                    counters.write(line.number, "closed", int(closed))
+                    word = "closed" if closed else "open again"
+                    self._say(agent, f"network:{line.name} is {word}")
+
+    # relays
+
+    async def lead(self, agent: Agent, live_cell: LiveCell) -> None:
+        """Keeps a relay beside a cell until it is over, if it has networks."""
+        if not networks.hand_path(self._places.networks, agent).exists():
+            return
+        self._led.add(agent.index)
+        try:
+            with guarded(agent):
+                await self._lead(agent, live_cell)
+        finally:
+            if self._live_cells.get(agent.index) in (live_cell, None):
+                self._led.discard(agent.index)
+                self._troubles.pop(agent.index, None)
+
+    async def _lead(self, agent: Agent, live_cell: LiveCell) -> None:
+        leaf = live_cell.node.child("net")
+        await self._take_over(agent, leaf)
+        retry = _FIRST_RETRY
+        while live_cell.goes_on(agent) or leaf.populated():
+            began = trio.current_time()
+            relay: Process | None = None
+            if not leaf.populated():
+                try:
+                    relay = await self._start(agent, leaf)
+                except (CtxError, OSError) as error:
+                    self._say(agent, f"its networks have no relay yet: {escape(str(error))}")
+            await self._until_gone(agent, leaf)
+            if relay is not None:
+                await relay.wait()
+            await live_cell.wait_settled(self._watcher)
+            if trio.current_time() - began > _LAST_RETRY:
+                retry = _FIRST_RETRY
+            with trio.move_on_after(retry):
+                await live_cell.over.wait()
+            retry = min(2 * retry, _LAST_RETRY)
+            if not live_cell.goes_on(agent) or not _has_keeper(live_cell):
+                return
+            log.warning("%s: its relay is gone: starting another one", agent.name)
+
+    async def _take_over(self, agent: Agent, leaf: Cgroup) -> None:
+        """What a daemon before may have recorded and not written, or a newer one written."""
+        with Counters.make(networks.counters_path(self._places.networks, agent)) as counters:
+            lines = counters.lines()
+        if not lines:  # the counts of another version are lost
+            leaf.kill()
+            wanted = networks.wanted(self._agents, agent)
+            networks.prepare(self._agents, agent, self._places.networks, wanted)
+        for member in networks.family(self._agents.registry, agent):
+            self.limits_changed(member)
+        self._write(agent)
+
+    async def _start(self, agent: Agent, leaf: Cgroup) -> Process:
+        places, config = self._places, self._agents.settings.config
+        with contextlib.ExitStack() as stack:
+            levels = [
+                stack.enter_context(Counters.make(networks.counters_path(places.networks, member)))
+                for member in networks.family(self._agents.registry, agent)
+            ]
+            table: list[list[str]] = []
+            for line in levels[0].lines():
+                if line.listens:
+                    numbers = [str(each.number_of(line.name)) for each in levels]
+                    table.append([line.name, _path(config, line.name), *numbers])
+            path = networks.owners_path(places.networks, agent.owner)
+            owners = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            stack.callback(os.close, owners)
+            fds = [None, None, 2, owners, *(each.fd for each in levels)]
+            privilege = self._agents.privilege
+            ids = (privilege.uid, privilege.gid, "=") if privilege.rootless else config.relay_ids()
+            words = orders.words(
+                places.program("relay"),
+                places.networks,
+                networks.hand_path(places.networks, agent).name,
+                f"{self._hierarchy.prefix}/{agent.cgroup}",
+                *ids,
+                _FIRST_PASSED,
+                config.owner_connections,
+                list(range(_FIRST_PASSED + 1, len(fds))),
+                table,
+            )
+            # Linux 6.x kills what is born into a cgroup that was ever killed
+            leaf.remove()
+            leaf.create(self._hierarchy.controllers)
+            return await self._spawner.start(leaf, words, owner=agent.owner, fds=fds)
+
+    async def _until_gone(self, agent: Agent, leaf: Cgroup) -> None:
+        """Until there is no relay; meanwhile what it reports is told."""
+        wakeup = Wakeup()
+        path = networks.counters_path(self._places.networks, agent)
+        with contextlib.ExitStack() as watches:
+            for each in (leaf.path / "cgroup.events", path):
+                with contextlib.suppress(OSError):
+                    watches.enter_context(self._watcher.watching(each, wakeup))
+            while True:
+                self._tell(agent)
+                if not leaf.populated():
+                    return
+                await wakeup.wait_changed()
+
+    def _tell(self, agent: Agent) -> None:
+        """Troubles that have not been told, by whichever daemon."""
+        counters = Counters.open(networks.counters_path(self._places.networks, agent))
+        if counters is None:
+            return
+        config, registry = self._agents.settings.config, self._agents.registry
+        with counters:
+            for line in counters.lines():
+                if line.trouble == line.told:
+                    continue
+                counters.write(line.number, "told", line.trouble)
+                path = _path(config, line.name)
+                if what := networks.describe_trouble(registry, agent, line, path):
+                    self._troubles[agent.index] = Trouble(time.time(), what)
+                    self._say(agent, what)
+
+    def _say(self, agent: Agent, what: str) -> None:
+        log.warning("%s: %s", agent.name, what, extra=because_of(agent.owner))
+        with contextlib.suppress(OSError):
+            directory = self._agents.documents.directory(agent) / "log"
+            output.append_line(directory, what, self._agents.settings.log_max(agent))
+
+
+def _path(config: Config, name: str) -> str:
+    """Of the operator's socket; "-" if there is none any more."""
+    network = config.networks.get(name)
+    return "-" if network is None else network.socket
+
+
+def _has_keeper(live_cell: LiveCell) -> bool:
+    try:
+        os.close(live_cell.open_keeper())
+    except OSError:
+        return False
+    return linux.is_alive(live_cell.record().keeper)

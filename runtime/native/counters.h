@@ -1,0 +1,39 @@
+/*
+ * counters: what passed through the networks of an agent and of all that it owns.
+ *
+ * A file of fixed size, which relays map (relay.c) and daemons read and write
+ * (runtime/cell/networks.py). Each number has one kind of writer, so that nobody needs a lock:
+ * relays add to the first three and report trouble, daemons write the others. The file outlives
+ * both. COUNTERS_VERSION tells them that the other one has another layout.
+ */
+#ifndef CTXFS_COUNTERS_H
+#define CTXFS_COUNTERS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define COUNTERS_VERSION 1
+#define COUNTERS_LINES 42
+#define COUNTERS_SIZE 8192
+#define LEVELS_MAX 32		/* agents that own each other */
+
+#define NO_LIMIT UINT64_MAX
+/* Trouble: the errno of a connect(2), or this with the number of the level whose limit is
+ * reached; 0 for none. */
+#define TROUBLE_LIMIT (1ULL << 32)
+
+struct line {
+	char name[72];
+	uint64_t connections, sent, received, trouble;	/* of relays */
+	uint64_t max, closed, listens, told, spare[7];	/* of daemons */
+};
+
+struct counters {
+	uint64_t version, spare[7];
+	struct line lines[COUNTERS_LINES];
+};
+
+_Static_assert(sizeof(struct line) == 192, "the layout of counters");
+_Static_assert(sizeof(struct counters) <= COUNTERS_SIZE, "the size of counters");
+
+#endif
