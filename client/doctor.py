@@ -54,6 +54,8 @@ NAMESPACES = (
         "0",
     ),
 )
+#: how long the socket of a network may take to answer
+ANSWER_SECONDS = 2.0
 LANDLOCK = 444, 1  # landlock_create_ruleset(2), LANDLOCK_CREATE_RULESET_VERSION
 #: the policy of root agents before version 0.2, unless one was configured
 OLD_DEFAULTS = ("agent:* create,start,stop,read,write", "tool:* execute", "model:* use")
@@ -173,6 +175,100 @@ def check_daemon(root: Root) -> Finding:
     return judge(status.get("state") == "ready", what, "warn", what, "wait, or see its log")
 
 
+def check_networks(root: Root) -> Iterator[Finding]:
+    """Judge the sockets of the networks that the daemon has."""
+    try:
+        lines = decode(root.read("status")).splitlines()
+    except Failure:
+        return
+    for line in lines:
+        key, _, value = line.partition("=")
+        if key.startswith("network."):
+            _, uid, path = value.split(" ", 2)
+            yield from check_network("network:" + key[len("network.") :], int(uid), path)
+
+
+def check_network(name: str, relay: int, path: str) -> Iterator[Finding]:
+    """Judge one socket: whether it is there, who may connect to it, and whether it answers.
+
+    `relay` is the uid that connects to it for agents.
+    """
+    import stat
+
+    try:
+        found = os.stat(path)
+    except PermissionError:
+        yield "ok", f"{name}: {path}: only root and the relays can look", ""
+        return
+    except OSError as error:
+        remedy = "start what listens there, such as the proxy of contrib/proxy"
+        yield "warn", f"{name}: {path}: {error.strerror}", remedy
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        yield "warn", f"{name}: {path} is not a socket", "correct networks in the configuration"
+        return
+    if not all(permits(each, relay, bit) for each, bit in way_to(path)):
+        problem = f"{name}: the relays (uid {relay}) may not connect to {path}"
+        yield "warn", problem, "give their group the directory (mode 0750) and the socket"
+    elif all(each.st_mode & bit for each, bit in way_to(path)):
+        problem = f"{name}: every user may connect to {path}, and so agents that see it"
+        yield "warn", problem, "put it into a directory that only the group of relays may search"
+    else:
+        yield "ok", f"{name}: {path}: the relays (uid {relay}) may connect, not everybody", ""
+    yield check_answer(name, path)
+
+
+def way_to(path: str) -> Iterator[tuple[os.stat_result, int]]:
+    """Yield each directory of a path and its end, with the permission that others need there."""
+    path = os.path.realpath(path)
+    yield os.stat(path), 0o002
+    while path != "/":
+        path = os.path.dirname(path)
+        yield os.stat(path), 0o001
+
+
+def permits(found: os.stat_result, uid: int, bit: int) -> bool:
+    """Return whether a file gives a user the permission that others would have by `bit`."""
+    import pwd
+
+    groups: list[int] = [uid]
+    try:
+        entry = pwd.getpwuid(uid)
+        groups = os.getgrouplist(entry.pw_name, entry.pw_gid)
+    except KeyError:
+        pass  # it has one group, of the same number
+    if uid == 0:
+        return True
+    if found.st_uid == uid:
+        return bool(found.st_mode & bit << 6)
+    if found.st_gid in groups:
+        return bool(found.st_mode & bit << 3)
+    return bool(found.st_mode & bit)
+
+
+def check_answer(name: str, path: str) -> Finding:
+    """Judge whether an HTTP server answers, and refuses what is no request to a model."""
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(ANSWER_SECONDS)
+        try:
+            connection.connect(path)
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            said = connection.recv(64)
+        except PermissionError:
+            return "ok", f"{name}: only root and the relays can ask whether it answers", ""
+        except OSError as error:
+            why = error.strerror or f"no answer within {ANSWER_SECONDS:g} s"
+            return "warn", f"{name}: {path}: {why}", "see the log of what listens there"
+    words = decode(said).split(" ")
+    if not words[0].startswith("HTTP/") or len(words) < 2:
+        return "warn", f"{name}: {path} does not speak HTTP", "see the log of what listens there"
+    remedy = "the proxy of contrib/proxy lets only requests to models pass"
+    what = f"{name}: answers GET / with {words[1]}"
+    return judge(not words[1].startswith("2"), what, "warn", f"{what}, not a refusal", remedy)
+
+
 def check_mounts(mountinfo: str, directory: str) -> Iterator[Finding]:
     """Judge whether agents keep the mount after a crash of a ctxd without root."""
     mounts = {}
@@ -237,6 +333,7 @@ def findings(root: Root) -> Iterator[Finding]:
     if rootless:
         yield from check_mounts(mountinfo, user_directory(uid))
     yield check_daemon(root)
+    yield from check_networks(root)
     yield from check_policies(root)
     if rootless:
         for sentence in WEAKER:

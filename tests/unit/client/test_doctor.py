@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -121,6 +124,62 @@ def test_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "git:": "ok",
     }
     assert not any("fusermount3" in what for _, what, _ in doctor.check_programs(0))
+
+
+def test_the_socket_of_a_network(
+    tmp_path: Path, root: FakeRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # tmp_path itself is open to its user alone
+    monkeypatch.setattr(doctor, "way_to", lambda path: [(os.stat(path), 0o002)])
+    path = tmp_path / "api.sock"
+    with open(root.path / "status", "a") as file:
+        file.write(f"network.api=8081 4711 {path}\n")
+    found = list(doctor.check_networks(Root(str(root.path))))
+    assert [level for level, _, _ in found] == ["warn"]
+    assert f"network:api: {path}: No such file" in found[0][1]
+    path.touch()
+    assert "is not a socket" in next(doctor.check_network("n", 4711, str(path)))[1]
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        for mode, level, what in (
+            (0o700, "warn", "the relays (uid 4711) may not connect"),
+            (0o666, "warn", "every user may connect"),
+        ):
+            path.chmod(mode)
+            first, second = doctor.check_network("n", 4711, str(path))
+            assert first[0] == level and what in first[1]
+            assert second[0] == "warn" and "refused" in second[1]
+        listening.listen()
+
+        def answer(said: bytes) -> doctor.Finding:
+            def serve() -> None:
+                with listening.accept()[0] as connection:
+                    connection.recv(1000)
+                    connection.sendall(said)
+
+            thread = threading.Thread(target=serve)
+            thread.start()
+            try:
+                return doctor.check_answer("n", str(path))
+            finally:
+                thread.join()
+
+        assert answer(b"HTTP/1.1 403 Forbidden\r\n")[:2] == ("ok", "n: answers GET / with 403")
+        assert answer(b"HTTP/1.1 200 OK\r\n")[0] == "warn"
+        assert "does not speak HTTP" in answer(b"* OK IMAP4\r\n")[1]
+
+
+def test_who_may_do_what_with_a_file(tmp_path: Path) -> None:
+    tmp_path.chmod(0o751)
+    found = os.stat(tmp_path)
+    assert doctor.permits(found, found.st_uid, 0o002)
+    for bit, may in ((0o001, True), (0o002, False)):
+        assert doctor.permits(found, 4711, bit) == may
+    assert doctor.permits(found, 0, 0o002)
+    os.chown(tmp_path, 4712, 4711)
+    tmp_path.chmod(0o730)
+    assert doctor.permits(os.stat(tmp_path), 4711, 0o002), "by its group"
 
 
 def test_doctor(root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

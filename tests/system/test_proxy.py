@@ -1,0 +1,340 @@
+"""The proxy that adds a key (contrib/proxy): what passes, with which key, and what does not.
+
+nginx runs with the files as they are, but for paths and the address of the API, which is a server
+of the test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import http.server
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from client import doctor
+from tests.worlds.daemon import MARK, TIMEOUT, Daemon, read, running, wait_dead, wait_until
+
+PROXY: Final = Path(__file__).resolve().parents[2] / "contrib" / "proxy"
+KEY: Final = "the-operators-own-key"
+HOSTS: Final = {
+    "anthropic": "api.anthropic.com",
+    "openai": "api.openai.com",
+    "gemini": "generativelanguage.googleapis.com",
+}
+KEYS: Final = {
+    "anthropic": ("x-api-key", KEY),
+    "openai": ("authorization", f"Bearer {KEY}"),
+    "gemini": ("x-goog-api-key", KEY),
+}
+_MISSING: Final = [name for name in ("nginx", "openssl") if not shutil.which(name)]
+
+pytestmark = pytest.mark.skipif(
+    bool(_MISSING), reason=f"{' and '.join(_MISSING)} missing: make test-proxy installs nginx"
+)
+
+
+@dataclass
+class Asked:
+    """A request as the API got it."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Upstream:
+    """An API: answers each request with a stream of two parts, the second when it is told."""
+
+    asked: list[Asked] = field(default_factory=list)
+    go_on: threading.Event = field(default_factory=threading.Event)
+    port: int = 0
+
+
+def _handler(api: Upstream) -> type[http.server.BaseHTTPRequestHandler]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            headers = {key.lower(): value for key, value in self.headers.items()}
+            api.asked.append(Asked(self.command, self.path, headers, body))
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Set-Cookie", "session=1")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self._part(b"data: one\n\n")
+            assert api.go_on.wait(TIMEOUT)
+            self._part(b"data: two\n\n")
+            self._part(b"")
+
+        do_GET = do_PUT = do_DELETE = do_POST
+
+        def _part(self, data: bytes) -> None:
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+            self.wfile.flush()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    return Handler
+
+
+def certify(directory: Path, *hosts: str) -> tuple[Path, Path]:
+    """A certificate for these hosts that signs itself, and its key."""
+    name = hosts[0]
+    certificate, key = directory / f"{name}.crt", directory / f"{name}.key"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-days", "2", "-subj", f"/CN={name}"),
+            *("-addext", f"subjectAltName={','.join(f'DNS:{host}' for host in hosts)}"),
+            *("-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=TIMEOUT,
+    )
+    return certificate, key
+
+
+@contextlib.contextmanager
+def upstream(certificate: Path, key: Path) -> Iterator[Upstream]:
+    api = Upstream()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(api))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True,
+                                        do_handshake_on_connect=False)
+    api.port = server.server_address[1]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield api
+    finally:
+        api.go_on.set()
+        server.shutdown()
+        thread.join(TIMEOUT)
+        server.server_close()
+
+
+@contextlib.contextmanager
+def nginx(base: Path, port: int, trusted: Path) -> Iterator[Path]:
+    """The proxy; yields the directory of its sockets."""
+    sockets, cache, etc = base / "run", base / "cache", base / "etc"
+    for directory in (sockets, cache, etc / "apis"):
+        directory.mkdir(parents=True)
+    (etc / "keys").mkdir(mode=0o700)
+    for name, (header, value) in KEYS.items():
+        path = etc / "keys" / f"{name}.conf"
+        path.touch(mode=0o600)
+        path.write_text(f'proxy_set_header {header} "{value}";\n')
+    for path in (PROXY / "nginx.conf", PROXY / "headers.conf", *PROXY.glob("apis/*.conf")):
+        text = path.read_text()
+        for before, after in (
+            ("/etc/ctxfs/proxy", str(etc)),
+            ("/run/ctxfs-proxy", str(sockets)),
+            ("/var/cache/ctxfs-proxy", str(cache)),
+            ("/etc/ssl/certs/ca-certificates.crt", str(trusted)),
+            *((f"server {host}:443;", f"server 127.0.0.1:{port};") for host in HOSTS.values()),
+        ):
+            text = text.replace(before, after)
+        (etc / path.relative_to(PROXY)).write_text(text)
+    with open(base / "said", "wb") as said:
+        process = subprocess.Popen(
+            ["nginx", "-c", str(etc / "nginx.conf")], stdout=said, stderr=said
+        )
+    try:
+        wait_until(
+            lambda: process.poll() is not None
+            or all((sockets / f"{name}.sock").exists() for name in HOSTS),
+            "the proxy listens",
+        )
+        assert process.poll() is None, (base / "said").read_text()
+        yield sockets
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(TIMEOUT)
+
+
+@dataclass
+class Proxy:
+    base: Path
+    sockets: Path
+    api: Upstream
+
+    def connect(self, name: str) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection("localhost", timeout=TIMEOUT)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(TIMEOUT)
+        connection.sock.connect(str(self.sockets / f"{name}.sock"))
+        return connection
+
+    def ask(
+        self,
+        name: str,
+        method: str,
+        path: str,
+        body: bytes = b"{}",
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[int, bytes]:
+        self.api.go_on.set()
+        with contextlib.closing(self.connect(name)) as connection:
+            connection.request(method, path, body, dict(headers or {}))
+            answer = connection.getresponse()
+            assert answer.getheader("Set-Cookie") is None
+            return answer.status, answer.read()
+
+
+@contextlib.contextmanager
+def proxy_of(*, trusted: bool = True) -> Iterator[Proxy]:
+    with tempfile.TemporaryDirectory(prefix=f"{MARK}-", dir="/tmp") as directory:
+        base = Path(directory)
+        base.chmod(0o755)
+        certificate, key = certify(base, *HOSTS.values())
+        other = certify(base, "elsewhere")[0]
+        with (
+            upstream(certificate, key) as api,
+            nginx(base, api.port, certificate if trusted else other) as sockets,
+        ):
+            yield Proxy(base, sockets, api)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Proxy]:
+    with proxy_of() as made:
+        yield made
+
+
+@pytest.fixture
+def proxy(shared: Proxy) -> Proxy:
+    shared.api.asked.clear()
+    shared.api.go_on.clear()
+    return shared
+
+
+PASSES: Final = [
+    ("anthropic", "/v1/messages", "/v1/messages"),
+    ("anthropic", "/v1/messages?beta=true", "/v1/messages?beta=true"),
+    ("anthropic", "/v1/messages/count_tokens?key=x&beta=true",
+     "/v1/messages/count_tokens?beta=true"),
+    ("openai", "/v1/responses?key=x", "/v1/responses"),
+    ("gemini", "/v1beta/models/gemini-3.1-pro:generateContent?key=x",
+     "/v1beta/models/gemini-3.1-pro:generateContent"),
+    ("gemini", "/v1beta/models/g:streamGenerateContent?alt=sse&key=x",
+     "/v1beta/models/g:streamGenerateContent?alt=sse"),
+    ("gemini", "/v1beta/models/g:countTokens", "/v1beta/models/g:countTokens"),
+]
+
+
+@pytest.mark.parametrize(("name", "path", "arrives"), PASSES)
+def test_a_request_to_a_model_arrives_with_the_key(
+    proxy: Proxy, name: str, path: str, arrives: str
+) -> None:
+    own = {
+        "Authorization": "Bearer an agent's", "x-api-key": "an agent's",
+        "x-goog-api-key": "an agent's", "Cookie": "an agent's", "Proxy-Authorization": "an agent's",
+        "anthropic-version": "2023-06-01",
+    }
+    body = b'{"text": "%s"}' % (b"x" * 2_000_000)
+    status, said = proxy.ask(name, "POST", path, body, own)
+    assert (status, said) == (200, b"data: one\n\ndata: two\n\n")
+    (asked,) = proxy.api.asked
+    assert (asked.method, asked.path, asked.body) == ("POST", arrives, body)
+    assert asked.headers["host"] == HOSTS[name]
+    header, value = KEYS[name]
+    assert asked.headers[header] == value
+    assert asked.headers["anthropic-version"] == "2023-06-01"
+    assert "an agent's" not in "".join(asked.headers.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "path"),
+    [
+        ("anthropic", "GET", "/v1/files"),
+        ("anthropic", "POST", "/v1/files"),
+        ("anthropic", "GET", "/v1/messages"),
+        ("anthropic", "DELETE", "/v1/messages"),
+        ("anthropic", "POST", "/v1/messages/batches"),
+        ("anthropic", "POST", "/v1/messages/../organizations"),
+        ("anthropic", "POST", "/v1/messages/"),
+        ("anthropic", "GET", "/"),
+        ("openai", "GET", "/v1/models"),
+        ("openai", "GET", "/v1/responses/resp_1"),
+        ("openai", "POST", "/v1/chat/completions"),
+        ("gemini", "GET", "/v1beta/models"),
+        ("gemini", "POST", "/v1beta/models/a/b:generateContent"),
+        ("gemini", "POST", "/v1beta/models/g:batchGenerateContent"),
+        ("gemini", "GET", "/v1beta/models/g:generateContent"),
+    ],
+)
+def test_everything_else_is_refused(proxy: Proxy, name: str, method: str, path: str) -> None:
+    assert proxy.ask(name, method, path)[0] == 403
+    assert proxy.api.asked == []
+
+
+def test_an_upgrade_is_refused_so_that_a_client_does_without(proxy: Proxy) -> None:
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket"}
+    assert proxy.ask("openai", "GET", "/v1/responses", headers=upgrade)[0] == 426
+    assert proxy.api.asked == []
+
+
+def test_a_stream_arrives_as_it_is_sent(proxy: Proxy) -> None:
+    with contextlib.closing(proxy.connect("anthropic")) as connection:
+        connection.request("POST", "/v1/messages", b"{}")
+        answer = connection.getresponse()
+        assert answer.readline() == b"data: one\n"
+        proxy.api.go_on.set()
+        assert answer.read() == b"\ndata: two\n\n"
+
+
+def test_another_certificate_is_not_believed() -> None:
+    with proxy_of(trusted=False) as proxy:
+        assert proxy.ask("anthropic", "POST", "/v1/messages")[0] == 502
+        assert proxy.api.asked == []
+
+
+def test_an_agent_reaches_the_model_and_never_has_the_key(proxy: Proxy) -> None:
+    path = proxy.sockets / "anthropic.sock"
+    config = f"networks: {{api: {{socket: {path}, port: 8081}}}}\n"
+    proxy.api.go_on.set()
+    with running(Daemon(config=config)) as daemon:
+        script = (
+            'curl -sS -m 30 -d "{}" "$CTX_NET_API/v1/messages"; '
+            'curl -sS -m 30 -o /dev/null -w "%{http_code}\\n" "$CTX_NET_API/v1/files"; '
+            "env; cat /proc/*/environ /proc/*/cmdline 2>/dev/null"
+        )
+        agent = daemon.make("a", policy="allow a_t network:api connect")
+        (agent / "exec").write_text(f"sh -c '{script}'\n")
+        (agent / "ctl").write_text("start\n")
+        wait_dead(agent)
+        out = read(agent, "out")
+        assert out.startswith("data: one\n\ndata: two\n\n403\n")
+        assert proxy.api.asked[0].headers["x-api-key"] == KEY
+        for said in (out, read(agent, "log"), daemon.log.read_text(),
+                     (proxy.base / "said").read_text()):
+            assert KEY not in said
+        found = [(level, what) for level, what, _ in doctor.check_network("n", 61001, str(path))]
+    assert found[1] == ("ok", "n: answers GET / with 403")
+    assert found[0][0] == "warn", "its directory is open in this test"
+    os.chmod(proxy.sockets, 0o700)
+    try:
+        level, what, _ = next(doctor.check_network("n", 61001, str(path)))
+    finally:
+        os.chmod(proxy.sockets, 0o755)
+    assert (level, "may not connect" in what) == ("warn", True)
