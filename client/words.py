@@ -51,8 +51,8 @@ HINTS = {
 #: of ctxfs
 VERSION = "0.1.0"
 #: the tools that are about the caller, or the agent of `agent_id`
-ABOUT_ONE = {
+ABOUT_ONE = (
     "SpawnAgent", "AgentGet", "ResultWrite", "WorkCreate", "WorkUpdate", "WorkList",
     "WorkFocus", "ExecCommand", "TaskList", "TaskStatus", "TaskOutput", "TaskInput",
     "TaskStop", "TaskRemove", "WaitFor", "WaitCancel",
-}
+)

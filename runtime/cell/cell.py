@@ -333,8 +333,11 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     else:
         view += _base_view(agents, agent, places)
     view += [("proc", "/proc"), ("dev", "/dev"), ("tmpfs", "0755", "/tmp"), ("dir", "0700", HOME)]
+    having = networks.wanted(agents, agent)
+    keeper_fd = _NEXT_FD + bool(having)
+    view_fd = keeper_fd + 1
     # after the view come the program that builds it, or what is staged, then the cell
-    extra = _VIEW_FD + 1
+    extra = view_fd + 1
     passed = extra + (1 if nested else bool(staged)) + (parent is not None)
 
     def lend(mount: mounts.Mount) -> tuple[str, ...]:
@@ -361,12 +364,6 @@ def plan(agents: Agents, agent: Agent, places: Places) -> Plan:
     bare = parent is None or agent.root or _inside(str(places.mount), fresh)
     if bare and agent.iso != "shared":
         view.append(("symlink", str(places.fuse), str(places.mount)))
-    having = networks.wanted(agents, agent)
-    keeper_fd = _NEXT_FD + bool(having)
-    view_fd = keeper_fd + 1
-    # after the view come the program that builds it, or what is staged, then the cell
-    extra = view_fd + 1
-    passed = extra + (1 if nested else bool(staged)) + (parent is not None)
     for mount in own:
         if mount.target == "/":
             continue

@@ -82,9 +82,8 @@ class Config:
 
     def relay_ids(self) -> tuple[int, int, tuple[int, ...]]:
         """uid, gid and groups of relays, where root starts them: nobody else's."""
-        try:
-            entry = pwd.getpwnam(self.relay_user)
-        except KeyError:
+        entry = find_user(self.relay_user)
+        if entry is None:
             return FALLBACK_RELAY_ID, FALLBACK_RELAY_ID, ()
         return entry.pw_uid, entry.pw_gid, tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
 
