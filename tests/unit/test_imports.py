@@ -239,7 +239,7 @@ CALLS = (
 
 
 #: of the daemon; and of the client, inside agents
-STARTERS = ("runtime/kernel/spawn.py", "client/bridge.py")
+STARTERS = ("runtime/kernel/spawn.py", "client/bridge.py", "client/recipes.py")
 
 
 @pytest.mark.parametrize("path", RUNTIME + CTXFS + CLIENT, ids=name_of)
