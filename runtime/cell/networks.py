@@ -43,7 +43,7 @@ _LINE: Final = 192
 _NAME: Final = 72
 #: numbers of a line, after its name
 _FIELDS: Final = (
-    *("connections", "sent", "received", "trouble"),
+    *("connections", "sent", "received", "trouble", "open"),
     *("max", "closed", "listens", "told"),
 )
 #: in ``listens``: not in this cell, or on the socket alone; else it is the port
@@ -139,6 +139,8 @@ class Line:
     sent: int
     received: int
     trouble: int
+    #: connections of the agent's own
+    open: int
     max: int
     closed: int
     listens: int
@@ -160,6 +162,11 @@ class Line:
     def limited_by(self) -> int | None:
         """The level (``family``) whose limit is reached."""
         return self.trouble - _LIMIT if self.trouble >= _LIMIT else None
+
+
+def position(number: int, field: str) -> int:
+    """Where a number of a line is in a file."""
+    return _FIRST + number * _LINE + _NAME + 8 * _FIELDS.index(field)
 
 
 class Counters:
@@ -239,8 +246,7 @@ class Counters:
 
     def write(self, number: int, field: str, value: int) -> None:
         """One of the numbers that are the daemon's."""
-        at = _FIRST + number * _LINE + _NAME + 8 * _FIELDS.index(field)
-        os.pwrite(self.fd, struct.pack("=Q", value), at)
+        os.pwrite(self.fd, struct.pack("=Q", value), position(number, field))
 
     def limit(self, wanted: Mapping[str, str]) -> None:
         """Sets what the agent's limits say."""

@@ -38,6 +38,8 @@ log = logging.getLogger("ctxd.networks")
 #: before another relay is started in place of one that ended, in seconds
 _FIRST_RETRY: Final = 0.1
 _LAST_RETRY: Final = 10.0
+#: that a relay takes to close what was taken away; longer than LOOK_MS of relay.c
+_CLOSING_SECONDS: Final = 0.7
 #: cells whose networks are looked at before others have their turn in the loop
 _AT_ONCE: Final = 32
 #: standard input, output and error, before what is passed to a relay
@@ -111,10 +113,11 @@ class Networks:
                 counters.limit(agent.limits)
 
     def _write(self, agent: Agent) -> None:
-        """What holds for its cell now; a relay looks by itself."""
+        """What holds for its cell now; a relay looks by itself, or is killed if it does not."""
         counters = Counters.open(networks.counters_path(self._places.networks, agent))
         if counters is None:
             return
+        busy = False
         with counters:
             for line in counters.lines():
                 closed = not networks.may_use(self._agents, agent, line.name)
@@ -122,6 +125,28 @@ class Networks:
                     counters.write(line.number, "closed", int(closed))
                     word = "closed" if closed else "open again"
                     self._say(agent, f"network:{line.name} is {word}")
+                    busy |= closed and line.open > 0
+        if busy:
+            self._nursery.start_soon(self._insist, agent)
+
+    async def _insist(self, agent: Agent) -> None:
+        """A relay that is frozen with its agent, say, closes nothing by itself; the next one finds
+        nothing open."""
+        live_cell = self._live_cells.get(agent.index)
+        if live_cell is None:
+            return
+        with trio.move_on_after(_CLOSING_SECONDS):
+            await live_cell.over.wait()
+            return
+        counters = Counters.open(networks.counters_path(self._places.networks, agent))
+        if counters is None:
+            return
+        with counters:
+            left = [line.name for line in counters.lines() if line.closed and line.open]
+        if left:
+            log.warning("%s: its relay does not close %s: it is killed", agent.name, left[0])
+            with guarded(agent):
+                live_cell.node.child("net").kill()
 
     # relays
 

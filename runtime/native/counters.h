@@ -3,8 +3,8 @@
  *
  * A file of fixed size, which relays map (relay.c) and daemons read and write
  * (runtime/cell/networks.py). Each number has one kind of writer, so that nobody needs a lock:
- * relays add to the first three and report trouble, daemons write the others. The file outlives
- * both. COUNTERS_VERSION tells them that the other one has another layout.
+ * all relays of a tree add to the first three. The file outlives relays and daemons.
+ * COUNTERS_VERSION tells them that the other one has another layout.
  */
 #ifndef CTXFS_COUNTERS_H
 #define CTXFS_COUNTERS_H
@@ -24,8 +24,9 @@
 
 struct line {
 	char name[72];
-	uint64_t connections, sent, received, trouble;	/* of relays */
-	uint64_t max, closed, listens, told, spare[7];	/* of daemons */
+	uint64_t connections, sent, received;	/* of all relays that map the file */
+	uint64_t trouble, open;			/* of the agent's own: open connections */
+	uint64_t max, closed, listens, told, spare[6];	/* of daemons */
 };
 
 struct counters {

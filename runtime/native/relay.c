@@ -16,7 +16,8 @@
  * the one before (struct counters). All relays of a tree, and the daemons, share them in memory.
  * The relay counts connections and bytes at every level, and lets no more than the lowest limit
  * pass. If a network is closed in the agent's own file, or a limit is reached, it closes what is
- * open. Nothing tells it: while connections are open, it looks every LOOK_MS.
+ * open. Nothing tells it: while connections are open, it looks every LOOK_MS. The daemon sees in
+ * the file how many are open, and kills a relay that does not close them.
  * NETWORKS are lists: a name; the path of the operator's socket, or "-" for none; for each level,
  * the number of the network's line in that file.
  *
@@ -237,6 +238,7 @@ static void end_connection(struct connection *c, bool reset)
 	c->previous->next = c->next;
 	c->next->previous = c->previous;
 	open_count--;
+	__atomic_fetch_sub(&c->network->lines[0]->open, 1, __ATOMIC_RELAXED);
 	/* events of this round may still name it */
 	c->next = closed_ones;
 	closed_ones = c;
@@ -422,6 +424,7 @@ static void begin(struct listener *listener, int fd, unsigned slot)
 	c->previous = &connections;
 	c->next->previous = connections.next = c;
 	open_count++;
+	__atomic_fetch_add(&c->network->lines[0]->open, 1, __ATOMIC_RELAXED);
 	add(c->network, offsetof(struct line, connections), 1);
 	connect_out(c);
 }
@@ -637,6 +640,8 @@ static void take_networks(struct orders *orders, struct counters **levels)
 			network->lines[j] = &levels[j]->lines[number];
 		}
 		network->trouble = load(&network->lines[0]->trouble);
+		/* of a relay that was killed */
+		__atomic_store_n(&network->lines[0]->open, 0, __ATOMIC_RELAXED);
 	}
 	free(lists);
 }
@@ -649,8 +654,13 @@ static int connect_keeper(const char *directory, const char *name)
 
 	/* sun_path holds 108 bytes */
 	snprintf(address.sun_path, sizeof address.sun_path, "/proc/self/fd/%d/%.80s", held, name);
-	if (held < 0 || fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address) < 0)
+	if (held < 0 || fd < 0)
 		die("the cell's keeper: %m");
+	if (connect(fd, (struct sockaddr *)&address, sizeof address) < 0) {
+		if (errno == ECONNREFUSED || errno == ENOENT)
+			exit(0);	/* there is no cell (any more) */
+		die("the cell's keeper: %m");
+	}
 	close(held);
 	return fd;
 }

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import pytest
 
+from runtime.cell import networks
 from runtime.kernel.cgroups import Cgroup
 from runtime.records.config import FALLBACK_RELAY_ID
 from tests.worlds.daemon import (
@@ -437,6 +438,26 @@ def test_it_is_closed_within_a_second(world: World) -> None:
         assert time.monotonic() - begun < 1.0
 
 
+@pytest.mark.parametrize("how", ["paused", "stopped"])
+def test_it_is_closed_though_its_relay_does_nothing(world: World, how: str) -> None:
+    agent, inside = world.run("a", LINE)
+    server = world.connect(inside)
+    ask(server, inside)
+    (relay,) = world.relays(agent)
+    if how == "paused":
+        write(agent / "ctl", "pause")
+        wait_status(agent, "paused")
+    else:
+        os.kill(relay, signal.SIGSTOP)
+    write(agent / "policy", "")
+    assert server.recv(10) == b""
+    if how == "paused":
+        write(agent / "ctl", "resume")
+    assert gone(inside)
+    wait_until(lambda: world.relays(agent) not in ([], [relay]), "it is replaced")
+    assert refused(inside)
+
+
 def test_the_hosts_network_is_kept_and_a_name_is_not(world: World) -> None:
     agent, inside = world.run("a", "allow LABEL network:* connect")
     server = world.connect(inside, "local()")
@@ -540,9 +561,10 @@ def test_what_was_taken_away_before_a_crash_is_closed_after_it(world: World) -> 
     # as it was before it was told
     counters = world.daemon.runtime / "net" / incarnation
     with open(counters, "r+b") as file:
-        file.seek(64 + 72 + 8 * 5)
+        at = networks.position(0, "closed")
+        file.seek(at)
         assert file.read(8) == (1).to_bytes(8, "little")
-        file.seek(64 + 72 + 8 * 5)
+        file.seek(at)
         file.write(bytes(8))
     ask(world.connect(inside), inside)
     world.daemon.start()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.worlds.daemon import (
+    MARK,
     TIMEOUT,
     alive,
     end_process,
@@ -114,6 +117,38 @@ def test_runs_and_tasks_enter_a_cell_that_is_held(user: OrdinaryDaemon, network:
         return [*found, read(agent, "reason")]
 
     assert user.do(talk) == ["r2: message 2\n", f"{UID}\n", "operator_stop\n"]
+
+
+def test_a_network_is_the_users_socket() -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix=f"{MARK}-", dir="/tmp") as directory,
+        socket.socket(socket.AF_UNIX) as api,
+    ):
+        os.chmod(directory, 0o755)
+        path = Path(directory) / "api.sock"
+        api.bind(str(path))
+        os.chown(path, UID, UID)
+        api.listen()
+        api.settimeout(TIMEOUT)
+        config = f"networks: {{api: {{socket: {path}, port: 8081}}}}\n"
+        with ordinary_daemon(config=config) as user:
+            script = 'curl -sS $CTX_NET_API; curl -sS --unix-socket /run/ctx/net/api http://x'
+
+            def begin() -> None:
+                user.run("a", f"sh -c '{script}'", policy="allow a_t network:api connect")
+
+            def said(what: str) -> None:
+                wait_until(lambda: what in read(user.agent_dir("a"), "out"), f"{what} arrived")
+
+            user.do(begin)
+            for number in ("one", "two"):
+                with api.accept()[0] as connection:
+                    connection.settimeout(TIMEOUT)
+                    assert connection.recv(1000).startswith(b"GET / HTTP/1.1")
+                    connection.sendall(f"HTTP/1.0 200 OK\r\n\r\n{number}\n".encode())
+                user.do(partial(said, number))
+            user.do(lambda: wait_dead(user.agent_dir("a")))
+            assert "net.api.connections=2" in user.do(lambda: read(user.agent_dir("a"), "usage"))
 
 
 def test_a_crash_takes_only_the_mount(user: OrdinaryDaemon) -> None:
