@@ -81,7 +81,7 @@ test-hostile: $(STAMP) $(PROGRAMS)
 
 test-systemd: $(STAMP) $(PROGRAMS)
 	sh tests/systemd/packages.sh systemd-nspawn:systemd-container \
-		/lib/systemd/system/dbus.socket:dbus
+		/lib/systemd/system/dbus.socket:dbus nginx:nginx-light curl:curl adduser:adduser
 	$(PYTHON) -m tests.systemd
 
 test-vm: $(STAMP) $(PROGRAMS)

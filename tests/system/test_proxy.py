@@ -28,6 +28,7 @@ from client import doctor
 from tests.worlds.daemon import MARK, TIMEOUT, Daemon, read, running, wait_dead, wait_until
 
 PROXY: Final = Path(__file__).resolve().parents[2] / "contrib" / "proxy"
+JOURNAL: Final = "syslog:server=unix:/run/systemd/journal/dev-log,tag=ctxfs_proxy,nohostname"
 KEY: Final = "the-operators-own-key"
 HOSTS: Final = {
     "anthropic": "api.anthropic.com",
@@ -150,6 +151,7 @@ def nginx(base: Path, port: int, trusted: Path) -> Iterator[Path]:
             ("/etc/ctxfs/proxy", str(etc)),
             ("/run/ctxfs-proxy", str(sockets)),
             ("/var/cache/ctxfs-proxy", str(cache)),
+            (JOURNAL, f"{base}/asked"),
             ("/etc/ssl/certs/ca-certificates.crt", str(trusted)),
             *((f"server {host}:443;", f"server 127.0.0.1:{port};") for host in HOSTS.values()),
         ):
@@ -326,8 +328,9 @@ def test_an_agent_reaches_the_model_and_never_has_the_key(proxy: Proxy) -> None:
         out = read(agent, "out")
         assert out.startswith("data: one\n\ndata: two\n\n403\n")
         assert proxy.api.asked[0].headers["x-api-key"] == KEY
-        for said in (out, read(agent, "log"), daemon.log.read_text(),
-                     (proxy.base / "said").read_text()):
+        logs = [(proxy.base / name).read_text() for name in ("said", "asked")]
+        assert "POST /v1/messages 200" in logs[1] and "key" not in logs[1]
+        for said in (out, read(agent, "log"), daemon.log.read_text(), *logs):
             assert KEY not in said
         found = [(level, what) for level, what, _ in doctor.check_network("n", 61001, str(path))]
     assert found[1] == ("ok", "n: answers GET / with 403")
