@@ -13,8 +13,8 @@ HEADERS := $(addprefix -idirafter /usr/include,/ /$(shell $(CC) -print-multiarch
 MANPAGES := $(wildcard man/*.[1-8])
 
 .PHONY: help setup programs demo test test-unit test-faults test-hostile test-systemd test-vm \
-	test-upgrade test-load test-posix test-pjdfstest test-clients test-proxy soak fuzz mutate lint \
-	bench chart man words clean
+	test-upgrade test-load test-posix test-pjdfstest test-clients test-proxy test-mcp soak fuzz \
+	mutate lint bench chart man words clean
 
 help:
 	@echo "make setup   create .venv with ctxd and ctx; install missing packages"
@@ -30,6 +30,7 @@ help:
 	@echo "make test-pjdfstest  the same by a public suite (PJDFSTEST=CHECKOUT)"
 	@echo "make test-clients  have Claude Code, Codex and Gemini CLI be agents (installs 1 GB from npm)"
 	@echo "make test-proxy    test the proxy that adds keys, with nginx (contrib/proxy)"
+	@echo "make test-mcp      speak to ctx mcp with the client of the protocol's SDK"
 	@echo "make mutate        list small faults in the source that no test finds (NUMBER=60, SEED=1)"
 	@echo "make soak          start and kill agents and daemons at random (SECONDS=3600, SEED=1)"
 	@echo "make fuzz          run every parser on arbitrary input (SECONDS=3600)"
@@ -110,6 +111,10 @@ test-clients: $(STAMP) $(PROGRAMS)
 test-proxy: $(STAMP) $(PROGRAMS)
 	sh tests/systemd/packages.sh nginx:nginx-light openssl:openssl curl:curl
 	$(PYTHON) -m pytest tests/system/test_proxy.py
+
+test-mcp: $(STAMP) $(PROGRAMS)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[mcp]'
+	$(PYTHON) -m pytest -m "long or not long" tests/system/test_mcp_sdk.py tests/system/test_mcp.py
 
 soak: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m tests.soak $(or $(SECONDS),3600) $(or $(SEED),1)

@@ -16,7 +16,7 @@ from client.calls import BLOCK, LOST_MAX, RETRY, RETRY_MAX, WAITS, Call, Calls, 
 from client.exits import OK, PIPE_CLOSED, USAGE, Failure
 from client.output import decode, escape
 from client.root import Root, agent, own_agent, tool
-from client.words import ABOUT_ONE, HINTS, VERSION
+from client.words import ABOUT_ONE, HINTS, TOOLS, VERSION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -110,8 +110,7 @@ def read_tool(root: Root, name: str) -> Object:
         "inputSchema": json.loads(root.read(tool(name, "schema"))),
         "outputSchema": json.loads(root.read(tool(name, "output_schema"))),
     }
-    known = {other for names in HINTS.values() for other in names}
-    if name in known:
+    if name in TOOLS:
         shown["annotations"] = {hint: name in names for hint, names in HINTS.items()}
     return shown
 

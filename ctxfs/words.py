@@ -113,6 +113,7 @@ WORDS: Final[dict[str, tuple[str, Any]]] = {
     "PLANE_FILES": ("the values of an object in a directory of an agent", _plane_files()),
     "CONTROLLERS": ("the cgroup controllers that limits need", CONTROLLERS),
     "SECONDS": ("in each unit of a duration", SECONDS),
+    "TOOLS": ("the tools", tuple(tool.name for tool in TOOLS)),
     "HINTS": ("what calls may do, and of which tools", _hints()),
     "VERSION": ("of ctxfs", VERSION),
     "ABOUT_ONE": (

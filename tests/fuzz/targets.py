@@ -6,6 +6,7 @@ Anything else is a bug: it would be a traceback in the log, and ``EIO`` or a los
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -14,6 +15,8 @@ from typing import Any, Final, cast
 
 import trio
 
+from client.mcp import Lines, Server
+from client.root import Root
 from ctxfs.tools import registry
 from ctxfs.tree.rows import decode
 from runtime.agents import waiting
@@ -176,6 +179,23 @@ def frames(data: bytes) -> None:
                 names.parse_json_object(line)
 
     trio.run(converse)
+
+
+@target
+def mcp_lines(data: bytes) -> None:
+    """What a client says to ``ctx mcp`` while there is no daemon: each answer is one of the
+    protocol, and nothing else comes of it."""
+    server = Server(Root(str(_scratch() / "none")), "x", outside=False)
+    lines = Lines(server)
+    size = data[0] + 1 if data else 1
+    for i in range(1, len(data), size):
+        lines.add(data[i : i + size])
+    lines.add(b"\n")
+    for line in server.unwritten.splitlines():
+        said = json.loads(line)
+        assert said["jsonrpc"] == "2.0"
+        assert ("method" in said) + ("result" in said) + ("error" in said) == 1, said
+    server.end()
 
 
 def run(name: str, data: bytes) -> None:

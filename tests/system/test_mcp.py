@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ctxfs.tools.registry import TOOLS
+from ctxfs.tools.tool import Does
 from tests.worlds.daemon import Daemon, read, wait_dead, wait_status, wait_until, write
 from tests.worlds.fates import CRASH_AT
 from tests.worlds.mcp import LEGACY, MODERN, McpClient, check, request
@@ -49,6 +50,12 @@ def test_every_tool_by_the_protocol(daemon: Daemon, version: str) -> None:
             assert shown["inputSchema"] == tool.schema
             assert shown["outputSchema"] == tool.output_schema
             assert shown["description"].startswith(tool.description)
+            assert shown["annotations"] == {
+                "readOnlyHint": Does.READS in tool.does,
+                "destructiveHint": Does.DESTROYS in tool.does,
+                "idempotentHint": bool(tool.does & (Does.READS | Does.REPEATS)),
+                "openWorldHint": Does.REACHES in tool.does,
+            }
         spawned = client.call(
             "SpawnAgent", name="kid", initial_message="look", mode="turn", exec="cat"
         )
