@@ -9,7 +9,8 @@ from client.agents import Line, assignments, check_paths, fill, parent_line
 from client.arguments import CWD, ENV, PARENT, arg, one_of
 from client.exits import FAILED, USAGE, Failure
 from client.files import value_of
-from client.root import Root, agent, own_agent
+from client.output import complain
+from client.root import Root, agent, label, own_agent
 from client.words import AGENT_FILES, LIVES, MODES, MOUNT_MODES
 
 TYPE_CHECKING = False
@@ -89,8 +90,8 @@ def recipe_files(args: Arguments, recipe: Recipe, name: str, network: str) -> Fi
     from client.recipes import agent_lines
 
     settings = dict(assignments(args.set))
-    label = (settings.get("label") or b"").decode().strip()
-    lines = agent_lines(recipe, name, network=network, label=label)
+    subject = (settings.get("label") or b"").decode().strip()
+    lines = agent_lines(recipe, name, network=network, label=subject)
     if not args.name:  # a home is of a name, and the next one of this name is another's
         lines.pop("homedir", None)
     for file, items in option_lines(args).items():
@@ -171,6 +172,22 @@ def possible(root: Root, args: Arguments) -> Iterator[Making]:
         yield name, recipe_files(args, recipe, name, network)
 
 
+def warn_of_directory(root: Root, owner: str) -> None:
+    """Say so if an agent that is to work in the current directory cannot change anything there."""
+    uid, gid = root.value(f"{owner}/uid"), root.value(f"{owner}/gid")
+    workspace = root.value(f"{owner}/workspace")
+    here = os.path.realpath(os.getcwd())
+    if not (uid.isdigit() and gid.isdigit()) or workspace != f"explicit_root:{here}":
+        return
+    st = os.stat(here)
+    bits = 0o200 if st.st_uid == int(uid) else 0o020 if st.st_gid == int(gid) else 0o002
+    if not st.st_mode & bits:
+        complain(
+            f"{label(owner)} has uid {uid}, which cannot change {here}; to let it, give it the "
+            "directory (chown), or another uid (--set uid=N --set gid=N)"
+        )
+
+
 def make(root: Root, args: Arguments, makings: Iterator[Making], *last: tuple[str, Value]) -> str:
     """Create the agent under the first of its possible names that is free, and return its path.
 
@@ -189,6 +206,8 @@ def make(root: Root, args: Arguments, makings: Iterator[Making], *last: tuple[st
             refused = failure
             continue
         fill(root, owner, written)
+        if args.agent:
+            warn_of_directory(root, owner)
         return owner
     raise refused or Failure(f"no name for an agent of the recipe {args.agent} is free")
 

@@ -63,7 +63,16 @@ def directories() -> list[str]:
     if not os.path.isdir(shipped):  # installed: PREFIX/lib/pythonX/site-packages/client
         prefix = os.path.abspath(os.path.join(home, *[os.pardir] * 4))
         shipped = os.path.join(prefix, "share", "ctxfs", "agents")
-    return [os.path.join(config, "ctxfs", "agents"), "/etc/ctxfs/agents", shipped]
+    own = os.path.join(config, "ctxfs", "agents")
+    return [*([own] if is_own(own) else []), "/etc/ctxfs/agents", shipped]
+
+
+def is_own(directory: str) -> bool:
+    """Return whether a directory is the caller's, who may have another user's environment."""
+    try:
+        return os.stat(directory).st_uid == os.getuid()
+    except OSError:
+        return True
 
 
 def places() -> dict[str, str]:

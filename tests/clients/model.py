@@ -9,7 +9,7 @@ message of the user that has ``<script>[STEP, ...]</script>`` is followed, one s
 of a tool since. A step is an object:
 
     {"shell": COMMAND}               calls whatever runs commands in a shell
-    {"tool": NAME, "input": {...}}   calls a tool of ctx: by MCP if it is offered, else by a shell
+    {"tool": NAME, "input": {...}}   calls a tool of ctx, which an MCP server has to offer
     {"text": TEXT}                   is the answer; the last step of each script
 
 In all texts ``{last}`` is the last result of a tool, ``{memory}`` what the user said before in the
@@ -22,7 +22,6 @@ import argparse
 import contextlib
 import json
 import re
-import shlex
 import socket
 import socketserver
 import threading
@@ -94,17 +93,12 @@ class Talk:
     def call(self) -> tuple[str, Json] | None:
         """The call of a tool that the step is, by the name that the tool has here."""
         step = self.step
-        command = step.get("shell", "")
-        if "tool" in step:
-            for name in self.tools:
-                if name.endswith((f"_{step['tool']}", f"/{step['tool']}")):
-                    return name, step["input"]
-            words = ["ctx", "tool", "call", step["tool"], json.dumps(step["input"])]
-            command = shlex.join(words)
-        for name in self.tools if command else ():
+        for name in self.tools:
             argument = _SHELLS.get(name.rpartition("/")[2])
-            if argument is not None:
-                return name, {argument: command}
+            if "shell" in step and argument is not None:
+                return name, {argument: step["shell"]}
+            if "tool" in step and name.endswith((f"_{step['tool']}", f"/{step['tool']}")):
+                return name, step["input"]
         return None
 
 

@@ -17,14 +17,12 @@ from typing import Any
 
 import pytest
 
-from client.commands import SUBJECTS
+from client import recipes
 from tests.clients import BIN
 from tests.clients.conftest import Model
 from tests.worlds.daemon import Daemon, alive, read, wait_dead, wait_status, wait_until
 
 SECONDS = 120.0
-#: with MCP, its tools are the CLI's own; without, it calls them in a shell
-BY_MCP = "mcp" in SUBJECTS
 
 
 @dataclass(frozen=True)
@@ -192,9 +190,8 @@ def test_a_stop_reaches_it_in_mid_run(user: User) -> None:
 
 
 def reviewer(user: User, name: str, *steps: dict[str, Any]) -> dict[str, Any]:
-    """The call that spawns one that is the same program. Its key is not inherited."""
-    program = shlex.split(read(user.agent("boss"), "exec")) if user.agent("boss").exists() else []
-    words = program or ["sh", "/recipe/run", *_program(user.cli.name)]
+    """The call that spawns one that is the same program; it does not inherit `env`."""
+    words = ["sh", "/recipe/run", *_program(user.cli.name)]
     given = [f"{key}={value}" for key, value in user.given.items()]
     return {
         "tool": "SpawnAgent",
@@ -208,8 +205,6 @@ def reviewer(user: User, name: str, *steps: dict[str, Any]) -> dict[str, Any]:
 
 
 def _program(name: str) -> list[str]:
-    from client import recipes
-
     path = os.environ["PATH"]
     os.environ["PATH"] = f"{BIN}:{path}"
     try:
@@ -247,8 +242,6 @@ def test_a_parent_hears_its_reviewers_and_takes_them_along(user: User, model: Mo
         user.ctx("kill", "--wait", "boss")
     assert (read(child, "outcome"), read(child, "reason")) == ("cancelled\n", "parent_dead\n")
     assert read(boss, "processes") == ""
-    offered = {tool for request in model.requests for tool in request["tools"]}
-    assert any("SpawnAgent" in tool for tool in offered) == BY_MCP
 
 
 def test_a_parent_that_is_killed_in_the_middle_leaves_no_child(user: User, model: Model) -> None:

@@ -1,13 +1,9 @@
-"""contrib/examples: the resident programs, and the commands of its README with stand-ins."""
+"""contrib/examples: the resident programs."""
 
 from __future__ import annotations
 
 import json
-import os
-import re
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -128,82 +124,3 @@ def test_residents_do_not_miss_a_daemon_that_is_killed(daemon: Daemon, program: 
     with Peer(daemon, "counter") as peer:
         assert peer.send("next", "one more")[-2]["text"] == "2 words, 102 in all"
     assert read(agent, "run") == "r1\n"
-
-
-def commands() -> dict[str, str]:
-    """The commands of the README, by the name of the agent."""
-    text = (EXAMPLES / "README.md").read_text()
-    found = {}
-    for block in re.findall(r"^```sh\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
-        name = re.search(r"ctx (?:spawn|run) (\S+)", block)
-        assert name is not None
-        found[name[1]] = block
-    return found
-
-
-STUB = """#!/bin/sh
-printf '%s: ' "${0##*/}"
-printf '<%s>' "$@"
-echo
-echo "key $ANTHROPIC_API_KEY$CODEX_API_KEY$GEMINI_API_KEY"
-pwd
-touch seen && echo "may write"
-grep -c . /proc/net/route
-cat
-"""
-#: beside what its standard input is
-ARGUMENTS = {
-    "claude-once": "<-p><--dangerously-skip-permissions>",
-    "codex-once": "<exec><--sandbox><danger-full-access><--skip-git-repo-check><->",
-    "gemini-once": "<--yolo><-p><Do what standard input asks for.>",
-    "claude-turn": "<-p><--dangerously-skip-permissions><--model><sonnet>",
-    "codex-turn": "<exec><--sandbox><danger-full-access><--skip-git-repo-check>"
-    "<--model><gpt-5><->",
-    "gemini-turn": "<--yolo><--model><gemini-2.5-pro><-p><Do what standard input asks for.>",
-}
-#: the same of a second message
-GOING_ON = {
-    "claude-turn": ARGUMENTS["claude-turn"] + "<--continue>",
-    "codex-turn": ARGUMENTS["codex-turn"].replace("<->", "<resume><--last><->"),
-    "gemini-turn": ARGUMENTS["gemini-turn"].replace("<-p>", "<--resume><latest><-p>"),
-}
-
-
-@pytest.mark.parametrize("name", ARGUMENTS)
-def test_the_commands_of_the_readme(daemon: Daemon, name: str) -> None:
-    cli, _, mode = name.partition("-")
-    tools, source = daemon.base / "tools", daemon.base / "source"
-    for directory in (tools, source):
-        directory.mkdir()
-    source.chmod(0o777)
-    (tools / cli).write_text(STUB)
-    (tools / "ctx").write_text(f'#!/bin/sh\nexec {sys.executable} -IS {daemon.root}/bin/ctx "$@"\n')
-    for program in tools.iterdir():
-        program.chmod(0o755)
-    keys = {f"{word}_API_KEY": "k-123" for word in ("ANTHROPIC", "CODEX", "GEMINI")}
-    result = subprocess.run(
-        ["sh", "-ec", commands()[name]],
-        env={"CTX_ROOT": str(daemon.root), "PATH": f"{tools}:{os.environ['PATH']}",
-             "tools": str(tools), **keys},
-        cwd=source, text=True, capture_output=True, timeout=TIMEOUT, check=False,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    routes = len(Path("/proc/net/route").read_text().splitlines())
-    surroundings = ["key k-123", "/src", "may write", str(routes)]
-    if mode == "once":
-        assert result.stdout.splitlines() == [
-            f"{cli}: {ARGUMENTS[name]}", *surroundings, "Say what the last commit is about.",
-        ]  # fmt: skip
-        assert not daemon.agent_dir(name).exists()
-        return
-    assert result.stdout.splitlines() == [
-        f"{cli}: {ARGUMENTS[name]}", *surroundings, "What does this project do?",
-        f"{cli}: {GOING_ON[name]}", *surroundings, "And how is it tested?",
-    ]  # fmt: skip
-    assert read(daemon.agent_dir(name), "limits").count("timeout=10m") == 1
-    assert read(daemon.agent_dir(name), "status") == "idle\n"
-
-
-def test_every_command_of_the_readme_is_tested() -> None:
-    assert commands().keys() == ARGUMENTS.keys()

@@ -18,7 +18,7 @@ from tests.unit.client.fakes import FILES, FakeRoot, Run, refuse
 
 SHIPPED = Path(recipes.__file__).parents[1] / "contrib" / "agents"
 #: of an agent that only these tests make
-MORE = ("label", "policy", "homedir")
+MORE = ("label", "policy", "homedir", "uid", "gid")
 
 
 @pytest.fixture
@@ -333,6 +333,18 @@ def test_a_name_that_cannot_be_had_is_passed_over(
     assert run("spawn", "--agent", "r", "--name", "r-1", "do it")[0] == 1
 
 
+@pytest.mark.usefixtures("agents_take_all")
+@pytest.mark.parametrize(("mode", "said"), [(0o755, True), (0o757, False)])
+def test_who_cannot_change_its_directory_is_told_of(
+    root: FakeRoot, run: Run, home: Path, mode: int, said: bool
+) -> None:
+    recipe(home, workspace="explicit_root:@cwd@\n", uid="12345\n", gid="12345\n")
+    os.chmod(".", mode)
+    status, out, err = run("spawn", "--agent", "r", "do it")
+    assert (status, out) == (0, "r-1\n")
+    assert (f"r-1 has uid 12345, which cannot change {os.getcwd()}; to let it" in err) == said
+
+
 # programs
 
 
@@ -362,6 +374,16 @@ def test_a_recipe_of_the_user_goes_before_the_shipped_one(home: Path) -> None:
     directory = recipe(home, "claude")
     assert recipes.find("claude").directory == str(directory)
     assert recipes.directories()[1] == "/etc/ctxfs/agents"
+
+
+def test_recipes_of_another_users_home_do_not_count(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with sudo(8), which may keep HOME."""
+    recipe(home, "claude")
+    uid = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+    assert recipes.find("claude").directory == str(SHIPPED / "claude")
 
 
 def test_the_packed_client_finds_the_shipped_ones(home: Path, program: Path, spawned: Any) -> None:
