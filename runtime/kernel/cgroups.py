@@ -56,7 +56,8 @@ def leaf_name(name: str) -> str:
 class Cgroup:
     """One directory of the hierarchy."""
 
-    # A text, because ends of large trees are a matter of microseconds for each file.
+    # Ends of large trees are a matter of microseconds for each file; and a path in memory takes
+    # several times as much as its text.
     __slots__ = ("_text",)
 
     def __init__(self, path: Path | str) -> None:

@@ -57,19 +57,39 @@ class Watcher:
     @contextmanager
     def watching(self, path: Path, wakeup: Wakeup) -> Iterator[None]:
         """Notifies ``wakeup`` whenever ``path`` is modified; ``OSError`` if it is not there."""
-        watch = linux.inotify_add_watch(self._fd, path, linux.IN_MODIFY)
-        self._watched.setdefault(watch, []).append(wakeup)
+        watch = self._begin(path, wakeup)
         try:
             yield
         finally:
-            waiting = self._watched.get(watch)
-            if waiting is not None:
-                waiting.remove(wakeup)
-                if not waiting:
-                    del self._watched[watch]
-                    # EINVAL: the file went away, and its watch with it
-                    with suppress(OSError):
-                        linux.inotify_rm_watch(self._fd, watch)
+            self._end(watch, wakeup)
+
+    @contextmanager
+    def watching_present(self, wakeup: Wakeup, *paths: Path) -> Iterator[None]:
+        """The same of several, as far as they are there."""
+        watches: list[int] = []
+        try:
+            for path in paths:
+                with suppress(OSError):
+                    watches.append(self._begin(path, wakeup))
+            yield
+        finally:
+            for watch in watches:
+                self._end(watch, wakeup)
+
+    def _begin(self, path: Path, wakeup: Wakeup) -> int:
+        watch = linux.inotify_add_watch(self._fd, path, linux.IN_MODIFY)
+        self._watched.setdefault(watch, []).append(wakeup)
+        return watch
+
+    def _end(self, watch: int, wakeup: Wakeup) -> None:
+        waiting = self._watched.get(watch)
+        if waiting is not None:
+            waiting.remove(wakeup)
+            if not waiting:
+                del self._watched[watch]
+                # EINVAL: the file went away, and its watch with it
+                with suppress(OSError):
+                    linux.inotify_rm_watch(self._fd, watch)
 
     async def run(self) -> None:
         """Serves until cancelled."""

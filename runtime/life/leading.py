@@ -6,10 +6,9 @@ own: what differs is said by a ``Lead``.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -56,14 +55,9 @@ class Leader:
         """Starts an agent's cell; ``CtxError`` or ``OSError`` if it cannot be."""
         await self._starter.launch(agent, live_cell)
 
-    @contextlib.contextmanager
-    def watching(self, wakeup: Wakeup, *paths: Path) -> Iterator[None]:
+    def watching(self, wakeup: Wakeup, *paths: Path) -> AbstractContextManager[None]:
         """While changes of these files, as far as they exist, are told to ``wakeup``."""
-        with contextlib.ExitStack() as watches:
-            for path in paths:
-                with contextlib.suppress(OSError):
-                    watches.enter_context(self._watcher.watching(path, wakeup))
-            yield
+        return self._watcher.watching_present(wakeup, *paths)
 
     async def watch_monitor(self, execution: Execution) -> None:
         await watch_monitor(self._hierarchy, execution)

@@ -125,6 +125,8 @@ class Store:
             # a checkpoint syncs: see checkpoint()
             "wal_autocheckpoint=0",
             "foreign_keys=ON",
+            # KiB: the kernel has the pages of the file as well
+            "cache_size=-256",
         ):
             self._db.execute(f"PRAGMA {pragma}")
         try:

@@ -8,6 +8,7 @@ meaning. An object is a name, or a prefix ending in ``*``.
 from __future__ import annotations
 
 import re
+import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -187,7 +188,8 @@ def _parse_line(line: str, label: str, may_delegate: bool) -> tuple[str, str, st
     wanted = perms.split(",")
     for perm in wanted:
         _check_permission(perm, cls)
-    return kind, cls, name, wanted
+    # all policies are made of the same few words
+    return sys.intern(kind), sys.intern(cls), name, [sys.intern(perm) for perm in wanted]
 
 
 def parse_question(perm: str, target: str) -> tuple[str, str]:
