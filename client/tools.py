@@ -46,11 +46,11 @@ def call_tool(root: Root, name: str, words: Sequence[str]) -> int:
     import json
 
     value = tool_input(words)
-    ident = os.urandom(8).hex()
     with connect_own(root) as connection:
-        ask(connection, op="tool", id=ident, name=name, input=value)
+        # without an id: nobody asks again for the answer, so ctxd need not keep it
+        ask(connection, op="tool", name=name, input=value)
         for frame in frames(connection):
-            if frame.get("id") not in (None, ident):
+            if frame.get("id") is not None:
                 continue
             if frame.get("type") == "tool":
                 output = json.dumps(frame.get("output"), ensure_ascii=False) + "\n"
