@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -160,7 +160,7 @@ class Lead(ABC):
             self.error = error
         execution.monitored = execution.record_path.exists()
         execution.launched.set()
-        with contextlib.ExitStack() as watches:
+        with ExitStack() as watches:
             watches.enter_context(self._leader.watching(self._wakeup, execution.record_path))
             async with trio.open_nursery() as nursery:
                 self.beside(nursery)
@@ -168,7 +168,7 @@ class Lead(ABC):
                 if nursery.child_tasks:
                     nursery.cancel_scope.cancel()
 
-    async def _until_gone(self, nursery: trio.Nursery, watches: contextlib.ExitStack) -> None:
+    async def _until_gone(self, nursery: trio.Nursery, watches: ExitStack) -> None:
         execution = self._execution
         watched = terminating = False
         while True:
