@@ -38,12 +38,12 @@ CONTROLLERS = ("memory", "pids", "cpu")
 #: in each unit of a duration
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 #: the tools
-TOOLS = {
+TOOLS = (
     "SpawnAgent", "AgentGet", "AgentList", "SendMessage", "Report", "AgentStop",
     "AgentRemove", "ResultWrite", "WorkCreate", "WorkUpdate", "WorkList", "WorkFocus",
     "ExecCommand", "TaskList", "TaskStatus", "TaskOutput", "TaskInput", "TaskStop",
     "TaskRemove", "WaitFor", "WaitCancel",
-}
+)
 #: what calls may do, and of which tools
 HINTS = {
     "readOnlyHint": ("AgentGet", "AgentList", "WorkList", "TaskList", "TaskStatus",

@@ -238,7 +238,7 @@ CALLS = (
 )
 
 
-#: of the daemon; and of the client, inside agents
+#: of the daemon; and of the client, inside agents, and where it asks programs for their versions
 STARTERS = ("runtime/kernel/spawn.py", "client/bridge.py", "client/recipes.py")
 
 
