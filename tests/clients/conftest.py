@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,8 +23,8 @@ collect_ignore = [] if os.environ.get("CTXFS_CLIENTS") else ["test_clients.py"]
 class Model:
     """The scripted model, at a port and at a socket."""
 
-    def __init__(self, base: Path) -> None:
-        self.socket = base / "model.sock"
+    def __init__(self, base: Path, socket: Path) -> None:
+        self.socket = socket
         self.log = base / "model.log"
         self.log.touch()
         self._process = subprocess.Popen(
@@ -45,8 +46,16 @@ class Model:
 
 
 @pytest.fixture
-def model(daemon: Daemon) -> Iterator[Model]:
-    made = Model(daemon.base)
+def socket() -> Iterator[Path]:
+    """Where the model answers, which the daemon's configuration may name."""
+    with tempfile.TemporaryDirectory(prefix="ctxtest-model-") as directory:
+        os.chmod(directory, 0o755)
+        yield Path(directory) / "model.sock"
+
+
+@pytest.fixture
+def model(daemon: Daemon, socket: Path) -> Iterator[Model]:
+    made = Model(daemon.base, socket)
     yield made
     made.close()
 

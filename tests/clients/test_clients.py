@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,15 @@ import pytest
 from client import recipes
 from tests.clients import BIN
 from tests.clients.conftest import Model
-from tests.worlds.daemon import Daemon, alive, read, wait_dead, wait_status, wait_until
+from tests.worlds.daemon import (
+    Daemon,
+    alive,
+    daemon_of,
+    read,
+    wait_dead,
+    wait_status,
+    wait_until,
+)
 
 SECONDS = 120.0
 
@@ -38,6 +47,8 @@ class Cli:
     model: str
     #: its own way to start agents, of which it gets none
     own: tuple[str, ...]
+    #: the network that its recipe asks for
+    network: str
 
     def __str__(self) -> str:
         return self.name
@@ -45,11 +56,11 @@ class Cli:
 
 CLIS = (
     Cli("claude", "ANTHROPIC_BASE_URL", "", "ANTHROPIC_API_KEY", "claude-sonnet-4-5",
-        ("Agent", "Task", "Workflow", "ListAgents")),
+        ("Agent", "Task", "Workflow", "ListAgents"), "anthropic"),
     Cli("codex", "OPENAI_BASE_URL", "/v1", "CODEX_API_KEY", "gpt-5",
-        ("spawn_agent", "collaboration/spawn_agent")),
+        ("spawn_agent", "collaboration/spawn_agent"), "openai"),
     Cli("gemini", "GOOGLE_GEMINI_BASE_URL", "", "GEMINI_API_KEY", "gemini-2.5-pro",
-        ("invoke_agent",)),
+        ("invoke_agent",), "gemini"),
 )  # fmt: skip
 
 
@@ -122,6 +133,14 @@ def cli(request: pytest.FixtureRequest) -> Cli:
 @pytest.fixture
 def user(daemon: Daemon, model: Model, cli: Cli) -> User:
     return User(daemon, model, cli)
+
+
+@pytest.fixture
+def connected(cli: Cli, socket: Path) -> Iterator[tuple[User, Model]]:
+    """A user of a machine on which the CLI's API is a network."""
+    config = f"networks: {{{cli.network}: {{socket: {socket}, port: 18081}}}}\n"
+    with daemon_of(config=config) as daemon, closing(Model(daemon.base, socket)) as model:
+        yield User(daemon, model, cli), model
 
 
 #: says who it is; {last} has it then
@@ -246,7 +265,7 @@ def test_a_parent_hears_its_reviewers_and_takes_them_along(user: User, model: Mo
 
 def test_a_parent_that_is_killed_in_the_middle_leaves_no_child(user: User, model: Model) -> None:
     """It waits for one child, reads its result, and dies beside another."""
-    quick = reviewer(user, "quick", LOOK, {"text": "fine, I am {last}"})
+    quick = reviewer(user, "quick", LOOK, {"text": "fine, as I see it"})
     slow = reviewer(user, "slow", HANG, {"text": "never"})
     wait = {"tool": "TaskOutput", "input": {"task_id": "boss-quick", "block": True, "timeout": 60}}
     task = scripted("Have it reviewed.", quick, wait, slow,
@@ -255,7 +274,7 @@ def test_a_parent_that_is_killed_in_the_middle_leaves_no_child(user: User, model
     inside = hangs(user)
     wait_until(lambda: (user.project / "all").exists(), "its parent goes on", timeout=SECONDS)
     answers = [result for request in model.requests for result in request["results"]]
-    assert any("fine, I am" in answer for answer in answers), "it read the result"
+    assert any("fine, as I see it" in answer for answer in answers), "it read the result"
     boss, child = user.agent("boss"), user.agent("boss-slow")
     pids = [json.loads(line)["pid"] for line in read(boss, "processes").splitlines()]
     assert inside and len(pids) >= 2
@@ -265,6 +284,30 @@ def test_a_parent_that_is_killed_in_the_middle_leaves_no_child(user: User, model
     assert read(boss, "reason") == "signal:9\n"
     assert (read(child, "outcome"), read(child, "reason")) == ("cancelled\n", "parent_dead\n")
     assert not [pid for pid in pids if alive(pid)]
+
+
+def test_by_one_api_and_without_a_key(connected: tuple[User, Model]) -> None:
+    """Children have the same, by what they inherit: the program, the mounts and the policy."""
+    user, model = connected
+    rows = {row["name"]: row for row in json.loads(user.ctx("agents", "--json"))}
+    assert rows[user.cli.name]["lacks"] == []
+    child = {"tool": "SpawnAgent", "input": {
+        "name": "boss-kid", "model": user.cli.model,
+        "initial_message": scripted("Look.", LOOK, {"text": "the kid has looked"}),
+    }}  # fmt: skip
+    wait = {"tool": "TaskOutput", "input": {"task_id": "boss-kid", "block": True, "timeout": 60}}
+    task = scripted("Have it looked at.", {"shell": "env; wc -l < /proc/net/route"}, child, wait,
+                    {"text": "said: {last}"})  # fmt: skip
+    options = ("--agent", user.cli.name, "--model", user.cli.model, "--name", "boss", "--wait")
+    said = user.ctx("spawn", *options, task)
+    assert "the kid has looked" in said, said
+    assert {request["key"].removeprefix("Bearer ") for request in model.requests} == {"none"}
+    told = "\n".join(result for request in model.requests for result in request["results"])
+    assert "I am boss-kid in" in told
+    assert "CTX_NET_" in told and "key-of-the-user" not in told
+    assert "key-of-the-user" not in read(user.agent("boss"), "env")
+    usage = read(user.agent("boss"), "usage")
+    assert f"net.{user.cli.network}.connections=" in usage
 
 
 @pytest.mark.parametrize("cli", CLIS[:1], ids=str, indirect=True)
