@@ -74,7 +74,7 @@ class Runs:
 
     async def serve(self, agent: Agent, live_cell: LiveCell) -> None:
         """Run after run, until the agent is ending."""
-        while live_cell.goes_on(agent):
+        while live_cell.goes_on(agent) and not is_lost(live_cell):
             if agent.run and (agent.run != agent.cell or agent.run_cause is not None):
                 await self._lead(agent, live_cell)
                 continue
@@ -169,7 +169,8 @@ class Runs:
         await led.lead()
         if live_cell.goes_on(agent) and live_cell.hear_rest is not None:
             await live_cell.hear_rest()
-        if live_cell.goes_on(agent):
+        # with its monitor a cell ends, and so does what runs inside: that is the agent's end
+        if live_cell.goes_on(agent) and not is_lost(live_cell):
             crashpoints.reach("run.ended")
             self._conclude(agent, live_cell, execution, led.failure)
         live_cell.wake.notify()

@@ -18,7 +18,7 @@ from runtime.cell.record import RunRecord
 from runtime.errors import WrongStateError
 from runtime.kernel import output
 from runtime.kernel.daemonlog import because_of
-from runtime.life.conclusions import LOST
+from runtime.life.conclusions import LOST, is_lost
 from runtime.life.ending import guarded, terminate
 from runtime.life.leading import EnteringLead, Leader
 from runtime.records.change import RUNTIME, Change
@@ -61,7 +61,8 @@ class TaskRuns:
                 task=task,
             )
             await led.lead()
-            if live_cell.goes_on(agent):
+            # with its monitor a cell ends, and so does what runs inside: that is the agent's end
+            if live_cell.goes_on(agent) and not is_lost(live_cell):
                 self._conclude(agent, live_cell, task, execution, led.failure)
 
     def _conclude(
