@@ -52,11 +52,10 @@ class LoopMeter(trio.abc.Instrument):
         """Forgets what was measured: how it was started is nobody's request."""
         self.__init__()  # type: ignore[misc]
 
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        self._begun = time.monotonic()
-
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        took = time.monotonic() - self._begun
+        # the next step begins at once, or in the next pass
+        now = time.monotonic()
+        took, self._begun = now - self._begun, now
         self.steps += 1
         if took > self._step:
             took = min(took, time.thread_time() - self._used)
@@ -71,7 +70,7 @@ class LoopMeter(trio.abc.Instrument):
 
     def after_io_wait(self, timeout: float) -> None:
         self._used = time.thread_time()
-        self._awake = time.monotonic()
+        self._begun = self._awake = time.monotonic()
         if self._awake > self._part_ends:
             self._turn()
 

@@ -136,9 +136,9 @@ def test_what_is_there_is_read_at_once_but_not_without_end() -> None:
 
 
 def test_who_serves_at_once_reads_on_and_another_reads_while_one_waits() -> None:
-    lock, order = _ReadLock(), []
+    order: list[str] = []
 
-    async def reader(name: str, waits: trio.Event | None) -> None:
+    async def reader(lock: _ReadLock, name: str, waits: trio.Event | None) -> None:
         for number in range(2):
             async with lock:
                 order.append(f"{name}{number}")
@@ -146,12 +146,12 @@ def test_who_serves_at_once_reads_on_and_another_reads_while_one_waits() -> None
                 await waits.wait()
 
     async def main() -> None:
-        answered = trio.Event()
+        lock, answered = _ReadLock(), trio.Event()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(reader, "a", answered)
+            nursery.start_soon(reader, lock, "a", answered)
             await trio.testing.wait_all_tasks_blocked()
             assert order == ["a0"]
-            nursery.start_soon(reader, "b", None)
+            nursery.start_soon(reader, lock, "b", None)
             await trio.testing.wait_all_tasks_blocked()
             assert order == ["a0", "b0", "b1"], "whether the first is answered or not"
             answered.set()
@@ -161,9 +161,11 @@ def test_who_serves_at_once_reads_on_and_another_reads_while_one_waits() -> None
 
 
 def test_one_who_waits_for_the_lock_gets_it() -> None:
-    lock, order = _ReadLock(), []
+    order: list[str] = []
 
     async def main() -> None:
+        lock = _ReadLock()
+
         async def wait() -> None:
             async with lock:
                 order.append("second")
