@@ -18,6 +18,7 @@ from client.root import Root
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import NoReturn
 
 
 def handle_of(path: str) -> tuple[Root, str, str] | None:
@@ -91,3 +92,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         complain(error.strerror or str(error))
         return FAILED
+
+
+def program() -> NoReturn:
+    """Run the command line of this process, and end it at once.
+
+    Output is written when it is made, and no thread has anything left to do. So nothing is lost if
+    the interpreter is not taken down, which takes a tenth of the time of `ctx ps` of many agents.
+    """
+    os._exit(main())

@@ -24,9 +24,9 @@ _HEAD: Final = """\
 _TAIL: Final = """
 if __name__ == "__main__":
     install({magic!r}, MODULES, {home!r})
-    from client.main import main
+    from client.main import program
 
-    sys.exit(main())
+    program()
 """
 
 

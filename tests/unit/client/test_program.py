@@ -28,7 +28,7 @@ def python(program: Path | str, *argv: str, **options: Any) -> str:
 def small(tmp_path: Path) -> Path:
     """A program of which the byte code says another thing than the source."""
     unpack = Path(client.unpack.__file__).read_text()
-    sources = {"client": "", "client.main": "def main():\n    print('compiled')\n"}
+    sources = {"client": "", "client.main": "def program():\n    print('compiled')\n"}
     path = tmp_path / "small"
     path.write_bytes(pack(sources, unpack=unpack).replace(b"'compiled'", b"'source'"))
     return path
@@ -61,7 +61,7 @@ def test_it_does_the_same_from_its_sources(program: Path, tmp_path: Path) -> Non
 
 def test_no_other_module_of_its_name_is_imported(small: Path, tmp_path: Path) -> None:
     (tmp_path / "client").mkdir()
-    (tmp_path / "client" / "main.py").write_text("def main():\n    print('another')\n")
+    (tmp_path / "client" / "main.py").write_text("def program():\n    print('another')\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     assert python(small, cwd=tmp_path, env=environment) == "compiled\n"
 
@@ -85,9 +85,12 @@ def test_heavy_modules_are_loaded_late(
     root.agent("x", status="busy")
     root.list_agents()
     code = (
-        "import atexit, sys\n"
+        "import os, sys\n"
         "heavy = ('argparse', 'dataclasses', 'json', 'socket', 'subprocess', 'threading')\n"
-        "atexit.register(lambda: print([name for name in heavy if name in sys.modules]))\n"
+        "def end(status, end=os._exit):\n"
+        "    print([name for name in heavy if name in sys.modules], flush=True)\n"
+        "    end(status)\n"
+        "os._exit = end\n"
         "del sys.argv[0]\n"
         "exec(compile(open(sys.argv[0]).read(), 'ctx', 'exec'))\n"
     )
