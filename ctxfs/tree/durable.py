@@ -59,15 +59,18 @@ _EMPTY_SIZE: Final = 4096
 _TICK: Final = 20_000_000
 
 
+#: what errors of real files are called here
+_ERRORS: Final[dict[int | None, type[CtxError]]] = {
+    errno.ENOENT: MissingError,
+    errno.EEXIST: TakenError,
+    errno.ENOTEMPTY: NotEmptyError,
+    errno.ENOTDIR: NotADirectoryNodeError,
+    errno.EISDIR: IsADirectoryNodeError,
+}
+
+
 def _translate(error: OSError, name: str) -> CtxError | OSError:
-    classes: dict[int | None, type[CtxError]] = {
-        errno.ENOENT: MissingError,
-        errno.EEXIST: TakenError,
-        errno.ENOTEMPTY: NotEmptyError,
-        errno.ENOTDIR: NotADirectoryNodeError,
-        errno.EISDIR: IsADirectoryNodeError,
-    }
-    cls = classes.get(error.errno)
+    cls = _ERRORS.get(error.errno)
     return cls(f"{quote(name)}: {(error.strerror or '').lower()}") if cls else error
 
 

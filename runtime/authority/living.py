@@ -271,7 +271,9 @@ def _length(value: Json) -> int:
 
 def _size(agent: Agent) -> int:
     return sum(
-        len(value) if isinstance(value, str) else _length(value) for value in _agent_texts(agent)
+        len(value) if isinstance(value, str) else _length(value)
+        for value in _agent_texts(agent)
+        if value
     )
 
 
