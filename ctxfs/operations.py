@@ -11,7 +11,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import pyfuse3
@@ -31,7 +31,7 @@ from pyfuse3 import (
 from ctxfs.errnos import errno_of
 from ctxfs.filesystem import Filesystem
 from ctxfs.pace import MANNERS, Manner, Pace
-from ctxfs.scheduler import Scheduler
+from ctxfs.scheduler import LOCKED, Scheduler
 from ctxfs.tree.nodes import MORE_SIZE, Attributes, Call, Listing, NewAttributes, Node, OpenFile
 from ctxfs.tree.rownodes import RowNode
 from ctxfs.tree.rows import File, Verbs
@@ -54,6 +54,7 @@ WORKERS: Final = 1_000_000
 _COPIES: Final = 2
 #: a request with less is not asked to pay for the time that it waits
 _FREE_BYTES: Final = 8192
+_NOTHING_HELD: Final = nullcontext()
 #: which of the charges of an open directory is that of its names
 _OF_NAMES: Final = 1
 #: of the requests at hand, when the mount does not answer
@@ -72,18 +73,17 @@ def _boundary(
     Its time is measured, and who used too much is answered late, or told to try again.
     """
     name = method.__name__.removeprefix("_")
-    manner = MANNERS[name]
+    manner, waits = MANNERS[name], name not in LOCKED
 
     async def guarded(self: Operations, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         who = self._payer(args)
         self._at_hand[id(args)] = (name, args, who, time.monotonic())
         self._base.requests += 1
         try:
-            if name == "write":
-                with self._waiting(who, args):
-                    await self.scheduler.turn(who, name)
-            else:
-                await self.scheduler.turn(who, name, ahead=name == "read" and self._keeps(args))
+            if waits and self.scheduler.is_asked():
+                ahead = name == "read" and self._keeps(args)
+                with self._waiting(who, args[-1]):
+                    await self.scheduler.turn(who, name, ahead=ahead)
             if self._pace.is_over(who) and who is not None:
                 where = self._manner(manner, args)
                 if where is Manner.REFUSED:
@@ -144,9 +144,9 @@ class Operations(pyfuse3.Operations):
 
     def _payer(self, args: Sequence[Any]) -> Payer | None:
         """Whose account a request is on."""
-        for argument in args:
-            if isinstance(argument, RequestContext):
-                return self._pace.payer_of(argument.uid, argument.gid, argument.pid)
+        ctx = args[-1]
+        if isinstance(ctx, RequestContext):
+            return self._pace.payer_of(ctx.uid, ctx.gid, ctx.pid)
         opened = self._opened(args[0])
         return self._pace.payer(opened[0]) if opened is not None else None
 
@@ -188,16 +188,17 @@ class Operations(pyfuse3.Operations):
         opened = self._open_files.get(args[0])
         return opened is not None and not opened.direct
 
-    @contextmanager
-    def _waiting(self, who: Payer | None, args: Sequence[Any]) -> Iterator[None]:
-        """Has a request that may wait pay for what it wants to write; ``QuotaError``.
+    def _waiting(self, who: Payer | None, data: object) -> AbstractContextManager[object]:
+        """Has a request that waits pay for the bytes that it wants to write; ``QuotaError``.
 
         What is small costs the daemon no more than the thread that asks costs its agent.
         """
-        size = _COPIES * len(args[-1]) if isinstance(args[-1], bytes) else 0
-        if who is None or size <= _COPIES * _FREE_BYTES:
-            yield
-            return
+        if who is None or not isinstance(data, bytes) or len(data) <= _FREE_BYTES:
+            return _NOTHING_HELD
+        return self._holding(who, _COPIES * len(data))
+
+    @contextmanager
+    def _holding(self, who: Payer, size: int) -> Iterator[None]:
         held = self._base.runtime.accounts.charged(who, Resource.MEMORY, size)
         try:
             yield
@@ -487,7 +488,7 @@ class Operations(pyfuse3.Operations):
         try:
             if writing is not None:
                 inode = opened.node.inode
-                with self._waiting(self._pace.payer(opened.caller), (data,)):
+                with self._waiting(self._pace.payer(opened.caller), data):
                     written = await self._base.disks.change(
                         opened.caller, writing, inode, len(data)
                     )
@@ -497,8 +498,9 @@ class Operations(pyfuse3.Operations):
             opened.unwritten()
             raise
         finally:
-            if not opened.exact:
+            if not opened.exact and not opened.direct:
                 # The kernel takes the offset for the new size, which only a commit makes true.
+                # After a write past its pages it asks for the size by itself.
                 self._base.cache.forget_attributes(opened.node.inode)
         await self._base.cache.settled(mark)
         return written

@@ -25,7 +25,7 @@ import trio
 from runtime.authority.accounts import Payer, Reserve
 
 #: requests that the kernel may send with the lock of a directory
-_LOCKED: Final = frozenset(
+LOCKED: Final = frozenset(
     (
         *("lookup", "getattr", "readdir", "create", "mkdir", "mknod", "symlink", "link"),
         *("unlink", "rmdir", "rename"),
@@ -116,11 +116,15 @@ class Scheduler:
 
     # serving
 
+    def is_asked(self) -> bool:
+        """Whether there are other requests: those that wait, or that the kernel has."""
+        return bool(self._line) or self._is_more()
+
     async def turn(self, who: Payer | None, operation: str, *, ahead: bool = False) -> None:
         """Until it is this request's turn; at once if it may hold up a directory, or nothing else
         was asked. What may be read ahead, thousands of pages for which nobody waits, has a line
         beside the agent's other requests, among them those that its end waits for."""
-        if operation in _LOCKED or not (self._line or self._is_more()):
+        if operation in LOCKED or not self.is_asked():
             return
         event = trio.Event()
         who = who or _UNKNOWN

@@ -396,6 +396,7 @@ def test_what_waits_to_be_written_is_on_its_owners_account(
         held.append(accounts.use(ME.uid, Resource.MEMORY))
 
     monkeypatch.setattr(small.ops.scheduler, "turn", turn)
+    monkeypatch.setattr(small.ops.scheduler, "is_asked", lambda: True)
     fh = small.open()
     held.clear()
     complete(small.ops.write, fh, 0, b"x" * (1 << 20))

@@ -105,6 +105,25 @@ def test_sizes_are_exact(daemon: Daemon) -> None:
     assert (agent / "policy").stat().st_size == len((agent / "policy").read_bytes())
 
 
+def test_what_is_not_committed_changes_no_size(daemon: Daemon) -> None:
+    """The kernel takes the end of a write for the size of the file, until it asks."""
+    agent = daemon.make("coder")
+    label, before = agent / "label", read(agent, "label")
+    size = len(before)
+    fd = os.open(label, os.O_WRONLY)
+    try:
+        assert label.stat().st_size == size
+        os.write(fd, b"a_much_longer_label\n")
+        assert os.fstat(fd).st_size == label.stat().st_size == size
+        assert read(agent, "label") == before
+        with pytest.raises(OSError, match="Errno 22"):
+            os.write(fd, b"\n\n\n")
+        assert os.fstat(fd).st_size == label.stat().st_size == size
+    finally:
+        os.close(fd)
+    assert label.stat().st_size == len(label.read_bytes())
+
+
 def test_mkdir_names_are_checked(daemon: Daemon) -> None:
     for name in ("-x.d", ".d", "a b.d", "current.d", "x.sock.d", "é.d", "a" * 65 + ".d", "plain"):
         with pytest.raises(OSError, match=r"Errno 22"):
