@@ -301,11 +301,15 @@ static pid_t find_other(void)
 	return found;
 }
 
+/* Looks at every process of the machine: to be asked once. */
+static bool nobody_to_signal(void)
+{
+	return kill(-1, 0) < 0 && errno == ESRCH;
+}
+
 static bool namespace_empty(void)
 {
-	if (kill(-1, 0) < 0 && errno == ESRCH)
-		return true;
-	return find_other() == 0;
+	return nobody_to_signal() || find_other() == 0;
 }
 
 /* Returns a descriptor that becomes readable when any other process ends, or -1. */
@@ -416,7 +420,7 @@ static int keep(pid_t program, const sigset_t *watched, long long grace_ms)
 		struct signalfd_siginfo info;
 		struct told told;
 		int other = -1, status, timeout = -1;
-		bool ended_now;
+		bool ended_now, alone = false;
 
 		(void)!read(children, &info, sizeof info);
 		ended_now = collect(program, &status);
@@ -430,7 +434,8 @@ static int keep(pid_t program, const sigset_t *watched, long long grace_ms)
 		leaving |= told.leave;
 		if (ended_now) {
 			ended = true;
-			if (held || kill(-1, 0) == 0)
+			alone = nobody_to_signal();
+			if (held || !alone)
 				report("stay");
 			report_end(status);
 		}
@@ -442,7 +447,7 @@ static int keep(pid_t program, const sigset_t *watched, long long grace_ms)
 			kill(-1, SIGCONT);	/* a stopped process does not receive SIGTERM */
 		}
 		if (ended && (!held || leaving || deadline >= 0)) {
-			if (namespace_empty())
+			if (alone || namespace_empty())
 				return 0;
 			other = watch_other();
 			if (other < 0)
