@@ -92,7 +92,9 @@ class Beginner:
         """Adds that a cell is made; in mode ``once`` the run has no other."""
         if agent.homedir == "durable":
             self._agents.sessions.ensure_home(agent)
-        run = self._agents.registry.next_run(agent) if not agent.how.holds_cell else ""
+        run = ""
+        if not agent.how.holds_cell:
+            run = self._agents.registry.next_run(change, agent)
         if agent.result_from_output:  # of the run before
             self._agents.documents.write(agent, "result.md", b"")
         output_start = output.Segments(self._agents.documents.directory(agent) / "out").end

@@ -118,7 +118,7 @@ class Runs:
         elif agent.status is not Status.STARTING:
             return False
         change = Change()
-        run = self._agents.registry.next_run(agent)
+        run = self._agents.registry.next_run(change, agent)
         said = output.Segments(self._agents.documents.directory(agent) / "reply").end
         if agent.result_from_output:  # of the run before
             self._agents.documents.write(agent, "result.md", b"")

@@ -99,6 +99,8 @@ class Change:
         self.lines: list[tuple[SessionIndex, str, dict[str, Any]]] = []
         #: names that go to another owner
         self.claims: list[tuple[str, int]] = []
+        #: names that have one run more, and its number
+        self.runs: list[tuple[str, int]] = []
         #: channels that a new child takes over
         self.channels: list[tuple[SessionIndex, str]] = []
         #: agents that come into being, and the handles of those
@@ -207,6 +209,7 @@ class Change:
             self.set_session(index, **changed)
         self.lines += other.lines
         self.claims += other.claims
+        self.runs += other.runs
         self.channels += other.channels
         self.made += other.made
         self.handles += other.handles

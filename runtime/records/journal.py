@@ -272,6 +272,8 @@ class Journal:
             with self._store.transaction():
                 for name, owner in change.claims:
                     self._store.claim_name(name, owner)
+                for name, number in change.runs:
+                    self._store.put_runs(name, number)
                 for index, name in change.channels:
                     self._sessions.retire_channel(index, name)
                 for agent, values in merged.values():

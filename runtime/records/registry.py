@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from runtime.ids import AgentIndex, RunId
+from runtime.records.change import Change
 from runtime.records.model import Agent
 from runtime.records.store import Store
 from runtime.texts.names import quote
@@ -158,10 +159,12 @@ class Registry:
             return f"{self.node_path(parent)}/child/agent-{agent.name}"
         return f"user-{agent.owner}/agent-{agent.name}"
 
-    def next_run(self, agent: Agent) -> RunId:
-        """An id that no run of this name has had."""
-        with self._store.transaction():
-            return RunId(f"r{self._store.next_run(agent.name)}")
+    def next_run(self, change: Change, agent: Agent) -> RunId:
+        """An id that no run of this name has had. It is taken if ``change``, which has to be
+        committed before anything else, is."""
+        number = self._store.runs(agent.name) + 1
+        change.runs.append((agent.name, number))
+        return RunId(f"r{number}")
 
 
 def why_no_children(parent: Agent) -> str:

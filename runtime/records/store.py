@@ -415,12 +415,13 @@ class Store:
     def release_name(self, name: str) -> None:
         self._db.execute("DELETE FROM names WHERE name=?", (name,))
 
-    def next_run(self, name: str) -> int:
-        """The number of the next run of a name; they go on over incarnations."""
-        (runs,) = self._db.execute(
-            "UPDATE names SET runs=runs+1 WHERE name=? RETURNING runs", (name,)
-        ).fetchone()
+    def runs(self, name: str) -> int:
+        """The number of a name's last run; they go on over incarnations."""
+        (runs,) = self._db.execute("SELECT runs FROM names WHERE name=?", (name,)).fetchone()
         return int(runs)
+
+    def put_runs(self, name: str, number: int) -> None:
+        self._db.execute("UPDATE names SET runs=? WHERE name=?", (number, name))
 
     # sessions
 

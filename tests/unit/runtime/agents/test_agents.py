@@ -38,6 +38,11 @@ def session_name(world: World, agent: Agent) -> str:
     return session.name
 
 
+def next_run(world: World, agent: Agent) -> str:
+    with world.agents.journal.changing() as change:
+        return world.agents.registry.next_run(change, agent)
+
+
 # making
 
 
@@ -231,20 +236,31 @@ def test_removing_an_old_owners_history_leaves_the_name_to_the_new_one(world: Wo
     second = world.agents.births.create(ROOT, "x")
     world.agents.removals.remove_session(old)
     assert world.store.name_owner("x") == second.owner
-    assert world.agents.registry.next_run(second) == "r1"
+    assert next_run(world, second) == "r1"
 
 
 def test_a_new_incarnation_has_a_new_session_and_goes_on_counting_runs(world: World) -> None:
     first = world.agents.births.create(operator(1), "x")
-    assert world.agents.registry.next_run(first) == "r1"
+    assert next_run(world, first) == "r1"
     world.agents.removals.remove(first)
     second = world.agents.births.create(operator(1), "x")
     assert session_name(world, second) == "default.2"
     assert second.incarnation != first.incarnation
     assert second.index != first.index
-    assert world.agents.registry.next_run(second) == "r2"
+    assert next_run(world, second) == "r2"
     world.agents.removals.remove(second)
     assert session_name(world, world.agents.births.create(operator(1), "x")) == "default.3"
+
+
+def test_a_run_has_its_number_only_if_it_is_committed(world: World) -> None:
+    agent = world.agents.births.create(ROOT, "x")
+    assert world.agents.registry.next_run(Change(), agent) == "r1"
+    whole = Change()
+    part = Change(whole)
+    assert world.agents.registry.next_run(part, agent) == "r1"
+    whole.add(part)
+    world.agents.journal.commit(whole)
+    assert world.agents.registry.next_run(Change(), agent) == "r2"
 
 
 def test_the_old_history_stays(world: World) -> None:

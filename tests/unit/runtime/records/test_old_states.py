@@ -89,7 +89,7 @@ def test_agents_are_what_they_were(world: World) -> None:
     again, over, anew = (named(world, name) for name in ("again", "over", "anew"))
     assert again.waits_to_restart and again.restarts == 3 and again.restart_at > 0
     assert (over.outcome, over.reason) == ("done", "exit:0")
-    assert (anew.status, world.agents.registry.next_run(anew)) == (Status.NEW, "r2")
+    assert (anew.status, world.agents.registry.next_run(Change(), anew)) == (Status.NEW, "r2")
     for agent in world.agents.registry:
         assert agent.run_cause is None and (agent.cause is None or agent.status is Status.DEAD)
         assert agent.how.name in ("once", "turn", "resident") and agent.discards == ()
