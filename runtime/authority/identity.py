@@ -58,13 +58,14 @@ class Identity:
         self._authority = authority
         self._hierarchy = hierarchy
         self._privilege = privilege
+        self._askers = cgroups.Askers()
 
     def resolve(self, uid: int, gid: int, pid: int) -> Caller:
         """The caller that a thread is; ``pid`` may be a thread's id.
 
         ``OSError`` if that cannot be known now, as where the process is out of memory.
         """
-        path = cgroups.path_of(pid) if pid > 0 else None
+        path = self._askers.path_of(pid) if pid > 0 else None
         if path is None:
             return Caller(uid, gid, pid, known=False)
         below = self._hierarchy.agent_path(path)

@@ -31,9 +31,9 @@ class LoopMeter(trio.abc.Instrument):
     step longer. A pass is all that the loop does before it looks for new events: the longest
     pass, in real time, bounds how late anybody is answered.
 
-    Reading the processor time costs as much as a short step. So it is read once in a pass,
-    and again for a step that seems to be the longest: such a step cannot have used more than
-    the pass so far.
+    Reading the processor time costs as much as a short step. So it is read once in a pass, before
+    the loop looks for events, which therefore counts with the pass that follows; and again for a
+    step that seems to be the longest: such a step cannot have used more than the pass so far.
     """
 
     def __init__(self) -> None:
@@ -63,13 +63,14 @@ class LoopMeter(trio.abc.Instrument):
             self.longest = max(took, self.longest)
 
     def before_io_wait(self, timeout: float) -> None:
-        self.total += time.thread_time() - self._used
+        used = time.thread_time()
+        self.total += used - self._used
+        self._used = used
         took = time.monotonic() - self._awake
         if took > self._pass:
             self._pass = took
 
     def after_io_wait(self, timeout: float) -> None:
-        self._used = time.thread_time()
         self._begun = self._awake = time.monotonic()
         if self._awake > self._part_ends:
             self._turn()

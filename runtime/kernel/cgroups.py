@@ -12,6 +12,7 @@ import fcntl
 import os
 import select
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,6 +31,10 @@ _MONITORS_ENDING: Final = 256
 _MONITOR_MEMORY: Final = 256 << 10
 #: that monitors take to end, after the programs that they monitored
 _MONITOR_SECONDS: Final = 1.0
+#: of what /proc says of a thread's cgroups
+_CGROUP_MAX: Final = 65536
+#: threads whose files are kept open
+_ASKERS_MAX: Final = 16
 #: cgroups that agents may make of their own
 _SPARE: Final = 1000
 #: how an ordinary user comes by a cgroup
@@ -112,15 +117,16 @@ class Cgroup:
     def create(self, controllers: tuple[str, ...]) -> None:
         """mkdir(2) of this node and its missing parents, with controllers passed down."""
         missing = []
-        node = self.path
-        while not node.is_dir():
+        node = self._text
+        while not os.path.isdir(node):
             missing.append(node)
-            node = node.parent
+            node = os.path.dirname(node)
         for path in reversed(missing):
-            parent = Cgroup(path.parent)
+            parent = Cgroup(os.path.dirname(path))
             for controller in controllers:
                 parent.enable(controller)
-            path.mkdir(exist_ok=True)
+            with suppress(FileExistsError):
+                os.mkdir(path)
 
     def enable(self, controller: str) -> None:
         enabled = (self.read("cgroup.subtree_control") or "").split()
@@ -259,11 +265,14 @@ def unified_mount() -> Path | None:
     return None
 
 
+def _open_cgroup(pid: int) -> int:
+    return os.open(f"/proc/{pid}/cgroup", os.O_RDONLY | os.O_CLOEXEC)
+
+
 def _read_cgroup(pid: int) -> bytes:
-    # On the path of every request that needs an identity: three system calls.
-    fd = os.open(f"/proc/{pid}/cgroup", os.O_RDONLY | os.O_CLOEXEC)
+    fd = _open_cgroup(pid)
     try:
-        return os.read(fd, 65536)
+        return os.read(fd, _CGROUP_MAX)
     finally:
         os.close(fd)
 
@@ -277,9 +286,59 @@ def path_of(pid: int) -> str | None:
         text = spare.with_spare(lambda: _read_cgroup(pid))
     except (FileNotFoundError, ProcessLookupError):
         return None
+    return _path_in(text)
+
+
+def _path_in(text: bytes) -> str | None:
     # A hybrid machine has v1 lines too.
     _, found, rest = (b"\n" + text).partition(b"\n0::")
     return os.fsdecode(rest.partition(b"\n")[0]).removesuffix(" (deleted)") if found else None
+
+
+class Askers:
+    """The v2 cgroups of threads that ask again and again; for one thread of the daemon.
+
+    Their files in /proc stay open, since opening one takes longer than reading it. An open one
+    belongs to the thread that it was opened for: it says where that is now, and that there is no
+    such thread once it is gone, also when another one has its number (proc(5)).
+    """
+
+    def __init__(self) -> None:
+        # the one that asked last is the last
+        self._files: OrderedDict[int, int] = OrderedDict()
+
+    def path_of(self, pid: int) -> str | None:
+        """As ``path_of`` of the module."""
+        fd = self._files.get(pid)
+        if fd is not None:
+            try:
+                text = os.pread(fd, _CGROUP_MAX, 0)
+            except ProcessLookupError:
+                self._close(pid)
+            else:
+                self._files.move_to_end(pid)
+                return _path_in(text)
+        return self._begin(pid)
+
+    def _begin(self, pid: int) -> str | None:
+        if len(self._files) >= _ASKERS_MAX:
+            self._close(next(iter(self._files)))
+        try:
+            fd = _open_cgroup(pid)
+        except OSError:  # it is gone, or there are no descriptors
+            return path_of(pid)
+        self._files[pid] = fd
+        try:
+            return _path_in(os.pread(fd, _CGROUP_MAX, 0))
+        except ProcessLookupError:
+            return None
+
+    def _close(self, pid: int) -> None:
+        os.close(self._files.pop(pid))
+
+    def close(self) -> None:
+        while self._files:
+            self._close(next(iter(self._files)))
 
 
 def _has_mark(path: Path, attribute: str) -> bool:

@@ -301,22 +301,28 @@ def parent_of(pid: int) -> int:
     return int(fields[1]) if fields else 0
 
 
+def _read_proc(pid: int, file: str) -> bytes:
+    """A file of /proc/PID; empty if the process is gone."""
+    # a file object would make four system calls more
+    data = b""
+    try:
+        fd = os.open(f"/proc/{pid}/{file}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            while part := os.read(fd, 65536):
+                data += part
+        finally:
+            os.close(fd)
+    except OSError:
+        return b""
+    return data
+
+
 def _stat(pid: int) -> list[bytes]:
     """The fields of /proc/PID/stat after the name, which may hold anything; none if it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()
-    except OSError:
-        return []
+    return _read_proc(pid, "stat").rpartition(b")")[2].split()
 
 
 def groups_of(pid: int) -> tuple[int, ...]:
     """The supplementary groups of a process; none if it is gone (proc(5))."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as lines:
-            for line in lines:
-                if line.startswith(b"Groups:"):
-                    return tuple(int(word) for word in line.split()[1:])
-    except OSError:
-        pass
-    return ()
+    _, _, rest = _read_proc(pid, "status").partition(b"\nGroups:")
+    return tuple(int(word) for word in rest.partition(b"\n")[0].split())

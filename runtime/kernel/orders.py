@@ -43,9 +43,9 @@ def message(*orders: Order) -> bytes:
 def memory_file(name: str, data: bytes) -> int:
     """A descriptor to read a message from (memfd_create(2)): never on a disk."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
-    with os.fdopen(os.dup(fd), "wb") as file:
-        file.write(data)
-    os.lseek(fd, 0, os.SEEK_SET)
+    written = 0
+    while written < len(data):  # the offset stays 0, for who reads it
+        written += os.pwrite(fd, data[written:], written)
     return fd
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from runtime.kernel.cgroups import Cgroup, unified_mount
+from runtime.kernel.cgroups import Askers, Cgroup, path_of, unified_mount
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or unified_mount() is None, reason="needs root and cgroup v2"
@@ -67,3 +68,65 @@ def test_each_look_finds_the_processes_of_that_moment_also_below(leaf: Cgroup) -
     assert leaf.below() == 0
     with pytest.raises(FileNotFoundError), leaf.looking():
         pass
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def askers() -> Iterator[Askers]:
+    askers = Askers()
+    yield askers
+    askers.close()
+
+
+def test_who_asks_again_is_where_it_is_then(leaf: Cgroup, askers: Askers) -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as asker:
+        before = askers.path_of(asker.pid)
+        assert before == path_of(asker.pid)
+        leaf.write("cgroup.procs", str(asker.pid))
+        after = askers.path_of(asker.pid)
+        assert after is not None and after.endswith("/leaf") and after != before
+
+
+def test_an_asker_that_is_gone_is_nowhere(askers: Askers) -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as asker:
+        assert askers.path_of(asker.pid) is not None
+    assert askers.path_of(asker.pid) is None
+    assert not askers._files
+
+
+def test_who_has_the_number_of_another_that_is_gone_is_looked_up_anew(askers: Askers) -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as gone:
+        assert askers.path_of(gone.pid) is not None
+    askers._files[os.getpid()] = askers._files.pop(gone.pid)
+    assert askers.path_of(os.getpid()) == path_of(os.getpid())
+
+
+def test_few_askers_are_kept(askers: Askers) -> None:
+    before = open_files()
+    found = [subprocess.Popen(["cat"], stdin=subprocess.PIPE) for _ in range(40)]
+    try:
+        pipes = open_files()
+        for each in found * 2:
+            assert askers.path_of(each.pid) == path_of(os.getpid())
+        assert 0 < open_files() - pipes < 40
+        askers.close()
+        assert open_files() == pipes
+    finally:
+        for each in found:
+            each.communicate()
+    assert open_files() == before
+
+
+def test_an_asker_is_known_without_free_descriptors(askers: Askers) -> None:
+    assert askers.path_of(os.getpid()) is not None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        assert askers.path_of(os.getpid()) is not None
+        with pytest.raises(OSError, match="Too many open files"):
+            askers.path_of(os.getppid())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
