@@ -97,7 +97,8 @@ def _of_loop(base: Base) -> Iterator[_Family]:
     for name, kind, figure, doc in (
         ("requests_total", "counter", base.requests, "Requests of the kernel that were answered."),
         ("loop_steps_total", "counter", loop.steps, "Steps of the event loop."),
-        ("loop_cpu_seconds_total", "counter", loop.total, "Processor time of these steps, and of looking for events."),
+        ("loop_cpu_seconds_total", "counter", loop.total,
+         "Processor time of these steps, and of looking for events."),
         ("loop_step_longest_seconds", "gauge", loop.longest,
          "Processor time of the longest step since the start."),
         ("loop_step_recent_seconds", "gauge", step,
