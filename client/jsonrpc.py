@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 
 BLOCK = 1 << 16
+#: levels of JSON, which is more than the daemon takes; what is made of a frame has a few more, and
+#: Python's own limit on them is one on what it does at that moment
+DEPTH_MAX = 100
 #: a longer line is cut, so that it is not valid JSON any more
 LINE_MAX = 16 << 20
 #: nothing is read while so much waits for somebody who does not read
@@ -34,6 +37,51 @@ class Refused(Exception):
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+def parse(line: bytes) -> object:
+    """Return what a line of JSON says; `ValueError` if it is none, or is nested too deep.
+
+    What it returns can be said again, as a part of another line.
+    """
+    import json
+
+    try:
+        found = json.loads(line.decode(), parse_constant=refuse_constant, parse_float=finite)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    if line.count(b"[") + line.count(b"{") > DEPTH_MAX:  # perhaps in a string, or side by side
+        check_depth(found)
+    return found
+
+
+def refuse_constant(text: str) -> None:
+    """Refuse NaN and infinities, which Python takes for numbers."""
+    raise ValueError(text)
+
+
+def finite(text: str) -> float:
+    """Return a number; of one that is too large, Python would make an infinity."""
+    number = float(text)
+    if number - number:
+        raise ValueError(text)
+    return number
+
+
+def check_depth(value: object) -> None:
+    """Refuse what is nested too deep."""
+    level = [value]
+    for _ in range(DEPTH_MAX + 1):
+        inner: list[object] = []
+        for each in level:
+            if isinstance(each, dict):
+                inner += each.values()
+            elif isinstance(each, list):
+                inner += each
+        if not inner:
+            return
+        level = inner
+    raise ValueError("nested too deep")
 
 
 def clean(text: str) -> str:
@@ -227,11 +275,9 @@ class Peer:
                 self._take(line)
 
     def _take(self, line: bytes) -> None:
-        import json
-
         try:
-            frame = json.loads(line)
-        except (ValueError, RecursionError):
+            frame = parse(line)
+        except ValueError:
             self.junk(line, PARSE_ERROR, "this line is not valid JSON")
             return
         if not isinstance(frame, dict):
@@ -246,11 +292,11 @@ class Peer:
     def _serve(self, frame: dict[str, Any]) -> None:
         ident, method, params = frame.get("id"), frame["method"], frame.get("params", {})
         try:
-            if not isinstance(method, str) or not isinstance(params, (dict, type(None))):
-                raise Refused(INVALID_REQUEST, "a request has a method and an object of params")
-            if not isinstance(ident, (str, int, type(None))):
+            if not isinstance(ident, (str, int, type(None))) or isinstance(ident, bool):
                 ident = None
                 raise Refused(INVALID_REQUEST, "an id is a string or a number")
+            if not isinstance(method, str) or not isinstance(params, (dict, type(None))):
+                raise Refused(INVALID_REQUEST, "a request has a method and an object of params")
             self.serve(method, params or {}, ident)
         except Refused as refused:
             if "id" in frame:

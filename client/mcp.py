@@ -14,6 +14,14 @@ import time
 from client.arguments import OF, Command
 from client.calls import BLOCK, LOST_MAX, RETRY, RETRY_MAX, WAITS, Call, Calls, encode
 from client.exits import OK, PIPE_CLOSED, USAGE, Failure
+from client.jsonrpc import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    NO_METHOD,
+    PARSE_ERROR,
+    parse,
+)
 from client.output import decode, escape
 from client.root import Root, agent, own_agent, tool
 from client.words import ABOUT_ONE, HINTS, TOOLS, VERSION
@@ -34,9 +42,6 @@ MODERN = ("2026-07-28",)
 LEGACY = ("2025-11-25", "2025-06-18")  # the first one is offered for any other
 META = "io.modelcontextprotocol/"
 SUBSCRIPTION = f"{META}subscriptionId"
-PARSE_ERROR, INVALID_REQUEST, NO_METHOD, INVALID_PARAMS, INTERNAL_ERROR = (
-    -32700, -32600, -32601, -32602, -32603,
-)  # fmt: skip
 NO_VERSION = -32022
 LINE_MAX = 4 << 20  # bytes of a message
 UNWRITTEN_MAX = 8 << 20  # bytes of answers, above which nothing more is read
@@ -93,11 +98,6 @@ def is_name(name: object) -> TypeGuard[str]:
     if not isinstance(name, str):
         return False
     return 0 < len(name) <= 128 and name[0] != "." and NAME_CHARS.issuperset(name)
-
-
-def refuse_constant(text: str) -> None:
-    """Refuse NaN and infinities, which Python takes for numbers."""
-    raise ValueError(text)
 
 
 def read_tool(root: Root, name: str) -> Object:
@@ -222,13 +222,11 @@ class Server:
 
     def line(self, line: bytes) -> None:
         """Take one message."""
-        import json
-
         if not line.strip():
             return
         try:
-            message = json.loads(line.decode(), parse_constant=refuse_constant)
-        except (ValueError, RecursionError):
+            message = parse(line)
+        except ValueError:
             self.fail({"code": PARSE_ERROR, "message": "this is not JSON"})
             return
         if not isinstance(message, dict):

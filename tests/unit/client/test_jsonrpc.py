@@ -97,6 +97,10 @@ def test_what_is_answered(pipes: Pipes, line: str, answer: dict[str, Any] | None
         (b'{"id":1,"method":7}', -32600),
         (b'{"id":1,"method":"x","params":[]}', -32600),
         (b'{"id":[],"method":"x"}', -32600),
+        (b'{"id":true,"method":"x"}', -32600),
+        (b'{"id":[],"method":7}', -32600),
+        (b'{"id":1,"method":"x","params":{"a":NaN}}', -32700),
+        (b'{"id":1,"method":"x","params":{"a":1e999}}', -32700),
     ],
 )
 def test_what_is_no_frame_is_an_error(pipes: Pipes, line: bytes, code: int) -> None:
@@ -104,6 +108,19 @@ def test_what_is_no_frame_is_an_error(pipes: Pipes, line: bytes, code: int) -> N
         line = line[: 1 << 15]
     (answer,) = pipes.send(line + b"\n")
     assert answer["error"]["code"] == code
+    assert answer["id"] in (None, 1)
+
+
+def test_what_is_read_can_be_said_again(pipes: Pipes) -> None:
+    """Python's own limit on nesting leaves a few levels that cannot."""
+    for depth in (*range(80, 120), *range(950, 1010)):
+        nested = "[" * (depth - 2) + "7" + "]" * (depth - 2)
+        line = f'{{"id":{depth},"method":"x","params":{{"a":{nested}}}}}\n'
+        (answer,) = pipes.send(line.encode())
+        deep = depth > jsonrpc.DEPTH_MAX
+        assert answer["error"]["code"] == -32700 if deep else answer["id"] == depth
+    wide = json.dumps({"id": 1, "method": "x", "params": {"a": [[[]]] * 1000}})
+    assert pipes.send(wide.encode() + b"\n")[0]["result"]["a"] == [[[]]] * 1000
 
 
 def test_answers_come_to_whoever_asked(pipes: Pipes) -> None:

@@ -614,6 +614,7 @@ def test_an_event_of_the_agent_makes_it_look(tools: FakeRoot) -> None:
 @pytest.mark.parametrize(("line", "code", "ident"), [
     (b"x", PARSE, None), (b"{", PARSE, None), (b'{"a":NaN}', PARSE, None),
     (b"[" * 100_000, PARSE, None), (b'"\xff"', PARSE, None), (b"9" * 5000, PARSE, None),
+    (b'{"jsonrpc":"2.0","id":1e999,"method":"ping"}', PARSE, None),
     (b"[]", INVALID, None), (b"1", INVALID, None), (b'"x"', INVALID, None), (b"{}", INVALID, None),
     (b'[{"jsonrpc":"2.0","id":1,"method":"ping"}]', INVALID, None),
     (b'{"jsonrpc":"1.0","id":1,"method":"ping"}', INVALID, 1),
@@ -637,6 +638,18 @@ def test_bad_lines_get_an_error(talk: Talk, line: bytes, code: int | None, ident
         assert "result" in talk.ask("server/discover")[0]
     else:
         assert talk.ask("ping")[0]["result"] == {}
+
+
+def test_no_depth_of_nesting_ends_it(talk: Talk) -> None:
+    """Python's own limit leaves a few levels that can be read, and not be said again."""
+    for depth in (*range(80, 120), *range(950, 1010)):
+        given: Message = request(
+            depth, "tools/call", talk.version, {"name": "X", "arguments": {"x": "IN"}}
+        )
+        line = json.dumps(given).replace('"IN"', "[" * depth + "]" * depth).encode()
+        said = talk.say(line + b"\n")
+        assert not said or said[0]["error"]["code"] == PARSE
+        talk.server.take_notification("notifications/cancelled", {"requestId": depth})
 
 
 @pytest.mark.parametrize("line", [
