@@ -27,7 +27,9 @@
  *
  * Each connection holds one of OWNERS_MAX bytes of OWNERS_FD by a lock (F_OFD_SETLK of fcntl(2)),
  * so that all relays of an owner together have no more, and a killed relay has none. Without a
- * free byte, and with CONNECTIONS_MAX of its own, it accepts none: who connects waits.
+ * free byte, and with CONNECTIONS_MAX of its own, it accepts none: who connects waits. While the
+ * queue of an operator's socket is full, it accepts one at each socket that leads there: the
+ * others would hold bytes, for which those of other networks had to wait.
  */
 #define _GNU_SOURCE
 #include <limits.h>
@@ -45,6 +47,7 @@
 #define CONNECTIONS_MAX 256
 #define LOOK_MS 250
 #define REPORT_MS 1000		/* between two reports of one network */
+#define BUSY_MS 5000		/* that a queue may be full before that is trouble */
 #define PART 16384		/* bytes that a direction reads before it has written them */
 #define PARTS_AT_ONCE 16	/* of one connection, before others have their turn */
 #define EVENTS 64
@@ -60,14 +63,16 @@ struct network {
 /* What epoll(7) hands back. */
 enum kind { KEEPER, LISTENER, SIDE };
 
+struct connection;
+
 struct listener {
 	enum kind kind;
 	int fd;
 	bool local;	/* a Unix socket */
+	bool idle;	/* it accepts none */
 	struct network *network;
+	struct connection *waiting;	/* until the operator's socket has room */
 };
-
-struct connection;
 
 /* One end of a connection: 0 is the agent's, 1 the operator's. */
 struct side {
@@ -84,11 +89,12 @@ struct side {
 
 struct connection {
 	struct side sides[2];
+	struct listener *listener;
 	struct network *network;
 	struct connection *previous, *next;
 	unsigned slot;		/* its byte of the owner's */
-	bool waiting;		/* the operator's socket is busy: connect again */
-	bool tcp, pending, closed;
+	long long begun;
+	bool pending, closed;
 };
 
 static struct network *networks;
@@ -201,17 +207,32 @@ static void watch(int fd, uint32_t events, void *what)
 		die("epoll_ctl: %m");
 }
 
+static void set_idle(struct listener *listener)
+{
+	bool idle = paused || listener->waiting;
+	struct epoll_event event = {.events = idle ? 0 : EPOLLIN, .data.ptr = listener};
+
+	if (listener->idle == idle)
+		return;
+	listener->idle = idle;
+	epoll_ctl(poller, EPOLL_CTL_MOD, listener->fd, &event);
+}
+
 static void pause_listeners(bool wanted)
 {
 	if (paused == wanted)
 		return;
 	paused = wanted;
-	for (size_t i = 0; i < listener_count; i++) {
-		struct epoll_event event = {.events = wanted ? 0 : EPOLLIN,
-					    .data.ptr = &listeners[i]};
+	for (size_t i = 0; i < listener_count; i++)
+		set_idle(&listeners[i]);
+}
 
-		epoll_ctl(poller, EPOLL_CTL_MOD, listeners[i].fd, &event);
-	}
+static void set_waiting(struct connection *c, bool wanted)
+{
+	if (wanted == (c->listener->waiting == c))
+		return;
+	c->listener->waiting = wanted ? c : NULL;
+	set_idle(c->listener);
 }
 
 /* A client over TCP sees an abrupt end as such. */
@@ -227,7 +248,8 @@ static void end_connection(struct connection *c, bool reset)
 	if (c->closed)
 		return;
 	c->closed = true;
-	if (reset && c->tcp)
+	set_waiting(c, false);
+	if (reset && !c->listener->local)
 		set_reset(c->sides[0].fd);
 	for (int i = 0; i < 2; i++) {
 		close_quietly(c->sides[i].fd);
@@ -377,28 +399,29 @@ static void pump(struct connection *c)
 	c->pending = true;
 }
 
-/* Connects to the operator's socket; false if the connection has ended. */
-static bool connect_out(struct connection *c)
+/* Connects to the operator's socket, now or later. */
+static void connect_out(struct connection *c)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	struct side *out = &c->sides[1];
 
 	memcpy(address.sun_path, c->network->path, strlen(c->network->path));
-	c->waiting = false;
 	if (connect(out->fd, (struct sockaddr *)&address, sizeof address) < 0) {
 		if (errno == EAGAIN) {	/* its queue is full */
-			c->waiting = true;
-			return true;
+			set_waiting(c, true);
+			if (now_ms() - c->begun >= BUSY_MS)
+				c->network->trouble = EAGAIN;
+			return;
 		}
 		c->network->trouble = (unsigned long long)errno;
 		end_connection(c, true);
-		return false;
+		return;
 	}
+	set_waiting(c, false);
 	if (c->network->trouble < TROUBLE_LIMIT)
 		c->network->trouble = 0;
 	for (int i = 0; i < 2; i++)
 		watch(c->sides[i].fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, &c->sides[i]);
-	return true;
 }
 
 static void begin(struct listener *listener, int fd, unsigned slot)
@@ -413,9 +436,10 @@ static void begin(struct listener *listener, int fd, unsigned slot)
 		free_slot(slot);
 		return;
 	}
+	c->listener = listener;
 	c->network = listener->network;
-	c->tcp = !listener->local;
-	if (c->tcp)
+	c->begun = now_ms();
+	if (!listener->local)
 		setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
 	c->slot = slot;
 	c->sides[0] = (struct side){.kind = SIDE, .fd = fd, .connection = c};
@@ -531,7 +555,7 @@ static void look(void)
 		next = c->next;
 		if (!is_open(c->network))
 			end_connection(c, true);
-		else if (c->waiting)
+		else if (c->listener->waiting == c)
 			connect_out(c);
 	}
 	pause_listeners(false);

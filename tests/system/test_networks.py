@@ -685,6 +685,53 @@ def test_a_slow_reader_holds_up_nobody_and_takes_no_memory(world: World) -> None
     wait_dead(agent)
 
 
+def test_a_busy_socket_holds_up_no_other_network() -> None:
+    """Those that wait for it, and gave up, held all connections that the agent may have."""
+    with world_of(lambda config: Daemon(config=config)) as world, contextlib.ExitStack() as kept:
+        other = Api(world.api.path.with_name("other.sock"), kept)
+        (world.daemon.base / "config.yaml").write_text(
+            f"networks: {{api: {{socket: {world.api.path}, port: {PORT}}}, "
+            f"other: {{socket: {other.path}, port: {PORT + 1}}}}}\n"
+        )
+        os.kill(world.daemon.pid, signal.SIGHUP)
+        wait_until(lambda: "network.other" in world.daemon.path("status").read_text(), "it is read")
+        agent, inside = world.run("a", LINE, "allow LABEL network:other connect")
+        world.api.socket.listen(0)
+        inside.do(
+            "def more(made):\n"
+            "    s = socket.socket()\n"
+            "    s.setblocking(False)\n"
+            "    s.connect_ex(('127.0.0.1', PORT))\n"
+            "    made.append(s)\n".replace("PORT", str(PORT))
+        )
+        inside.do("many = []; [more(many) for _ in range(300)]")
+        inside.do("waits = local()")
+        sentence = f"network:api: cannot connect to {world.api.path}: Resource temporarily"
+        assert sentence in _log(agent, "cannot connect")
+        inside.do("[s.close() for s in many]")
+        for number in range(100):
+            inside.do(f"o{number} = tcp({PORT + 1})")
+            server = other.accept()
+            server.sendall(b"here")
+            assert inside.do(f"o{number}.recv(10)") == "here"
+        assert world.usage(agent)["connections"] < 10
+        # and when there is room again, whoever still waits is served
+        inside.do("waits.sendall(b'me')")
+        while (server := world.api.accept()).recv(10) != b"me":
+            server.close()
+        server.sendall(b"you")
+        assert inside.do("waits.recv(10)") == "you"
+        wait_until(lambda: not _trouble(world, agent), "nothing is wrong any more")
+
+
+def _trouble(world: World, agent: Path) -> int:
+    incarnation = read(agent, "incarnation").strip()
+    counters = networks.Counters.open(world.daemon.runtime / "net" / incarnation)
+    assert counters is not None
+    with counters:
+        return sum(line.trouble for line in counters.lines())
+
+
 def _cpu(pid: int) -> int:
     """Ticks of the processor."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
