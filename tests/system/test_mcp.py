@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
+import socket
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +21,17 @@ from ctxfs.tools.registry import TOOLS
 from ctxfs.tools.tool import Does
 from tests.worlds.daemon import Daemon, read, wait_dead, wait_status, wait_until, write
 from tests.worlds.fates import CRASH_AT
-from tests.worlds.mcp import LEGACY, MODERN, McpClient, check, request
+from tests.worlds.mcp import (
+    LEGACY,
+    MODERN,
+    TIMEOUT,
+    Joined,
+    McpClient,
+    Message,
+    check,
+    hostile_lines,
+    request,
+)
 
 VERSIONS = (MODERN, *LEGACY)
 
@@ -165,6 +181,99 @@ def test_it_tells_of_other_tools(daemon: Daemon, version: str) -> None:
     write(boss / "ctl", "kill")
     wait_dead(boss)
     assert read(task, "status") == "cancelled\n"
+
+
+#: becomes `ctx mcp`, at a socket of the test's
+_JOIN = """
+import os, socket, sys
+s = socket.socket(socket.AF_UNIX)
+s.connect(sys.argv[1])
+os.dup2(s.fileno(), 0)
+os.dup2(s.fileno(), 1)
+os.execvp("ctx", ["ctx", "mcp"])
+"""
+_READING = ("TaskList", "AgentList", "AgentGet", "TaskStatus", "TaskOutput", "WorkList")
+
+
+@contextmanager
+def servers_in_cells(daemon: Daemon, *agents: str) -> Iterator[list[Joined]]:
+    """A `ctx mcp` in the cell of each; of one that is named twice, two."""
+    with ExitStack() as kept:
+        data = Path(kept.enter_context(tempfile.TemporaryDirectory(dir=daemon.base)))
+        data.chmod(0o755)
+        (data / "join.py").write_text(_JOIN)
+        found: list[Joined] = []
+        for name in dict.fromkeys(agents):
+            listening = kept.enter_context(socket.socket(socket.AF_UNIX))
+            listening.bind(str(data / name))
+            (data / name).chmod(0o666)
+            listening.listen()
+            listening.settimeout(TIMEOUT)
+            joins = f"python3 /data/join.py /data/{name} & " * agents.count(name)
+            daemon.run(name, f"sh -c {shlex.quote(joins + 'wait')}", mount=f"{data} /data ro")
+            found += (Joined(listening.accept()[0]) for _ in range(agents.count(name)))
+        yield found
+        for each in found:
+            each.connection.close()
+
+
+def _hostile_stream() -> Iterator[bytes]:
+    for number, line in enumerate(hostile_lines(14, 10_000, _READING)):
+        yield line
+        deep = number % 1200
+        if not number % 10:
+            params = '{"name":"TaskList","arguments":{"x":' + "[" * deep + "]" * deep + "}}"
+            yield (f'{{"jsonrpc":"2.0","id":"d{number}","method":"tools/call","params":{params}}}'
+                   ).encode()  # fmt: skip
+        if not number % 2000:
+            yield b"x" * (5 << 20)
+            wide = {"name": "TaskList", "arguments": {"x": "y" * (3 << 20)}}
+            yield json.dumps(request(f"w{number}", "tools/call", MODERN, wide)).encode()
+            yield json.dumps([request(1, "tools/list", MODERN)] * 50).encode()
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["heard", "deaf"])
+def test_hostile_frames_hold_up_nobody(daemon: Daemon, reads: bool) -> None:
+    """10,000 of them, beside another connection of the agent, and another agent."""
+    with servers_in_cells(daemon, "boss", "boss", "other") as (hostile, beside, elsewhere):
+        over = threading.Event()
+        clients = [McpClient(each, MODERN) for each in (beside, elsewhere)]
+        wrong: list[Message] = []
+
+        def say() -> None:
+            with suppress(OSError):
+                for line in _hostile_stream():
+                    hostile.connection.sendall(line + b"\n")
+                hostile.connection.sendall(
+                    json.dumps(request("last", "server/discover", MODERN)).encode() + b"\n"
+                )
+
+        def hear() -> None:
+            for line in hostile.stdout:
+                message = json.loads(line)
+                kinds = message.keys() & {"method", "result", "error"}
+                if message["jsonrpc"] != "2.0" or len(kinds) != 1:
+                    wrong.append(message)
+                if message.get("id") == "last":
+                    break
+            over.set()
+
+        threads = [threading.Thread(target=say), *([threading.Thread(target=hear)] * reads)]
+        for thread in threads:
+            thread.start()
+        slowest, begun = 0.0, time.monotonic()
+        while not over.is_set() and (reads or time.monotonic() - begun < 5.0):
+            for client in clients:
+                asked = time.monotonic()
+                assert not client.call("TaskList")["isError"]
+                slowest = max(slowest, time.monotonic() - asked)
+        assert not wrong
+        hostile.connection.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join(TIMEOUT)
+        assert slowest < 2.0
+        for client in clients:
+            assert client.call("AgentList")["structuredContent"]
 
 
 def test_ping_tells_who_answers(daemon: Daemon) -> None:

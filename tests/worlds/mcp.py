@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import select
+import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import cache
-from typing import Any
+from typing import IO, Any
 
 import mcp_types.methods as schemas
 from pydantic import TypeAdapter
@@ -72,10 +75,72 @@ def initialize(version: str) -> Message:
     return {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
 
 
+def hostile_lines(seed: int, count: int, names: Sequence[str] = ()) -> Iterator[bytes]:
+    """Random ones, and ordinary ones that are damaged at random; ``names`` are of tools."""
+    chance = random.Random(seed)
+    values: list[Any] = [
+        *(None, True, 0, -1, 1.5, 2**70, "", "x", "\ud800", "a\0b", "../..", [], {}, [[]]),
+        *("initialize", "tools/list", "tools/call", "notifications/cancelled", {"_meta": 1}),
+        *(MODERN, *LEGACY, meta()), *names,
+    ]
+    keys = [
+        *("jsonrpc", "id", "method", "params", "_meta", "name", "arguments", "requestId"),
+        *("cursor", "notifications", "result", "error", "progressToken"),
+        f"{META}protocolVersion",
+    ]
+    methods = [
+        *("tools/list", "tools/call", "server/discover", "subscriptions/listen", "initialize"),
+        *("ping", "notifications/cancelled"),
+    ]
+    idents: list[str | int]
+    for number in range(count):
+        idents = [number, str(number)]
+        message: Any = request(
+            chance.choice(idents),
+            chance.choice(methods),
+            chance.choice((MODERN, *LEGACY)),
+            {chance.choice(keys): deepcopy(chance.choice(values))},
+        )
+        if names and not number % 4:
+            message["method"], message["params"]["name"] = "tools/call", chance.choice(names)
+        for _ in range(chance.randrange(4)):
+            target = chance.choice([message, message.get("params")])
+            if isinstance(target, dict):
+                target[chance.choice(keys)] = deepcopy(chance.choice(values))
+        line = json.dumps(message).encode()
+        kind = chance.randrange(4)
+        if kind == 0:
+            line = chance.randbytes(chance.randrange(200)).replace(b"\n", b"")
+        elif kind == 1 and line:
+            data = bytearray(line)
+            for _ in range(chance.randrange(1, 5)):
+                data[chance.randrange(len(data))] = chance.randrange(256)
+            line = bytes(data).replace(b"\n", b"")
+        yield line
+
+
+class Joined:
+    """A process at the other end of a socket, which is its standard input and output."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.stdin: IO[bytes] | None = connection.makefile("wb")
+        self.stdout: IO[bytes] = connection.makefile("rb")
+        self.stderr = None
+
+    def wait(self, timeout: float) -> int:
+        """Until it has ended."""
+        self.connection.shutdown(socket.SHUT_WR)
+        self.connection.settimeout(timeout)
+        while self.connection.recv(1 << 16):
+            pass
+        return 0
+
+
 class McpClient:
     """Speaks one version to a process; all that comes is checked."""
 
-    def __init__(self, process: subprocess.Popen[bytes], version: str) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | Joined, version: str) -> None:
         assert process.stdin is not None and process.stdout is not None
         self.process = process
         self.version = version

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import select
 import socket
 import subprocess
@@ -13,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from tests.worlds.mcp import (
     McpClient,
     Message,
     check,
+    hostile_lines,
     initialize,
     meta,
     request,
@@ -679,48 +678,6 @@ def test_an_id_is_used_once_at_a_time(either: Talk, tools: FakeRoot) -> None:
     assert either.say(again) == []
     assert code_of(either.say(again)) == INVALID
     assert code_of(either.say({**again, "method": "tools/list"})) == INVALID
-
-
-def hostile_lines(seed: int, count: int) -> Iterator[bytes]:
-    """Random ones, and ordinary ones that are damaged at random."""
-    chance = random.Random(seed)
-    values: list[Any] = [
-        *(None, True, 0, -1, 1.5, 2**70, "", "x", "\ud800", "a\0b", "../..", [], {}, [[]]),
-        *("initialize", "tools/list", "tools/call", "notifications/cancelled", {"_meta": 1}),
-        *(MODERN, *LEGACY, meta()),
-    ]
-    keys = [
-        *("jsonrpc", "id", "method", "params", "_meta", "name", "arguments", "requestId"),
-        *("cursor", "notifications", "result", "error", "progressToken"),
-        f"{META}protocolVersion",
-    ]
-    methods = [
-        *("tools/list", "tools/call", "server/discover", "subscriptions/listen", "initialize"),
-        *("ping", "notifications/cancelled"),
-    ]
-    idents: list[str | int]
-    for number in range(count):
-        idents = [number, str(number)]
-        message: Any = request(
-            chance.choice(idents),
-            chance.choice(methods),
-            chance.choice(VERSIONS),
-            {chance.choice(keys): deepcopy(chance.choice(values))},
-        )
-        for _ in range(chance.randrange(4)):
-            target = chance.choice([message, message.get("params")])
-            if isinstance(target, dict):
-                target[chance.choice(keys)] = deepcopy(chance.choice(values))
-        line = json.dumps(message).encode()
-        kind = chance.randrange(4)
-        if kind == 0:
-            line = chance.randbytes(chance.randrange(200)).replace(b"\n", b"")
-        elif kind == 1 and line:
-            data = bytearray(line)
-            for _ in range(chance.randrange(1, 5)):
-                data[chance.randrange(len(data))] = chance.randrange(256)
-            line = bytes(data).replace(b"\n", b"")
-        yield line
 
 
 def test_hostile_lines_end_in_errors(tools: FakeRoot) -> None:
