@@ -16,6 +16,7 @@ from typing import Final
 
 import trio
 
+from runtime import crashpoints
 from runtime.agents.parts import Agents
 from runtime.cell import networks
 from runtime.cell.cell import Places
@@ -123,6 +124,7 @@ class Networks:
                 closed = not networks.may_use(self._agents, agent, line.name)
                 if line.closed != closed:
                     counters.write(line.number, "closed", int(closed))
+                    crashpoints.reach("relay.told")
                     word = "closed" if closed else "open again"
                     self._say(agent, f"network:{line.name} is {word}")
                     busy |= closed and line.open > 0
@@ -176,6 +178,7 @@ class Networks:
                 except (CtxError, OSError) as error:
                     self._say(agent, f"its networks have no relay yet: {escape(str(error))}")
             await self._until_gone(agent, leaf)
+            crashpoints.reach("relay.gone")
             if relay is not None:
                 await relay.wait()
             await live_cell.wait_settled(self._watcher)
@@ -232,7 +235,10 @@ class Networks:
             # Linux 6.x kills what is born into a cgroup that was ever killed
             leaf.remove()
             leaf.create(self._hierarchy.controllers)
-            return await self._spawner.start(leaf, words, owner=agent.owner, fds=fds)
+            crashpoints.reach("relay.planned")
+            relay = await self._spawner.start(leaf, words, owner=agent.owner, fds=fds)
+            crashpoints.reach("relay.started")
+            return relay
 
     async def _until_gone(self, agent: Agent, leaf: Cgroup) -> None:
         """Until there is no relay; meanwhile what it reports is told."""

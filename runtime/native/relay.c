@@ -56,6 +56,7 @@
 struct network {
 	const char *name, *path;
 	struct line *lines[LEVELS_MAX];	/* own first */
+	uint64_t open;			/* connections of this relay */
 	unsigned long long trouble;	/* to be reported */
 	long long reported;		/* when that was done */
 };
@@ -122,6 +123,13 @@ static void add(struct network *network, size_t field, unsigned long long amount
 	for (size_t i = 0; i < level_count; i++)
 		__atomic_fetch_add((uint64_t *)(void *)((char *)network->lines[i] + field), amount,
 				   __ATOMIC_RELAXED);
+}
+
+/* No difference is added: what a relay that was killed has left there would stay. */
+static void count_open(struct network *network, int more)
+{
+	network->open += (uint64_t)more;
+	__atomic_store_n(&network->lines[0]->open, network->open, __ATOMIC_RELAXED);
 }
 
 /* Tells the daemon by a write, which inotify(7) sees, unlike a change in memory. */
@@ -260,7 +268,7 @@ static void end_connection(struct connection *c, bool reset)
 	c->previous->next = c->next;
 	c->next->previous = c->previous;
 	open_count--;
-	__atomic_fetch_sub(&c->network->lines[0]->open, 1, __ATOMIC_RELAXED);
+	count_open(c->network, -1);
 	/* events of this round may still name it */
 	c->next = closed_ones;
 	closed_ones = c;
@@ -448,7 +456,7 @@ static void begin(struct listener *listener, int fd, unsigned slot)
 	c->previous = &connections;
 	c->next->previous = connections.next = c;
 	open_count++;
-	__atomic_fetch_add(&c->network->lines[0]->open, 1, __ATOMIC_RELAXED);
+	count_open(c->network, 1);
 	add(c->network, offsetof(struct line, connections), 1);
 	connect_out(c);
 }
@@ -664,8 +672,7 @@ static void take_networks(struct orders *orders, struct counters **levels)
 			network->lines[j] = &levels[j]->lines[number];
 		}
 		network->trouble = load(&network->lines[0]->trouble);
-		/* of a relay that was killed */
-		__atomic_store_n(&network->lines[0]->open, 0, __ATOMIC_RELAXED);
+		count_open(network, 0);
 	}
 	free(lists);
 }

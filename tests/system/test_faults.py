@@ -257,6 +257,10 @@ SCENARIOS: Final[dict[str, tuple[Stage, ...]]] = {
     "task.launched": (stages.tasked,),
     "task.running": (stages.tasked,),
     "task.recorded": (stages.tasked,),
+    "relay.planned": (stages.wired,),
+    "relay.started": (stages.wired,),
+    "relay.told": (stages.wired,),
+    "relay.gone": (stages.wired,),
     "worktree.planned": (stages.worktree,),
     "worktree.made": (stages.worktree,),
     "worktree.fetched": (stages.worktree,),
@@ -346,6 +350,10 @@ WAYS: Final[list[tuple[str, int, tuple[Stage, ...]]]] = [
     *((point, count, (stages.heeded,))
       for point in ("abort.committed", "abort.told") for count in (1, 2)),
     ("message.ended", 1, (stages.heeded,)),
+    *((point, 2, (stages.wired,)) for point in ("relay.planned", "relay.started")),
+    *((point, 1, (stages.wired,))
+      for point in ("start.planned", "start.launched", "cancel.signalled", "finish.recorded",
+                    "finish.removed")),
     *((point, 2, (stages.resident_aborted,)) for point in ("run.committed", "run.running")),
     # not abort.killed: what honours SIGTERM may be gone before there is something to kill
     *(

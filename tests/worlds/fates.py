@@ -16,6 +16,8 @@ from tests.worlds.invariants import Crashed, Invariants, Operator
 
 CRASH_AT: Final = "CTXD_CRASH_AT"
 SLEEP: Final = "sleep 1000"
+#: of the network `api`
+PORT: Final = 8081
 T = TypeVar("T")
 
 
@@ -24,6 +26,9 @@ class Scene:
 
     def __init__(self, crash_at: str = "") -> None:
         self.daemon = Daemon(config="restart_max: 3\ngrace: 200ms\n")
+        with open(self.daemon.base / "config.yaml", "a") as config:
+            socket = self.daemon.base / "api.sock"
+            config.write(f"networks: {{api: {{socket: {socket}, port: {PORT}}}}}\n")
         self.operator = Operator(self.daemon)
         self.invariants = Invariants(self.daemon)
         #: what a stage wants to hold in the end, however far it got

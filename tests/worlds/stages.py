@@ -8,14 +8,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
+import signal
+import socketserver
 import subprocess
+import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from runtime.kernel.cgroups import Cgroup
 from tests.worlds.daemon import AGENT_UID, alive, read, wait_dead, wait_status, wait_until, write
-from tests.worlds.fates import SLEEP, Scene
+from tests.worlds.fates import PORT, SLEEP, Scene
 from tests.worlds.histories import kept_histories
 
 #: waits for the scene's gate to open
@@ -259,6 +265,73 @@ def _obeys(scene: Scene) -> bool:
     except OSError:
         return False
     return True
+
+
+#: says again and again whether the network `api` answers
+_CALLER: Final = f"""
+import socket, time
+while True:
+    try:
+        with socket.create_connection(("127.0.0.1", {PORT}), 5) as s:
+            s.sendall(b"x")
+            print("in" if s.recv(1) else "out", flush=True)
+    except OSError:
+        print("out", flush=True)
+    time.sleep(0.02)
+"""
+
+
+class _Echo(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        while data := self.request.recv(4096):
+            self.request.sendall(data)
+
+
+def wired(scene: Scene) -> None:
+    """A network whose relay is killed, and that is taken away; then the agent ends."""
+    path = str(scene.daemon.base / "api.sock")
+    server = socketserver.ThreadingUnixStreamServer(path, _Echo)
+    os.chmod(path, 0o666)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    (gate(scene) / "caller.py").write_text(_CALLER)
+    line, directory = "allow wired_t network:api connect", scene.daemon.agent_dir("wired")
+
+    def settle(waiting: Callable[[Callable[[], object], str], None], wanted: str) -> None:
+        """From now on, it is in or out."""
+        said = len(output(scene, "wired"))
+        waiting(
+            lambda: output(scene, "wired")[said + 1 :][-2:] == [wanted, wanted], f"it is {wanted}"
+        )
+
+    def relays() -> list[int]:
+        return Cgroup(Path(read(directory, "cgroup").strip(), "net")).processes()
+
+    def goes_on() -> None:
+        """Whatever has happened, what the policy says holds, by one relay."""
+        try:
+            if read(directory, "status") in ("new\n", "dead\n"):
+                return
+            settle(wait_until, "in" if read(directory, "policy").strip() else "out")
+            scene.operator.write("wired", "policy", "")
+            settle(wait_until, "out")
+            assert len(relays()) == 1
+            assert re.search("^net.api.connections=[1-9]", read(directory, "usage"), re.MULTILINE)
+        finally:
+            server.shutdown()
+            server.server_close()
+
+    scene.after.append(goes_on)
+    agent(scene, "wired", "once", "python3 /gate/caller.py", policy=line)
+    scene.do(lambda: settle(scene.wait_until, "in"))
+    (relay,) = scene.do(relays)
+    os.kill(relay, signal.SIGKILL)
+    scene.wait_until(lambda: relays() not in ([], [relay]), "there is another relay")
+    scene.do(lambda: settle(scene.wait_until, "in"))
+    scene.operator.write("wired", "policy", "")
+    scene.do(lambda: settle(scene.wait_until, "out"))
+    scene.operator.verb("wired", "kill")
+    scene.wait("wired", "dead")
 
 
 #: says which of its reports were acknowledged
