@@ -90,7 +90,7 @@ def family(registry: Registry, agent: Agent) -> list[Agent]:
         if above is None:
             break
         found.append(above)
-    return found[:LEVELS]
+    return found
 
 
 def counters_path(directory: Path, agent: Agent) -> Path:
@@ -277,7 +277,8 @@ def usage(directory: Path, agent: Agent) -> dict[str, int]:
 
 
 def prepare(agents: Agents, agent: Agent, directory: Path, networks: Mapping[str, int]) -> None:
-    """Makes the lines of a new cell's networks, its own and those of the agents above."""
+    """Makes the lines of a new cell's networks, its own and those of the agents above;
+    ``QuotaError`` if there is no room for one of them, or too many are above."""
     if not networks:
         counters = Counters.open(counters_path(directory, agent))
         if counters is not None:  # of an earlier cell of this incarnation
@@ -285,7 +286,13 @@ def prepare(agents: Agents, agent: Agent, directory: Path, networks: Mapping[str
                 for line in counters.lines():
                     counters.write(line.number, "listens", NOWHERE)
         return
-    for member in family(agents.registry, agent):
+    members = family(agents.registry, agent)
+    if len(members) > LEVELS:
+        raise QuotaError(
+            f"network:{next(iter(networks))}: {quote(agent.name)} is {len(members)} levels deep, "
+            f"and the bytes of {LEVELS} are counted: make it higher up, or without a network"
+        )
+    for member in members:
         with Counters.make(counters_path(directory, member)) as counters:
             for name in networks:
                 counters.number_of(name)

@@ -68,6 +68,19 @@ def test_a_child_counts_with_all_whose_it_is(world: World, tmp_path: Path) -> No
     assert networks.of_cell(tmp_path, kid) == {}, "the next cell of the same incarnation"
 
 
+@pytest.mark.settings(networks=API, depth=40)
+def test_nobody_is_too_deep_to_be_limited(world: World, tmp_path: Path) -> None:
+    agents = world.agents
+    line = [world.may_create(world.live(agents.births.create(operator(1000), "a")))]
+    for _ in range(networks.LEVELS):
+        name = f"{line[-1].name}b"
+        line.append(world.may_create(world.live(agents.births.create(inside(line[-1]), name))))
+    networks.prepare(agents, line[-2], tmp_path, {"api": 8080})
+    with pytest.raises(QuotaError, match="is 33 levels deep"):
+        networks.prepare(agents, line[-1], tmp_path, {"api": 8080})
+    networks.prepare(agents, line[-1], tmp_path, {})
+
+
 @pytest.mark.settings(networks=API)
 def test_a_trouble_is_told_with_what_to_do(world: World, tmp_path: Path) -> None:
     agents = world.agents
