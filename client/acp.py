@@ -23,7 +23,7 @@ from client.jsonrpc import (
     objects_in,
     text_in,
 )
-from client.recipes import agent_lines, find, lacks, network_for
+from client.recipes import agent_lines, check_place, find, lacks, network_for
 from client.root import Root, agent, label
 from client.sockets import MESSAGE_CODES, connect, connect_started, refusal
 from client.spawn import dispose
@@ -426,6 +426,7 @@ def recipe_files(
     missing = lacks(root, recipe)
     if missing:
         raise Failure(f"the recipe {recipe.name} lacks {'; '.join(missing)}")
+    check_place(recipe, cwd, "open the directory of a project")
     lines = agent_lines(recipe, name, network=network_for(root, recipe), cwd=cwd)
     lines.pop("workspace", None)
     lines.pop("homedir", None)  # it would be that of a name which nobody uses again

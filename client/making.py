@@ -124,18 +124,12 @@ def chosen_network(root: Root, args: Arguments, recipe: Recipe) -> str:
 
 
 def check_directory(recipe: Recipe) -> None:
-    """Fail if the recipe lets an agent write where its user's settings are.
+    """Fail if the recipe lets an agent write where its user's settings are."""
+    from client.recipes import check_place
 
-    It could change what the user runs next.
-    """
-    given = any("@cwd@" in line.text for lines in recipe.lines.values() for line in lines)
-    here, home = os.path.realpath(os.getcwd()), os.path.realpath(os.path.expanduser("~"))
-    if given and (home + "/").startswith(here.rstrip("/") + "/"):
-        raise Failure(
-            f"the recipe {recipe.name} gives the agent the current directory, and {here} has your "
-            "settings: change to the directory of a project, or use --workspace",
-            USAGE,
-        )
+    if any("@cwd@" in line.text for lines in recipe.lines.values() for line in lines):
+        remedy = "change to the directory of a project, or use --workspace"
+        check_place(recipe, os.getcwd(), remedy)
 
 
 def made_up_names(root: Root, recipe: Recipe) -> Iterator[str]:

@@ -57,22 +57,29 @@ class Recipe:
 
 def directories() -> list[str]:
     """Return the directories of recipes: the user's, the machine's, and what came with ctxfs."""
-    config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     home = os.path.dirname(os.path.abspath(__file__))
     shipped = os.path.join(os.path.dirname(home), "contrib", "agents")
     if not os.path.isdir(shipped):  # installed: PREFIX/lib/pythonX/site-packages/client
         prefix = os.path.abspath(os.path.join(home, *[os.pardir] * 4))
         shipped = os.path.join(prefix, "share", "ctxfs", "agents")
-    own = os.path.join(config, "ctxfs", "agents")
+    own = own_directory()
     return [*([own] if is_own(own) else []), "/etc/ctxfs/agents", shipped]
 
 
+def own_directory() -> str:
+    """Return the directory of the user's recipes."""
+    config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return os.path.join(config, "ctxfs", "agents")
+
+
 def is_own(directory: str) -> bool:
-    """Return whether a directory is the caller's, who may have another user's environment."""
+    """Return whether nobody else may change a directory: the caller may have another user's
+    environment, and a link of that user's may lead to a directory of everybody's."""
     try:
-        return os.stat(directory).st_uid == os.getuid()
+        st = os.stat(directory)
     except OSError:
         return True
+    return st.st_uid == os.getuid() and not st.st_mode & 0o002
 
 
 def places() -> dict[str, str]:
@@ -85,7 +92,9 @@ def places() -> dict[str, str]:
             continue
         for name in names:
             path = os.path.join(directory, name)
-            if not name.startswith(".") and os.path.isdir(path):
+            if name.startswith(".") or not os.path.isdir(path):
+                continue
+            if directory != own_directory() or is_own(path):
                 found.setdefault(name, path)
     return found
 
@@ -184,6 +193,17 @@ def check_words(recipe: Recipe, line: Line) -> None:
         return ""
 
     each_word(line.text, check)
+
+
+def check_place(recipe: Recipe, directory: str, remedy: str) -> None:
+    """Fail if an agent that may write a directory could change what its user runs next."""
+    here, home = os.path.realpath(directory), os.path.realpath(os.path.expanduser("~"))
+    if (home + "/").startswith(here.rstrip("/") + "/"):
+        raise Failure(
+            f"the recipe {recipe.name} gives the agent the current directory, and {here} has your "
+            f"settings: {remedy}",
+            USAGE,
+        )
 
 
 def program_words(name: str) -> list[str]:

@@ -249,6 +249,19 @@ def test_an_agent_of_a_recipe_may_change_one_directory(root: FakeRoot, tmp_path:
     assert lines_of(root, path, work)["mode"] == ["resident"]
 
 
+def test_no_agent_may_change_the_users_settings(
+    root: FakeRoot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Editors without a project may name the home directory."""
+    path, home = recipe(tmp_path / "r", exec="x"), tmp_path / "home"
+    (home / "project").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    for directory in (home, tmp_path, Path("/")):
+        with pytest.raises(Failure, match="has your settings: open the directory of a project"):
+            recipe_files(Root(str(root.path)), find(path), "n-1", str(directory))
+    assert recipe_files(Root(str(root.path)), find(path), "n-1", str(home / "project"))
+
+
 def test_a_recipe_that_is_refused(root: FakeRoot, tmp_path: Path) -> None:
     path = recipe(tmp_path / "wide", exec="x", mount="/a /b ro\n/c\t/d\trw\t-\n")
     with pytest.raises(Failure, match="mount:2: only the editor's directory may be rw"):

@@ -386,6 +386,22 @@ def test_recipes_of_another_users_home_do_not_count(
     assert recipes.find("claude").directory == str(SHIPPED / "claude")
 
 
+def test_a_link_to_what_others_may_write_does_not_count(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be another user's: as above, and the directory is the caller's nevertheless."""
+    recipe(home, "claude")
+    own, public = Path(recipes.own_directory()), tmp_path / "public"
+    own.rename(public)
+    own.symlink_to(public)
+    assert recipes.find("claude").directory == str(own / "claude")
+    public.chmod(0o1777)
+    assert recipes.find("claude").directory == str(SHIPPED / "claude")
+    public.chmod(0o755)
+    (public / "claude").chmod(0o777)
+    assert recipes.find("claude").directory == str(SHIPPED / "claude")
+
+
 def test_the_packed_client_finds_the_shipped_ones(home: Path, program: Path, spawned: Any) -> None:
     process = spawned("agents", "--json", env={**os.environ, "CTX_ROOT": str(home)})
     out, _ = process.communicate()
