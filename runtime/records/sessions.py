@@ -120,9 +120,12 @@ class Sessions:
         path = self._state / self.home(agent)
         if ensure_directory(path, agent.created, mode=0o700):
             self.made(agent.owner)
+        found = path.stat()
         # also where an earlier daemon made it and did not come to this
-        if path.stat().st_uid != agent.uid:
+        if found.st_uid != agent.uid:
             os.chown(path, agent.uid, agent.gid)
+        if found.st_mode & 0o700 != 0o700:  # closed in an earlier life: no other could start
+            os.chmod(path, 0o700)
 
     def discard_homes(self, owner: int, agent: str) -> None:
         """Takes them away, with all that is in them."""

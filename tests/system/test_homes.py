@@ -57,6 +57,47 @@ def test_it_is_the_agents_own_and_nothing_in_it_gains_rights(daemon: Daemon) -> 
     assert private == ["700"]
 
 
+#: fills its home with what is hard to remove, and closes it
+_HOSTILE = """
+import os, socket
+home = os.path.expanduser("~")
+os.chdir(home)
+os.symlink("/etc/shadow", "link")
+os.mkfifo("fifo")
+socket.socket(socket.AF_UNIX).bind("sock")
+for taken in ("/etc/hostname", "/ctx/agents"):
+    try:
+        os.link(taken, "hard")
+        print(taken)
+    except OSError:
+        pass
+try:
+    os.rename(home, "/tmp/moved")
+    print("moved")
+except OSError:
+    pass
+for _ in range(3000):
+    os.mkdir("d" * 20)
+    os.chdir("d" * 20)
+os.chmod(".", 0)
+os.chmod(home, 0)
+"""
+
+
+def test_whatever_is_done_to_it_the_next_life_has_it_and_it_can_be_removed(daemon: Daemon) -> None:
+    data = daemon.base / "data"
+    data.mkdir()
+    (data / "hostile.py").write_text(_HOSTILE)
+    assert once(daemon, "x", "python3 /data/hostile.py", mount=f"{data} /data ro") == []
+    said = once(daemon, "x", "sh -c 'stat -c %a ~; ls ~'")
+    assert said == ["700", "d" * 20, "fifo", "link", "sock"]
+    history = daemon.path("home", "0", "agent", "x", "session")
+    for session in os.listdir(history):
+        (history / session).rmdir()
+    wait_until(lambda: not os.listdir(daemon.state / "trash"), "what was removed is gone")
+    assert not list((daemon.state / "home").glob("*/agent/x/.home"))
+
+
 def test_it_goes_with_the_last_of_the_history(daemon: Daemon) -> None:
     once(daemon, "x")
     once(daemon, "x")
