@@ -9,7 +9,7 @@ CFLAGS  := -std=gnu11 -O2 -Wall -Wextra -Werror
 # A static program of musl starts three times as fast as one of glibc, and takes a fraction of
 # the memory. It has no headers of the kernel: the host's come last.
 MUSL    := musl-gcc
-HEADERS := $(addprefix -idirafter /usr/include,/ /$(shell $(CC) -print-multiarch))
+HEADERS  = $(addprefix -idirafter /usr/include,/ /$(shell $(CC) -print-multiarch))
 MANPAGES := $(wildcard man/*.[1-8])
 
 .PHONY: help setup programs demo test test-unit test-faults test-hostile test-systemd test-vm \
