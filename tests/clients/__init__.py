@@ -10,12 +10,17 @@ from typing import Final
 DIRECTORY: Final = Path(__file__).resolve().parents[2] / ".clients"
 #: the programs alone, as a user has them in the PATH
 BIN: Final = DIRECTORY / "bin"
-#: of the three, the platform's package where there is one: it holds the program
+#: of the programs, the platform's package where there is one: it holds the program
 PACKAGES: Final = {
     "@anthropic-ai/claude-code-linux-{0}": "2.1.331",
     "@openai/codex-linux-{0}": "npm:@openai/codex@0.169.0-linux-{0}",
     "@google/gemini-cli": "0.61.0",
+    # agents of the Agent Client Protocol, which run the first two, and the protocol's own library
+    "@agentclientprotocol/claude-agent-acp": "0.101.0",
+    "@agentclientprotocol/codex-acp": "2.6.0",
+    "@agentclientprotocol/sdk": "2.4.0",
 }
+MODULES: Final = DIRECTORY / "node_modules"
 _CODEX: Final = {"x64": "x86_64-unknown-linux-musl", "arm64": "aarch64-unknown-linux-musl"}
 
 

@@ -16,10 +16,10 @@ import sys
 import time
 from pathlib import Path
 
-from tests.clients import BIN, DIRECTORY, PACKAGES, PROGRAMS, machine
+from tests.clients import BIN, DIRECTORY, MODULES, PACKAGES, PROGRAMS, machine
 
-#: what Gemini CLI needs; older distributions have 18
-NODE = 20
+#: what claude-agent-acp needs; Gemini CLI needs 20, and Debian 12 has 18
+NODE = 22
 
 
 def packages() -> dict[str, str]:
@@ -52,15 +52,15 @@ def install() -> None:
     shutil.rmtree(BIN, ignore_errors=True)
     BIN.mkdir()
     for name, path in PROGRAMS.items():
-        (BIN / name).symlink_to(DIRECTORY / "node_modules" / path.format(machine()))
-    node = DIRECTORY / "node_modules" / f"node-linux-{machine()}" / "bin" / "node"
+        (BIN / name).symlink_to(MODULES / path.format(machine()))
+    node = MODULES / f"node-linux-{machine()}" / "bin" / "node"
     if node.exists():
         (BIN / "node").symlink_to(node)
 
 
 def sizes() -> None:
     for name in PACKAGES:
-        path = DIRECTORY / "node_modules" / name.format(machine())
+        path = MODULES / name.format(machine())
         size = sum(file.lstat().st_size for file in path.rglob("*") if file.is_file())
         print(f"{name.format(machine()):40} {size / 1e6:5.0f} MB")
 

@@ -17,22 +17,24 @@ import pytest
 
 from tests.worlds.daemon import Daemon
 
-collect_ignore = [] if os.environ.get("CTXFS_CLIENTS") else ["test_clients.py"]
+collect_ignore_glob = [] if os.environ.get("CTXFS_CLIENTS") else ["test_*.py"]
 
 
 class Model:
     """The scripted model, at a port and at a socket."""
 
-    def __init__(self, base: Path, socket: Path) -> None:
+    def __init__(self, base: Path, socket: Path, *options: str) -> None:
         self.socket = socket
         self.log = base / "model.log"
         self.log.touch()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.clients.model", str(self.socket), str(self.log)],
+            [sys.executable, "-m", "tests.clients.model", str(self.socket), str(self.log),
+             *options],
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self._process.stdout is not None
-        self.url = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
+        self.port = int(self._process.stdout.readline())
+        self.url = f"http://127.0.0.1:{self.port}"
 
     def close(self) -> None:
         self._process.kill()

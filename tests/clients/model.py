@@ -1,15 +1,18 @@
 """A model server whose model does what it is told: for tests of real command lines.
 
-    python -m tests.clients.model SOCKET LOG [PORT]
+    python -m tests.clients.model SOCKET LOG [PORT] [--certificate FILE --key FILE]
 
 It speaks what the command lines speak: Anthropic Messages, OpenAI Responses, Gemini, each as one
 answer or as a stream, at a Unix socket and at a port of the loopback (printed; any free one by
-default). It keeps nothing between requests: the script is in the conversation itself. The last
-message of the user that has ``<script>[STEP, ...]</script>`` is followed, one step for each result
-of a tool since. A step is an object:
+default), with a certificate by TLS. It keeps nothing between requests: the script is in the
+conversation itself. The last message of the user that has ``<script>[STEP, ...]</script>`` is
+followed, one step for each result of a tool since. A step is an object:
 
-    {"shell": COMMAND}               calls whatever runs commands in a shell
+    {"shell": COMMAND}               calls whatever runs commands in a shell; "as" may have more
+                                     arguments
     {"tool": NAME, "input": {...}}   calls a tool of ctx, which an MCP server has to offer
+    {"all": [STEP, ...]}             calls several at once; after it come as many steps less one
+                                     that are not used
     {"text": TEXT}                   is the answer; the last step of each script
 
 In all texts ``{last}`` is the last result of a tool, ``{memory}`` what the user said before in the
@@ -24,6 +27,7 @@ import json
 import re
 import socket
 import socketserver
+import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -90,13 +94,18 @@ class Talk:
         step = self.step
         return str(step.get("text", f"there is no tool for {step} among {self.tools}"))
 
-    def call(self) -> tuple[str, Json] | None:
-        """The call of a tool that the step is, by the name that the tool has here."""
+    @property
+    def calls(self) -> list[tuple[str, Json]]:
+        """The calls of tools that the step is, by the names that the tools have here."""
         step = self.step
+        found = map(self.call, step.get("all", [step]))
+        return [call for call in found if call is not None]
+
+    def call(self, step: Json) -> tuple[str, Json] | None:
         for name in self.tools:
             argument = _SHELLS.get(name.rpartition("/")[2])
             if "shell" in step and argument is not None:
-                return name, {argument: step["shell"]}
+                return name, {argument: step["shell"], **step.get("as", {})}
             if "tool" in step and name.endswith((f"_{step['tool']}", f"/{step['tool']}")):
                 return name, step["input"]
         return None
@@ -121,7 +130,7 @@ def texts(value: Any) -> Iterator[str]:
         for each in value:
             yield from texts(each)
     elif isinstance(value, dict):
-        for key in ("text", "content", "output", "response", "parts"):
+        for key in ("text", "content", "output", "error", "response", "parts"):
             yield from texts(value.get(key))
 
 
@@ -144,26 +153,29 @@ def anthropic(request: Json) -> tuple[Talk, Json, Events]:
                 talk.results.append(_whole(heard.get("content")))
             else:
                 talk.hear(_whole(heard))
-    call = talk.call()
-    if call is not None:
-        name, given = call
-        block: Json = {"type": "tool_use", "id": f"toolu_{count}", "name": name, "input": given}
-        begin: Json = {**block, "input": {}}
-        delta = {"type": "input_json_delta", "partial_json": json.dumps(given)}
-    else:
-        text = talk.text
-        block, begin = {"type": "text", "text": text}, {"type": "text", "text": ""}
-        delta = {"type": "text_delta", "text": text}
-    stop: Json = {"stop_reason": "end_turn" if call is None else "tool_use", "stop_sequence": None}
+    blocks = [
+        {"type": "tool_use", "id": f"toolu_{count}_{index}", "name": name, "input": given}
+        for index, (name, given) in enumerate(talk.calls)
+    ]
+    stop: Json = {"stop_reason": "tool_use" if blocks else "end_turn", "stop_sequence": None}
+    blocks = blocks or [{"type": "text", "text": talk.text}]
     whole = {
         "id": f"msg_{count}", "type": "message", "role": "assistant",
-        "model": request.get("model", ""), "content": [block], "usage": _USAGE, **stop,
+        "model": request.get("model", ""), "content": blocks, "usage": _USAGE, **stop,
     }  # fmt: skip
     events: Events = [
-        ("message_start", {"message": {**whole, "content": [], "stop_reason": None}}),
-        ("content_block_start", {"index": 0, "content_block": begin}),
-        ("content_block_delta", {"index": 0, "delta": delta}),
-        ("content_block_stop", {"index": 0}),
+        ("message_start", {"message": {**whole, "content": [], "stop_reason": None}})
+    ]
+    for index, block in enumerate(blocks):
+        begin: Json = {**block, "text": ""} if "text" in block else {**block, "input": {}}
+        delta = {"type": "text_delta", "text": block["text"]} if "text" in block else {
+            "type": "input_json_delta", "partial_json": json.dumps(block["input"])}  # fmt: skip
+        events += [
+            ("content_block_start", {"index": index, "content_block": begin}),
+            ("content_block_delta", {"index": index, "delta": delta}),
+            ("content_block_stop", {"index": index}),
+        ]
+    events += [
         ("message_delta", {"delta": stop, "usage": {"output_tokens": 5}}),
         ("message_stop", {}),
     ]
@@ -179,23 +191,24 @@ def responses(request: Json) -> tuple[Talk, Json, Events]:
             talk.results.append(_whole(item.get("output")))
         elif item.get("role") == "user":
             talk.hear(_whole(item.get("content")))
-    call = talk.call()
-    if call is not None:
+    made: list[Json] = []
+    for index, (called, arguments) in enumerate(talk.calls):
         # the tools of an MCP server are in a name space
-        space, _, name = call[0].rpartition("/")
-        item = {
-            "type": "function_call", "id": f"fc_{len(items)}", "call_id": f"call_{len(items)}",
-            "name": name, "arguments": json.dumps(call[1]),
+        space, _, name = called.rpartition("/")
+        ident = f"{len(items)}_{index}"
+        made.append({
+            "type": "function_call", "id": f"fc_{ident}", "call_id": f"call_{ident}",
+            "name": name, "arguments": json.dumps(arguments),
             **({"namespace": space} if space else {}),
-        }  # fmt: skip
-    else:
+        })  # fmt: skip
+    if not made:
         content = {"type": "output_text", "text": talk.text, "annotations": []}
-        item = {
+        made.append({
             "type": "message", "id": f"m_{len(items)}", "role": "assistant", "content": [content],
-        }  # fmt: skip
+        })  # fmt: skip
     whole = {
         "id": f"resp_{len(items)}", "object": "response", "status": "completed",
-        "model": request.get("model", ""), "output": [item],
+        "model": request.get("model", ""), "output": made,
         "usage": {
             **_USAGE, "total_tokens": 15,
             "input_tokens_details": {"cached_tokens": 0},
@@ -204,8 +217,11 @@ def responses(request: Json) -> tuple[Talk, Json, Events]:
     }  # fmt: skip
     events: Events = [
         ("response.created", {"response": {**whole, "output": []}}),
-        ("response.output_item.added", {"output_index": 0, "item": item}),
-        ("response.output_item.done", {"output_index": 0, "item": item}),
+        *(
+            (f"response.output_item.{word}", {"output_index": index, "item": item})
+            for index, item in enumerate(made)
+            for word in ("added", "done")
+        ),
         ("response.completed", {"response": whole}),
     ]
     return talk, whole, [(name, {"type": name, **data}) for name, data in events]
@@ -230,12 +246,13 @@ def gemini(request: Json) -> tuple[Talk, Json, Events]:
                 talk.results.append(_whole(part["functionResponse"].get("response")))
             elif content.get("role") == "user":
                 talk.hear(_whole(part))
-    call = talk.call()
-    made = {"text": talk.text} if call is None else None
-    part = made or {"functionCall": {"name": call[0], "args": call[1]}}  # type: ignore[index]
+    parts: list[Json] = [
+        {"functionCall": {"name": name, "args": given}} for name, given in talk.calls
+    ]
+    parts = parts or [{"text": talk.text}]
     whole = {
         "candidates": [
-            {"content": {"role": "model", "parts": [part]}, "finishReason": "STOP", "index": 0}
+            {"content": {"role": "model", "parts": parts}, "finishReason": "STOP", "index": 0}
         ],
         "usageMetadata": {
             "promptTokenCount": 10, "candidatesTokenCount": 5, "totalTokenCount": 15,
@@ -293,7 +310,8 @@ class Handler(BaseHTTPRequestHandler):
         request = json.loads(body)
         talk, whole, events = speak(request)
         self.note(tools=talk.tools, said=talk.said, results=talk.results, step=talk.step,
-                  model=request.get("model") or path)  # fmt: skip
+                  model=request.get("model") or path,
+                  instructed=b"The tools of an agent of ctxfs:" in body)  # fmt: skip
         if request.get("stream") or "streamGenerate" in path:
             lines = (
                 (f"event: {name}\n" if name else "") + f"data: {json.dumps(data)}\n\n"
@@ -317,9 +335,17 @@ def main() -> None:
     parser.add_argument("socket", type=Path)
     parser.add_argument("log", type=Path)
     parser.add_argument("port", type=int, nargs="?", default=0)
+    parser.add_argument("--certificate", type=Path)
+    parser.add_argument("--key", type=Path)
     arguments = parser.parse_args()
     Handler.log = arguments.log
     port = ThreadingHTTPServer(("127.0.0.1", arguments.port), Handler)
+    if arguments.certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(arguments.certificate, arguments.key)
+        port.socket = context.wrap_socket(
+            port.socket, server_side=True, do_handshake_on_connect=False
+        )
     unix = UnixServer(str(arguments.socket), Handler)  # type: ignore[arg-type]
     arguments.socket.chmod(0o666)
     threading.Thread(target=unix.serve_forever, daemon=True).start()
