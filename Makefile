@@ -28,7 +28,7 @@ help:
 	@echo "make test-load     run many well-behaved users (SECONDS=300)"
 	@echo "make test-posix    compare durable trees with the filesystem behind them (EXAMPLES=2000)"
 	@echo "make test-pjdfstest  the same by a public suite (PJDFSTEST=CHECKOUT)"
-	@echo "make test-clients  have Claude Code, Codex and Gemini CLI be agents (installs 1 GB from npm)"
+	@echo "make test-clients  have Claude Code, Codex and Gemini CLI be agents (installs 1.2 GB from npm)"
 	@echo "make test-proxy    test the proxy that adds keys, with nginx (contrib/proxy)"
 	@echo "make test-mcp      speak to ctx mcp with the client of the protocol's SDK"
 	@echo "make mutate        list small faults in the source that no test finds (NUMBER=60, SEED=1)"
@@ -105,7 +105,7 @@ test-pjdfstest: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m tests.posix.pjdfstest "$(PJDFSTEST)"
 
 test-clients: $(STAMP) $(PROGRAMS)
-	sh tests/systemd/packages.sh node:nodejs npm:npm
+	sh tests/systemd/packages.sh node:nodejs npm:npm nginx:nginx-light openssl:openssl
 	$(PYTHON) -m tests.clients $(TESTS)
 
 test-proxy: $(STAMP) $(PROGRAMS)
