@@ -1,7 +1,7 @@
 """make test-clients: installs real command lines, and has them be agents of a scripted model.
 
 They come from npm, in pinned versions, since what they say and accept changes weekly, into a
-directory of the checkout that git ignores: about a gigabyte. Nothing of them is run while they are
+directory of the checkout that git ignores: 1.2 GB. Nothing of them is run while they are
 installed.
 """
 

@@ -44,6 +44,8 @@ CODEX = {
         "api": {"name": "api", "base_url": f"{URL}/v1", "wire_api": "responses",
                 "env_key": "CODEX_API_KEY"},
     },
+    "agents": {"enabled": False},
+    "features": {"multi_agent_v2": False},
 }  # fmt: skip
 
 
@@ -79,7 +81,8 @@ AGENTS = (
         "INITIAL_AGENT_MODE": "workspace-write",
         "NO_BROWSER": "1",
     }, {"sandbox_permissions": "require_escalated", "justification": "its own does not start"}),
-    Agent("gemini", "@google/gemini-cli/bundle/gemini.js --acp --model gemini-2.5-pro", {
+    Agent("gemini", "@google/gemini-cli/bundle/gemini.js --acp --model gemini-2.5-pro"
+          " --policy /recipes/gemini/files/policy.toml", {
         "GOOGLE_GEMINI_BASE_URL": URL,
         "GEMINI_API_KEY": "none",
         "GEMINI_CLI_TRUST_WORKSPACE": "true",
@@ -101,17 +104,20 @@ class Resident:
         self.project.chmod(0o777)
         node = BIN / "node"
         there = f"{TOOLS}/{node.resolve().relative_to(MODULES)}" if node.exists() else "node"
-        # only Gemini CLI reads these settings
-        begin = "mkdir -p ~/.gemini && cp /recipe/settings.json ~/.gemini/ && exec "
+        # the settings of Claude Code and of Gemini CLI, where each reads its own
+        begin = "".join(
+            f"mkdir -p ~/.{name}; cp /recipes/{name}/files/settings.json ~/.{name}/; "
+            for name in ("claude", "gemini")
+        )
         files = {"policy": POLICY, "restart": "on-failure", "homedir": "durable"}
         done = daemon.ctx(
             "spawn", "bot", "--mode", "resident", "--cwd", "/src",
             *("--mount", f"{MODULES}:{TOOLS}", "--mount", f"{self.project}:/src:rw"),
-            *("--mount", f"{RECIPES}/gemini/files:/recipe"),
+            *("--mount", f"{RECIPES}:/recipes"),
             *(f"--set={name}={value}" for name, value in files.items()),
             *(f"--env={name}={value}" for name, value in agent.env.items()),
             "--", "ctx", "bridge", "acp", *options,
-            "--", "sh", "-c", f"{begin} {there} {TOOLS}/{agent.script}",
+            "--", "sh", "-c", f"{begin} exec {there} {TOOLS}/{agent.script}",
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         self.dir = daemon.agent_dir("bot")
@@ -172,6 +178,8 @@ def test_a_turn(make: Make, talk_to: TalkTo) -> None:
     assert [call["message"] for call in done] == ["m1", "m1"], calls
     assert done[0]["kind"] == "execute" and "AgentList" in done[1]["title"], done
     assert {request["key"].removeprefix("Bearer ") for request in bot.model.requests} == {"none"}
+    offered = {name for request in bot.model.requests for name in request["tools"]}
+    assert not offered & {name for cli in CLIS for name in cli.own}, "it has agents of its own"
     write(bot.dir / "ctl", "stop")
     wait_dead(bot.dir, timeout=SECONDS)
 

@@ -58,7 +58,7 @@ CLIS = (
     Cli("claude", "ANTHROPIC_BASE_URL", "", "ANTHROPIC_API_KEY", "claude-sonnet-4-5",
         ("Agent", "Task", "Workflow", "ListAgents"), "anthropic"),
     Cli("codex", "OPENAI_BASE_URL", "/v1", "CODEX_API_KEY", "gpt-5",
-        ("spawn_agent", "collaboration/spawn_agent"), "openai"),
+        ("spawn_agent", "collaboration/spawn_agent", "multi_agent_v1/spawn_agent"), "openai"),
     Cli("gemini", "GOOGLE_GEMINI_BASE_URL", "", "GEMINI_API_KEY", "gemini-2.5-pro",
         ("invoke_agent",), "gemini"),
 )  # fmt: skip
