@@ -65,7 +65,7 @@ WORKERS := $(shell expr `nproc` \* 2)
 test: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m pytest --collect-only -q > /dev/null 2>&1 & $(MAKE) --no-print-directory lint && wait
 	$(PYTHON) -m pytest -n $(WORKERS) --dist worksteal -m "not long and not alone" $(TESTS)
-	$(PYTHON) -m pytest -m "not long and alone" $(or $(TESTS),tests/system)
+	$(PYTHON) -m pytest -m "not long and alone" $(or $(TESTS),tests/mount tests/system)
 
 mutate: $(STAMP) $(PROGRAMS)
 	$(PYTHON) -m tests.mutate --number $(or $(NUMBER),60) --seed $(or $(SEED),1) $(TESTS)

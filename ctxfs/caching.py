@@ -27,6 +27,10 @@ attributes drops the pages itself (FUSE_AUTO_INVAL_DATA); and pollers are told w
 done. That thread waits for reads in progress, so none of them fills a page behind it. The kernel
 cuts what it reads into pages to the size that it was told: so such a read gets the value of which
 the kernel was told the size, which is an older one if the read began before the change.
+
+One hole is the kernel's: it takes a new size and drops the pages of before in two steps. Who reads
+between them, while another reader that began before the change has just filled a page, gets that
+page cut to the new size, or with zeros. The next read is right.
 """
 
 from __future__ import annotations

@@ -80,6 +80,9 @@ def test_a_verb_returns_when_no_page_is_left(agent: Path) -> None:
             os.close(ctl)
 
 
+# Where readers are pre-empted between two steps of the kernel, see ctxfs/caching.py, one may be
+# told and still read the old page: seen on a machine with several processes for each processor.
+@pytest.mark.alone
 def test_pollers_are_told_once_the_page_is_gone(agent: Path) -> None:
     """While others read without pause, and so fill pages at any moment."""
     over = threading.Event()
