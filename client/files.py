@@ -33,6 +33,24 @@ def read_file(path: str) -> bytes:
         os.close(fd)
 
 
+def read_limited(path: str, most: int) -> bytes:
+    """Return the contents of a regular file of at most so many bytes; `OSError` for any other."""
+    import stat
+
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a FIFO waits for its writer
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        data = b""
+        while len(data) <= most and (chunk := os.read(fd, most + 1 - len(data))):
+            data += chunk
+    finally:
+        os.close(fd)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"larger than {most} bytes")
+    return data
+
+
 def read_ahead(path: str) -> Iterator[bytes]:
     """Yield the contents of a file; a thread reads on in a long one.
 

@@ -7,7 +7,7 @@ import os
 from client.agents import Line
 from client.arguments import JSON, Command
 from client.exits import USAGE, Failure
-from client.files import find_program, read_file
+from client.files import find_program, read_limited
 from client.output import STDOUT, as_json, show_table
 from client.root import Root
 from client.words import AGENT_FILES
@@ -24,6 +24,8 @@ EXTRAS = ("README.md", "needs", "files")
 #: the directories that every sandbox shows, where a program needs no line of `mount`
 SHOWN = ("/usr/", "/bin/", "/sbin/", "/lib/", "/lib64/")
 MODULES = "/node_modules/"
+#: bytes of a file of a recipe
+FILE_MAX = 1 << 20
 NO_NETWORK = "none"
 
 
@@ -46,10 +48,10 @@ class Recipe:
     def summary(self) -> str:
         """The title of its README."""
         try:
-            first = read_file(f"{self.directory}/README.md").decode().partition("\n")[0]
+            text = read_limited(f"{self.directory}/README.md", FILE_MAX).decode()
         except (OSError, UnicodeDecodeError):
             return ""
-        return first.lstrip("# ")
+        return text.partition("\n")[0].lstrip("# ")
 
 
 # finding and reading them
@@ -138,7 +140,7 @@ def read(directory: str) -> Recipe:
 def lines_of(path: str) -> Iterator[Line]:
     """Yield the lines of a file, without blank ones and comments."""
     try:
-        text = read_file(path).decode()
+        text = read_limited(path, FILE_MAX).decode()
     except OSError as error:
         raise Failure(f"{path}: {error.strerror}", USAGE) from None
     except UnicodeDecodeError:
@@ -174,6 +176,16 @@ def each_word(text: str, replace: Callable[[str], str]) -> str:
     import re
 
     return re.sub(r"@([a-z]+(?::[^@\s]+)?)@", lambda match: replace(match[1]), text)
+
+
+def one_field(text: str, what: str) -> str:
+    """Return a text that becomes a part of a line; fail if it would begin another line or field.
+
+    Names of directories and programs may have both, and whoever made them is not the user.
+    """
+    if "\n" in text or "\t" in text:
+        raise Failure(f"{what}: {text!a} has a newline or a TAB: use another path", USAGE)
+    return text
 
 
 WORDS = ("name", "label", "cwd", "files", "network")
@@ -233,7 +245,7 @@ def program_mounts(name: str) -> list[str]:
     for word in program_words(name):
         if word.startswith("/") and not word.startswith(SHOWN):
             source = word.partition(MODULES)[0] + MODULES[:-1] if MODULES in word else word
-            sources.append(source)
+            sources.append(one_field(source, f"@program:{name}@"))
     return [f"{source}\t{source}\tro\t-" for source in dict.fromkeys(sources)]
 
 
@@ -321,12 +333,16 @@ def agent_lines(
         "files": f"{recipe.directory}/files", "network": network,
     }  # fmt: skip
 
-    def replaced(text: str) -> str:
+    def replaced(text: str, quoted: bool = False) -> str:
         import shlex
 
         def value(word: str) -> str:
             program = word.partition(":")[2]
-            return shlex.join(program_words(program)) if program else words[word]
+            if program:
+                found = shlex.join(program_words(program))
+            else:
+                found = shlex.quote(words[word]) if quoted else words[word]
+            return one_field(found, f"@{word}@")
 
         return each_word(text, value)
 
@@ -341,7 +357,7 @@ def agent_lines(
             elif "@network@" in line.text and network == NO_NETWORK:
                 texts = []
             else:
-                texts = [replaced(line.text)]
+                texts = [replaced(line.text, quoted=file == "exec")]
             made += (Line(text, line.where) for text in texts)
         # what all lines were left out of is empty, and has not its default
         made += [] if made else [Line("", f"{recipe.directory}/{file}:1")]
@@ -369,6 +385,8 @@ def env_lines(text: str, replaced: Callable[[str], str]) -> list[str]:
     if equals:
         return [f"{name}={replaced(value)}"]
     here = os.environ.get(name)
+    if here is not None and "\n" in here:
+        raise Failure(f"{name} has a newline, which a line of env cannot have", USAGE)
     return [] if here is None else [f"{name}={here}"]
 
 

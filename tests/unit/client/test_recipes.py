@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,85 @@ def test_a_bad_recipe_is_refused_with_file_and_line(
 def test_what_is_not_text_is_refused(root: FakeRoot, run: Run, home: Path) -> None:
     (recipe(home) / "env").write_bytes(b"A=\xff\n")
     assert run("spawn", "--agent", "r", "do it")[2].endswith("r/env: not UTF-8\n")
+
+
+def test_what_is_no_small_file_is_refused(root: FakeRoot, run: Run, home: Path) -> None:
+    """And nobody waits for the writer of a FIFO, or for the end of a device."""
+    for file in ("env", "README.md", "needs"):
+        for number, said in enumerate(("not a regular file", "not a regular file", "larger than")):
+            path = recipe(home, f"{file}{number}") / file
+            if number == 0:
+                os.mkfifo(path)
+            elif number == 1:
+                path.symlink_to("/dev/zero")
+            else:
+                with path.open("wb") as large:
+                    large.truncate(1 << 40)
+            _, _, err = run("spawn", "--agent", path.parent.name, "do it")
+            assert (f"{path}: {said}" in err) is (file != "README.md"), err
+    rows = {row["name"]: row for row in json.loads(run("agents", "--json")[1])}
+    assert [rows[f"README.md{number}"]["summary"] for number in range(3)] == [""] * 3
+    linked = recipe(home, "linked")
+    (linked / "env").symlink_to(home / "env")
+    (home / "env").write_text("A=@nonsense@\n")
+    assert f"{linked}/env:1: @nonsense@" in run("spawn", "--agent", "linked", "do it")[2]
+
+
+@pytest.mark.usefixtures("agents_take_all")
+@pytest.mark.parametrize(
+    "name", ["x\nLD_PRELOAD=evil.so", "x\t", "x\n#", "\n"]
+)
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("env", "A=@cwd@\n"), ("workspace", "explicit_root:@cwd@\n"), ("exec", "prog @cwd@\n"),
+        ("mount", "@cwd@ /w ro\n"), ("mount", "@program:evil@\n"),
+    ],
+)  # fmt: skip
+def test_no_directory_has_a_name_of_several_lines_or_fields(
+    root: FakeRoot,
+    run: Run,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    file: str,
+    text: str,
+) -> None:
+    """Somebody else may have made it, and no line of the agent is theirs to write."""
+    project = home.parent / "project" / name
+    install(project / "evil", home.parent / "bin" / "evil")
+    monkeypatch.chdir(project)
+    recipe(home, needs="program evil\n", **{file: text})
+    status, _, err = run("spawn", "--agent", "r", "do it")
+    assert (status, "has a newline or a TAB: use another path" in err) == (2, True), err
+    assert os.listdir(root.path / "agent") == []
+
+
+@pytest.mark.usefixtures("agents_take_all")
+def test_a_key_is_one_line(
+    root: FakeRoot, run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe(home, needs="key KEY\n")
+    monkeypatch.setenv("KEY", "k\tk")
+    assert run("spawn", "--agent", "r", "do it")[0] == 0
+    assert made(root)["env"] == "KEY=k\tk\n"
+    monkeypatch.setenv("KEY", "k\nLD_PRELOAD=evil.so")
+    status, _, err = run("spawn", "--agent", "r", "do it")
+    assert (status, err) == (2, "ctx: KEY has a newline, which a line of env cannot have\n")
+
+
+@pytest.mark.usefixtures("agents_take_all")
+@pytest.mark.parametrize("name", ["a b", "it's", 'a"b', "a;b", "a:b", "#", "$x", "@name@"])
+def test_a_directory_is_one_word_of_a_program(
+    root: FakeRoot, run: Run, home: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (home.parent / "project" / name).mkdir()
+    monkeypatch.chdir(home.parent / "project" / name)
+    recipe(home, exec="prog --dir @cwd@ @files@\n", env="A=@cwd@\n")
+    assert run("spawn", "--agent", "r", "do it")[0] == 0
+    words = ["prog", "--dir", os.getcwd(), f"{home}/.config/ctxfs/agents/r/files"]
+    assert shlex.split(made(root)["exec"]) == words
+    assert made(root)["env"] == f"A={os.getcwd()}\n"
 
 
 @pytest.mark.usefixtures("agents_take_all")
