@@ -61,6 +61,8 @@ AUTH_REQUIRED = -32000
 QUIET = 0.5
 #: characters of a piece of a reply, and of a title
 PIECE, TITLE = 64 << 10, 500
+#: tool calls of a turn whose kinds and titles are known, the latest ones
+CALLS_MAX = 1000
 
 
 class Version1:
@@ -299,7 +301,7 @@ class Bridge(Peer):
         """Open a session in the version that the agent speaks."""
         self.check("initialize", error)
         version = result.get("protocolVersion")
-        if not isinstance(version, int) or version not in VERSIONS:
+        if type(version) is not int or version not in VERSIONS:
             known = ", ".join(map(str, VERSIONS))
             raise Failure(f"{self.name}: it speaks version {version} of the protocol, not {known}")
         self.protocol = VERSIONS[version](self, object_in(result, "agentCapabilities"))
@@ -383,11 +385,13 @@ class Bridge(Peer):
 
     def serve(self, method: str, params: dict[str, Any], ident: object) -> None:
         self.heard = time.monotonic()
+        own = text_in(params, "sessionId") == self.session
         if method == "session/update":
-            if self.protocol is not None and self.going is not None:
+            if own and self.protocol is not None and self.going is not None:
                 self.update(self.protocol, self.going, object_in(params, "update"))
         elif method == "session/request_permission":
-            self.answer(ident, {"outcome": self.permit(params)})
+            outcome = self.permit(params) if own else {"outcome": "cancelled"}
+            self.answer(ident, {"outcome": outcome})
         elif ident is not None:
             raise Refused(NO_METHOD, f"{method}: this client does not offer it")
 
@@ -417,6 +421,8 @@ class Bridge(Peer):
                 now[key] = text_in(call, key)[:TITLE]
         if now != before:
             self.calls[ident] = now
+            if len(self.calls) > CALLS_MAX:
+                del self.calls[next(iter(self.calls))]
             self.tell(type="tool_call", message=turn.id, call=ident, **now)
 
     def permit(self, params: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ nothing but Python. The words of a prompt are separated by "; ":
     sleep             for good, whatever is said
     stop REASON       the turn ends so
     fail TEXT         the prompt is answered with an error
+    other TEXT        says and asks in a session that was never opened; says which option was taken
     file              asks for what was not offered; says the error
     tell              says what of session/new, and of turns before, it knows
     echo LINE         writes a line that is not of the protocol
@@ -136,6 +137,15 @@ class Agent:
                          toolCall=call, options=options)  # fmt: skip
         outcome = frame["result"]["outcome"]
         self.text(outcome.get("optionId", outcome["outcome"]))
+
+    def do_other(self, text: str) -> None:
+        own = self.opened
+        self.opened = {**own, "sessionId": "other"}
+        self.text(text)
+        frame = self.ask("session/request_permission", sessionId="other", toolCall={}, options=[
+            {"optionId": "once", "name": "once", "kind": "allow_once"}])  # fmt: skip
+        self.opened = own
+        self.text(frame["result"]["outcome"]["outcome"])
 
     def do_hold(self, _: str) -> None:
         self.text("holding")

@@ -151,6 +151,10 @@ def test_permissions_are_given_once_unless_a_list_says_otherwise(bridged: Start)
     assert bridge.end() == (0, "ctx: not permitted: edit: to edit\n")
 
 
+def test_what_is_said_in_another_session_is_not_heard(bridged: Start) -> None:
+    assert bridged().reply("other psst; say own") == "cancelledown"
+
+
 @pytest.mark.parametrize("allowed", [True, False])
 def test_the_best_option_there_is_is_taken(allowed: bool) -> None:
     always = {"kind": "allow_always" if allowed else "reject_always", "optionId": "1"}
