@@ -23,7 +23,7 @@ from client.jsonrpc import (
     objects_in,
     text_in,
 )
-from client.recipes import agent_lines, check_place, find, lacks, network_for
+from client.recipes import agent_lines, check_place, find, lacks, network_for, one_field
 from client.root import Root, agent, label
 from client.sockets import MESSAGE_CODES, connect, connect_started, refusal
 from client.spawn import dispose
@@ -220,7 +220,7 @@ class Prompt(Link):
         if self.cancelled:  # which is all that the editor wants to hear
             self.editor.answer(self.ident, {"stopReason": "cancelled"})
             return
-        self.editor.refuse(self.ident, INTERNAL_ERROR, str(failure))
+        self.editor.refuse(self.ident, Refused(INTERNAL_ERROR, str(failure)))
 
     def leave(self) -> None:
         """The turn has ended."""
@@ -430,7 +430,7 @@ def recipe_files(
     lines = agent_lines(recipe, name, network=network_for(root, recipe), cwd=cwd)
     lines.pop("workspace", None)
     lines.pop("homedir", None)  # it would be that of a name which nobody uses again
-    here = os.path.realpath(cwd)
+    here = one_field(os.path.realpath(cwd), "cwd")
     mounts = [line for line in lines.get("mount", ()) if line.text.split("\t")[:1] != [here]]
     for line in mounts:
         if line.text.split("\t")[2:3] == ["rw"]:
@@ -453,11 +453,13 @@ class Editor(Peer):
         self.methods: dict[str, Method] = {}
 
     def serve(self, method: str, params: dict[str, Any], ident: object) -> None:
+        if ident is None and method != "session/cancel":
+            return  # nobody would hear what came of it
         if method == "initialize":
             self.initialize(params, ident)
         elif method in self.methods:
             self.methods[method](self, params, ident)
-        elif ident is not None:
+        else:
             hint = "" if self.methods else "; begin with initialize"
             raise Refused(NO_METHOD, f"{method}: this agent does not offer it{hint}")
 
@@ -467,8 +469,7 @@ class Editor(Peer):
     def initialize(self, params: dict[str, Any], ident: object) -> None:
         """Agree on a version: that of the editor, else the newest that is known here."""
         wanted = params.get("protocolVersion")
-        known = isinstance(wanted, int) and wanted in VERSIONS
-        version = wanted if known and isinstance(wanted, int) else max(VERSIONS)
+        version = wanted if type(wanted) is int and wanted in VERSIONS else max(VERSIONS)
         self.methods = VERSIONS[version]
         lasting: dict[str, Any] = {"resume": {}} if self.source.lasting else {}
         self.answer(ident, {
@@ -522,6 +523,8 @@ class Editor(Peer):
     def cancel(self, params: dict[str, Any], ident: object) -> None:
         """Have all messages of a session ended."""
         self.session(params).cancel()
+        if ident is not None:  # it is a notification, but whoever asks is answered
+            self.answer(ident, {})
 
     def close(self, params: dict[str, Any], ident: object) -> None:
         """Answer session/close."""

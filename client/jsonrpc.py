@@ -20,7 +20,7 @@ BLOCK = 1 << 16
 #: levels of JSON, which is more than the daemon takes; what is made of a frame has a few more, and
 #: Python's own limit on them is one on what it does at that moment
 DEPTH_MAX = 100
-#: a longer line is cut, so that it is not valid JSON any more
+#: bytes of a line, of which no more is kept than tells that it is longer
 LINE_MAX = 16 << 20
 #: nothing is read while so much waits for somebody who does not read
 BACKLOG_MAX = 16 << 20
@@ -32,11 +32,13 @@ INVALID_PARAMS, INTERNAL_ERROR = -32602, -32603
 
 
 class Refused(Exception):
-    """A request that is answered with an error."""
+    """A request that is answered with an error; `data` says more of it."""
 
-    def __init__(self, code: int, message: str) -> None:
+    def __init__(self, code: int, message: str, **data: object) -> None:
         super().__init__(message)
-        self.code = code
+        self.error: dict[str, Any] = {"code": code, "message": clean(message)}
+        if data:
+            self.error["data"] = data
 
 
 def parse(line: bytes) -> object:
@@ -108,10 +110,11 @@ def objects_in(fields: dict[str, Any], key: str) -> list[dict[str, Any]]:
 
 
 class Lines:
-    """The lines that arrive at a descriptor."""
+    """The lines that arrive at a descriptor: at most one byte too many of one that is too long."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, most: int = LINE_MAX) -> None:
         self.fd = fd
+        self.most = most
         self.pieces: list[bytes] = []
         self.size = 0
 
@@ -121,19 +124,21 @@ class Lines:
             data = os.read(self.fd, BLOCK)
         except OSError:
             return None  # the peer reset the connection
-        if not data:
-            return None
+        return self.add(data) if data else None
+
+    def add(self, data: bytes) -> list[bytes]:
+        """Return the lines that more bytes complete."""
         first, *more = data.split(b"\n")
         self._add(first)
         if not more:
             return []
-        lines = [b"".join(self.pieces), *more[:-1]]
+        lines = [b"".join(self.pieces), *(line[: self.most + 1] for line in more[:-1])]
         self.pieces, self.size = [], 0
         self._add(more[-1])
         return lines
 
     def _add(self, piece: bytes) -> None:
-        piece = piece[: max(0, LINE_MAX - self.size)]
+        piece = piece[: max(0, self.most + 1 - self.size)]
         if piece:
             self.pieces.append(piece)
             self.size += len(piece)
@@ -233,7 +238,7 @@ class Peer:
 
     def junk(self, line: bytes, code: int, message: str) -> None:
         """Handle a line that is no frame."""
-        self.refuse(None, code, message)
+        self.refuse(None, Refused(code, message))
 
     # what does not
 
@@ -260,9 +265,9 @@ class Peer:
         """Answer a request."""
         self.say({"id": ident, "result": result})
 
-    def refuse(self, ident: object, code: int, message: str) -> None:
+    def refuse(self, ident: object, refused: Refused) -> None:
         """Answer a request with an error."""
-        self.say({"id": ident, "error": {"code": code, "message": clean(message)}})
+        self.say({"id": ident, "error": refused.error})
 
     def _read(self) -> None:
         lines = self.lines.read()
@@ -275,6 +280,9 @@ class Peer:
                 self._take(line)
 
     def _take(self, line: bytes) -> None:
+        if len(line) > self.lines.most:
+            self.junk(line, INVALID_REQUEST, f"a line may have at most {self.lines.most} bytes")
+            return
         try:
             frame = parse(line)
         except ValueError:
@@ -284,7 +292,7 @@ class Peer:
             self.junk(line, INVALID_REQUEST, "a frame is an object")
         elif "method" in frame:
             self._serve(frame)
-        elif isinstance(frame.get("id"), int) and frame["id"] in self.asked:
+        elif type(frame.get("id")) is int and frame["id"] in self.asked:
             then = self.asked.pop(frame["id"])
             error = frame.get("error")
             then(object_in(frame, "result"), error if isinstance(error, dict) else None)
@@ -292,7 +300,7 @@ class Peer:
     def _serve(self, frame: dict[str, Any]) -> None:
         ident, method, params = frame.get("id"), frame["method"], frame.get("params", {})
         try:
-            if not isinstance(ident, (str, int, type(None))) or isinstance(ident, bool):
+            if "id" in frame and (not isinstance(ident, (str, int)) or isinstance(ident, bool)):
                 ident = None
                 raise Refused(INVALID_REQUEST, "an id is a string or a number")
             if not isinstance(method, str) or not isinstance(params, (dict, type(None))):
@@ -300,7 +308,8 @@ class Peer:
             self.serve(method, params or {}, ident)
         except Refused as refused:
             if "id" in frame:
-                self.refuse(ident, refused.code, str(refused))
-        except Failure as failure:
+                self.refuse(ident, refused)
+        except (Failure, OSError) as failure:  # the daemon may end while one of its files is read
+            message = (isinstance(failure, OSError) and failure.strerror) or str(failure)
             if "id" in frame:
-                self.refuse(ident, INTERNAL_ERROR, str(failure))
+                self.refuse(ident, Refused(INTERNAL_ERROR, message))

@@ -12,7 +12,7 @@ import select
 import time
 
 from client.arguments import OF, Command
-from client.calls import BLOCK, LOST_MAX, RETRY, RETRY_MAX, WAITS, Call, Calls, encode
+from client.calls import LOST_MAX, RETRY, RETRY_MAX, WAITS, Call, Calls, encode
 from client.exits import OK, PIPE_CLOSED, USAGE, Failure
 from client.jsonrpc import (
     INTERNAL_ERROR,
@@ -20,6 +20,8 @@ from client.jsonrpc import (
     INVALID_REQUEST,
     NO_METHOD,
     PARSE_ERROR,
+    Lines,
+    Refused,
     parse,
 )
 from client.output import decode, escape
@@ -60,14 +62,6 @@ INSTRUCTIONS = (
     "messages, and keep what the agent works on. A call that waits is answered after 50 seconds "
     "with the status so far, unless its timeout says more: call again to go on waiting."
 )
-
-
-class Refused(Exception):
-    """A request that gets an error of JSON-RPC."""
-
-    def __init__(self, code: int, message: str, **data: object) -> None:
-        super().__init__(message)
-        self.error: Object = {"code": code, "message": message, **({"data": data} if data else {})}
 
 
 class Request:
@@ -222,6 +216,10 @@ class Server:
 
     def line(self, line: bytes) -> None:
         """Take one message."""
+        if len(line) > LINE_MAX:
+            about = f"a message may have at most {LINE_MAX} bytes"
+            self.fail({"code": INVALID_REQUEST, "message": about})
+            return
         if not line.strip():
             return
         try:
@@ -508,37 +506,6 @@ LEGACY_METHODS = {
 }
 
 
-class Lines:
-    """The lines of standard input; of one that is too long only that is told."""
-
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        self.data = bytearray()
-        self.skipping = False
-
-    def add(self, data: bytes) -> None:
-        """Take more bytes."""
-        searched = len(self.data)
-        self.data += data
-        while (end := self.data.find(b"\n", searched)) >= 0:
-            line, searched = bytes(self.data[:end]), 0
-            del self.data[: end + 1]
-            if not self.skipping and len(line) <= LINE_MAX:
-                self.server.line(line)
-            elif not self.skipping:
-                self.refuse()
-            self.skipping = False
-        if len(self.data) > LINE_MAX:
-            if not self.skipping:
-                self.refuse()
-            self.skipping = True
-            self.data.clear()
-
-    def refuse(self) -> None:
-        message = f"a message may have at most {LINE_MAX} bytes"
-        self.server.fail({"code": INVALID_REQUEST, "message": message})
-
-
 def write_some(unwritten: bytearray) -> None:
     """Write as much to standard output as it takes without waiting."""
     poller = select.poll()
@@ -554,7 +521,7 @@ def write_some(unwritten: bytearray) -> None:
 
 def serve(server: Server) -> int:
     """Serve standard input until its end."""
-    lines = Lines(server)
+    lines = Lines(0, LINE_MAX)
     while True:
         timeout = server.go_on(time.monotonic())
         write_some(server.unwritten)
@@ -568,10 +535,11 @@ def serve(server: Server) -> int:
                 poller.register(fd, events)
         for fd, events in poller.poll(None if timeout is None else 1000 * max(0.001, timeout)):
             if fd == 0:
-                data = os.read(0, BLOCK)
-                if not data:
+                found = lines.read()
+                if found is None:
                     return OK
-                lines.add(data)
+                for each in found:
+                    server.line(each)
             elif fd == server.watch.fd:
                 server.watch.handle()
             elif fd in server.calls.links:

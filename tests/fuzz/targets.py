@@ -15,7 +15,8 @@ from typing import Any, Final, cast
 
 import trio
 
-from client.mcp import Lines, Server
+from client.jsonrpc import Lines
+from client.mcp import LINE_MAX, Server
 from client.root import Root
 from ctxfs.tools import registry
 from ctxfs.tree.rows import decode
@@ -186,11 +187,11 @@ def mcp_lines(data: bytes) -> None:
     """What a client says to ``ctx mcp`` while there is no daemon: each answer is one of the
     protocol, and nothing else comes of it."""
     server = Server(Root(str(_scratch() / "none")), "x", outside=False)
-    lines = Lines(server)
+    lines = Lines(-1, LINE_MAX)
     size = data[0] + 1 if data else 1
-    for i in range(1, len(data), size):
-        lines.add(data[i : i + size])
-    lines.add(b"\n")
+    for piece in (*(data[i : i + size] for i in range(1, len(data), size)), b"\n"):
+        for heard in lines.add(piece):
+            server.line(heard)
     for line in server.unwritten.splitlines():
         said = json.loads(line)
         assert said["jsonrpc"] == "2.0"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,8 @@ from tests.worlds.daemon import (
 __all__ = ["talk_to"]
 
 EXAMPLES = Path(__file__).parents[2] / "contrib" / "examples" / "README.md"
+
+COMMAND = (sys.executable, "-c", "from client.main import main; raise SystemExit(main())")
 
 pytestmark = pytest.mark.settings(grace="500ms")
 
@@ -192,9 +195,8 @@ class Editor:
 @asynccontextmanager
 async def edited(daemon: Daemon, *words: str) -> AsyncIterator[tuple[Editor, Any]]:
     """An editor that has started the command; it ends with the editor."""
-    command = [sys.executable, "-c", "from client.main import main; raise SystemExit(main())"]
     process = await asyncio.create_subprocess_exec(
-        *command, "--root", str(daemon.root), "acp", *words,
+        *COMMAND, "--root", str(daemon.root), "acp", *words,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     editor = Editor()
@@ -308,6 +310,48 @@ def test_an_editor_outlives_the_daemon() -> None:
                 assert editor.said() in ("oneholdingtwothree", "oneholdingthree")
 
         asyncio.run(story())
+
+
+def test_a_conversation_is_loaded_again_if_the_daemon_ends_meanwhile() -> None:
+    with daemon_of() as daemon:
+        bridged(daemon, "r")
+        editor = subprocess.Popen(
+            [*COMMAND, "--root", str(daemon.root), "acp", "r"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+        )  # fmt: skip
+        assert editor.stdin is not None and editor.stdout is not None
+        last = 0
+
+        def begin(method: str, **params: Any) -> None:
+            nonlocal last
+            last += 1
+            frame = {"id": last, "method": method, "params": params}
+            print(json.dumps(frame), file=editor.stdin)
+
+        def answer() -> Any:
+            """Of the last request."""
+            assert editor.stdout is not None
+            while (frame := json.loads(editor.stdout.readline())).get("id") != last:
+                pass
+            return frame.get("result", frame.get("error"))
+
+        def ask(method: str, **params: Any) -> Any:
+            begin(method, **params)
+            return answer()
+
+        ask("initialize", protocolVersion=1)
+        session = {"sessionId": ask("session/new", cwd="/", mcpServers=[])["sessionId"]}
+        text = [{"type": "text", "text": f"say {'x' * 500_000}"}]
+        for _ in range(6):
+            assert ask("session/prompt", **session, prompt=text) == {"stopReason": "end_turn"}
+        begin("session/load", **session, cwd="/", mcpServers=[])
+        assert select.select([editor.stdout], [], [], TIMEOUT)[0], "it has begun, and waits"
+        daemon.kill()
+        assert "not connected" in answer()["message"]
+        daemon.start()
+        assert ask("session/load", **session, cwd="/", mcpServers=[]) == {}
+        editor.communicate(timeout=TIMEOUT)
+        assert editor.returncode == 0
 
 
 def test_an_agent_of_a_recipe_ends_with_its_session(daemon: Daemon, tmp_path: Path) -> None:

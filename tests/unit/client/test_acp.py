@@ -99,6 +99,7 @@ def test_the_newest_version_is_offered_to_whoever_wants_another(
     for wanted in (1, 0, 2, 65535, "2024-11-05", None, True):
         result = editor.result("initialize", protocolVersion=wanted)
         assert result["protocolVersion"] == 1
+        assert result["protocolVersion"] is not True
     assert result["authMethods"] == []
     assert result["agentCapabilities"]["loadSession"] is True
     assert editor.end() == 0
@@ -117,6 +118,20 @@ def test_nothing_is_offered_before(start: Callable[..., Acp]) -> None:
     editor.line('{"method":"session/cancel","params":{"sessionId":"x"}}')
     editor.line("{")
     assert editor.frame()["error"]["code"] == -32700
+    assert editor.end() == 0
+
+
+def test_what_is_said_without_an_id_is_not_done(
+    root: FakeRoot, start: Callable[..., Acp]
+) -> None:
+    """But a cancel: nobody would hear of a session, or of the end of a turn."""
+    editor, session = opened(root, start)
+    for method in ("initialize", "session/new", "session/load", "session/prompt", "session/cancel"):
+        params = {"sessionId": session, "cwd": "/", "prompt": prompt("x")}
+        editor.line(json.dumps({"method": method, "params": params}))
+    assert editor.ask("session/cancel", sessionId=session) == (
+        {"jsonrpc": "2.0", "id": editor.count, "result": {}}, [])  # fmt: skip
+    assert editor.result("session/close", sessionId=session) == {}
     assert editor.end() == 0
 
 
@@ -208,7 +223,7 @@ def test_the_text_of_a_prompt(blocks: list[dict[str, Any]], text: str) -> None:
 def test_what_is_no_prompt(blocks: list[dict[str, Any]]) -> None:
     with pytest.raises(Refused) as refused:
         text_of_prompt(blocks)
-    assert refused.value.code == -32602
+    assert refused.value.error["code"] == -32602
 
 
 # recipes
@@ -266,6 +281,11 @@ def test_a_recipe_that_is_refused(root: FakeRoot, tmp_path: Path) -> None:
     path = recipe(tmp_path / "wide", exec="x", mount="/a /b ro\n/c\t/d\trw\t-\n")
     with pytest.raises(Failure, match="mount:2: only the editor's directory may be rw"):
         lines_of(root, path, tmp_path)
+    path = recipe(tmp_path / "odd", exec="x")
+    for name in ("a\nb", "a\tb"):
+        (tmp_path / name).mkdir()
+        with pytest.raises(Failure, match=r"^cwd: .* has a newline or a TAB"):
+            lines_of(root, path, tmp_path / name)
     path = recipe(tmp_path / "poor", exec="x", needs="program nowhere-to-be-found\n")
     with pytest.raises(Failure, match="the recipe poor lacks program nowhere-to-be-found"):
         lines_of(root, path, tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -48,6 +49,8 @@ class Echo(Peer):
     def serve(self, method: str, params: dict[str, Any], ident: object) -> None:
         if method == "refuse":
             raise Refused(-1, "no")
+        if method == "lose":
+            raise OSError(errno.ENOTCONN, "lost")
         if method == "fail":
             raise Failure("it failed")
         if ident is not None:
@@ -75,6 +78,8 @@ def pipes() -> Iterator[Pipes]:
         ('{"method":"refuse"}', None),
         ('{"id":1,"method":"refuse"}', {"id": 1, "error": {"code": -1, "message": "no"}}),
         ('{"id":1,"method":"fail"}', {"id": 1, "error": {"code": -32603, "message": "it failed"}}),
+        ('{"id":1,"method":"lose"}', {"id": 1, "error": {"code": -32603, "message": "lost"}}),
+        ('{"method":"lose"}', None),
         ('{"id":7,"result":{}}', None),
         ('{"result":{}}', None),
         ("", None),
@@ -98,6 +103,7 @@ def test_what_is_answered(pipes: Pipes, line: str, answer: dict[str, Any] | None
         (b'{"id":1,"method":"x","params":[]}', -32600),
         (b'{"id":[],"method":"x"}', -32600),
         (b'{"id":true,"method":"x"}', -32600),
+        (b'{"id":null,"method":"x"}', -32600),
         (b'{"id":[],"method":7}', -32600),
         (b'{"id":1,"method":"x","params":{"a":NaN}}', -32700),
         (b'{"id":1,"method":"x","params":{"a":1e999}}', -32700),
@@ -130,6 +136,7 @@ def test_answers_come_to_whoever_asked(pipes: Pipes) -> None:
     ids = {frame["method"]: frame["id"] for frame in pipes.send(b"\n")}
     assert len(set(ids.values())) == 3
     answers: tuple[dict[str, Any], ...] = (
+        {"id": True, "result": {"x": 0}},
         {"id": ids["b"], "result": {"x": 1}},
         {"id": ids["a"], "error": {"code": 1, "message": "no"}},
         {"id": ids["b"], "result": {"x": 2}},
@@ -149,15 +156,16 @@ def test_lines_come_in_any_pieces(pipes: Pipes) -> None:
         assert found == data.split(b"\n")[:-1]
 
 
-def test_a_line_that_is_too_long_is_cut(pipes: Pipes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonrpc, "LINE_MAX", 100)
-    text = json.dumps({"id": 1, "method": "x" * 200}).encode()
-    (answer, after) = pipes.send(text + b'\n{"id":2,"method":"y"}\n')
-    assert answer["error"]["code"] == -32700
-    assert after["id"] == 2
+def test_a_line_that_is_too_long_is_refused(pipes: Pipes) -> None:
+    """Also one that would be valid without its end."""
+    pipes.peer.lines.most = 100
+    for text in (json.dumps({"id": 1, "method": "x" * 200}), '{"id":1,"method":"x"}' + " " * 100):
+        (answer, after) = pipes.send(text.encode() + b'\n{"id":2,"method":"y"}\n')
+        assert answer["error"] == {"code": -32600, "message": "a line may have at most 100 bytes"}
+        assert after["id"] == 2
     for _ in range(100):
         assert pipes.send(b"x" * 50) == []
-    assert pipes.peer.lines.size == 100, "no more of it is kept"
+    assert pipes.peer.lines.size == 101, "no more of it is kept"
 
 
 def test_nothing_is_read_while_nobody_reads(

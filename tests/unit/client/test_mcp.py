@@ -19,7 +19,8 @@ import pytest
 
 from client import calls, mcp
 from client.calls import Call, Calls
-from client.mcp import LINE_MAX, Lines, Server
+from client.jsonrpc import Lines
+from client.mcp import LINE_MAX, Server
 from client.root import Root
 from tests.unit.client.fakes import FakeRoot, Run, eventually
 from tests.worlds.mcp import (
@@ -138,7 +139,7 @@ class Talk:
     def __init__(self, root: FakeRoot, version: str, *, begun: bool = True) -> None:
         self.server = Server(Root(str(root.path)), "x", outside=False)
         OPENED.append(self.server.end)
-        self.lines = Lines(self.server)
+        self.lines = Lines(-1, LINE_MAX)
         self.version = version
         self.methods: dict[Any, str] = {}
         if begun and version != MODERN:
@@ -148,12 +149,16 @@ class Talk:
     def say(self, message: Message | bytes) -> list[Message]:
         """What it says at once."""
         if isinstance(message, bytes):
-            self.lines.add(message)
+            self.hear(message)
         else:
             if "id" in message and isinstance(message["id"], str | int):
                 self.methods[message["id"]] = message.get("method", "")
-            self.lines.add(json.dumps(message).encode() + b"\n")
+            self.hear(json.dumps(message).encode() + b"\n")
         return self.said()
+
+    def hear(self, data: bytes) -> None:
+        for line in self.lines.add(data):
+            self.server.line(line)
 
     def said(self) -> list[Message]:
         data, self.server.unwritten = bytes(self.server.unwritten), bytearray()
@@ -666,10 +671,10 @@ def test_a_line_in_pieces(talk: Talk) -> None:
     talk.methods[7] = "tools/list"
     assert talk.say(b"\r\n")[0]["id"] == 7
     for _ in range(3):
-        talk.lines.add(b"y" * (LINE_MAX // 2))
-    assert code_of(talk.said()) == INVALID
-    assert talk.say(b"y\n") == []
-    assert talk.lines.data == b""
+        assert talk.say(b"y" * (LINE_MAX // 2)) == []
+    assert talk.lines.size == LINE_MAX + 1, "no more of it is kept"
+    assert code_of(talk.say(b"y\n")) == INVALID
+    assert talk.lines.size == 0
 
 
 def test_an_id_is_used_once_at_a_time(either: Talk, tools: FakeRoot) -> None:
@@ -684,7 +689,7 @@ def test_hostile_lines_end_in_errors(tools: FakeRoot) -> None:
     daemon = FakeDaemon(tools, echo)
     talk = Talk(tools, MODERN)
     for number, line in enumerate(hostile_lines(1, 10_000)):
-        talk.lines.add(line + b"\n")
+        talk.hear(line + b"\n")
         for answer in talk.server.unwritten.splitlines():
             said = json.loads(answer)
             assert said["jsonrpc"] == "2.0" and ("method" in said) is ("id" not in said and
