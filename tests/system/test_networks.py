@@ -337,6 +337,49 @@ def test_nothing_else_is_reached(world: World) -> None:
     assert str(world.api.path) not in read(agent, "log") + read(agent, "out")
 
 
+#: what a process may try to get into the cgroup of the relay, which has other rights than it
+JOIN = """\
+import ctypes
+def join():
+    libc = ctypes.CDLL(None)
+    libc.unshare(0x12020000)  # user, mounts and cgroup: what may be mounted is its own to decide
+    os.makedirs("/tmp/cg", exist_ok=True)
+    libc.mount(b"none", b"/tmp/cg", b"cgroup2", 0, None)
+    joined = []
+    for top in ("/sys/fs/cgroup", "/tmp/cg", "/proc/1/root/sys/fs/cgroup"):
+        for path, _, files in os.walk(top):
+            for file in {"cgroup.procs", "cgroup.threads", "tasks"} & {*files}:
+                try:
+                    with open(f"{path}/{file}", "w") as procs:
+                        procs.write(str(os.getpid()))
+                    joined.append(f"{path}/{file}")
+                except OSError:
+                    pass
+    return joined
+def apart():
+    out, into = os.pipe()
+    if not os.fork():
+        os.write(into, json.dumps(join()).encode())
+        os._exit(0)
+    os.wait()
+    return json.loads(os.read(out, 65536))
+"""
+
+
+def test_nothing_of_the_cell_gets_into_the_relays_cgroup(world: World) -> None:
+    agent, inside = world.run("a", LINE)
+    [relay] = world.relays(agent)
+    inside.do(f"exec({JOIN!r}, globals())")
+    for tried in ("apart()", "join()"):
+        assert inside.do(tried) == [], tried
+    # what it starts is where it is, also when it is told to go elsewhere
+    inside.do("[os.fork() or threading.Event().wait() for _ in range(20)]")
+    assert world.relays(agent) == [relay]
+    # nor are the relay's processes within its reach
+    assert inside.do(f"os.kill({relay}, 9)") in ("ESRCH", "EPERM")
+    ask(world.connect(inside), inside)
+
+
 def test_a_child_without_the_line_reaches_nothing(world: World) -> None:
     _, over = world.run("boss", LINE, "allow LABEL agent:* create")
     kid, under = world.child("boss", "kid")
