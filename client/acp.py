@@ -86,6 +86,8 @@ class Link:
         self.connection: socket.socket | None = None
         self.lines: Lines | None = None
         self.wait, self.lost = RETRY_FIRST, 0.0
+        #: whether nobody wants it any more
+        self.over = False
 
     def request(self) -> dict[str, Any]:
         """Return what is asked for at each new connection."""
@@ -133,6 +135,8 @@ class Link:
 
     def reopen(self) -> None:
         """Connect again, and again until it is too late."""
+        if self.over:
+            return
         try:
             self.open()
         except Failure as failure:
@@ -147,6 +151,11 @@ class Link:
             return self.editor.root.field(self.name, "status") == "dead"
         except Failure:
             return False  # without a daemon, nobody knows
+
+    def end(self) -> None:
+        """End the connection for good."""
+        self.over = True
+        self.close()
 
     def close(self) -> None:
         """End the connection."""
@@ -224,7 +233,7 @@ class Prompt(Link):
 
     def leave(self) -> None:
         """The turn has ended."""
-        self.close()
+        self.end()
         self.session.prompts.remove(self)
 
 
@@ -245,7 +254,7 @@ class Watch(Link):
     def take(self, frame: dict[str, Any]) -> None:
         kind, task = frame.get("type"), text_in(frame, "task")
         if kind == "error":  # whoever may send messages need not be allowed to read events
-            self.close()
+            self.end()
             return
         self.after = text_in(frame, "id") or self.after
         if kind == "task.start" and task:
@@ -295,7 +304,7 @@ class Session:
         try:
             self.watch.open()
         except Failure:  # the first prompt says why
-            self.watch.close()
+            self.watch.end()
 
     def update(self, kind: str, /, **fields: Any) -> None:
         """Tell the editor something."""
@@ -531,7 +540,7 @@ class Editor(Peer):
         session = self.session(params)
         del self.sessions[session.ident]
         session.cancel()
-        session.watch.close()
+        session.watch.end()
         self.source.close(session.name)
         self.answer(ident, {})
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from client.acp import recipe_files, text_of_prompt
+from client.acp import Editor, Session, Source, recipe_files, text_of_prompt
 from client.exits import Failure
-from client.jsonrpc import Refused
+from client.jsonrpc import Loop, Refused
 from client.recipes import find
 from client.root import Root
 from tests.unit.client.fakes import ASKED, DONE, START, FakeAgent, FakeRoot, Run, delta, message
@@ -196,6 +196,29 @@ def test_a_lost_connection_is_made_again(root: FakeRoot, start: Callable[..., Ac
     assert updates.pop()["id"] == ident
     assert said([frame["params"]["update"] for frame in updates]) == "one, two, three"
     assert first.requests == again.requests
+
+
+def test_what_was_closed_while_nobody_answered_is_not_opened_again(
+    root: FakeRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def nobody(_: Root, name: str) -> None:
+        tried.append(name)
+        raise Failure("nobody is there")
+
+    monkeypatch.setattr("client.acp.connect", nobody)
+    loop, there = Loop(), Root(str(root.path))
+    editor = Editor(loop, there, Source(there, "x"))
+    session = Session(editor, "x", "default")  # which tries for the first time
+    for closed in (False, True):
+        session.watch.over = False
+        session.watch.retry()
+        if closed:
+            session.watch.end()
+        (_, again), loop.times = loop.times[0], []
+        again()
+    assert tried == ["x", "x"]
 
 
 @pytest.mark.parametrize(
