@@ -34,16 +34,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # whose bystanders note how long they wait
         if "guard" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.alone)
-        if item.get_closest_marker("alone") and "tests/system/" not in str(item.path):
-            raise pytest.UsageError(f"{item.nodeid} is marked alone: make test looks for such "
-                                    "tests in tests/system only")
-        for layer in ("mount", "system"):
-            if f"tests/{layer}/" not in str(item.path):
-                continue
-            item.add_marker(getattr(pytest.mark, layer))
-            if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
-                reason = "needs root and /dev/fuse: run the tests as root"
-                item.add_marker(pytest.mark.skip(reason=reason))
+        layer = item.path.relative_to(Path(__file__).parent).parts[0]
+        if layer not in ("mount", "system"):
+            if item.get_closest_marker("alone"):
+                raise pytest.UsageError(f"{item.nodeid} is marked alone: make test looks for such "
+                                        "tests in tests/mount and tests/system only")
+            continue
+        item.add_marker(getattr(pytest.mark, layer))
+        if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+            reason = "needs root and /dev/fuse: run the tests as root"
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 #: what the processes said that ran the tests for this one
