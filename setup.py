@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
 from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
+
+HERE = Path(__file__).parent
 
 
 class BuildWithPrograms(build_py):
     """Static programs: the keeper runs inside views whose libraries it must not depend on."""
 
     def run(self) -> None:
-        subprocess.run(["make", "programs"], check=True, cwd=Path(__file__).parent)
+        subprocess.run(["make", "programs"], check=True, cwd=HERE)
+        # setuptools keeps there what earlier builds made of files that are gone since
+        if not self.editable_mode:
+            shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
 
 
-setup(cmdclass={"build_py": BuildWithPrograms})
+class WheelWithPrograms(bdist_wheel):
+    """For any Python 3, but for one machine: the programs are compiled for it.
+
+    They need no C library: so the wheel is right where the old ones are that these tags name
+    (PEP 600 for glibc, PEP 656 for musl), and on everything newer.
+    """
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.root_is_pure = False
+
+    def get_tag(self) -> tuple[str, str, str]:
+        machine = super().get_tag()[2].removeprefix("linux_")
+        return "py3", "none", f"manylinux_2_17_{machine}.musllinux_1_1_{machine}"
+
+
+setup(cmdclass={"build_py": BuildWithPrograms, "bdist_wheel": WheelWithPrograms})
