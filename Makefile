@@ -12,12 +12,23 @@ MUSL    := musl-gcc
 HEADERS  = $(addprefix -idirafter /usr/include,/ /$(shell $(CC) -print-multiarch))
 MANPAGES := $(wildcard man/*.[1-8])
 
-.PHONY: help setup programs demo test test-unit test-faults test-hostile test-systemd test-vm \
+# where make install puts things, below DESTDIR, and the Python that will run them
+PREFIX  := /usr/local
+DESTDIR :=
+INTERPRETER := python3
+SITE    := build/site
+PLACES  := --destdir '$(DESTDIR)' --prefix '$(PREFIX)' \
+	$(and $(UNITDIR),--units '$(UNITDIR)') $(and $(USERUNITDIR),--user-units '$(USERUNITDIR)')
+
+.PHONY: help setup programs build install uninstall deb demo test test-unit test-faults test-hostile test-systemd test-vm \
 	test-upgrade test-load test-posix test-pjdfstest test-clients test-proxy test-mcp soak fuzz \
 	mutate lint bench chart man words clean
 
 help:
 	@echo "make setup   create .venv with ctxd and ctx; install missing packages"
+	@echo "make build   make what make install copies (INTERPRETER=python3); no root, if nothing is missing"
+	@echo "make install install ctxfs (PREFIX=/usr/local, DESTDIR=); make uninstall removes it"
+	@echo "make deb     make a package for this release of Debian, build/ctxfs_*.deb, and check it"
 	@echo "make demo    run a parent agent and its children on this checkout"
 	@echo "make test    run lint, type checks and tests"
 	@echo "make test-faults   kill the daemon at more points"
@@ -53,6 +64,35 @@ programs: $(PROGRAMS)
 
 $(NATIVE)/%: $(NATIVE)/%.c $(wildcard $(NATIVE)/*.h)
 	$(MUSL) $(CFLAGS) $(HEADERS) -static -o $@ $<
+
+# ctxfs and the packages that it needs, for one Python. As root, make install copies it and no more.
+build: $(SITE)/.complete
+$(SITE)/.complete: pyproject.toml setup.py contrib/packages.sh $(PROGRAMS) \
+		$(shell find client ctxfs runtime -name '*.py' -o -name py.typed)
+	sh contrib/packages.sh
+	rm -rf build
+	$(INTERPRETER) -m venv build/venv
+	build/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-cache-dir \
+		--target $(SITE) .
+	find $(SITE) \( -name __pycache__ -o -name direct_url.json \) -prune -exec rm -rf {} +
+	touch $@
+
+install: build
+	@build/venv/bin/python contrib/install.py install $(PLACES) --site $(SITE) \
+		--interpreter "$$(build/venv/bin/python -c 'import sys; print(sys._base_executable)')"
+
+uninstall:
+	@$(INTERPRETER) contrib/install.py uninstall $(PLACES)
+
+# dpkg-buildpackage leaves what it makes in the directory above.
+deb:
+	sh tests/systemd/packages.sh dpkg-buildpackage:dpkg-dev lintian:lintian git:git
+	dpkg-checkbuilddeps 2>/dev/null || apt-get build-dep -y -qq --no-install-recommends . >/dev/null
+	rm -f ../ctxfs_*.deb
+	dpkg-buildpackage --build=binary --unsigned-changes
+	mv ../ctxfs_*.deb build/
+	rm -f ../ctxfs_*.buildinfo ../ctxfs_*.changes
+	lintian --fail-on error,warning build/ctxfs_*.deb
 
 demo: $(STAMP) $(PROGRAMS)
 	sh contrib/demo.sh

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
@@ -24,6 +24,11 @@ class BuildWithPrograms(build_py):
         super().run()
 
 
+class ForOneMachine(Distribution):
+    def has_ext_modules(self) -> bool:
+        return True
+
+
 class WheelWithPrograms(bdist_wheel):
     """For any Python 3, but for one machine: the programs are compiled for it.
 
@@ -31,13 +36,12 @@ class WheelWithPrograms(bdist_wheel):
     (PEP 600 for glibc, PEP 656 for musl), and on everything newer.
     """
 
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.root_is_pure = False
-
     def get_tag(self) -> tuple[str, str, str]:
         machine = super().get_tag()[2].removeprefix("linux_")
         return "py3", "none", f"manylinux_2_17_{machine}.musllinux_1_1_{machine}"
 
 
-setup(cmdclass={"build_py": BuildWithPrograms, "bdist_wheel": WheelWithPrograms})
+setup(
+    distclass=ForOneMachine,
+    cmdclass={"build_py": BuildWithPrograms, "bdist_wheel": WheelWithPrograms},
+)

@@ -1,0 +1,109 @@
+"""contrib/install.py: what make install puts where, and that make uninstall takes it away."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+CHECKOUT: Final = Path(__file__).resolve().parents[2]
+INTERPRETER: Final = os.path.realpath(sys.executable)
+PACKAGES: Final = "lib/python{}.{}/site-packages".format(*sys.version_info[:2])
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """What make build makes, with two packages that tell where they are."""
+    site = tmp_path / "site"
+    for module in ("ctxfs/daemon.py", "client/main.py"):
+        (path := site / module).parent.mkdir(parents=True)
+        path.write_text("def main():\n    print(__file__, main.__code__.co_filename)\n")
+    (site / "bin").mkdir()
+    (site / "bin/ctxd").write_text("of another directory")
+    return site
+
+
+def run(verb: str, *options: str, status: int = 0) -> str:
+    script = str(CHECKOUT / "contrib/install.py")
+    done = subprocess.run([sys.executable, script, verb, *options], capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert done.returncode == status, done.stderr
+    return done.stdout + done.stderr
+
+
+def install(site: Path, *options: str) -> str:
+    return run("install", "--site", str(site), "--interpreter", INTERPRETER, *options)
+
+
+def below(directory: Path) -> dict[str, bytes | None]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
+        for path in directory.rglob("*")
+    }
+
+
+def test_what_is_installed_runs_from_where_it_is(site: Path, tmp_path: Path) -> None:
+    prefix = tmp_path / "opt"
+    install(site, "--prefix", str(prefix))
+    for name, module in (("ctxd", "ctxfs/daemon.py"), ("ctx", "client/main.py")):
+        said = subprocess.run([prefix / "bin" / name], capture_output=True, text=True, check=True)
+        at = str(prefix / "lib/ctxfs" / PACKAGES / module)
+        assert said.stdout.split() == [at, at], "its byte code says so too"
+    assert not (prefix / "lib/ctxfs" / PACKAGES / "bin").exists()
+    unit = (prefix / "lib/systemd/system/ctxd.service").read_text()
+    assert f"ExecStart={prefix}/bin/ctxd " in unit
+    assert "/usr/local" not in unit
+    recipes = (prefix / "lib/ctxfs/share/ctxfs/agents").resolve()
+    assert recipes == prefix / "share/ctxfs/agents"
+    assert (recipes / "claude/files/run").stat().st_mode & 0o777 == 0o644
+    assert (prefix / "share/man/man8/ctxd.8").exists()
+
+
+def test_nothing_installed_names_the_directory_that_it_was_packed_in(
+    site: Path, tmp_path: Path
+) -> None:
+    packed = tmp_path / "packed"
+    install(site, "--destdir", str(packed), "--prefix", "/usr", "--units", "/lib/systemd/system")
+    assert {path.name for path in packed.iterdir()} == {"usr", "lib"}
+    for name, content in below(packed).items():
+        assert content is None or bytes(tmp_path) not in content, name
+    script = (packed / "usr/bin/ctxd").read_text()
+    assert script.startswith("#!/usr/lib/ctxfs/bin/python3 -I\n")
+    assert (packed / "usr/lib/ctxfs/bin/python3").readlink() == Path(INTERPRETER)
+
+
+def test_uninstall_takes_away_what_install_made_and_nothing_else(
+    site: Path, tmp_path: Path
+) -> None:
+    prefix = tmp_path / "usr"
+    (prefix / "share/man/man1").mkdir(parents=True)
+    (prefix / "share/man/man1/other.1").write_text("another's")
+    before = below(prefix)
+    install(site, "--prefix", str(prefix))
+    made_later = prefix / "share/doc/notes"
+    made_later.write_text("put there since")
+    # a newer version, which has lost a module and a page
+    (site / "ctxfs/gone.py").write_text("")
+    install(site, "--prefix", str(prefix))
+    (site / "ctxfs/gone.py").unlink()
+    manifest = prefix / "lib/ctxfs/manifest"
+    (prefix / "share/man/man1/gone.1").write_text("of an older version")
+    manifest.write_text(manifest.read_text() + f"{prefix}/share/man/man1/gone.1\n")
+    install(site, "--prefix", str(prefix))
+    assert not list(prefix.rglob("gone*"))
+    assert "/var/lib/ctxfs" in run("uninstall", "--prefix", str(prefix))
+    made_later.unlink()
+    (prefix / "share/doc").rmdir()
+    assert below(prefix) == before
+    assert "nothing is installed" in run("uninstall", "--prefix", str(prefix), status=1)
+
+
+@pytest.mark.parametrize("prefix", ["opt", "/opt/../usr", "/opt/my programs"])
+def test_a_prefix_that_no_script_could_name_is_refused(site: Path, prefix: str) -> None:
+    said = run("install", "--site", str(site), "--interpreter", INTERPRETER, "--prefix", prefix,
+               status=1)
+    assert "not an absolute path without spaces" in said
