@@ -7,7 +7,8 @@ NATIVE  := runtime/native
 PROGRAMS := $(addprefix $(NATIVE)/,binder enter gather guard keeper launcher lend look monitor relay stage view)
 CFLAGS  := -std=gnu11 -O2 -Wall -Wextra -Werror
 # A static program of musl starts three times as fast as one of glibc, and takes a fraction of
-# the memory. It has no headers of the kernel: the host's come last.
+# the memory. It has no headers of the kernel: those of the host come last, and make setup may
+# install the compiler that says where.
 MUSL    := musl-gcc
 HEADERS  = $(addprefix -idirafter /usr/include,/ /$(shell $(CC) -print-multiarch))
 MANPAGES := $(wildcard man/*.[1-8])

@@ -46,7 +46,12 @@
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <linux/mount.h>
+/* Some C libraries have a struct statx as well, which does not tell the mount. */
+#define statx kernel_statx
+#define statx_timestamp kernel_statx_timestamp
 #include <linux/stat.h>
+#undef statx
+#undef statx_timestamp
 #include <net/if.h>
 #include <sched.h>
 #include <signal.h>
@@ -301,7 +306,7 @@ static void bind_source(const char *options, const char *id, const char *source,
 }
 
 /* Returns the mount and the type of a file. */
-static void examine(int fd, struct statx *st, const char *name)
+static void examine(int fd, struct kernel_statx *st, const char *name)
 {
 	/* without asking the filesystem, which may not answer any more */
 	if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC,
@@ -352,7 +357,7 @@ static void copy_root(int from, int to, unsigned long long mount, int depth)
 		die("the parent's root: %s", strerror(entries ? ELOOP : errno));
 	while ((entry = readdir(entries))) {
 		const char *name = entry->d_name;
-		struct statx st;
+		struct kernel_statx st;
 		int below, made;
 
 		if (!strcmp(name, ".") || !strcmp(name, ".."))
@@ -384,7 +389,7 @@ static void copy_root(int from, int to, unsigned long long mount, int depth)
 static void make_root(const char *source)
 {
 	int fd = open_below(old_root, source, RESOLVE_IN_ROOT);
-	struct statx st;
+	struct kernel_statx st;
 
 	if (fd < 0)
 		die("the parent's root: %m");
