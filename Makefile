@@ -22,8 +22,8 @@ SITE    := build/site
 PLACES  := --destdir '$(DESTDIR)' --prefix '$(PREFIX)' \
 	$(and $(UNITDIR),--units '$(UNITDIR)') $(and $(USERUNITDIR),--user-units '$(USERUNITDIR)')
 
-.PHONY: help setup programs build install uninstall deb demo test test-unit test-faults test-hostile test-systemd test-vm \
-	test-upgrade test-load test-posix test-pjdfstest test-clients test-proxy test-mcp soak fuzz \
+.PHONY: help setup programs build install uninstall deb demo test test-unit test-faults \
+	test-hostile test-systemd test-vm test-upgrade test-load test-posix test-pjdfstest test-clients test-proxy test-mcp soak fuzz \
 	mutate lint bench chart man words clean
 
 help:
@@ -69,7 +69,7 @@ $(NATIVE)/%: $(NATIVE)/%.c $(wildcard $(NATIVE)/*.h)
 
 # ctxfs and the packages that it needs, for one Python. As root, make install copies it and no more.
 build: $(SITE)/.complete
-$(SITE)/.complete: pyproject.toml setup.py contrib/packages.sh $(PROGRAMS) \
+$(SITE)/.complete: pyproject.toml setup.py contrib/packages.sh $(wildcard $(NATIVE)/*.[ch]) \
 		$(shell find client ctxfs runtime -name '*.py' -o -name py.typed)
 	sh contrib/packages.sh
 	rm -rf build
@@ -120,9 +120,11 @@ test-hostile: $(STAMP) $(PROGRAMS)
 	CTXFS_TEST_BYSTANDERS=1 $(PYTHON) -m pytest -m "long or not long" tests/system/test_hostile*.py \
 		tests/system/test_next_lives.py tests/system/test_sources.py
 
-test-systemd: $(STAMP) $(PROGRAMS)
+test-systemd: $(STAMP) $(PROGRAMS) deb
 	sh tests/systemd/packages.sh systemd-nspawn:systemd-container \
-		/lib/systemd/system/dbus.socket:dbus nginx:nginx-light curl:curl adduser:adduser
+		/lib/systemd/system/dbus.socket:dbus nginx:nginx-light curl:curl adduser:adduser \
+		/usr/lib/python3/dist-packages/psutil:python3-psutil \
+		/usr/lib/python3/dist-packages/yaml:python3-yaml
 	$(PYTHON) -m tests.systemd
 
 test-vm: $(STAMP) $(PROGRAMS)

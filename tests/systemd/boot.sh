@@ -35,6 +35,7 @@ mkdir -p "$root/opt/ctxfs/.venv"
 for part in client ctxfs runtime contrib tests pyproject.toml; do
 	cp -a "$checkout/$part" "$root/opt/ctxfs/"
 done
+cp "$checkout"/build/ctxfs_*.deb "$root/opt/ctxfs/"
 cp "$checkout"/contrib/systemd/*.service "$units/"
 mkdir -p "$root/usr/local/bin"
 rm -f "$root/usr/local/bin/ctxd"
