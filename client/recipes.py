@@ -62,8 +62,9 @@ def directories() -> list[str]:
     home = os.path.dirname(os.path.abspath(__file__))
     shipped = os.path.join(os.path.dirname(home), "contrib", "agents")
     if not os.path.isdir(shipped):  # installed: PREFIX/lib/pythonX/site-packages/client
-        prefix = os.path.abspath(os.path.join(home, *[os.pardir] * 4))
-        shipped = os.path.join(prefix, "share", "ctxfs", "agents")
+        prefix = os.path.join(home, *[os.pardir] * 4)
+        # that of a virtual environment can be a link (contrib/install.py)
+        shipped = os.path.realpath(os.path.join(prefix, "share", "ctxfs", "agents"))
     own = own_directory()
     return [*([own] if is_own(own) else []), "/etc/ctxfs/agents", shipped]
 
