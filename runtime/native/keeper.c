@@ -419,7 +419,7 @@ static int keep(pid_t program, const sigset_t *watched, long long grace_ms)
 	for (;;) {
 		struct signalfd_siginfo info;
 		struct told told;
-		int other = -1, status, timeout = -1;
+		int other = -1, status = 0, timeout = -1;
 		bool ended_now, alone = false;
 
 		(void)!read(children, &info, sizeof info);
