@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 #: the module of each command by the first word of its name, in the order of help
 SUBJECTS = {
     **dict.fromkeys(("ps", "tree"), "ps"),
+    "top": "top",
     **dict.fromkeys(("new", "set", "get"), "agents"),
     **dict.fromkeys(("start", "stop", "kill", "pause", "resume"), "verbs"),
     **dict.fromkeys(("abort", "reset", "session", "wait"), "verbs"),

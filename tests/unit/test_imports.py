@@ -40,12 +40,15 @@ def name_of(path: Path) -> str:
 
 RUNTIME = modules("runtime")
 CTXFS = modules("ctxfs")
-CLIENT = modules("client")
+#: what the installed client draws, and sandboxes have not
+SCREEN = modules("client/screen")
+CLIENT = [path for path in modules("client") if path not in SCREEN]
 REFERENCES = modules("bench/reference")
 
 
 def test_all_packages_have_modules() -> None:
     assert len(CLIENT) > 10
+    assert len(SCREEN) > 3
     assert len(RUNTIME) > 15
     assert len(CTXFS) > 10
     assert len(REFERENCES) > 3
@@ -73,6 +76,18 @@ def test_every_import_is_ours_the_standard_librarys_or_a_dependency(path: Path) 
 @pytest.mark.parametrize("path", CLIENT, ids=name_of)
 def test_the_client_imports_only_itself_and_the_standard_library(path: Path) -> None:
     assert packages(path) <= {"client", *sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize("path", SCREEN, ids=name_of)
+def test_the_screen_imports_one_library_more(path: Path) -> None:
+    """rich is a part of textual's interface: what it draws is made of rich's segments."""
+    assert packages(path) <= {"client", "textual", "rich", *sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize("path", CLIENT, ids=name_of)
+def test_one_command_needs_the_screen(path: Path) -> None:
+    if any(name.startswith("client.screen") for name in imported(path)):
+        assert name_of(path) == "client/top.py"
 
 
 @pytest.mark.parametrize("path", CTXFS, ids=name_of)
@@ -222,7 +237,7 @@ def test_pure_modules_touch_neither_files_nor_processes(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in RUNTIME + CTXFS + CLIENT if p.name == "__init__.py"], ids=name_of
+    "path", [p for p in RUNTIME + CTXFS + CLIENT + SCREEN if p.name == "__init__.py"], ids=name_of
 )
 def test_init_files_hold_no_logic(path: Path) -> None:
     body = ast.parse(path.read_text(encoding="utf-8")).body
@@ -242,7 +257,7 @@ CALLS = (
 STARTERS = ("runtime/kernel/spawn.py", "client/bridge.py", "client/recipes.py")
 
 
-@pytest.mark.parametrize("path", RUNTIME + CTXFS + CLIENT, ids=name_of)
+@pytest.mark.parametrize("path", RUNTIME + CTXFS + CLIENT + SCREEN, ids=name_of)
 def test_one_module_starts_processes(path: Path) -> None:
     if name_of(path) in STARTERS:
         return

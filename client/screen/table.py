@@ -1,0 +1,214 @@
+"""The tree of agents as a table that fills the screen, drawn line by line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.reactive import reactive
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.widget import Widget
+
+from client.ps import age
+from client.screen.feed import Sampler
+from client.screen.model import Agent, Line, percent, size
+
+#: by the kind of an agent; NO_COLOR leaves bold and dim
+STYLES = {
+    "busy": Style(color="green", bold=True),
+    "starting": Style(color="blue", bold=True),
+    "stopping": Style(color="magenta", bold=True),
+    "paused": Style(color="yellow", bold=True),
+    "error": Style(color="red", bold=True),
+    "interrupted": Style(color="red"),
+    "done": Style(dim=True),
+    "cancelled": Style(dim=True),
+    "new": Style(color="cyan"),
+    "ready": Style(color="cyan"),
+    "idle": Style(color="cyan"),
+}
+PLAIN = Style()
+QUIET = Style(dim=True)
+HEAD = Style(reverse=True)
+CURSOR = Style(reverse=True)
+#: marks of states at the beginning of a line, for who sees no colours
+MARKS = {
+    "busy": "●", "starting": "◐", "stopping": "◑", "paused": "‖", "ready": "○", "idle": "○",
+    "new": "·", "error": "✗", "interrupted": "✗", "cancelled": "■", "done": "✓",
+}  # fmt: skip
+#: shares of the width that the texts get, and their least and largest widths
+NAME_WIDTH, STATE_WIDTH = (24, 48), (10, 30)
+WIDE = 110  # columns from which on there is room for PROCS, RUN and QUEUE
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its heading, its width in cells, and what it says; numbers stand at the right."""
+
+    title: str
+    width: int
+    text: Callable[[Line], str]
+    right: bool = False
+    sort: str = ""  # the name of the sorting that it shows
+
+
+def fitted(text: str, width: int, right: bool) -> str:
+    """Return a text in exactly so many cells, shortened with an ellipsis."""
+    if cell_len(text) > width:
+        return set_cell_size(text, width - 1) + "…" if width > 1 else set_cell_size(text, width)
+    return " " * (width - cell_len(text)) + text if right else set_cell_size(text, width)
+
+
+def drawn_name(line: Line) -> str:
+    """Return branches, mark, name, and what is folded below."""
+    fold = f" [+{line.hidden}]" if line.hidden else ""
+    return f"{line.branches}{MARKS.get(line.agent.kind, '?')} {line.agent.name}{fold}"
+
+
+class Headings(Widget):
+    """The headings of the columns."""
+
+    DEFAULT_CSS = "Headings { height: 1; }"
+
+    def __init__(self, table: AgentTable) -> None:
+        super().__init__()
+        self.table = table
+
+    def render_line(self, y: int) -> Strip:
+        cells = []
+        for column in self.table.columns(self.size.width):
+            mark = "▾" if column.sort == self.table.sort else ""
+            cells.append(fitted(column.title + mark, column.width, column.right))
+        return Strip([Segment(fitted(" ".join(cells), self.size.width, False), HEAD)])
+
+
+class AgentTable(ScrollView, can_focus=True):
+    """The lines of agents; one of them is under the cursor, and stays so when lines move."""
+
+    DEFAULT_CSS = "AgentTable { height: 1fr; scrollbar-size-vertical: 1; overflow-x: hidden; }"
+
+    class Looked(Message):
+        """Other lines are on the screen, or the cursor is elsewhere."""
+
+    cursor = reactive(0)
+
+    def __init__(self, sampler: Sampler) -> None:
+        super().__init__()
+        self.sampler = sampler
+        self.lines: Sequence[Line] = ()
+        self.sort = ""
+
+    def columns(self, width: int) -> list[Column]:
+        """Return the columns that a width has room for."""
+        wide = width >= WIDE
+        name = max(NAME_WIDTH[0], min(NAME_WIDTH[1], width // 4))
+        state = max(STATE_WIDTH[0], min(STATE_WIDTH[1], width // 6))
+        columns = [
+            Column("NAME", name, drawn_name, sort="name"),
+            Column("STATE", state, lambda line: line.agent.state),
+            Column("CPU%", 5, self.cpu, right=True, sort="cpu"),
+            Column("MEM", 5, self.memory, right=True, sort="memory"),
+        ]
+        if wide:
+            columns += [
+                Column("PROCS", 5, self.processes, right=True),
+                Column("RUN", 6, lambda line: line.agent.run or ""),
+                Column("QUEUE", 5, lambda line: str(line.agent.queue or ""), right=True),
+            ]
+        columns.append(Column("SINCE", 6, self.since, right=True, sort="change"))
+        left = width - sum(column.width + 1 for column in columns)
+        columns.append(Column("LAST EVENT", max(1, left), self.event))
+        return columns
+
+    def cpu(self, line: Line) -> str:
+        used = self.sampler.usage.get(line.agent.key) if line.agent.lives else None
+        return percent(used.cpu) if used else ""
+
+    def memory(self, line: Line) -> str:
+        used = self.sampler.usage.get(line.agent.key) if line.agent.lives else None
+        return size(used.memory) if used else ""
+
+    def processes(self, line: Line) -> str:
+        used = self.sampler.usage.get(line.agent.key) if line.agent.lives else None
+        return str(used.processes) if used else ""
+
+    def since(self, line: Line) -> str:
+        return age(time.time() - line.agent.since)
+
+    def event(self, line: Line) -> str:
+        event = self.sampler.last.get(line.agent.key)
+        return f"{age(time.time() - event.time):>3} {event.text}" if event else ""
+
+    @property
+    def current(self) -> Line | None:
+        """The line under the cursor."""
+        return self.lines[self.cursor] if self.cursor < len(self.lines) else None
+
+    @property
+    def visible_agents(self) -> list[Agent]:
+        """The agents whose lines are on the screen."""
+        first = int(self.scroll_offset.y)
+        shown = self.lines[first : first + self.scrollable_content_region.height]
+        return [line.agent for line in shown]
+
+    def show(self, lines: Sequence[Line], sort: str) -> None:
+        """Show lines; the cursor stays on its agent, else where it was on the screen."""
+        current = self.current
+        self.lines, self.sort = lines, sort
+        self.virtual_size = Size(self.size.width, len(lines))
+        places = {line.agent.key: place for place, line in enumerate(lines)}
+        last = max(0, len(lines) - 1)
+        place = places.get(current.agent.key) if current else None
+        self.cursor = min(self.cursor, last) if place is None else place
+        self.keep_in_sight()
+        self.refresh()
+
+    def move(self, by: int) -> None:
+        """Move the cursor by some lines."""
+        self.cursor = max(0, min(len(self.lines) - 1, self.cursor + by))
+        self.keep_in_sight()
+        self.refresh()
+
+    def keep_in_sight(self) -> None:
+        """Scroll until the line under the cursor is on the screen."""
+        self.scroll_to_region(Region(0, self.cursor, 1, 1), animate=False, force=True)
+
+    @property
+    def page(self) -> int:
+        return max(1, self.scrollable_content_region.height - 1)
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        self.post_message(self.Looked())
+
+    def on_resize(self) -> None:
+        self.virtual_size = Size(self.size.width, len(self.lines))
+        self.call_after_refresh(self.keep_in_sight)
+        self.post_message(self.Looked())
+
+    def render_line(self, y: int) -> Strip:
+        place = y + int(self.scroll_offset.y)
+        width = self.scrollable_content_region.width
+        if place >= len(self.lines):
+            return Strip.blank(width)
+        line = self.lines[place]
+        at_cursor = place == self.cursor
+        style = STYLES.get(line.agent.kind, PLAIN)
+        quiet = QUIET if line.agent.status == "dead" else PLAIN
+        segments = []
+        for column in self.columns(width):
+            text = fitted(column.text(line), column.width, column.right)
+            of = style if column.title in ("NAME", "STATE") else quiet
+            if column.title == "NAME" and line.branches:
+                branches = len(line.branches)
+                segments.append(Segment(text[:branches], CURSOR if at_cursor else QUIET))
+                text = text[branches:]
+            segments.append(Segment(text + " ", CURSOR if at_cursor else of))
+        return Strip(segments).adjust_cell_length(width, CURSOR if at_cursor else PLAIN)

@@ -1,0 +1,43 @@
+"""The command top: all agents on the whole screen."""
+
+from __future__ import annotations
+
+import os
+
+from client.arguments import Command
+from client.exits import FAILED, USAGE, Failure
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from client.arguments import Arguments
+    from client.root import Root
+
+
+def do_top(root: Root, args: Arguments) -> int:
+    """Show all agents on the whole screen.
+
+    What draws it is no part of the client of sandboxes, and needs a library.
+    """
+    if not (os.isatty(0) and os.isatty(1)):
+        raise Failure("top needs a terminal; ctx tree and ctx ps print the agents", USAGE)
+    try:
+        from client.screen.app import run
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").startswith("client"):
+            message = "top needs the installed client, and this is the one of sandboxes"
+        else:
+            message = f"top needs the Python package {missing.name}: pip install 'ctxfs[top]'"
+        raise Failure(f"{message}; ctx tree and ctx ps print the agents", FAILED) from None
+    return run(root)
+
+
+COMMANDS = (
+    Command(
+        "top",
+        "watch all agents on the whole screen, and control them",
+        (),
+        do_top,
+        "The key ? explains keys and columns, q quits. It needs a terminal, and the installed"
+        " client: the one in sandboxes cannot draw.",
+    ),
+)
