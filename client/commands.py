@@ -22,6 +22,7 @@ SUBJECTS = {
     **dict.fromkeys(("result", "now", "log"), "log"),
     "events": "events",
     "reports": "reports",
+    "timeline": "timeline",
     **dict.fromkeys(("spawn", "run"), "spawn"),
     "agents": "recipes",
     "rm": "agents",

@@ -12,8 +12,9 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical, VerticalScroll
-from textual.screen import ModalScreen, Screen
+from textual.containers import VerticalScroll
+from textual.events import Key
+from textual.screen import Screen
 from textual.widgets import Input, Static
 
 from client.control import control
@@ -29,8 +30,8 @@ FRAME = 0.5  # seconds after which ages are drawn anew
 TEXT_TICK = 0.5  # seconds between two looks at a text that grows
 TEXT_MAX = 64 << 10  # bytes of the end of a text that are shown
 KEYS = (
-    ("s", "sort"), ("space", "fold"), ("d", "dead"), ("/", "find"), ("r", "result"),
-    ("l", "log"), ("p", "pause"), ("c", "resume"), ("x", "stop"), ("?", "help"), ("q", "quit"),
+    ("s", "sort"), ("space", "fold"), ("/", "find"), ("r", "result"), ("l", "log"),
+    ("p", "pause"), ("c", "resume"), ("x", "stop"), ("?", "help"), ("q", "quit"),
 )  # fmt: skip
 HELP = """\
 Up Down, j k         the line above, below; PgUp PgDn Home End
@@ -46,7 +47,7 @@ c                    resume it ("continue")
 x                    stop it, or kill it; asks first
 q, Ctrl-C            quit
 
-STATE is the status of an agent, and of a dead one its outcome and the reason.
+STATE is the status of an agent, and of a dead one why it ended.
 CPU% (of one processor), MEM and PROCS are of the agent and all that it owns.
 SINCE is the time since the status changed last.
 ● busy  ◐ starting  ◑ stopping  ‖ paused  ○ idle or ready  · new
@@ -108,27 +109,24 @@ class TextScreen(Screen[None]):
         self.dismiss()
 
 
-class Question(ModalScreen[str]):
-    """A question about an agent, answered by one key: the word for the key, else nothing."""
+class Question(Static, can_focus=True):
+    """A question about an agent, answered by one key; any other key leaves the agent alone."""
 
-    DEFAULT_CSS = """
-    Question { align: center middle; }
-    Question Vertical { width: 66; max-width: 95%; height: auto; border: heavy; padding: 1 2; }
-    """
+    DEFAULT_CSS = "Question { height: auto; width: 100%; display: none; text-style: reverse bold; }"
 
-    def __init__(self, question: str, answers: dict[str, tuple[str, str]]) -> None:
-        super().__init__()
-        self.question = question
+    def ask(self, text: str, answers: dict[str, Callable[[], object]]) -> None:
+        """Show a question, with what each key does."""
         self.answers = answers
+        self.update(Text(text))
+        self.display = True
+        self.focus()
 
-    def compose(self) -> ComposeResult:
-        keys = "   ".join(f"{key}: {told}" for key, (_, told) in self.answers.items())
-        with Vertical():
-            yield Static(Text(f"{self.question}\n\n{keys}   any other key: leave it"))
-
-    def on_key(self, event: object) -> None:
-        key = getattr(event, "key", "")
-        self.dismiss(self.answers.get(key, ("", ""))[0])
+    def on_key(self, event: Key) -> None:
+        event.stop()
+        event.prevent_default()
+        self.display = False
+        self.screen.query_one(AgentTable).focus()
+        self.answers.get(event.key, lambda: None)()
 
 
 class Top(App[int]):
@@ -146,12 +144,6 @@ class Top(App[int]):
         Binding("ctrl+c", "quit", "quit", priority=True, show=False),
         Binding("ctrl+z", "suspend_process", show=False),
         Binding("q", "quit", "quit"),
-        Binding("up,k", "move(-1)"),
-        Binding("down,j", "move(1)"),
-        Binding("pageup", "move_page(-1)"),
-        Binding("pagedown", "move_page(1)"),
-        Binding("home,g", "move(-1000000)"),
-        Binding("end,G", "move(1000000)"),
         Binding("space", "fold('turn')"),
         Binding("left", "fold('in')"),
         Binding("right", "fold('out')"),
@@ -190,6 +182,7 @@ class Top(App[int]):
         yield Headings(self.table)
         yield self.table
         yield Static("", id="notice")
+        yield Question()
         yield Input(placeholder="part of a name", id="find")
         yield Static(self.keys(), id="keys")
 
@@ -215,7 +208,7 @@ class Top(App[int]):
     @staticmethod
     def keys() -> Text:
         """Return what the keys do, short enough for 80 columns."""
-        parts = [Text.assemble((key, "reverse"), f"{what}") for key, what in KEYS]
+        parts = [Text.assemble((key, "reverse"), f" {what}") for key, what in KEYS]
         return Text(" ", overflow="crop", no_wrap=True).join(parts)
 
     # what the threads found
@@ -291,14 +284,6 @@ class Top(App[int]):
 
     # keys
 
-    def action_move(self, by: int) -> None:
-        """Move the cursor."""
-        self.table.move(by)
-
-    def action_move_page(self, by: int) -> None:
-        """Move the cursor by pages."""
-        self.table.move(by * self.table.page)
-
     def action_fold(self, how: str) -> None:
         """Fold or unfold what is below the agent; of one that has nothing below it, go to its
         parent."""
@@ -330,6 +315,8 @@ class Top(App[int]):
     def action_sort(self) -> None:
         """Sort by the next value."""
         self.view.next_sort()
+        self.table.cursor = 0
+        self.table.lines = ()
         self.notice(f"sorted by {self.view.sort}")
         self.draw()
 
@@ -413,13 +400,10 @@ class Top(App[int]):
         below = [self.snapshot.agents[name] for name in self.snapshot.descendants(of.name)]
         number = sum(each.status != ENDED for each in below)
         family = f" and the {number} agent{'s' * (number != 1)} below it" if number else ""
-        answers = {"y": ("stop", "stop"), "K": ("kill", "kill at once")}
-
-        def answered(verb: str | None) -> None:
-            if verb:
-                self.say(of, verb)
-
-        self.push_screen(Question(f"Stop {of.name}{family}?", answers), answered)
+        self.query_one(Question).ask(
+            f"Stop {of.name}{family}?  y: stop  K: kill at once  any other key: no",
+            {"y": lambda: self.say(of, "stop"), "K": lambda: self.say(of, "kill")},
+        )
 
     def say(self, of: Agent, verb: str) -> None:
         """Write a verb in a thread of its own, and tell what came of it.

@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
+from textual.binding import Binding, BindingType
+from textual.events import Click
 from textual.geometry import Region, Size
 from textual.message import Message
 from textual.reactive import reactive
@@ -44,7 +47,7 @@ MARKS = {
     "new": "·", "error": "✗", "interrupted": "✗", "cancelled": "■", "done": "✓",
 }  # fmt: skip
 #: shares of the width that the texts get, and their least and largest widths
-NAME_WIDTH, STATE_WIDTH = (24, 48), (10, 30)
+NAME_WIDTH, STATE_WIDTH = (24, 48), (13, 24)
 WIDE = 110  # columns from which on there is room for PROCS, RUN and QUEUE
 
 
@@ -83,7 +86,7 @@ class Headings(Widget):
 
     def render_line(self, y: int) -> Strip:
         cells = []
-        for column in self.table.columns(self.size.width):
+        for column in self.table.columns(self.table.scrollable_content_region.width):
             mark = "▾" if column.sort == self.table.sort else ""
             cells.append(fitted(column.title + mark, column.width, column.right))
         return Strip([Segment(fitted(" ".join(cells), self.size.width, False), HEAD)])
@@ -92,6 +95,14 @@ class Headings(Widget):
 class AgentTable(ScrollView, can_focus=True):
     """The lines of agents; one of them is under the cursor, and stays so when lines move."""
 
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)"),
+        Binding("down,j", "move(1)"),
+        Binding("pageup", "move_page(-1)"),
+        Binding("pagedown", "move_page(1)"),
+        Binding("home,g", "move(-1000000)"),
+        Binding("end,G", "move(1000000)"),
+    ]
     DEFAULT_CSS = "AgentTable { height: 1fr; scrollbar-size-vertical: 1; overflow-x: hidden; }"
 
     class Looked(Message):
@@ -109,7 +120,7 @@ class AgentTable(ScrollView, can_focus=True):
         """Return the columns that a width has room for."""
         wide = width >= WIDE
         name = max(NAME_WIDTH[0], min(NAME_WIDTH[1], width // 4))
-        state = max(STATE_WIDTH[0], min(STATE_WIDTH[1], width // 6))
+        state = max(STATE_WIDTH[0], min(STATE_WIDTH[1], width // 8))
         columns = [
             Column("NAME", name, drawn_name, sort="name"),
             Column("STATE", state, lambda line: line.agent.state),
@@ -180,9 +191,17 @@ class AgentTable(ScrollView, can_focus=True):
         """Scroll until the line under the cursor is on the screen."""
         self.scroll_to_region(Region(0, self.cursor, 1, 1), animate=False, force=True)
 
-    @property
-    def page(self) -> int:
-        return max(1, self.scrollable_content_region.height - 1)
+    def action_move(self, by: int) -> None:
+        """Move the cursor."""
+        self.move(by)
+
+    def action_move_page(self, by: int) -> None:
+        """Move the cursor by pages."""
+        self.move(by * max(1, self.scrollable_content_region.height - 1))
+
+    def on_click(self, event: Click) -> None:
+        """Move the cursor to the line under the mouse."""
+        self.move(event.y + int(self.scroll_offset.y) - self.cursor)
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
