@@ -127,6 +127,8 @@ class Life:
             return "done"
         if reason in WORDS:
             return WORDS[reason] + more
+        if reason.startswith("start_failed"):
+            return f"could not start{self.reason.removeprefix('start_failed')}"
         return f"failed: {self.reason}" if self.outcome == "error" else self.reason or self.outcome
 
     def row(self) -> dict[str, Any]:

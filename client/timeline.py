@@ -6,7 +6,7 @@ import os
 import time
 
 from client.arguments import JSON, NAME, Command, arg
-from client.exits import OK
+from client.exits import OK, Failure
 from client.lives import Life, family_of, last_moment
 from client.output import STDOUT, as_json, complain
 
@@ -279,8 +279,11 @@ def write_picture(path: str, data: bytes) -> None:
     if path == "-":
         STDOUT.copy(data)
         return
-    with open(path, "wb") as file:
-        file.write(data)
+    try:
+        with open(path, "wb") as file:
+            file.write(data)
+    except OSError as error:
+        raise Failure(f"{path}: {error.strerror}") from None
     complain(f"wrote {path}")
 
 

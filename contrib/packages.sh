@@ -17,6 +17,7 @@ python:venv              python3-venv      the virtual environment
 python:include           python3-dev       pyfuse3
 command:git              git               the demo
 command:mandoc           mandoc            the man page lint
+command:tmux             tmux              the tests of ctx top
 "
 
 has() {

@@ -119,13 +119,13 @@ class Question(Static, can_focus=True):
         self.answers = answers
         self.update(Text(text))
         self.display = True
-        self.focus()
+        self.screen.set_focus(self)  # at once: the next key may be on its way
 
     def on_key(self, event: Key) -> None:
         event.stop()
         event.prevent_default()
         self.display = False
-        self.screen.query_one(AgentTable).focus()
+        self.screen.set_focus(self.screen.query_one(AgentTable))
         self.answers.get(event.key, lambda: None)()
 
 
@@ -150,13 +150,14 @@ class Top(App[int]):
         Binding("F", "fold_all"),
         Binding("s", "sort"),
         Binding("d", "dead"),
-        Binding("slash", "find"),
+        # with priority, as the keys that follow at once are for what it opens
+        Binding("slash", "find", priority=True),
         Binding("escape", "find_all"),
         Binding("r", "result"),
         Binding("l,enter", "log"),
         Binding("p", "verb('pause')"),
         Binding("c", "verb('resume')"),
-        Binding("x", "stop"),
+        Binding("x", "stop", priority=True),
         Binding("question_mark,h", "help"),
     ]
 
@@ -284,6 +285,10 @@ class Top(App[int]):
 
     # keys
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:
+        """Whether a key is for the table: elsewhere the same one may be a letter of a text."""
+        return action not in ("find", "stop") or self.focused is self.table
+
     def action_fold(self, how: str) -> None:
         """Fold or unfold what is below the agent; of one that has nothing below it, go to its
         parent."""
@@ -329,7 +334,7 @@ class Top(App[int]):
         """Ask for a part of a name."""
         field = self.query_one(Input)
         field.display = True
-        field.focus()
+        self.screen.set_focus(field)
 
     def action_find_all(self) -> None:
         """Show all names again."""
@@ -339,7 +344,7 @@ class Top(App[int]):
     def close_find(self) -> None:
         """Give the keys back to the table."""
         self.query_one(Input).display = False
-        self.table.focus()
+        self.screen.set_focus(self.table)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self.view.find = event.value
