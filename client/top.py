@@ -21,7 +21,7 @@ def do_top(root: Root, args: Arguments) -> int:
     if not (os.isatty(0) and os.isatty(1)):
         raise Failure("top needs a terminal; ctx tree and ctx ps print the agents", USAGE)
     try:
-        from client.screen.app import run
+        from client.installed.app import run
     except ModuleNotFoundError as missing:
         if (missing.name or "").startswith("client"):
             message = "top needs the installed client, and this is the one of sandboxes"

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 from tests.worlds.daemon import Daemon, read, wait_dead, wait_status, wait_until, write
 
+CTX = Path(sys.executable).with_name("ctx")
 SVG = "{http://www.w3.org/2000/svg}"
+
+
+def timeline(daemon: Daemon, *arguments: str) -> str:
+    """What the installed client says."""
+    environment = {**os.environ, "CTX_ROOT": str(daemon.root)}
+    return subprocess.check_output([CTX, "timeline", *arguments], env=environment, text=True)
 
 
 def fates(daemon: Daemon, name: str) -> dict[str, str]:
     """What the lines of a timeline say at their ends, by the name of the agent."""
-    shown = daemon.ctx("timeline", name)
-    assert shown.returncode == 0, shown.stderr
-    words = (line.lstrip(" ├└─│").split("  ") for line in shown.stdout.splitlines()[4:-2])
+    shown = timeline(daemon, name)
+    words = (line.lstrip(" ├└─│").split("  ") for line in shown.splitlines()[4:-2])
     return {parts[0].partition(" ")[0]: parts[-1].strip() for parts in words}
 
 
@@ -47,14 +57,17 @@ def test_a_family_that_dies_is_told_of_after_it_was_removed(daemon: Daemon) -> N
     }  # fmt: skip
     assert fates(daemon, "boss") == ended
     assert fates(daemon, "kid") == {name: ended[name] for name in ("kid", "grandkid")}
-    rows = json.loads(daemon.ctx("timeline", "--json", "boss").stdout)
+    rows = json.loads(timeline(daemon, "--json", "boss"))
     assert {row["name"]: row["parent"] for row in rows} == {
         "boss": "", "kid": "boss", "grandkid": "kid", "bad": "boss", "good": "boss",
         "shot": "boss", "moved": "boss",
     }  # fmt: skip
     path = daemon.base / "boss.svg"
-    assert daemon.ctx("timeline", "--svg", str(path), "boss").returncode == 0
+    timeline(daemon, "--svg", str(path), "boss")
     svg = ElementTree.parse(path).getroot()
     assert len([line for line in svg.iter(f"{SVG}line") if line.get("marker-end")]) == 5
     said = {text.text for text in svg.iter(f"{SVG}text")}
     assert said >= {"operator uid:0", *ended, *ended.values()}
+    other = daemon.ctx("timeline", "boss")
+    assert other.returncode == 1
+    assert "timeline needs the installed client, and this is the one of sandboxes" in other.stderr

@@ -19,11 +19,11 @@ from textual.widgets import Input, Static
 
 from client.control import control
 from client.exits import OK, Failure
+from client.installed.feed import Lister, Sampler
+from client.installed.model import ENDED, Agent, Snapshot, View, lines
+from client.installed.table import AgentTable, Headings
 from client.output import decode, escape
 from client.root import Root, agent
-from client.screen.feed import Lister, Sampler
-from client.screen.model import ENDED, Agent, Snapshot, View, lines
-from client.screen.table import AgentTable, Headings
 
 NOTICE = 8.0  # seconds for which a notice stays
 FRAME = 0.5  # seconds after which ages are drawn anew

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from client.screen.model import SORTS, Agent, Snapshot, Usage, View, lines, percent, size, told
+from client.installed.model import SORTS, Agent, Snapshot, Usage, View, lines, percent, size, told
 
 
 def agent(name: str, status: str = "busy", **more: Any) -> Agent:

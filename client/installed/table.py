@@ -19,9 +19,9 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
 
+from client.installed.feed import Sampler
+from client.installed.model import Agent, Line, percent, size
 from client.ps import age
-from client.screen.feed import Sampler
-from client.screen.model import Agent, Line, percent, size
 
 #: by the kind of an agent; NO_COLOR leaves bold and dim
 STYLES = {

@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from client.events import parse_event
 from client.exits import Failure
 from client.files import read_control
+from client.installed.model import Agent, Event, Snapshot, Usage, told
 from client.output import decode
 from client.ps import families
 from client.root import Root, agent
-from client.screen.model import Agent, Event, Snapshot, Usage, told
 
 LIST_TICK = 0.5  # seconds between two readings of the list, at least
 USAGE_TICK = 1.0  # the same of usages

@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from client.lives import Histories, Life, family_of, stamp
+from client.installed.chart import planned, span, step_for, text_of
+from client.installed.lives import Histories, Life, family_of, stamp
 from client.root import Root
-from client.timeline import planned, span, step_for, text_of
 from tests.unit.client.fakes import FakeRoot, Run
 
 SVG = "{http://www.w3.org/2000/svg}"
