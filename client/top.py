@@ -20,6 +20,8 @@ def do_top(root: Root, args: Arguments) -> int:
     """
     if not (os.isatty(0) and os.isatty(1)):
         raise Failure("top needs a terminal; ctx tree and ctx ps print the agents", USAGE)
+    if os.environ.get("TERM", "dumb") == "dumb":
+        raise Failure("top needs a terminal with a cursor, and TERM says that it has none", USAGE)
     try:
         from client.installed.app import run
     except ModuleNotFoundError as missing:

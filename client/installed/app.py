@@ -135,7 +135,9 @@ class Top(App[int]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     Screen { background: ansi_default; color: ansi_default; }
-    #summary, #keys, #notice, #away { height: 1; width: 100%; }
+    #summary, #keys, #notice, #away {
+        height: 1; width: 100%; text-wrap: nowrap; text-overflow: ellipsis;
+    }
     #away { text-style: reverse bold; color: ansi_red; display: none; }
     #notice { display: none; text-style: bold; }
     #find { display: none; border: none; height: 1; padding: 0; background: ansi_default; }
@@ -169,7 +171,7 @@ class Top(App[int]):
         self.away_since: float | None = None
         self.away_why = ""
         self.noticed = 0.0
-        self.sampler = Sampler(root, lambda: self.soon(self.draw))
+        self.sampler = Sampler(root, lambda: self.soon(self.learnt))
         self.lister = Lister(
             root,
             lambda found: self.soon(lambda: self.found(found)),
@@ -210,7 +212,7 @@ class Top(App[int]):
     def keys() -> Text:
         """Return what the keys do, short enough for 80 columns."""
         parts = [Text.assemble((key, "reverse"), f" {what}") for key, what in KEYS]
-        return Text(" ", overflow="crop", no_wrap=True).join(parts)
+        return Text(" ").join(parts)
 
     # what the threads found
 
@@ -219,6 +221,13 @@ class Top(App[int]):
         self.snapshot = snapshot
         self.away_since = None
         self.draw()
+
+    def learnt(self) -> None:
+        """Show what the agents on the screen use and did; they may have another order now."""
+        if self.view.sort in ("cpu", "memory"):
+            self.draw()
+        else:
+            self.table.refresh()
 
     def away(self, why: str) -> None:
         """Say that there is no ctxd; what was found before stays."""
@@ -274,14 +283,14 @@ class Top(App[int]):
         """Show a line about ctxd, or none."""
         line = self.query_one("#away", Static)
         line.display = bool(text)
-        line.update(Text(escape(text), overflow="ellipsis", no_wrap=True))
+        line.update(Text(escape(text)))
 
     def notice(self, text: str) -> None:
         """Show a line about what was just asked, for a while."""
         self.noticed = time.monotonic() if text else 0.0
         line = self.query_one("#notice", Static)
         line.display = bool(text)
-        line.update(Text(escape(text), overflow="ellipsis", no_wrap=True))
+        line.update(Text(escape(text)))
 
     # keys
 
@@ -434,4 +443,6 @@ class Top(App[int]):
 
 def run(root: Root) -> int:
     """Show the screen until the user quits, and return the exit status."""
+    if not os.environ.get("NO_COLOR"):  # an empty one means nothing, other than for textual
+        os.environ.pop("NO_COLOR", None)
     return Top(root).run() or OK

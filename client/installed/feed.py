@@ -13,6 +13,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from client.events import parse_event
 from client.exits import Failure
@@ -30,6 +31,12 @@ SILENT = 3.0  # seconds after which a ctxd is said not to answer
 OTHERS = 50  # agents that are not on the screen, of which one round reads the usage
 TAIL = 4096  # bytes of events that are read at first, to find the last one
 LONGEST = 1 << 20
+
+
+def close(fd: int) -> None:
+    """Close a descriptor; the kernel says of one whose ctxd is gone that it is not connected."""
+    with suppress(OSError):
+        os.close(fd)
 
 
 class Reader(threading.Thread):
@@ -77,7 +84,7 @@ class Lister(Reader):
                     told = False
                     self.follow(fd)
                 finally:
-                    os.close(fd)
+                    close(fd)
             except (Failure, OSError, ValueError) as failure:
                 if not told and not self.ended.is_set():
                     self.away(str(failure))
@@ -195,7 +202,7 @@ class Sampler(Reader):
         """Read the last events of the visible agents that have new ones."""
         keys = {each.key for each in visible}
         for key in [key for key in self.events if key not in keys]:
-            os.close(self.events.pop(key).fd)
+            close(self.events.pop(key).fd)
         poller, by_fd = select.poll(), {}
         learnt = []
         for each in visible:
@@ -213,7 +220,7 @@ class Sampler(Reader):
         """Begin to follow the events of an agent."""
         before = self.events.pop(of.key, None)
         if before is not None:
-            os.close(before.fd)
+            close(before.fd)
         try:
             self.events[of.key] = Events(self.root, of)
         except (Failure, OSError):  # not the caller's, or gone
@@ -231,7 +238,7 @@ class Sampler(Reader):
         if last is not None:
             self.last[of.key] = last
         if last is None or of.status == "dead":
-            os.close(self.events.pop(of.key).fd)
+            close(self.events.pop(of.key).fd)
         if of.status == "dead":
             self.over.add(of.key)
         return last is not None

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.worlds.daemon import Daemon, read, wait_dead, wait_status, wait_until, write
-from tests.worlds.terminal import Terminal, lines_with, terminal
+from tests.worlds.screens import Terminal, lines_with, terminal
 
 CTX = Path(sys.executable).with_name("ctx")
 FOOTER = "q quit"
@@ -146,11 +146,12 @@ def test_three_hundred_agents_in_a_small_and_in_a_large_terminal(daemon: Daemon)
 
 
 def test_it_goes_on_when_the_daemon_is_back(daemon: Daemon) -> None:
-    daemon.make("first")
+    first = daemon.run("first", "sleep 1000")
+    wait_status(first, "busy")
     with top(daemon) as at:
-        at.wait_for("first")
+        at.wait(lambda now: "agent.status busy" in line_of(now, "first"), "the last event")
         daemon.kill()
-        screen = at.wait_for("no ctxd since")
+        screen = at.wait_for("no ctxd since", "waiting for it: the ctxd of /tmp/")
         assert "first" in screen, "what was known stays"
         at.type("p")
         at.wait(lambda now: len(lines_with(now, ["no ctxd", "died"])) == 2, "why it is not paused")
@@ -158,6 +159,9 @@ def test_it_goes_on_when_the_daemon_is_back(daemon: Daemon) -> None:
         daemon.make("second")
         screen = at.wait_for("first", "second", "2 agents")
         at.wait_gone("no ctxd since")
+        at.wait(lambda now: "agent.create" in line_of(now, "second"), "the event of second")
+        write(first / "ctl", "pause")
+        at.wait(lambda now: "agent.status pau" in line_of(now, "first"), "the event of first")
         at.type("q")
         at.wait_for("ended: 0")
 
@@ -179,7 +183,9 @@ def test_colours_are_left_out_if_they_are_not_wanted(daemon: Daemon) -> None:
     daemon.make("first")  # the line of the cursor has no colours
     wait_status(daemon.run("kid", "sleep 1000"), "busy")
     coloured = re.compile(r"\x1b\[[0-9;]*\b(3[0-8]|4[0-8]|9[0-7])[;m]")
-    cases: tuple[tuple[dict[str, str], bool], ...] = (({}, True), ({"NO_COLOR": "1"}, False))
+    cases: tuple[tuple[dict[str, str], bool], ...] = (
+        ({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False)
+    )  # fmt: skip
     for environment, wanted in cases:
         with top(daemon, **environment) as at:
             at.wait_for("● kid")
@@ -202,6 +208,8 @@ def test_the_client_of_sandboxes_says_what_it_lacks(daemon: Daemon) -> None:
         at.run(f"{sys.executable} -IS {daemon.root}/bin/ctx top; echo ended: $?")
         screen = at.wait_for("ended: 1")
         assert "top needs the installed client, and this is the one of sandboxes" in screen
+        at.run(f"clear; TERM=dumb {CTX} top; echo ended: $?")
+        at.wait_for("ended: 2", "TERM says that it has none")
     result = daemon.ctx("top")
     assert (result.returncode, result.stderr[:26]) == (2, "ctx: top needs a terminal;")
 
