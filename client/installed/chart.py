@@ -29,7 +29,7 @@ SIGNS = {
     "new": "·",
 }  # fmt: skip
 ENDS = {"done": "✓", "error": "✗", "interrupted": "✗", "cancelled": "■"}
-LEGEND = "█ busy  ─ idle  ▒ paused  · new  ✓ done  ✗ failed  ■ cancelled  ► lives"
+LEGEND = "█ busy  ─ idle  ▒ paused  ╌ starts  · new  ✓ done  ✗ failed  ■ cancelled  ► lives"
 SHADES = " ░▒▓█"
 
 

@@ -30,12 +30,16 @@ WORDS = {
 
 
 class Span:
-    """A time for which an agent had one status; `end` is None of the present one."""
+    """A time for which an agent had one status; `end` is None of the present one.
 
-    def __init__(self, status: str, begin: float, run: str) -> None:
+    `after` is the end of a run after which it waits to be started again.
+    """
+
+    def __init__(self, status: str, begin: float, run: str = "", after: str = "") -> None:
         self.status = status
         self.begin = begin
         self.run = run
+        self.after = after
         self.end: float | None = None
 
 
@@ -50,7 +54,8 @@ class Life:
         self.made_by = str(made.get("by", ""))
         self.parent_name = parent_in(str(made.get("parent", "")))
         self.moved = False  # another parent was written
-        self.spans = [Span("new", self.made, "")]
+        self.spans = [Span("new", self.made)]
+        self.run = ""
         self.runs: list[dict[str, Any]] = []
         self.sessions: list[str] = []
         self.stopped: float | None = None  # when its end began
@@ -73,12 +78,18 @@ class Life:
             self.moved = True
         elif kind == "agent.status":
             status = str(event.get("status", ""))
-            self.spans[-1].end = when
-            self.spans.append(Span(status, when, run))
+            if status == "busy":
+                self.run = run or self.run
+            self.go_on(Span(status, when, self.run if status == "busy" else "",
+                            str(event.get("after", ""))))  # fmt: skip
             if status == "stopping" and self.stopped is None:
                 self.stopped, self.ended_by = when, by
+            elif status == "starting":  # again: that was no end
+                self.stopped, self.ended_by = None, ""
+        elif kind == "agent.start" and self.spans[-1].after:
+            self.go_on(Span("starting", when))
         elif kind == "run.start":
-            self.spans[-1].run = run
+            self.run = run
         elif kind == "run.end":
             told = ("run", "outcome", "reason", "started", "ended")
             self.runs.append({key: event.get(key, "") for key in told})
@@ -87,6 +98,11 @@ class Life:
             self.outcome, self.reason = str(event.get("status")), str(event.get("reason"))
             self.stopped = when if self.stopped is None else self.stopped
             self.ended_by = self.ended_by or by
+
+    def go_on(self, next_span: Span) -> None:
+        """End the present status."""
+        self.spans[-1].end = next_span.begin
+        self.spans.append(next_span)
 
     def covers(self, when: float) -> bool:
         """Whether this is the life that a name had at some time."""
@@ -115,6 +131,9 @@ class Life:
     def fate(self) -> str:
         """Return how it ended, or its status, in words for people."""
         if self.end is None:
+            after = self.spans[-1].after
+            if after:
+                return f"waits to start again, after {after}"
             return "not started" if self.status == "new" else f"still {self.status}"
         reason, _, more = self.reason.partition(",")
         more = f", {more}" if more else ""
@@ -152,6 +171,7 @@ class Life:
                     "begin": stamp(span.begin),
                     "end": stamp(span.end),
                     "run": span.run,
+                    "after": span.after,
                 }
                 for span in self.spans
                 if span.status != "dead"

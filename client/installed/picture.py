@@ -154,18 +154,20 @@ class Picture:
         for each in life.spans:
             if each.status not in STATUSES:
                 continue
-            fill, height = STATUSES[each.status]
+            fill, height = (RED, 2) if each.after else STATUSES[each.status]
             begin, end = self.x(each.begin), self.x(self.end if each.end is None else each.end)
             self.box(begin, end, y, height, "url(#paused)" if each.status == "paused" else fill)
             if height > BAR / 2 and end > begin:  # neighbours are told apart
                 self.box(begin, begin + 1, y, height, "#ffffff")
             told = f"{each.status} {each.run}".strip()
+            if each.after:
+                told = f"{each.after}, waits to start again"
             if height == BAR and end - begin > len(told) * CHAR + 8:
                 colour = INK if each.status == "paused" else "#ffffff"
                 self.inside((begin + 6, y + 4), told, colour)
-            elif each.status not in named and end - begin > len(told) * CHAR + 8:
-                named.add(each.status)
-                self.text((begin + 6, y - 4), told, fill=QUIET, font_size="10")
+            elif (each.after or each.status) not in named and end - begin > len(told) * CHAR + 8:
+                named.add(each.after or each.status)
+                self.text((begin + 6, y - 5), told, fill=QUIET, font_size="10")
 
     def inside(self, at: tuple[float, float], text: str, colour: str) -> None:
         """Add a text on a bar."""

@@ -247,6 +247,29 @@ def test_who_is_not_there(home: Home, run: Run) -> None:
     assert (status, err) == (1, "ctx: /no/such/place: No such file or directory\n")
 
 
+def test_a_restart_is_no_end(home: Home, root: FakeRoot, run: Run, tmp_path: Path) -> None:
+    home.session(
+        "flaky",
+        {"ts": when(0), "type": "agent.create", "parent": "operator uid:0"},
+        {"ts": when(1), "type": "agent.status", "status": "starting"},
+        {"ts": when(1), "type": "run.start", "run": "r1"},
+        {"ts": when(1), "type": "agent.status", "status": "busy"},
+        {"ts": when(2), "type": "agent.status", "status": "stopping", "by": "runtime"},
+        {"ts": when(2), "type": "agent.status", "status": "starting", "after": "exit:3"},
+        {"ts": when(9), "type": "agent.start", "run": "r2"},
+        {"ts": when(9), "type": "run.start", "run": "r2"},
+        {"ts": when(9), "type": "agent.status", "status": "busy"},
+        {"ts": when(12), "type": "agent.status", "status": "stopping", "by": "operator uid:0"},
+        {"ts": when(12), "type": "agent.stop", "status": "cancelled", "reason": "operator_stop"},
+    )
+    life = family_of(Root(str(root.path)), "flaky")
+    assert (stamp(life.stopped), life.ended_by) == (when(12), "operator uid:0")
+    busy = [(each.run, stamp(each.begin)) for each in life.spans if each.status == "busy"]
+    assert busy == [("r1", when(1)), ("r2", when(9))]
+    said = texts(drawn(run, tmp_path / "x.svg", "flaky"))
+    assert {"exit:3, waits to start again", "busy r1", "busy r2"} <= set(said)
+
+
 def test_durations() -> None:
     told = [span(seconds) for seconds in (0.0123, 1.5, 59, 60, 61, 3600, 3720, 86400, 90000)]
     assert told == ["12 ms", "1.5 s", "59 s", "1 min", "1 min 1 s", "1 h", "1 h 2 min", "1 d",
