@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from runtime.errors import MalformedError, StartupError
 from runtime.kernel.users import find_user
-from runtime.texts import limits, policy
+from runtime.texts import limits, policy, yaml_marks
 from runtime.texts.context import LIMIT_MIN
 from runtime.texts.names import check_absolute, check_name, parse_duration, parse_size, quote
+from runtime.texts.yaml_marks import Mistake
 
 log = logging.getLogger("ctxd.config")
 
@@ -129,7 +128,13 @@ def _text(value: Any) -> str:
     return value
 
 
+#: words that YAML 1.1 had for the two values
+_FLAGS: Final = {"yes": True, "on": True, "no": False, "off": False}
+
+
 def _flag(value: Any) -> bool:
+    if isinstance(value, str):
+        value = _FLAGS.get(value.lower(), value)
     if not isinstance(value, bool):
         raise MalformedError(f"{value!r} is not a boolean; use true or false")
     return value
@@ -229,37 +234,36 @@ _OBSOLETE: Final = {
 def load_config(path: Path, *, required: bool) -> Config:
     """The configuration in ``path``; the defaults if it need not exist.
 
-    Raises ``StartupError`` with one sentence that names the file and the key.
+    Raises ``StartupError`` with one sentence that names the file, the line and the key.
     """
+    config, mistakes = read_config(path, required=required)
+    if mistakes:
+        raise StartupError(str(mistakes[0]))
+    return config
+
+
+def read_config(path: Path, *, required: bool) -> tuple[Config, list[Mistake]]:
+    """The same, and every mistake; the settings that are wrong have their defaults."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        if required:
-            raise StartupError(f"{path}: no such configuration file") from None
-        return Config()
-    except (OSError, UnicodeError) as error:
-        raise StartupError(f"{path}: {error}") from None
-    try:
-        values = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, TypeError,
-            RecursionError) as error:
-        # numbers, times and keys of YAML's own that Python has no value for
-        where = " ".join(str(error).split())
-        raise StartupError(f"{path}: not YAML: {where}") from None
-    if values is None:
-        return Config()
-    if not isinstance(values, dict):
-        raise StartupError(f"{path}: not a map of settings; write one `key: value` per line")
+        wrong = [Mistake(str(path), 0, "", "no such configuration file")]
+        return Config(), wrong if required else []
+    except OSError as error:
+        return Config(), [Mistake(str(path), 0, "", error.strerror or str(error))]
+    except UnicodeError:
+        return Config(), [Mistake(str(path), 0, "", "not UTF-8")]
+    marked = yaml_marks.read(str(path), text)
     parsed: dict[str, Any] = {}
-    for key, value in values.items():
+    for key, value in (yaml_marks.is_map(marked, "settings") or {}).items():
         if key in _OBSOLETE:
             log.warning("%s: %s is no longer used; see %s", path, key, _OBSOLETE[key])
-            continue
-        if not isinstance(key, str) or key not in _PARSERS:
-            known = ", ".join(field.name for field in fields(Config))
-            raise StartupError(f"{path}: unknown setting {key!r}; use {known}")
-        try:
-            parsed[key] = _PARSERS[key](value)
-        except MalformedError as error:
-            raise StartupError(f"{path}: {key}: {error.sentence}") from None
-    return Config(**parsed)
+        elif key not in _PARSERS:
+            known = yaml_marks.nearest(key, _PARSERS)
+            marked.mistake((key,), f"unknown setting; {known}")
+        else:
+            try:
+                parsed[key] = _PARSERS[key](value)
+            except MalformedError as error:
+                marked.mistake((key,), error.sentence)
+    return Config(**parsed), marked.in_order()

@@ -1,0 +1,177 @@
+"""YAML whose values know the lines that they are on, and mistakes that name them.
+
+A subset for configuration: plain scalars are strings, ``true`` and ``false``, numbers and null, as
+in YAML 1.2 (so ``no`` and ``12:30`` are strings); no tags of one's own, no merge keys; a key is a
+string and occurs once in its map.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import yaml
+
+from runtime.texts.names import quote
+
+#: keys and indices from the top to a value
+Path = tuple[str | int, ...]
+
+#: values in one text, those that aliases repeat too
+VALUES_MAX: Final = 1 << 16
+#: of a number, more than which nobody means
+_DIGITS_MAX: Final = 18
+_TAG: Final = "tag:yaml.org,2002:"
+_INTEGER: Final = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+_NUMBER: Final = re.compile(r"[-+]?(0|[1-9][0-9]*)?\.[0-9]+([eE][-+]?[0-9]+)?")
+_KNOWN: Final = {f"{_TAG}{name}" for name in
+                 ("str", "int", "float", "bool", "null", "timestamp", "value")}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """What is wrong on one line of a file, about a key, in one sentence.
+
+    ``line`` is 0 if it is about the file as a whole, ``key`` empty if it is about none.
+    """
+
+    file: str
+    line: int
+    key: str
+    sentence: str
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{where}: {self.key}: {self.sentence}" if self.key else f"{where}: {self.sentence}"
+
+
+@dataclass(slots=True)
+class Marked:
+    """What a text says: JSON-like values, the line of each by its path, and what is wrong."""
+
+    file: str
+    values: Any = None
+    lines: dict[Path, int] = field(default_factory=dict)
+    mistakes: list[Mistake] = field(default_factory=list)
+
+    def line(self, path: Path) -> int:
+        """Of the value, else of the nearest one that holds it."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path, 1)
+
+    def mistake(self, path: Path, sentence: str) -> None:
+        self.mistakes.append(Mistake(self.file, self.line(path), shown(path), sentence))
+
+    def in_order(self) -> list[Mistake]:
+        """The mistakes by line; of one line, what was noted first."""
+        return sorted(self.mistakes, key=lambda mistake: mistake.line)
+
+
+def shown(path: Path) -> str:
+    """``limits.memory.max``, ``policy[2]`` (the first is 0)."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += f".{part}" if text else part
+    return text if text.isprintable() else quote(text)
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """What to use instead of an unknown word: the nearest known one, else all of them."""
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"use {', '.join(known)}"
+
+
+class _Reader:
+    """Makes values of nodes, and notes what is wrong with each."""
+
+    def __init__(self, marked: Marked) -> None:
+        self._marked = marked
+        self._left = VALUES_MAX
+
+    def value(self, node: yaml.Node, path: Path) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise yaml.MarkedYAMLError(problem=f"more than {VALUES_MAX} values")
+        self._marked.lines.setdefault(path, node.start_mark.line + 1)
+        if isinstance(node, yaml.MappingNode):
+            return self._map(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            if node.tag != f"{_TAG}seq":
+                self._marked.mistake(path, f"the tag {quote(node.tag)} means nothing here")
+            return [self.value(item, (*path, i)) for i, item in enumerate(node.value)]
+        return self._scalar(node, path)
+
+    def _map(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        if node.tag != f"{_TAG}map":
+            self._marked.mistake(path, f"the tag {quote(node.tag)} means nothing here")
+        found: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                self._note(line, shown(path), "a key must be a word, not a list or a map")
+                continue
+            key = str(key_node.value)
+            if key_node.tag == f"{_TAG}merge":
+                self._note(line, shown(path), "<< cannot be used here: write the keys out")
+                continue
+            inner = (*path, key)
+            if key in found:
+                first = self._marked.lines[inner]
+                self._note(line, shown(inner), f"is there twice, first on line {first}")
+                continue
+            self._marked.lines[inner] = line
+            found[key] = self.value(value_node, inner)
+        return found
+
+    def _note(self, line: int, key: str, sentence: str) -> None:
+        self._marked.mistakes.append(Mistake(self._marked.file, line, key, sentence))
+
+    def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
+        text, tag = str(node.value), node.tag
+        if tag not in _KNOWN:
+            self._marked.mistake(path, f"the tag {quote(tag)} means nothing here")
+            return text
+        if tag == f"{_TAG}null":
+            return None
+        if tag == f"{_TAG}bool" and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        if tag in (f"{_TAG}int", f"{_TAG}float") and len(text) <= _DIGITS_MAX:
+            if _INTEGER.fullmatch(text):
+                return int(text)
+            if _NUMBER.fullmatch(text) and math.isfinite(float(text)):
+                return float(text)
+        return text
+
+
+def read(file: str, text: str) -> Marked:
+    """The values of a text, None if it is empty; ``file`` is what mistakes call it."""
+    marked = Marked(file)
+    try:
+        node = yaml.compose(text, yaml.SafeLoader)
+        if node is not None:
+            marked.values = _Reader(marked).value(node, ())
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        words = " ".join(filter(None, (error.context, error.problem)))
+        marked.mistakes = [Mistake(file, mark.line + 1 if mark else 0, "", f"not YAML: {words}")]
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        marked.mistakes = [Mistake(file, 0, "", f"not YAML: {' '.join(str(error).split())}")]
+    return marked
+
+
+def is_map(marked: Marked, what: str) -> Mapping[str, Any] | None:
+    """The keys and values of a text, none of an empty one; notes a mistake for anything else."""
+    if marked.values is None:
+        return {}
+    if not isinstance(marked.values, dict):
+        marked.mistake((), f"not a map of {what}; write one `key: value` per line")
+        return None
+    return marked.values
