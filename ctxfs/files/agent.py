@@ -14,6 +14,7 @@ from ctxfs.files import family, ids, limits, mounts, policy, program, state, tas
 from ctxfs.files.documents import check_input, check_ref, document, kept_document, lines_document
 from ctxfs.files.spaces import ARTIFACT
 from ctxfs.files.verbs import act, describe_verbs
+from ctxfs.tree import shapes
 from ctxfs.tree.base import Base
 from ctxfs.tree.durable import DurableNode
 from ctxfs.tree.layouts import Layout
@@ -125,9 +126,9 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
         doc="one report to its supervisor per flush, of at most 64 KiB: a message with "
         "the provenance child, and an event agent.report; without a supervisor only the event"),
     document("handoff.md", "the delegated task; the program's standard input", read=PARTIES,
-             guard=_DELEGATION),
+             guard=_DELEGATION, shape=shapes.TEXT),
     lines_document("input.jsonl", "references to its inputs, one JSON object per line", check_input,
-                   read=PARTIES, guard=_DELEGATION),
+                   read=PARTIES, guard=_DELEGATION, shape=shapes.JSON_LINES),
     kept_document("inherited.md", "with context=fork: the context inherited from its parent; "
                   "precedes the handoff"),
     kept_document("inherited.json", "the same as a JSON object"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctxfs.tree import shapes
 from ctxfs.tree.base import Base
 from ctxfs.tree.rows import Check, Document, Kept, Lines, Render, Size, Time
 from runtime.authority.guard import Guard
@@ -33,7 +34,14 @@ def _render(name: str) -> Render[Agent]:
     return render
 
 
-def document(name: str, doc: str, *, guard: Guard[Agent], read: Role = INSIDERS) -> Document[Agent]:
+def document(
+    name: str,
+    doc: str,
+    *,
+    guard: Guard[Agent],
+    read: Role = INSIDERS,
+    shape: shapes.Shape | None = None,
+) -> Document[Agent]:
     """A document of an agent's that is written in place."""
 
     def changed(base: Base, agent: Agent) -> None:
@@ -42,7 +50,8 @@ def document(name: str, doc: str, *, guard: Guard[Agent], read: Role = INSIDERS)
         base.runtime.agents.journal.tell_agent(agent.index, (name,))
 
     return Document(
-        name=name, doc=doc, read=read, guard=guard, size=_size(name), mtime=_time(name),
+        name=name, doc=doc, shape=shape, read=read, guard=guard, size=_size(name),
+        mtime=_time(name),
         real=lambda base, agent: base.runtime.agents.documents.path(agent, name),
         share=lambda base, agent: base.runtime.agents.disk.share(agent),
         changed=changed, ensure=lambda base, agent: base.runtime.agents.documents.ensure(agent),
@@ -50,7 +59,13 @@ def document(name: str, doc: str, *, guard: Guard[Agent], read: Role = INSIDERS)
 
 
 def lines_document(
-    name: str, doc: str, check: Check[Agent], *, guard: Guard[Agent], read: Role = INSIDERS
+    name: str,
+    doc: str,
+    check: Check[Agent],
+    *,
+    guard: Guard[Agent],
+    read: Role = INSIDERS,
+    shape: shapes.Shape | None = None,
 ) -> Lines[Agent]:
     """A document of JSON lines, which is staged like a control."""
 
@@ -61,8 +76,8 @@ def lines_document(
         share.note(len(data))
 
     return Lines(
-        name=name, doc=doc, read=read, guard=guard, render=_render(name), check=check,
-        store=store, size=_size(name), mtime=_time(name),
+        name=name, doc=doc, shape=shape, read=read, guard=guard, render=_render(name),
+        check=check, store=store, size=_size(name), mtime=_time(name),
     )  # fmt: skip
 
 

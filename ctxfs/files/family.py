@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ctxfs.files import fields
+from ctxfs.tree import shapes
 from ctxfs.tree.base import Base
 from ctxfs.tree.rows import NEW, Control, Row, Shown, one_line
 from runtime.authority.guard import Guard
@@ -82,7 +83,7 @@ def _families(base: Base, agent: Agent, caller: Caller) -> str:
 
 
 ROWS: Final[tuple[Row[Agent], ...]] = (
-    Control(name="parent", default="creator", public=True,
+    Control(name="parent", default="creator", shape=shapes.PARENT, public=True,
         guard=Guard(who=OPERATORS, when=NEW),
         doc="its creator: operator uid:N, or agent:NAME session:NAME run:ID. An "
         "operator of both agents may write agent:NAME; a child's defaults are then "
@@ -94,13 +95,15 @@ ROWS: Final[tuple[Row[Agent], ...]] = (
         doc="its supervisor: agent:NAME; operator, for a root agent; none, "
         "for a detached child",
         render=_supervisor, depends=("parent", "life")),
-    Control(name="life", default="owned (child), detached (root)", public=True,
+    Control(name="life", default="owned (child), detached (root)", shape=shapes.choice(LIVES),
+        public=True,
         guard=fields.WHILE_NEW, render=fields.value("life"), commit=_set_life,
         check=fields.checked(_parse_life), single=True,
         doc="owned; temp: ctxd removes the agent, but not the parent's channel, when it has "
             "recorded the end; detached: the agent lives on when its parent ends. A root agent "
             "can only be detached"),
-    Control(name="profile", default="private_child (child), public_named (root)", public=True,
+    Control(name="profile", default="private_child (child), public_named (root)",
+        shape=shapes.choice(PROFILES), public=True,
         guard=fields.WHILE_NEW, render=fields.value("profile"), check=_check_profile,
         commit=_set_profile, single=True,
         doc="private_child for owned and temp, public_named for detached"),

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from ctxfs.tree.base import Base
 from ctxfs.tree.rows import NEW, NOT_BUSY, Check, Control, Render, one_line
+from ctxfs.tree.shapes import Shape
 from runtime.authority.guard import Guard
 from runtime.caller import CONTROLLERS, Caller
 from runtime.records.model import Agent
@@ -62,6 +63,7 @@ def single(
     doc: str,
     parse: Parse,
     *,
+    shape: Shape,
     default: str = "",
     public: bool = False,
     guard: Guard[Agent] = WHILE_NEW,
@@ -74,6 +76,6 @@ def single(
         base.runtime.agents.journal.update(agent, **{name: value})
 
     return Control(
-        name=name, doc=doc, default=default, public=public, guard=guard, single=True,
+        name=name, doc=doc, default=default, shape=shape, public=public, guard=guard, single=True,
         render=render or value(name), check=checked(parse), commit=commit,
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ctxfs.files import fields
+from ctxfs.tree import shapes
 from ctxfs.tree.base import Base
 from ctxfs.tree.rows import NEW, Control, Row, one_line
 from runtime.authority.guard import Guard
@@ -86,14 +87,17 @@ def _groups(base: Base, agent: Agent, caller: Caller) -> str:
 
 
 ROWS: Final[tuple[Row[Agent], ...]] = (
-    Control(name="owner", default="creator's", guard=_BY_ROOT,
+    Control(name="owner", default="creator's", shape=shapes.USER, guard=_BY_ROOT,
         render=fields.number("owner"), commit=_set_owner, doc="uid of the user that owns the agent",
         check=fields.checked(_parse_owner), single=True),
     fields.single("uid", "uid of its processes; a child's is its parent's", _parse_uid,
-                  default="creator's", render=fields.number("uid"), guard=_BY_ROOT),
+                  shape=shapes.USER, default="creator's", render=fields.number("uid"),
+                  guard=_BY_ROOT),
     fields.single("gid", "gid of its processes; a child's is its parent's", _parse_gid,
-                  default="creator's", render=fields.number("gid"), guard=_BY_ROOT),
-    Control(name="groups", default="creator's", guard=fields.WHILE_NEW, render=_groups,
+                  shape=shapes.GROUP, default="creator's", render=fields.number("gid"),
+                  guard=_BY_ROOT),
+    Control(name="groups", default="creator's", shape=shapes.GROUPS, guard=fields.WHILE_NEW,
+        render=_groups,
         check=fields.checked(_parse_groups), commit=_set_groups,
         doc="supplementary gids, one per line"),
 )

@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from ctxfs.files import fields
+from ctxfs.tree import shapes
 from ctxfs.tree.base import Base
 from ctxfs.tree.rows import Control
 from runtime.caller import Caller
@@ -87,7 +88,9 @@ def _limits(base: Base, agent: Agent, caller: Caller) -> str:
 
 
 ROW: Final[Control[Agent]] = Control(
-    name="limits", default="configured", guard=fields.AT_ANY_TIME, merges=True,
+    name="limits", default="configured",
+    shape=shapes.pairs(lambda line, label: _parse(line), _KEYS, r"^net\.[a-zA-Z0-9._+-]+\.max$"),
+    guard=fields.AT_ANY_TIME, merges=True,
     render=_limits, check=_check_limit, commit=_set_limits,
     doc="KEY=VALUE of memory.max pids.max cpu.max timeout grace log_max, and net.NAME.max for "
         "a network; merged by key",

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 from ctxfs.files import fields, spaces
+from ctxfs.tree import shapes
 from ctxfs.tree.base import Base
 from ctxfs.tree.rows import PathControl, Row, Shown, one_line
 from runtime.agents.workspace import check_possible as check_worktree_possible
@@ -157,8 +158,12 @@ def _mount_effective(base: Base, agent: Agent, caller: Caller) -> str:
     return mounts.render(base.runtime.agents.authority.effective_mounts(agent))
 
 
-def _parse_path(base: Base, agent: Agent, caller: Caller, line: str) -> str:
+def _check_path(line: str, _: str = "") -> str:
     return names.check_absolute(line) if line else ""
+
+
+def _parse_path(base: Base, agent: Agent, caller: Caller, line: str) -> str:
+    return _check_path(line)
 
 
 def _parse_iso(base: Base, agent: Agent, caller: Caller, line: str) -> str:
@@ -178,10 +183,13 @@ def _parse_iso(base: Base, agent: Agent, caller: Caller, line: str) -> str:
 
 
 def _parse_workspace(base: Base, agent: Agent, caller: Caller, line: str) -> str:
-    if line == "inherit":
-        return line
     if line == "worktree":
         check_worktree_possible(agent)
+    return _check_workspace(line)
+
+
+def _check_workspace(line: str, _: str = "") -> str:
+    if line in ("inherit", "worktree"):
         return line
     if line.startswith(mounts.EXPLICIT_ROOT):
         path = names.check_absolute(line.removeprefix(mounts.EXPLICIT_ROOT))
@@ -192,7 +200,13 @@ def _parse_workspace(base: Base, agent: Agent, caller: Caller, line: str) -> str
 
 
 def _path_row(
-    name: str, doc: str, parse: fields.Parse, *, expands: bool, default: str = ""
+    name: str,
+    doc: str,
+    parse: fields.Parse,
+    *,
+    shape: shapes.Shape,
+    expands: bool,
+    default: str = "",
 ) -> PathControl[Agent]:
     """A control with one value that may name a path in the creator's view."""
 
@@ -216,7 +230,7 @@ def _path_row(
         base.runtime.agents.journal.update(agent, **{name: value, "sources": sources})
 
     return PathControl(
-        name=name, doc=doc, default=default, guard=fields.WHILE_NEW, single=True,
+        name=name, doc=doc, default=default, shape=shape, guard=fields.WHILE_NEW, single=True,
         render=fields.value(name), check=fields.checked(parse),
         paths=paths, check_found=check_found, commit_found=commit_found,
     )  # fmt: skip
@@ -229,18 +243,19 @@ def _named(value: str) -> list[str]:
 
 
 ROWS: Final[tuple[Row[Agent], ...]] = (
-    PathControl(name="mount", guard=fields.WHILE_NEW, render=fields.text("mount"),
+    PathControl(name="mount", shape=shapes.lines(lambda line, label: mounts.parse_line(line)),
+        guard=fields.WHILE_NEW, render=fields.text("mount"),
         paths=_mount_paths, check_found=_check_mounts, commit_found=_set_mount,
         doc="mount table: SOURCE TARGET ro|rw|hide [OPTIONS]; a SOURCE is a path, shared:SPACE "
         "or home:"),
     Shown(name="mount.effective", render=_mount_effective, generated=True,
         doc="the tables of its ancestors, then its own, as they are in force"),
     _path_row("root", "directory to use as the root of its view instead of the base view",
-              _parse_path, expands=False),
+              _parse_path, shape=shapes.word(_check_path), expands=False),
     fields.single("iso", "sandbox, or shared (the host's tree; set by operators)", _parse_iso,
-                  default="sandbox"),
+                  shape=shapes.choice(("sandbox", "shared")), default="sandbox"),
     _path_row("workspace", "inherit, worktree or explicit_root:/PATH", _parse_workspace,
-              expands=True, default="inherit"),
+              shape=shapes.word(_check_workspace), expands=True, default="inherit"),
     fields.single("cwd", "working directory of its program", _parse_path,
-                  default="workspace or home"),
+                  shape=shapes.word(_check_path), default="workspace or home"),
 )

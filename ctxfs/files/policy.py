@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from ctxfs.files import fields
+from ctxfs.tree import shapes
 from ctxfs.tree.base import Base
 from ctxfs.tree.rows import NOT_TERMINAL, Control, Row, Shown, one_line
 from runtime.authority.guard import Guard
@@ -20,10 +21,14 @@ from runtime.texts.policy import Rules
 _LABEL: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._+-]{0,63}")
 
 
-def _parse_label(base: Base, agent: Agent, caller: Caller, line: str) -> str:
+def _check_label(line: str, _: str = "") -> str:
     if not _LABEL.fullmatch(line):
         raise MalformedError(f"{quote(line)} is not a label: up to 64 letters, digits and . _ + -")
     return line
+
+
+def _parse_label(base: Base, agent: Agent, caller: Caller, line: str) -> str:
+    return _check_label(line)
 
 
 def _set_label(base: Base, agent: Agent, caller: Caller, text: str) -> None:
@@ -90,11 +95,13 @@ def _policy_effective(base: Base, agent: Agent, caller: Caller) -> str:
 
 
 ROWS: Final[tuple[Row[Agent], ...]] = (
-    Control(name="label", default="NAME_t", guard=fields.WHILE_NEW,
+    Control(name="label", default="NAME_t", shape=shapes.word(_check_label),
+        guard=fields.WHILE_NEW,
         render=fields.value("label"), commit=_set_label,
         check=fields.checked(_parse_label), single=True,
         doc="the label of its policy lines"),
     Control(name="policy", default="configured; a child's from its parent",
+        shape=shapes.lines(policy.parse),
         guard=Guard(who=CONTROLLERS, when=NOT_TERMINAL), render=fields.text("policy"),
         checking=_PolicyCheck, commit=_set_policy,
         doc="its authority: allow LABEL CLASS:OBJECT PERM[,PERM...], at most 256 "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ctxfs.files import fields
+from ctxfs.tree import shapes
 from ctxfs.tree.base import Base
 from ctxfs.tree.rows import Control, Row
 from runtime.caller import PARTIES, Caller
@@ -13,6 +14,9 @@ from runtime.records.model import HOMEDIRS, Agent
 from runtime.records.modes import MODES
 from runtime.texts import names
 from runtime.texts.names import quote
+
+_CONTEXTS: Final = ("fresh", "fork")
+_RESTARTS: Final = ("no", "on-failure", "always")
 
 
 def _check_env_line(base: Base, agent: Agent, caller: Caller, line: str) -> None:
@@ -28,6 +32,10 @@ def _set_env(base: Base, agent: Agent, caller: Caller, text: str) -> None:
 
 
 def _check_tool_path(base: Base, agent: Agent, caller: Caller, line: str) -> None:
+    _check_tools(line)
+
+
+def _check_tools(line: str, _: str = "") -> None:
     for item in line.split(":"):
         if item:
             names.check_absolute(item, "tool directory")
@@ -45,24 +53,32 @@ def _tool_path(base: Base, agent: Agent, caller: Caller) -> str:
 
 
 def _parse_context(base: Base, agent: Agent, caller: Caller, line: str) -> str:
-    if names.check_choice(line, ("fresh", "fork")) == "fork" and agent.parent is None:
+    if names.check_choice(line, _CONTEXTS) == "fork" and agent.parent is None:
         raise MalformedError("fork: a root agent has no parent to inherit from; use fresh")
     return line
 
 
-def _parse_model(base: Base, agent: Agent, caller: Caller, line: str) -> str:
+def _check_model(line: str, _: str = "") -> None:
     if len(line) > 256 or not line.isprintable():
         raise MalformedError(f"{quote(line)} is not a model id; use up to 256 printable characters")
+
+
+def _parse_model(base: Base, agent: Agent, caller: Caller, line: str) -> str:
+    _check_model(line)
     if line and not base.runtime.agents.authority.allows(agent, "model", line, "use"):
         raise DeniedError(f"model:{line} use is not in the agent's effective policy")
     return line
 
 
-def _parse_exec(base: Base, agent: Agent, caller: Caller, line: str) -> str:
+def _check_exec(line: str, _: str = "") -> str:
     if any(ord(c) < 32 and c != "\t" for c in line):
         raise MalformedError(f"{quote(line)}: a command line cannot contain control characters")
     names.split_command(line)
     return line
+
+
+def _parse_exec(base: Base, agent: Agent, caller: Caller, line: str) -> str:
+    return _check_exec(line)
 
 
 def _parse_mode(base: Base, agent: Agent, caller: Caller, line: str) -> str:
@@ -70,7 +86,7 @@ def _parse_mode(base: Base, agent: Agent, caller: Caller, line: str) -> str:
 
 
 def _parse_restart(base: Base, agent: Agent, caller: Caller, line: str) -> str:
-    value = names.check_choice(line, ("no", "on-failure", "always"))
+    value = names.check_choice(line, _RESTARTS)
     if value != "no" and agent.parent is not None:
         raise MalformedError(f"{quote(line)}: only root agents restart; for a child, use no")
     return value
@@ -95,27 +111,34 @@ def _meta(base: Base, agent: Agent, caller: Caller) -> str:
 
 
 ROWS: Final[tuple[Row[Agent], ...]] = (
-    Control(name="env", mode=0o600, read=PARTIES, guard=fields.WHILE_NEW,
+    Control(name="env", shape=shapes.pairs(lambda line, label: names.parse_env_line(line),
+                                           pattern="^[A-Za-z_][A-Za-z0-9_]*$"),
+        mode=0o600, read=PARTIES, guard=fields.WHILE_NEW,
         render=fields.text("env"), check=_check_env_line, commit=_set_env,
         doc="environment: KEY=VALUE, one per line"),
-    Control(name="path", default="/ctx/tool", guard=fields.WHILE_NEW, render=_tool_path,
-        check=_check_tool_path, commit=_set_tool_path, doc="tool directories, one per line"),
-    fields.single("context", "fresh, or fork", _parse_context, default="fresh"),
+    Control(name="path", default="/ctx/tool", shape=shapes.lines(_check_tools),
+        guard=fields.WHILE_NEW, render=_tool_path, check=_check_tool_path,
+        commit=_set_tool_path, doc="tool directories, one per line"),
+    fields.single("context", "fresh, or fork", _parse_context,
+                  shape=shapes.choice(_CONTEXTS), default="fresh"),
     fields.single("model", "free text for the program; its policy must allow it", _parse_model,
-                  public=True, guard=fields.BETWEEN_RUNS),
+                  shape=shapes.word(_check_model), public=True, guard=fields.BETWEEN_RUNS),
     fields.single("exec", "the program and its arguments, one line, quoted as in a shell",
-                  _parse_exec, default="the parent's", guard=fields.BETWEEN_RUNS),
-    fields.single("mode", "once, turn or resident", _parse_mode, default="once"),
+                  _parse_exec, shape=shapes.word(_check_exec), default="the parent's",
+                  guard=fields.BETWEEN_RUNS),
+    fields.single("mode", "once, turn or resident", _parse_mode,
+                  shape=shapes.choice(tuple(MODES)), default="once"),
     fields.single("homedir", "private: HOME is empty at first and goes with the agent; durable: "
-                  "it stays for the next agent of this name", _parse_homedir, default="private"),
+                  "it stays for the next agent of this name", _parse_homedir,
+                  shape=shapes.choice(HOMEDIRS), default="private"),
 )
 
 #: listed after the limits
 RESTART: Final = fields.single(
     "restart", "no, on-failure or always; root agents only", _parse_restart,
-    default="no", guard=fields.AT_ANY_TIME,
+    shape=shapes.choice(_RESTARTS), default="no", guard=fields.AT_ANY_TIME,
 )  # fmt: skip
 META: Final[Control[Agent]] = Control(
-    name="meta.json", default="{}", guard=fields.AT_ANY_TIME, first=True, depends=("meta",),
-    render=_meta, check=_check_meta, commit=_set_meta, doc="any JSON object",
+    name="meta.json", default="{}", shape=shapes.JSON, guard=fields.AT_ANY_TIME, first=True,
+    depends=("meta",), render=_meta, check=_check_meta, commit=_set_meta, doc="any JSON object",
 )  # fmt: skip

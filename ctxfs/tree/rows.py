@@ -18,6 +18,7 @@ from typing import ClassVar, Final, Generic, Protocol, TypeVar
 from ctxfs.tree.base import Base
 from ctxfs.tree.inodes import CONTROL, NAMED, PUBLIC, Treatment
 from ctxfs.tree.nodes import Attributes, Call, Node
+from ctxfs.tree.shapes import Shape
 from ctxfs.tree.spaces import SpaceRow
 from runtime.authority.disk import Share
 from runtime.authority.guard import ANY_STATUS, NEVER, Act, AnyGuard, Guard
@@ -215,9 +216,11 @@ class Socket(Row[_O]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File(Row[_O]):
-    """``default`` is what the manual says that it holds at first."""
+    """``default`` is what the manual says that it holds at first. One with a ``shape`` can be
+    said where agents are declared."""
 
     default: str = ""
+    shape: Shape | None = None
 
     def treated(self) -> Treatment:
         return CONTROL

@@ -26,7 +26,7 @@ VALUES_MAX: Final = 1 << 16
 #: of a number, more than which nobody means
 _DIGITS_MAX: Final = 18
 _TAG: Final = "tag:yaml.org,2002:"
-_INTEGER: Final = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+_INTEGER: Final = re.compile(r"0|-?[1-9][0-9]*")
 _NUMBER: Final = re.compile(r"[-+]?(0|[1-9][0-9]*)?\.[0-9]+([eE][-+]?[0-9]+)?")
 _KNOWN: Final = {f"{_TAG}{name}" for name in
                  ("str", "int", "float", "bool", "null", "timestamp", "value")}  # fmt: skip
@@ -107,6 +107,7 @@ class _Reader:
             if node.tag != f"{_TAG}seq":
                 self._marked.mistake(path, f"the tag {quote(node.tag)} means nothing here")
             return [self.value(item, (*path, i)) for i, item in enumerate(node.value)]
+        assert isinstance(node, yaml.ScalarNode)
         return self._scalar(node, path)
 
     def _map(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
