@@ -7,6 +7,7 @@ import runtime.unaided  # noqa: F401  # before trio
 # isort: split
 import argparse
 import faulthandler
+import json
 import logging
 import os
 import resource
@@ -24,6 +25,8 @@ import pyfuse3
 import trio
 
 from ctxfs.collecting import Collecting
+from ctxfs.declared import read_directory, schema
+from ctxfs.declaring import Declaring
 from ctxfs.errnos import name_of
 from ctxfs.filesystem import Filesystem
 from ctxfs.mount import MountGuard, check_device, check_point, check_user, clear_stale, mounted
@@ -34,7 +37,7 @@ from runtime.cell.cell import Places
 from runtime.errors import StartupError
 from runtime.kernel.daemonlog import DaemonLog
 from runtime.kernel.privilege import Privilege
-from runtime.records.config import Config, load_config
+from runtime.records.config import Config, load_config, read_config
 from runtime.runtime import VERSION, Runtime, open_runtime
 from runtime.sockets.server import Sockets
 
@@ -122,7 +125,19 @@ def parse_arguments(argv: list[str] | None, defaults: Defaults) -> argparse.Name
         "--config",
         metavar="FILE",
         type=Path,
-        help=f"read settings from this file (default: {_shown(defaults.config)}, if it exists)",
+        help=f"read settings from this file (default: {_shown(defaults.config)}, if it exists), "
+        "and agents from the directory agents.d beside it",
+    )
+    parser.add_argument(
+        "--check-config",
+        action="store_true",
+        help="read the settings and the agents that are declared beside them, print what is wrong "
+        "and exit",
+    )
+    parser.add_argument(
+        "--print-schema",
+        action="store_true",
+        help="print the JSON schema of a file that declares an agent and exit",
     )
     parser.add_argument(
         "--log-level",
@@ -233,12 +248,13 @@ async def serve(
                 stopping = trio.Event()
                 nursery.start_soon(guard.watch)
                 nursery.start_soon(_answer_requests, operations, runtime, stopping, guard)
-                nursery.start_soon(
-                    _handle_signals,
-                    runtime,
-                    stopping.set,
-                    lambda: _reload(runtime, config_file, daemon_log),
-                )
+                declaring = Declaring(fs, _declared_in(config_file))
+
+                def reload() -> None:
+                    _reload(runtime, config_file, daemon_log)
+                    nursery.start_soon(partial(declaring.read, booting=False))
+
+                nursery.start_soon(_handle_signals, runtime, stopping.set, reload)
                 await runtime.binder.wait_answering(places.mount)
                 # the sockets, which call the tools: last, and closed first
                 sockets = Sockets(
@@ -257,6 +273,8 @@ async def serve(
                 runtime.supervisor.prepare_with(sockets.open)
                 await sockets.open_daemon()
                 await runtime.supervisor.recover()
+                await declaring.read(booting=True)
+                nursery.start_soon(declaring.run)
                 Collecting().begin()
                 runtime.loop.reset()
                 runtime.state = "ready"
@@ -296,6 +314,20 @@ async def _answer_requests(
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
+def _declared_in(config_file: Path) -> Path:
+    """The directory of the files that declare agents."""
+    return config_file.parent / "agents.d"
+
+
+def _check_config(config_file: Path, *, required: bool) -> int:
+    """Prints everything that is wrong with the settings and the declared agents."""
+    _, mistakes = read_config(config_file, required=required)
+    declared = read_directory(_declared_in(config_file), trusted={0, os.geteuid()})
+    for mistake in (*mistakes, *declared.mistakes):
+        print(mistake, file=sys.stderr)
+    return 1 if mistakes or declared.mistakes else 0
+
+
 def _reload(runtime: Runtime, config_file: Path, daemon_log: DaemonLog) -> None:
     try:
         config = load_config(config_file, required=False)
@@ -311,11 +343,17 @@ def main(argv: list[str] | None = None) -> int:
     privilege = Privilege.of_this_process()
     defaults = Defaults.of(privilege, os.environ)
     arguments = parse_arguments(argv, defaults)
+    if arguments.print_schema:
+        print(json.dumps(schema(), indent=2))
+        return 0
     # without standard error the next file that is opened would get its number
     fd = os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else sys.stderr.fileno()
     daemon_log = DaemonLog(fd, owner_rate=Config().owner_log_lines)
     logging.basicConfig(level=arguments.log_level.upper(), handlers=[daemon_log])
     try:
+        if arguments.check_config:
+            config_file = arguments.config or defaults.config
+            return _check_config(config_file, required=arguments.config is not None)
         return _run(arguments, defaults, privilege, daemon_log)
     finally:
         daemon_log.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 
 from ctxfs.disks import Disks
@@ -37,6 +37,24 @@ class Paths:
     async def write(self, path: str, text: str) -> None:
         """``printf TEXT > PATH``."""
         async with self.staged(path, text) as opened:
+            await self._flush(opened)
+
+    async def write_lines(
+        self, path: str, lines: Sequence[str], at: Callable[[int | None], None]
+    ) -> None:
+        """``printf '%s\\n' LINE... > PATH``, one line after the other.
+
+        ``at`` is told which line is next, and None before all of them are taken together.
+        """
+        async with self._opened(path) as opened:
+            offset = 0
+            for number, line in enumerate(lines or [""]):
+                at(number if lines else None)
+                data = f"{line}\n".encode()
+                while data:
+                    taken = await self._write(opened, offset, data)
+                    offset, data = offset + taken, data[taken:]
+            at(None)
             await self._flush(opened)
 
     async def say(

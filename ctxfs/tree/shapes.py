@@ -94,9 +94,8 @@ GROUPS: Final = Shape(
 
 
 def _listed(value: list[str]) -> Lines:
-    for number, line in enumerate(value):
-        if "\n" in line:
-            raise MalformedError(f"item {number} has a newline: write one item for each line")
+    if any("\n" in line for line in value):
+        raise MalformedError("has a newline: write one item for each line")
     return [((number,), line) for number, line in enumerate(value)]
 
 
@@ -107,12 +106,10 @@ def lines(check: Check) -> Shape:
 
 
 def _paired(value: Mapping[str, Any]) -> Lines:
-    found: Lines = []
-    for key, each in value.items():
-        if "\n" in f"{key}{each}":
-            raise MalformedError(f"{key} has a newline, which a line cannot have")
-        found.append(((key,), f"{key}={each}"))
-    return found
+    for each in value.values():
+        if "\n" in str(each):
+            raise MalformedError("has a newline, which a line cannot have")
+    return [((key,), f"{key}={each}") for key, each in value.items()]
 
 
 def pairs(check: Check, keys: Collection[str] = (), pattern: str = "") -> Shape:

@@ -124,6 +124,9 @@ class AgentConfiguration(AgentIdentity):
     restart: str = "no"
     homedir: str = "private"
     meta: str = "{}"
+    #: the file that declares it (``ctxfs.declared``), empty if none does, and what that said
+    declared: str = ""
+    declaration: dict[str, Any] = field(default_factory=dict)
     #: the worktree that was made for it (runtime.workspace)
     worktree: dict[str, Any] | None = None
     #: whether that was finished
