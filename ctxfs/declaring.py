@@ -186,8 +186,9 @@ class Declaring(Subscriber):
                 self._changing.add(name)
                 log.warning("%s: %s runs: it is changed when it has ended", declaration.file, name)
             return
-        due = declaration.start and _is_due(agent, booting=booting)
-        if not (due or changed or agent.status is Status.NEW):
+        renewed = booting and agent.reason == "shutdown"
+        due = declaration.start and (renewed or _is_due(agent, booting=booting))
+        if not (renewed or due or changed or agent.status is Status.NEW):
             return
         if waiting:
             log.info("%s: %s goes on when %s", declaration.file, name, waiting)
@@ -321,11 +322,9 @@ class Declaring(Subscriber):
 def _is_due(agent: Agent, *, booting: bool) -> bool:
     """Whether an agent that does not run, and whose file says ``start``, is to be started now.
 
-    What the end of ctxd or of its parent ended is, and what has not run since the machine began;
+    What the end of its parent ended is, and at a boot what has not run since the machine began;
     not what somebody stopped, or what came to its own end.
     """
-    if agent.status is Status.NEW:
-        return booting
     if agent.reason == "parent_dead":
         return True
-    return booting and (agent.reason == "shutdown" or agent.boot != boot_id())
+    return booting and (agent.status is Status.NEW or agent.boot != boot_id())

@@ -67,9 +67,10 @@ class Described:
             self.mounted.put(f"agent/{name}.d/ctl", "start\n")
         self.mounted.world.live(agent)
 
-    def end(self, name: str, reason: str = "why", outcome: Outcome = Outcome.CANCELLED) -> None:
-        change = Change()
-        self.mounted.agents.ends.record(change, self.agent(name), Cue.LOST, outcome, reason)
+    def end(self, name: str, reason: str = "why") -> None:
+        agent, change = self.agent(name), Change()
+        cue = Cue.STOP if agent.status is Status.NEW else Cue.LOST
+        self.mounted.agents.ends.record(change, agent, cue, Outcome.CANCELLED, reason)
         self.mounted.agents.journal.note(change)
 
 
@@ -224,6 +225,20 @@ def test_what_says_start_starts_when_it_is_made_and_at_each_boot(described: Desc
             described.mounted.agents.journal.update(described.agent("up"), boot="earlier")
             described.read(booting=True)
             assert described.agent("up").live
+
+
+def test_what_ended_with_ctxd_is_new_again_at_the_next_boot(described: Described) -> None:
+    described.say("down", "exec: sleep 1\n")
+    described.read(booting=True)
+    described.end("down", "shutdown")
+    described.read()
+    assert described.agent("down").status is Status.DEAD
+    described.read(booting=True)
+    assert described.agent("down").status is Status.NEW
+    described.run("down")
+    described.end("down", "operator_stop")
+    described.read(booting=True)
+    assert described.agent("down").status is Status.DEAD
 
 
 def test_one_that_runs_is_changed_when_it_has_ended(
