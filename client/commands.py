@@ -25,6 +25,7 @@ SUBJECTS = {
     "timeline": "timeline",
     **dict.fromkeys(("spawn", "run"), "spawn"),
     "agents": "recipes",
+    "export": "export",
     "rm": "agents",
     **dict.fromkeys(("send", "chat", "queue"), "messages"),
     "bridge": "bridge",

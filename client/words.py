@@ -12,6 +12,43 @@ AGENT_FILES = (
     "iso", "workspace", "cwd", "env", "path", "context", "model", "exec", "mode", "homedir",
     "limits", "restart", "meta.json",
 )
+#: the files that can be declared, what their values are in YAML
+AGENT_FORMS = {
+    "parent": "parent",
+    "life": "word",
+    "profile": "word",
+    "owner": "number",
+    "uid": "number",
+    "gid": "number",
+    "groups": "numbers",
+    "label": "word",
+    "policy": "lines",
+    "mount": "lines",
+    "root": "word",
+    "iso": "word",
+    "workspace": "word",
+    "cwd": "word",
+    "env": "pairs",
+    "path": "lines",
+    "context": "word",
+    "model": "word",
+    "exec": "word",
+    "mode": "word",
+    "homedir": "word",
+    "limits": "pairs",
+    "restart": "word",
+    "meta.json": "json",
+    "handoff.md": "text",
+    "input.jsonl": "json_lines",
+}
+#: and of those that are one of a few words, the one that they are at first
+AGENT_DEFAULTS = {
+    "iso": "sandbox",
+    "context": "fresh",
+    "mode": "once",
+    "homedir": "private",
+    "restart": "no",
+}
 #: what a line of `mount` allows
 MOUNT_MODES = ("ro", "rw", "hide")
 #: of messages, the most urgent one first

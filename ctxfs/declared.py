@@ -63,6 +63,8 @@ def schema() -> dict[str, Any]:
     for name, shape in SHAPES.items():
         doc = "the name of its parent" if name == "parent" else ROWS[name].doc
         properties[name] = {**shape.schema, "description": doc}
+        if ROWS[name].default in shape.schema.get("enum", ()):
+            properties[name]["default"] = ROWS[name].default
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "An agent of ctxfs: agents.d/NAME.yaml, see ctxfs.yaml(5)",

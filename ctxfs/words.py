@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from ctxfs import declared
 from ctxfs.files import agent
 from ctxfs.filesystem import LAYOUTS
 from ctxfs.tools.registry import TOOLS
@@ -91,6 +92,18 @@ WORDS: Final[dict[str, tuple[str, Any]]] = {
     "AGENT_FILES": (
         "the files that set an agent up, in an order in which they can be written",
         _agent_files(),
+    ),
+    "AGENT_FORMS": (
+        "the files that can be declared, what their values are in YAML",
+        {name: shape.form for name, shape in declared.SHAPES.items()},
+    ),
+    "AGENT_DEFAULTS": (
+        "and of those that are one of a few words, the one that they are at first",
+        {
+            name: row.default
+            for name, row in declared.ROWS.items()
+            if row.default in declared.SHAPES[name].schema.get("enum", ())
+        },
     ),
     "MOUNT_MODES": ("what a line of `mount` allows", mounts.MODES),
     "PRIORITIES": ("of messages, the most urgent one first", PRIORITIES),

@@ -16,18 +16,18 @@ from typing import Any, Final
 
 import yaml
 
-from runtime.texts.names import quote
+from runtime.texts.names import JSON_DIGITS, quote
 
 #: keys and indices from the top to a value
 Path = tuple[str | int, ...]
 
 #: values in one text, those that aliases repeat too
 VALUES_MAX: Final = 1 << 16
-#: of a number, more than which nobody means
-_DIGITS_MAX: Final = 18
 _TAG: Final = "tag:yaml.org,2002:"
 _INTEGER: Final = re.compile(r"0|-?[1-9][0-9]*")
-_NUMBER: Final = re.compile(r"[-+]?(0|[1-9][0-9]*)?\.[0-9]+([eE][-+]?[0-9]+)?")
+_NUMBER: Final = re.compile(
+    r"-?((0|[1-9][0-9]*)?\.[0-9]+([eE][-+]?[0-9]+)?|(0|[1-9][0-9]*)[eE][-+]?[0-9]+)"
+)
 _KNOWN: Final = {f"{_TAG}{name}" for name in
                  ("str", "int", "float", "bool", "null", "timestamp", "value")}  # fmt: skip
 
@@ -144,12 +144,16 @@ class _Reader:
             return None
         if tag == f"{_TAG}bool" and text.lower() in ("true", "false"):
             return text.lower() == "true"
-        if tag in (f"{_TAG}int", f"{_TAG}float") and len(text) <= _DIGITS_MAX:
-            if _INTEGER.fullmatch(text):
-                return int(text)
-            if _NUMBER.fullmatch(text) and math.isfinite(float(text)):
-                return float(text)
-        return text
+        return text if node.style or len(text) > JSON_DIGITS else _number(text)
+
+
+def _number(text: str) -> int | float | str:
+    """A plain word as a number, where JSON has it as one."""
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if _NUMBER.fullmatch(text) and math.isfinite(float(text)):
+        return float(text)
+    return text
 
 
 def read(file: str, text: str) -> Marked:

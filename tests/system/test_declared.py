@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ctxfs.daemon import main
+from ctxfs.declared import SHAPES
 from runtime.records.lifecycle import Status
 from tests.worlds.daemon import TIMEOUT, Daemon, read, wait_dead, wait_status, wait_until, write
 from tests.worlds.ordinary import as_user
@@ -157,6 +158,22 @@ def test_a_source_that_was_replaced_is_taken_at_the_next_reading(daemon: Daemon)
     write(daemon.agent_dir("coder") / "ctl", "start")
     wait_dead(daemon.agent_dir("coder"))
     assert read(daemon.agent_dir("coder"), "out") == "here\n"
+
+
+def test_an_agent_is_exported_and_declared_again(daemon: Daemon) -> None:
+    daemon.start()
+    made = daemon.make("coder", "sh -c 'sleep 1000'", "Do it.\nAll of it.", mode="turn",
+                       env="A=1\nB=x: y #z", limits="pids.max=50\ntimeout=1h",
+                       policy="allow coder_t agent:rev-* create", path="/opt/a\n/opt/b")
+    files = [name for name in SHAPES if name != "parent"]
+    before = {name: read(made, name) for name in files}
+    exported = daemon.ctx("export", "coder")
+    assert exported.returncode == 0, exported.stderr
+    daemon.ctx("rm", "coder")
+    declare(daemon, "coder", exported.stdout)
+    reload(daemon)
+    assert {name: read(made, name) for name in files} == before, exported.stdout
+    assert read(made, "status") == "new\n"
 
 
 # without a daemon
