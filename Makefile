@@ -23,8 +23,8 @@ PLACES  := --destdir '$(DESTDIR)' --prefix '$(PREFIX)' \
 	$(and $(UNITDIR),--units '$(UNITDIR)') $(and $(USERUNITDIR),--user-units '$(USERUNITDIR)')
 
 .PHONY: help setup programs build install uninstall deb demo test test-unit test-faults \
-	test-hostile test-systemd test-vm test-upgrade test-load test-posix test-pjdfstest test-clients test-proxy test-mcp soak fuzz \
-	mutate lint bench chart man words clean
+	test-hostile test-systemd test-vm test-upgrade test-load test-posix test-pjdfstest \
+	test-clients test-proxy test-mcp soak fuzz mutate lint bench chart man words schema clean
 
 help:
 	@echo "make setup   create .venv with ctxd and ctx; install missing packages"
@@ -51,6 +51,7 @@ help:
 	@echo "make chart   draw bench.svg from bench.json (JSON=FILE, SVG=FILE)"
 	@echo "make man     regenerate the tables of the man pages"
 	@echo "make words   regenerate the client's copy of the runtime's words"
+	@echo "make schema  regenerate the schema of files that declare agents"
 	@echo "make clean   remove everything that make created"
 
 setup: $(STAMP)
@@ -181,9 +182,13 @@ chart: $(STAMP)
 
 man: $(STAMP)
 	$(PYTHON) -m ctxfs.manual man/ctxfs.5
+	$(PYTHON) -m ctxfs.manual man/ctxfs.yaml.5
 
 words: $(STAMP)
 	$(PYTHON) -m ctxfs.words client/words.py
+
+schema: $(STAMP)
+	$(PYTHON) -m ctxfs.daemon --print-schema > contrib/ctxfs-agent.schema.json
 
 clean:
 	rm -rf $(VENV) .clients build *.egg-info $(PROGRAMS) .mypy_cache .ruff_cache .pytest_cache .hypothesis

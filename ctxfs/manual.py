@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from ctxfs import declared
 from ctxfs.errnos import name_of
 from ctxfs.files import agent, home, root, session, task, tool, waiting, work
 from ctxfs.files.verbs import VERBS, Verb
@@ -231,6 +232,32 @@ def _inodes() -> Iterator[str]:
     yield ".El"
 
 
+_FORMS: Final = {
+    "word": "one string",
+    "number": "the number, or the name",
+    "numbers": "a list of numbers, or of names",
+    "lines": "a list with a string for each line",
+    "pairs": "a map with a key for each line",
+    "json": "a map",
+    "json_lines": "a list with a map for each line",
+    "text": "a string, of several lines after |",
+}
+
+
+def _keys() -> Iterator[str]:
+    """What a file of agents.d may say."""
+    for name, shape in declared.SHAPES.items():
+        row = declared.ROWS[name]
+        yield f".It Va {name}"
+        if name == "parent":
+            yield from _sentences("The name of its parent; without, it is a root agent")
+            continue
+        yield from _sentences(_capital(row.doc))
+        yield from _sentences(f"In YAML: {_FORMS[shape.form]}")
+        if row.default:
+            yield f"Default: {row.default}."
+
+
 def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
 
@@ -259,9 +286,13 @@ SECTIONS: Final[dict[str, Callable[[], Iterator[str]]]] = {
 }
 
 
-def renew(page: str) -> str:
+#: of the pages that have others
+SECTIONS_OF: Final = {"ctxfs.yaml.5": {"keys": _keys}}
+
+
+def renew(page: str, sections: Mapping[str, Callable[[], Iterator[str]]] = SECTIONS) -> str:
     """The page with every generated part as the rows have it now."""
-    for name, write in SECTIONS.items():
+    for name, write in sections.items():
         begin, end = f'.\\" BEGIN {name}\n', f'.\\" END {name}\n'
         head, found, rest = page.partition(begin)
         _, closed, tail = rest.partition(end)
@@ -273,7 +304,8 @@ def renew(page: str) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m ctxfs.manual", description="Write the tables of ctxfs(5) from the rows."
+        prog="python -m ctxfs.manual",
+        description="Write the tables of ctxfs(5), or of ctxfs.yaml(5), from the rows.",
     )
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if it would")
     parser.add_argument("page", type=Path, help="the page, such as man/ctxfs.5")
@@ -281,7 +313,7 @@ def main(argv: list[str] | None = None) -> int:
     path: Path = arguments.page
     try:
         old = path.read_text(encoding="utf-8")
-        new = renew(old)
+        new = renew(old, SECTIONS_OF.get(path.name, SECTIONS))
         if new != old and arguments.check:
             raise ManualError(f"{path} is out of date: run make man")
         if new != old:

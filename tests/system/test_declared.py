@@ -163,7 +163,7 @@ def test_a_source_that_was_replaced_is_taken_at_the_next_reading(daemon: Daemon)
 def test_an_agent_is_exported_and_declared_again(daemon: Daemon) -> None:
     daemon.start()
     made = daemon.make("coder", "sh -c 'sleep 1000'", "Do it.\nAll of it.", mode="turn",
-                       env="A=1\nB=x: y #z", limits="pids.max=50\ntimeout=1h",
+                       env="A=1\nB=x: y #z", limits="log_max=1048576\ntimeout=1h",
                        policy="allow coder_t agent:rev-* create", path="/opt/a\n/opt/b")
     files = [name for name in SHAPES if name != "parent"]
     before = {name: read(made, name) for name in files}

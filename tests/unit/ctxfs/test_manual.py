@@ -19,8 +19,9 @@ def page(tmp_path: Path) -> Path:
     return copy
 
 
-def test_the_page_is_up_to_date() -> None:
-    assert manual.main(["--check", str(MAN / "ctxfs.5")]) == 0, "run: make man"
+@pytest.mark.parametrize("name", ["ctxfs.5", *manual.SECTIONS_OF])
+def test_the_pages_are_up_to_date(name: str) -> None:
+    assert manual.main(["--check", str(MAN / name)]) == 0, "run: make man"
 
 
 def test_every_operation_of_a_socket_is_on_the_page() -> None:
@@ -29,8 +30,8 @@ def test_every_operation_of_a_socket_is_on_the_page() -> None:
         assert f"\n.It Ql {name}\n" in sockets
 
 
-def test_every_setting_is_in_the_manual_of_the_daemon() -> None:
-    text = (MAN / "ctxd.8").read_text()
+def test_every_setting_is_in_the_manual() -> None:
+    text, _, _ = (MAN / "ctxfs.yaml.5").read_text().partition(".Sh DECLARED AGENTS\n")
     for field in fields(Config):
         assert f"\n.It Va {field.name} " in text
 
