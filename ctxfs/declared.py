@@ -85,7 +85,7 @@ class Declaration:
 
     @property
     def start(self) -> bool:
-        return bool(self.values.get(START, False))
+        return self.values.get(START) is True
 
     @property
     def parent(self) -> str:

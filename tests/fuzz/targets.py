@@ -18,6 +18,7 @@ import trio
 from client.jsonrpc import Lines
 from client.mcp import LINE_MAX, Server
 from client.root import Root
+from ctxfs.declared import parse as parse_declaration
 from ctxfs.tools import registry
 from ctxfs.tree.rows import decode
 from runtime.agents import waiting
@@ -114,6 +115,15 @@ def configuration(data: bytes) -> None:
     path = _scratch() / "config.yaml"
     path.write_bytes(data)
     load_config(path, required=True)
+
+
+@target
+def declaration(data: bytes) -> None:
+    """Of an agent: what is wrong is told on one printable line each."""
+    found, mistakes = parse_declaration("coder", "coder.yaml", data.decode(errors="replace"))
+    assert (found is None) == bool(mistakes)
+    for mistake in mistakes:
+        assert "\n" not in str(mistake)
 
 
 @target

@@ -6,7 +6,7 @@ import json
 
 from runtime.kernel import linux
 from tests.systemd.service import Service
-from tests.worlds.daemon import read, wait_dead
+from tests.worlds.daemon import read, wait_dead, wait_status
 
 
 def test_an_orderly_reboot_cancels_agents(service: Service) -> None:
@@ -20,3 +20,10 @@ def test_an_orderly_reboot_cancels_agents(service: Service) -> None:
     configured = service.agent_dir("configured")
     assert read(configured, "label") == "first-boot\n"
     assert json.loads(read(configured, "meta.json"))["boot"] != linux.boot_id()
+
+
+def test_declared_agents_come_up_with_the_machine(service: Service) -> None:
+    agent = service.agent_dir("booting")
+    wait_status(agent, "busy")
+    types = [event["type"] for event in service.events("booting")]
+    assert types.count("agent.start") == 1, "of this life"

@@ -90,6 +90,35 @@ def test_the_configuration_is_read_again_on_reload(service: Service) -> None:
     assert service.pid == pid
 
 
+def test_declared_agents_come_up_and_a_broken_file_changes_nothing(service: Service) -> None:
+    path = Path("/etc/ctxfs/agents.d/declared.yaml")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("start: true\nexec: sleep 1000\n")
+    agent = service.agent_dir("declared")
+    try:
+        systemctl("reload", DAEMON)
+        wait_until(agent.exists, "it is made")
+        wait_status(agent, "busy")
+        pid = read(agent, "pid")
+        path.write_text("start: true\nexec: sleep 2000\nmode: fast\n")
+        done = subprocess.run(["systemctl", "reload", DAEMON], capture_output=True, timeout=TIMEOUT,
+                              check=False)
+        assert done.returncode != 0
+        journal = ["journalctl", "-u", DAEMON, "-o", "cat"]
+        said = subprocess.run(journal, capture_output=True, text=True, timeout=TIMEOUT, check=True)
+        assert f'{path}:3: mode: "fast" is not one of once, turn, resident' in said.stdout
+        service.restart()
+        assert (read(agent, "pid"), read(agent, "exec")) == (pid, "sleep 1000\n")
+        assert service.stop() == 0
+        service.start()
+        wait_status(agent, "busy")
+        assert read(agent, "exec") == "sleep 1000\n", "what the file said before"
+    finally:
+        path.unlink()
+    systemctl("reload", DAEMON)
+    assert read(agent, "status") == "busy\n"
+
+
 def test_agents_live_through_crashes_and_find_ctx_again(service: Service) -> None:
     agent = service.run("survivor", f"sh -c '{UNTIL_GO}; echo found > $CTX_SELF/result.md'")
     wait_status(agent, "busy")
@@ -191,3 +220,10 @@ def test_what_the_reboot_finds() -> None:
     _family(service, "r")
     boot = json.dumps({"boot": linux.boot_id()})
     service.make("configured", "true", **{"label": "first-boot", "meta.json": boot})
+    path = Path("/etc/ctxfs/agents.d/booting.yaml")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("start: true\nexec: sleep 1000\n")
+    systemctl("reload", DAEMON)
+    agent = service.agent_dir("booting")
+    wait_until(agent.exists, "it is made")
+    wait_status(agent, "busy")
