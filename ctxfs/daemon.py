@@ -254,7 +254,11 @@ async def serve(
                     _reload(runtime, config_file, daemon_log)
                     nursery.start_soon(partial(declaring.read, booting=False))
 
-                nursery.start_soon(_handle_signals, runtime, stopping.set, reload)
+                def stop() -> None:
+                    declaring.close()
+                    stopping.set()
+
+                nursery.start_soon(_handle_signals, runtime, stop, reload)
                 await runtime.binder.wait_answering(places.mount)
                 # the sockets, which call the tools: last, and closed first
                 sockets = Sockets(
@@ -281,6 +285,7 @@ async def serve(
                 daemon_log.say("ready")
                 notify_systemd("READY=1")
                 await stopping.wait()
+                await declaring.closed()
                 await runtime.supervisor.shut_down()
                 base.cache.mounted = False
                 pyfuse3.terminate()

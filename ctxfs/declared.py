@@ -11,6 +11,7 @@ import re
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +24,7 @@ from runtime.texts.names import is_name, quote
 from runtime.texts.yaml_marks import Marked, Mistake
 
 if TYPE_CHECKING:
-    from jsonschema import ValidationError
+    from jsonschema import Draft202012Validator, ValidationError
 
 SUFFIX: Final = ".yaml"
 #: bytes of one file
@@ -242,10 +243,15 @@ def parse(name: str, file: str, text: str) -> tuple[Declaration | None, list[Mis
     return (None if marked.mistakes else declaration), marked.in_order()
 
 
-def _errors(values: Mapping[str, Any]) -> Iterable[ValidationError]:
-    from jsonschema import Draft202012Validator  # not needed by most commands of ctxd
+@cache
+def _validator() -> Draft202012Validator:
+    from jsonschema import Draft202012Validator  # where nothing is declared it is not needed
 
-    return Draft202012Validator(schema()).iter_errors(values)
+    return Draft202012Validator(schema())
+
+
+def _errors(values: Mapping[str, Any]) -> Iterable[ValidationError]:
+    return _validator().iter_errors(values)
 
 
 def _explained(

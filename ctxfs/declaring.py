@@ -60,6 +60,7 @@ class Declaring(Subscriber):
         self._parents: dict[str, str] = {}
         self._wake = trio.Event()
         self._turn = trio.Lock()
+        self._closed = False
         self._agents.journal.subscribe(self)
 
     # Subscriber
@@ -72,6 +73,15 @@ class Declaring(Subscriber):
     def agent_listed(self, agent: Agent) -> None:
         if agent.name in self._changing or agent.name in self._parents:
             self._wake.set()
+
+    def close(self) -> None:
+        """From now on nothing is begun: all agents are about to be ended."""
+        self._closed = True
+
+    async def closed(self) -> None:
+        """Returns when what was begun before ``close`` is done."""
+        async with self._turn:
+            pass
 
     # reading
 
@@ -150,6 +160,9 @@ class Declaring(Subscriber):
 
     async def _bring(self, declaration: Declaration, *, booting: bool) -> None:
         """Makes an agent what its file says, as far as it can be now; logs what cannot."""
+        await trio.lowlevel.checkpoint()
+        if self._closed:
+            return
         try:
             await self._agree(declaration, booting=booting)
         except _Refused as refused:
@@ -170,7 +183,7 @@ class Declaring(Subscriber):
                 log.info("%s: %s is made when %s", declaration.file, name, waiting)
                 return
             await self._make(declaration)
-            if declaration.start:
+            if declaration.start and not self._closed:
                 await self._say(name, "start")
             return
         if agent.declared != declaration.file:
@@ -200,7 +213,7 @@ class Declaring(Subscriber):
             await self._make_again(agent, declaration)
         else:
             await self._write_files(agent, declaration, _PATHS)
-        if due:
+        if due and not self._closed:
             await self._say(name, "start")
 
     def _why_waiting(self, declaration: Declaration) -> str:

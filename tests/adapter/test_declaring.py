@@ -14,10 +14,11 @@ import trio
 
 from ctxfs.declaring import Declaring
 from runtime.kernel.linux import boot_id
+from runtime.kernel.privilege import Privilege
 from runtime.records.change import Change
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
-from tests.worlds.records import World
+from tests.worlds.records import World, world_in
 from tests.worlds.tree import Mounted
 
 ALICE = "daemon"  # uid 1 everywhere
@@ -422,6 +423,31 @@ def test_a_daemon_that_dies_while_it_makes_one_leaves_nothing_of_it(
     agents = world.reopen()
     agents.births.take_back()
     assert agents.registry.named("coder") is None
+
+
+def test_nothing_is_begun_once_all_is_about_to_end(described: Described) -> None:
+    described.say("coder", "exec: sleep 1\nstart: true\n")
+    described.declaring.close()
+    described.read(booting=True)
+    trio.run(described.declaring.closed)
+    assert not described.is_there("coder")
+
+
+def test_a_daemon_without_root_makes_agents_of_its_own_user_only(
+    tmp_path: Path, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with world_in(tmp_path, privilege=Privilege(uid=4242, gid=4242, groups=(4242,))) as world:
+        described = Described(Mounted(world), directory)
+        described.say("mine", "exec: 'true'\nstart: true\n")
+        described.say("same", "owner: 4242\nexec: 'true'\n")
+        described.say("theirs", f"owner: {ALICE}\nexec: 'true'\n")
+        described.say("ids", "uid: 1234\n")
+        described.read(booting=True)
+        assert (described.agent("mine").uid, described.agent("mine").live) == (4242, True)
+        assert described.agent("same").owner == 4242
+        assert not described.is_there("theirs") and not described.is_there("ids")
+        assert "theirs.yaml:1: owner: owner 1: this ctxd runs without root" in caplog.text
+        assert "ids.yaml:1: uid: uid 1234: this ctxd runs without root" in caplog.text
 
 
 # who may declare
