@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 from client.arguments import NAME, Command
@@ -59,6 +58,8 @@ def flow(value: Any) -> str:
         return "{" + ", ".join(f"{quoted(key)}: {flow(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(flow, value)) + "]"
+    import json
+
     return json.dumps(value)
 
 
@@ -103,6 +104,8 @@ def yaml_value(form: str, text: str) -> str:
         return f" [{', '.join(lines)}]"
     if form == "pairs":
         return pairs(lines)
+    import json
+
     if form == "json":
         return " " + flow(json.loads(text))
     if form == "json_lines":
