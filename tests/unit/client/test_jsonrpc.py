@@ -200,7 +200,7 @@ def test_what_nobody_will_read_is_dropped(pipes: Pipes) -> None:
 
 def test_the_loop_keeps_times(pipes: Pipes) -> None:
     called: list[str] = []
-    pipes.loop.later(0.02, lambda: called.append("second"))
+    pipes.loop.later(0.3, lambda: called.append("second"))
     pipes.loop.later(0.01, lambda: called.append("first"))
     while len(called) < 2:
         pipes.loop.step()
