@@ -12,7 +12,6 @@ import logging
 import os
 import resource
 import signal
-import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -31,12 +30,14 @@ from ctxfs.errnos import name_of
 from ctxfs.filesystem import Filesystem
 from ctxfs.mount import MountGuard, check_device, check_point, check_user, clear_stale, mounted
 from ctxfs.operations import WORKERS, Operations
+from ctxfs.service import Service
 from ctxfs.tools import registry as tools
 from runtime import crashpoints
 from runtime.cell.cell import Places
 from runtime.errors import StartupError
 from runtime.kernel.daemonlog import DaemonLog
 from runtime.kernel.privilege import Privilege
+from runtime.kernel.systemd import Journal, notify
 from runtime.records.config import Config, load_config, read_config
 from runtime.runtime import VERSION, Runtime, open_runtime
 from runtime.sockets.server import Sockets
@@ -155,18 +156,6 @@ def _shown(path: Path) -> str:
     return str(path).replace("%", "%%")
 
 
-def notify_systemd(state: str) -> None:
-    """sd_notify(3): one datagram to the socket in $NOTIFY_SOCKET, if there is one."""
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
-        try:
-            connection.sendto(state.encode(), address.replace("@", "\0", 1))
-        except OSError as error:
-            log.warning("NOTIFY_SOCKET: %s", error)
-
-
 def _raise_file_limit() -> None:
     """Each live agent holds a few descriptors, each known real file one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -205,7 +194,7 @@ async def _handle_signals(
             if runtime.state == "stopping":
                 continue
             runtime.state = "stopping"
-            notify_systemd("STOPPING=1")
+            notify("STOPPING=1")
             log.info("%s: cancelling every agent", signal.Signals(number).name)
             stop()
 
@@ -247,12 +236,21 @@ async def serve(
                 nursery.start_soon(base.kept_lines.run)
                 stopping = trio.Event()
                 nursery.start_soon(guard.watch)
+                service = Service(runtime)
+                nursery.start_soon(service.run)
                 nursery.start_soon(_answer_requests, operations, runtime, stopping, guard)
                 declaring = Declaring(fs, _declared_in(config_file))
 
+                async def read_declared() -> None:
+                    try:
+                        await declaring.read(booting=False)
+                    finally:
+                        service.reloaded()
+
                 def reload() -> None:
-                    _reload(runtime, config_file, daemon_log)
-                    nursery.start_soon(partial(declaring.read, booting=False))
+                    service.reloading()
+                    service.complain(_reload(runtime, config_file, daemon_log))
+                    nursery.start_soon(read_declared)
 
                 def stop() -> None:
                     declaring.close()
@@ -283,7 +281,7 @@ async def serve(
                 runtime.loop.reset()
                 runtime.state = "ready"
                 daemon_log.say("ready")
-                notify_systemd("READY=1")
+                notify("READY=1")
                 await stopping.wait()
                 await declaring.closed()
                 await runtime.supervisor.shut_down()
@@ -333,15 +331,18 @@ def _check_config(config_file: Path, *, required: bool) -> int:
     return 1 if mistakes or declared.mistakes else 0
 
 
-def _reload(runtime: Runtime, config_file: Path, daemon_log: DaemonLog) -> None:
+def _reload(runtime: Runtime, config_file: Path, daemon_log: DaemonLog) -> str:
+    """What is wrong with the settings, which are then those of before; empty if nothing is."""
     try:
         config = load_config(config_file, required=False)
         runtime.reconfigure(config)
         daemon_log.owner_rate = config.owner_log_lines
     except StartupError as error:
-        log.error("%s; the settings remain unchanged", error)
-    else:
-        log.info("the settings were read again")
+        complaint = f"{error}; the settings remain unchanged"
+        log.error("%s", complaint)
+        return complaint
+    log.info("the settings were read again")
+    return ""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -353,7 +354,9 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     # without standard error the next file that is opened would get its number
     fd = os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else sys.stderr.fileno()
-    daemon_log = DaemonLog(fd, owner_rate=Config().owner_log_lines)
+    daemon_log = DaemonLog(
+        fd, owner_rate=Config().owner_log_lines, journal=Journal.behind(fd, os.environ)
+    )
     logging.basicConfig(level=arguments.log_level.upper(), handlers=[daemon_log])
     try:
         if arguments.check_config:
@@ -383,6 +386,8 @@ def _run(
         clear_stale(places.fuse, privilege)
         _raise_file_limit()
         _take_precedence()
+        # where it was, if systemd ends it because the loop does not turn (SIGABRT)
+        faulthandler.enable(file=sys.stderr, all_threads=True)
         # what the guard asks for when the mount does not answer, whatever the loop does
         faulthandler.register(signal.SIGRTMIN, file=sys.stderr, all_threads=True)
         for number in _REFUSED:  # until they are handled; not SIG_IGN, which agents would inherit
@@ -402,7 +407,7 @@ def _run(
     except* StartupError as errors:
         failure = _first(errors)
     if failure is not None:
-        daemon_log.say(f"ctxd: {failure}")
+        daemon_log.say(f"ctxd: {failure}", logging.ERROR)
         return 1
     return 0
 

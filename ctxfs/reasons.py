@@ -59,6 +59,8 @@ class Reasons:
         self._agents = agents
         self._lines: OrderedDict[str, str] = OrderedDict()
         self._rates = Rates()
+        #: refusals since the start
+        self.count = 0
         self._refusals: OrderedDict[int, OrderedDict[str, deque[_Refusal]]] = OrderedDict()
 
     def of_caller(self, caller: Caller) -> str:
@@ -88,9 +90,14 @@ class Reasons:
         for_who = code in ("EACCES", "EPERM")
         if incarnation is not None and (not for_who or isinstance(error, ExceedingError)):
             self._put(f"agent:{incarnation}", line)
+        self.count += 1
         by, owner = self._who(caller)
-        log.info("%s: %s", by, said, extra=because_of(owner, by))
         about = self._about(path)
+        mine = self._calling(caller)
+        names = [agent.name for agent in (mine, about) if agent is not None]
+        run = mine.run if mine is not None else ""
+        why = because_of(owner, by, agents=names, run=run, reason=code)
+        log.info("%s: %s", by, said, extra=why)
         self._keep(
             _Refusal(
                 ts=moment,
@@ -110,6 +117,12 @@ class Reasons:
         if self._agents is None or caller.agent is None:
             return caller.key, caller.uid
         return self._agents.journal.describe(caller), self._agents.identity.payer(caller).owner
+
+    def _calling(self, caller: Caller) -> Agent | None:
+        """The agent that the caller is a process of, if it is there still."""
+        if self._agents is None or caller.agent is None:
+            return None
+        return self._agents.registry.recall(caller.agent)
 
     def _about(self, path: str) -> Agent | None:
         """The agent whose file it was, as far as that is known by the name."""

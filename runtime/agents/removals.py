@@ -17,6 +17,7 @@ from runtime.authority.disk import Disk
 from runtime.authority.guard import Facts, Guard, Unless
 from runtime.caller import CONTROLLERS, NOBODY, OPERATORS, Caller
 from runtime.errors import CtxError, NoSpaceError, WrongStateError
+from runtime.kernel.daemonlog import because_of
 from runtime.kernel.trash import Trash
 from runtime.kernel.waitfiles import WaitFiles
 from runtime.records.change import RUNTIME, Change
@@ -198,7 +199,8 @@ class Removals:
         try:
             self.remove(agent)
         except CtxError as error:
-            log.error("%s: cannot remove this temp agent: %s", agent.name, error)
+            why = because_of(agent.owner, agents=[agent.name])
+            log.error("%s: cannot remove this temp agent: %s", agent.name, error, extra=why)
 
     def forget(self, agent: Agent) -> None:
         """One whose removal is committed: nothing of it is left in memory, nor of its files."""

@@ -11,6 +11,7 @@ from runtime.agents.parts import Agents
 from runtime.cell.execution import Execution, LiveCell
 from runtime.cell.record import RunRecord, judge
 from runtime.kernel import linux, output
+from runtime.kernel.daemonlog import because_of
 from runtime.records.change import Change
 from runtime.records.documents import replace_file
 from runtime.records.items import Message, MessageStatus
@@ -136,7 +137,8 @@ def end_message(
         if status is MessageStatus.PROCESSED:
             add_reply(change, agents, agent, reply)
     except OSError as error:  # a full disk, say: the end is recorded all the same
-        log.error("%s: cannot keep the reply: %s", agent.name, error.strerror)
+        why = because_of(agent.owner, agents=[agent.name], run=agent.run)
+        log.error("%s: cannot keep the reply: %s", agent.name, error.strerror, extra=why)
     agents.messages.end(change, agent, message, status, reply=reply, reason=reason)
 
 

@@ -19,6 +19,7 @@ from runtime.errors import KernelError
 from runtime.ids import AgentIndex
 from runtime.kernel import cgroups, output
 from runtime.kernel.cgroups import Cgroup, Hierarchy
+from runtime.kernel.daemonlog import because_of
 from runtime.kernel.inotify import Wakeup, Watcher
 from runtime.records.change import Change
 from runtime.records.items import Message
@@ -261,7 +262,8 @@ class Ender:
             try:
                 self._kill_now(agent, live_cell)
             except KernelError as error:
-                log.error("%s: %s", agent.name, error.sentence)
+                why = because_of(agent.owner, agents=[agent.name])
+                log.error("%s: %s", agent.name, error.sentence, extra=why)
 
     @staticmethod
     def _kill_now(agent: Agent, live_cell: LiveCell) -> None:

@@ -146,7 +146,9 @@ class Networks:
         with counters:
             left = [line.name for line in counters.lines() if line.closed and line.open]
         if left:
-            log.warning("%s: its relay does not close %s: it is killed", agent.name, left[0])
+            what = f"its relay does not close {left[0]}: it is killed"
+            why = because_of(agent.owner, agents=[agent.name])
+            log.warning("%s: %s", agent.name, what, extra=why)
             with guarded(agent):
                 live_cell.node.child("net").kill()
 
@@ -189,7 +191,8 @@ class Networks:
             retry = min(2 * retry, _LAST_RETRY)
             if not live_cell.goes_on(agent) or not _has_keeper(live_cell):
                 return
-            log.warning("%s: its relay is gone: starting another one", agent.name)
+            why = because_of(agent.owner, agents=[agent.name])
+            log.warning("%s: its relay is gone: starting another one", agent.name, extra=why)
 
     async def _take_over(self, agent: Agent, leaf: Cgroup) -> None:
         """What a daemon before may have recorded and not written, or a newer one written."""
@@ -271,7 +274,9 @@ class Networks:
                     self._say(agent, what)
 
     def _say(self, agent: Agent, what: str) -> None:
-        log.warning("%s: %s", agent.name, what, extra=because_of(agent.owner))
+        log.warning(
+            "%s: %s", agent.name, what, extra=because_of(agent.owner, agents=[agent.name])
+        )
         with contextlib.suppress(OSError):
             directory = self._agents.documents.directory(agent) / "log"
             output.append_line(directory, what, self._agents.settings.log_max(agent))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import Counter
 from typing import Final
 
 import trio
@@ -74,6 +75,9 @@ class Recorder:
         self._wake = trio.Event()
         #: whether agents are started again that want to be
         self.restarting = True
+        #: since the start: agents that were started again, and ends by their outcome
+        self.restarts = 0
+        self.ends: Counter[str] = Counter()
 
     def add(self, agent: Agent, live_cell: LiveCell) -> None:
         """A run that is over, with everything below it; ``live_cell.over`` tells when done."""
@@ -145,19 +149,22 @@ class Recorder:
             try:
                 self._add_conversation(change, agent, outcome, reason)
             except OSError as error:  # a full disk, say: the end is recorded all the same
-                log.error("%s: cannot keep the result: %s", agent.name, error.strerror)
+                why = because_of(agent.owner, agents=[agent.name], run=agent.run)
+                log.error("%s: cannot keep the result: %s", agent.name, error.strerror, extra=why)
             add_run_end(change, agent, record, outcome, reason, usage)
         self._end_message(change, agent, outcome, reason)
         line = f"{agent.run or 'it'} ended: {outcome} {reason}"
         if self._restarts(agent, outcome, live_cell):
             self._agents.tasks.add_ends(change, agent, TaskCue.CANCEL, reason)
             self._add_restart(change, agent, reason, line)
+            self.restarts += 1
         else:
+            self.ends[outcome] += 1
             # in the record: the log of most agents has no other line, and needs no file
             change.set(agent, last_line=line)
             self._agents.ends.record(change, agent, Cue.ENDED, outcome, reason)
         change.set(agent, usage=usage)
-        why = because_of(agent.owner)
+        why = because_of(agent.owner, agents=[agent.name], run=agent.run, reason=reason)
         log.info("%s: %s (%s)", agent.name, outcome, reason, extra=why)
 
     def _restarts(self, agent: Agent, outcome: Outcome, live_cell: LiveCell) -> bool:

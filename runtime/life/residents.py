@@ -21,6 +21,7 @@ from runtime.cell.cell import Places
 from runtime.cell.execution import LiveCell
 from runtime.errors import CtxError, NoSpaceError
 from runtime.kernel import output
+from runtime.kernel.daemonlog import because_of
 from runtime.kernel.inotify import Wakeup, Watcher
 from runtime.life.conclusions import as_content, end_message
 from runtime.life.streams import Streams
@@ -235,7 +236,8 @@ class Resident:
             try:
                 self._deliver(message)
             except NoSpaceError as error:
-                log.error("%s: the next message waits: %s", agent.name, error)
+                why = because_of(agent.owner, agents=[agent.name])
+                log.error("%s: the next message waits: %s", agent.name, error, extra=why)
                 await trio.sleep(_RETRY_SECONDS)
                 continue
             await self._write(message)

@@ -81,7 +81,8 @@ class Runs:
             try:
                 begun = self._begin(agent, live_cell)
             except NoSpaceError as error:
-                log.error("%s: the next run cannot begin yet: %s", agent.name, error)
+                why = because_of(agent.owner, agents=[agent.name])
+                log.error("%s: the next run cannot begin yet: %s", agent.name, error, extra=why)
                 await trio.sleep(_RETRY_SECONDS)
                 continue
             if not begun and self._is_left(agent, live_cell):
@@ -218,7 +219,8 @@ class Runs:
         if execution is not live_cell:  # with which the agent would be over
             live_cell.run = None
             self._leader.clear(execution)
-        run, why = record_run(execution), because_of(agent.owner)
+        run = record_run(execution)
+        why = because_of(agent.owner, agents=[agent.name], run=run, reason=reason)
         log.info("%s: %s: %s (%s)", agent.name, run, outcome, reason, extra=why)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
@@ -31,6 +32,7 @@ from runtime.errors import (
 from runtime.ids import AgentIndex, ItemIndex, RunId
 from runtime.kernel import linux
 from runtime.kernel.cgroups import Cgroup, Hierarchy
+from runtime.kernel.daemonlog import because_of
 from runtime.kernel.inotify import Watcher
 from runtime.kernel.spawn import Spawner
 from runtime.life.beginning import Beginner
@@ -216,7 +218,8 @@ class Supervisor(Subscriber):
             self._node(agent).freeze(agent.frozen)
         except OSError as error:
             word = "freeze" if agent.frozen else "thaw"
-            log.error("%s: cannot %s it again: %s", agent.name, word, error.strerror)
+            why = because_of(agent.owner, agents=[agent.name])
+            log.error("%s: cannot %s it again: %s", agent.name, word, error.strerror, extra=why)
 
     def due(self, agent: Agent, effect: Effect) -> None:
         with guarded(agent, KernelError):
@@ -319,6 +322,16 @@ class Supervisor(Subscriber):
         """A new incarnation in place of a dead one."""
         self._agents.births.renew(agent)
 
+    @property
+    def counts(self) -> tuple[int, Counter[str]]:
+        """Since the start: agents that were started again, and ends by their outcome."""
+        return self._recorder.restarts, self._recorder.ends
+
+    def longest_end(self) -> float:
+        """How long ``shut_down`` waits at most, in seconds: for the longest grace, and more."""
+        live = (agent for agent in self._agents.registry if agent.live)
+        return max(map(self._agents.settings.grace, live), default=0.0) + _SHUTDOWN_SECONDS
+
     async def shut_down(self) -> None:
         """Cancels every agent and returns when all are recorded.
 
@@ -326,17 +339,16 @@ class Supervisor(Subscriber):
         are left after the longest grace and some time are killed.
         """
         self._recorder.restarting = False
-        live = [agent for agent in self._agents.registry if agent.live]
-        longest = max(map(self._agents.settings.grace, live), default=0.0)
+        patience = self.longest_end()
         for agent in self._agents.registry:
             with guarded(agent):
                 if not (agent.owned and self._agents.registry.parent_of(agent)):
                     self._ender.end(agent, Outcome.CANCELLED, "shutdown")
-        with trio.move_on_after(longest + _SHUTDOWN_SECONDS) as patience:
+        with trio.move_on_after(patience) as bound:
             while self._live_cells:
                 await next(iter(self._live_cells.values())).over.wait()
                 await trio.lowlevel.checkpoint()
-        if patience.cancelled_caught:
+        if bound.cancelled_caught:
             for node in self._hierarchy.root.path.glob("user-*/agent-*"):
                 Cgroup(node).kill()
 
@@ -436,7 +448,8 @@ class Supervisor(Subscriber):
                 self._beginner.add_start(change, agent)
                 self._agents.journal.commit(change)
             except NoSpaceError as error:
-                log.error("%s: cannot restart it yet: %s", agent.name, error)
+                why = because_of(agent.owner, agents=[agent.name])
+                log.error("%s: cannot restart it yet: %s", agent.name, error, extra=why)
                 due = time.time() + _RETRY_SECONDS
                 continue
             crashpoints.reach("restart.due")

@@ -88,7 +88,7 @@ class TaskRuns:
         crashpoints.reach("task.recorded")
         live_cell.tasks.pop(task.name, None)
         self._leader.clear(execution)
-        why = because_of(agent.owner)
+        why = because_of(agent.owner, agents=[agent.name], reason=exit_text)
         log.info("%s: task %s: %s %s", agent.name, task.name, task.status, exit_text, extra=why)
 
     def write_input(self, agent: Agent, task: Task, data: bytes) -> int:

@@ -24,6 +24,7 @@ from runtime.errors import (
     WrongStateError,
 )
 from runtime.ids import AgentIndex
+from runtime.kernel.daemonlog import because_of
 from runtime.life.ending import guarded
 from runtime.records.change import Change, Subscriber
 from runtime.records.items import Task
@@ -288,7 +289,9 @@ class Worktrees(Subscriber):
         except (CtxError, OSError) as error:
             why = str(error)
         if why:
-            log.warning("%s: what is left of %s stays: %s", parent.name, worktree.name, why)
+            extra = because_of(parent.owner, agents=[parent.name])
+            what = f"what is left of {worktree.name} stays: {why}"
+            log.warning("%s: %s", parent.name, what, extra=extra)
 
     async def _discard_one(self, parent: Agent, worktree: Worktree) -> None:
         await workspace.discard(self._run, parent, worktree)

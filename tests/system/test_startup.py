@@ -11,14 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import psutil
 import pytest
 
 from runtime.authority.accounts import Resource
 from runtime.kernel import linux
 from runtime.kernel.cgroups import CONTROLLERS
 from runtime.records.lifecycle import Status
+from runtime.records.model import Outcome
 from runtime.runtime import STATES
-from tests.worlds.daemon import TIMEOUT, Daemon, read, wait_dead, wait_status, write
+from tests.worlds.daemon import TIMEOUT, Daemon, read, wait_dead, wait_status, wait_until, write
 
 
 @pytest.fixture
@@ -100,8 +102,49 @@ def test_metrics_have_each_fact_of_status_and_keep_it_at_zero(daemon: Daemon) ->
     for resource in Resource:
         after.pop(f'ctxfs_account_used{{account="{resource}"}}')
         after.pop(f'ctxfs_account_total{{account="{resource}"}}')
+    ends = {
+        name: after.pop(f'ctxfs_agent_ends_total{{outcome="{name}"}}') for name in Outcome if name
+    }
+    assert {name: count for name, count in ends.items() if count} == {"done": 1}
     rest = {name for name in after if not name.startswith("ctxfs_loop_")}
-    assert rest == {"ctxfs_requests_total"}
+    assert rest == {
+        f"ctxfs_{name}"
+        for name in (
+            *("requests_total", "requests_at_hand", "refusals_total", "agent_restarts_total"),
+            *("messages_waiting", "waits_armed", "changes_waiting", "descriptors"),
+            *("descriptors_max", "process_resident_bytes", "process_cpu_seconds_total"),
+            *("process_threads", "process_start_time_seconds"),
+            *("state_free_bytes", "state_size_bytes"),
+        )
+    }
+
+
+@pytest.mark.settings(restart_max=2)
+def test_metrics_count_what_waits_and_what_the_daemon_holds(daemon: Daemon) -> None:
+    agent = daemon.run("queued", "sleep 1000", mode="turn")
+    before = samples(daemon)
+    for text in ("one", "two", "three"):
+        write(agent / "inbox", text)
+    assert before["ctxfs_messages_waiting"] == 0
+    wait_until(lambda: samples(daemon)["ctxfs_messages_waiting"] == 2, "the first is worked on")
+    after = samples(daemon)
+    assert after["ctxfs_descriptors"] == len(os.listdir(f"/proc/{daemon.pid}/fd"))
+    process = psutil.Process(daemon.pid)
+    assert after["ctxfs_process_start_time_seconds"] == pytest.approx(process.create_time())
+    assert after["ctxfs_process_resident_bytes"] == pytest.approx(process.memory_info().rss, 0.2)
+    assert after["ctxfs_requests_at_hand"] >= 1, "this one"
+    real = os.statvfs(daemon.state)
+    wait_until(lambda: samples(daemon)["ctxfs_state_size_bytes"] == real.f_blocks * real.f_frsize,
+               "the disk is looked at")
+    with pytest.raises(OSError):
+        write(agent / "ctl", "resume\n")
+    assert samples(daemon)["ctxfs_refusals_total"] > after["ctxfs_refusals_total"]
+    write(agent / "ctl", "stop\n")
+    wait_dead(agent)
+    assert samples(daemon)["ctxfs_messages_waiting"] == 0
+    again = daemon.run("again", "false", restart="on-failure")
+    wait_until(lambda: samples(daemon)["ctxfs_agent_restarts_total"] >= 1, "it is started again")
+    write(again / "ctl", "stop\n")
 
 
 def test_ready_is_told_to_systemd(stopped: Daemon) -> None:
@@ -112,10 +155,12 @@ def test_ready_is_told_to_systemd(stopped: Daemon) -> None:
         process = subprocess.Popen(
             stopped.command(), stderr=subprocess.DEVNULL, env={**os.environ, "NOTIFY_SOCKET": path}
         )
-        assert receiver.recv(100) == b"READY=1"
+        while (said := receiver.recv(200)) != b"READY=1":
+            assert said == b"STATUS=starting: 0 agents, 0 busy"
         assert "state=ready" in (stopped.root / "status").read_text()
         process.terminate()
-        assert receiver.recv(100) == b"STOPPING=1"
+        while (said := receiver.recv(200)) != b"STOPPING=1":
+            assert said == b"STATUS=0 agents, 0 busy"
         assert process.wait(TIMEOUT) == 0
 
 

@@ -26,7 +26,7 @@ from runtime.kernel.cgroups import Cgroup, unified_mount
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 PREFIX: Final = "ctxfs-machine-"
 BOOT_SECONDS: Final = 60.0
-TEST_SECONDS: Final = 300.0
+TEST_SECONDS: Final = 420.0
 _IN_MACHINE: Final = ("env", "-i", "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
                       "LANG=C.UTF-8")
 

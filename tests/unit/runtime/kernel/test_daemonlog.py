@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from runtime.kernel.daemonlog import DaemonLog, Rates, because_of
+from runtime.kernel.systemd import Journal
 
 
 class Clock:
@@ -163,3 +166,132 @@ def test_who_went_away_ends_nothing(clock: Clock) -> None:
             log.warning("to nobody")
     finally:
         os.close(write_end)
+
+
+class FakeJournal:
+    """A socket as that of systemd-journald, and what came to it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "socket"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(self.path))
+        self._socket.settimeout(10)
+
+    def entry(self) -> list[tuple[str, bytes]]:
+        """The fields of the next one, read as the protocol says."""
+        data, fields = self._socket.recv(1 << 20), []
+        while data:
+            line, _, rest = data.partition(b"\n")
+            name, equals, value = line.partition(b"=")
+            if not equals:
+                size = int.from_bytes(rest[:8], "little")
+                value, rest = rest[8 : 8 + size], rest[8 + size + 1 :]
+            fields.append((name.decode(), value))
+            data = rest
+        return fields
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def journald(tmp_path: Path) -> Iterator[FakeJournal]:
+    fake = FakeJournal(tmp_path)
+    yield fake
+    fake.close()
+
+
+@contextmanager
+def logging_to_journal(
+    path: Path, fd: int, clock: Clock
+) -> Iterator[tuple[logging.Logger, DaemonLog]]:
+    log = logging.Logger("ctxd.test")
+    journal = Journal(path)
+    handler = DaemonLog(fd, owner_rate=50, journal=journal, clock=clock)
+    log.addHandler(handler)
+    try:
+        yield log, handler
+    finally:
+        handler.close()
+        journal.close()
+
+
+def test_the_journal_gets_fields(
+    pipe: tuple[int, int], clock: Clock, journald: FakeJournal
+) -> None:
+    with logging_to_journal(journald.path, pipe[1], clock) as (log, handler):
+        why = because_of(7, agents=["coder", "coder", "", "other"], run="r2", reason="exit:3")
+        log.warning("coder: %s", "done", extra=why)
+        handler.say("ctxd: no", logging.ERROR)
+        assert journald.entry() == [
+            ("MESSAGE", b"ctxd.test: coder: done"),
+            ("SYSLOG_IDENTIFIER", b"ctxd"),
+            ("PRIORITY", b"4"),
+            ("LOGGER", b"ctxd.test"),
+            ("CTX_AGENT", b"coder"),
+            ("CTX_AGENT", b"other"),
+            ("CTX_RUN", b"r2"),
+            ("CTX_REASON", b"exit:3"),
+        ]
+        assert journald.entry()[0:3] == [
+            ("MESSAGE", b"ctxd: no"), ("SYSLOG_IDENTIFIER", b"ctxd"), ("PRIORITY", b"3"),
+        ]  # fmt: skip
+    os.set_blocking(pipe[0], False)
+    with pytest.raises(BlockingIOError):
+        os.read(pipe[0], 1)
+
+
+@pytest.mark.parametrize(
+    "reason", ["x\nCTX_AGENT=root", "\n", "a=b\n\0\n\n", "=\nMESSAGE\n\1\0\0\0\0\0\0\0y\n"]
+)
+def test_no_value_makes_another_field(
+    pipe: tuple[int, int], clock: Clock, journald: FakeJournal, reason: str
+) -> None:
+    with logging_to_journal(journald.path, pipe[1], clock) as (log, _):
+        log.info("%s", reason, extra=because_of(7, agents=["coder"], reason=reason))
+        fields = journald.entry()
+        assert [name for name, _ in fields] == [
+            "MESSAGE", "SYSLOG_IDENTIFIER", "PRIORITY", "LOGGER", "CTX_AGENT", "CTX_REASON",
+        ]  # fmt: skip
+        assert fields[-1][1] == reason.encode()
+        assert b"\n" not in fields[0][1]
+
+
+def test_fields_are_bounded(pipe: tuple[int, int], clock: Clock, journald: FakeJournal) -> None:
+    with logging_to_journal(journald.path, pipe[1], clock) as (log, _):
+        log.info("%s", "m" * 100_000, extra=because_of(7, reason="r" * 100_000))
+        fields = dict(journald.entry())
+        assert len(fields["CTX_REASON"]) == 512
+        assert len(fields["MESSAGE"]) < 1100
+
+
+def test_without_a_journal_the_lines_go_to_the_descriptor(
+    pipe: tuple[int, int], clock: Clock, tmp_path: Path
+) -> None:
+    with logging_to_journal(tmp_path / "none", pipe[1], clock) as (log, _):
+        log.info("hello", extra=because_of(7, agents=["coder"]))
+    assert os.read(pipe[0], 1000) == b"I ctxd.test: hello\n"
+
+
+def test_only_the_stream_of_the_journal_is_the_journal(pipe: tuple[int, int]) -> None:
+    found = os.fstat(pipe[1])
+    here = {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
+    journal = Journal.behind(pipe[1], here)
+    assert journal is not None
+    journal.close()
+    with open(os.devnull, "rb") as other:
+        assert Journal.behind(other.fileno(), here) is None
+    for text in ("", "x:y", "1", f"{found.st_dev}:{found.st_ino + 1}"):
+        assert Journal.behind(pipe[1], {"JOURNAL_STREAM": text}) is None
+    assert Journal.behind(pipe[1], {}) is None
+
+
+def test_one_agent_has_ten_lines_a_second_and_others_theirs(
+    pipe: tuple[int, int], clock: Clock
+) -> None:
+    with logging_to(pipe[1], clock) as log:
+        for name in ["busy"] * 30 + ["quiet"] * 3:
+            log.info("%s", name, extra=because_of(7, agents=[name]))
+    lines = os.read(pipe[0], 1 << 16).decode().splitlines()
+    assert lines.count("I ctxd.test: busy") == 10
+    assert lines.count("I ctxd.test: quiet") == 3

@@ -1,0 +1,100 @@
+"""What systemd is told while the daemon runs: that the event loop turns, and what there is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import trio
+
+from runtime.ids import AgentIndex
+from runtime.kernel import systemd
+from runtime.records.change import Subscriber
+from runtime.records.lifecycle import Status
+from runtime.records.model import Agent
+from runtime.runtime import Runtime
+
+#: how often it is looked whether something is to be said, in seconds
+_SECONDS = 2.0
+#: keep-alives while systemd waits for one
+_KEEP_ALIVES = 3
+#: an end that takes longer than TimeoutStopSec= goes on as long as this is said again (seconds)
+_EXTENSION = 30.0
+
+
+class Service(Subscriber):
+    """Speaks for the event loop: who does not turn, says nothing.
+
+    A keep-alive is sent by a task like all others. So it says that the loop turns, and nothing of
+    the mount: whether requests are answered is seen from outside, by the mount guard.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._changed = True
+        self._said = ""
+        #: why the settings are those of before, as long as the file is wrong
+        self._complaint = ""
+        self._reloads = 0
+        runtime.agents.journal.subscribe(self)
+
+    def agent_changed(self, index: AgentIndex, names: Iterable[str]) -> None:
+        if "status" in names:
+            self._changed = True
+
+    def agent_listed(self, agent: Agent) -> None:
+        self._changed = True
+
+    def reloading(self) -> None:
+        """The settings and the declared agents are being read again, until ``reloaded``."""
+        self._reloads += 1
+        systemd.notify_reloading()
+
+    def reloaded(self) -> None:
+        """They were read; systemd hears of it once nobody reads them any more."""
+        self._reloads -= 1
+        # before it is ready, systemd is not told that it is
+        if not self._reloads and self._runtime.state == "ready":
+            systemd.notify("READY=1")
+
+    def complain(self, complaint: str) -> None:
+        """Says in the status why the settings are those of before; nothing if they are not."""
+        self._complaint = complaint
+        self._changed = True
+
+    async def run(self) -> None:
+        """Until it is cancelled; at once over if nobody listens."""
+        if not os.environ.get("NOTIFY_SOCKET"):
+            return
+        limit = systemd.watchdog_seconds(os.environ)
+        step = min(_SECONDS, limit / _KEEP_ALIVES) if limit else _SECONDS
+        alive = -1.0
+        stops: float | None = None
+        while True:
+            now, words = trio.current_time(), []
+            if limit and (alive < 0 or now - alive > limit / _KEEP_ALIVES - step / 2):
+                alive = now
+                words.append("WATCHDOG=1")
+            if self._runtime.state == "stopping":
+                if stops is None:
+                    stops = now + self._runtime.supervisor.longest_end()
+                if now < stops:
+                    words.append(f"EXTEND_TIMEOUT_USEC={int(_EXTENSION * 1e6)}")
+            if (status := self._status()) != self._said:
+                self._said = status
+                words.append(f"STATUS={status}")
+            if words:
+                systemd.notify(*words)
+            await trio.sleep(step)
+
+    def _status(self) -> str:
+        state = self._runtime.state
+        if not self._changed and state == "ready":
+            return self._said
+        self._changed = False
+        there = [agent.status for agent in self._runtime.agents.registry]
+        count = len(there) - there.count(Status.DEAD)
+        text = f"{count} agent{'s' * (count != 1)}, {there.count(Status.BUSY)} busy"
+        if state != "ready":
+            text = f"{state}: {text}"
+        return f"{text}; {self._complaint}" if self._complaint else text
