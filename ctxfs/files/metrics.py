@@ -6,12 +6,17 @@ known. So a sample that is there once is always there, at 0 if there is nothing 
 
 from __future__ import annotations
 
+import os
+import resource
 from collections.abc import Iterator
 from typing import Final, NamedTuple
+
+import psutil
 
 from ctxfs.tree.base import Base
 from runtime.authority.accounts import Resource
 from runtime.kernel.cgroups import CONTROLLERS
+from runtime.records.model import Outcome
 from runtime.runtime import STATES
 
 _ESCAPES: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
@@ -36,7 +41,13 @@ class _Family(NamedTuple):
 def text(base: Base) -> str:
     """All families in the Prometheus text format, sizes in bytes and times in seconds."""
     lines = []
-    for family in (*_of_status(base.runtime.status()), *_of_accounts(base), *_of_loop(base)):
+    for family in (
+        *_of_status(base.runtime.status()),
+        *_of_accounts(base),
+        *_of_loop(base),
+        *_of_agents(base),
+        *_of_process(base),
+    ):
         lines.append(f"# HELP ctxfs_{family.name} {family.doc}\n")
         lines.append(f"# TYPE ctxfs_{family.name} {family.kind}\n")
         lines += [f"ctxfs_{family.name}{_labels(s)} {_figure(s.figure)}\n" for s in family.samples]
@@ -96,6 +107,8 @@ def _of_loop(base: Base) -> Iterator[_Family]:
     step, whole = loop.recent
     for name, kind, figure, doc in (
         ("requests_total", "counter", base.requests, "Requests of the kernel that were answered."),
+        ("requests_at_hand", "gauge", base.at_hand(), "Requests that are not answered yet."),
+        ("refusals_total", "counter", base.reasons.count, "Requests and calls that were refused."),
         ("loop_steps_total", "counter", loop.steps, "Steps of the event loop."),
         ("loop_cpu_seconds_total", "counter", loop.total,
          "Processor time of these steps, and of looking for events."),
@@ -107,3 +120,49 @@ def _of_loop(base: Base) -> Iterator[_Family]:
          "The longest that the event loop did not look for requests in the last minute."),
     ):  # fmt: skip
         yield _Family(name, kind, doc, [_Sample(figure, {})])
+
+
+def _of_agents(base: Base) -> Iterator[_Family]:
+    agents = base.runtime.agents
+    restarts, ends = base.runtime.supervisor.counts
+    yield _Family("agent_ends_total", "counter", "Agents that ended since the start, by outcome.", [
+        _Sample(ends[outcome], {"outcome": outcome}) for outcome in Outcome if outcome
+    ])  # fmt: skip
+    for name, kind, figure, doc in (
+        ("agent_restarts_total", "counter", restarts,
+         "Agents that were started again since the start, as their restart says."),
+        ("messages_waiting", "gauge", base.queued.count, "Messages in the queues of agents."),
+        ("waits_armed", "gauge", agents.items.armed_count, "Waits that may still fire."),
+        ("changes_waiting", "gauge", agents.journal.behind,
+         "Changes and lines of histories that wait for room on the disk."),
+    ):  # fmt: skip
+        yield _Family(name, kind, doc, [_Sample(figure, {})])
+
+
+def _of_process(base: Base) -> Iterator[_Family]:
+    process, disk = psutil.Process(), base.runtime.agents.disk
+    with process.oneshot():
+        times = process.cpu_times()
+        values = (
+            ("process_resident_bytes", "gauge", process.memory_info().rss,
+             "Memory of the daemon."),
+            ("process_cpu_seconds_total", "counter", times.user + times.system,
+             "Processor time of the daemon, of all threads."),
+            ("process_threads", "gauge", process.num_threads(), "Threads of the daemon."),
+            ("process_start_time_seconds", "gauge", process.create_time(),
+             "When the daemon was started, since 1970."),
+            ("descriptors", "gauge", _descriptors(process), "Descriptors that the daemon holds."),
+            ("descriptors_max", "gauge", resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+             "How many it may hold."),
+            ("state_free_bytes", "gauge", disk.free,
+             "What others than root may still write below the state; -1 until it is known."),
+            ("state_size_bytes", "gauge", disk.size,
+             "Size of that file system; -1 until it is known."),
+        )  # fmt: skip
+    for name, kind, figure, doc in values:
+        yield _Family(name, kind, doc, [_Sample(figure, {})])
+
+
+def _descriptors(process: psutil.Process) -> int:
+    """Their number; since Linux 6.2 without a look at each."""
+    return os.stat("/proc/self/fd").st_size or process.num_fds()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TypeVar
 
 from ctxfs.caching import Cache
@@ -12,6 +13,7 @@ from ctxfs.program import program
 from ctxfs.reasons import Reasons
 from ctxfs.tree.durable import Durable, DurableNode
 from ctxfs.tree.nodes import Node
+from ctxfs.tree.queued import Queued
 from ctxfs.tree.spaces import SpaceRow, Spaces
 from runtime.authority.identity import Identity
 from runtime.caller import INSIDERS, PARTIES, Caller, Role
@@ -72,6 +74,7 @@ class Base:
         self.reasons = Reasons(runtime.agents)
         self.cache = Cache()
         self.kept_lines = KeptLines()
+        self.queued = Queued(runtime.agents.items, runtime.agents.journal)
         self.disks = Disks(runtime.agents.identity.payer)
         self.durable = Durable(self.cache, self.disks.close)
         runtime.agents.disk.unnamed = self.durable.unnamed
@@ -79,6 +82,8 @@ class Base:
         self.started = time.time()
         #: how many requests of the kernel were answered
         self.requests = 0
+        #: how many are being answered
+        self.at_hand: Callable[[], int] = lambda: 0
         self.client_program: bytes = program()
 
     # real files

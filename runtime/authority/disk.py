@@ -179,6 +179,8 @@ class Disk:
         self._measured: dict[Holder, Charge] = {}
         self._written: dict[int, Charge] = {}
         self._wake = trio.Event()
+        #: bytes of the filesystem below the state: those that are free, and all; -1 until known
+        self.free = self.size = -1
         #: bytes of files that are open and have no name, by owner
         self.unnamed: Callable[[], dict[int, int]] = dict
 
@@ -261,8 +263,8 @@ class Disk:
         except OSError as error:
             log.warning("%s: %s", self._state, error.strerror)
             return
-        free = real.f_bavail * real.f_frsize
-        self._accounts.set_total(Resource.DISK, self._accounts.used(Resource.DISK) + free)
+        self.free, self.size = real.f_bavail * real.f_frsize, real.f_blocks * real.f_frsize
+        self._accounts.set_total(Resource.DISK, self._accounts.used(Resource.DISK) + self.free)
 
     def _trees(self) -> dict[Path, Holder]:
         return dict(self._find_trees())

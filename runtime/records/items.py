@@ -553,6 +553,11 @@ class Items:
         """The armed waits of an agent for a thing (``on``), or a work item, the newest first."""
         return reversed(self._armed.get((agent, field, value), {}).values())
 
+    @property
+    def armed_count(self) -> int:
+        """How many waits are armed."""
+        return len(self._armed_by)
+
     def with_token(self, token: TriggerToken) -> Wait | None:
         return self._by_token.get(token)
 

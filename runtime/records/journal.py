@@ -85,6 +85,11 @@ class Journal:
         self._numbered: set[str] = set()
         self._complete_histories()
 
+    @property
+    def behind(self) -> int:
+        """Changes and lines of histories that wait for room on the disk."""
+        return len(self._late) + len(self._undelivered)
+
     def subscribe(self, subscriber: Subscriber) -> None:
         """It is told of every change from now on, after earlier subscribers."""
         self._subscribers.append(subscriber)
