@@ -184,7 +184,9 @@ def test_the_journal_finds_an_agents_lines_by_its_name(service: Service) -> None
 
 
 def _units() -> list[str]:
-    return sorted(map(str, Path("/opt/ctxfs/contrib/systemd").glob("*.service")))
+    units = Path("/opt/ctxfs/contrib")
+    found = (*units.glob("systemd/*.service"), *units.glob("monitoring/ctxfs-metrics.*"))
+    return sorted(map(str, found))
 
 
 def test_the_units_are_without_faults() -> None:
@@ -209,3 +211,22 @@ def test_every_missing_protection_has_a_reason_in_the_unit() -> None:
     for name in missing:
         for option in name.partition("=")[0].split("/"):
             assert f"{option}=" in text, f"{name} is missing without a reason"
+
+
+def test_metrics_are_copied_for_node_exporter_and_go_with_the_daemon(service: Service) -> None:
+    units, directory = Path("/opt/ctxfs/contrib/monitoring"), Path("/var/lib/prometheus")
+    copied = directory / "node-exporter" / "ctxfs.prom"
+    copied.parent.mkdir(parents=True, exist_ok=True)
+    for unit in ("ctxfs-metrics.service", "ctxfs-metrics.timer"):
+        (Path("/run/systemd/system") / unit).write_bytes((units / unit).read_bytes())
+    systemctl("daemon-reload")
+    systemctl("start", "ctxfs-metrics.timer")
+    try:
+        wait_until(copied.exists, "the timer has it copied", SECONDS)
+        assert 'ctxfs_state{state="ready"} 1\n' in copied.read_text()
+        assert copied.stat().st_mode & 0o777 == 0o644
+    finally:
+        systemctl("stop", "ctxfs-metrics.timer")
+    service.stop()
+    systemctl("start", "ctxfs-metrics.service")
+    assert os.listdir(copied.parent) == [], "nobody takes old values for new ones"
