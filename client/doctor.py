@@ -22,9 +22,16 @@ if TYPE_CHECKING:
     Finding = tuple[str, str, str]
 
 
+NEW_PYTHON = "install python 3.11 or newer: apt-get install python3"
 DELEGATE = "systemd-run --user --scope -p Delegate=yes ctxd, or see ROOTLESS in ctxd(8)"
-NEW_KERNEL = "install Linux 5.14 or newer"
-V2_ONLY = "boot with cgroup v2 only: systemd.unified_cgroup_hierarchy=1 cgroup_no_v1=all"
+NEW_KERNEL = "install Linux 5.14 or newer: apt-get install linux-image-amd64; reboot"
+V2_ONLY = (
+    "boot with cgroup v2 only: add systemd.unified_cgroup_hierarchy=1 cgroup_no_v1=all to "
+    "GRUB_CMDLINE_LINUX in /etc/default/grub; update-grub; reboot"
+)
+#: part of the disk below the state that should be free
+FREE = 0.1
+NETWORKS = "correct networks in /etc/ctxfs/config.yaml; systemctl reload ctxd"
 PROGRAMS = (
     ("fusermount3", "FAIL", "fuse3", "mounts for users other than root"),
     ("git", "warn", "git", "only for workspace=worktree"),
@@ -54,6 +61,9 @@ NAMESPACES = (
         "0",
     ),
 )
+#: where ctxd says what is wrong
+SEE_LOG = "wait, or see its log: journalctl -u ctxd -n 50"
+SEE_PROXY = "see the log of what listens there: journalctl -u ctxfs-proxy -n 50"
 #: how long the socket of a network may take to answer
 ANSWER_SECONDS = 2.0
 LANDLOCK = 444, 1  # landlock_create_ruleset(2), LANDLOCK_CREATE_RULESET_VERSION
@@ -107,7 +117,10 @@ def check_cgroups(mountinfo: str, own: str = "") -> Iterator[Finding]:
     remedy = V2_ONLY
     if own and all(name in available for name in CONTROLLERS):
         available = first_line(f"{mount}{own}/cgroup.controllers").split()
-        remedy = "systemctl edit user@.service: [Service] Delegate=cpu memory pids"
+        remedy = (
+            "systemctl edit user@.service, with the lines [Service] and Delegate=cpu memory pids; "
+            "systemctl daemon-reload; log in again"
+        )
     missing = ", ".join(name for name in CONTROLLERS if name not in available)
     problem = f"no {missing} controller in cgroup v2: limits that need one fail with EOPNOTSUPP"
     yield judge(not missing, f"controllers {' '.join(CONTROLLERS)}", "warn", problem, remedy)
@@ -148,12 +161,12 @@ def check_identity(uid: int) -> Iterator[Finding]:
 
     python = "python " + ".".join(map(str, sys.version_info[:3]))
     recent = sys.version_info[:2] >= (3, 11)
-    yield judge(recent, python, "FAIL", f"{python} is too old", "install python 3.11 or newer")
+    yield judge(recent, python, "FAIL", f"{python} is too old", NEW_PYTHON)
     if uid != 0:
         try:
             yield "ok", f"ctxd would run without root, as {pwd.getpwuid(uid).pw_name}", ""
         except KeyError:
-            remedy = "add one"
+            remedy = f"add one: useradd --uid {uid} --user-group NAME"
             yield "FAIL", f"uid {uid} has no entry in passwd(5), which fusermount3 needs", remedy
         return
     yield "ok", "uid 0", ""
@@ -172,7 +185,25 @@ def check_daemon(root: Root) -> Finding:
     status = dict(line.partition("=")[::2] for line in lines)
     facts = [f"{key}={status.get(key)}" for key in ("version", "mount", "controllers")]
     what = f"ctxd at {root.path} is {status.get('state')}: {' '.join(facts)}"
-    return judge(status.get("state") == "ready", what, "warn", what, "wait, or see its log")
+    return judge(status.get("state") == "ready", what, "warn", what, SEE_LOG)
+
+
+def check_room(root: Root) -> Iterator[Finding]:
+    """Judge what is free on the disk of the state, and whether all was written to it."""
+    try:
+        lines = decode(root.read("metrics")).splitlines()
+        facts = dict(line.rpartition(" ")[::2] for line in lines if not line.startswith("#"))
+        free, size = (int(facts[f"ctxfs_state_{name}_bytes"]) for name in ("free", "size"))
+        waiting = int(facts["ctxfs_changes_waiting"])
+    except (Failure, KeyError, ValueError):
+        return  # no daemon, or an older one
+    if size <= 0:
+        return  # not looked at yet
+    fact = f"{free >> 20} of {size >> 20} MiB are free below the state"
+    remedy = "see who has what: ctx quota; remove what is over: ctx rm NAME"
+    yield judge(free >= FREE * size, fact, "warn", f"only {fact}", remedy)
+    if waiting:
+        yield "FAIL", f"{waiting} changes are in memory only: the disk is full", remedy
 
 
 def check_networks(root: Root) -> Iterator[Finding]:
@@ -201,18 +232,21 @@ def check_network(name: str, relay: int, path: str) -> Iterator[Finding]:
         yield "ok", f"{name}: {path}: only root and the relays can look", ""
         return
     except OSError as error:
-        remedy = "start what listens there, such as the proxy of contrib/proxy"
+        remedy = "start what listens there, such as the proxy: systemctl start ctxfs-proxy"
         yield "warn", f"{name}: {path}: {error.strerror}", remedy
         return
     if not stat.S_ISSOCK(found.st_mode):
-        yield "warn", f"{name}: {path} is not a socket", "correct networks in the configuration"
+        yield "warn", f"{name}: {path} is not a socket", NETWORKS
         return
     if not all(permits(each, relay, bit) for each, bit in way_to(path)):
         problem = f"{name}: the relays (uid {relay}) may not connect to {path}"
-        yield "warn", problem, "give their group the directory (mode 0750) and the socket"
+        place = os.path.dirname(path)
+        remedy = f"chgrp ctxfs-relay {place} {path}; chmod 750 {place}; chmod 660 {path}"
+        yield "warn", problem, remedy
     elif all(each.st_mode & bit for each, bit in way_to(path)):
         problem = f"{name}: every user may connect to {path}, and so agents that see it"
-        yield "warn", problem, "put it into a directory that only the group of relays may search"
+        remedy = f"put it into a directory of its own, and: chmod o-x {os.path.dirname(path)}"
+        yield "warn", problem, remedy
     else:
         yield "ok", f"{name}: {path}: the relays (uid {relay}) may connect, not everybody", ""
     yield check_answer(name, path)
@@ -260,11 +294,11 @@ def check_answer(name: str, path: str) -> Finding:
             return "ok", f"{name}: only root and the relays can ask whether it answers", ""
         except OSError as error:
             why = error.strerror or f"no answer within {ANSWER_SECONDS:g} s"
-            return "warn", f"{name}: {path}: {why}", "see the log of what listens there"
+            return "warn", f"{name}: {path}: {why}", SEE_PROXY
     words = decode(said).split(" ")
     if not words[0].startswith("HTTP/") or len(words) < 2:
-        return "warn", f"{name}: {path} does not speak HTTP", "see the log of what listens there"
-    remedy = "the proxy of contrib/proxy lets only requests to models pass"
+        return "warn", f"{name}: {path} does not speak HTTP", SEE_PROXY
+    remedy = "use the proxy, which lets only requests to models pass: systemctl start ctxfs-proxy"
     what = f"{name}: answers GET / with {words[1]}"
     return judge(not words[1].startswith("2"), what, "warn", f"{what}, not a refusal", remedy)
 
@@ -309,7 +343,10 @@ def check_landlock(abi: int) -> Finding:
         "Landlock has no scopes: an agent can trace its children's programs and read their "
         "memory; with network:default, it can connect to the host's abstract sockets"
     )
-    remedy = "install Linux 6.12 or newer, with landlock in the lsm= boot parameter"
+    remedy = (
+        "install Linux 6.12 or newer: apt-get install linux-image-amd64; with lsm= in "
+        "/etc/default/grub, add landlock to it; update-grub; reboot"
+    )
     fact = f"Landlock ABI {abi}: isolates parents from children, and abstract sockets"
     return judge(abi >= 6, fact, "warn", problem, remedy)
 
@@ -333,6 +370,7 @@ def findings(root: Root) -> Iterator[Finding]:
     if rootless:
         yield from check_mounts(mountinfo, user_directory(uid))
     yield check_daemon(root)
+    yield from check_room(root)
     yield from check_networks(root)
     yield from check_policies(root)
     if rootless:

@@ -94,6 +94,8 @@ HINTS = {
 }
 #: of ctxfs
 VERSION = "0.1.0"
+#: of the state that this version writes
+SCHEMA = 5
 #: the tools that are about the caller, or the agent of `agent_id`
 ABOUT_ONE = (
     "SpawnAgent", "AgentGet", "ResultWrite", "WorkCreate", "WorkUpdate", "WorkList",

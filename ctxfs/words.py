@@ -31,6 +31,7 @@ from runtime.records.items import (
 )
 from runtime.records.model import LIVES, SESSION_STATES
 from runtime.records.modes import MODES
+from runtime.records.store import SCHEMA
 from runtime.runtime import VERSION
 from runtime.texts import mounts
 from runtime.texts.names import SECONDS
@@ -129,6 +130,7 @@ WORDS: Final[dict[str, tuple[str, Any]]] = {
     "TOOLS": ("the tools", tuple(tool.name for tool in TOOLS)),
     "HINTS": ("what calls may do, and of which tools", _hints()),
     "VERSION": ("of ctxfs", VERSION),
+    "SCHEMA": ("of the state that this version writes", SCHEMA),
     "ABOUT_ONE": (
         "the tools that are about the caller, or the agent of `agent_id`", _tools_about_one()
     ),

@@ -618,3 +618,5 @@ _STEPS: Final[tuple[Callable[[Store], None], ...]] = (
     Store._add_held,
     Store._add_answers,
 )
+#: the number of the format of the database
+SCHEMA: Final = len(_STEPS)

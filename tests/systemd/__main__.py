@@ -94,6 +94,9 @@ class Machine:
     def reboot(self) -> None:
         # what "systemctl reboot" comes to, without a login manager in between
         how = ("--no-block", "--job-mode=replace-irreversibly", "start", "reboot.target")
+        # its systemd says READY=1 after each reload of the units as well
+        while select.select([self._notices], [], [], 0)[0]:
+            self._notices.recv(4096)
         subprocess.run(self.command("systemctl", *how), check=True, timeout=BOOT_SECONDS)
         self.wait_booted()
 

@@ -194,3 +194,72 @@ def test_doctor(root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(rows) == len(levels) - levels.count("weak") and rows[-1]["level"] == "warn"
     monkeypatch.setattr(doctor, "findings", lambda root: iter([("FAIL", "all", "")]))
     assert run("doctor") == (1, "FAIL  all\n", "")
+
+
+def _metrics(free: int, size: int, waiting: int = 0) -> str:
+    return (
+        "# HELP ctxfs_state_free_bytes Text.\n"
+        f"ctxfs_state_free_bytes {free}\nctxfs_state_size_bytes {size}\n"
+        f"ctxfs_changes_waiting {waiting}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "levels"),
+    [
+        (_metrics(50 << 30, 100 << 30), ["ok"]),
+        (_metrics(9 << 30, 100 << 30), ["warn"]),
+        (_metrics(0, 100 << 30, 3), ["warn", "FAIL"]),
+        (_metrics(-1, -1), []),
+        ("ctxfs_uptime_seconds 1\n", []),
+    ],
+)
+def test_a_disk_that_is_nearly_full(tmp_path: Path, text: str, levels: list[str]) -> None:
+    (tmp_path / "metrics").write_text(text)
+    found = list(doctor.check_room(Root(str(tmp_path))))
+    assert [level for level, _, _ in found] == levels
+    for level, _, remedy in found:
+        assert ("ctx quota" in remedy) == (level != "ok")
+
+
+#: words with which a command begins that one can type, or what it changes
+_COMMANDS = (
+    *("apt-get install", "systemctl", "systemd-run", "journalctl", "chmod", "chgrp", "mount -"),
+    *("modprobe", "sysctl", "useradd", "update-grub", "ctx quota", "printf"),
+)
+
+
+def test_every_problem_names_a_command(tmp_path: Path) -> None:
+    """All that is judged, with the worst answers."""
+    (tmp_path / "sock").mkdir()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "sock" / "s"))
+        (tmp_path / "sock").chmod(0o700)
+        denied = list(doctor.check_network("network:a", 61001, str(tmp_path / "sock" / "s")))
+    (tmp_path / "plain").touch()
+    (tmp_path / "metrics").write_text(_metrics(0, 1 << 30, 1))
+    (tmp_path / "status").write_text("state=starting\n")
+    (tmp_path / "sys").mkdir()
+    (tmp_path / "sys" / "user").mkdir()
+    (tmp_path / "sys" / "user" / "max_user_namespaces").write_text("0\n")
+    root = Root(str(tmp_path))
+    found = [
+        doctor.check_kernel("4.19.0"),
+        doctor.check_fuse(str(tmp_path / "fuse")),
+        *doctor.check_cgroups(""),
+        *doctor.check_cgroups(f"41 31 0:38 / {tmp_path} rw shared:9 - cgroup2 cgroup2 rw", "/own"),
+        doctor.check_namespaces(str(tmp_path / "sys")),
+        doctor.check_landlock(-1),
+        *doctor.check_identity(4_000_000_000),
+        *doctor.check_mounts("41 31 0:38 / / rw - ext4 /dev/x rw", str(tmp_path)),
+        doctor.check_daemon(root),
+        doctor.check_daemon(Root(str(tmp_path / "none"))),
+        *doctor.check_room(root),
+        *denied,
+        *doctor.check_network("network:b", 61001, str(tmp_path / "none")),
+        *doctor.check_network("network:c", 61001, str(tmp_path / "plain")),
+    ]
+    problems = [each for each in found if each[0] in ("FAIL", "warn")]
+    assert len(problems) >= 14
+    for level, what, remedy in problems:
+        assert any(word in remedy for word in _COMMANDS), (level, what, remedy)

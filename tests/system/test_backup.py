@@ -1,0 +1,283 @@
+"""ctx backup beside a daemon at work, and ctx restore elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from client.backup import FORMAT
+from client.words import SCHEMA
+from tests.worlds.daemon import TIMEOUT, Daemon, read, wait_dead, wait_status, write
+
+#: answers each message, with more text than the store holds before there is a file
+TALKER: Final = "sh -c 'cat; head -c 400 /dev/zero | tr \"\\\\0\" x'"
+SHOWN: Final = (
+    *("status", "outcome", "reason", "result.md", "out", "incarnation", "parent", "meta.json"),
+)
+
+
+def ctx(*words: str) -> subprocess.CompletedProcess[str]:
+    """The client, without a daemon."""
+    return subprocess.run(
+        [sys.executable, "-c", "from client.main import program; program()", *words],
+        capture_output=True, text=True, timeout=TIMEOUT, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def numbers(path: Path) -> list[int]:
+    return [int(str(line["id"])[1:]) for line in lines(path)]
+
+
+@contextmanager
+def at_work(daemon: Daemon, ready: int = 3) -> Iterator[list[str]]:
+    """Agents come, work, and go, and others get messages, without pause; yields what was said.
+
+    The body begins when each of them has done that a few times.
+    """
+    said: list[str] = []
+    over, counts = threading.Event(), [threading.Semaphore(0) for _ in range(2)]
+    failed: list[BaseException] = []
+
+    def come_and_go() -> None:
+        while True:
+            agent = daemon.run(f"short{len(gone)}", "echo done")
+            wait_dead(agent)
+            if len(gone) % 2:
+                agent.rmdir()
+            gone.append(agent.name)
+            counts[0].release()
+            if over.is_set():
+                return
+
+    def talk() -> None:
+        inbox = daemon.agent_dir("talker") / "inbox"
+        while not over.is_set():
+            write(inbox, text := f"message {len(said)} {'y' * 300}")
+            said.append(text)
+            counts[1].release()
+            wait_status(daemon.agent_dir("talker"), "idle")
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+            for count in counts:
+                count.release(ready)
+
+    gone: list[str] = []
+    wait_status(daemon.run("talker", TALKER, mode="turn"), "idle")
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in (come_and_go, talk)]
+    for thread in threads:
+        thread.start()
+    try:
+        for count in counts:
+            for _ in range(ready):
+                assert count.acquire(timeout=TIMEOUT)
+        assert not failed, failed
+        yield said
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(TIMEOUT)
+    assert not failed, failed
+
+
+@pytest.fixture
+def other() -> Iterator[Daemon]:
+    """A daemon that has not been started, with a state to come."""
+    daemon = Daemon()
+    yield daemon
+    if daemon.process is not None:
+        daemon.stop()
+    shutil.rmtree(daemon.base, ignore_errors=True)
+
+
+def test_a_backup_under_load_is_whole_elsewhere(daemon: Daemon, other: Daemon) -> None:
+    done = [daemon.finish(f"done{n}", f"sh -c 'echo {n}; exit {n}'") for n in range(3)]
+    chatty = daemon.run("chatty", TALKER, mode="turn")
+    for number in range(12):
+        wait_status(chatty, "idle")
+        write(chatty / "inbox", f"number {number} {'z' * 300}")
+    wait_status(chatty, "idle")
+    write(chatty / "ctl", "stop")
+    wait_dead(chatty)
+    made = daemon.make("made", "true", **{"meta.json": '{"kept": true}'})
+    still = [*done, chatty, made]
+    file = daemon.base / "state.tar.gz"
+    with at_work(daemon) as said:
+        before = list(said)
+        backup = daemon.ctx("backup", "--state", str(daemon.state), str(file))
+    assert (backup.returncode, backup.stderr) == (0, "")
+    assert file.stat().st_mode & 0o777 == 0o600
+
+    restored = ctx("restore", "--state", str(other.state), str(file))
+    assert (restored.returncode, restored.stderr) == (0, "")
+    assert other.state.stat().st_mode & 0o777 == 0o700
+    other.start()
+    for agent in still:
+        again = other.agent_dir(agent.name.removesuffix(".d"))
+        for shown in SHOWN:
+            assert read(again, shown) == read(agent, shown), (agent.name, shown)
+        for history in ("events.jsonl", "messages.jsonl", "latest.md"):
+            assert read(again / "session", history) == read(agent / "session", history)
+    assert len(numbers(chatty / "session" / "messages.jsonl")) == 24
+    # of the one that worked meanwhile: a beginning of what it did, and its end by the restart
+    talker, again = daemon.agent_dir("talker"), other.agent_dir("talker")
+    assert (read(again, "status"), read(again, "outcome")) == ("dead\n", "interrupted\n")
+    for history in ("events.jsonl", "messages.jsonl"):
+        kept = numbers(again / "session" / history)
+        assert kept == list(range(1, len(kept) + 1)), history
+    users = [line["content"] for line in lines(again / "session" / "messages.jsonl")
+             if line["role"] == "user"]  # fmt: skip
+    heard = [line["content"] for line in lines(talker / "session" / "messages.jsonl")
+             if line["role"] == "user"]  # fmt: skip
+    assert users == heard[: len(users)]
+    assert len(users) >= len(before) - 1
+    for directory in (other.root / "agent").glob("short*.d"):
+        kept = numbers(directory / "session" / "events.jsonl")
+        assert kept == list(range(1, len(kept) + 1)), directory.name
+    # it is a state as any other
+    assert read(other.finish("later", "echo more"), "result.md") == "more\n"
+    assert [path.name for path in other.state.iterdir() if path.name.startswith("restor")] == []
+
+
+def test_files_of_users_keep_what_they_are(daemon: Daemon, other: Daemon) -> None:
+    space = daemon.root / "shared" / "space"
+    space.mkdir()
+    (space / "plain").write_text("text\n")
+    os.setxattr(space / "plain", "user.colour", b"green\n\0")
+    os.chown(space / "plain", 1234, 2345)
+    (space / "plain").chmod(0o640)
+    os.utime(space / "plain", ns=(10**18, 10**18 + 5))
+    os.link(space / "plain", space / "linked")
+    (space / "link").symlink_to("/etc/passwd")
+    os.mkfifo(space / "fifo", 0o622)
+    with open(space / "holes", "wb") as holes:
+        holes.truncate(1 << 30)
+        holes.seek(1 << 29)
+        holes.write(b"middle")
+    odd = "a\nb\x1b[31m"
+    (space / odd).mkdir(mode=0o500)
+    file = daemon.base / "b.tar"
+    done = daemon.ctx("backup", "--state", str(daemon.state), str(file))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert file.stat().st_size < 10 << 20, "holes take no room"
+    assert ctx("restore", "--state", str(other.state), str(file)).returncode == 0
+    other.start()
+    again = other.root / "shared" / "space"
+    was, now = (space / "plain").stat(), (again / "plain").stat()
+    for name in ("st_mode", "st_uid", "st_gid", "st_size", "st_mtime_ns", "st_nlink"):
+        assert getattr(now, name) == getattr(was, name), name
+    assert now.st_ino == (again / "linked").stat().st_ino
+    assert os.getxattr(again / "plain", "user.colour") == b"green\n\0"
+    assert os.readlink(again / "link") == "/etc/passwd"
+    assert (again / "fifo").lstat().st_mode == (space / "fifo").lstat().st_mode
+    assert (again / "holes").stat().st_size == 1 << 30
+    assert (other.state / "shared" / "space" / "holes").stat().st_blocks < 1 << 10
+    with open(again / "holes", "rb") as holes:
+        holes.seek(1 << 29)
+        assert holes.read(7) == b"middle\0"
+    assert (again / odd).stat().st_mode & 0o777 == 0o500
+
+
+def test_files_of_users_can_be_left_out(daemon: Daemon, other: Daemon) -> None:
+    (daemon.root / "shared" / "space").mkdir()
+    (daemon.root / "shared" / "space" / "large").write_text("large")
+    wait_dead(daemon.run("homely", "sh -c 'echo kept > ~/file; echo $HOME'", homedir="durable"))
+    file = daemon.base / "b.tar"
+    done = daemon.ctx("backup", "--records", "--state", str(daemon.state), str(file))
+    assert (done.returncode, done.stderr) == (0, "")
+    with tarfile.open(file) as archive:
+        names = archive.getnames()
+    assert any("homely" in name or name.startswith("./agent/") for name in names)
+    assert not [name for name in names if "space" in name or ".home" in name or "/data" in name]
+    assert ctx("restore", "--state", str(other.state), str(file)).returncode == 0
+    other.start()
+    assert read(other.agent_dir("homely"), "outcome") == "done\n"
+    other.finish("homely2", "true", homedir="durable")
+
+
+def test_a_live_or_a_used_state_is_never_written_over(daemon: Daemon, other: Daemon) -> None:
+    file = daemon.base / "b.tar"
+    assert daemon.ctx("backup", "--state", str(daemon.state), str(file)).returncode == 0
+    live = ctx("restore", "--state", str(daemon.state), str(file))
+    assert live.returncode == 1
+    assert f"{daemon.state}: a ctxd uses this state; stop it" in live.stderr
+    other.start()
+    other.finish("own", "true")
+    other.stop()
+    before = sorted(path.name for path in other.state.iterdir())
+    used = ctx("restore", "--state", str(other.state), str(file))
+    assert used.returncode == 1
+    assert "is not empty" in used.stderr and f"mv {other.state}" in used.stderr
+    assert sorted(path.name for path in other.state.iterdir()) == before
+    other.start()
+    assert read(other.agent_dir("own"), "outcome") == "done\n"
+
+
+@pytest.mark.parametrize(("field", "value"), [("format", FORMAT + 1), ("schema", SCHEMA + 1)])
+def test_a_newer_backup_is_refused_with_a_sentence(
+    daemon: Daemon, other: Daemon, field: str, value: int
+) -> None:
+    file = daemon.base / "b.tar"
+    assert daemon.ctx("backup", "--state", str(daemon.state), str(file)).returncode == 0
+    with tarfile.open(file) as archive:
+        told = archive.extractfile("ctxfs-backup.json")
+        assert told is not None
+        manifest = {**json.load(told), field: value, "version": "7.1"}
+    newer = daemon.base / "newer.tar"
+    (daemon.base / "ctxfs-backup.json").write_text(json.dumps(manifest))
+    with tarfile.open(newer, "w") as archive:
+        archive.add(daemon.base / "ctxfs-backup.json", "ctxfs-backup.json")
+    refused = ctx("restore", "--state", str(other.state), str(newer))
+    assert refused.returncode == 1
+    assert "was made by ctxfs 7.1, which is newer than this one" in refused.stderr
+    assert not other.state.exists()
+
+
+def test_a_part_of_an_archive_restores_nothing(daemon: Daemon, other: Daemon) -> None:
+    daemon.finish("one", "true")
+    file, part = daemon.base / "b.tar", daemon.base / "part.tar"
+    assert daemon.ctx("backup", "--state", str(daemon.state), str(file)).returncode == 0
+    whole = file.read_bytes()
+    # the archive ends with the database; tar fills it up with 10 KiB at most
+    for size in (3 << 10, len(whole) // 8, len(whole) // 2, len(whole) - (24 << 10)):
+        part.write_bytes(whole[:size])
+        done = ctx("restore", "--state", str(other.state), str(part))
+        assert done.returncode == 1
+        assert "the backup is not whole: nothing was restored" in done.stderr
+        assert sorted(path.name for path in other.state.iterdir()) == ["lock"]
+    assert ctx("restore", "--state", str(other.state), str(file)).returncode == 0
+    other.start()
+    assert read(other.agent_dir("one"), "outcome") == "done\n"
+
+
+def test_what_cannot_be_backed_up_is_one_sentence(daemon: Daemon, tmp_path: Path) -> None:
+    nothing = daemon.ctx("backup", "--state", str(tmp_path), str(tmp_path.parent / "b.tar"))
+    assert nothing.returncode == 1
+    assert "ctxfs.db: No such file or directory; name the state directory" in nothing.stderr
+    within = daemon.ctx("backup", "--state", str(daemon.state), str(daemon.state / "b.tar"))
+    assert within.returncode == 2
+    assert "is below the state" in within.stderr
+    nowhere = daemon.ctx("backup", "--state", str(daemon.state), "/nowhere/b.tar")
+    assert nowhere.stderr == "ctx: /nowhere: No such file or directory\n"
+    (tmp_path / "text").write_text("no archive")
+    other = ctx("restore", "--state", str(tmp_path / "new"), str(tmp_path / "text"))
+    assert other.stderr == f"ctx: {tmp_path}/text is not a backup of ctxfs\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
