@@ -76,7 +76,7 @@ $(SITE)/.complete: pyproject.toml setup.py contrib/packages.sh $(wildcard $(NATI
 	rm -rf build
 	$(INTERPRETER) -m venv build/venv
 	build/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-cache-dir \
-		--target $(SITE) .
+		--target $(SITE) '.[top]'
 	find $(SITE) \( -name __pycache__ -o -name direct_url.json \) -prune -exec rm -rf {} +
 	touch $@
 
