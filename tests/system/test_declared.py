@@ -17,7 +17,16 @@ import pytest
 from ctxfs.daemon import main
 from ctxfs.declared import SHAPES
 from runtime.records.lifecycle import Status
-from tests.worlds.daemon import TIMEOUT, Daemon, read, wait_dead, wait_status, wait_until, write
+from tests.worlds.daemon import (
+    MARK,
+    TIMEOUT,
+    Daemon,
+    read,
+    wait_dead,
+    wait_status,
+    wait_until,
+    write,
+)
 from tests.worlds.ordinary import as_user
 
 pytestmark = pytest.mark.settings(depth=8)
@@ -195,11 +204,16 @@ def check_here(*arguments: str) -> tuple[int, str]:
         return status, said.read()
 
 
-def test_the_configuration_is_checked_without_a_daemon_or_root(tmp_path: Path) -> None:
-    for parent in (tmp_path, *tmp_path.parents):
-        if parent.stat().st_uid == os.getuid() and parent != Path("/tmp"):
-            parent.chmod(parent.stat().st_mode | 0o055)
-    config, agents = tmp_path / "config.yaml", tmp_path / "agents.d"
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """A directory that other users reach, too."""
+    with tempfile.TemporaryDirectory(prefix=f"{MARK}-", dir="/tmp") as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
+def test_the_configuration_is_checked_without_a_daemon_or_root(reachable: Path) -> None:
+    config, agents = reachable / "config.yaml", reachable / "agents.d"
     config.write_text("grace: 1s\ndepht: 3\nfiles: many\n")
     agents.mkdir(mode=0o755)
     coder = agents / "coder.yaml"
@@ -220,7 +234,7 @@ def test_the_configuration_is_checked_without_a_daemon_or_root(tmp_path: Path) -
     other.unlink()
     right = check("--check-config", "--config", str(config))
     assert (right.returncode, right.stdout, right.stderr) == (0, "", "")
-    assert check("--check-config", "--config", str(tmp_path / "none")).returncode == 1
+    assert check("--check-config", "--config", str(reachable / "none")).returncode == 1
 
 
 def test_the_schema_is_printed() -> None:
