@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 from client.arguments import NAME, Command
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
     from client.arguments import Arguments
 
-SCHEMA = "/usr/share/ctxfs/ctxfs-agent.schema.json"
+#: where it is installed by a package, and by make install
+SCHEMAS = tuple(
+    f"{prefix}/share/ctxfs/ctxfs-agent.schema.json" for prefix in ("/usr", "/usr/local")
+)
 #: what is a word to every reader of YAML without quotes
 PLAIN = re.compile(r"""[A-Za-z/](?:[A-Za-z0-9_/.,@%+=~*'"();$|&<>?! -]|:(?=[^ ]))*""")
 #: and these are not, to some
@@ -176,7 +180,8 @@ class Exported:
 
     def yaml(self) -> str:
         """Return the file that declares it."""
-        head = f"# yaml-language-server: $schema={SCHEMA}\n"
+        schema = next(filter(os.path.exists, SCHEMAS), SCHEMAS[0])
+        head = f"# yaml-language-server: $schema={schema}\n"
         body = "".join(
             f"{file}:{yaml_value(AGENT_FORMS[file], text)}\n" for file, text in self.keys()
         )

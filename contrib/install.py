@@ -111,6 +111,8 @@ def files(places: Places) -> Iterator[File]:
         if (CONTRIB / "completion" / name).exists():
             yield File.copy(CONTRIB / "completion" / name, places.prefix / to)
     yield from _below(CONTRIB / "agents", share / "ctxfs/agents")
+    schema = CONTRIB / "ctxfs-agent.schema.json"
+    yield File.copy(schema, share / "ctxfs" / schema.name)
     yield File.copy(CHECKOUT / "README.md", share / "doc/ctxfs/README.md")
     for part in sorted(CONTRIB.iterdir()):
         if part.is_dir() and part.name not in NOT_EXAMPLES:

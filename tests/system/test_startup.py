@@ -208,7 +208,7 @@ def test_wrong_arguments_and_configuration(stopped: Daemon) -> None:
     assert "no such configuration file" in _refused(stopped, "--config", "/no/such")
     config = stopped.base / "config.yaml"
     for text, sentence in (
-        ("depht: 3\n", "unknown setting 'depht'; use "),
+        ("depht: 3\n", ":1: depht: unknown setting; did you mean depth?"),
         ("depth: many\n", "depth: 'many' is not a number"),
         ("- 1\n", "not a map of settings"),
         ("a: [\n", "not YAML"),

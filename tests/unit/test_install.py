@@ -61,6 +61,7 @@ def test_what_is_installed_runs_from_where_it_is(site: Path, tmp_path: Path) -> 
     assert recipes == prefix / "share/ctxfs/agents"
     assert (recipes / "claude/files/run").stat().st_mode & 0o777 == 0o644
     assert (prefix / "share/man/man8/ctxd.8").exists()
+    assert (prefix / "share/ctxfs/ctxfs-agent.schema.json").exists()
 
 
 def test_nothing_installed_names_the_directory_that_it_was_packed_in(

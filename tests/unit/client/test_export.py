@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from client import export
 from client.export import yaml_value
 from client.words import AGENT_FORMS
 from ctxfs.declared import SHAPES
@@ -110,7 +111,10 @@ def agent(at: FakeRoot, name: str, **more: str) -> Path:
     return directory
 
 
-def test_an_agent_is_printed_without_what_is_so_at_first(run: Run, root: FakeRoot) -> None:
+def test_an_agent_is_printed_without_what_is_so_at_first(
+    run: Run, root: FakeRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "SCHEMAS", ("/usr/share/ctxfs/ctxfs-agent.schema.json",))
     agent(root, "coder")
     assert run("export", "coder") == (0, """\
 # yaml-language-server: $schema=/usr/share/ctxfs/ctxfs-agent.schema.json
