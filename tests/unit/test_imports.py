@@ -255,8 +255,11 @@ CALLS = (
 )
 
 
-#: of the daemon; and of the client, inside agents, and where it asks programs for their versions
-STARTERS = ("runtime/kernel/spawn.py", "client/bridge.py", "client/recipes.py")
+#: of the daemon; and of the client: inside agents, where it asks programs for their versions, and
+#: tar for a copy of the state
+STARTERS = (
+    *("runtime/kernel/spawn.py", "client/backup.py", "client/bridge.py", "client/recipes.py"),
+)
 
 
 @pytest.mark.parametrize("path", OURS, ids=name_of)
