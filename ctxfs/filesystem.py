@@ -53,9 +53,10 @@ class Filesystem:
 
     def _resolve(self, layout_number: int, index: int, number: int) -> Node | None:
         layout = _BY_NUMBER.get(layout_number)
-        if layout is None or not 1 <= number <= len(layout.rows):
+        row = layout.numbered.get(number) if layout is not None else None
+        if layout is None or row is None:
             return None
-        obj = layout.find(self.base, index, layout.rows[number - 1])
+        obj = layout.find(self.base, index, row)
         return RowNode(self.base, layout, index, obj, number) if obj is not None else None
 
     @property

@@ -30,7 +30,7 @@ def _rows_showing(
     """The numbers of the rows that show one of these, polled ones first: the same changes
     come again and again."""
     numbers = {number for name in names for number in layout.depending.get(name, ())}
-    polled = {number for number in numbers if layout.rows[number - 1].polled}
+    polled = {number for number in numbers if layout.numbered[number].polled}
     return tuple(polled), tuple(numbers - polled)
 
 

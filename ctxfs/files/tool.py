@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ctxfs.tools.registry import BY_NAME, TOOLS, refusal, visible
+from ctxfs.tools.registry import BY_NAME, BY_NUMBER, NUMBERS, refusal, visible
 from ctxfs.tools.tool import Tool
 from ctxfs.tree.base import Base
 from ctxfs.tree.layouts import Layout
@@ -38,7 +38,7 @@ class _Tools(Layout[Tool]):
     """The tools of the registry, by their places in it, from 1."""
 
     def find(self, base: Base, index: int, row: Row[Tool]) -> Tool | None:
-        return TOOLS[index - 1] if 1 <= index <= len(TOOLS) else None
+        return BY_NUMBER.get(index)
 
     def path(self, base: Base, tool: Tool) -> str:
         return f"tool/{tool.name}.d"
@@ -58,4 +58,4 @@ def find(base: Base, _: Base, call: Call, name: str) -> Node | None:
     if tool is None or refusal(base, call.caller, tool):
         return None
     number = LAYOUT.top if suffix else LAYOUT.beside[""]
-    return RowNode(base, LAYOUT, TOOLS.index(tool) + 1, tool, number)
+    return RowNode(base, LAYOUT, NUMBERS[tool.name], tool, number)

@@ -13,6 +13,7 @@ import trio
 
 from ctxfs.tools import agents, results, tasks, waiting, work
 from ctxfs.tools.tool import Concerns, Does, Request, Schema, Tool, wanted
+from ctxfs.tree import numbers
 from ctxfs.tree.base import Base
 from ctxfs.tree.nodes import Node
 from runtime.agents.answers import digest
@@ -35,9 +36,11 @@ log = logging.getLogger("ctxd.tools")
 
 #: of a list in the input of a tool
 _ENTRIES_MAX: Final = 1024
-#: a tool's place makes its inode numbers
 TOOLS: Final = (*agents.TOOLS, *results.TOOLS, *work.TOOLS, *tasks.TOOLS, *waiting.TOOLS)
 BY_NAME: Final = {tool.name: tool for tool in TOOLS}
+#: what makes their inode numbers
+NUMBERS: Final = {name: number for number, name in enumerate(numbers.TOOLS, 1)}
+BY_NUMBER: Final = {NUMBERS[tool.name]: tool for tool in TOOLS}
 
 
 # which

@@ -1,8 +1,8 @@
 """Layouts: the kinds of objects that the tree has, each with its rows.
 
 A plane says once where its objects are, which agent they belong to and who sees them. An
-inode number is computed from the plane, the index of the object and the place of the row,
-so that ten thousand agents cost no objects.
+inode number is computed from the plane, the index of the object and the number of the row
+(``numbers``), so that ten thousand agents cost no objects.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 
 from ctxfs.caching import FOREVER
 from ctxfs.tree.base import Base
+from ctxfs.tree.numbers import ROWS
 from ctxfs.tree.rows import Row
 from runtime.records.model import Agent
 
@@ -23,7 +24,8 @@ _O = TypeVar("_O")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layout(ABC, Generic[_O]):
-    """One kind of objects. Inode numbers are made of its ``number`` and the place of the row.
+    """One kind of objects. Inode numbers are made of its ``number`` and that of the row, for
+    which ``numbers.ROWS`` has the name of the row; ``LookupError`` where it has not.
 
     In a ``closed`` layout a caller finds only what it may read. When a control of a ``told``
     layout is written, that is an event of its agent.
@@ -64,17 +66,28 @@ class Layout(ABC, Generic[_O]):
 
     # rows
 
+    def __post_init__(self) -> None:
+        known, names = ROWS[self.name], [row.key for row in self.rows]
+        if missing := [name for name in names if name not in known]:
+            raise LookupError(f"add {missing} at the end of {self.name!r} in ctxfs/tree/numbers.py")
+
+    @cached_property
+    def numbered(self) -> dict[int, Row[_O]]:
+        """The rows by number, in their order."""
+        known = {name: number for number, name in enumerate(ROWS[self.name], 1)}
+        return {known[row.key]: row for row in self.rows}
+
     @cached_property
     def top(self) -> int:
         """The number of the object's own directory, or of what stands for it."""
-        return next(number for number, row in enumerate(self.rows, 1) if row.top)
+        return next(number for number, row in self.numbered.items() if row.top)
 
     @cached_property
     def numbers(self) -> dict[tuple[str, str], int]:
         """Of what is in the object's directory, by directory in that and name."""
         return {
             (row.within, row.name): number
-            for number, row in enumerate(self.rows, 1)
+            for number, row in self.numbered.items()
             if row.is_inside
         }
 
@@ -82,7 +95,7 @@ class Layout(ABC, Generic[_O]):
     def depending(self) -> dict[str, list[int]]:
         """The numbers of the rows that show a field."""
         found: dict[str, list[int]] = {}
-        for number, row in enumerate(self.rows, 1):
+        for number, row in self.numbered.items():
             for name in (row.name, *row.depends):
                 found.setdefault(name, []).append(number)
         return found
@@ -94,15 +107,15 @@ class Layout(ABC, Generic[_O]):
     def beside(self) -> dict[str, int]:
         """The numbers of the names that are shown next to the object's own, by suffix."""
         return {
-            row.name: number for number, row in enumerate(self.rows, 1) if row.path is not None
+            row.name: number for number, row in self.numbered.items() if row.path is not None
         }
 
     def row(self, name: str, within: str = "") -> Row[_O]:
-        return self.rows[self.number_of(name, within) - 1]
+        return self.numbered[self.number_of(name, within)]
 
     def within(self, directory: str) -> Iterator[tuple[int, Row[_O]]]:
         """Numbers and rows of what is in a directory of the object's."""
-        for number, row in enumerate(self.rows, 1):
+        for number, row in self.numbered.items():
             if row.is_inside and row.within == directory:
                 yield number, row
 
@@ -113,7 +126,7 @@ class Layout(ABC, Generic[_O]):
 
     def inodes(self, index: int) -> Iterator[int]:
         """Of all rows of an object."""
-        return (self.inode(index, number) for number in range(1, len(self.rows) + 1))
+        return (self.inode(index, number) for number in self.numbered)
 
     def path_of(self, base: Base, obj: _O, row: Row[_O]) -> str:
         """Where a row is, for reasons."""

@@ -48,7 +48,7 @@ class Member(Node, Generic[_O]):
         self.layout = layout
         self.index = index
         self.obj = obj
-        self.row = layout.rows[number - 1]
+        self.row = layout.numbered[number]
         self.inode = layout.inode(index, number)
 
     @property

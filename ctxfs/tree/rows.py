@@ -102,6 +102,15 @@ class Row(Generic[_O]):
         object.__setattr__(self, "is_inside", not self.top and self.path is None)
         object.__setattr__(self, "treatment", self.treated())
 
+    @property
+    def key(self) -> str:
+        """What it is called in the table of numbers (``ctxfs.tree.numbers``)."""
+        if self.top:
+            return "."
+        if self.path is not None:
+            return f"*{self.name}"
+        return f"{self.within}/{self.name}" if self.within else self.name
+
     def treated(self) -> Treatment:
         """What ``treatment`` is."""
         return NAMED

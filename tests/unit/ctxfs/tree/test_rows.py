@@ -43,13 +43,13 @@ def test_names_are_unique_and_numbers_fit_an_inode(layout: Layout[Any]) -> None:
     elsewhere = [row.name for row in layout.rows if not row.is_inside]
     assert len(layout.numbers) + len(set(elsewhere)) == len(layout.rows) < 256
     for (within, name), number in layout.numbers.items():
-        assert layout.rows[number - 1].name == name
+        assert layout.numbered[number].name == name
         assert layout.number_of(name, within) == number
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=identify)
 def test_an_object_has_one_directory(layout: Layout[Any]) -> None:
-    assert [row for row in layout.rows if row.top] == [layout.rows[layout.top - 1]]
+    assert [row for row in layout.rows if row.top] == [layout.numbered[layout.top]]
 
 
 def test_planes_are_told_apart() -> None:
@@ -113,7 +113,7 @@ def test_a_change_of_a_field_reaches_every_file_that_shows_it() -> None:
         ("meta", {"meta.json"}),
         ("status", {"status"}),
     ):
-        assert {layout.rows[n - 1].name for n in layout.depending[field]} >= shown
+        assert {layout.numbered[n].name for n in layout.depending[field]} >= shown
 
 
 @pytest.mark.parametrize(
