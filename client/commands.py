@@ -39,6 +39,7 @@ SUBJECTS = {
     "tool": "tools",
     "mcp": "mcp",
     "ping": "ping",
+    "reexec": "reexec",
 }
 
 

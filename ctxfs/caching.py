@@ -37,14 +37,15 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import pyfuse3
 import trio
 
 from runtime.authority.loop import Batches
+from runtime.kernel.handover import pack, unpack
 
 #: seconds; as good as forever, because every change is told
 FOREVER: Final = 3600.0
@@ -63,6 +64,9 @@ _NAMES_MAX: Final = 4096
 STEADY_SECONDS: Final = 1.0
 #: seconds between two times that pollers are told of what changes often
 _OFTEN_SECONDS: Final = 0.1
+
+#: inodes that are told to the kernel in one step, when it has to forget all
+_AT_ONCE: Final = 256
 
 #: a process in poll(2)
 Waiter = pyfuse3.PollHandle
@@ -111,6 +115,19 @@ class Poller:
                 self.changed(inode)
             await trio.sleep(_OFTEN_SECONDS)
 
+    def save(self) -> dict[str, Any]:
+        """For the next daemon. Who waits is woken once, and the kernel asks anew."""
+        for waiting in self._waiting.values():
+            for handle in waiting.values():
+                with suppress(OSError):
+                    handle.notify()
+        return {"versions": list(self._versions.items()), "again": list(self._again)}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self._versions = dict(saved["versions"])
+        for inode in saved["again"]:
+            self.changed_again(inode)
+
 
 class Cache:
     """Tells the kernel what to forget. Inert until the filesystem is mounted."""
@@ -128,6 +145,51 @@ class Cache:
         self._some_early = trio.Event()
         self._pages = Batches[tuple[int, bool]](_forget_pages, self._tell_pollers)
         self._names = Batches[tuple[int, str]](_forget_names)
+
+    async def idle(self) -> None:
+        """Returns when no thread tells the kernel anything."""
+        while not self.is_idle:
+            await self._pages.idle()
+            await self._names.idle()
+
+    @property
+    def is_idle(self) -> bool:
+        return self._pages.is_idle and self._names.is_idle
+
+    def save(self) -> dict[str, Any]:
+        """What the kernel knows and keeps, for the next daemon; with an idle cache."""
+        return {
+            "known": list(self._known.items()),
+            "paged": list(self._paged),
+            "told": [(inode, pack(value)) for inode, value in self._told.items()],
+            "pages": self._pages.waiting,
+            "names": self._names.waiting,
+            "early": list(self._early),
+            "poller": self.poller.save(),
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self._known = Counter(dict(saved["known"]))
+        self._paged = set(saved["paged"])
+        self._told = {inode: unpack(value) for inode, value in saved["told"]}
+        for inode, polled in saved["pages"]:
+            self._pages.add((inode, polled))
+        for parent, name in saved["names"]:
+            self._names.add((parent, name))
+        self._early = set(saved["early"])
+        self._some_early.set()
+        self.poller.restore(saved["poller"])
+
+    async def distrust(self, is_ours: Callable[[int], bool]) -> None:
+        """Has the kernel ask for all inodes of this kind anew: another program may show them
+        otherwise. Who polls is told nothing, for nothing has changed."""
+        for number, inode in enumerate(list(self._known)):
+            if is_ours(inode):
+                self.forget_attributes(inode)
+                self.drop_pages(inode)
+            if number % _AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
+        self.forget_attributes(pyfuse3.ROOT_INODE)
 
     def note_known(self, inode: int) -> None:
         """The kernel is told of this inode once more (FUSE_LOOKUP and its like)."""

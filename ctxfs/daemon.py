@@ -13,12 +13,13 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyfuse3
 import trio
@@ -28,17 +29,23 @@ from ctxfs.declared import read_directory, schema
 from ctxfs.declaring import Declaring
 from ctxfs.errnos import name_of
 from ctxfs.filesystem import Filesystem
+from ctxfs.handshake import Handshake
 from ctxfs.mount import MountGuard, check_device, check_point, check_user, clear_stale, mounted
 from ctxfs.operations import WORKERS, Operations
+from ctxfs.program import program
+from ctxfs.reexec import CHECK, SIGNALS, Passing, Reexecution, checked
 from ctxfs.service import Service
 from ctxfs.tools import registry as tools
 from runtime import crashpoints
 from runtime.cell.cell import Places
 from runtime.errors import StartupError
+from runtime.kernel import handover
 from runtime.kernel.daemonlog import DaemonLog
 from runtime.kernel.privilege import Privilege
+from runtime.kernel.spawn import own_children, reap_children
 from runtime.kernel.systemd import Journal, notify
 from runtime.records.config import Config, load_config, read_config
+from runtime.records.store import check_state
 from runtime.runtime import VERSION, Runtime, open_runtime
 from runtime.sockets.server import Sockets
 
@@ -47,9 +54,9 @@ log = logging.getLogger("ctxd")
 #: as that of the machine's own services that others wait for (setpriority(2))
 _NICE: Final = -10
 _LEVELS: Final = ("debug", "info", "warning", "error")
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 #: their default action would end the daemon (signal(7)), which nobody who sends one means
-_REFUSED: Final = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM)
+_REFUSED: Final = (signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +154,12 @@ def parse_arguments(argv: list[str] | None, defaults: Defaults) -> argparse.Name
         default="info",
         help=f"log messages of this level and above: {', '.join(_LEVELS)} (default: info)",
     )
+    parser.add_argument(
+        CHECK,
+        action="store_true",
+        help="look whether ctxd could start here, or take over from the one that runs: read "
+        "program, settings and state, change nothing, and exit",
+    )
     parser.add_argument("--version", action="version", version=f"ctxd {VERSION}")
     return parser.parse_args(argv)
 
@@ -180,23 +193,33 @@ def _take_precedence() -> None:
 
 
 async def _handle_signals(
-    runtime: Runtime, stop: Callable[[], None], reload: Callable[[], None]
+    runtime: Runtime,
+    stop: Callable[[], None],
+    reload: Callable[[], None],
+    reexecute: Callable[[], None],
+    early: Iterable[int],
 ) -> None:
-    with trio.open_signal_receiver(*_SIGNALS, *_REFUSED) as received:
-        async for number in received:
-            if number == signal.SIGHUP:
-                reload()
-                continue
-            if number in _REFUSED:
-                name = signal.Signals(number).name
-                log.warning("%s is refused: ctxd ignores it", name)
-                continue
-            if runtime.state == "stopping":
-                continue
+    """``early`` came before there was anybody to handle them."""
+
+    def handle(number: int) -> None:
+        name = signal.Signals(number).name
+        if number == signal.SIGHUP:
+            reload()
+        elif number == signal.SIGUSR1:
+            reexecute()
+        elif number in _REFUSED:
+            log.warning("%s is refused: ctxd ignores it", name)
+        elif runtime.state != "stopping":
             runtime.state = "stopping"
             notify("STOPPING=1")
-            log.info("%s: cancelling every agent", signal.Signals(number).name)
+            log.info("%s: cancelling every agent", name)
             stop()
+
+    with trio.open_signal_receiver(*_SIGNALS, *_REFUSED) as received:
+        for number in early:
+            handle(number)
+        async for number in received:
+            handle(number)
 
 
 async def serve(
@@ -208,18 +231,29 @@ async def serve(
     privilege: Privilege,
     daemon_log: DaemonLog,
     debug: bool,
+    before: dict[str, Any] | None,
+    early: Iterable[int],
 ) -> None:
-    """Runs the daemon until SIGTERM or SIGINT. Raises ``StartupError``."""
+    """Runs the daemon until SIGTERM or SIGINT. Raises ``StartupError``.
+
+    ``before`` is what the daemon before in the same process has left, and ``early`` are the
+    signals that came meanwhile.
+    """
+    children = own_children() if before is not None else []
     async with open_runtime(
         config=config,
         places=places,
         cgroup=cgroup,
         privilege=privilege,
+        inherited=before["runtime"]["held"] if before is not None else None,
     ) as runtime:
         fs = Filesystem(runtime)
         base = fs.base
+        handshake = Handshake(before["kernel"] if before is not None else None)
         # the filesystem: unmounted before the runtime below it goes
-        operations = Operations(fs)
+        operations = Operations(fs, handshake)
+        if before is not None:
+            operations.scheduler.hold()
         with mounted(
             operations,
             places,
@@ -228,6 +262,7 @@ async def serve(
             spawner=runtime.spawner,
             cgroup=runtime.hierarchy.daemon,
             debug=debug,
+            handshake=handshake,
         ) as guard:
             async with trio.open_nursery() as nursery:
                 base.cache.mounted = True
@@ -243,7 +278,8 @@ async def serve(
 
                 async def read_declared() -> None:
                     try:
-                        await declaring.read(booting=False)
+                        with base.calls.one_more():
+                            await declaring.read(booting=False)
                     finally:
                         service.reloaded()
 
@@ -256,8 +292,16 @@ async def serve(
                     declaring.close()
                     stopping.set()
 
-                nursery.start_soon(_handle_signals, runtime, stop, reload)
-                await runtime.binder.wait_answering(places.mount)
+                nursery.start_soon(reap_children, children)
+                reexecution = Reexecution(
+                    runtime=runtime, fs=fs, operations=operations, guard=guard, nursery=nursery
+                )
+                nursery.start_soon(
+                    _handle_signals, runtime, stop, reload, reexecution.begin, early
+                )
+                await handshake.agreed.wait()
+                if before is None:
+                    await runtime.binder.wait_answering(places.mount)
                 # the sockets, which call the tools: last, and closed first
                 sockets = Sockets(
                     agents=runtime.agents,
@@ -270,16 +314,44 @@ async def serve(
                     call_tool=partial(tools.call, base, fs.root),
                     refused=base.reasons.note,
                     refusals=base.reasons.recent,
+                    reexecute=reexecution.ask,
+                    version=VERSION,
+                )
+                reexecution.sockets = sockets
+                reexecution.passing = passing = Passing(
+                    runtime=runtime,
+                    fs=fs,
+                    operations=operations,
+                    handshake=handshake,
+                    sockets=sockets,
                 )
                 nursery.start_soon(sockets.run)
                 runtime.supervisor.prepare_with(sockets.open)
+                if before is not None:
+                    sockets.hold()
+                    passing.restore(before)
+                    crashpoints.reach("reexec.restored")
+                    # a socket that is bound anew is a request
+                    runtime.binder.asking = operations.scheduler.let_go
                 await sockets.open_daemon()
                 await runtime.supervisor.recover()
-                await declaring.read(booting=True)
-                nursery.start_soon(declaring.run)
+                if before is None:
+                    await declaring.read(booting=True)
                 Collecting().begin()
                 runtime.loop.reset()
-                runtime.state = "ready"
+                if runtime.state == "starting":
+                    runtime.state = "ready"
+                if before is not None:
+                    operations.scheduler.let_go()
+                    sockets.let_go()
+                    waited = time.monotonic() - before["since"]
+                    log.info("taken over: callers have waited %.2f s", waited)
+                    nursery.start_soon(
+                        base.cache.distrust, lambda inode: not base.durable.owns(inode)
+                    )
+                    # who was stopped meanwhile is not started: this is no boot
+                    await declaring.read(booting=False)
+                nursery.start_soon(declaring.run)
                 daemon_log.say("ready")
                 notify("READY=1")
                 await stopping.wait()
@@ -345,6 +417,19 @@ def _reload(runtime: Runtime, config_file: Path, daemon_log: DaemonLog) -> str:
     return ""
 
 
+def check(config_file: Path, state: Path, *, required: bool) -> int:
+    """Reads what a daemon would read, and changes nothing; ``StartupError``.
+
+    Says what it takes over from another one.
+    """
+    load_config(config_file, required=required)
+    check_state(state / "ctxfs.db")
+    program()
+    tools.check_schemas()
+    print(f"ctxd {VERSION}", checked(), sep="\n", flush=True)
+    return 0
+
+
 def main(argv: list[str] | None = None) -> int:
     privilege = Privilege.of_this_process()
     defaults = Defaults.of(privilege, os.environ)
@@ -373,25 +458,38 @@ def _run(
     places = Places(mount=arguments.mount, state=arguments.state, runtime=arguments.runtime)
     config_file = arguments.config or defaults.config
     failure: BaseException | None = None
+    early: list[int] = []
     try:
         for name in ("mount", "state", "runtime"):
             if not getattr(places, name).is_absolute():
                 raise StartupError(f"--{name}: {getattr(places, name)} is not an absolute path")
         crashpoints.arm()
+        if arguments.check:
+            return check(config_file, places.state, required=arguments.config is not None)
+        before = handover.inherited()
+        if before is not None:
+            # they wait since before the program was executed
+            for signal_number in SIGNALS:
+                signal.signal(signal_number, lambda number, _: early.append(number))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            crashpoints.reach("reexec.executed")
         config = load_config(config_file, required=arguments.config is not None)
         daemon_log.owner_rate = config.owner_log_lines
         check_device()
         check_user(privilege)
-        check_point(places, privilege)
-        clear_stale(places.fuse, privilege)
+        if before is None:
+            check_point(places, privilege)
+            clear_stale(places.fuse, privilege)
         _raise_file_limit()
         _take_precedence()
         # where it was, if systemd ends it because the loop does not turn (SIGABRT)
         faulthandler.enable(file=sys.stderr, all_threads=True)
         # what the guard asks for when the mount does not answer, whatever the loop does
         faulthandler.register(signal.SIGRTMIN, file=sys.stderr, all_threads=True)
-        for number in _REFUSED:  # until they are handled; not SIG_IGN, which agents would inherit
-            signal.signal(number, lambda *_: None)
+        # until they are handled; not SIG_IGN, which agents would inherit
+        for number in (*_REFUSED, signal.SIGUSR1):
+            if before is None:
+                signal.signal(number, lambda *_: None)
         os.umask(0o022)
         trio.run(
             lambda: serve(
@@ -402,6 +500,8 @@ def _run(
                 privilege=privilege,
                 daemon_log=daemon_log,
                 debug=False,
+                before=before,
+                early=early,
             )
         )
     except* StartupError as errors:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ctxfs.files import agent, history, home, root, session, task, tool, waiting, work
+from ctxfs.files import agent, history, home, root, session, spaces, task, tool, waiting, work
 from ctxfs.forgetting import Forgetting
 from ctxfs.tree.base import Base
 from ctxfs.tree.layouts import Layout, split_inode
-from ctxfs.tree.nodes import Node
+from ctxfs.tree.nodes import GoneNode, Node
 from ctxfs.tree.rownodes import RowNode
+from ctxfs.tree.spaces import Place, Space
 from runtime.errors import GoneError
 from runtime.runtime import Runtime
 
@@ -58,6 +59,28 @@ class Filesystem:
             return None
         obj = layout.find(self.base, index, row)
         return RowNode(self.base, layout, index, obj, number) if obj is not None else None
+
+    # in the next daemon
+
+    def is_gone(self, node: Node) -> bool:
+        """Whether an open file is all that is left of its object."""
+        if self.base.durable.owns(node.inode):
+            return self.base.durable.known_node(node.inode) is None
+        return self._resolve(*split_inode(node.inode)) is None
+
+    def opened_before(self, inode: int, path: str) -> Node:
+        """What is open by this inode number, whatever has become of it."""
+        if self.base.durable.owns(inode):
+            found: Node | None = self.base.durable.known_node(inode)
+        else:
+            found = self._resolve(*split_inode(inode))
+        return found if found is not None else GoneNode(inode, path)
+
+    def space_at(self, place: Place) -> Space | None:
+        """The space with this name and key; None if its object is gone."""
+        name, key = place
+        row = spaces.ROWS.get(name)
+        return self.base.spaces.found(row, key) if row is not None else None
 
     @property
     def root(self) -> Node:

@@ -23,6 +23,7 @@ from typing import IO, Final
 import pyfuse3
 import trio
 
+from ctxfs.handshake import Handshake
 from ctxfs.operations import Operations
 from runtime.cell.cell import Places
 from runtime.errors import StartupError
@@ -146,9 +147,10 @@ def _check_link(places: Places) -> None:
 
 
 @contextmanager
-def _bound(places: Places) -> Iterator[None]:
+def _bound(places: Places, *, taken: bool) -> Iterator[None]:
     """The mount point as a bind of the filesystem."""
-    linux.mount(str(places.fuse), places.mount, "none", linux.MS_BIND)
+    if not taken:
+        linux.mount(str(places.fuse), places.mount, "none", linux.MS_BIND)
     try:
         yield
     finally:
@@ -228,17 +230,21 @@ def mounted(
     spawner: Spawner,
     cgroup: Cgroup,
     debug: bool,
+    handshake: Handshake,
 ) -> Iterator[MountGuard]:
-    """The filesystem, mounted in both places as long as the context lasts.
+    """The filesystem, mounted in both places as long as the context lasts. With a ``handshake``
+    that was taken over it is mounted already.
 
     Yields its guard, which is in ``cgroup``. When the daemon has not answered for ``watchdog``
     seconds, it is said what it was doing, and the connection to the kernel is aborted: then
     ``pyfuse3.main`` returns.
     """
-    clear_stale(places.fuse, privilege)
-    made = not privilege.rootless and not places.mount.exists()
-    if made:
-        places.mount.mkdir(mode=0o755)
+    taken = handshake.taken
+    if not taken:
+        clear_stale(places.fuse, privilege)
+        handshake.made_point = not privilege.rootless and not places.mount.exists()
+        if handshake.made_point:
+            places.mount.mkdir(mode=0o755)
     options = set(pyfuse3.default_options)
     options |= {f"fsname={_FSNAME}", f"subtype={_SUBTYPE}", "nosuid", "nodev"}
     if not privilege.rootless:
@@ -248,7 +254,7 @@ def mounted(
     if debug:
         options.add("debug")
     try:
-        pyfuse3.init(operations, str(places.fuse), options)
+        pyfuse3.init(operations, handshake.take_over() if taken else str(places.fuse), options)
     except RuntimeError as error:
         raise StartupError(f"{places.fuse}: cannot mount: {error}") from None
     _mount_connections(privilege)
@@ -258,15 +264,18 @@ def mounted(
     arguments = [str(places.fuse), str(os.getpid()), abort, str(ceil(watchdog))]
     guard = MountGuard(spawner, cgroup, [places.program("guard"), *arguments], operations)
     try:
-        with _linked(places) if privilege.rootless else _bound(places):
+        with _linked(places) if privilege.rootless else _bound(places, taken=taken):
             yield guard
     finally:
+        if taken:  # libfuse does not know where
+            with suppress(OSError):
+                _detach(places.fuse, privilege)
         pyfuse3.close(unmount=True)
         guard.end()
         with suppress(OSError):
             if linux.mount_at(places.fuse) is not None:
                 _detach(places.fuse, privilege)
-        if made:
+        if handshake.made_point:
             with suppress(OSError):
                 places.mount.rmdir()
 

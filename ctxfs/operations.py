@@ -8,13 +8,15 @@ the daemon on everything else.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import pyfuse3
+import trio
 from pyfuse3 import (
     EntryAttributes,
     FileHandleT,
@@ -30,11 +32,23 @@ from pyfuse3 import (
 
 from ctxfs.errnos import errno_of
 from ctxfs.filesystem import Filesystem
+from ctxfs.handshake import Handshake
 from ctxfs.pace import MANNERS, Manner, Pace
 from ctxfs.scheduler import LOCKED, Scheduler
-from ctxfs.tree.nodes import MORE_SIZE, Attributes, Call, Listing, NewAttributes, Node, OpenFile
+from ctxfs.tree.durable import DurableNode
+from ctxfs.tree.nodes import (
+    MORE_SIZE,
+    Attributes,
+    Call,
+    Listing,
+    NewAttributes,
+    Node,
+    OpenFile,
+    OpenGone,
+)
+from ctxfs.tree.openfiles import reopen_row
 from ctxfs.tree.rownodes import RowNode
-from ctxfs.tree.rows import File, Verbs
+from ctxfs.tree.rows import File, Rendered, Verbs
 from runtime.authority.accounts import Charge, Payer, Resource
 from runtime.caller import Caller
 from runtime.errors import (
@@ -45,6 +59,9 @@ from runtime.errors import (
     UnsupportedError,
 )
 from runtime.kernel import linux
+from runtime.kernel.handover import Descriptors, pack, pack_caller, unpack, unpack_caller
+
+log = logging.getLogger("ctxd.operations")
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -77,6 +94,8 @@ def _boundary(
 
     async def guarded(self: Operations, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         who = self._payer(args)
+        if not self._at_hand:
+            self.idle = trio.Event()
         self._at_hand[id(args)] = (name, args, who, time.monotonic())
         self._base.requests += 1
         try:
@@ -98,6 +117,8 @@ def _boundary(
             raise FUSEError(errno_of(error)) from None
         finally:
             del self._at_hand[id(args)]
+            if not self._at_hand:
+                self.idle.set()
 
     guarded.__doc__ = method.__doc__
     return guarded
@@ -113,7 +134,7 @@ class Operations(pyfuse3.Operations):
     supports_dot_lookup = False
     enable_writeback_cache = False
 
-    def __init__(self, fs: Filesystem) -> None:
+    def __init__(self, fs: Filesystem, handshake: Handshake | None = None) -> None:
         super().__init__()
         self._fs = fs
         self._base = fs.base
@@ -123,7 +144,10 @@ class Operations(pyfuse3.Operations):
         self._charges: dict[int, list[Charge]] = {}
         self._next = 1
         self._pace = Pace(fs.base.runtime)
-        self.scheduler = Scheduler()
+        self.scheduler = Scheduler(handshake)
+        #: set while no request is at hand
+        self.idle = trio.Event()
+        self.idle.set()
         #: requests that are not answered yet: operation, arguments, payer, since when
         self._at_hand: dict[int, tuple[str, Sequence[Any], Payer | None, float]] = {}
         self._base.at_hand = lambda: len(self._at_hand)
@@ -142,6 +166,101 @@ class Operations(pyfuse3.Operations):
             on = who.name if who is not None else "unknown"
             lines.append(f"{operation} {args[0]} of {by} ({on}), {now - begun:.1f} s old")
         return lines
+
+    # in the next daemon
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._at_hand
+
+    def save(self, descriptors: Descriptors) -> dict[str, Any]:
+        """What is open, and by whom, while no request is at hand."""
+        return {
+            "next": self._next,
+            "files": [
+                self._saved_file(number, opened, descriptors)
+                for number, opened in self._open_files.items()
+            ],
+            "listings": [
+                self._saved_listing(number, listing) for number, listing in self._listings.items()
+            ],
+        }
+
+    def _saved_file(
+        self, number: int, opened: OpenFile, descriptors: Descriptors
+    ) -> dict[str, Any]:
+        node = opened.node
+        saved: dict[str, Any] = {
+            "number": number,
+            "inode": node.inode,
+            "path": node.path,
+            "flags": opened.flags,
+            "caller": pack_caller(opened.caller),
+        }
+        if isinstance(node, RowNode) and self._fs.is_gone(node):
+            text = b""
+            if isinstance(node.row, Rendered):
+                with suppress(CtxError, OSError):
+                    text = node.render(opened.caller)
+            return {**saved, "kind": OpenGone.__name__, "text": pack(text)}
+        return {**saved, "kind": type(opened).__name__, **opened.save(descriptors)}
+
+    @staticmethod
+    def _saved_listing(number: int, listing: Listing) -> dict[str, Any]:
+        with suppress(CtxError, OSError):
+            listing.read_all()
+        return {
+            "number": number,
+            "inode": listing.directory.inode,
+            "path": listing.directory.path,
+            "caller": pack_caller(listing.call.caller),
+            "names": [pack(os.fsencode(name)) for name in listing.names],
+            "begun": listing.begun,
+            "size": listing.size,
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Before any request is read."""
+        self._next = saved["next"]
+        for each in saved["files"]:
+            caller = unpack_caller(each["caller"])
+            node = self._fs.opened_before(each["inode"], each["path"])
+            opened = self._reopened(node, caller, each)
+            opened.flags = each["flags"]
+            self._open_files[each["number"]] = opened
+            self._charges[each["number"]] = [self._charge_anyway(caller, Resource.DESCRIPTORS, 1)]
+        for each in saved["listings"]:
+            caller = unpack_caller(each["caller"])
+            listing = Listing(
+                self._fs.opened_before(each["inode"], each["path"]),
+                Call.of(self._base.runtime, caller),
+                [os.fsdecode(unpack(name)) for name in each["names"]],
+                begun=each["begun"],
+                size=each["size"],
+            )
+            self._listings[each["number"]] = listing
+            self._charges[each["number"]] = [
+                self._charge_anyway(caller, Resource.DESCRIPTORS, 1),
+                self._charge_anyway(caller, Resource.MEMORY, listing.size),
+            ]
+
+    def _reopened(self, node: Node, caller: Caller, saved: dict[str, Any]) -> OpenFile:
+        if isinstance(node, DurableNode):
+            opened = node.reopened(caller, saved["fd"], saved["flags"])
+            opened.restore(saved)
+            return opened
+        if isinstance(node, RowNode) and isinstance(node.row, File):
+            try:
+                return reopen_row(node, node.row, caller, saved["flags"], saved)
+            except (CtxError, OSError, LookupError) as error:
+                log.warning("%s cannot be taken over: %s", node.path, error)
+        text = unpack(saved.get("text") or "")
+        return OpenGone(node, caller, text, self._base.runtime.agents.identity.still)
+
+    def _charge_anyway(self, caller: Caller, resource: Resource, amount: int) -> Charge:
+        runtime = self._base.runtime
+        who = runtime.agents.identity.payer(caller)
+        return runtime.accounts.charged_anyway(who, resource, amount)
 
     def _payer(self, args: Sequence[Any]) -> Payer | None:
         """Whose account a request is on."""
@@ -447,6 +566,7 @@ class Operations(pyfuse3.Operations):
                 opened.release()
             charge.release()
             raise
+        opened.flags = flags
         return self._file_info(opened, charge)
 
     @_boundary
@@ -465,6 +585,7 @@ class Operations(pyfuse3.Operations):
         except BaseException:
             charge.release()
             raise
+        opened.flags = flags
         return self._file_info(opened, charge), self._remembered(node)
 
     @_boundary

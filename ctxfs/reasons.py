@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from ctxfs.errnos import name_of
@@ -62,6 +62,20 @@ class Reasons:
         #: refusals since the start
         self.count = 0
         self._refusals: OrderedDict[int, OrderedDict[str, deque[_Refusal]]] = OrderedDict()
+
+    def save(self) -> dict[str, Any]:
+        """For the next daemon."""
+        return {
+            "lines": list(self._lines.items()),
+            "refusals": [asdict(refusal) for refusal in self._all()],
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self._lines = OrderedDict(saved["lines"])
+        for fields in saved["refusals"]:
+            refusal = _Refusal(**fields)
+            callers = self._refusals.setdefault(refusal.owner, OrderedDict())
+            callers.setdefault(refusal.key, deque(maxlen=_OF_CALLER)).append(refusal)
 
     def of_caller(self, caller: Caller) -> str:
         return self._lines.get(caller.key, "")

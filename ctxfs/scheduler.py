@@ -22,6 +22,7 @@ from typing import Any, Final
 import pyfuse3
 import trio
 
+from ctxfs.handshake import Handshake
 from runtime.authority.accounts import Payer, Reserve
 
 #: requests that the kernel may send with the lock of a directory
@@ -75,7 +76,10 @@ class _Line:
 class Scheduler:
     """Reads requests and lets them go on. Until ``run`` runs nobody waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, handshake: Handshake | None = None) -> None:
+        self._handshake = handshake
+        #: while nothing is to be read: set when it is again
+        self._held: trio.Event | None = None
         self._line = _Line()
         #: since the reader last let others go on: requests, and when that was
         self._read, self._passed = 0, 0.0
@@ -97,22 +101,41 @@ class Scheduler:
         if self._device is None:
             self._device = select.poll()
             self._device.register(fd, select.POLLIN)
+        if self._handshake is not None and not self._handshake.done:
+            await self._handshake.go_on(fd)
+            if self._handshake is not None and not self._handshake.done:
+                return
         self._read += 1
         if self._read >= _READ_MAX or time.monotonic() - self._passed > _READING_SECONDS:
             await trio.lowlevel.checkpoint()
             self._note_pass()
         # who asked may be killed meanwhile: then there is nothing to read any more, and
         # pyfuse3 would wait for the next request with the whole daemon
-        while not self._is_more():
-            await trio.lowlevel.wait_readable(fd)
+        while self._held is not None or not self._is_more():
+            if self._held is not None:
+                await self._held.wait()
+            else:
+                await trio.lowlevel.wait_readable(fd)
             self._note_pass()
+
+    def hold(self) -> None:
+        """Nothing is read from now on: whoever asks waits."""
+        if self._held is None:
+            self._held = trio.Event()
+
+    def let_go(self) -> None:
+        """Requests are read again."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.set()
 
     def _note_pass(self) -> None:
         self._read, self._passed = 0, time.monotonic()
 
     def _is_more(self) -> bool:
-        """Whether the kernel has more requests."""
-        return self._device is not None and bool(self._device.poll(0))
+        """Whether the kernel has more requests that may be read now."""
+        readable = self._device is not None and self._held is None
+        return readable and bool(self._device.poll(0))  # type: ignore[union-attr]
 
     # serving
 

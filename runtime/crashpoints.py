@@ -77,6 +77,10 @@ POINTS: Final = (
     "adopt.lost",
     "adopt.ended",
     "adopt.cleaned",
+    "reexec.held",
+    "reexec.saved",
+    "reexec.executed",
+    "reexec.restored",
 )
 _VARIABLE: Final = "CTXD_CRASH_AT"
 

@@ -8,10 +8,10 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -22,6 +22,7 @@ from runtime.cell.cell import Places
 from runtime.errors import StartupError
 from runtime.kernel import cgroups, linux, orders, spare
 from runtime.kernel.binder import Binder
+from runtime.kernel.handover import Descriptors
 from runtime.kernel.inotify import Watcher
 from runtime.kernel.privilege import Privilege
 from runtime.kernel.spawn import Spawner
@@ -57,8 +58,11 @@ class Runtime:
         hierarchy: cgroups.Hierarchy,
         spawner: Spawner,
         binder: Binder,
+        held: dict[str, int],
     ) -> None:
         self.places = places
+        #: descriptors that are open as long as the daemon lives
+        self._held = held
         self.agents = agents
         self.supervisor = supervisor
         self.streams = streams
@@ -80,6 +84,14 @@ class Runtime:
         self.agents.settings.config = config
         self.accounts.configure(config)
         self.supervisor.networks.configured()
+
+    def save(self, descriptors: Descriptors) -> dict[str, Any]:
+        """For the next daemon: since when there is one, and what is never closed."""
+        held = {name: descriptors.keep(fd) for name, fd in self._held.items()}
+        return {"started": self.started, "held": held}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self.started = saved["started"]
 
     def status(self) -> dict[str, str]:
         """The facts of ``/ctx/status``."""
@@ -233,8 +245,10 @@ async def open_runtime(
     places: Places,
     cgroup: Path | None,
     privilege: Privilege,
+    inherited: Mapping[str, int] | None = None,
 ) -> AsyncIterator[Runtime]:
-    """Everything below the filesystem, opened in order and closed in reverse.
+    """Everything below the filesystem, opened in order and closed in reverse. What is never
+    closed may be ``inherited`` from the daemon before in the same process (``Runtime.save``).
 
     Raises ``StartupError``, having changed nothing that it does not undo.
     """
@@ -247,7 +261,10 @@ async def open_runtime(
         stack.callback(hierarchy.close)
         # the state, held against a second daemon
         _private_directory(places.state, 0o700)
-        stack.callback(os.close, _lock(places.state))
+        held = dict(inherited or {})
+        if "lock" not in held:
+            held["lock"] = _lock(places.state)
+        stack.callback(os.close, held["lock"])
         try:
             hierarchy.prepare(privilege)
             if privilege.rootless:
@@ -266,7 +283,9 @@ async def open_runtime(
         spawner = Spawner(places.program("launcher"), hierarchy.helpers)
         stack.callback(spawner.close)
         _check_namespaces(privilege, spawner)
-        stack.callback(os.close, _open_lifeline(places.lifeline))
+        if "lifeline" not in held:
+            held["lifeline"] = _open_lifeline(places.lifeline)
+        stack.callback(os.close, held["lifeline"])
         # the records
         store = Store(places.state / "ctxfs.db")
         stack.callback(store.close)
@@ -307,6 +326,7 @@ async def open_runtime(
                 hierarchy=hierarchy,
                 spawner=spawner,
                 binder=binder,
+                held=held,
             )
             trio.lowlevel.add_instrument(runtime.loop)
             stack.callback(trio.lowlevel.remove_instrument, runtime.loop)

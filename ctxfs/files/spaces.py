@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ctxfs.tree.spaces import Place, SpaceRow
 from runtime.authority.guard import ANY_STATUS, Facts, Guard, Unless
 from runtime.caller import HISTORIANS, INSIDERS, Caller, Role
 from runtime.errors import DeniedError, MissingError
+from runtime.ids import AgentIndex, SessionIndex
 from runtime.records.lifecycle import Status
 from runtime.records.model import Agent, Session
 from runtime.runtime import Runtime
@@ -58,9 +59,16 @@ def shared_owner(runtime: Runtime, name: str) -> int:
         raise MissingError(f"there is no space {quote(name)}") from None
 
 
+def _find_agent(runtime: Runtime, key: str) -> Agent | None:
+    index, _, incarnation = key.partition(".")
+    agent = runtime.agents.registry.recall(AgentIndex(int(index)))
+    return agent if agent is not None and agent.incarnation == incarnation else None
+
+
 ARTIFACT: Final[SpaceRow[Agent]] = SpaceRow(
     name="artifact",
-    key=lambda agent: agent.incarnation,
+    key=lambda agent: f"{agent.index}.{agent.incarnation}",
+    find=_find_agent,
     path=lambda agent: f"agent/{agent.name}.d/artifact",
     root=lambda runtime, agent: runtime.agents.documents.path(agent, "artifact"),
     ensure=lambda runtime, agent: runtime.agents.documents.ensure(agent),
@@ -79,6 +87,7 @@ ARTIFACT: Final[SpaceRow[Agent]] = SpaceRow(
 EPISODE: Final[SpaceRow[Session]] = SpaceRow(
     name="episode",
     key=lambda session: str(session.index),
+    find=lambda runtime, key: runtime.agents.sessions.get(SessionIndex(int(key))),
     path=lambda session: (
         f"home/{session.owner}/agent/{session.agent}/session/{session.name}/context/episode"
     ),
@@ -99,6 +108,7 @@ EPISODE: Final[SpaceRow[Session]] = SpaceRow(
 DATA: Final[SpaceRow[int]] = SpaceRow(
     name="data",
     key=str,
+    find=lambda runtime, key: int(key),
     path=lambda uid: f"home/{uid}/data",
     root=_data_root,
     owner=lambda runtime, uid: None,
@@ -112,6 +122,7 @@ DATA: Final[SpaceRow[int]] = SpaceRow(
 SHARED: Final[SpaceRow[str]] = SpaceRow(
     name="shared",
     key=str,
+    find=lambda runtime, name: name if shared_root(runtime, name).is_dir() else None,
     path=lambda name: f"shared/{name}",
     root=shared_root,
     owner=lambda runtime, name: None,
@@ -126,4 +137,10 @@ SHARED: Final[SpaceRow[str]] = SpaceRow(
 
 def places_of(agent: Agent) -> tuple[Place, ...]:
     """Those of the spaces that go with an agent."""
-    return (ARTIFACT.name, agent.incarnation), (EPISODE.name, str(agent.session))
+    return ARTIFACT.place(agent), (EPISODE.name, str(agent.session))
+
+
+#: by name
+ROWS: Final[dict[str, SpaceRow[Any]]] = {
+    row.name: row for row in (ARTIFACT, EPISODE, DATA, SHARED)
+}

@@ -6,6 +6,7 @@ import errno
 import functools
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -83,6 +84,20 @@ async def call(
     ``MissingError`` for an unknown tool, ``DeniedError`` for one that the caller has not
     got, ``MalformedError`` for what its schema does not take.
     """
+    with ExitStack() as stack:
+        return await _carried_out(base, root, caller, name, given, call_id, stack)
+
+
+async def _carried_out(
+    base: Base,
+    root: Node,
+    caller: Caller,
+    name: str,
+    given: Any,
+    call_id: CallId | None,
+    stack: ExitStack,
+) -> dict[str, Any]:
+    """``stack`` gets what ends when the answer is given."""
     request: Request | None = None
     mark = base.cache.mark()
     try:
@@ -92,6 +107,7 @@ async def call(
         if call_id is not None and Does.READS not in tool.does:
             answers = base.runtime.agents.answers
             async with answers.turn(caller, call_id):
+                stack.enter_context(base.calls.one_more())
                 known = answers.find(caller, call_id, digest(name, given))
                 if known is not None:
                     return known
@@ -102,6 +118,7 @@ async def call(
             if tool.waits is not None:
                 await tool.waits(request)
                 request = _request(base, root, caller, tool, given)
+            stack.enter_context(base.calls.one_more())
             output = await _handle(request, tool)
     except Exception as error:
         subject = request.subject if request is not None else None
@@ -200,6 +217,12 @@ def _check_texts(value: Any, field: str) -> None:
     elif isinstance(value, list):
         for number, inner in enumerate(value):
             _check_texts(inner, f"{field}.{number}")
+
+
+def check_schemas() -> None:
+    """Makes what checks the input of each tool; raises whatever is wrong with it."""
+    for name in BY_NAME:
+        _validator(name)
 
 
 @functools.cache

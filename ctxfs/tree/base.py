@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ctxfs.caching import Cache
 from ctxfs.disks import Disks
@@ -16,9 +16,11 @@ from ctxfs.tree.nodes import Node
 from ctxfs.tree.queued import Queued
 from ctxfs.tree.spaces import SpaceRow, Spaces
 from runtime.authority.identity import Identity
+from runtime.authority.loop import AtHand
 from runtime.caller import INSIDERS, PARTIES, Caller, Role
 from runtime.cell.cell import working_directory, workspace
 from runtime.errors import CtxError
+from runtime.kernel.handover import Descriptors
 from runtime.kernel.output import Segments
 from runtime.records.model import Agent
 from runtime.runtime import Runtime
@@ -79,12 +81,21 @@ class Base:
         self.durable = Durable(self.cache, self.disks.close)
         runtime.agents.disk.unnamed = self.durable.unnamed
         self.spaces = Spaces(runtime)
+        #: calls of tools that have begun to change something, or are about to be answered
+        self.calls = AtHand()
         self.started = time.time()
         #: how many requests of the kernel were answered
         self.requests = 0
         #: how many are being answered
         self.at_hand: Callable[[], int] = lambda: 0
         self.client_program: bytes = program()
+
+    def save(self, descriptors: Descriptors) -> dict[str, Any]:
+        """For the next daemon: the times of what never changes, and what was counted."""
+        return {"started": self.started, "requests": self.requests}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self.started, self.requests = saved["started"], saved["requests"]
 
     # real files
 

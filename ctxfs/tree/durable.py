@@ -15,7 +15,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 from weakref import WeakSet
 
 from ctxfs.caching import Cache
@@ -23,7 +23,7 @@ from ctxfs.disks import Work
 from ctxfs.tree.inodes import DURABLE, REAL
 from ctxfs.tree.nodes import Attributes, Call, NewAttributes, Node, OpenFile
 from ctxfs.tree.realfiles import OpenRealFile, truncating_by_path
-from ctxfs.tree.spaces import DIRECTORY, Space
+from ctxfs.tree.spaces import DIRECTORY, Place, Space, gone_space
 from runtime.authority.disk import ENTRY_SIZE, Share
 from runtime.caller import Caller
 from runtime.errors import (
@@ -40,6 +40,7 @@ from runtime.errors import (
 )
 from runtime.ids import Incarnation
 from runtime.kernel import linux
+from runtime.kernel.handover import Descriptors
 from runtime.texts.names import quote
 
 #: above every computed inode number
@@ -258,7 +259,12 @@ class DurableNode(Node):
         return self._opened_as(call, _reopen(self.fd, wanted | os.O_CLOEXEC), flags)
 
     def _opened_as(self, call: Call, fd: int, flags: int) -> OpenRealFile:
-        caller = call.caller
+        opened = self.reopened(call.caller, fd, flags)
+        opened.begin()
+        return opened
+
+    def reopened(self, caller: Caller, fd: int, flags: int) -> _OpenDurable:
+        """As it was open in the daemon before."""
         opened = _OpenDurable(
             self,
             caller,
@@ -608,8 +614,11 @@ class _OpenDurable(OpenRealFile):
             changed=self._written,
         )
         self.direct = direct
-        self.keep = not direct and node.keeps_pages(fd)
         self.exact = node.space.links
+
+    def begin(self) -> None:
+        """It is opened by a process, which the kernel is told of."""
+        self.keep = not self.direct and self.node.keeps_pages(self.fd)
 
     def _written(self) -> None:
         if not self.exact:
@@ -632,6 +641,12 @@ class _OpenDurable(OpenRealFile):
             cache.note_pages(self.node.inode)
             cache.forget_pages((self.node.inode,))
 
+    def save(self, descriptors: Descriptors) -> dict[str, Any]:
+        return {**super().save(descriptors), "keep": self.keep}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self.keep = saved["keep"]
+
     def resizing(self, size: int) -> AbstractContextManager[None]:
         return self.node.resizing(self.fd, size)
 
@@ -641,6 +656,9 @@ class _OpenDurable(OpenRealFile):
             self.node.owed = False
             self.node.space.note_disk(-os.fstat(self.fd).st_blocks * 512)
         self.node.table.close(self.node, self.fd)
+
+
+_FIELDS: Final = ("inode", "name", "gone", "born", "taken", "lookups", "paged", "charged", "owed")
 
 
 class _Descriptors:
@@ -665,6 +683,10 @@ class _Descriptors:
         if len(self._fds) > self._limit:
             self._close(*self._fds.popitem(last=False))
 
+    def items(self) -> Iterator[tuple[DurableNode, int]]:
+        """Those used longest ago first."""
+        return iter(self._fds.items())
+
     def take(self, node: DurableNode) -> int | None:
         """No longer kept here; the caller has to close it."""
         return self._fds.pop(node, None)
@@ -686,6 +708,87 @@ class Durable:
         self._removed = _Descriptors(_DESCRIPTORS, self.close)
         #: the same, and those that are open
         self._unnamed = WeakSet[DurableNode]()
+
+    # in the next daemon
+
+    def save(self, descriptors: Descriptors) -> dict[str, Any]:
+        """All nodes that are known, with their descriptors, as a JSON value."""
+        nodes: list[DurableNode] = []
+        numbers: dict[DurableNode, int] = {}
+        left = [*self._nodes.values(), *self._unnamed]
+        while left:
+            node = left.pop()
+            if node not in numbers:
+                numbers[node] = len(nodes)
+                nodes.append(node)
+                left += filter(None, (node.parent, *(parent for parent, _ in node.aliases)))
+        spaces = list(dict.fromkeys(node.space for node in nodes))
+        places = {space: number for number, space in enumerate(spaces)}
+
+        def number_of(node: DurableNode | None) -> int | None:
+            return numbers[node] if node is not None else None
+
+        def kept(held: _Descriptors) -> list[tuple[int, int]]:
+            return [(numbers[node], descriptors.keep(fd)) for node, fd in held.items()
+                    if node in numbers]  # fmt: skip
+
+        return {
+            "next": self._next,
+            "spaces": [space.save() for space in spaces],
+            "nodes": [
+                {
+                    **{name: getattr(node, name) for name in _FIELDS},
+                    "key": node.key,
+                    "space": places[node.space],
+                    "parent": number_of(node.parent),
+                    "aliases": [(number_of(parent), name) for parent, name in node.aliases],
+                    "listed": self._nodes.get(node.inode) is node,
+                    "numbered": node.key is not None and self._numbers.get(node.key) == node.inode,
+                    "absent": self._absent.get((node.space.path, node.space.incarnation)) is node,
+                    "unnamed": node in self._unnamed,
+                }
+                for node in nodes
+            ],
+            "open": kept(self._open),
+            "removed": kept(self._removed),
+        }
+
+    def restore(self, saved: dict[str, Any], space_at: Callable[[Place], Space | None]) -> None:
+        """In a table that has no nodes yet; ``space_at`` finds a space, unless it is gone."""
+        self._next = saved["next"]
+        spaces = []
+        for each in saved["spaces"]:
+            space = space_at(tuple(each["place"])) or gone_space(each)
+            space.restore(each)
+            spaces.append(space)
+        nodes = []
+        for each in saved["nodes"]:
+            key = tuple(each["key"]) if each["key"] is not None else None
+            node = DurableNode(self, spaces[each["space"]], each["inode"], key, None, each["name"])
+            for name in _FIELDS:
+                setattr(node, name, each[name])
+            nodes.append(node)
+        for node, each in zip(nodes, saved["nodes"], strict=True):
+            node.parent = nodes[each["parent"]] if each["parent"] is not None else None
+            node.aliases = tuple(
+                (nodes[parent] if parent is not None else None, name)
+                for parent, name in each["aliases"]
+            )
+            if each["listed"]:
+                self._nodes[node.inode] = node
+            if each["numbered"] and node.key is not None:
+                self._numbers[node.key] = node.inode
+            if each["absent"]:
+                self._absent[node.space.path, node.space.incarnation] = node
+            if each["unnamed"]:
+                self._unnamed.add(node)
+        for held, pairs in ((self._open, saved["open"]), (self._removed, saved["removed"])):
+            for number, fd in pairs:
+                held.put(nodes[number], fd)
+
+    def known_node(self, inode: int) -> DurableNode | None:
+        """The node of an inode number, whatever has become of the file."""
+        return self._nodes.get(inode)
 
     def unnamed(self) -> dict[int, int]:
         """Bytes on the disk of files without a name, by owner: no directory shows them."""

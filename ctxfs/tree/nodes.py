@@ -11,19 +11,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from ctxfs.caching import FOREVER, Waiter
 from ctxfs.disks import Work
 from runtime.caller import Caller
 from runtime.errors import (
+    DeniedError,
     ForbiddenError,
+    GoneError,
     IsADirectoryNodeError,
     MalformedError,
+    MissingError,
     NotADirectoryNodeError,
     UnsupportedError,
 )
 from runtime.ids import Incarnation
+from runtime.kernel.handover import Descriptors, pack
 from runtime.runtime import Runtime
 
 
@@ -105,6 +109,8 @@ class OpenFile:
     flushes = True
     #: whether the kernel knows by itself what a write has made of the file
     exact = False
+    #: those of open(2)
+    flags = 0
 
     def __init__(self, node: Node, caller: Caller) -> None:
         self.node = node
@@ -151,6 +157,15 @@ class OpenFile:
     def release(self) -> None:
         """The last descriptor is gone."""
 
+    # in the next daemon
+
+    def save(self, descriptors: Descriptors) -> dict[str, Any]:
+        """What the next daemon cannot know from node, caller and flags, as a JSON value."""
+        return {}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """In a file that was opened with the same: it is as it was when that was saved."""
+
 
 #: read of a directory at once
 _NAMES: Final = 1024
@@ -187,6 +202,11 @@ class Listing:
     def ended(self) -> bool:
         """Whether there are no more names than it has."""
         return self._source is None
+
+    def read_all(self) -> None:
+        """Reads the names that are left."""
+        while self.more():
+            pass
 
     def more(self) -> bool:
         """Reads some more names: of a real directory, which may be large, not all at once. Others
@@ -319,3 +339,49 @@ class Node:
         ):
             if wanted is not None and wanted != have:
                 raise ForbiddenError(f"mode and owner of {self.path} cannot be changed")
+
+
+class GoneNode(Node):
+    """What an open file or directory is left with when its object is gone, in the next daemon."""
+
+    def __init__(self, inode: int, path: str) -> None:
+        self.inode = inode
+        self._path = path
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def attributes(self) -> Attributes:
+        raise GoneError("this object was removed")
+
+    def lookup(self, call: Call, name: str) -> Node:
+        raise MissingError("the directory was removed")
+
+    def list(self, call: Call) -> Iterator[str]:
+        return iter(())
+
+
+class OpenGone(OpenFile):
+    """An open file of an object that is gone: with its last text, for who may still read it."""
+
+    def __init__(
+        self, node: Node, caller: Caller, text: bytes, still: Callable[[Caller], bool]
+    ) -> None:
+        super().__init__(node, caller)
+        self._text = text
+        self._still = still
+
+    def read(self, offset: int, size: int) -> bytes:
+        if not self._still(self.caller):
+            raise DeniedError("the agent that opened this file has ended, and its rights with it")
+        return self._text[offset : offset + size]
+
+    def write(self, offset: int, data: bytes) -> int:
+        raise MissingError("the object of this file is gone: open the file again")
+
+    def flush(self) -> None:
+        """What was staged for an object that is gone is nobody's."""
+
+    def save(self, descriptors: Descriptors) -> dict[str, Any]:
+        return {"text": pack(self._text)}

@@ -7,7 +7,7 @@ import select
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from ctxfs.caching import Waiter
 from ctxfs.disks import Work, read_cached
@@ -35,6 +35,7 @@ from runtime.errors import (
     MalformedError,
     TooLongError,
 )
+from runtime.kernel.handover import Descriptors, pack, unpack
 from runtime.texts import mounts
 from runtime.texts.mounts import Source
 
@@ -91,6 +92,33 @@ class OpenRow(OpenFile, Generic[_O]):
     def release(self) -> None:
         self._charge(0)
         self._base.cache.poller.closed(self.node.inode, id(self))
+
+    def save(self, descriptors: Descriptors) -> dict[str, Any]:
+        if self._text is not None:
+            # what makes the rest of it does not outlive this daemon
+            for piece in self._pieces:
+                self._text += piece
+            self._rendered = len(self._text)
+        return {
+            "text": pack(self._text) if self._text is not None else None,
+            "written": self._written,
+            "rendered": self._rendered,
+            "direct": self.direct,
+            "keep": self.keep,
+            "seen": self._seen,
+            "reported": self._reported,
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self._text = bytearray(unpack(saved["text"])) if saved["text"] is not None else None
+        self._written, self._rendered = saved["written"], saved["rendered"]
+        self.direct, self.keep = saved["direct"], saved["keep"]
+        self._seen, self._reported = saved["seen"], saved["reported"]
+        self._memory = None
+        if (size := self._written + self._rendered) > _FREE:
+            runtime = self._base.runtime
+            who = runtime.agents.identity.payer(self.caller)
+            self._memory = runtime.accounts.charged_anyway(who, Resource.MEMORY, size)
 
     def _check_alive(self) -> None:
         self.node.check_alive(self.caller)
@@ -196,6 +224,13 @@ class OpenGathered(OpenFile, Generic[_O]):
     def release(self) -> None:
         self._memory.release()
 
+    def save(self, descriptors: Descriptors) -> dict[str, Any]:
+        return {"text": pack(self._text) if self._text is not None else None}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self._text = unpack(saved["text"]) if saved["text"] is not None else None
+        self._memory.set(len(self._text or b""))
+
 
 def _after_lines(data: bytes, count: int) -> bytes:
     """What follows the first so many lines; nothing if no more than the last goes on."""
@@ -255,6 +290,23 @@ class OpenControl(OpenRow[_O]):
         except Exception:
             self._drop()
             raise
+
+    def save(self, descriptors: Descriptors) -> dict[str, Any]:
+        return {
+            **super().save(descriptors),
+            "staged": pack(self._staged) if self._staged is not None else None,
+            "fresh": self._fresh,
+            "truncated": self._truncated,
+            "found": {path: [to.path, to.identity] for path, to in self._found.items()},
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        super().restore(saved)
+        staged = saved["staged"]
+        self._staged = bytearray(unpack(staged)) if staged is not None else None
+        self._fresh, self._truncated = saved["fresh"], saved["truncated"]
+        # lines that were taken are taken once more with the next ones (``_check_more``)
+        self._found = {path: Source(*to) for path, to in saved["found"].items()}
 
     def _stage(self) -> bytearray:
         if self._staged is None:
@@ -412,6 +464,13 @@ class OpenVerbs(OpenRow[_O]):
         if rest:
             self._act(rest)
 
+    def save(self, descriptors: Descriptors) -> dict[str, Any]:
+        return {**super().save(descriptors), "rest": pack(self._rest)}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        super().restore(saved)
+        self._rest = unpack(saved["rest"])
+
     def _act(self, line: bytes) -> None:
         if line.strip(b" \t"):
             self._check_alive()
@@ -510,6 +569,14 @@ class OpenHistory(OpenByPath[_O]):
         self._rest = rest
         return taken
 
+    def save(self, descriptors: Descriptors) -> dict[str, Any]:
+        return {**super().save(descriptors), "rest": pack(self._rest), "refused": self._refused}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        super().restore(saved)
+        self._rest = unpack(saved["rest"])
+        self._refused = saved["refused"]
+
     def _append_all(self, lines: list[bytes]) -> None:
         """As one change: all of them, or none."""
         wanted = [decode(line) for line in lines if line.strip()]
@@ -537,6 +604,15 @@ class OpenOutput(OpenRow[_O]):
         if offset == 0 or self._content is None:
             self._content = self._row.content(self._base, self.node.obj)
         return self._content(offset, size)
+
+    def save(self, descriptors: Descriptors) -> dict[str, Any]:
+        return {**super().save(descriptors), "begun": self._content is not None}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        super().restore(saved)
+        if saved["begun"]:
+            # as it is now, which has grown at its end
+            self._content = self._row.content(self._base, self.node.obj)
 
 
 class OpenFeed(OpenRow[_O]):
@@ -579,6 +655,14 @@ class OpenInlet(OpenRow[_O]):
         self.charge(len(self._text) + len(data))
         self._text += data
         return len(data)
+
+    def save(self, descriptors: Descriptors) -> dict[str, Any]:
+        saved = super().save(descriptors)
+        return {**saved, "inlet": pack(self._text or b""), "refused": self._refused}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        super().restore(saved)
+        self._text, self._refused = bytearray(unpack(saved["inlet"])), saved["refused"]
 
     def _drop(self) -> None:
         self._text = bytearray()
@@ -623,6 +707,28 @@ def open_row(node: Member[_O], row: File[_O], caller: Caller, flags: int) -> Ope
                 return OpenFeed(node, caller, feed)
             return OpenInlet(node, row, caller)
     raise NotImplementedError(type(row).__name__)
+
+
+def reopen_row(
+    node: Member[_O], row: File[_O], caller: Caller, flags: int, saved: dict[str, Any]
+) -> OpenFile:
+    """One that was open in the daemon before, as it was there: nobody asks whether it may be.
+
+    ``LookupError`` if it is of another kind now.
+    """
+    flags &= ~(os.O_TRUNC | os.O_CREAT | os.O_EXCL)
+    opened: OpenFile
+    if isinstance(row, Document):
+        fd = saved.get("fd")
+        opened = OpenByPath(node, row, caller) if fd is None else _in_place(
+            node, row, caller, flags, fd
+        )
+    else:
+        opened = open_row(node, row, caller, flags)
+    if type(opened).__name__ != saved["kind"]:
+        raise LookupError(f"{row.name} is a {type(opened).__name__} now")
+    opened.restore(saved)
+    return opened
 
 
 def open_document(

@@ -6,12 +6,14 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from typing import Any
 
 from ctxfs.disks import Work, read_cached
 from ctxfs.tree.nodes import Node, OpenFile
 from runtime.authority.disk import Share
 from runtime.caller import Caller
 from runtime.errors import TooLargeError
+from runtime.kernel.handover import Descriptors
 
 
 class OpenRealFile(OpenFile):
@@ -112,6 +114,9 @@ class OpenRealFile(OpenFile):
             self._at_work -= 1
             if self._released and not self._at_work:
                 self._close()
+
+    def save(self, descriptors: Descriptors) -> dict[str, Any]:
+        return {"fd": descriptors.keep(self.fd)}
 
     def release(self) -> None:
         self._released = True

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, NoReturn, TypeVar
 
 from ctxfs.caching import FOREVER
 from runtime.authority.disk import Share
 from runtime.authority.guard import Act, Guard
 from runtime.caller import Caller, Role
-from runtime.errors import QuotaError
+from runtime.errors import MissingError, QuotaError
 from runtime.ids import Incarnation
 from runtime.records.model import Agent
 from runtime.runtime import Runtime
@@ -61,9 +61,19 @@ class Space:
     share: Share | None = None
     #: seconds for which the kernel may keep names and attributes
     timeout: float = FOREVER
+    #: what tells it from all others
+    place: Place = ("", "")
     #: what there is; None until it is counted
     _entries: int | None = field(default=None, init=False)
     _bytes: int = field(default=0, init=False)
+
+    def save(self) -> dict[str, Any]:
+        """For the next daemon."""
+        return {"place": self.place, "path": self.path, "incarnation": self.incarnation,
+                "entries": self._entries, "bytes": self._bytes}  # fmt: skip
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self._entries, self._bytes = saved["entries"], saved["bytes"]
 
     def count(self) -> None:
         """Looks once at all there is, before any of it changes."""
@@ -123,6 +133,18 @@ class Space:
             self._bytes -= size
 
 
+def gone_space(saved: dict[str, Any]) -> Space:
+    """In place of one whose object was removed while its files were open."""
+    path = saved["path"]
+
+    def refuse(*_: object) -> NoReturn:
+        raise MissingError(f"{path} was removed")
+
+    return Space(path=path, root=refuse, owner=lambda: (0, 0), links=False, limit=0, files=None,
+                 total=None, incarnation=saved["incarnation"], may_read=refuse, may_write=refuse,
+                 place=tuple(saved["place"]))  # fmt: skip
+
+
 def _measure(root: Path) -> tuple[int, int]:
     """How many entries are below a directory, and the bytes of the files among them.
 
@@ -163,18 +185,19 @@ def _change_to(fd: int, name: str) -> None:
 class SpaceRow(Generic[_O]):
     """One kind of spaces; the functions get the space's object.
 
-    ``key`` tells the spaces of a kind apart. ``root`` is where the files really are, ``owner``
-    whom they are shown to belong to, None if to their real owner. ``links`` says whether
-    there is more than files and directories, as of ``Space``. ``ensure`` makes the root of a
-    space that need not be there before. A ``bounded`` space has as many files, of as many bytes,
-    as is configured; any other is bounded by its owner's account of the disk, which is its
-    ``share``, alone. ``lasting`` tells whether something may still be written: then all open
-    files share one count. The guards judge what a caller is to ``agent``. In a space without an
-    agent every caller that still lives is ``ANYONE``, and mode bits decide the rest.
+    ``key`` tells the spaces of a kind apart, and ``find`` finds the object by it. ``root`` is where
+    the files really are, ``owner`` whom they are shown to belong to, None if to their real owner.
+    ``links`` says whether there is more than files and directories, as of ``Space``. ``ensure``
+    makes the root of a space that need not be there before. A ``bounded`` space has as many files,
+    of as many bytes, as is configured; any other is bounded by its owner's account of the disk,
+    which is its ``share``, alone. ``lasting`` tells whether something may still be written: then
+    all open files share one count. The guards judge what a caller is to ``agent``. In a space
+    without an agent every caller that still lives is ``ANYONE``, and mode bits decide the rest.
     """
 
     name: str
     key: Callable[[_O], str]
+    find: Callable[[Runtime, str], _O | None]
     path: Callable[[_O], str]
     root: Callable[[Runtime, _O], Path]
     ensure: Callable[[Runtime, _O], object] | None = None
@@ -219,6 +242,7 @@ class SpaceRow(Generic[_O]):
             may_read=lambda caller: check(self.read, Act.READ, caller),
             may_write=lambda caller: check(self.write, Act.WRITE, caller),
             share=self.share(runtime, obj),
+            place=self.place(obj),
         )
 
     def place(self, obj: _O) -> Place:
@@ -242,6 +266,11 @@ class Spaces:
         known = self._known.setdefault(row.place(obj), space)
         known.limit, known.files, known.total = space.limit, space.files, space.total
         return known
+
+    def found(self, row: SpaceRow[_O], key: str) -> Space | None:
+        """The space of a kind with this key; None if its object is gone."""
+        obj = row.find(self._runtime, key)
+        return self.of(row, obj) if obj is not None else None
 
     def known(self, place: Place) -> Space | None:
         return self._known.get(place)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
@@ -194,6 +195,33 @@ class Timed(Generic[_R]):
                 step = partial(self._coroutine.send, answer)
 
 
+class AtHand:
+    """How much of something is being done, for who waits until it is done."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._none = trio.Event()
+
+    def __bool__(self) -> bool:
+        return bool(self._count)
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        self._count += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
+            if not self._count:
+                none, self._none = self._none, trio.Event()
+                none.set()
+
+    async def none(self) -> None:
+        """Returns when nothing is."""
+        while self._count:
+            await self._none.wait()
+
+
 class Batches(Generic[_T]):
     """What a thread does for the event loop: whatever came together while it was at work.
 
@@ -218,6 +246,20 @@ class Batches(Generic[_T]):
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def waiting(self) -> list[_T]:
+        """What no thread has begun."""
+        return list(self._waiting)
+
+    async def idle(self) -> None:
+        """Returns when no thread is at work."""
+        while self._working is not None:
+            await self._working.wait()
+
+    @property
+    def is_idle(self) -> bool:
+        return self._working is None
 
     def add(self, item: _T) -> None:
         self.added += 1

@@ -7,8 +7,8 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +32,8 @@ class Binder:
         self._spawner = spawner
         self._cgroup = cgroup
         self._one_at_a_time = trio.Lock()
+        #: is called when it is about to ask the filesystem for something
+        self.asking: Callable[[], None] = lambda: None
         with self._connected() as fds:
             self._process = spawner.start_now(cgroup, self._words, fds=fds)
 
@@ -47,6 +49,12 @@ class Binder:
     def pid(self) -> int:
         return self._process.pid
 
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """While no answer is waited for, and nothing is asked."""
+        async with self._one_at_a_time:
+            yield
+
     async def bind(self, directory: Path, name: str) -> socket.socket:
         """A listening socket bound to ``name``; ``OSError`` of what failed."""
         made = await self._ask(directory, name)
@@ -59,6 +67,7 @@ class Binder:
 
     async def _ask(self, directory: Path, name: str) -> int | None:
         request = orders.message(directory, name)
+        self.asking()
         async with self._one_at_a_time:
             # not cancelled between question and answer: the next one would get it
             with trio.CancelScope(shield=True):

@@ -14,7 +14,7 @@ import select
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -159,9 +159,42 @@ class Spawner:
         self._channel.close()
         self._launcher.wait()
 
+    @contextlib.asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """While nothing is being started, and nothing is begun to be."""
+        async with self._one_at_a_time:
+            yield
+
     def close(self) -> None:
         """What was started goes on."""
         self._end()
+
+
+async def reap_children(pids: Sequence[int]) -> None:
+    """Waits for children that this program did not start, but the one that was executed before it
+    in the same process."""
+
+    async def reap(pid: int) -> None:
+        with contextlib.suppress(ChildProcessError, ProcessLookupError):
+            fd = os.pidfd_open(pid)
+            try:
+                await trio.lowlevel.wait_readable(fd)
+            finally:
+                os.close(fd)
+            os.waitpid(pid, os.WNOHANG)
+
+    async with trio.open_nursery() as nursery:
+        for pid in pids:
+            nursery.start_soon(reap, pid)
+
+
+def own_children() -> list[int]:
+    """Pids of the children of this process, those that have ended too."""
+    found: list[int] = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children") as listed:
+            found += map(int, listed.read().split())
+    return found
 
 
 def _parse(answer: bytes) -> int:

@@ -16,6 +16,7 @@ from typing import Final
 import trio
 
 from runtime.ids import WaitFileName
+from runtime.kernel.handover import Descriptors
 
 #: A reader may have looked the FIFO up before it was replaced and open it after: pauses before
 #: the release is repeated.
@@ -28,6 +29,8 @@ class WaitFiles:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._released: list[int] = []
+        #: those of which the release is being repeated
+        self._due: list[int] = []
         self._wake = trio.Event()
 
     def path(self, token: WaitFileName) -> Path:
@@ -100,10 +103,20 @@ class WaitFiles:
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
-            due, self._released = self._released, []
+            self._due, self._released = self._released, []
             for seconds in _REPEAT_SECONDS:
                 await trio.sleep(seconds)
-                for held in due:
+                for held in self._due:
                     self._nudge(held)
-            for held in due:
+            for held in self._due:
                 os.close(held)
+            self._due = []
+
+    def save(self, descriptors: Descriptors) -> list[int]:
+        """The FIFOs whose release is repeated, for the next daemon."""
+        return [descriptors.keep(held) for held in (*self._due, *self._released)]
+
+    def restore(self, saved: list[int]) -> None:
+        self._released += saved
+        if saved:
+            self._wake.set()

@@ -554,6 +554,11 @@ class Journal:
             if not self._late and not self._undelivered:
                 self._room = trio.Event()
 
+    @property
+    def is_late(self) -> bool:
+        """Whether changes that are acknowledged wait for room on the disk."""
+        return bool(self._late)
+
     async def synced(self) -> None:
         """Returns when everything acknowledged so far survives a loss of power; ``OSError``.
 

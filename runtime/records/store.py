@@ -138,11 +138,7 @@ class Store:
     def _bring_up_to_date(self) -> None:
         """Makes the database, or does what was added since the version that wrote it."""
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version > len(_STEPS):
-            raise StartupError(
-                f"{self._path}: written by a newer ctxd (schema {version}; this one reads "
-                f"{len(_STEPS)} and older); start the newer ctxd, or use another --state"
-            )
+        _check_version(self._path, version)
         if version == len(_STEPS):
             return
         with self.transaction():
@@ -595,6 +591,36 @@ class Store:
     def delivered(self, seq: int) -> None:
         """Notes that the outbox is done up to ``seq``; the next transaction empties it."""
         self._delivered = max(self._delivered, seq)
+
+
+def check_state(path: Path) -> None:
+    """Reads a database without changing it, as a daemon would that takes it over; a state that is
+    not there is fine. ``StartupError`` if this program cannot read it."""
+    if not path.exists():
+        return
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as db:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            _check_version(path, version)
+            if version == len(_STEPS):
+                for table, load in (
+                    ("agents", lambda index, data: Agent.load(AgentIndex(index), data)),
+                    ("sessions", lambda index, data: Session.load(SessionIndex(index), data)),
+                ):
+                    for index, data in db.execute(f"SELECT idx, data FROM {table}"):
+                        load(index, json.loads(data))
+                for index, kind, data in db.execute("SELECT idx, kind, data FROM items"):
+                    KINDS[kind].load(ItemIndex(index), json.loads(data), lambda *_: "")
+    except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
+        raise StartupError(f"{path}: cannot read it: {error}") from None
+
+
+def _check_version(path: Path, version: int) -> None:
+    if version > len(_STEPS):
+        raise StartupError(
+            f"{path}: written by a newer ctxd (schema {version}; this one reads "
+            f"{len(_STEPS)} and older); start the newer ctxd, or use another --state"
+        )
 
 
 def _translated(error: sqlite3.OperationalError) -> Exception:

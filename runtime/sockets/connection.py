@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -12,6 +14,7 @@ from runtime.authority.accounts import Accounts, Charge, Payer, Resource
 from runtime.authority.loop import Timed, Turns
 from runtime.caller import Caller
 from runtime.errors import MalformedError, TooLongError
+from runtime.kernel.handover import Descriptors, pack, pack_caller, unpack
 from runtime.records.config import Config
 from runtime.texts.names import dump_json
 
@@ -22,8 +25,24 @@ _OWN_SIZE: Final = 16 << 10
 #: seconds between two connections of one owner's agents, and between two of its followers that
 #: are told of more: each costs a dozen steps or two
 REST_SECONDS: Final = 0.004
+#: of a frame that the kernel is given at once
+_PIECE: Final = 64 << 10
 #: frames up to this size are part of that
 _SMALL: Final = 4 << 10
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """An operation that is answered later: what was asked, and what was answered of it so far,
+    as JSON values."""
+
+    fields: dict[str, Any]
+    progress: dict[str, Any]
+
+
+def _place(unsent: list[bytearray], one: bytearray) -> int:
+    """Equal frames are not the same."""
+    return next(place for place, each in enumerate(unsent) if each is one)
 
 
 class Connection:
@@ -54,6 +73,14 @@ class Connection:
         )
         self._memory = self._charges[-1]
         self._answering = 0
+        #: the line that was received and not looked at yet
+        self.at_hand = ""
+        #: what was said and not taken by the kernel yet, in order
+        self._unsent: list[bytearray] = []
+        #: operations that are answered later
+        self.pending: list[Pending] = []
+        #: whether nothing more is received from it
+        self.ending = False
 
     def admit(self) -> None:
         """Charges the peer for the connection itself; ``QuotaError``."""
@@ -79,12 +106,55 @@ class Connection:
         data = frame if isinstance(frame, bytes) else (dump_json(frame) + "\n").encode()
         held = len(data) if len(data) > _SMALL else 0
         self.charge(held)
+        left = bytearray(data)
+        self._unsent.append(left)
         try:
             await self._turns.take(self.who)
             async with self._lock:
-                await self.stream.send_all(data)
+                # the one that is sent is first, whoever had to wait for a turn
+                self._unsent.insert(0, self._unsent.pop(_place(self._unsent, left)))
+                await self._send_all(left)
         finally:
+            del self._unsent[_place(self._unsent, left)]
             self.charge(-held)
+
+    async def _send_all(self, left: bytearray) -> None:
+        """Takes away what the kernel has taken, so that it is known at any time what is left."""
+        await trio.lowlevel.checkpoint()
+        while left:
+            try:
+                sent = await self.stream.socket.send(left[:_PIECE])
+            except OSError as error:
+                raise trio.BrokenResourceError(str(error)) from error
+            del left[:sent]
+
+    # in the next daemon
+
+    def save(self, descriptors: Descriptors) -> dict[str, Any]:
+        received = self.at_hand.encode() + b"\n" if self.at_hand else b""
+        return {
+            "fd": descriptors.keep(self.stream.socket.fileno()),
+            "caller": pack_caller(self.caller),
+            "path": self.path,
+            "received": pack(received + self._buffer),
+            "unsent": pack(b"".join(self._unsent)),
+            "pending": [
+                [pending.fields, pending.progress]
+                for pending in self.pending
+                if "done" not in pending.progress
+            ],
+            "ending": self.ending,
+        }
+
+    def restore(self, saved: dict[str, Any]) -> bytes:
+        """Charges for what there is already; what the daemon before had yet to send."""
+        self.path = saved["path"]
+        self._buffer = bytearray(unpack(saved["received"]))
+        self.ending = saved["ending"]
+        sizes = (1, _DESCRIPTORS, _OWN_SIZE + len(self._buffer))
+        for charge, amount in zip(self._charges, sizes, strict=True):
+            charge.set(amount)
+        return unpack(saved["unsent"])
 
     async def receive(self) -> str | None:
         """The next line, None at the end.
@@ -100,11 +170,8 @@ class Connection:
             searched = len(self._buffer)
             if searched > self._frame_max:
                 raise TooLongError(f"a frame may have at most {self._frame_max} bytes")
-            data = await self._received()
-            if not data:
+            if not await self._receive_some():
                 return None
-            self.charge(len(data))
-            self._buffer += data
             if not searched:
                 self._drop_blanks()
         if end > self._frame_max:
@@ -117,13 +184,17 @@ class Connection:
         except UnicodeDecodeError:
             raise MalformedError("a frame must be UTF-8") from None
 
-    async def _received(self) -> bytes:
-        """Bytes from the peer, in its turn. An end has its turn too: hundreds of connections may
-        end at once, and each end costs as much as a frame."""
+    async def _receive_some(self) -> bool:
+        """Bytes from the peer, in its turn; False at the end. An end has its turn too: hundreds of
+        connections may end at once, and each end costs as much as a frame."""
+        data = b""
         try:
-            return bytes(await self.stream.receive_some(65536))
+            data = bytes(await self.stream.receive_some(65536))
+            self.charge(len(data))
+            self._buffer += data
         finally:
             await self._turns.take(self.who)
+        return bool(data)
 
     def _drop_blanks(self) -> None:
         """Drops all empty lines before a frame at once: there may be very many."""
@@ -140,3 +211,10 @@ class Server:
         self.accepting = trio.CancelScope()
         self.refusing = False
         self.ended = trio.Event()
+        #: while it accepts
+        self.listener: socket.socket | None = None
+        #: accepted, and not admitted yet
+        self.arriving: list[socket.socket] = []
+        self.connections: list[Connection] = []
+        #: taken over, and not opened by this daemon yet
+        self.restored = False

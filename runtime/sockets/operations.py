@@ -50,6 +50,9 @@ ToolCall = Callable[[Caller, str, Any, CallId | None], Awaitable[dict[str, Any]]
 #: what was refused lately to a caller's agents, or about them; with an agent, to it and about it
 Refusals = Callable[[Caller, Agent | None], list[dict[str, Any]]]
 
+#: has the daemon execute itself again; returns only if it did not, by raising ``CtxError``
+Reexecute = Callable[[], Awaitable[None]]
+
 
 class Calls:
     """The calls of tools with an id that are not answered yet."""
@@ -92,6 +95,8 @@ class Services:
     status: Callable[[], dict[str, str]]
     call_tool: ToolCall
     refusals: Refusals
+    reexecute: Reexecute
+    version: str
     calls: Calls = field(default_factory=Calls)
 
 
@@ -105,6 +110,8 @@ class Request:
     about: Agent | None
     connection: Connection
     fields: dict[str, Any]
+    #: of an operation that stays: what was done of it, for the next daemon, noted before it is said
+    progress: dict[str, Any] = field(default_factory=dict)
 
     @property
     def agent(self) -> Agent:
@@ -181,6 +188,7 @@ async def _tool(request: Request) -> None:
     frame = {"type": "tool", "output": output}
     if call_id is not None:
         frame["id"] = call_id
+    request.progress["done"] = True
     await request.answer(frame)
 
 
@@ -229,6 +237,7 @@ async def _tell_quotas(request: Request, owners: Iterable[int]) -> None:
 async def _wait(request: Request) -> None:
     await request.server.ended.wait()
     agent = request.agent
+    request.progress["done"] = True
     await request.answer(
         {
             "type": "wait",
@@ -241,12 +250,13 @@ async def _wait(request: Request) -> None:
 
 
 async def _resume(request: Request) -> None:
-    after = check_event_id(request.fields.get("after"))
+    after = check_event_id(request.progress.get("after", request.fields.get("after")))
     session = request.agents.sessions.get(request.agent.session)
     if session is None:
         raise MissingError("the session was removed")
     replays = request.services.replays
-    await replays.send(request.connection, session, after, request.server.ended)
+    ended, progress = request.server.ended, request.progress
+    await replays.send(request.connection, session, after, ended, progress)
 
 
 async def _send(request: Request) -> None:
@@ -259,11 +269,14 @@ async def _send(request: Request) -> None:
     if not isinstance(text, str):
         raise MalformedError("input: write a string, the text of the message")
     message = messages.meant(caller, agent, check_id(name))
+    if message is None and "sent" in request.progress:
+        raise MissingError(f"the message {quote(name)} was removed")
     if message is None or message.asked != caller.key:
         priority = request.fields.get("priority", "normal")
         message = messages.send(
             caller, agent, text, priority=str(priority), name=name, asked=caller.key
         )
+    request.progress["sent"] = True
     await _tell_reply(request, message)
 
 
@@ -279,25 +292,28 @@ async def _tell_reply(request: Request, message: Message) -> None:
     name = message.name
     silent = _is_only_reported(request, message, CONTROLLERS | Role.WRITER)
     stream = request.services.streams.of(message.index) if not message.over else Stream()
-    told, shown = False, 0
+    progress = request.progress
+    told, shown = progress.get("told", False), progress.get("shown", 0)
     while True:
         over = message.over
         if message.run and not told:
-            told = True
+            told = progress["told"] = True
             await request.answer({"type": "start", "id": name, "run": message.run})
         elif told and not silent and shown < len(stream.text):
             text = stream.text[shown : shown + _DELTA_MAX]
-            shown += len(text)
+            shown = progress["shown"] = shown + len(text)
             await request.answer({"type": "delta", "id": name, "text": text})
         elif over:
             break
         else:
             await stream.wait_changed()
-    if message.status is MessageStatus.PROCESSED and not silent:
+    if message.status is MessageStatus.PROCESSED and not silent and "message" not in progress:
+        progress["message"] = True
         await request.answer({"type": "message", "id": name, "text": message.reply})
     done = {"type": "done", "id": name, "status": message.status.value}
     if message.reason:
         done["reason"] = message.reason
+    progress["done"] = True
     await request.answer(done)
 
 
@@ -341,6 +357,17 @@ async def _quota(request: Request) -> None:
 
 async def _status(request: Request) -> None:
     await request.answer({"type": "status", **request.services.status()})
+
+
+async def _reexec(request: Request) -> None:
+    """The daemon that is executed answers."""
+    before = request.progress.setdefault("before", request.services.version)
+    if "executed" not in request.progress:
+        request.progress["executed"] = True
+        await request.services.reexecute()
+    request.progress["done"] = True
+    frame = {"type": "reexec", "version": request.services.version, "before": before}
+    await request.answer(frame)
 
 
 async def _why_of(request: Request) -> None:
@@ -435,6 +462,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
 }  # fmt: skip
 
 _OPERATORS: Final[Guard[Asked]] = Guard(who=OPERATORS)
+_MASTERS: Final[Guard[Asked]] = Guard(who=Role.ROOT)
 
 DAEMON_OPERATIONS: Final[dict[str, Operation]] = {
     operation.name: operation
@@ -447,6 +475,8 @@ DAEMON_OPERATIONS: Final[dict[str, Operation]] = {
             doc="call a tool about an agent"),
         Operation(name="cancel", guard=_OPERATORS, handler=_cancel_call,
             doc="end the waiting of a pending tool call"),
+        Operation(name="reexec", guard=_MASTERS, handler=_reexec, stays=True,
+            doc="execute the program of the daemon again, and answer when it is ready"),
         Operation(name="why", handler=_why_of,
             guard=Guard(who=OPERATORS, unless=(_NO_NAME, _NOT_OPERATED)),
             doc="tell which line of a policy permits something to the named agent"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -54,9 +54,17 @@ class Replays(Subscriber):
                 await trio.lowlevel.checkpoint()
 
     async def send(
-        self, connection: Connection, session: Session, after: str | None, until: trio.Event
+        self,
+        connection: Connection,
+        session: Session,
+        after: str | None,
+        until: trio.Event,
+        progress: dict[str, Any],
     ) -> None:
-        """Sends the events after an id, all of them without one, then new ones until the end."""
+        """Sends the events after an id, all of them without one, then new ones until the end.
+
+        ``progress`` gets ``after``, the id of the last one, before it is sent.
+        """
         last = int(after[1:]) if after else 0
         offset: int | None = None
         while True:
@@ -82,6 +90,8 @@ class Replays(Subscriber):
                             if _event_number(line) > last
                         )
                     if lines:
+                        begin = lines.rfind(b"\n", 0, -1) + 1
+                        progress["after"] = f"e{_event_number(lines[begin:])}"
                         await connection.send(lines)
             if ended:
                 return

@@ -7,11 +7,12 @@ The sockets are bound on the filesystem itself, by a process of its own
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import trio
@@ -25,16 +26,18 @@ from runtime.cell.cell import Places
 from runtime.errors import CtxError, QuotaError
 from runtime.ids import AgentIndex, MessageId
 from runtime.kernel.binder import Binder
+from runtime.kernel.handover import Descriptors, unpack_caller
 from runtime.life.streams import Streams
 from runtime.records.change import Subscriber
 from runtime.records.lifecycle import Effect
 from runtime.records.model import Agent
-from runtime.sockets.connection import REST_SECONDS, Connection, Server
+from runtime.sockets.connection import REST_SECONDS, Connection, Pending, Server
 from runtime.sockets.operations import (
     DAEMON_OPERATIONS,
     OPERATIONS,
     Asked,
     Operation,
+    Reexecute,
     Refusals,
     Request,
     Services,
@@ -78,6 +81,8 @@ class Sockets(Subscriber):
         call_tool: ToolCall,
         refused: Refused,
         refusals: Refusals,
+        reexecute: Reexecute,
+        version: str,
     ) -> None:
         self._agents = agents
         self._places = places
@@ -94,7 +99,14 @@ class Sockets(Subscriber):
             status=status,
             call_tool=call_tool,
             refusals=refusals,
+            reexecute=reexecute,
+            version=version,
         )
+        self._daemons = Server()
+        #: those of agents that have ended, as long as anybody is connected
+        self._ended: dict[Server, Agent] = {}
+        #: while nothing that is asked is begun: set when it is again
+        self._held: trio.Event | None = None
         #: what agents want of their sockets costs others little at a time
         self._turns = Turns()
         #: anybody may connect, and does not wait for what others say
@@ -123,18 +135,27 @@ class Sockets(Subscriber):
         Also after ``refuse``, for an agent that is started again: connections
         that stayed open go on.
         """
+        server = self._servers.get(agent.index)
+        if server is not None and server.restored:
+            server.restored = False  # as the daemon before had it
+            return
         listener = await self.binder.bind(self._places.fuse / "agent", bind_name(agent))
         server = self._servers.get(agent.index)
         if server is None:
             server = self._servers[agent.index] = Server()
         server.accepting = trio.CancelScope()
         server.refusing = False
+        self._listen(agent, server, listener)
+
+    def _listen(self, agent: Agent | None, server: Server, listener: socket.socket) -> None:
+        server.listener = listener
         self._nursery.start_soon(self._accept, agent, server, listener)
 
     async def open_daemon(self) -> None:
         """The same for ``ctxd.sock``."""
-        listener = await self.binder.bind(self._places.fuse, DAEMON_BIND_NAME)
-        self._nursery.start_soon(self._accept, None, Server(), listener)
+        if self._daemons.listener is None:
+            listener = await self.binder.bind(self._places.fuse, DAEMON_BIND_NAME)
+            self._listen(None, self._daemons, listener)
 
     def refuse(self, agent: Agent) -> None:
         """No new connections and operations; open ones stay until the end is recorded."""
@@ -149,21 +170,101 @@ class Sockets(Subscriber):
         if server is not None:
             server.accepting.cancel()
             server.ended.set()
+            if server.connections:
+                self._ended[server] = agent
+
+    # in the next daemon
+
+    def hold(self) -> None:
+        """Nothing that is asked is begun from now on."""
+        if self._held is None:
+            self._held = trio.Event()
+
+    def let_go(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.set()
+
+    def save(self, descriptors: Descriptors) -> list[dict[str, Any]]:
+        """All sockets and connections, as JSON values."""
+        agents = [(self._agents.registry.recall(index), s) for index, s in self._servers.items()]
+        servers = [(None, self._daemons), *agents, *((a, s) for s, a in self._ended.items())]
+        return [
+            {
+                "agent": agent.index if agent is not None else None,
+                "listener": descriptors.keep(server.listener.fileno())
+                if server.listener is not None
+                else None,
+                "refusing": server.refusing,
+                "ended": server.ended.is_set(),
+                "arriving": [descriptors.keep(each.fileno()) for each in server.arriving],
+                "connections": [each.save(descriptors) for each in server.connections],
+            }
+            for agent, server in servers
+        ]
+
+    def take_over(self, saved: list[dict[str, Any]]) -> None:
+        """Serves them on; what was asked waits while it is held."""
+        for each in saved:
+            agent = None
+            server = self._daemons
+            if each["agent"] is not None:
+                agent = self._agents.registry.recall(AgentIndex(each["agent"]))
+                if agent is None:
+                    continue  # its connections end with the descriptors
+                server = Server()
+                if each["ended"]:
+                    self._ended[server] = agent
+                else:
+                    self._servers[agent.index] = server
+                server.restored = each["listener"] is not None or each["refusing"]
+            server.refusing = each["refusing"]
+            if each["ended"]:
+                server.ended.set()
+            if each["listener"] is not None:
+                self._listen(agent, server, socket.socket(fileno=each["listener"]))
+            for fd in each["arriving"]:
+                self._nursery.start_soon(self._arrived, agent, server, socket.socket(fileno=fd))
+            for connection in each["connections"]:
+                self._reconnect(agent, server, connection)
+
+    async def _arrived(self, agent: Agent | None, server: Server, peer: socket.socket) -> None:
+        try:
+            stream = trio.SocketStream(trio.socket.from_stdlib_socket(peer))
+            await self._admit(agent, server, stream)
+        except Exception as error:
+            log.warning("accept: %s", error)
+
+    def _reconnect(self, agent: Agent | None, server: Server, saved: dict[str, Any]) -> None:
+        caller, agents = unpack_caller(saved["caller"]), self._agents
+        stream = trio.SocketStream(
+            trio.socket.from_stdlib_socket(socket.socket(fileno=saved["fd"]))
+        )
+        who = agents.identity.payer(caller)
+        config = agents.settings.config
+        connection = Connection(stream, caller, config, agents.accounts, self._turns, who)
+        unsent = connection.restore(saved)
+        self._nursery.start_soon(self._serve, agent, server, connection, unsent, saved["pending"])
 
     async def _accept(
         self, agent: Agent | None, server: Server, listener: socket.socket
     ) -> None:
         trio_listener = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
-        with server.accepting, trio_listener.socket:
+        accepting = server.accepting
+        with self._listening(server, listener), accepting, trio_listener.socket:
             while True:
                 try:
                     stream = await trio_listener.accept()
+                    arrived = stream.socket._sock  # type: ignore[attr-defined]
+                    server.arriving.append(arrived)
                     try:
                         if agent is not None:
                             await self._accepts.take(Payer(agent.owner))
                     except BaseException:
                         stream.socket.close()  # the listener is closed
                         raise
+                    finally:
+                        server.arriving.remove(arrived)
                     who = await self._admit(agent, server, stream)
                     if who is not None:
                         await self._accepts.rest(who, REST_SECONDS)
@@ -174,6 +275,15 @@ class Sockets(Subscriber):
                     # One peer must not close the socket for all, nor end the daemon.
                     log.exception("accept")
                     await trio.sleep(0.1)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _listening(server: Server, listener: socket.socket) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if server.listener is listener:
+                server.listener = None
 
     async def _admit(
         self, agent: Agent | None, server: Server, stream: trio.SocketStream
@@ -211,12 +321,22 @@ class Sockets(Subscriber):
 
     # serving
 
-    async def _serve(self, agent: Agent | None, server: Server, connection: Connection) -> None:
+    async def _serve(
+        self,
+        agent: Agent | None,
+        server: Server,
+        connection: Connection,
+        unsent: bytes = b"",
+        pending: Sequence[tuple[dict[str, Any], dict[str, Any]]] = (),
+    ) -> None:
+        """With what the daemon before had yet to send and to answer, if it was connected to it."""
         key = connection.caller.key
+        server.connections.append(connection)
         try:
             async with connection.stream, trio.open_nursery() as nursery:
                 nursery.start_soon(self._farewell, server, nursery.cancel_scope)
-                await connection.timed(self._converse(agent, server, connection, nursery))
+                before = (unsent, pending)
+                await connection.timed(self._converse(agent, server, connection, nursery, before))
                 nursery.cancel_scope.cancel()
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the peer went away
@@ -225,6 +345,9 @@ class Sockets(Subscriber):
             log.exception("a connection of %s", key)
         finally:
             connection.release()
+            server.connections.remove(connection)
+            if not server.connections:
+                self._ended.pop(server, None)
 
     @staticmethod
     async def _farewell(server: Server, scope: trio.CancelScope) -> None:
@@ -232,22 +355,69 @@ class Sockets(Subscriber):
         scope.deadline = trio.current_time() + _FAREWELL_SECONDS
 
     async def _converse(
-        self, agent: Agent | None, server: Server, connection: Connection, nursery: trio.Nursery
+        self,
+        agent: Agent | None,
+        server: Server,
+        connection: Connection,
+        nursery: trio.Nursery,
+        before: tuple[bytes, Sequence[tuple[dict[str, Any], dict[str, Any]]]],
     ) -> None:
         # Its end waits for its tasks: what was asked for is answered, also to a peer
         # that shut down its sending side.
+        unsent, pending = before
         async with trio.open_nursery() as staying:
             try:
+                if unsent:
+                    # frames that are said meanwhile come after it
+                    staying.start_soon(connection.send, unsent)
+                    await trio.lowlevel.checkpoint()
+                await self._go_on(agent, server, connection, pending, staying)
+                if connection.ending:
+                    return
                 self._check_peer(agent, connection)
                 while (line := await self._next_line(server, connection)) is not None:
+                    connection.at_hand = line
                     await self._late.wait(connection.who)
+                    await self._let_go()
+                    connection.at_hand = ""
                     if line.strip():
                         await self._answer(agent, server, connection, line, staying)
             except CtxError as error:
+                connection.ending = True
+                connection.pending.clear()
                 await self._send_error(connection, error)
                 staying.cancel_scope.cancel()
             if staying.child_tasks:
                 nursery.start_soon(_cancel_at_hangup, connection.stream, nursery.cancel_scope)
+
+    async def _let_go(self) -> None:
+        """Returns when what is asked may be begun."""
+        while self._held is not None:
+            await self._held.wait()
+
+    async def _go_on(
+        self,
+        agent: Agent | None,
+        server: Server,
+        connection: Connection,
+        pending: Sequence[tuple[dict[str, Any], dict[str, Any]]],
+        staying: trio.Nursery,
+    ) -> None:
+        """With operations that the daemon before was asked for, and allowed."""
+        table = OPERATIONS if agent is not None else DAEMON_OPERATIONS
+        for fields, progress in pending:
+            operation = table.get(str(fields.get("op")))
+            if operation is not None:
+                connection.pending.append(Pending(fields, progress))
+        await self._let_go()
+        for each in list(connection.pending):
+            request = Request(
+                self._services, server, agent, connection, each.fields, each.progress
+            )
+            size = len(json.dumps(each.fields))
+            connection.charge(size)
+            operation = table[str(each.fields["op"])]
+            staying.start_soon(self._stay, operation, request, size, each)
 
     @staticmethod
     async def _next_line(server: Server, connection: Connection) -> str | None:
@@ -331,16 +501,23 @@ class Sockets(Subscriber):
                 "read an answer first"
             )
         request.connection.charge(size)
-        staying.start_soon(self._stay, operation, request, size)
+        pending = Pending(request.fields, request.progress)
+        request.connection.pending.append(pending)
+        staying.start_soon(self._stay, operation, request, size, pending)
 
-    async def _stay(self, operation: Operation, request: Request, size: int) -> None:
+    async def _stay(
+        self, operation: Operation, request: Request, size: int, pending: Pending
+    ) -> None:
         connection = request.connection
         try:
             await connection.timed(operation.handler(request))
         except CtxError as error:
+            request.progress["done"] = True
             await self._send_error(connection, error, request.fields.get("id"))
         finally:
             connection.charge(-size)
+            with contextlib.suppress(ValueError):  # of a connection that is ended
+                connection.pending.remove(pending)
 
     async def _send_error(self, connection: Connection, error: CtxError, about: Any = None) -> None:
         self._refused(error, connection.caller, connection.path)

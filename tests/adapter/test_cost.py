@@ -43,7 +43,7 @@ from runtime.authority.accounts import Resource
 from runtime.authority.loop import Gentle, LoopMeter
 from runtime.caller import Caller, Role
 from runtime.cell.execution import LiveCells
-from runtime.errors import CtxError
+from runtime.errors import CtxError, WrongStateError
 from runtime.ids import NO_AGENT, NO_SESSION, AgentIndex, Incarnation, MessageId, WaitFileName
 from runtime.kernel.output import append
 from runtime.life.ending import Ender
@@ -501,6 +501,10 @@ class Peer:
         return bytes(answer)
 
 
+async def refuse_to_execute() -> None:
+    raise WrongStateError("ctxd is starting")
+
+
 async def measure_sockets(scene: Scene, meter: LoopMeter) -> dict[str, float]:
     costs, mounted = Costs(scene, meter), scene.mounted
     scene.fill_sockets()
@@ -516,6 +520,8 @@ async def measure_sockets(scene: Scene, meter: LoopMeter) -> dict[str, float]:
             call_tool=partial(registry.call, mounted.base, mounted.fs.root),
             refused=mounted.base.reasons.note,
             refusals=mounted.base.reasons.recent,
+            reexecute=refuse_to_execute,
+            version="0",
         )
         nursery.start_soon(sockets.run)
         peer = Peer(costs, sockets)

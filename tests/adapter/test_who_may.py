@@ -409,6 +409,7 @@ ASKS = {
     "ping": Asks(ALL),
     "wait": Asks(ALL),
     "status": Asks(""),
+    "reexec": Asks(""),
     "quota": Asks("Oosa"),
     "resume": Asks(
         "Ooahpk",

@@ -1,0 +1,282 @@
+"""The daemon executes itself again: same process, same mount, another program (ctxd(8)).
+
+First the program is run with ``--check``, by a process beside: if it fails, nothing happens.
+Then no request is read any more, and those at hand are answered. What the daemon knows and no
+disk has is saved by a table of parts. The program that is executed restores it by the same table,
+takes over the agents as after a crash, and reads on. Callers wait in the kernel meanwhile.
+
+What is acknowledged is committed before. So a daemon that dies in between is one that crashed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
+
+import trio
+
+from ctxfs.filesystem import Filesystem
+from ctxfs.handshake import Handshake
+from ctxfs.mount import MountGuard
+from ctxfs.operations import Operations
+from runtime import crashpoints
+from runtime.errors import AgainError, CtxError, NoSpaceError, UnsupportedError, WrongStateError
+from runtime.kernel import handover
+from runtime.kernel.handover import Descriptors, Part
+from runtime.runtime import Runtime
+from runtime.sockets.server import Sockets
+
+log = logging.getLogger("ctxd.reexec")
+
+#: they wait from before the program is executed until it can handle them
+SIGNALS: Final = frozenset(
+    {
+        *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
+        *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM),
+    }
+)
+#: an argument of ctxd
+CHECK: Final = "--check"
+_CHECK_SECONDS: Final = 60.0
+#: for so long requests at hand may hold up all others; then others are read for a moment
+_HOLD_SECONDS: Final = 1.0
+_LET_GO_SECONDS: Final = 0.05
+#: after which it is given up
+_PATIENCE_SECONDS: Final = 15.0
+_COMPLAINT_MAX: Final = 2000
+#: of the environment: not for a program that is only checked
+_NOT_CHECKED: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "CTXD_CRASH_AT")
+
+
+class Passing:
+    """What passes from one daemon to the next, as a table, and when."""
+
+    def __init__(
+        self,
+        *,
+        runtime: Runtime,
+        fs: Filesystem,
+        operations: Operations,
+        handshake: Handshake,
+        sockets: Sockets,
+    ) -> None:
+        base = fs.base
+        durable, waits = base.durable, runtime.agents.wait_files
+        #: in the order in which they are restored
+        self.parts = (
+            Part(name="runtime", save=runtime.save, restore=runtime.restore),
+            Part(name="base", save=base.save, restore=base.restore),
+            Part(name="waits", save=waits.save, restore=waits.restore),
+            Part(name="cache", save=lambda _: base.cache.save(), restore=base.cache.restore),
+            Part(name="reasons", save=lambda _: base.reasons.save(), restore=base.reasons.restore),
+            Part(name="durable", save=durable.save,
+                restore=lambda saved: durable.restore(saved, fs.space_at)),
+            Part(name="open", save=operations.save, restore=operations.restore),
+            Part(name="sockets", save=sockets.save, restore=sockets.take_over),
+            # before all others: the mount
+            Part(name="kernel", save=handshake.save, restore=lambda saved: None),
+            Part(name="since", save=lambda _: time.monotonic(), restore=lambda saved: None),
+        )  # fmt: skip
+
+    def restore(self, values: dict[str, Any]) -> None:
+        for part in self.parts:
+            part.restore(values[part.name])
+
+    def seal(self) -> int:
+        descriptors = Descriptors()
+        values = {part.name: part.save(descriptors) for part in self.parts}
+        return handover.seal(values, descriptors)
+
+
+class _Outcome:
+    """Of one attempt, for all who asked for it meanwhile."""
+
+    def __init__(self) -> None:
+        self.over = trio.Event()
+        self.error: CtxError = UnsupportedError("ctxd was not executed again, see its log")
+
+
+class Reexecution:
+    """One at a time; whoever asks meanwhile gets what comes of it."""
+
+    def __init__(
+        self,
+        *,
+        runtime: Runtime,
+        fs: Filesystem,
+        operations: Operations,
+        guard: MountGuard,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._runtime = runtime
+        self._base = fs.base
+        self._operations = operations
+        self._guard = guard
+        self._nursery = nursery
+        self._outcome: _Outcome | None = None
+        #: made later
+        self.sockets: Sockets
+        self.passing: Passing
+
+    def begin(self) -> None:
+        """For who does not wait: the log tells why, if it is not executed."""
+        if self._outcome is None:
+            self._outcome = _Outcome()
+            self._nursery.start_soon(self._try, self._outcome)
+
+    async def ask(self) -> None:
+        """Returns by an error only: the daemon that is executed answers. ``CtxError``."""
+        self.begin()
+        assert self._outcome is not None
+        outcome = self._outcome
+        await outcome.over.wait()
+        raise type(outcome.error)(outcome.error.sentence)
+
+    async def _try(self, outcome: _Outcome) -> None:
+        try:
+            self._check_state()
+            await self._check_program()
+            await self._replace()
+        except CtxError as error:
+            outcome.error = error
+            log.error("ctxd is not executed again: %s", error.sentence)
+        except Exception:
+            log.exception("ctxd is not executed again")
+        finally:
+            self._let_go()
+            self._outcome = None
+            outcome.over.set()
+
+    def _check_state(self) -> None:
+        if self._runtime.state != "ready":
+            raise WrongStateError(f"ctxd is {self._runtime.state}")
+        if self._runtime.agents.journal.is_late:
+            raise NoSpaceError("the disk under the daemon's state is full: changes wait for room")
+
+    # the program
+
+    async def _check_program(self) -> None:
+        """``UnsupportedError`` with what it says, if it does not do."""
+        runtime = self._runtime
+        environment = {key: os.environ[key] for key in os.environ if key not in _NOT_CHECKED}
+        said = os.memfd_create("said", os.MFD_CLOEXEC)
+        try:
+            try:
+                process = await runtime.spawner.start(
+                    runtime.hierarchy.helpers,
+                    [*_command(), CHECK],
+                    owner=os.getuid(),
+                    env=environment,
+                    fds=[None, said, said],
+                )
+            except OSError as error:
+                raise UnsupportedError(f"cannot run {sys.executable}: {error.strerror}") from None
+            status: int | None = None
+            with trio.move_on_after(_CHECK_SECONDS):
+                status = await process.wait()
+            if status is None:
+                process.kill()
+                await process.wait()
+                raise UnsupportedError(f"{CHECK} took longer than {_CHECK_SECONDS:g} s")
+            lines = os.pread(said, os.fstat(said).st_size, 0).decode(errors="replace").split("\n")
+        finally:
+            os.close(said)
+        if status != 0:
+            raise UnsupportedError(f"{CHECK} fails: {_complaint(lines)}")
+        if checked() not in lines:
+            taken = " ".join(line for line in lines if line.startswith("handover"))
+            raise UnsupportedError(
+                f"the program takes another handover ({taken or 'none'}; this ctxd gives "
+                f"{checked()}): restart ctxd instead"
+            )
+
+    # the moment
+
+    async def _replace(self) -> None:
+        """``AgainError`` if it does not become quiet, ``WrongStateError`` if ctxd is stopping."""
+        runtime = self._runtime
+        deadline = trio.current_time() + _PATIENCE_SECONDS
+        # what is being bound is a request, which has to be read
+        async with runtime.binder.held():
+            while True:
+                self._hold()
+                with trio.move_on_after(_HOLD_SECONDS):
+                    await self._quiet()
+                    # only now: a request at hand may need a helper
+                    async with runtime.spawner.held():
+                        await self._execute_if_quiet()
+                self._let_go()
+                if trio.current_time() > deadline:
+                    waiting = "; ".join(self._operations.at_hand()[:3]) or "calls of tools"
+                    raise AgainError(
+                        f"requests are not answered within {_PATIENCE_SECONDS:g} s ({waiting}): "
+                        "try again"
+                    )
+                await trio.sleep(_LET_GO_SECONDS)
+
+    def _hold(self) -> None:
+        self.sockets.hold()
+        self._operations.scheduler.hold()
+
+    def _let_go(self) -> None:
+        self._operations.scheduler.let_go()
+        self.sockets.let_go()
+
+    async def _quiet(self) -> None:
+        while not self._is_quiet():
+            await self._operations.idle.wait()
+            await self._base.calls.none()
+            await self._base.cache.idle()
+
+    def _is_quiet(self) -> bool:
+        base = self._base
+        return self._operations.is_idle and not base.calls and base.cache.is_idle
+
+    async def _execute_if_quiet(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            for _ in range(3):  # of signals that came before, those who handle them know
+                await trio.lowlevel.checkpoint()
+            self._check_state()
+            if self._is_quiet():
+                self._execute()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+    def _execute(self) -> NoReturn:
+        """In one step of the loop: nothing changes any more."""
+        crashpoints.reach("reexec.held")
+        file = self.passing.seal()
+        crashpoints.reach("reexec.saved")
+        log.info("executing %s again", sys.executable)
+        try:
+            self._guard.end()
+            self._runtime.binder.close()
+            self._runtime.spawner.close()
+            logging.shutdown()
+            os.environ[handover.VARIABLE] = str(file)
+            os.execv(sys.executable, _command())
+        except BaseException as error:
+            # there is no way back
+            os.write(2, f"ctxd: cannot execute {sys.executable}: {error}\n".encode())
+            os._exit(1)
+
+
+def _command() -> list[str]:
+    return [sys.executable, *sys.orig_argv[1:]]
+
+
+def checked() -> str:
+    """The line by which a program that is checked says what it takes."""
+    return f"handover {handover.FORMAT}"
+
+
+def _complaint(lines: Sequence[str]) -> str:
+    """The last lines of what a program said, as one sentence."""
+    text = " ".join(" ".join(lines).split())
+    return text[-_COMPLAINT_MAX:] or "it says nothing"

@@ -1,0 +1,114 @@
+"""What one ctxd leaves to the next in the same process: a sealed file, and open descriptors.
+
+The daemon executes itself again. What it knows and no disk has goes into a file in memory that
+nobody can change any more; the descriptors in it stay open. One table says what it is: each part
+has a name, and saves and restores one JSON value. A part whose value changes its meaning needs a
+new ``FORMAT``; ``--check`` says which one a program takes, before it is executed.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from runtime.caller import Caller
+from runtime.errors import StartupError
+from runtime.ids import AgentIndex, Incarnation
+
+#: of the file; a daemon executes no program that takes another one
+FORMAT: Final = 1
+#: the environment of the program that is executed says where the file is
+VARIABLE: Final = "CTXD_HANDOVER"
+
+
+class Descriptors:
+    """Those that the next program gets, under their numbers."""
+
+    def __init__(self) -> None:
+        self.kept: list[int] = []
+
+    def keep(self, fd: int) -> int:
+        self.kept.append(fd)
+        return fd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One row of the table: ``save`` gives a JSON value, which ``restore`` gets."""
+
+    name: str
+    save: Callable[[Descriptors], Any]
+    restore: Callable[[Any], None]
+
+
+def seal(values: Mapping[str, Any], descriptors: Descriptors) -> int:
+    """A sealed file with the values, and the descriptors; all of them are inherited."""
+    content = {"format": FORMAT, "descriptors": descriptors.kept, "values": values}
+    file = os.memfd_create("handover", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with os.fdopen(os.dup(file), "wb") as written:
+        written.write(json.dumps(content).encode())
+    fcntl.fcntl(
+        file,
+        fcntl.F_ADD_SEALS,
+        fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL,
+    )
+    for fd in (file, *descriptors.kept):
+        os.set_inheritable(fd, True)
+    return file
+
+
+def inherited() -> dict[str, Any] | None:
+    """The values that the program before left; None if this one was started otherwise.
+
+    No process that is started later gets the descriptors. ``StartupError`` for a file of another
+    format, or one that is not sealed.
+    """
+    number = os.environ.pop(VARIABLE, None)
+    if number is None:
+        return None
+    try:
+        file = int(number)
+        sealed = fcntl.fcntl(file, fcntl.F_GET_SEALS)
+        content = json.loads(os.pread(file, os.fstat(file).st_size, 0))
+        os.close(file)
+        if not sealed & fcntl.F_SEAL_WRITE or content["format"] != FORMAT:
+            raise ValueError("not sealed, or of another format")
+        for fd in content["descriptors"]:
+            os.set_inheritable(fd, False)
+        values: dict[str, Any] = content["values"]
+    except (OSError, ValueError, KeyError) as error:
+        raise StartupError(f"{VARIABLE}: cannot take over: {error}") from None
+    return values
+
+
+# what values are made of
+
+
+def pack(data: bytes | bytearray) -> str:
+    return base64.b64encode(data).decode()
+
+
+def unpack(text: str) -> bytes:
+    return base64.b64decode(text)
+
+
+def pack_caller(caller: Caller) -> dict[str, Any]:
+    return asdict(caller)
+
+
+def unpack_caller(saved: Mapping[str, Any]) -> Caller:
+    agent, groups = saved["agent"], saved["groups"]
+    return Caller(
+        saved["uid"],
+        saved["gid"],
+        saved["pid"],
+        AgentIndex(agent) if agent is not None else None,
+        Incarnation(saved["incarnation"]),
+        saved["known"],
+        tuple(groups) if groups is not None else None,
+    )
