@@ -202,7 +202,10 @@ class Operations(pyfuse3.Operations):
             if isinstance(node.row, Rendered):
                 with suppress(CtxError, OSError):
                     text = node.render(opened.caller)
-            return {**saved, "kind": OpenGone.__name__, "text": pack(text)}
+            unfinished = opened.unfinished
+            return {
+                **saved, "kind": OpenGone.__name__, "text": pack(text), "unfinished": unfinished
+            }  # fmt: skip
         return {**saved, "kind": type(opened).__name__, **opened.save(descriptors)}
 
     @staticmethod
@@ -255,7 +258,9 @@ class Operations(pyfuse3.Operations):
             except (CtxError, OSError, LookupError) as error:
                 log.warning("%s cannot be taken over: %s", node.path, error)
         text = unpack(saved.get("text") or "")
-        return OpenGone(node, caller, text, self._base.runtime.agents.identity.still)
+        still = self._base.runtime.agents.identity.still
+        unfinished = saved.get("unfinished", False)
+        return OpenGone(node, caller, text, still, unfinished=unfinished)
 
     def _charge_anyway(self, caller: Caller, resource: Resource, amount: int) -> Charge:
         runtime = self._base.runtime

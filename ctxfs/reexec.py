@@ -43,12 +43,13 @@ SIGNALS: Final = frozenset(
 #: an argument of ctxd
 CHECK: Final = "--check"
 _CHECK_SECONDS: Final = 60.0
+_KILL_SECONDS: Final = 1.0
 #: for so long requests at hand may hold up all others; then others are read for a moment
 _HOLD_SECONDS: Final = 1.0
 _LET_GO_SECONDS: Final = 0.05
 #: after which it is given up
 _PATIENCE_SECONDS: Final = 15.0
-_COMPLAINT_MAX: Final = 2000
+_COMPLAINT_MAX: Final = 800
 #: of the environment: not for a program that is only checked
 _NOT_CHECKED: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "CTXD_CRASH_AT")
 
@@ -177,11 +178,14 @@ class Reexecution:
             except OSError as error:
                 raise UnsupportedError(f"cannot run {sys.executable}: {error.strerror}") from None
             status: int | None = None
-            with trio.move_on_after(_CHECK_SECONDS):
-                status = await process.wait()
+            try:
+                with trio.move_on_after(_CHECK_SECONDS):
+                    status = await process.wait()
+            finally:
+                if status is None:  # or ctxd is stopping
+                    process.kill()
+                    process.wait_now(_KILL_SECONDS)
             if status is None:
-                process.kill()
-                await process.wait()
                 raise UnsupportedError(f"{CHECK} took longer than {_CHECK_SECONDS:g} s")
             lines = os.pread(said, os.fstat(said).st_size, 0).decode(errors="replace").split("\n")
         finally:
@@ -277,6 +281,7 @@ def checked() -> str:
 
 
 def _complaint(lines: Sequence[str]) -> str:
-    """The last lines of what a program said, as one sentence."""
-    text = " ".join(" ".join(lines).split())
-    return text[-_COMPLAINT_MAX:] or "it says nothing"
+    """What a program said last, as one sentence; of an error in Python also where that is."""
+    said = [line.strip() for line in lines if line.strip()]
+    where = [line for line in said if line.startswith('File "')][-1:] if len(said) > 1 else []
+    return " ".join((*where, *said[-1:]))[:_COMPLAINT_MAX] or "it says nothing"

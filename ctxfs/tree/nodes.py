@@ -159,6 +159,11 @@ class OpenFile:
 
     # in the next daemon
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether something was written that ``flush`` would commit."""
+        return False
+
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
         """What the next daemon cannot know from node, caller and flags, as a JSON value."""
         return {}
@@ -366,11 +371,18 @@ class OpenGone(OpenFile):
     """An open file of an object that is gone: with its last text, for who may still read it."""
 
     def __init__(
-        self, node: Node, caller: Caller, text: bytes, still: Callable[[Caller], bool]
+        self,
+        node: Node,
+        caller: Caller,
+        text: bytes,
+        still: Callable[[Caller], bool],
+        *,
+        unfinished: bool = False,
     ) -> None:
         super().__init__(node, caller)
         self._text = text
         self._still = still
+        self._unfinished = unfinished
 
     def read(self, offset: int, size: int) -> bytes:
         if not self._still(self.caller):
@@ -381,7 +393,13 @@ class OpenGone(OpenFile):
         raise MissingError("the object of this file is gone: open the file again")
 
     def flush(self) -> None:
-        """What was staged for an object that is gone is nobody's."""
+        if self._unfinished:
+            self._unfinished = False
+            raise MissingError("the object of this file is gone: open the file again")
+
+    @property
+    def unfinished(self) -> bool:
+        return self._unfinished
 
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
-        return {"text": pack(self._text)}
+        return {"text": pack(self._text), "unfinished": self._unfinished}

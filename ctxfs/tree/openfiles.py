@@ -291,6 +291,10 @@ class OpenControl(OpenRow[_O]):
             self._drop()
             raise
 
+    @property
+    def unfinished(self) -> bool:
+        return self._fresh
+
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
         return {
             **super().save(descriptors),
@@ -464,6 +468,10 @@ class OpenVerbs(OpenRow[_O]):
         if rest:
             self._act(rest)
 
+    @property
+    def unfinished(self) -> bool:
+        return bool(self._rest)
+
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
         return {**super().save(descriptors), "rest": pack(self._rest)}
 
@@ -569,6 +577,10 @@ class OpenHistory(OpenByPath[_O]):
         self._rest = rest
         return taken
 
+    @property
+    def unfinished(self) -> bool:
+        return bool(self._rest)
+
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
         return {**super().save(descriptors), "rest": pack(self._rest), "refused": self._refused}
 
@@ -655,6 +667,10 @@ class OpenInlet(OpenRow[_O]):
         self.charge(len(self._text) + len(data))
         self._text += data
         return len(data)
+
+    @property
+    def unfinished(self) -> bool:
+        return bool(self._text)
 
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
         saved = super().save(descriptors)
