@@ -121,6 +121,7 @@ class Poller:
             for handle in waiting.values():
                 with suppress(OSError):
                     handle.notify()
+        self._waiting.clear()
         return {"versions": list(self._versions.items()), "again": list(self._again)}
 
     def restore(self, saved: dict[str, Any]) -> None:

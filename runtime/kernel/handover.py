@@ -52,14 +52,16 @@ def seal(values: Mapping[str, Any], descriptors: Descriptors) -> int:
     file = os.memfd_create("handover", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with os.fdopen(os.dup(file), "wb") as written:
         written.write(json.dumps(content).encode())
-    fcntl.fcntl(
-        file,
-        fcntl.F_ADD_SEALS,
-        fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL,
-    )
+    seal_file(file)
     for fd in (file, *descriptors.kept):
         os.set_inheritable(fd, True)
     return file
+
+
+def seal_file(file: int) -> None:
+    """Nobody can change a file in memory any more."""
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
 
 
 def inherited() -> dict[str, Any] | None:
@@ -81,7 +83,7 @@ def inherited() -> dict[str, Any] | None:
         for fd in content["descriptors"]:
             os.set_inheritable(fd, False)
         values: dict[str, Any] = content["values"]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise StartupError(f"{VARIABLE}: cannot take over: {error}") from None
     return values
 

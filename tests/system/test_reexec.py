@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,16 @@ class Replaceable(Daemon):
         assert self.pid == pid
 
 
+@contextmanager
+def replaceable(**options: Any) -> Iterator[Replaceable]:
+    daemon = Replaceable(**options)
+    with running(daemon):
+        yield daemon
+
+
 @pytest.fixture
 def daemon() -> Iterator[Replaceable]:
-    with running(Replaceable()) as each:
+    with replaceable() as each:
         yield each
 
 
@@ -137,6 +145,9 @@ class Clients:
         except BaseException as error:
             self.errors.append(error)
 
+    def have_done(self, enough: int) -> bool:
+        return self.done > enough or bool(self.errors)
+
     def __enter__(self) -> Clients:
         for thread in self._threads:
             thread.start()
@@ -175,10 +186,9 @@ def test_clients_without_pause_see_no_error_and_agents_live_on(daemon: Replaceab
 
     with Clients(look, look, send, send, make) as clients:
         for _ in range(4):
-            before = clients.done
+            enough = clients.done + 100
             daemon.reexec()
-            wait_until(lambda before=before: clients.done > before + 100 or clients.errors,
-                       "clients go on")
+            wait_until(partial(clients.have_done, enough), "clients go on")
     assert read(first, "pid") == pid and alive(int(pid))
     assert clients.done > 400
     waits = re.findall(r"callers have waited ([0-9.]+) s", daemon.log.read_text())
@@ -433,7 +443,7 @@ def _read_only_older(daemon: Replaceable) -> str:
 def test_a_program_that_does_not_do_leaves_the_old_one_serving(
     spoil: Callable[[Replaceable], str],
 ) -> None:
-    with running(Replaceable(config="grace: 1s\n")) as daemon:
+    with replaceable(config="grace: 1s\n") as daemon:
         directory, pid = sleeper(daemon, "x")
         backup = daemon.base / "backup"
         shutil.copytree(daemon.program, backup)
@@ -463,7 +473,7 @@ def test_a_program_that_does_not_do_leaves_the_old_one_serving(
     "point", ["reexec.held", "reexec.saved", "reexec.executed", "reexec.restored"]
 )
 def test_to_die_meanwhile_is_a_crash_like_any_other(point: str) -> None:
-    with running(Replaceable(env={"CTXD_CRASH_AT": point})) as daemon:
+    with replaceable(env={"CTXD_CRASH_AT": point}) as daemon:
         directory, pid = sleeper(daemon, "x")
         write(directory / "ctl", "pause")
         fd = os.open(directory / "status", os.O_RDONLY)
