@@ -53,6 +53,8 @@ log = logging.getLogger("ctxd")
 
 #: as that of the machine's own services that others wait for (setpriority(2))
 _NICE: Final = -10
+#: callers wait at most so long for a daemon that takes over what ends just then
+_HELD_SECONDS: Final = 2.0
 _LEVELS: Final = ("debug", "info", "warning", "error")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 #: their default action would end the daemon (signal(7)), which nobody who sends one means
@@ -333,8 +335,11 @@ async def serve(
                     crashpoints.reach("reexec.restored")
                     # a socket that is bound anew is a request
                     runtime.binder.asking = operations.scheduler.let_go
+                patience = trio.CancelScope()
+                nursery.start_soon(_let_go_late, patience, operations, sockets)
                 await sockets.open_daemon()
                 await runtime.supervisor.recover()
+                patience.cancel()
                 if before is None:
                     await declaring.read(booting=True)
                 Collecting().begin()
@@ -354,6 +359,7 @@ async def serve(
                 nursery.start_soon(declaring.run)
                 daemon_log.say("ready")
                 notify("READY=1")
+                reexecution.ready()
                 await stopping.wait()
                 await declaring.closed()
                 await runtime.supervisor.shut_down()
@@ -361,6 +367,14 @@ async def serve(
                 pyfuse3.terminate()
                 nursery.cancel_scope.cancel()
     log.info("every agent is gone, unmounted")
+
+
+async def _let_go_late(scope: trio.CancelScope, operations: Operations, sockets: Sockets) -> None:
+    """Callers of a daemon that took over do not wait longer than this for the last agent."""
+    with scope:
+        await trio.sleep(_HELD_SECONDS)
+        operations.scheduler.let_go()
+        sockets.let_go()
 
 
 async def _answer_requests(

@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
@@ -120,21 +121,33 @@ class Reexecution:
         self._guard = guard
         self._nursery = nursery
         self._outcome: _Outcome | None = None
+        #: whether it is to be executed once it is ready
+        self._wanted = False
         #: made later
         self.sockets: Sockets
         self.passing: Passing
 
     def begin(self) -> None:
-        """For who does not wait: the log tells why, if it is not executed."""
-        if self._outcome is None:
+        """For who does not wait: the log tells why, if it is not executed. A daemon that is not
+        ready yet does so when it is: it may have been executed before the program was changed."""
+        if self._runtime.state == "starting":
+            self._wanted = True
+        elif self._outcome is None:
             self._outcome = _Outcome()
             self._nursery.start_soon(self._try, self._outcome)
+
+    def ready(self) -> None:
+        """The daemon is."""
+        if self._wanted:
+            self._wanted = False
+            self.begin()
 
     async def ask(self) -> None:
         """Returns by an error only: the daemon that is executed answers. ``CtxError``."""
         self.begin()
-        assert self._outcome is not None
         outcome = self._outcome
+        if outcome is None:
+            raise WrongStateError("ctxd is starting: try again")
         await outcome.over.wait()
         raise type(outcome.error)(outcome.error.sentence)
 
@@ -149,7 +162,6 @@ class Reexecution:
         except Exception:
             log.exception("ctxd is not executed again")
         finally:
-            self._let_go()
             self._outcome = None
             outcome.over.set()
 
@@ -208,13 +220,15 @@ class Reexecution:
         # what is being bound is a request, which has to be read
         async with runtime.binder.held():
             while True:
-                self._hold()
-                with trio.move_on_after(_HOLD_SECONDS):
-                    await self._quiet()
-                    # only now: a request at hand may need a helper
-                    async with runtime.spawner.held():
-                        await self._execute_if_quiet()
-                self._let_go()
+                try:
+                    self._hold()
+                    with trio.move_on_after(_HOLD_SECONDS):
+                        await self._quiet()
+                        # only now: a request at hand may need a helper
+                        async with runtime.spawner.held():
+                            await self._execute_if_quiet()
+                finally:
+                    self._let_go()
                 if trio.current_time() > deadline:
                     waiting = "; ".join(self._operations.at_hand()[:3]) or "calls of tools"
                     raise AgainError(
@@ -252,8 +266,20 @@ class Reexecution:
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
-    def _execute(self) -> NoReturn:
+    def _execute(self) -> None:
         """In one step of the loop: nothing changes any more."""
+        # a thread for which they are not blocked takes them, and they are handled here
+        late: list[int] = []
+        before = {n: signal.signal(n, lambda number, _: late.append(number)) for n in SIGNALS}
+        try:
+            self._prepare_and_execute(late)
+        finally:
+            for handled, handler in before.items():
+                signal.signal(handled, handler)
+            for number in late:
+                os.kill(os.getpid(), number)
+
+    def _prepare_and_execute(self, late: list[int]) -> NoReturn:
         crashpoints.reach("reexec.held")
         file = self.passing.seal()
         crashpoints.reach("reexec.saved")
@@ -264,6 +290,8 @@ class Reexecution:
             self._runtime.spawner.close()
             logging.shutdown()
             os.environ[handover.VARIABLE] = str(file)
+            for number in late:  # they wait, as those that come now
+                signal.pthread_kill(threading.get_ident(), number)
             os.execv(sys.executable, _command())
         except BaseException as error:
             # there is no way back

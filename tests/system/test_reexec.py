@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import os
@@ -11,6 +12,7 @@ import shutil
 import signal
 import socket
 import sqlite3
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -200,6 +202,49 @@ def test_clients_without_pause_see_no_error_and_agents_live_on(daemon: Replaceab
     assert read(first, "reason") == "operator_stop\n"
 
 
+def test_lives_go_on_from_their_start_to_their_end(daemon: Replaceable) -> None:
+    """Agents and commands that begin and end meanwhile do so once, and as they would."""
+    host = daemon.run("host", TURN, mode="turn")
+    wait_status(host, "idle")
+    numbers = itertools.count()
+
+    def life() -> None:
+        agent = daemon.run(name := f"a{next(numbers)}", "echo hi")
+        wait_dead(agent)
+        end = tuple(read(agent, file) for file in ("outcome", "reason", "out"))
+        assert end == ("done\n", "exit:0\n", "hi\n"), read(agent, "log")
+        kinds = [event["type"] for event in daemon.events(name)]
+        assert kinds.count("run.start") == kinds.count("run.end") == 1, kinds
+        agent.rmdir()
+
+    def command() -> None:
+        task = host / "task" / f"t{next(numbers)}"
+        task.mkdir()
+        write(task / "cmd", "echo out; exit 3")
+        write(task / "ctl", "start")
+        wait_dead(task)
+        end = tuple(read(task, file) for file in ("status", "exit", "output"))
+        assert end == ("failed\n", "exit:3\n", "out\n"), read(task, "reason")
+        task.rmdir()
+
+    def pause() -> None:
+        agent = daemon.run(f"p{next(numbers)}", "sleep 1000")
+        wait_status(agent, "busy")
+        for verb, status in (("pause", "paused"), ("resume", "busy"), ("pause", "paused")):
+            write(agent / "ctl", verb)
+            wait_status(agent, status)
+        write(agent / "ctl", "stop")
+        wait_dead(agent)
+        assert read(agent, "reason") == "operator_stop\n"
+        agent.rmdir()
+
+    with Clients(life, life, command, pause) as clients:
+        for _ in range(5):
+            enough = clients.done + 5
+            daemon.reexec()
+            wait_until(partial(clients.have_done, enough), "lives go on")
+
+
 def test_open_files_go_on(daemon: Replaceable) -> None:
     new = daemon.make("new")
     busy, _ = sleeper(daemon, "busy")
@@ -299,13 +344,17 @@ def test_pollers_are_woken_once_and_go_on(daemon: Replaceable) -> None:
 
     waiting = threading.Thread(target=wait)
     waiting.start()
+    fifo = subprocess.Popen(["cat", str(directory / "wait")])
     for _ in range(2):
         daemon.reexec()
+    assert fifo.poll() is None
     write(directory / "ctl", "pause")
     waiting.join(TIMEOUT)
     assert found and found[-1] == b"paused\n"
     assert set(found[:-1]) <= {b"busy\n", b"paused\n"} and len(found) <= 3
     os.close(fd)
+    write(directory / "ctl", "kill")
+    assert fifo.wait(TIMEOUT) == 0
 
 
 def test_connections_go_on(daemon: Replaceable, tmp_path: Path) -> None:
@@ -498,6 +547,17 @@ def test_two_at_once_are_both_answered(daemon: Replaceable) -> None:
         os.kill(daemon.pid, signal.SIGUSR1)
         assert one.next()["type"] == other.next()["type"] == "reexec"
     assert "state=ready" in daemon.path("status").read_text()
+
+
+def test_a_signal_that_comes_meanwhile_is_obeyed_afterwards(daemon: Replaceable) -> None:
+    os.kill(daemon.pid, signal.SIGUSR1)
+    wait_until(lambda: "executing" in daemon.log.read_text(), "it begins")
+    # the program may have been changed since it was checked
+    os.kill(daemon.pid, signal.SIGUSR1)
+    os.kill(daemon.pid, signal.SIGHUP)
+    wait_until(lambda: daemon.times_ready() == 3, "it is executed once more")
+    wait_until(lambda: "settings were read again" in daemon.log.read_text(), "it has read them")
+    assert "refused" not in daemon.log.read_text()
 
 
 def test_sigterm_meanwhile_ends_it_in_order() -> None:
