@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.upgrade.older import Successor
+from tests.upgrade.older import Executed, Successor
 
 _OLDER = os.environ.get("CTXFS_OLDER", "")
 collect_ignore = [] if _OLDER else ["test_upgrade.py"]
@@ -22,4 +22,14 @@ def daemon() -> Iterator[Successor]:
         yield made
     finally:
         made.abandon()
+        made.close()
+
+
+@pytest.fixture
+def executed() -> Iterator[Executed]:
+    """Does not run yet."""
+    made = Executed(Path(_OLDER))
+    try:
+        yield made
+    finally:
         made.close()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from tests.worlds.daemon import TIMEOUT, Daemon, wait_until, write
 from tests.worlds.stages import AT_GATE
 
+HOUSE = Path(__file__).resolve().parents[2]
 #: at the gate it looks whether the tree is there, as somebody whom an earlier version started
 ONCE = f"sh -c 'echo got $CTX_RUN; {AT_GATE}; cat $CTX_SELF/status; echo over'"
 
@@ -69,3 +74,42 @@ class Successor(Daemon):
         for file, text in {**files, "on": on}.items():
             write(directory / file, text)
         return directory
+
+
+class Executed(Successor):
+    """``start`` starts the older version from a copy, ``execute_this`` puts this version in its
+    place and has the daemon execute it."""
+
+    executed = True
+
+    def __init__(self, older: Path) -> None:
+        super().__init__(older)
+        self._program = self.base / "program"
+        self._copy(older)
+
+    def _copy(self, version: Path) -> None:
+        for package in ("ctxfs", "runtime", "client"):
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(version / package, self._program / package, ignore=ignored)
+
+    def command(self, *more: str) -> list[str]:
+        # python -m looks into the working directory first
+        python = str(self._older / ".venv/bin/python")
+        enter = ["env", "-C", str(self._program), python]
+        return [*enter, "-m", "ctxfs.daemon", *self.arguments, *more]
+
+    def operations(self) -> str:
+        """Where the program says what can be asked for."""
+        return (self._program / "runtime" / "sockets" / "operations.py").read_text()
+
+    def execute_this(self) -> dict[str, Any]:
+        """What is answered. No process is started, which would close what is open here."""
+        shutil.rmtree(self._program)
+        self._copy(HOUSE)
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(TIMEOUT)
+            connection.connect(str(self.path("ctxd.sock")))
+            connection.sendall(b'{"op":"reexec"}\n')
+            with connection.makefile("rb") as answers:
+                found: dict[str, Any] = json.loads(answers.readline())
+                return found

@@ -75,6 +75,7 @@ def begin_all(daemon: Successor) -> None:
     aborted = daemon.begin("aborted")
     for directory in (paused, aborted):
         has_said(directory, "got r1")
+        wait_status(directory, "busy")  # the daemon may hear of it later
     write(paused / "ctl", "pause")
     write(aborted / "ctl", "abort")
     wait_status(paused, "paused")
@@ -85,6 +86,7 @@ def begin_all(daemon: Successor) -> None:
     wait_status(froze, "idle")
     write(froze / "inbox", "hold on")
     has_said(froze, "got hold on")
+    wait_status(froze, "busy")
     write(froze / "ctl", "pause")
     wait_status(froze, "paused")
 

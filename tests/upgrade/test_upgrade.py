@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 
-from tests.upgrade.older import Successor
+import pytest
+
+from tests.upgrade.older import Executed, Successor
 from tests.upgrade.scene import SLEEP, STATUSES, begin_all, ends, has_said
 from tests.worlds.daemon import (
     TIMEOUT,
@@ -82,6 +85,38 @@ def test_living_agents_are_adopted(daemon: Successor) -> None:
             assert ask(daemon, name, op="ping")["type"] == "pong", name
     check_runs(daemon)
     daemon.restart()
+    check_planes(daemon, task_pids)
+    check_family(daemon)
+    check_ends(daemon)
+
+
+def test_living_agents_go_on_when_this_version_is_executed(executed: Executed) -> None:
+    """Nobody is interrupted, and what was open under the older version is open still."""
+    daemon = executed
+    daemon.start()
+    if '"reexec"' not in daemon.operations():
+        pytest.skip("the older version executes no other")
+    begin_all(daemon)
+    before = {name: shown(daemon, name) for name in STATUSES if name not in ("again", "tasker")}
+    task_pids = {t: read(daemon.agent_dir("tasker") / "task" / t, "pid")
+                 for t in ("good", "long", "deaf", "lost")}
+    pid = daemon.pid
+    control = os.open(daemon.agent_dir("fresh") / "env", os.O_WRONLY | os.O_APPEND)
+    os.write(control, b"HALF=")
+    status = os.open(daemon.agent_dir("steady") / "status", os.O_RDONLY)
+    assert daemon.execute_this()["type"] == "reexec"
+    assert daemon.pid == pid and alive(pid)
+    assert os.pread(status, 100, 0).decode().strip() == STATUSES["steady"]
+    os.close(status)
+    os.write(control, b"whole\n")
+    os.close(control)
+    assert read(daemon.agent_dir("fresh"), "env").endswith("HALF=whole\n")
+    check_statuses(daemon)
+    assert {name: shown(daemon, name) for name in before} == before
+    end_process(int(task_pids["lost"]))
+    wait_until(lambda: ends(daemon, "tasker") == ["processed"], "it is told what was lost")
+    wait_status(daemon.agent_dir("tasker"), "idle")
+    check_runs(daemon)
     check_planes(daemon, task_pids)
     check_family(daemon)
     check_ends(daemon)

@@ -12,8 +12,10 @@ from ctxfs.files import agent as agent_files
 from ctxfs.filesystem import LAYOUTS
 from ctxfs.tools.registry import NUMBERS
 from ctxfs.tools.registry import TOOLS as PRESENT_TOOLS
+from ctxfs.tree.layouts import Layout
 from ctxfs.tree.numbers import ROWS, ROWS_MAX, TOOLS
-from ctxfs.tree.rows import Shown
+from ctxfs.tree.rows import Row, Shown
+from runtime.records.model import Agent
 
 #: a line for each number that was ever given: add new ones at the end of their list
 RECORDED = Path(__file__).with_name("numbers.txt")
@@ -44,8 +46,8 @@ def test_every_tool_has_a_number() -> None:
 
 
 def test_a_row_in_front_of_all_others_changes_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = agent_files.LAYOUT
-    row = Shown(name="first", render=lambda base, agent, caller: "")
+    layout: Layout[Agent] = agent_files.LAYOUT
+    row: Row[Agent] = Shown(name="first", render=lambda base, agent, caller: "")
     with pytest.raises(LookupError, match=r"add \['first'\] at the end of 'agent'"):
         replace(layout, rows=(row, *layout.rows))
     monkeypatch.setitem(ROWS, "agent", (*ROWS["agent"], "first"))
