@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from client.output import COLOR_WHEN
 from client.words import SECONDS
 
 TYPE_CHECKING = False
@@ -70,6 +71,14 @@ OWN = arg("name", metavar="NAME", nargs="?", help="default: the agent you are in
 OF = arg("-a", "--agent", metavar="NAME", help="default: the agent you are in")
 ENDED = arg("--all", action="store_true", help="also list what has ended")
 JSON = arg("--json", action="store_true", help="print JSON")
+COLOR = arg(
+    "--color",
+    metavar="WHEN",
+    choices=COLOR_WHEN,
+    help=f"{one_of(COLOR_WHEN)} (default: auto, on a terminal, without NO_COLOR)",
+)
+#: what every command that lists something takes
+LISTING = (JSON, COLOR)
 FOLLOW = arg("-f", "--follow", action="store_true", help="continue until the agent is dead")
 WAIT = arg("--wait", action="store_true", help="wait until all have ended")
 TIMEOUT = arg(

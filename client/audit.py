@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from client.arguments import JSON, Command, arg
+from client.arguments import LISTING, Command, arg
 from client.events import parse_event, show_event
 from client.exits import OK, Failure
 from client.following import Tail
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from client.arguments import Arguments
+    from client.output import Part
 
 
 def audited_events(root: Root, name: str) -> Iterator[dict[str, Any]]:
@@ -44,19 +45,20 @@ def audited_refusals(root: Root, name: str) -> list[dict[str, Any]]:
     return [item for item in found.get("refusals", ()) if isinstance(item, dict)]
 
 
-def describe_refusal(item: dict[str, Any]) -> str:
+def describe_refusal(item: dict[str, Any]) -> list[Part]:
     """Return a refusal as one readable line."""
     more = f" (and {item['more']} more in that second)" if item.get("more") else ""
     where = f"{item.get('path')}: " if item.get("path") else ""
     what = f"{item.get('code')} {where}{item.get('reason')}{more}"
-    return f"{item.get('ts', '-')} {'refused':<18} by={item.get('by')} {what}"
+    when = str(item.get("ts", "-"))
+    return [(when, "faint"), " ", (f"{'refused':<18}", "error"), f" by={item.get('by')} {what}"]
 
 
 def do_audit(root: Root, args: Arguments) -> int:
     """Show actions and refusals, with their callers, by time."""
     import json
 
-    found = []
+    found: list[tuple[str, str | list[Part]]] = []
     for item in audited_refusals(root, args.name or ""):
         line = json.dumps({"type": "refused", **item}) if args.json else describe_refusal(item)
         found.append((str(item.get("ts")), line))
@@ -72,7 +74,7 @@ COMMANDS = (
     Command(
         "audit",
         "show who did what, and what was refused",
-        (JSON, arg("name", metavar="NAME", nargs="?", help="default: all that you may read")),
+        (*LISTING, arg("name", metavar="NAME", nargs="?", help="default: all that you may read")),
         do_audit,
         "Shows, by time, the events that callers caused, from all sessions that you may read, and"
         " recent refusals of the daemon. An agent sees only its own refusals.",

@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 
-from client.arguments import JSON, Command
+from client.arguments import LISTING, Command
 from client.exits import FAILED, OK, Failure
 from client.files import find_program, first_line, read_file
 from client.output import STDOUT, as_json, decode
@@ -409,10 +409,13 @@ def do_doctor(root: Root, args: Arguments) -> int:
         rows = [{"level": level, "what": what, "remedy": fix} for level, what, fix in found]
         STDOUT.text(as_json(rows))
     else:
-        STDOUT.lines(f"{level:<4}  {what}{'; ' * bool(fix)}{fix}" for level, what, fix in found)
+        STDOUT.lines(
+            [(level, level), f"{'':<{6 - len(level)}}{what}{'; ' * bool(fix)}{fix}"]
+            for level, what, fix in found
+        )
     return FAILED if any(level == "FAIL" for level, _, _ in found) else OK
 
 
 COMMANDS = (
-    Command("doctor", "show what this machine lacks, and how to get it", (JSON,), do_doctor),
+    Command("doctor", "show what this machine lacks, and how to get it", LISTING, do_doctor),
 )

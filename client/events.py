@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from client.arguments import FOLLOW, JSON, OWN, Command
+from client.arguments import FOLLOW, LISTING, OWN, Command
 from client.exits import OK, Failure
 from client.following import Tail, follow
 from client.output import STDOUT, decode
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from client.arguments import Arguments
+    from client.output import Part
 
 
 def parse_event(line: bytes) -> dict[str, Any] | None:
@@ -41,20 +42,23 @@ def last_events(root: Root, session: str) -> list[dict[str, Any]]:
     return [event for event in map(parse_event, reversed(lines)) if event]
 
 
-def show_event(event: dict[str, Any]) -> str:
+def show_event(event: dict[str, Any]) -> list[Part]:
     """Return an event as one readable line."""
     import json
 
-    rest = (
-        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
-        for key, value in event.items()
-        if key not in ("id", "ts", "type")
-    )
-    kind = str(event.get("type", "-"))
-    return f"{event.get('ts', '-')} {kind:<18} {' '.join(rest)}".rstrip()
+    parts: list[Part] = [
+        (str(event.get("ts", "-")), "faint"),
+        " ",
+        (f"{event.get('type', '-')!s:<18}", "heading"),
+    ]
+    for key, value in event.items():
+        if key not in ("id", "ts", "type"):
+            text = value if isinstance(value, str) else json.dumps(value)
+            parts += [f" {key}=", (text, text if key in ("status", "outcome") else "")]
+    return parts
 
 
-def describe_event(line: bytes) -> str:
+def describe_event(line: bytes) -> str | list[Part]:
     """Return a line of a history in readable form."""
     event = parse_event(line)
     return decode(line) if event is None else show_event(event)
@@ -114,7 +118,7 @@ COMMANDS = (
     Command(
         "events",
         "show the events of an agent",
-        (FOLLOW, JSON, OWN),
+        (FOLLOW, *LISTING, OWN),
         do_events,
         "Shows the current session, or the last session of a removed agent. --json prints the"
         " lines of events.jsonl unchanged.",

@@ -6,11 +6,12 @@ import os
 import time
 
 from client.files import BLOCK
+from client.output import shown_line
 from client.root import Root, label
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Protocol
 
     from client.output import Output
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 
 TICK_MS = 100  # how often to look at growing files
+SHARE = 10  # looking takes at most one part in so many of the time
 
 
 class Tail:
@@ -66,6 +68,43 @@ class Tail:
         """Copy the data added since the last call."""
         for chunk in self.chunks():
             self.output.copy(chunk)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self.fd)
+
+
+class Named:
+    """The files of one of several agents, with its name in front of each line."""
+
+    def __init__(self, tails: Sequence[Tail], name: str, style: str) -> None:
+        self.tails = tails
+        self.name = name
+        self.style = style
+        self.partial = dict.fromkeys(tails, b"")
+
+    def pump(self) -> None:
+        """Copy the lines added since the last call."""
+        for tail in self.tails:
+            for chunk in tail.chunks():
+                *lines, rest = (self.partial[tail] + chunk).split(b"\n")
+                if len(rest) >= BLOCK:
+                    lines, rest = [*lines, rest], b""
+                self.partial[tail] = rest
+                self.show(tail, lines)
+
+    def show(self, tail: Tail, lines: Iterable[bytes]) -> None:
+        """Print lines of a file."""
+        front = shown_line([(self.name, self.style), " | "], tail.output.is_colored())
+        for line in lines:
+            tail.output.text(front)
+            tail.output.copy(line + b"\n")
+
+    def close(self) -> None:
+        """Print what is left, as lines, and close the files."""
+        for tail in self.tails:
+            self.show(tail, filter(None, [self.partial[tail]]))
+            tail.close()
 
 
 class Labelled:
@@ -121,19 +160,67 @@ def wait_ended(root: Root, owners: Iterable[str], timeout: float | None = None) 
             yield waiting.pop(fd)
 
 
-def follow(root: Root, owner: str, pumps: Iterable[Pump], events_fd: int | None = None) -> None:
+class Following:
+    """Files of agents or tasks, copied as they grow until their owners have ended."""
+
+    def __init__(self, root: Root) -> None:
+        import select
+
+        self.root = root
+        self.poller = select.poll()
+        self.pumps: dict[int, Sequence[Pump]] = {}  # by the descriptor that tells of the end
+        self.actions: dict[int, Callable[[], object]] = {}
+        self.tick = TICK_MS / 1000  # seconds
+
+    def add(
+        self, owner: str, pumps: Sequence[Pump], ended: Callable[[], object] | None = None
+    ) -> None:
+        """Copy files of an owner; call `ended` when it has ended and all is copied."""
+        import select
+
+        fd = open_wait(self.root, owner)
+        self.pumps[fd] = pumps
+        self.on(fd, select.POLLIN, ended or (lambda: None))
+
+    def on(self, fd: int, events: int, action: Callable[[], object]) -> None:
+        """Call `action` at each of these events of a descriptor, after all files are copied."""
+        self.poller.register(fd, events)
+        self.actions[fd] = action
+
+    def off(self, fd: int) -> None:
+        """Forget a descriptor."""
+        self.poller.unregister(fd)
+        del self.actions[fd]
+
+    def run(self, look: Callable[[], bool] = lambda: False) -> None:
+        """Copy until all owners have ended, and `look`, which may add some, wants no more.
+
+        Looking at many files takes at most a tenth of the time.
+        """
+        pause = self.tick
+        while self.pumps or look():
+            ready = self.poller.poll(1000 * pause)
+            begun = time.monotonic()
+            for pumps in self.pumps.values():
+                for pump in pumps:
+                    pump.pump()
+            for fd, _ in ready:
+                self.actions[fd]()
+                if self.pumps.pop(fd, None) is not None:
+                    self.off(fd)
+                    os.close(fd)
+            if self.pumps:
+                look()
+            pause = max(self.tick, SHARE * (time.monotonic() - begun))
+
+
+def follow(root: Root, owner: str, pumps: Sequence[Pump], events_fd: int | None = None) -> None:
     """Copy growing files until their owner has ended; `events_fd` reports growth at once."""
     import select
 
-    poller = select.poll()
-    wait_fd = open_wait(root, owner)
-    poller.register(wait_fd, select.POLLIN)
+    following = Following(root)
+    following.add(owner, pumps)
     if events_fd is not None:
-        poller.register(events_fd, select.POLLPRI)
-    ready: list[int] = []
-    while wait_fd not in ready:
-        ready = [fd for fd, _ in poller.poll(TICK_MS if events_fd is None else 1000)]
-        for pump in pumps:
-            pump.pump()
-        if events_fd in ready:
-            time.sleep(0.02)  # collect bursts
+        following.tick = 1.0
+        following.on(events_fd, select.POLLPRI, lambda: time.sleep(0.02))  # collect bursts
+    following.run()

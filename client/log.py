@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from client.arguments import FOLLOW, NAME, OWN, Command, arg, line_count
+import errno
+import time
+
+from client.arguments import COLOR, FOLLOW, NAME, OWN, Command, arg, line_count
 from client.ends import ending, identity
-from client.exits import FAILED, OK
-from client.following import Labelled, Tail, follow
+from client.exits import FAILED, OK, Failure
+from client.following import SHARE, Following, Labelled, Named, Tail, follow
 from client.output import STDOUT, complain
+from client.ps import Forest, listed
 from client.root import Root, agent, below, own_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from client.arguments import Arguments
+
+NAME_STYLES = 6  # in output.STYLES
+LOOK = 1.0  # seconds between two looks for new agents
 
 
 def do_result(root: Root, args: Arguments) -> int:
@@ -36,17 +45,112 @@ def do_now(root: Root, args: Arguments) -> int:
 
 
 def do_log(root: Root, args: Arguments) -> int:
-    """Show the output of an agent."""
+    """Show the output of agents."""
     files = [args.only] if args.only else ["log", "out"]
-    before = identity(root, args.name)
-    tails = [Tail(root, agent(args.name, file), STDOUT, args.lines) for file in files]
+    if len(args.names) != 1 or args.children:
+        return Several(root, args, files).show()
+    name = args.names[0]
+    before = identity(root, name)
+    tails = [Tail(root, agent(name, file), STDOUT, args.lines) for file in files]
     output = Labelled(tails)
     output.pump()
     if args.follow:
-        follow(root, agent(args.name), [output])
-        if identity(root, args.name) != before:
-            complain(f"{args.name} was removed or reset: its last output may be missing")
+        follow(root, agent(name), [output])
+        tell_if_replaced(root, name, before)
     return OK
+
+
+def tell_if_replaced(root: Root, name: str, before: int) -> None:
+    """Say so if an agent is another one than before."""
+    if identity(root, name) != before:
+        complain(f"{name} was removed or reset: its last output may be missing")
+
+
+class Several:
+    """The output of several agents, with their names in front of the lines."""
+
+    def __init__(self, root: Root, args: Arguments, files: Sequence[str]) -> None:
+        self.root = root
+        self.args = args
+        self.files = files
+        self.following = Following(root)
+        self.known: dict[str, str] = {}  # of each name, when the agent was made that has it
+        self.dead: set[str] = set()  # of those that nobody named, at the last look
+        self.shown = 0
+        self.width = 0
+        self.looked = 0.0
+        self.cost = 0.0
+
+    def show(self) -> int:
+        """Show what there is; with --follow, also what comes."""
+        self.known = self.agents()
+        wanted = [name for name in self.known if name not in self.dead]
+        self.width = max(map(len, wanted), default=0)
+        failed = [name for name in wanted if not self.add(name)]
+        if self.args.follow:
+            self.looked = time.monotonic()
+            self.following.run(self.look)
+        return FAILED if any(name in self.args.names for name in failed) else OK
+
+    def agents(self) -> dict[str, str]:
+        """Return of whom output can be shown, with the times when they were made."""
+        if self.args.names and not self.args.children:
+            return dict.fromkeys(self.args.names, "")
+        if not self.args.names:
+            rows = [row for some in listed(self.root) for row in some]
+            self.dead = {row["name"] for row in rows if row["status"] == "dead"}
+            return dict(sorted((row["name"], row["created_at"]) for row in rows))
+        forest = Forest(self.root)
+        found: dict[str, str] = {}
+        left = list(reversed(self.args.names))
+        while left:
+            name = left.pop()
+            if name not in found:
+                found[name] = forest.facts.get(name, {}).get("created_at", "")
+                left += reversed(forest.below.get(name, []))
+        return found
+
+    def add(self, name: str) -> bool:
+        """Show the output of one more agent, and follow it if that is wanted."""
+        before = identity(self.root, name)
+        lines = None if self.looked else self.args.lines
+        try:
+            tails = [Tail(self.root, agent(name, file), STDOUT, lines) for file in self.files]
+        except Failure as failure:
+            if failure.number == errno.ENOTCONN:
+                raise
+            if name in self.args.names and not self.looked:
+                complain(str(failure))
+            return False
+        self.width = max(self.width, len(name))
+        self.shown += 1
+        named = Named(tails, f"{name:<{self.width}}", f"name-{self.shown % NAME_STYLES}")
+        named.pump()
+
+        def ended() -> None:
+            named.close()
+            tell_if_replaced(self.root, name, before)
+
+        if self.args.follow:
+            self.following.add(agent(name), [named], ended)
+        else:
+            named.close()
+        return True
+
+    def look(self) -> bool:
+        """Add agents that came since; return whether some may still come when all have ended."""
+        if self.args.names and not self.args.children:
+            return False
+        begun = time.monotonic()
+        if begun - self.looked > max(LOOK, SHARE * self.cost):
+            now = self.agents()
+            for name, made in now.items():
+                if self.known.get(name) != made:
+                    self.add(name)
+            self.known = now
+            self.looked = time.monotonic()
+            self.cost = self.looked - begun
+        return not self.args.names
 
 
 COMMANDS = (
@@ -65,18 +169,39 @@ COMMANDS = (
         "Shows session/context/now.md: the current work item with its plan, armed waits, children"
         " and tasks with their statuses, and the last reports of children.",
     ),
-    Command(
-        "log",
-        "show the output of an agent: log, then out",
-        (
-            FOLLOW,
-            arg("--out", dest="only", action="store_const", const="out", help="stdout only"),
-            arg(
-                "--err", dest="only", action="store_const", const="log", help="stderr and log only"
+    *(
+        Command(
+            name,
+            summary,
+            (
+                FOLLOW,
+                arg("--out", dest="only", action="store_const", const="out", help="stdout only"),
+                arg(
+                    "--err",
+                    dest="only",
+                    action="store_const",
+                    const="log",
+                    help="stderr and log only",
+                ),
+                arg(
+                    "-n", "--lines", metavar="LINES", type=line_count, help="the last LINES of each"
+                ),
+                arg(
+                    "-c",
+                    "--children",
+                    action="store_true",
+                    help="also of all agents below, and of those that are made later",
+                ),
+                COLOR,
+                arg("names", metavar="NAME", nargs="*", help="default: all agents that live"),
             ),
-            arg("-n", "--lines", metavar="LINES", type=line_count, help="the last LINES of each"),
-            NAME,
-        ),
-        do_log,
+            do_log,
+            "Of several agents, each line has its name in front. -f without a NAME continues, also"
+            " with new agents, until Ctrl-C.",
+        )
+        for name, summary in (
+            ("log", "show the output of agents: log, then out"),
+            ("logs", "another name of log"),
+        )
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from client.arguments import JSON, NAME, OWN, Command, arg
+from client.arguments import LISTING, NAME, OWN, Command, arg
 from client.control import catch_interrupts
 from client.events import parse_event
 from client.exits import FAILED, INTERRUPTED, OK, USAGE, Failure
@@ -225,5 +225,5 @@ COMMANDS = (
         " line; Ctrl-D ends chat. Without a terminal, exits as send does for the first message"
         " that failed.",
     ),
-    Command("queue", "list the waiting messages", (JSON, OWN), do_queue),
+    Command("queue", "list the waiting messages", (*LISTING, OWN), do_queue),
 )

@@ -94,6 +94,8 @@ def parse_command(words: list[str]) -> tuple[Command, Arguments]:
         args = parser_for(command).parse_intermixed_args(words)
     first, _, second = command.name.partition(" ")
     args.group, args.command = (first, second) if second else ("", first)
+    if getattr(args, "color", None):
+        STDOUT.color = STDERR.color = args.color
     if command.rest:
         setattr(args, command.rest, getattr(args, command.rest, []) + rest)
     return command, args

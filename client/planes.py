@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from client.exits import OK, USAGE, Failure
-from client.output import STDOUT, as_json, escape, gist, show_table
+from client.output import STDOUT, as_json, escape, gist, show_table, shown_line
 from client.root import PARTS, Root, agent, below, label, own_name
 from client.words import PLANE_FILES, TASK_ENDS, WAIT_ENDS, WORK_ENDS
 
@@ -135,11 +135,13 @@ def do_show(root: Root, args: Arguments) -> int:
     if args.json:
         STDOUT.text(as_json(facts))
         return OK
+    colored = STDOUT.is_colored()
     for key, value in facts.items():
         if "\n" in value:
             value = "\n  " + value.replace("\n", "\n  ")
         elif value:
             value = " " + value
         if value:
-            STDOUT.text(escape(f"{key}:{value}\n", keep="\n\t"))
+            shown = escape(value, keep="\n\t")
+            STDOUT.text(shown_line([(key, "heading"), ":"], colored) + f"{shown}\n")
     return OK

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import time
 
-from client.arguments import JSON, Command, arg
+from client.arguments import LISTING, Command, arg
 from client.exits import OK, USAGE, Failure
 from client.files import timestamp
-from client.output import STDOUT, as_json, show_table
+from client.output import STDOUT, age, as_json, show_table, size
 from client.root import Root, agent, own_agent
 
 TYPE_CHECKING = False
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     from client.arguments import Arguments
+    from client.output import Part
 
     Item = TypeVar("Item")
     Result = TypeVar("Result")
@@ -28,14 +29,6 @@ AGES: dict[str, str] = {}  # by the second in which an agent was made
 ABREAST = 32  # files read at the same time
 STATE = ("status", "outcome", "reason")
 DETACHED = "public_named"  # the profile of agents that live on without a parent
-
-
-def age(seconds: float) -> str:
-    """Return a duration in its largest whole unit."""
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= size:
-            return f"{int(seconds // size)}{unit}"
-    return f"{max(0, int(seconds))}s"
 
 
 def abreast(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
@@ -89,12 +82,12 @@ def listed(root: Root) -> Iterator[list[dict[str, Any]]]:
 
 
 def described(row: dict[str, Any], now: float) -> dict[str, Any]:
-    """Return the row of `ps` for an agent."""
+    """Return what `ps --json` says of an agent: all that `agents` does, and its age."""
     shown = {key: row[key] for key in ("name", "status", "outcome", "reason", "parent", "run")}
     pid = row.get("pid")
     shown["pid"] = "" if pid is None else str(pid)
     shown["age"] = max(0, int(now - timestamp(row["created_at"])))
-    return shown
+    return {**row, **shown}
 
 
 def cells(row: dict[str, Any], now: float) -> tuple[str, ...]:
@@ -143,7 +136,7 @@ def show_processes(root: Root, args: Arguments) -> int:
         if row["age"] is not None:
             shown["age"] = age(row["age"])
         if row["memory"] is not None:
-            shown["memory"] = f"{row['memory'] >> 10}K"
+            shown["memory"] = size(row["memory"])
         lines.append([shown[column] for column in PROCESS_COLUMNS])
     show_table([column.upper() for column in PROCESS_COLUMNS], lines)
     return OK
@@ -192,38 +185,73 @@ def families(root: Root, rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]
     return {name: sorted(below[name]) for name in below}
 
 
-def do_tree(root: Root, args: Arguments) -> int:
-    """Show agents below their parents."""
-    rows = [row for some in listed(root) for row in some]
-    facts = {row["name"]: row for row in rows}
-    below = families(root, rows)
-    if args.name:
-        root.call(agent(args.name), os.stat)
-        if args.name not in facts:  # one that is found by its name alone
-            facts[args.name] = {file: root.field(args.name, file) for file in STATE}
-        tops = [args.name]
-    else:
-        owned = {child for others in below.values() for child in others}
-        tops = sorted(name for name in facts if name not in owned)
-    #: of children that die with their parents, for all others `profile` tells
-    bound = [n for others in below.values() for n in others if facts[n]["profile"] != DETACHED]
-    lives = dict(zip(bound, abreast(lambda name: root.field(name, "life"), bound), strict=True))
-    seen: set[str] = set()
+class Forest:
+    """All agents, as a tree."""
 
-    def show(name: str, first: str, rest: str) -> Iterator[str]:
-        words = [facts[name][file] for file in STATE]
-        life = lives.get(name, "detached") if first else ""
+    def __init__(self, root: Root, only: str = "") -> None:
+        """Look at the agents; `only` may be one that is found by its name alone."""
+        rows = [row for some in listed(root) for row in some]
+        self.facts = {row["name"]: row for row in rows}
+        below = families(root, rows)
+        if only and only not in self.facts:
+            values = {file: root.field(only, file) for file in STATE}
+            self.facts[only] = {"name": only, **values}
+        self.owned = {child for others in below.values() for child in others}
+        own = sorted(name for name in self.facts if name not in self.owned)
+        self.tops = [only] if only else own
+        #: of each agent that is shown; names may have gone around in a circle
+        self.below: dict[str, list[str]] = {}
+        left = list(self.tops)
+        while left:
+            name = left.pop()
+            self.below[name] = []
+            self.below[name] = [name for name in below.get(name, ()) if name not in self.below]
+            left += self.below[name]
+        #: of children that die with their parents, for all others `profile` tells
+        inside = [name for name in self.below if name not in self.tops]
+        bound = [name for name in inside if self.facts[name]["profile"] != DETACHED]
+        lives = abreast(lambda name: root.field(name, "life"), bound)
+        self.lives = dict(zip(bound, lives, strict=True))
+
+    def lines(self, name: str, first: str = "", rest: str = "") -> Iterator[list[Part]]:
+        """Yield an agent and those below it as lines."""
+        facts, life = self.facts[name], self.lives.get(name, "detached") if first else ""
+        parts: list[Part] = [first, (name, "name"), "  "]
+        words: list[tuple[str, str]] = [(facts[file], facts[file]) for file in STATE if facts[file]]
         if life in ("temp", "detached"):
-            words.append(f"({life})")
-        yield first + name + "  " + (" ".join(filter(None, words)) or "?")
-        seen.add(name)
-        inner = [child for child in below.get(name, ()) if child not in seen]
+            words.append((f"({life})", "faint"))
+        for number, word in enumerate(words or [("?", "")]):
+            parts += [" " * bool(number), word]
+        yield parts
+        yield from self.lines_below(name, rest)
+
+    def lines_below(self, name: str, rest: str = "") -> Iterator[list[Part]]:
+        """Yield the agents below an agent as lines."""
+        inner = self.below[name]
         for child in inner:
             fork, line = ("└─ ", "   ") if child == inner[-1] else ("├─ ", "│  ")
-            yield from show(child, rest + fork, rest + line)
+            yield from self.lines(child, rest + fork, rest + line)
 
-    for top in tops:
-        STDOUT.lines(show(top, "", ""))
+    def nested(self, name: str, now: float) -> dict[str, Any]:
+        """Return an agent as an object, with those below it in `children`."""
+        facts = self.facts[name]
+        row = described(facts, now) if "created_at" in facts else dict(facts)
+        if name in self.owned:
+            row["life"] = self.lives.get(name, "detached")
+        row["children"] = [self.nested(child, now) for child in self.below[name]]
+        return row
+
+
+def do_tree(root: Root, args: Arguments) -> int:
+    """Show agents below their parents."""
+    if args.name:
+        root.call(agent(args.name), os.stat)
+    forest = Forest(root, args.name or "")
+    if args.json:
+        now = time.time()
+        STDOUT.text(as_json([forest.nested(top, now) for top in forest.tops]))
+        return OK
+    STDOUT.lines(line for top in forest.tops for line in forest.lines(top))
     return OK
 
 
@@ -234,7 +262,7 @@ COMMANDS = (
         (
             arg("-a", "--all", action="store_true", help="also list dead agents"),
             arg("-p", "--processes", action="store_true", help="list processes of agents"),
-            JSON,
+            *LISTING,
             arg(
                 "name", metavar="NAME", nargs="?", help="with -p: only this agent and what it owns"
             ),
@@ -246,7 +274,10 @@ COMMANDS = (
     Command(
         "tree",
         "show agents below their parents",
-        (arg("name", metavar="NAME", nargs="?", help="show only this agent and its descendants"),),
+        (
+            *LISTING,
+            arg("name", metavar="NAME", nargs="?", help="show only this agent and its descendants"),
+        ),
         do_tree,
     ),
 )

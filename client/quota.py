@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from client.arguments import JSON, Command
+from client.arguments import LISTING, Command
 from client.exits import OK
-from client.output import STDOUT, as_json, show_table
+from client.output import STDOUT, as_json, show_table, size
 from client.sockets import answer, connect_own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from client.arguments import Arguments
     from client.root import Root
+
+
+def cell(row: dict[str, Any], key: str) -> str:
+    """Return a number of an account in the unit that people read."""
+    value = row.get(key, "")
+    if key in ("use", "limit", "reserve", "held") and isinstance(value, int):
+        if row.get("account") in ("memory", "disk"):
+            return size(value)
+        if row.get("account") == "time":
+            return f"{value}ms"
+    return str(value)
 
 
 def do_quota(root: Root, args: Arguments) -> int:
@@ -20,8 +33,7 @@ def do_quota(root: Root, args: Arguments) -> int:
         STDOUT.text(as_json(rows))
         return OK
     keys = ("owner", "account", "use", "limit", "reserve", "most", "held")
-    cells = [[str(row.get(key, "")) for key in keys] for row in rows]
-    show_table([key.upper() for key in keys], cells)
+    show_table([key.upper() for key in keys], [[cell(row, key) for key in keys] for row in rows])
     return OK
 
 
@@ -29,9 +41,9 @@ COMMANDS = (
     Command(
         "quota",
         "show what an owner uses, and its limits",
-        (JSON,),
+        LISTING,
         do_quota,
         "Shows the accounts of your user; in an agent, the accounts of its owner; for root, the"
-        " accounts of all owners. Sizes are in bytes, time is in milliseconds.",
+        " accounts of all owners. In JSON, sizes are in bytes and time is in milliseconds.",
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from client.agents import Line
-from client.arguments import JSON, Command
+from client.arguments import LISTING, Command
 from client.exits import USAGE, Failure
 from client.files import find_program, read_limited
 from client.output import STDOUT, as_json, show_table
@@ -413,7 +413,7 @@ COMMANDS = (
     Command(
         "agents",
         "list the recipes of agents, and what each lacks on this machine",
-        (JSON,),
+        LISTING,
         do_agents,
         "A recipe is a directory with files of an agent, for --agent of spawn and run. Recipes are"
         " in ~/.config/ctxfs/agents, /etc/ctxfs/agents and where ctxfs was installed; the first"

@@ -6,10 +6,11 @@ import errno
 import os
 import time
 
-from client.arguments import JSON, Command, arg
+from client.arguments import LISTING, Command, arg
 from client.events import parse_event
 from client.exits import OK, Failure
 from client.files import BLOCK
+from client.following import SHARE
 from client.output import STDOUT
 from client.root import Root, agent, object_path
 
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from client.arguments import Arguments
+    from client.output import Part
 
 TICK = 0.2  # seconds between two looks at the histories of the agents that are there
 FULL_TICK = 5.0  # and at all histories
-SHARE = 10  # looking takes at most one part in so many of the time
 GONE = (errno.EACCES, errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 MARK = b'"agent.report"'
 
@@ -34,7 +35,12 @@ class Report:
         self.line = line
         self.reports = event.get("type") == "agent.report"
         self.time = str(event.get("ts", "-"))
-        self.text = f"{self.time} {event.get('agent', '-')}: {event.get('text', '')}"
+        self.parts: list[Part] = [
+            (self.time, "faint"),
+            " ",
+            (str(event.get("agent", "-")), "name"),
+            f": {event.get('text', '')}",
+        ]
 
 
 class Histories:
@@ -131,7 +137,7 @@ def show(reports: Iterable[Report], raw: bool) -> None:
     if raw:
         STDOUT.copy(b"".join(report.line + b"\n" for report in reports))
     else:
-        STDOUT.lines(report.text for report in reports)
+        STDOUT.lines(report.parts for report in reports)
 
 
 def do_reports(root: Root, args: Arguments) -> int:
@@ -167,7 +173,7 @@ COMMANDS = (
         "show what agents told their supervisors",
         (
             arg("-f", "--follow", action="store_true", help="continue, also with new agents"),
-            JSON,
+            *LISTING,
             arg("names", metavar="NAME", nargs="*", help="default: all agents that you may read"),
         ),
         do_reports,

@@ -9,7 +9,7 @@ from client.arguments import (
     CWD,
     ENDED,
     ENV,
-    JSON,
+    LISTING,
     OF,
     TIMEOUT,
     WAIT,
@@ -86,8 +86,8 @@ def do_task_input(root: Root, args: Arguments) -> int:
 TASK = arg("name", metavar="TASK", help="the task")
 TASKS = arg("names", metavar="TASK", nargs="+", help="the tasks")
 COMMANDS = (
-    Command("task list", "list tasks that have not ended", (OF, ENDED, JSON), do_list),
-    Command("task show", "show all about a task", (OF, JSON, TASK), do_show),
+    Command("task list", "list tasks that have not ended", (OF, ENDED, *LISTING), do_list),
+    Command("task show", "show all about a task", (OF, *LISTING, TASK), do_show),
     Command(
         "task start",
         "run a command",
@@ -134,7 +134,7 @@ COMMANDS = (
     Command(
         "task wait",
         "wait until tasks have ended",
-        (OF, TASKS, TIMEOUT),
+        (OF, *LISTING, TIMEOUT, TASKS),
         do_wait,
         "Prints TASK, status and exit of each. Exits 0 if all completed, 1 if not, 124 on timeout.",
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from client.arguments import JSON, Command, arg
+from client.arguments import LISTING, Command, arg
 from client.exits import DENIED, NOT_RUNNING, OK, USAGE, Failure
 from client.files import read_stdin
 from client.output import STDOUT, as_json, gist, show_table
@@ -113,7 +113,7 @@ def do_tool_call(root: Root, args: Arguments) -> int:
 
 TOOL = arg("name", metavar="TOOL", help="the tool")
 COMMANDS = (
-    Command("tool list", "list the tools that you may call", (JSON,), do_tool_list),
+    Command("tool list", "list the tools that you may call", LISTING, do_tool_list),
     Command("tool show", "show what a tool does, and its schemas", (TOOL,), do_tool_show),
     Command(
         "tool call",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from client.arguments import NAME, NAMES, TIMEOUT, WAIT, Command, arg
+from client.arguments import LISTING, NAME, NAMES, TIMEOUT, WAIT, Command, arg
 from client.control import control, for_each
 from client.ends import ending, session_of, task_ending
 from client.exits import FAILED, OK, TIMED_OUT
@@ -33,6 +33,8 @@ def do_order(root: Root, args: Arguments) -> int:
 
 def do_wait(root: Root, args: Arguments) -> int:
     """Wait until all agents or tasks have ended, and print their ends."""
+    import json
+
     outcomes = []
     owners = [path_of(root, args, name) for name in args.names]
     sessions = {owner: session_of(root, owner) for owner in owners}
@@ -43,7 +45,13 @@ def do_wait(root: Root, args: Arguments) -> int:
             else:
                 outcome, reason = ending(root, owner, sessions[owner])
             outcomes.append(outcome)
-            STDOUT.lines([f"{label(owner)} {outcome or '-'} {reason or '-'}"])
+            if args.json:
+                keys = ("status", "exit") if args.group else ("outcome", "reason")
+                ended = {"name": label(owner), **dict(zip(keys, (outcome, reason), strict=True))}
+                STDOUT.text(json.dumps(ended) + "\n")
+            else:
+                end = (outcome or "-", outcome)
+                STDOUT.lines([[f"{label(owner)} ", end, f" {reason or '-'}"]])
     except TimeoutError as error:
         complain(f"did not end in time: {error}")
         return TIMED_OUT
@@ -76,7 +84,7 @@ COMMANDS = (
     Command(
         "wait",
         "wait until agents are dead",
-        (NAMES, TIMEOUT),
+        (*LISTING, TIMEOUT, NAMES),
         do_wait,
         "Prints NAME, outcome and reason of each. Exits 0 if all are done, 1 if not, 124 on"
         " timeout.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from client.agents import create, do_rm
-from client.arguments import ENDED, JSON, OF, Command, arg
+from client.arguments import ENDED, LISTING, OF, Command, arg
 from client.exits import OK
 from client.files import value_of
 from client.output import STDOUT
@@ -29,8 +29,8 @@ def do_waits_add(root: Root, args: Arguments) -> int:
 WAIT = arg("name", metavar="WAIT", help="the wait")
 WAITS = arg("names", metavar="WAIT", nargs="+", help="the waits")
 COMMANDS = (
-    Command("waits list", "list waits that have not ended", (OF, ENDED, JSON), do_list),
-    Command("waits show", "show all about a wait", (OF, JSON, WAIT), do_show),
+    Command("waits list", "list waits that have not ended", (OF, ENDED, *LISTING), do_list),
+    Command("waits show", "show all about a wait", (OF, *LISTING, WAIT), do_show),
     Command(
         "waits add",
         "wait for something",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from client.arguments import NAME, Command, arg
+from client.arguments import LISTING, NAME, Command, arg
 from client.exits import DENIED, OK
-from client.output import STDOUT
+from client.output import STDOUT, as_json
 from client.sockets import answer, connect_own
 
 TYPE_CHECKING = False
@@ -17,11 +17,14 @@ def do_why(root: Root, args: Arguments) -> int:
     """Explain a decision: the lines of policies that allow it, or the missing ones."""
     connection = connect_own(root, args.name)
     found = answer(connection, op="why", agent=args.name, verb=args.verb, object=args.object)
-    word, may = ("yes", "may") if found.get("allowed") else ("no", "may not")
-    STDOUT.text(f"{word}: {args.name} {may} {args.verb} {args.object}\n")
-    for line in found.get("lines", ()):
-        STDOUT.text(f"{line}\n")
-    return OK if found.get("allowed") else DENIED
+    allowed, lines = bool(found.get("allowed")), [str(line) for line in found.get("lines", ())]
+    if args.json:
+        asked = {"agent": args.name, "verb": args.verb, "object": args.object}
+        STDOUT.text(as_json({**asked, "allowed": allowed, "lines": lines}))
+    else:
+        word, may = ("yes", "may") if allowed else ("no", "may not")
+        STDOUT.lines([[(word, word), f": {args.name} {may} {args.verb} {args.object}"], *lines])
+    return OK if allowed else DENIED
 
 
 COMMANDS = (
@@ -29,6 +32,7 @@ COMMANDS = (
         "why",
         "show why an agent may or may not do something",
         (
+            *LISTING,
             NAME,
             arg("verb", metavar="PERM", help="create, read, connect, ..."),
             arg("object", metavar="CLASS:NAME", help="such as agent:coder or network:default"),

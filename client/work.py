@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from client.agents import SET_NOTES, create, create_numbered, do_set
-from client.arguments import ENDED, JSON, OF, VALUES, Command, arg
+from client.arguments import ENDED, LISTING, OF, VALUES, Command, arg
 from client.control import for_each
 from client.exits import FAILED, OK
 from client.files import value_of
@@ -51,8 +51,8 @@ def do_work_end(root: Root, args: Arguments) -> int:
 WORK = arg("name", metavar="ID", help="the work item")
 WORKS = arg("names", metavar="ID", nargs="+", help="the work items")
 COMMANDS = (
-    Command("work list", "list work items that have not ended", (OF, ENDED, JSON), do_list),
-    Command("work show", "show all about a work item", (OF, JSON, WORK), do_show),
+    Command("work list", "list work items that have not ended", (OF, ENDED, *LISTING), do_list),
+    Command("work show", "show all about a work item", (OF, *LISTING, WORK), do_show),
     Command(
         "work new",
         "create a work item and print its id",

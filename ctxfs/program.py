@@ -21,6 +21,14 @@ _HEAD: Final = """\
 #!/usr/bin/env -S python3 -IS
 # The ctx command, see ctx(1): made by ctxd of the modules that follow.
 """
+#: as in client/start.py, which a file of one module does not begin with
+_FIRST: Final = """
+import _signal
+
+_signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
+MODULES = {}
+"""
 _TAIL: Final = """
 if __name__ == "__main__":
     install({magic!r}, MODULES, {home!r})
@@ -35,7 +43,7 @@ def pack(modules: dict[str, str], unpack: str, home: str = "") -> bytes:
 
     ``home`` is the directory that they come from.
     """
-    parts = [_HEAD, unpack, "\nMODULES = {}\n"]
+    parts = [_HEAD, unpack, _FIRST]
     for name, source in modules.items():
         if "'''" in source:
             raise ValueError(f"{name} has three single quotes, which would end it here")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -68,8 +69,9 @@ threading.Event().wait()
 
 def time_used(daemon: Daemon, owner: str = OWNER) -> int:
     """Of an owner's account of the loop's time, in thousandths of what may be used at once."""
-    lines = [line.split() for line in daemon.ctx("quota").stdout.splitlines()]
-    return next(int(line[2]) for line in lines if line[:2] == [owner, "time"])
+    rows = json.loads(daemon.ctx("quota", "--json").stdout)
+    return next(int(row["use"]) for row in rows
+                if (str(row["owner"]), row["account"]) == (owner, "time"))
 
 
 @pytest.mark.settings(owner_time=0.05)

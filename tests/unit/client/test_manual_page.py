@@ -16,6 +16,8 @@ PAGE = Path(__file__).parents[3] / "man" / "ctx.1"
 COMMANDS = {command.name: command for command in all_commands()}
 #: of the line before any command
 GLOBAL = {"--root", "-h", "--help"}
+#: explained once, for all commands that list something
+COMMON = {"--color"}
 
 
 @dataclass
@@ -38,7 +40,7 @@ class Item:
         heads = set().union(*map(flags_in, self.heads))
         # "run" takes what configures an agent, and refers to "spawn"
         more = item_of("spawn").listed if set(self.commands) == {"run"} else set()
-        return heads | self.listed | self.shared | more
+        return heads | self.listed | self.shared | more | COMMON
 
 
 def flags_in(line: str) -> set[str]:
@@ -104,7 +106,7 @@ def test_every_option_in_the_page_is_one(item: Item) -> None:
         assert flags_in(head) <= options_of(COMMANDS[name_in(head)])
     options = set().union(*(options_of(COMMANDS[name]) for name in item.commands))
     assert item.listed <= options
-    assert item.named <= options | GLOBAL
+    assert item.named <= options | GLOBAL | COMMON
 
 
 def test_no_other_option_is_anywhere_in_the_page() -> None:

@@ -1,0 +1,125 @@
+"""The command attach: the output of an agent, and messages typed to it, until one leaves."""
+
+from __future__ import annotations
+
+import os
+
+from client.arguments import COLOR, NAME, Command
+from client.ends import ending, exit_status, session_of
+from client.events import parse_event
+from client.exits import NOT_RUNNING, OK, Failure
+from client.files import BLOCK
+from client.following import Following, Labelled, Tail
+from client.output import STDOUT, complain
+from client.root import Root, agent
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from client.arguments import Arguments
+
+
+BEFORE = 10  # lines of what was said before
+
+
+class Detached(Exception):
+    """The user leaves."""
+
+
+class Replies(Tail):
+    """What a resident agent answers, to anybody: its program's output does not have it."""
+
+    def __init__(self, root: Root, session: str) -> None:
+        super().__init__(root, f"{session}/messages.jsonl", STDOUT, lines=BEFORE)
+        self.partial = b""
+
+    def pump(self) -> None:
+        """Show the replies since the last call."""
+        lines = (self.partial + b"".join(self.chunks())).split(b"\n")
+        self.partial = lines.pop()
+        for message in filter(None, map(parse_event, lines)):
+            if message.get("role") == "assistant":
+                text = str(message.get("content", ""))
+                self.output.copy(text.rstrip("\n").encode("utf-8", "backslashreplace") + b"\n")
+
+
+class Typed:
+    """Lines of standard input, each sent as a message."""
+
+    def __init__(self, root: Root, name: str) -> None:
+        self.root = root
+        self.name = name
+        self.partial = b""
+
+    def read(self) -> None:
+        """Send the lines that are there; at the end of the input, leave."""
+        try:
+            data = os.read(0, BLOCK)
+        except BlockingIOError:
+            return
+        except OSError:  # the terminal is gone, or standard input is closed
+            data = b""
+        *lines, self.partial = (self.partial + data).split(b"\n")
+        if not data:
+            lines, self.partial = [self.partial], b""
+        for line in lines:
+            self.send(line)
+        if not data:
+            raise Detached
+
+    def send(self, line: bytes) -> None:
+        """Send a line, unless it is blank; tell why if the agent does not take it."""
+        if not line.strip():
+            return
+        try:
+            self.root.write(agent(self.name, "inbox"), line + b"\n")
+        except Failure as failure:
+            if failure.status == NOT_RUNNING:
+                raise
+            complain(str(failure))
+
+
+def do_attach(root: Root, args: Arguments) -> int:
+    """Follow the output of an agent and send it what is typed, until it ends or the user leaves."""
+    import select
+
+    name, owner = args.name, agent(args.name)
+    status = root.field(name, "status") if root.present(owner) else ""
+    if status in ("new", "dead"):
+        message = f"{name} is not running: its status is {status}; see: ctx log {name}"
+        raise Failure(message, NOT_RUNNING)
+    session, mode = session_of(root, owner), root.field(name, "mode")
+    pumps: list[Labelled | Replies] = [
+        Labelled([Tail(root, agent(name, file), STDOUT, BEFORE) for file in ("log", "out")])
+    ]
+    if mode == "resident" and session:
+        pumps.append(Replies(root, session))
+    if os.isatty(0) and os.isatty(2):
+        sends = "its input is closed" if mode == "once" else "each line is sent as a message"
+        complain(f"attached to {name} ({mode}): {sends}; Ctrl-C or Ctrl-D leaves it running")
+    following = Following(root)
+    following.add(owner, pumps)
+    if mode != "once" or os.isatty(0):
+        following.on(0, select.POLLIN, Typed(root, name).read)
+    try:
+        for pump in pumps:
+            pump.pump()
+        following.run()
+    except (KeyboardInterrupt, Detached):
+        now = root.field(name, "status")
+        complain(f"detached: {name} goes on ({now})" if now else f"detached from {name}")
+        return OK
+    outcome, reason = ending(root, owner, session)
+    complain(f"{name} ended: {outcome or 'gone'} {reason}".rstrip())
+    return exit_status(outcome, reason)
+
+
+COMMANDS = (
+    Command(
+        "attach",
+        "follow the output of an agent, and send it what you type",
+        (COLOR, NAME),
+        do_attach,
+        "Each line is sent as a message. Ctrl-C or Ctrl-D detaches and leaves the agent running."
+        " Exits 0 when detached, else as the agent ended.",
+    ),
+)

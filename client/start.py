@@ -1,0 +1,21 @@
+"""Where the installed command `ctx` begins.
+
+Until everything is loaded, Ctrl-C ends the process, as it does with programs that are not written
+in Python: nothing could handle an exception yet.
+"""
+
+from __future__ import annotations
+
+import _signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+
+def program() -> NoReturn:
+    """Run the command line of this process."""
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    from client.main import program
+
+    program()

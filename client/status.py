@@ -1,0 +1,264 @@
+"""The command status: what an agent is, does and waits for, on one screen."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+
+from client.arguments import LISTING, Command, arg, line_count
+from client.ends import awaited_restart
+from client.events import parse_event
+from client.exits import OK, Failure
+from client.files import timestamp
+from client.output import STDOUT, age, as_json, decode, gist, size
+from client.planes import PLANES, describe, objects
+from client.ps import Forest
+from client.root import Root, agent, own_agent
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any, TypeVar
+
+    from client.arguments import Arguments
+    from client.output import Part
+
+    Result = TypeVar("Result")
+
+
+FILES = (
+    "status", "outcome", "reason", "run", "pid", "exec", "mode", "model", "parent", "supervisor",
+    "owner", "life", "restart", "cwd", "workspace", "incarnation", "created_at", "error",
+)  # fmt: skip
+LINES = 5  # of each of log and out
+LAST = 1 << 14  # bytes of a file that its last lines are looked for in
+GONE = (errno.EACCES, errno.ENOENT, errno.EPERM, errno.ESTALE)
+OVER = ("new", "dead")
+
+
+def readable(function: Callable[[], Result], otherwise: Result) -> Result:
+    """Return a result; `otherwise` if the caller may not read it, or it is gone."""
+    try:
+        return function()
+    except Failure as failure:
+        if failure.number in GONE:
+            return otherwise
+        raise
+
+
+def last_lines(root: Root, path: str, count: int) -> list[str]:
+    """Return the last lines of a file, as far as they are in its last bytes."""
+
+    def read() -> bytes:
+        fd = root.open(path)
+        try:
+            end = os.fstat(fd).st_size
+            return root.call(path, lambda _: os.pread(fd, LAST, max(0, end - LAST)))
+        finally:
+            os.close(fd)
+
+    lines = decode(readable(read, b"")).split("\n")
+    lines = lines[:-1] if not lines[-1] else lines
+    return lines[-count:] if count else []
+
+
+def pairs(text: str) -> dict[str, int | str]:
+    """Return the values of key=value lines."""
+    split = (line.partition("=") for line in text.splitlines())
+    return {key: int(value) if value.isdigit() else value for key, _, value in split}
+
+
+def items(root: Root, name: str, group: str) -> list[dict[str, str]]:
+    """Return the tasks, work items or waits of an agent that have not ended."""
+    plane = PLANES[group]
+    directory = agent(name, plane.directory)
+    nothing: list[str] = []
+    owners = readable(lambda: objects(root, directory), nothing)
+    files = dict.fromkeys(file for _, several in plane.columns for file in several.split())
+    rows = [describe(root, owner, files) for owner in owners]
+    return [row for row in rows if row["status"] and row["status"] not in plane.over]
+
+
+def facts_of(root: Root, name: str, lines: int) -> dict[str, Any]:
+    """Return what there is to say of an agent; keys are the names of files."""
+    owner = agent(name)
+    root.call(owner, os.stat)
+    forest = Forest(root, name)
+    listed = forest.nested(name, time.time())
+    facts: dict[str, Any] = {"name": name}
+    for file in FILES:
+        value = listed.get(file)
+        facts[file] = value if isinstance(value, str) else root.field(name, file)
+    if not facts["created_at"]:
+        facts["created_at"] = root.value(agent(name, "session/created_at"))
+    if facts["status"] == "starting" and not facts["reason"]:
+        facts["reason"] = awaited_restart(root, name)
+    changed = root.call(agent(name, "status"), os.stat).st_mtime
+    facts["since"] = listed.get("since") or rfc3339(changed)
+    facts["handoff.md"] = gist(root.field(name, "handoff.md"))
+    facts["usage"] = pairs(root.field(name, "usage"))
+    queue = readable(lambda: root.read(agent(name, "queue")), b"")
+    facts["queue"] = len(queue.splitlines())
+    message = parse_event(readable(lambda: root.read(agent(name, "message")), b""))
+    facts["message"] = message
+    for group, plane in PLANES.items():
+        facts[plane.directory] = items(root, name, group)
+    facts["children"] = listed["children"]
+    for file in ("log", "out"):
+        facts[file] = last_lines(root, agent(name, file), lines)
+    facts["tree"] = forest
+    return facts
+
+
+def rfc3339(seconds: float) -> str:
+    """Return a time as ctxd writes it."""
+    text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{text}.{int(seconds % 1 * 1000):03}Z"
+
+
+def ago(when: str) -> str:
+    """Return a time, and how long ago it was."""
+    return f"since {when} ({age(time.time() - timestamp(when))} ago)"
+
+
+def bullet(status: str) -> tuple[str, str]:
+    """Return the sign in front of a headline."""
+    return ("○" if status in OVER else "●", status)
+
+
+def used(usage: dict[str, Any]) -> str:
+    """Return what an agent and all that it owns use of the machine."""
+    words = []
+    if "cpu_usec" in usage:
+        words.append(f"CPU {int(usage['cpu_usec']) / 1e6:.3f}s")
+    if "memory_current" in usage:
+        peak = usage.get("memory_peak", usage.get("memory_peak_sampled"))
+        most = f" (peak {size(int(peak))})" if peak is not None else ""
+        words.append(f"memory {size(int(usage['memory_current']))}{most}")
+    if "processes" in usage:
+        words.append(f"processes {usage['processes']}")
+    return ", ".join(words)
+
+
+def described(facts: dict[str, Any]) -> Iterator[list[Part]]:
+    """Yield the lines about an agent."""
+    status, title = facts["status"], facts["handoff.md"]
+    yield [bullet(status), " ", (facts["name"], "name"), f" - {title}" if title else ""]
+
+    def row(key: str, *parts: Part) -> list[Part]:
+        return [(f"{key:>10}", "heading"), ": " if parts else ":", *parts]
+
+    end = [(f" {facts[file]}", facts[file]) for file in ("outcome", "reason") if facts[file]]
+    yield row("Status", (status or "?", status), *end, f" {ago(facts['since'])}")
+    run = [f"{facts['run']}, " if facts["run"] else "none, " if status not in OVER else ""]
+    yield row("Run", *run, f"mode {facts['mode'] or '?'}")
+    simple = (
+        ("Program", facts["exec"]),
+        ("PID", facts["pid"]),
+        ("Usage", used(facts["usage"])),
+        ("Parent", facts["parent"] + (f", life {facts['life']}" if facts["life"] else "")),
+        ("Message", message_line(facts["message"])),
+        ("Queue", f"{facts['queue']} waiting" if facts["queue"] else ""),
+        ("Error", facts["error"]),
+    )
+    for key, value in simple:
+        if value:
+            yield row(key, value)
+    for key, directory, text in (
+        ("Work", "work", "objective"),
+        ("Task", "task", "title cmd"),
+        ("Waits for", "waiting", "on"),
+    ):
+        for item in facts[directory]:
+            what = next((item[file] for file in text.split() if item[file]), "")
+            state = item["status"]
+            yield row(key, (item["name"], "name"), " ", (state, state), f" {gist(what)}")
+    children = list(facts["tree"].lines_below(facts["name"], "            "))
+    if children:
+        yield row("Children")
+        yield from children
+    for file in ("log", "out"):
+        if facts[file]:
+            yield row(f"Last {file}")
+            for line in facts[file]:
+                yield [f"            {line}"]
+
+
+def message_line(message: dict[str, Any] | None) -> str:
+    """Return the message at hand as a line."""
+    if not message:
+        return ""
+    return f"{message.get('id')} from {message.get('from')}: {gist(str(message.get('text', '')))}"
+
+
+def about_daemon(root: Root) -> tuple[dict[str, Any], list[list[Part]]]:
+    """Return what the daemon says of itself, and the lines about it."""
+    facts = pairs(decode(root.read("status")))
+    state = str(facts.get("state", "?"))
+    counts = [
+        (key.partition(".")[2], value) for key, value in facts.items() if key.startswith("agents.")
+    ]
+    agents: list[Part] = []
+    for status, count in counts:
+        if count:
+            agents += [", " if agents else "", f"{count} ", (status, status)]
+    rows: list[tuple[str, list[Part]]] = [
+        ("Status", [(state, state)]),
+        ("Mount", [str(facts.get("mount", root.path))]),
+        ("Up for", [up_for(facts.get("uptime"))]),
+        ("Agents", agents or ["none"]),
+    ]
+    headline: list[Part] = [("●", state), " ", ("ctxd", "name"), f" {facts.get('version', '')}"]
+    return facts, [headline, *([(f"{key:>10}", "heading"), ": ", *rest] for key, rest in rows)]
+
+
+def up_for(value: object) -> str:
+    """Return how long the daemon has run."""
+    try:
+        return age(float(str(value).removesuffix("s")))
+    except ValueError:
+        return str(value)
+
+
+def do_status(root: Root, args: Arguments) -> int:
+    """Show an agent, or the daemon."""
+    name = args.name or own_agent(root)
+    if not name:
+        facts, lines = about_daemon(root)
+    else:
+        lines_each = LINES if args.lines is None else args.lines
+        facts = facts_of(root, name, lines_each)
+        lines = [] if args.json else list(described(facts))
+        del facts["tree"]
+    if args.json:
+        STDOUT.text(as_json(facts))
+    else:
+        STDOUT.lines(lines)
+    return OK
+
+
+COMMANDS = (
+    Command(
+        "status",
+        "show what an agent is, does and waits for",
+        (
+            arg(
+                "-n",
+                "--lines",
+                metavar="LINES",
+                type=line_count,
+                help=f"lines of log and of out (default: {LINES} each)",
+            ),
+            *LISTING,
+            arg(
+                "name",
+                metavar="NAME",
+                nargs="?",
+                help="default: the agent you are in, else ctxd itself",
+            ),
+        ),
+        do_status,
+        "What you may not read is left out.",
+    ),
+)

@@ -1,0 +1,88 @@
+"""A terminal with the client in it, as a person has one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.worlds.daemon import TIMEOUT
+
+
+class Terminal:
+    """A process in a session of its own, whose terminal is a pair of descriptors."""
+
+    def __init__(self, command: list[str], env: Mapping[str, str], size: tuple[int, int]) -> None:
+        self._ours, theirs = pty.openpty()
+        columns, lines = size
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self.process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=dict(env),
+            preexec_fn=_take_terminal,
+        )  # fmt: skip
+        os.close(theirs)
+        self.shown = ""
+
+    def _read(self, seconds: float) -> bool:
+        """Whether there is more to come; waits at most so long for some."""
+        if not select.select([self._ours], [], [], seconds)[0]:
+            return True
+        try:
+            data = os.read(self._ours, 1 << 16)
+        except OSError:  # EIO: nobody has the other side open any more
+            return False
+        self.shown += data.decode("utf-8", "surrogateescape")
+        return bool(data)
+
+    def wait_for(self, text: str, after: int = 0) -> None:
+        """Until that is on the screen, from that character on."""
+        deadline = time.monotonic() + TIMEOUT
+        more = True
+        while text not in self.shown[after:]:
+            assert more and time.monotonic() < deadline, f"no {text!r} in {self.shown!r}"
+            more = self._read(0.1)
+
+    def type(self, text: str) -> None:
+        os.write(self._ours, text.encode())
+
+    def end(self) -> int:
+        """Until the process has ended; its exit status."""
+        deadline = time.monotonic() + TIMEOUT
+        while self._read(0.1):
+            assert time.monotonic() < deadline, f"it does not end: {self.shown!r}"
+        return self.process.wait(TIMEOUT)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+        os.close(self._ours)
+
+
+def _take_terminal() -> None:
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@contextmanager
+def terminal(
+    root: Path, *arguments: str, size: tuple[int, int] = (80, 24), **env: str
+) -> Iterator[Terminal]:
+    """The client of a mount, at work in a terminal."""
+    command = [sys.executable, "-IS", str(root / "bin" / "ctx"), *arguments]
+    given = {"CTX_ROOT": str(root), "PATH": os.environ["PATH"], "TERM": "xterm", "LANG": "C.UTF-8"}
+    made = Terminal(command, {**given, **env}, size)
+    try:
+        yield made
+    finally:
+        made.close()
