@@ -42,6 +42,7 @@ SUBJECTS = {
     "mcp": "mcp",
     "ping": "ping",
     "reexec": "reexec",
+    "__complete": "complete",
 }
 
 
@@ -77,9 +78,10 @@ def commands_of(word: str) -> dict[str, Command]:
 
 
 def all_commands() -> Iterator[Command]:
-    """Yield every command, in the order of help."""
+    """Yield every command that people use, in the order of help."""
     for word in SUBJECTS:
-        yield from commands_of(word).values()
+        if not word.startswith("_"):
+            yield from commands_of(word).values()
 
 
 def no_command(name: str) -> Failure:

@@ -1,0 +1,252 @@
+"""What could come next on a command line: the hidden command `__complete` of completions.
+
+The shells' own files (contrib/completion) only ask for this and show it, so they need not change
+when a command does.
+"""
+
+from __future__ import annotations
+
+import os
+
+from client.arguments import Command, arg
+from client.commands import GROUPS, SUBJECTS, commands_of, find_command
+from client.exits import OK, Failure
+from client.output import STDOUT, escape
+from client.root import Root, agent, default_root, own_agent
+from client.words import AGENT_FILES, LIVES, MODES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from client.arguments import Argument, Arguments
+
+    #: a word, and what it means
+    Candidate = tuple[str, str]
+
+
+#: what a shell completes by itself, said in place of words
+FILES, DIRECTORIES, PROGRAMS = ":files", ":directories", ":programs"
+#: in words that are offered: agents name files, and shells obey other characters
+HARMLESS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+-,@%=/:")
+#: the directories of an agent that the objects of these arguments are in
+PLACES = {"TASK": "task", "ID": "work", "WAIT": "waiting"}
+#: of other arguments
+WORDS = {
+    "MODE": MODES,
+    "LIFE": LIVES,
+    "CONTEXT": ("fresh", "fork"),
+    "WORKSPACE": ("inherit", "worktree"),
+    "PROTOCOL": ("acp",),
+    "PERM": ("connect", "create", "detach", "execute", "read", "start", "stop", "use", "write"),
+}
+
+
+def takes_value(argument: Argument) -> bool:
+    """Return whether a value follows an option."""
+    return str(argument[1].get("action", "append")) == "append"
+
+
+class Line:
+    """The words of a command line after the command, up to the one that is completed."""
+
+    def __init__(self, root: Root, command: Command, words: Sequence[str]) -> None:
+        self.root = root
+        self.command = command
+        self.options = {
+            flag: argument
+            for argument in command.arguments
+            for flag in argument[0]
+            if flag.startswith("-")
+        }
+        self.positional = [row for row in command.arguments if not row[0][0].startswith("-")]
+        self.values: dict[str, str] = {}  # of options, by their longest names
+        self.given: list[str] = []  # what is no option
+        self.awaited: Argument | None = None  # the option that the next word is a value of
+        self.rest: int | None = None  # how many words there are after --
+        for word in words:
+            self.take(word)
+
+    def take(self, word: str) -> None:
+        """Take note of a word before the completed one."""
+        if self.rest is not None:
+            self.rest += 1
+        elif self.awaited is not None:
+            self.values[self.awaited[0][-1]] = word
+            self.awaited = None
+        elif word == "--":
+            self.rest = 0
+        elif word.startswith("-"):
+            flag, equals, value = word.partition("=")
+            option = self.options.get(flag)
+            if option and takes_value(option):
+                if equals:
+                    self.values[option[0][-1]] = value
+                else:
+                    self.awaited = option
+        else:
+            self.given.append(word)
+
+    def candidates(self, current: str) -> Iterator[Candidate]:
+        """Yield what the current word could be."""
+        if self.rest is not None and self.command.rest in ("program", "shell"):
+            yield (FILES if self.rest else PROGRAMS), ""
+        elif self.awaited is not None:
+            yield from self.of_argument(self.awaited, current)
+        elif self.rest is None and current.startswith("-"):
+            flag, equals, value = current.partition("=")
+            if equals and flag in self.options:
+                for word, meaning in self.of_argument(self.options[flag], value):
+                    yield (word if word.startswith(":") else f"{flag}={word}"), meaning
+            for flag, (_, options) in self.options.items():
+                yield flag, str(options.get("help", ""))
+            yield "--help", "show the arguments"
+        elif self.positional:
+            number = min(len(self.given), len(self.positional) - 1)
+            argument = self.positional[number]
+            if len(self.given) <= number or argument[1].get("nargs") in ("*", "+"):
+                yield from self.of_argument(argument, current)
+
+    def of_argument(self, argument: Argument, current: str) -> Iterator[Candidate]:
+        """Yield the values that an argument could have."""
+        choices = argument[1].get("choices")
+        kind = str(argument[1].get("metavar", ""))
+        if choices or kind in WORDS:
+            yield from ((str(choice), "") for choice in choices or WORDS[kind])
+        elif kind in ("NAME", "P"):
+            yield from self.agents()
+        elif kind in PLACES:
+            owner = self.values.get("--agent") or own_agent(self.root)
+            if owner:
+                for name in self.listed(agent(owner, PLACES[kind])):
+                    yield name, self.value(agent(owner, f"{PLACES[kind]}/{name}/status"))
+        elif kind == "TOOL":
+            yield from ((name, "") for name in self.root.names("tool"))
+        elif kind == "FILE" or kind.startswith("FILE="):
+            yield from self.files(kind, current)
+        elif kind == "RECIPE":
+            from client.recipes import places
+
+            yield from places().items()
+            yield FILES, ""
+        elif kind == "RUN" and self.given:
+            yield self.value(agent(self.given[0], "run")), "the current run"
+        elif kind == "SESSION" and self.given:
+            session = agent(self.given[0], "session")
+            target = os.path.dirname(os.path.realpath(self.root.join(session)))
+            yield from ((name, "") for name in self.listed(target))
+        elif kind == "DIR":
+            yield DIRECTORIES, ""
+        elif kind in ("COMMAND", "TOPIC"):
+            yield from commands(self.given)
+        elif kind == "SRC:TARGET:MODE":
+            yield FILES, ""
+
+    def files(self, kind: str, current: str) -> Iterator[Candidate]:
+        """Yield files of the named agent, or those that set one up."""
+        assigned = "=" * ("=" in kind)
+        if not self.given or self.command.name in ("new", "spawn", "run"):
+            yield from ((f"{file}=", "") for file in AGENT_FILES)
+            return
+        owner = agent(self.given[0])
+        below = current.rpartition("/")[0]
+        directory = f"{owner}/{below}" if below else owner
+        for name in self.listed(directory):
+            path = f"{below}/{name}" if below else name
+            if os.path.isdir(self.root.join(f"{directory}/{name}")):
+                yield f"{path}/", ""
+            else:
+                yield path + assigned, ""
+
+    def agents(self) -> Iterator[Candidate]:
+        """Yield the agents that the caller may list."""
+        from client.ps import listed
+
+        for rows in listed(self.root):
+            for row in rows:
+                yield row["name"], row["status"]
+
+    def listed(self, directory: str) -> list[str]:
+        """Return the names in a directory; none if it cannot be read."""
+        try:
+            return sorted(os.listdir(self.root.join(directory)))
+        except OSError:
+            return []
+
+    def value(self, relative: str) -> str:
+        """Return a value; empty if there is none."""
+        try:
+            return self.root.value(relative)
+        except Failure:
+            return ""
+
+
+def commands(words: Sequence[str]) -> Iterator[Candidate]:
+    """Yield the commands that could follow the words of a command line."""
+    if not words:
+        for word in SUBJECTS:
+            if word in GROUPS:
+                yield word, GROUPS[word].summary
+            elif not word.startswith("_"):
+                yield from ((word, row.summary) for row in commands_of(word).values())
+    elif words[0] in GROUPS and len(words) == 1:
+        for second, row in commands_of(words[0]).items():
+            yield second, row.summary
+
+
+def candidates(words: list[str]) -> Iterator[Candidate]:
+    """Yield what the last of the words after `ctx` could be."""
+    *words, current = words or [""]
+    path = os.environ.get("CTX_ROOT") or default_root()
+    while words and words[0].startswith("--root"):
+        _, equals, value = words.pop(0).partition("=")
+        if not equals and not words:
+            yield DIRECTORIES, ""
+            return
+        path = value if equals else words.pop(0)
+    root = Root(path)
+    if not words:
+        yield from commands(words)
+        yield from (("--root", "where ctxfs is mounted"), ("--help", "show the commands"))
+        return
+    group = GROUPS.get(words[0])
+    if group and len(words) == 1 and not current.startswith("-"):
+        yield from commands(words)
+        if not group.other:
+            return
+        command, rest = commands_of(words[0])[group.other], words[1:]
+    else:
+        command, rest = find_command(words)
+    yield from Line(root, command, rest).candidates(current)
+
+
+def offered(found: Iterable[Candidate], current: str) -> Iterator[str]:
+    """Yield the lines for a shell: what begins with the current word, and shells do not obey."""
+    for word, meaning in dict(found).items():
+        if word in (FILES, DIRECTORIES, PROGRAMS) or (
+            word and word.startswith(current) and HARMLESS.issuperset(word)
+        ):
+            yield f"{word}\t{escape(meaning.partition(chr(10))[0])}\n"
+
+
+def do_complete(root: Root, args: Arguments) -> int:
+    """Print what could come next. Nobody wants to read why nothing could."""
+    import contextlib
+
+    found: list[Candidate] = []
+    with contextlib.suppress(Failure):
+        for candidate in candidates(args.words):
+            found.append(candidate)  # those before a failure count
+    STDOUT.text("".join(offered(found, (args.words or [""])[-1])))
+    return OK
+
+
+COMMANDS = (
+    Command(
+        "__complete",
+        "print what could come next on a command line",
+        (arg("words", metavar="WORD", nargs="*"),),
+        do_complete,
+        rest="words",
+    ),
+)
