@@ -137,8 +137,12 @@ class Line:
             yield from ((name, "") for name in self.listed(target))
         elif kind == "DIR":
             yield DIRECTORIES, ""
-        elif kind in ("COMMAND", "TOPIC"):
+        elif kind == "TOPIC":
+            from client.manual import TOPICS
+
             yield from commands(self.given)
+            if not self.given:
+                yield from ((topic, about) for topic, (about, _) in TOPICS.items())
         elif kind == "SRC:TARGET:MODE":
             yield FILES, ""
 

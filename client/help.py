@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+
 from client.arguments import Command, arg
 from client.commands import (
     GROUPS,
+    SUBJECTS,
     all_commands,
     commands_of,
     find_command,
     no_command,
 )
 from client.exits import OK
+from client.files import find_program
+from client.manual import TOPICS, find_page, page_of, show_page
 from client.output import STDOUT
 from client.parsing import parser_for
 
@@ -44,10 +49,12 @@ def overview() -> str:
     }
     rows = {**single, **groups}
     listed = "".join(f"  {name:<8} {summary}\n" for name, summary in rows.items())
+    topics = "".join(f"  {topic:<8} {about}\n" for topic, (about, _) in TOPICS.items())
     return (
         "usage: ctx [--root DIR] COMMAND [ARGUMENT...]\n\n"
         "Manages the agents of a mounted ctxfs.\n\n"
         f"commands (for details: ctx help COMMAND):\n{listed}\n"
+        f"topics (man pages: ctx help TOPIC):\n{topics}\n"
         "options:\n  --root DIR  where ctxfs is mounted (default: $CTX_ROOT, else the mount\n"
         "              of your own ctxd, else /ctx)\n"
         f"  -h, --help  show this help\n\n{EXAMPLES}"
@@ -81,15 +88,26 @@ def show_help(topic: list[str]) -> int:
 
 
 def do_help(root: Root, args: Arguments) -> int:
-    """Show help."""
-    return show_help(args.topic)
+    """Show a man page, or help about commands."""
+    words = args.topic
+    page = page_of(words[0]) if len(words) == 1 else ""
+    if page:
+        return show_page(page)
+    known = words and words[0] in SUBJECTS and not (len(words) == 1 and words[0] in GROUPS)
+    if known and os.isatty(1) and find_page("ctx.1") and find_program("man"):
+        command, rest = find_command(words)
+        if not rest:
+            return show_page("ctx.1", f"^ +{command.name}( |$)")
+    return show_help(words)
 
 
 COMMANDS = (
     Command(
         "help",
         "show help",
-        (arg("topic", metavar="COMMAND", nargs="*", help="about this command"),),
+        (arg("topic", metavar="TOPIC", nargs="*", help="a command, a topic or a man page"),),
         do_help,
+        "Topics and man pages are shown by man(1), or else as plain text. On a terminal, that of a"
+        " command is its place in ctx(1); ctx COMMAND --help shows its arguments.",
     ),
 )

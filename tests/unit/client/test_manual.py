@@ -1,0 +1,95 @@
+"""The man pages, as `ctx help` shows them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client import manual
+from client.manual import TOPICS, page_of, plain
+from tests.unit.client.fakes import FakeRoot, Run
+
+MAN = Path(__file__).parents[3] / "man"
+PAGES = sorted(path.name for path in MAN.glob("*.[1-8]"))
+
+
+def test_every_topic_has_a_page() -> None:
+    assert {page for _, page in TOPICS.values()} <= {*PAGES}
+
+
+@pytest.mark.parametrize(
+    ("word", "page"),
+    [("tour", "ctxfs.7"), ("ctxd", "ctxd.8"), ("ctxfs(5)", "ctxfs.5"), ("ctxfs.7", "ctxfs.7"),
+     ("ctx", "ctx.1"), ("ps", ""), ("ctxfs(9)", "")],
+)  # fmt: skip
+def test_what_names_a_page(word: str, page: str) -> None:
+    assert page_of(word) == page
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_as_plain_text(page: str) -> None:
+    source = (MAN / page).read_text()
+    text = plain(source)
+    assert not re.search(r"^\s*\.[A-Z][a-z]\b", text, re.M), "a macro is left"
+    assert not re.search(r"(?<![\w`'])\b(Cm|Fl|Ns|Xr|Oo|Oc) ", text), "a macro is left"
+    assert "\\&" not in text and "\\(" not in text
+    for heading in re.findall(r"^\.S[hs] (.*)$", source, re.M):
+        assert re.search(rf"^ *{re.escape(heading)}$", text, re.M), heading
+    for block in re.findall(r"^\.Bd -literal.*?\n(.*?)^\.Ed$", source, re.M | re.S):
+        first = block.partition("\n")[0].split("\\")[0]
+        assert first in text
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("Cm log Oo Fl f | -follow Oc Op Ar name ...", "log [-f | --follow] [name ...]"),
+        ("Pq Xr ctxfs 5 .", "(ctxfs(5))."),
+        ("Fl h , Fl -help", "-h, --help"),
+        ("Pa agent/ Ns Ar name", "agent/name"),
+    ],
+)
+def test_macros(line: str, shown: str) -> None:
+    assert plain(f".Dt CTX 1\n.{line}\n").strip() == shown
+
+
+def without_man(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manual, "find_program", lambda name: "")
+
+
+def test_help_without_man_prints_the_text(
+    root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_man(monkeypatch)
+    status, out, err = run("help", "tour")
+    assert (status, err) == (0, "") and "TOUR" in out and "$ mkdir hello.d" in out
+
+
+def test_help_about_a_page_that_is_not_here(
+    root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manual, "directories", lambda page: iter(()))
+    assert run("help", "files") == (
+        1, "", "ctx: the page ctxfs(5) is not here; it is where ctxfs is installed\n",
+    )  # fmt: skip
+
+
+def test_help_opens_man(root: FakeRoot, spawned: Any, tmp_path: Path) -> None:
+    """On a terminal, the page of a command begins at the command."""
+    from tests.unit.client.test_output import on_terminal
+
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("man", "less"):
+        (programs / name).write_text('#!/bin/sh\nprintf "<%s>" "$@"\n')
+        (programs / name).chmod(0o755)
+    path = f"{programs}:{os.environ['PATH']}"
+    page = str(MAN / "ctx.1")
+    shown = on_terminal(spawned, "help", "task", "show", PATH=path)
+    assert shown == f"<-P><less '+/^ +task show( |$)'><-l><{page}>"
+    assert on_terminal(spawned, "help", "policy", PATH=path) == f"<-l><{MAN / 'ctxfs-policy.5'}>"
+    assert "usage: ctx task show" in on_terminal(spawned, "task", "show", "--help", PATH=path)
