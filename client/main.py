@@ -19,7 +19,10 @@ from client.root import Root
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import FrameType
     from typing import NoReturn
+
+LATER = 0.002  # seconds until an interrupt is looked at again
 
 
 def handle_of(path: str) -> tuple[Root, str, str] | None:
@@ -40,6 +43,7 @@ def handle_of(path: str) -> tuple[Root, str, str] | None:
 
 def run_handle(root: Root, kind: str, name: str, words: Sequence[str]) -> int:
     """Act as the handle of an agent or a tool."""
+    catch_interrupts()
     if kind == "agent":
         from client.messages import run_agent_handle
 
@@ -61,6 +65,7 @@ def run_command(argv: Sequence[str]) -> int:
         topic = words[:1]
     else:
         command, args = parse_command(words)
+        catch_interrupts()
         return command.handler(root, args)
     from client.help import show_help  # without argparse, whose import takes as long as the rest
 
@@ -107,6 +112,29 @@ def open_all() -> None:
             os.open(os.devnull, os.O_RDONLY)  # it gets the lowest free number: this one
 
 
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Handle Ctrl-C as an exception, once no module is being imported.
+
+    The importer calls Python code from places that only print exceptions.
+    """
+    while frame is not None:
+        if "importlib" in frame.f_code.co_filename:
+            _signal.setitimer(_signal.ITIMER_REAL, LATER)
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def catch_interrupts() -> None:
+    """Make an interrupt an exception from here on; before, it ends the process (start.py).
+
+    There is nothing to undo before, and argparse fails otherwise if it is interrupted.
+    """
+    if _signal.getsignal(_signal.SIGINT) == _signal.SIG_DFL:
+        _signal.signal(_signal.SIGALRM, lambda *_: _signal.raise_signal(_signal.SIGINT))
+        _signal.signal(_signal.SIGINT, interrupt)
+
+
 def program() -> NoReturn:
     """Run the command line of this process, and end it at once.
 
@@ -115,8 +143,6 @@ def program() -> NoReturn:
     """
     open_all()
     try:
-        # from here on an interrupt is an exception; before, it ends the process (start.py)
-        _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         status = main()
     except KeyboardInterrupt:  # another one, while the first was handled
         status = INTERRUPTED

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 def program() -> NoReturn:
     """Run the command line of this process."""
-    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:  # it is not ignored
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     from client.main import program
 
     program()

@@ -25,7 +25,8 @@ _HEAD: Final = """\
 _FIRST: Final = """
 import _signal
 
-_signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 MODULES = {}
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -53,13 +54,16 @@ class Terminal:
             more = self._read(0.1)
 
     def type(self, text: str) -> None:
-        os.write(self._ours, text.encode())
+        with contextlib.suppress(OSError):  # EIO: nobody reads any more
+            os.write(self._ours, text.encode())
 
-    def end(self) -> int:
-        """Until the process has ended; its exit status."""
+    def end(self, typing: str = "") -> int:
+        """Until the process has ended, while somebody types the same again; its exit status."""
         deadline = time.monotonic() + TIMEOUT
         while self._read(0.1):
             assert time.monotonic() < deadline, f"it does not end: {self.shown!r}"
+            if typing:
+                self.type(typing)
         return self.process.wait(TIMEOUT)
 
     def close(self) -> None:
