@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 
-def program() -> NoReturn:
+def main() -> NoReturn:
     """Run the command line of this process."""
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:  # it is not ignored
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)

@@ -26,7 +26,7 @@ CONTRIB: Final = CHECKOUT / "contrib"
 UNITS_SAY: Final = "/usr/local/bin/"
 #: what is not for an installed system, or is installed elsewhere
 NOT_EXAMPLES: Final = ("agents", "completion", "demo", "systemd")
-PROGRAMS: Final = {"ctxd": "ctxfs.daemon", "ctx": "client.main"}
+PROGRAMS: Final = {"ctxd": "ctxfs.daemon", "ctx": "client.start"}
 #: where each shell looks for the completion of ctx, by the name of the file in contrib/completion
 COMPLETIONS: Final = {
     "ctx.bash": "share/bash-completion/completions/ctx",

@@ -21,7 +21,7 @@ from textual.widget import Widget
 
 from client.installed.feed import Sampler
 from client.installed.model import Agent, Line, percent, size
-from client.ps import age
+from client.output import age
 
 #: by the kind of an agent; NO_COLOR leaves bold and dim
 STYLES = {

@@ -19,7 +19,7 @@ PACKAGES: Final = "lib/python{}.{}/site-packages".format(*sys.version_info[:2])
 def site(tmp_path: Path) -> Path:
     """What make build makes, with two packages that tell where they are."""
     site = tmp_path / "site"
-    for module in ("ctxfs/daemon.py", "client/main.py"):
+    for module in ("ctxfs/daemon.py", "client/start.py"):
         (path := site / module).parent.mkdir(parents=True)
         path.write_text("def main():\n    print(__file__, main.__code__.co_filename)\n")
     (site / "bin").mkdir()
@@ -49,7 +49,7 @@ def below(directory: Path) -> dict[str, bytes | None]:
 def test_what_is_installed_runs_from_where_it_is(site: Path, tmp_path: Path) -> None:
     prefix = tmp_path / "opt"
     install(site, "--prefix", str(prefix))
-    for name, module in (("ctxd", "ctxfs/daemon.py"), ("ctx", "client/main.py")):
+    for name, module in (("ctxd", "ctxfs/daemon.py"), ("ctx", "client/start.py")):
         said = subprocess.run([prefix / "bin" / name], capture_output=True, text=True, check=True)
         at = str(prefix / "lib/ctxfs" / PACKAGES / module)
         assert said.stdout.split() == [at, at], "its byte code says so too"
