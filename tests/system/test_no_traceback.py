@@ -95,6 +95,8 @@ LASTING = (
     ["task", "output", "-f", "-a", "coder", "t"], ["mcp", "-a", "coder"], ["acp", "clerk"],
     ["task", "wait", "-a", "coder", "t"],
 )  # fmt: skip
+#: commands of different kinds, which every run of the tests interrupts
+SAMPLE = ("ps", "new", "log", "attach", "spawn", "send", "why", "help", "task start", "tool call")
 BYTES = os.fsdecode(b"not\xffutf8\x1b[31m")
 
 
@@ -219,7 +221,13 @@ def begun(command: list[str]) -> list[str]:
     return [*command[:2], "-c", BEGUN, *command[2:]]
 
 
-@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(words, id=name, marks=[] if name in SAMPLE else pytest.mark.long)
+        for name, words in WORDS.items()
+    ],
+)
 def test_an_interrupt_at_any_moment(alive: Daemon, words: list[str]) -> None:
     """The first one comes later each time, until the command ends before."""
     delay = 0.001
