@@ -95,7 +95,8 @@ def test_every_command_is_found_by_its_first_word() -> None:
     found = [row.name for row in commands.all_commands()]
     assert len(set(found)) == len(found)
     for subject in set(commands.SUBJECTS.values()):
-        assert {row.name for row in import_module(f"client.{subject}").COMMANDS} <= {*found, "__complete"}
+        names = {row.name for row in import_module(f"client.{subject}").COMMANDS}
+        assert names <= {*found, "__complete"}
 
 
 @pytest.mark.parametrize(
