@@ -60,6 +60,7 @@ WORDS = {
     "audit": ["audit"],
     "quota": ["quota"],
     "doctor": ["doctor"],
+    "reexec": ["reexec", "now"],  # refused: test_reexec.py has daemons for it
     "help": ["help"],
     "task list": ["task", "list", "-a", "coder", "--all"],
     "task show": ["task", "show", "-a", "coder", "t"],
