@@ -18,7 +18,7 @@ import pytest
 
 from client.backup import FORMAT
 from client.words import SCHEMA
-from tests.worlds.daemon import TIMEOUT, Daemon, read, wait_dead, wait_status, write
+from tests.worlds.daemon import TIMEOUT, Daemon, read, wait_dead, wait_status, wait_until, write
 
 #: answers each message, with more text than the store holds before there is a file
 TALKER: Final = "sh -c 'cat; head -c 400 /dev/zero | tr \"\\\\0\" x'"
@@ -112,9 +112,9 @@ def test_a_backup_under_load_is_whole_elsewhere(daemon: Daemon, other: Daemon) -
     done = [daemon.finish(f"done{n}", f"sh -c 'echo {n}; exit {n}'") for n in range(3)]
     chatty = daemon.run("chatty", TALKER, mode="turn")
     for number in range(12):
-        wait_status(chatty, "idle")
         write(chatty / "inbox", f"number {number} {'z' * 300}")
-    wait_status(chatty, "idle")
+    conversation = chatty / "session" / "messages.jsonl"
+    wait_until(lambda: len(numbers(conversation)) == 24, "each message is answered")
     write(chatty / "ctl", "stop")
     wait_dead(chatty)
     made = daemon.make("made", "true", **{"meta.json": '{"kept": true}'})
@@ -136,7 +136,6 @@ def test_a_backup_under_load_is_whole_elsewhere(daemon: Daemon, other: Daemon) -
             assert read(again, shown) == read(agent, shown), (agent.name, shown)
         for history in ("events.jsonl", "messages.jsonl", "latest.md"):
             assert read(again / "session", history) == read(agent / "session", history)
-    assert len(numbers(chatty / "session" / "messages.jsonl")) == 24
     # of the one that worked meanwhile: a beginning of what it did, and its end by the restart
     talker, again = daemon.agent_dir("talker"), other.agent_dir("talker")
     assert (read(again, "status"), read(again, "outcome")) == ("dead\n", "interrupted\n")
