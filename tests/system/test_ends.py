@@ -339,7 +339,7 @@ def test_who_looks_in_a_view_that_ends_leaves_no_cgroup(daemon: Daemon) -> None:
 
     for number in range(6):
         over.clear()
-        agent = daemon.run(f"viewed{number}", sh("sleep 0.3"),
+        agent = daemon.run(f"viewed{number}", sh("sleep 0.8"),
                            mount=f"{daemon.base}/there /there ro")
         wait_status(agent, "busy")
         cgroup = node(agent)

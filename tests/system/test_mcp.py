@@ -232,6 +232,7 @@ def _hostile_stream() -> Iterator[bytes]:
             yield json.dumps([request(1, "tools/list", MODERN)] * 50).encode()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("reads", [True, False], ids=["heard", "deaf"])
 def test_hostile_frames_hold_up_nobody(daemon: Daemon, reads: bool) -> None:
     """10,000 of them, beside another connection of the agent, and another agent."""

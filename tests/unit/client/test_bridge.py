@@ -288,7 +288,8 @@ def test_sigterm_ends_the_agent_too(bridged: Start) -> None:
 
 def test_what_the_agent_has_started_ends_with_it(program: Path, tmp_path: Path) -> None:
     """Some agents are a process that waits for another one, and pass on no signals."""
-    script = "trap : TERM; sleep 1000 & echo $!; wait $!; wait $!"
+    # A shell that has forked and not executed yet has the trap, and would lose the signal.
+    script = "trap : TERM; sh -c 'echo $$; exec sleep 1000' & wait $!; wait $!"
     words = [sys.executable, "-IS", str(program), "bridge", "acp", "--", "sh", "-c", script]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
