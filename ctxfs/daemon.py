@@ -39,7 +39,7 @@ from ctxfs.tools import registry as tools
 from runtime import crashpoints
 from runtime.cell.cell import Places
 from runtime.errors import StartupError
-from runtime.kernel import handover
+from runtime.kernel import cgroups, handover
 from runtime.kernel.daemonlog import DaemonLog
 from runtime.kernel.privilege import Privilege
 from runtime.kernel.spawn import own_children, reap_children
@@ -294,7 +294,10 @@ async def serve(
                     declaring.close()
                     stopping.set()
 
-                nursery.start_soon(reap_children, children)
+                # monitors are waited for by who leads their programs
+                monitored = runtime.hierarchy.holds_monitors
+                others = [pid for pid in children if not monitored(cgroups.path_of(pid) or "")]
+                nursery.start_soon(reap_children, others)
                 reexecution = Reexecution(
                     runtime=runtime, fs=fs, operations=operations, guard=guard, nursery=nursery
                 )

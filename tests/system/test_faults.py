@@ -18,6 +18,7 @@ from runtime.crashpoints import POINTS
 from runtime.kernel.cgroups import Cgroup
 from tests.worlds import stages
 from tests.worlds.daemon import (
+    TIMEOUT,
     Daemon,
     alive,
     end_process,
@@ -85,6 +86,13 @@ def _finished(scene: Scene) -> None:
     scene.run("failing", "sh -c 'echo no >&2; exit 3'")
     scene.promise("failing", "error", "exit:3")
     scene.wait("failing", "dead")
+
+
+def _executed_again(scene: Scene) -> None:
+    """The daemon executes its program again, and dies before it is ready."""
+    os.kill(scene.daemon.pid, signal.SIGUSR1)
+    assert scene.daemon.has_ended(TIMEOUT)
+    raise Crashed
 
 
 def _cancelled(scene: Scene) -> None:
@@ -292,6 +300,10 @@ SCENARIOS: Final[dict[str, tuple[Stage, ...]]] = {
     "adopt.lost": (_family, _started),
     "adopt.ended": (_family, _started),
     "adopt.cleaned": (_family, _started),
+    "reexec.held": (_family, _started, _executed_again),
+    "reexec.saved": (_family, _started, _executed_again),
+    "reexec.executed": (_family, _started, _executed_again),
+    "reexec.restored": (_family, _started, _executed_again),
 }
 
 #: (place, for which time, what else is done to it)
@@ -479,7 +491,8 @@ def _check_death(point: str, count: int, more: str, stages: tuple[Stage, ...]) -
 
 def test_every_place_has_a_scenario_and_is_in_the_source() -> None:
     assert tuple(SCENARIOS) == POINTS
-    modules = [path for path in Path("runtime").rglob("*.py") if path.name != "crashpoints.py"]
+    found = [*Path("runtime").rglob("*.py"), *Path("ctxfs").rglob("*.py")]
+    modules = [path for path in found if path.name != "crashpoints.py"]
     source = "".join(path.read_text() for path in modules)
     missing = [point for point in POINTS if f'"{point}"' not in source]
     assert not missing

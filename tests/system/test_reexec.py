@@ -357,7 +357,7 @@ def test_pollers_are_woken_once_and_go_on(daemon: Replaceable) -> None:
     assert fifo.wait(TIMEOUT) == 0
 
 
-def test_connections_go_on(daemon: Replaceable, tmp_path: Path) -> None:
+def test_connections_go_on(daemon: Replaceable) -> None:
     waited, _ = sleeper(daemon, "waited")
     with (
         Peer(daemon.path("agent", "waited.sock")) as waiting,
@@ -382,6 +382,32 @@ def test_connections_go_on(daemon: Replaceable, tmp_path: Path) -> None:
         while (line := following.lines.readline()):
             seen.append(json.loads(line)["id"])
     assert seen == [event["id"] for event in daemon.events("waited")]
+
+
+def test_a_call_that_waits_is_answered_once(daemon: Replaceable) -> None:
+    host = daemon.run("host", TURN, mode="turn")
+    wait_status(host, "idle")
+    task = host / "task" / "t"
+    task.mkdir()
+    write(task / "cmd", "echo said; exec sleep 1000")
+    write(task / "ctl", "start")
+    wait_status(task, "running")
+    given = {"agent_id": "host", "task_id": "t", "block": True}
+    with Peer(daemon.path("ctxd.sock")) as peer, Peer(daemon.path("ctxd.sock")) as gone:
+        peer.ask(op="tool", name="TaskOutput", input=given)
+        peer.ask(op="tool", name="TaskOutput", id="again", input=given)
+        gone.ask(op="tool", name="TaskOutput", id="cancelled", input=given)
+        for _ in range(2):
+            daemon.reexec()
+        gone.ask(op="cancel", id="cancelled")
+        gone.ask(op="ping")
+        assert gone.next() == {"type": "pong"}
+        write(task / "ctl", "stop")
+        found = [peer.next(), peer.next()]
+        assert {frame.get("id") for frame in found} == {None, "again"}
+        assert {frame["output"]["status"] for frame in found} == {"cancelled"}
+        peer.ask(op="ping")
+        assert peer.next() == {"type": "pong"}
 
 
 def test_a_reply_goes_on_where_it_was(daemon: Replaceable) -> None:
@@ -571,7 +597,6 @@ def test_sigterm_meanwhile_ends_it_in_order() -> None:
     assert daemon.stop() == 0
     assert not alive(int(pid))
     assert not daemon.cgroup.path.exists()
-    assert "agents" not in os.listdir(daemon.root.parent)
     daemon.close()
 
 

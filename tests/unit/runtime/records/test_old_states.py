@@ -17,6 +17,7 @@ from runtime.records.change import Change
 from runtime.records.items import Item, Message, Task, Wait, Work
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
+from runtime.records.store import check_state
 from tests.upgrade.scene import STATUSES
 from tests.worlds.records import ROOT, World, world_in
 
@@ -51,6 +52,15 @@ def unpacked(tmp_path: Path, schema: int) -> Path:
         archive.extraction_filter = getattr(tarfile, "data_filter", None)
         archive.extractall(tmp_path)
     return tmp_path
+
+
+def test_it_is_looked_at_without_being_changed(unpacked: Path, schema: int) -> None:
+    (path,) = unpacked.rglob("ctxfs.db")
+    before = path.read_bytes()
+    check_state(path)
+    assert path.read_bytes() == before
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (schema,)
 
 
 @pytest.fixture

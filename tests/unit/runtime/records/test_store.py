@@ -15,7 +15,7 @@ from runtime.ids import NO_SESSION, AgentIndex, SessionIndex
 from runtime.records.items import LongText, Work
 from runtime.records.lifecycle import Status
 from runtime.records.model import _LEFT_OUT, Agent, Session
-from runtime.records.store import _STEPS, Pending, Store
+from runtime.records.store import _STEPS, Pending, Store, check_state
 
 
 @pytest.fixture
@@ -108,11 +108,29 @@ def test_a_newer_versions_database_is_refused_as_it_is(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "db")) as db:
         db.execute("PRAGMA user_version=99")
     sentence = r"newer ctxd \(schema 99; .*\); start the newer ctxd, or use another --state$"
-    with pytest.raises(StartupError, match=sentence):
-        Store(tmp_path / "db")
+    for read in (Store, check_state):
+        with pytest.raises(StartupError, match=sentence):
+            read(tmp_path / "db")
     with closing(sqlite3.connect(tmp_path / "db")) as db:
         assert db.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,)
         assert db.execute("PRAGMA user_version").fetchone() == (99,)
+
+
+def test_a_state_that_is_not_there_or_damaged(tmp_path: Path) -> None:
+    check_state(tmp_path / "db")
+    assert not (tmp_path / "db").exists()
+    (tmp_path / "db").write_bytes(b"x" * 4096)
+    with pytest.raises(StartupError, match="cannot read it: file is not a database"):
+        check_state(tmp_path / "db")
+
+
+def test_a_row_that_this_version_cannot_read_is_told(tmp_path: Path) -> None:
+    store = Store(tmp_path / "db")
+    check_state(tmp_path / "db")  # beside the daemon that has it open
+    store._db.execute("INSERT INTO items (agent, kind, data) VALUES (1, 'novel', '{}')")
+    with pytest.raises(StartupError, match="cannot read it: 'novel'"):
+        check_state(tmp_path / "db")
+    store.close()
 
 
 def test_a_database_is_brought_up_to_date_as_a_whole(
