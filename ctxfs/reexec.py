@@ -48,6 +48,8 @@ _KILL_SECONDS: Final = 1.0
 #: for so long requests at hand may hold up all others; then others are read for a moment
 _HOLD_SECONDS: Final = 1.0
 _LET_GO_SECONDS: Final = 0.05
+#: the kernel needs no longer to drop pages that nobody reads just then
+_PAGES_SECONDS: Final = 0.1
 #: after which it is given up
 _PATIENCE_SECONDS: Final = 15.0
 _COMPLAINT_MAX: Final = 800
@@ -82,8 +84,10 @@ class Passing:
             Part(name="sockets", save=sockets.save, restore=sockets.take_over),
             # before all others: the mount
             Part(name="kernel", save=handshake.save, restore=lambda saved: None),
-            Part(name="since", save=lambda _: time.monotonic(), restore=lambda saved: None),
+            Part(name="since", save=lambda _: self.since, restore=lambda saved: None),
         )  # fmt: skip
+        #: since when callers wait
+        self.since = 0.0
 
     def restore(self, values: dict[str, Any]) -> None:
         for part in self.parts:
@@ -238,6 +242,7 @@ class Reexecution:
                 await trio.sleep(_LET_GO_SECONDS)
 
     def _hold(self) -> None:
+        self.passing.since = time.monotonic()
         self.sockets.hold()
         self._operations.scheduler.hold()
 
@@ -246,10 +251,15 @@ class Reexecution:
         self.sockets.let_go()
 
     async def _quiet(self) -> None:
+        """Returns after a moment if the kernel drops pages still: for which it may wait for a
+        read that nobody reads now."""
         while not self._is_quiet():
             await self._operations.idle.wait()
             await self._base.calls.none()
-            await self._base.cache.idle()
+            with trio.move_on_after(_PAGES_SECONDS) as patience:
+                await self._base.cache.idle()
+            if patience.cancelled_caught:
+                return
 
     def _is_quiet(self) -> bool:
         base = self._base
