@@ -48,10 +48,11 @@ _KILL_SECONDS: Final = 1.0
 #: for so long requests at hand may hold up all others; then others are read for a moment
 _HOLD_SECONDS: Final = 1.0
 _LET_GO_SECONDS: Final = 0.05
-#: the kernel needs no longer to drop pages that nobody reads just then
+#: the kernel needs no longer to drop pages that nobody reads just then, on a machine with time;
+#: at each attempt it gets twice as long
 _PAGES_SECONDS: Final = 0.1
 #: after which it is given up
-_PATIENCE_SECONDS: Final = 15.0
+_PATIENCE_SECONDS: Final = 25.0
 _COMPLAINT_MAX: Final = 800
 #: of the environment: not for a program that is only checked
 _NOT_CHECKED: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "CTXD_CRASH_AT")
@@ -222,12 +223,15 @@ class Reexecution:
         runtime = self._runtime
         deadline = trio.current_time() + _PATIENCE_SECONDS
         # what is being bound is a request, which has to be read
+        pages_seconds = _PAGES_SECONDS
         async with runtime.binder.held():
             while True:
+                with trio.move_on_after(_HOLD_SECONDS):
+                    await self._base.cache.idle()
                 try:
                     self._hold()
                     with trio.move_on_after(_HOLD_SECONDS):
-                        await self._quiet()
+                        await self._quiet(pages_seconds)
                         # only now: a request at hand may need a helper
                         async with runtime.spawner.held():
                             await self._execute_if_quiet()
@@ -240,6 +244,7 @@ class Reexecution:
                         "try again"
                     )
                 await trio.sleep(_LET_GO_SECONDS)
+                pages_seconds = min(2 * pages_seconds, _HOLD_SECONDS)
 
     def _hold(self) -> None:
         self.passing.since = time.monotonic()
@@ -250,13 +255,13 @@ class Reexecution:
         self._operations.scheduler.let_go()
         self.sockets.let_go()
 
-    async def _quiet(self) -> None:
-        """Returns after a moment if the kernel drops pages still: for which it may wait for a
+    async def _quiet(self, pages_seconds: float) -> None:
+        """Returns after so long if the kernel drops pages still: for which it may wait for a
         read that nobody reads now."""
         while not self._is_quiet():
             await self._operations.idle.wait()
             await self._base.calls.none()
-            with trio.move_on_after(_PAGES_SECONDS) as patience:
+            with trio.move_on_after(pages_seconds) as patience:
                 await self._base.cache.idle()
             if patience.cancelled_caught:
                 return

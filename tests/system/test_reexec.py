@@ -68,8 +68,14 @@ class Replaceable(Daemon):
         """Returns when the next one is ready, or this one dead."""
         before, pid = self.times_ready(), self.pid
         os.kill(pid, signal.SIGUSR1)
-        wait_until(lambda: self.times_ready() > before or self.has_ended(), "it is ready again")
-        assert not self.has_ended(), self.log.read_text()
+        said = len(self.log.read_text())
+
+        def is_over() -> bool:
+            refused = "is not executed again" in self.log.read_text()[said:]
+            return refused or self.times_ready() > before or self.has_ended()
+
+        wait_until(is_over, "it is ready again")
+        assert self.times_ready() > before, self.log.read_text()[said:]
         assert self.pid == pid
 
 
