@@ -129,11 +129,12 @@ def test_no_agent_ends_by_an_upgrade(service: Service, second: Path) -> None:
     agents = (agent, parent, child)
     for one in agents:
         wait_status(one, "busy")
-    pids = [read(one, "pid") for one in agents]
+    pids, main = [read(one, "pid") for one in agents], service.pid
     waiting = subprocess.Popen(["cat", str(agent / "wait")])
     try:
         apt("install", str(second))
         wait_until(lambda: version(service) == "9.0", "the daemon of the second package answers")
+        assert service.pid == main
         assert [read(one, "pid") for one in agents] == pids
         assert [read(one, "status") for one in agents] == ["busy\n"] * 3
         assert waiting.poll() is None
