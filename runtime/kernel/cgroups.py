@@ -340,6 +340,10 @@ class Askers:
         while self._files:
             self._close(next(iter(self._files)))
 
+    def __del__(self) -> None:
+        # they go with the one part that asks here
+        self.close()
+
 
 def _has_mark(path: Path, attribute: str) -> bool:
     try:

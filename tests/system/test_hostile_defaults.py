@@ -210,7 +210,7 @@ def test_a_task_may_be_named_like_a_file_of_a_cgroup(shared_daemon: Daemon, name
     task.rmdir()
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM])
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM])
 def test_signals_without_a_meaning_end_no_daemon(shared_daemon: Daemon, number: int) -> None:
     os.kill(shared_daemon.pid, number)
     name = signal.Signals(number).name

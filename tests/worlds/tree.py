@@ -219,9 +219,12 @@ class Mounted:
             complete(self.ops.release, fh)
 
     def get(self, path: str) -> str:
-        fh = self.open(path)
+        """What ``cat`` prints."""
+        fh, text = self.open(path), b""
         try:
-            return self.read(fh).decode()
+            while part := self.read(fh, len(text)):
+                text += part
+            return text.decode()
         finally:
             self.close(fh)
 
