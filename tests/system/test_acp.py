@@ -345,7 +345,9 @@ def test_a_conversation_is_loaded_again_if_the_daemon_ends_meanwhile() -> None:
         for _ in range(6):
             assert ask("session/prompt", **session, prompt=text) == {"stopReason": "end_turn"}
         begin("session/load", **session, cwd="/", mcpServers=[])
-        assert select.select([editor.stdout], [], [], TIMEOUT)[0], "it has begun, and waits"
+        begun = select.poll()
+        begun.register(editor.stdout, select.POLLIN)
+        assert begun.poll(TIMEOUT * 1000), "it has begun, and waits"
         daemon.kill()
         assert "not connected" in answer()["message"]
         daemon.start()

@@ -382,8 +382,12 @@ def once_aborted(scene: Scene) -> None:
 
 
 def paused_aborted(scene: Scene) -> None:
-    """What is frozen ends, and its PID 1 has not heard yet that the cell stays."""
-    directory = agent(scene, "aborted", "once")
+    """What is frozen ends, and its PID 1 has not heard yet that the cell stays.
+
+    The program honours no SIGTERM: something is left to kill after the grace period.
+    """
+    deaf = """sh -c 'trap "" TERM; echo got $CTX_RUN; sleep 1000; sleep 1000'"""
+    directory = agent(scene, "aborted", "once", deaf)
     scene.wait_until(lambda: "got r1" in output(scene, "aborted"), "its run is there")
     scene.wait("aborted", "busy")
     scene.operator.verb("aborted", "pause")
