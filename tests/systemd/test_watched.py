@@ -234,3 +234,14 @@ def test_metrics_are_copied_for_node_exporter_and_go_with_the_daemon(service: Se
     service.stop()
     systemctl("start", "ctxfs-metrics.service")
     assert os.listdir(copied.parent) == [], "nobody takes old values for new ones"
+
+
+def test_what_is_declared_for_the_next_boot(service: Service) -> None:
+    """Last, as it comes up at each start: test_after_reboot.py looks for it."""
+    path = Path("/etc/ctxfs/agents.d/booting.yaml")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("start: true\nexec: sleep 1000\n")
+    systemctl("reload", DAEMON)
+    agent = service.agent_dir("booting")
+    wait_until(agent.exists, "it is made", SECONDS)
+    wait_status(agent, "busy")
