@@ -238,6 +238,8 @@ def test_runs_whose_records_say_no_version_are_adopted(daemon: Daemon) -> None:
     """Their monitors are of 0.1.0; they go on to write as they did."""
     once = daemon.run("one", "sh -c 'trap \"exit 3\" TERM; echo up; while :; do sleep 0.1; done'")
     turn = daemon.run("other", "cat", mode="turn")
+    # its output may be there before the daemon has heard of its start
+    wait_status(once, "busy")
     wait_until(lambda: read(once, "out") == "up\n", "it is up")
     wait_status(turn, "idle")
     pid = read(once, "pid")
