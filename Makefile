@@ -47,7 +47,7 @@ help:
 	@echo "make mutate        list small faults in the source that no test finds (NUMBER=60, SEED=1)"
 	@echo "make soak          start and kill agents and daemons at random (SECONDS=3600, SEED=1)"
 	@echo "make fuzz          run every parser on arbitrary input (SECONDS=3600)"
-	@echo "make bench   measure speed relative to named references"
+	@echo "make bench   measure speed relative to named references (JSON=FILE)"
 	@echo "make chart   draw bench.svg from bench.json (JSON=FILE, SVG=FILE)"
 	@echo "make man     regenerate the tables of the man pages"
 	@echo "make words   regenerate the client's copy of the runtime's words"
@@ -174,7 +174,7 @@ lint: $(STAMP) $(PROGRAMS)
 	else echo "mandoc is missing: the man pages were not checked (apt-get install mandoc)"; exit 1; fi
 
 bench: $(STAMP) $(PROGRAMS)
-	$(PYTHON) -m bench
+	$(PYTHON) -m bench --json $(or $(JSON),bench.json)
 
 chart: $(STAMP)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[chart]'

@@ -10,6 +10,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Final
 
@@ -54,10 +55,17 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--only", metavar="NAME", nargs="+", choices=_NAMES, help="these rows and no others"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, all rounds included")
+    parser.add_argument(
+        "--json", metavar="FILE", type=Path, help="also write JSON to FILE, all rounds included"
+    )
     arguments = parser.parse_args(argv)
     if arguments.rounds < 1:
         parser.error("--rounds: at least 1")
+    if arguments.json:
+        try:
+            arguments.json.touch()  # rather now than after minutes of measuring
+        except OSError as error:
+            parser.error(f"--json: {error}")
     return arguments
 
 
@@ -109,33 +117,28 @@ def _as_json(ratios: Sequence[Ratio]) -> str:
     return json.dumps(found, indent=2)
 
 
-def run(rows: Sequence[Row], *, rounds: int, as_json: bool) -> None:
+def run(rows: Sequence[Row], *, rounds: int) -> list[Ratio]:
     """Measures and prints, each row as soon as it is known."""
     # the listing of the minimal filesystem has as many names as that of the agents
     with prepared(many=3 * LISTED) as setting:
-        if not as_json:
-            _print_cells(_HEADINGS)
+        _print_cells(_HEADINGS)
         found: list[Ratio] = []
         for row in rows:
             count = max(min(3, rounds), math.ceil(rounds * row.share))
             ratios = row.measure(row.name, setting, count)
             found += ratios
-            if not as_json:
-                for ratio in ratios:
-                    _print_cells(_cells(ratio))
-        if as_json:
-            print(_as_json(found))
+            for ratio in ratios:
+                _print_cells(_cells(ratio))
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     wanted = arguments.only or _NAMES
     try:
-        run(
-            [row for row in ROWS if row.name in wanted],
-            rounds=arguments.rounds,
-            as_json=arguments.json,
-        )
+        found = run([row for row in ROWS if row.name in wanted], rounds=arguments.rounds)
+        if arguments.json:
+            arguments.json.write_text(_as_json(found) + "\n")
     except SettingError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1

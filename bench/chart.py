@@ -11,15 +11,24 @@ import sys
 from pathlib import Path
 
 
+def _spread(ratio: dict[str, object]) -> dict[str, float]:
+    spread = ratio["ratio"]
+    assert isinstance(spread, dict)
+    return spread
+
+
 def draw(ratios: list[dict[str, object]], target: Path) -> None:
     """A line for each ratio, from the smallest round to the largest, the median as a dot."""
+    from matplotlib import rcParams
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 1.2 + 0.26 * len(ratios)), layout="constrained")
+    rcParams["svg.fonttype"] = "none"  # text stays text
+    # a ratio of zero, of what did nothing at all, has no place on a scale of powers
+    ratios = [each for each in ratios if _spread(each)["min"] > 0]
+    figure = Figure(figsize=(9, 1.2 + 0.19 * len(ratios)), layout="constrained")
     axes = figure.subplots()
     for position, ratio in enumerate(ratios):
-        spread = ratio["ratio"]
-        assert isinstance(spread, dict)
+        spread = _spread(ratio)
         axes.plot([spread["min"], spread["max"]], [position] * 2, color="tab:blue", linewidth=2)
         axes.plot(spread["median"], position, "o", color="tab:blue", markersize=5)
         axes.annotate(
@@ -34,21 +43,21 @@ def draw(ratios: list[dict[str, object]], target: Path) -> None:
     axes.set_yticks(range(len(ratios)), labels, fontsize=8)
     axes.invert_yaxis()
     axes.set_xscale("log")
-    axes.margins(x=0.1)
+    axes.margins(x=0.1, y=0.02)
     axes.axvline(1, color="black", linewidth=0.8)
     axes.grid(axis="x", alpha=0.3)
     axes.set_xlabel("ratio to the reference, smallest to largest round, median as dot; 1 is alike")
-    figure.savefig(target)
+    figure.savefig(target, metadata={"Date": None})
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.chart", description=__doc__.split("\n")[0])
-    parser.add_argument("json", metavar="JSON", type=Path, help="what the bench printed by --json")
+    parser.add_argument("json", metavar="JSON", type=Path, help="what the bench wrote by --json")
     parser.add_argument("svg", metavar="SVG", type=Path, help="the file to write")
     arguments = parser.parse_args(argv)
     if not arguments.json.exists():
         print(
-            f"bench.chart: {arguments.json} is missing: run python -m bench --json > "
+            f"bench.chart: {arguments.json} is missing: run python -m bench --json "
             f"{arguments.json}",
             file=sys.stderr,
         )
