@@ -504,5 +504,5 @@ class Births:
             if moved:
                 os.rename(new, old)
             raise
-        if self._sessions.first(before, agent.name) is None:
+        if not self._sessions.any(before, agent.name):
             self._sessions.discard_homes(before, agent.name)

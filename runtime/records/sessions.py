@@ -62,6 +62,10 @@ class Sessions:
     def first(self, owner: int, agent: str) -> SessionIndex | None:
         return self._store.first_session(owner, agent)
 
+    def any(self, owner: int, agent: str) -> bool:
+        """Whether a name has sessions."""
+        return self._store.has_sessions(owner, agent)
+
     def agents(self, owner: int) -> list[str]:
         """The names that have sessions of an owner's."""
         return self._store.session_agents(owner)
@@ -164,7 +168,7 @@ class Sessions:
         )
         # left over only where an earlier daemon made it and did not come to the commit
         self._trash.discard(self.directory(session))
-        if self.first(agent.owner, agent.name) is None:
+        if not self.any(agent.owner, agent.name):
             # of a history that was removed, or given to another owner
             self.discard_homes(agent.owner, agent.name)
         session.index = self._store.insert_session(session)
@@ -202,7 +206,7 @@ class Sessions:
         self._store.delete_session(session.index)
         if (
             self._store.name_owner(session.agent) == session.owner
-            and self._store.first_session(session.owner, session.agent) is None
+            and not self._store.has_sessions(session.owner, session.agent)
         ):
             self._store.release_name(session.agent)
 

@@ -503,6 +503,13 @@ class Store:
         ).fetchone()
         return index if index is None else SessionIndex(index)
 
+    def has_sessions(self, owner: int, agent: str) -> bool:
+        """Asks for no oldest, which would have to be searched among thousands of lives."""
+        rows = self._db.execute(
+            "SELECT 1 FROM sessions WHERE owner=? AND agent=? LIMIT 1", (owner, agent)
+        )
+        return rows.fetchone() is not None
+
     def session_agents(self, owner: int) -> list[str]:
         """The names that have sessions under this owner."""
         rows = self._db.execute(
