@@ -144,10 +144,27 @@ class Declaring(Subscriber):
 
     def _has_new_parent(self, declaration: Declaration) -> bool:
         """Whether its parent has become live since it was looked last."""
-        parent = self._agents.registry.named(declaration.parent)
+        parent = self._parent_of(declaration)
         if parent is None or not parent.accepts_children:
             return False
         return self._parents[parent.name] != parent.incarnation
+
+    def _parent_of(self, declaration: Declaration) -> Agent | None:
+        """The agent that is meant by its ``parent``: anybody may have taken the name."""
+        found = self._agents.registry.named(declaration.parent)
+        return found if found is not None and not self._why_not_meant(declaration, found) else None
+
+    def _why_not_meant(self, declaration: Declaration, found: Agent) -> str:
+        """Why a child gets no parent of this name, whose owner would read what it is told."""
+        above = self._declared.agents.get(found.name)
+        if above is not None and found.declared != above.file:
+            return f"the agent {found.name} is not the one that {above.file} declares"
+        if above is not None or "owner" in declaration.values:
+            return ""
+        if found.owner == self._agents.privilege.uid:
+            return ""
+        what = f"the agent {found.name} is not declared, and belongs to uid {found.owner}"
+        return f"{what}: if that one is meant, add owner"
 
     def _look_at_parents(self) -> None:
         for name in self._parents:
@@ -177,9 +194,8 @@ class Declaring(Subscriber):
         name = declaration.name
         self._changing.discard(name)
         agent = self._agents.registry.named(name)
-        waiting = self._why_waiting(declaration)
         if agent is None:
-            if waiting:
+            if waiting := self._why_waiting(declaration):
                 log.info("%s: %s is made when %s", declaration.file, name, waiting)
                 return
             await self._make(declaration)
@@ -203,7 +219,7 @@ class Declaring(Subscriber):
         due = declaration.start and (renewed or _is_due(agent, booting=booting))
         if not (renewed or due or changed or agent.status is Status.NEW):
             return
-        if waiting:
+        if waiting := self._why_waiting(declaration):
             log.info("%s: %s goes on when %s", declaration.file, name, waiting)
             return
         if agent.status is Status.DEAD:
@@ -217,10 +233,13 @@ class Declaring(Subscriber):
             await self._say(name, "start")
 
     def _why_waiting(self, declaration: Declaration) -> str:
-        """What has to happen before the agent can be there; empty if nothing has to."""
+        """What has to happen before the agent can be there; empty if nothing has to.
+        ``_Refused`` if another agent than the one that is meant has the name of its parent."""
         if not declaration.parent:
             return ""
         parent = self._agents.registry.named(declaration.parent)
+        if parent is not None and (why := self._why_not_meant(declaration, parent)):
+            raise _Refused(declaration.mistake(("parent",), why))
         if parent is not None and parent.accepts_children and not parent.waits_to_restart:
             return ""
         return f"its parent {declaration.parent} runs"
@@ -314,7 +333,7 @@ class Declaring(Subscriber):
     def _operator(self, declaration: Declaration) -> Caller:
         """The owner outside of all agents, with the ids that passwd(5) gives; ``_Refused``."""
         own = self._agents.privilege
-        parent = self._agents.registry.named(declaration.parent) if declaration.parent else None
+        parent = self._parent_of(declaration) if declaration.parent else None
         try:
             if "owner" in declaration.values:
                 uid = int(SHAPES["owner"].lines(declaration.values["owner"])[0][1])

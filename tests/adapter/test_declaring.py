@@ -18,7 +18,7 @@ from runtime.kernel.privilege import Privilege
 from runtime.records.change import Change
 from runtime.records.lifecycle import Cue, Status
 from runtime.records.model import Agent, Outcome
-from tests.worlds.records import World, world_in
+from tests.worlds.records import World, operator, world_in
 from tests.worlds.tree import Mounted
 
 ALICE = "daemon"  # uid 1 everywhere
@@ -405,6 +405,32 @@ def test_a_child_is_no_more_than_its_parent(
     assert "other.yaml:1: parent: " in caplog.text and "not its operator" in caplog.text
     assert "ids.yaml:2: uid: a child has the uid and gid of its parent" in caplog.text
     assert described.agent("good").owner == 1
+
+
+def test_who_took_the_name_of_a_parent_gets_no_child(
+    described: Described, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken = described.mounted.make("lead", operator(2))
+    described.say("lead", PARENT + "start: true\n")
+    described.say("told", "parent: lead\nenv: {KEY: secret}\n")
+    described.say("other", "parent: theirs\n")
+    described.say("named", f"parent: theirs\nowner: {ALICE}\nexec: sleep 2\n")
+    theirs = described.mounted.make("theirs", operator(1))
+    for agent in (taken, theirs):
+        described.mounted.put(f"agent/{agent.name}.d/exec", "sleep 1\n")
+        described.run(agent.name)
+    described.read(booting=True)
+    described.go_on()
+    assert [described.is_there(name) for name in ("told", "other", "named")] == [
+        False, False, True]  # fmt: skip
+    assert "told.yaml:1: parent: the agent lead is not the one that" in caplog.text
+    assert "other.yaml:1: parent: the agent theirs is not declared, and belongs" in caplog.text
+    described.end("lead")
+    described.mounted.agents.removals.remove(taken)
+    described.read(booting=True)
+    described.run("lead")
+    described.go_on()
+    assert described.agent("told").parent == described.agent("lead").index
 
 
 def test_a_daemon_that_dies_while_it_makes_one_leaves_nothing_of_it(
