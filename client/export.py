@@ -152,7 +152,7 @@ class Exported:
         value = text.removesuffix("\n")
         if file in ("uid", "gid", "profile"):
             return bool(self.parent) or file == "profile"  # the parent's; what life says
-        if self.parent and file in ("owner", "groups", "exec"):
+        if self.parent and file in ("groups", "exec"):
             return text == self.of_parent(file)
         if file == "groups":
             return not value and self.text("owner") == "0\n"

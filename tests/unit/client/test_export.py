@@ -146,7 +146,8 @@ def test_a_child_has_what_is_not_its_parents(run: Run, root: FakeRoot) -> None:
              "cwd": "", "env": "", "mode": "once", "limits": "", "handoff.md": ""}
     agent(root, "child", **child)
     assert run("export", "child")[1].splitlines()[1:] == [
-        "start: false", "parent: lead", "life: temp", "groups: []", "label: coder_t", "policy: []",
+        "start: false", "parent: lead", "life: temp", "owner: 1000", "groups: []", "label: coder_t",
+        "policy: []",
     ]  # fmt: skip
 
 
