@@ -228,10 +228,12 @@ class Store:
         """Moves what the WAL has to the database, in any thread: it waits for the disk.
 
         Writers go on meanwhile; only a WAL that grew very long for that reason keeps them
-        waiting for its last pages. ``NoSpaceError`` on a full disk: all is in the WAL still.
+        waiting for its last pages, and never for who reads the database. ``NoSpaceError`` on a
+        full disk: all is in the WAL still.
         """
         self._written = 0
-        db = sqlite3.connect(self._path, isolation_level=None)
+        # it would keep writers out while it waits for a reader, such as a backup, to end
+        db = sqlite3.connect(self._path, isolation_level=None, timeout=0)
         try:
             db.execute("PRAGMA synchronous=NORMAL")
             db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()

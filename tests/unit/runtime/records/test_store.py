@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -411,3 +413,28 @@ def test_other_threads_are_told_of_a_store_that_cannot_be_read(tmp_path: Path) -
         for read in (store.held_sizes, lambda: store.holders(["abc"])):
             with pytest.raises(OSError, match="unable to open database file"):
                 read()
+
+
+def test_a_checkpoint_keeps_no_writer_waiting_for_who_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backup reads for as long as its disk takes."""
+    monkeypatch.setattr("runtime.records.store._WAL_MAX", 0)
+    path = tmp_path / "db"
+    with (
+        closing(Store(path)) as store,
+        closing(sqlite3.connect(path, isolation_level=None)) as reader,
+        closing(sqlite3.connect(path, isolation_level=None, timeout=1)) as writer,
+    ):
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM names").fetchall()
+        with store.transaction():
+            store.claim_name("a", 1)
+        beside = threading.Thread(target=store.checkpoint)
+        beside.start()
+        while beside.is_alive():
+            writer.execute("UPDATE names SET runs = runs + 1")
+        beside.join()
+        reader.execute("COMMIT")
+        store.checkpoint()
+        assert os.stat(f"{path}-wal").st_size == 0
