@@ -255,7 +255,7 @@ async def serve(
         # the filesystem: unmounted before the runtime below it goes
         operations = Operations(fs, handshake)
         if before is not None:
-            operations.scheduler.hold()
+            operations.scheduler.reading.hold()
         with mounted(
             operations,
             places,
@@ -333,11 +333,11 @@ async def serve(
                 nursery.start_soon(sockets.run)
                 runtime.supervisor.prepare_with(sockets.open)
                 if before is not None:
-                    sockets.hold()
+                    sockets.beginning.hold()
                     passing.restore(before)
                     crashpoints.reach("reexec.restored")
                     # a socket that is bound anew is a request
-                    runtime.binder.asking = operations.scheduler.let_go
+                    runtime.binder.asking = operations.scheduler.reading.let_go
                 patience = trio.CancelScope()
                 nursery.start_soon(_let_go_late, patience, operations, sockets)
                 await sockets.open_daemon()
@@ -350,8 +350,8 @@ async def serve(
                 if runtime.state == "starting":
                     runtime.state = "ready"
                 if before is not None:
-                    operations.scheduler.let_go()
-                    sockets.let_go()
+                    operations.scheduler.reading.let_go()
+                    sockets.beginning.let_go()
                     waited = time.monotonic() - before["since"]
                     log.info("taken over: callers have waited %.2f s", waited)
                     nursery.start_soon(
@@ -376,8 +376,8 @@ async def _let_go_late(scope: trio.CancelScope, operations: Operations, sockets:
     """Callers of a daemon that took over do not wait longer than this for the last agent."""
     with scope:
         await trio.sleep(_HELD_SECONDS)
-        operations.scheduler.let_go()
-        sockets.let_go()
+        operations.scheduler.reading.let_go()
+        sockets.beginning.let_go()
 
 
 async def _answer_requests(

@@ -248,12 +248,12 @@ class Reexecution:
 
     def _hold(self) -> None:
         self.passing.since = time.monotonic()
-        self.sockets.hold()
-        self._operations.scheduler.hold()
+        self.sockets.beginning.hold()
+        self._operations.scheduler.reading.hold()
 
     def _let_go(self) -> None:
-        self._operations.scheduler.let_go()
-        self.sockets.let_go()
+        self._operations.scheduler.reading.let_go()
+        self.sockets.beginning.let_go()
 
     async def _quiet(self, pages_seconds: float) -> None:
         """Returns after so long if the kernel drops pages still: for which it may wait for a

@@ -24,6 +24,7 @@ import trio
 
 from ctxfs.handshake import Handshake
 from runtime.authority.accounts import Payer, Reserve
+from runtime.authority.loop import Holding
 
 #: requests that the kernel may send with the lock of a directory
 LOCKED: Final = frozenset(
@@ -78,8 +79,8 @@ class Scheduler:
 
     def __init__(self, handshake: Handshake | None = None) -> None:
         self._handshake = handshake
-        #: while nothing is to be read: set when it is again
-        self._held: trio.Event | None = None
+        #: who reads, while nothing is to be read
+        self.reading = Holding()
         self._line = _Line()
         #: since the reader last let others go on: requests, and when that was
         self._read, self._passed = 0, 0.0
@@ -111,31 +112,21 @@ class Scheduler:
             self._note_pass()
         # who asked may be killed meanwhile: then there is nothing to read any more, and
         # pyfuse3 would wait for the next request with the whole daemon
-        while self._held is not None or not self._is_more():
-            if self._held is not None:
-                await self._held.wait()
+        while self.reading.holds or not self._is_more():
+            if self.reading.holds:
+                await self.reading.passed()
             else:
                 await trio.lowlevel.wait_readable(fd)
             self._note_pass()
-
-    def hold(self) -> None:
-        """Nothing is read from now on: whoever asks waits."""
-        if self._held is None:
-            self._held = trio.Event()
-
-    def let_go(self) -> None:
-        """Requests are read again."""
-        held, self._held = self._held, None
-        if held is not None:
-            held.set()
 
     def _note_pass(self) -> None:
         self._read, self._passed = 0, time.monotonic()
 
     def _is_more(self) -> bool:
         """Whether the kernel has more requests that may be read now."""
-        readable = self._device is not None and self._held is None
-        return readable and bool(self._device.poll(0))  # type: ignore[union-attr]
+        if self._device is None or self.reading.holds:
+            return False
+        return bool(self._device.poll(0))
 
     # serving
 

@@ -195,6 +195,32 @@ class Timed(Generic[_R]):
                 step = partial(self._coroutine.send, answer)
 
 
+class Holding:
+    """Holds up who comes, from ``hold`` until ``let_go``."""
+
+    def __init__(self) -> None:
+        #: set when it lets go; None while it holds up nobody
+        self._held: trio.Event | None = None
+
+    @property
+    def holds(self) -> bool:
+        return self._held is not None
+
+    def hold(self) -> None:
+        if self._held is None:
+            self._held = trio.Event()
+
+    def let_go(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.set()
+
+    async def passed(self) -> None:
+        """Returns when it holds up nobody."""
+        while self._held is not None:
+            await self._held.wait()
+
+
 class AtHand:
     """How much of something is being done, for who waits until it is done."""
 

@@ -20,7 +20,7 @@ import trio
 from runtime.agents.parts import Agents
 from runtime.authority.accounts import Payer
 from runtime.authority.guard import Act
-from runtime.authority.loop import Late, Turns
+from runtime.authority.loop import Holding, Late, Turns
 from runtime.caller import Caller, Role
 from runtime.cell.cell import Places
 from runtime.errors import CtxError, QuotaError
@@ -105,8 +105,8 @@ class Sockets(Subscriber):
         self._daemons = Server()
         #: those of agents that have ended, as long as anybody is connected
         self._ended: dict[Server, Agent] = {}
-        #: while nothing that is asked is begun: set when it is again
-        self._held: trio.Event | None = None
+        #: what is asked, while nothing is to be begun
+        self.beginning = Holding()
         #: what agents want of their sockets costs others little at a time
         self._turns = Turns()
         #: anybody may connect, and does not wait for what others say
@@ -174,16 +174,6 @@ class Sockets(Subscriber):
                 self._ended[server] = agent
 
     # in the next daemon
-
-    def hold(self) -> None:
-        """Nothing that is asked is begun from now on."""
-        if self._held is None:
-            self._held = trio.Event()
-
-    def let_go(self) -> None:
-        held, self._held = self._held, None
-        if held is not None:
-            held.set()
 
     def save(self, descriptors: Descriptors) -> list[dict[str, Any]]:
         """All sockets and connections, as JSON values."""
@@ -378,7 +368,7 @@ class Sockets(Subscriber):
                 while (line := await self._next_line(server, connection)) is not None:
                     connection.at_hand = line
                     await self._late.wait(connection.who)
-                    await self._let_go()
+                    await self.beginning.passed()
                     connection.at_hand = ""
                     if line.strip():
                         await self._answer(agent, server, connection, line, staying)
@@ -389,11 +379,6 @@ class Sockets(Subscriber):
                 staying.cancel_scope.cancel()
             if staying.child_tasks:
                 nursery.start_soon(_cancel_at_hangup, connection.stream, nursery.cancel_scope)
-
-    async def _let_go(self) -> None:
-        """Returns when what is asked may be begun."""
-        while self._held is not None:
-            await self._held.wait()
 
     async def _go_on(
         self,
@@ -409,7 +394,7 @@ class Sockets(Subscriber):
             operation = table.get(str(fields.get("op")))
             if operation is not None:
                 connection.pending.append(Pending(fields, progress))
-        await self._let_go()
+        await self.beginning.passed()
         for each in list(connection.pending):
             request = Request(
                 self._services, server, agent, connection, each.fields, each.progress
