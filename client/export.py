@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 from client.arguments import NAME, Command
 from client.exits import FAILED, OK, Failure
 from client.output import STDOUT
 from client.root import Root, agent
+from client.shipped import find_shipped
 from client.words import AGENT_DEFAULTS, AGENT_FORMS
 
 TYPE_CHECKING = False
@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
     from client.arguments import Arguments
 
-#: where it is installed by a package, and by make install
-SCHEMAS = tuple(
-    f"{prefix}/share/ctxfs/ctxfs-agent.schema.json" for prefix in ("/usr", "/usr/local")
-)
+SCHEMA = "ctxfs-agent.schema.json"
 #: what is a word to every reader of YAML without quotes
 PLAIN = re.compile(r"""[A-Za-z/](?:[A-Za-z0-9_/.,@%+=~*'"();$|&<>?! -]|:(?=[^ ]))*""")
 #: and these are not, to some
@@ -180,7 +177,8 @@ class Exported:
 
     def yaml(self) -> str:
         """Return the file that declares it."""
-        schema = next(filter(os.path.exists, SCHEMAS), SCHEMAS[0])
+        schema = find_shipped(f"contrib/{SCHEMA}", f"ctxfs/{SCHEMA}")
+        schema = schema or f"/usr/share/ctxfs/{SCHEMA}"
         head = f"# yaml-language-server: $schema={schema}\n"
         body = "".join(
             f"{file}:{yaml_value(AGENT_FORMS[file], text)}\n" for file, text in self.keys()

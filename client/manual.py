@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
 
 from client.exits import OK, Failure
 from client.files import find_program, read_file
 from client.output import STDOUT, decode, escape
+from client.shipped import find_shipped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 
 #: what each topic is about, and its page
@@ -44,23 +44,9 @@ def page_of(word: str) -> str:
     return next((page for page in pages if name in (page, page.rpartition(".")[0])), "")
 
 
-def directories(page: str) -> Iterator[str]:
-    """Yield where a page could be: in the checkout, where ctxfs is installed, on the machine."""
-    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    yield os.path.join(home, "man")
-    section = f"man{page[-1]}"
-    up = home  # PREFIX/lib/.../site-packages
-    while up != os.path.dirname(up):
-        up = os.path.dirname(up)
-        yield os.path.join(up, "share", "man", section)
-    for prefix in (sys.prefix, "/usr/local", "/usr"):
-        yield os.path.join(prefix, "share", "man", section)
-
-
 def find_page(page: str) -> str:
     """Return the path of a page, empty if it is not here."""
-    paths = (f"{directory}/{page}{end}" for directory in directories(page) for end in ("", ".gz"))
-    return next(filter(os.path.isfile, paths), "")
+    return find_shipped(f"man/{page}", f"man/man{page[-1]}/{page}", ("", ".gz"))
 
 
 def show_page(page: str, pattern: str = "") -> int:

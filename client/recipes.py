@@ -10,6 +10,7 @@ from client.exits import USAGE, Failure
 from client.files import find_program, read_limited
 from client.output import STDOUT, as_json, show_table
 from client.root import Root
+from client.shipped import find_shipped
 from client.words import AGENT_FILES
 
 TYPE_CHECKING = False
@@ -59,14 +60,10 @@ class Recipe:
 
 def directories() -> list[str]:
     """Return the directories of recipes: the user's, the machine's, and what came with ctxfs."""
-    home = os.path.dirname(os.path.abspath(__file__))
-    shipped = os.path.join(os.path.dirname(home), "contrib", "agents")
-    if not os.path.isdir(shipped):  # installed: PREFIX/lib/pythonX/site-packages/client
-        prefix = os.path.join(home, *[os.pardir] * 4)
-        # that of a virtual environment can be a link (contrib/install.py)
-        shipped = os.path.realpath(os.path.join(prefix, "share", "ctxfs", "agents"))
-    own = own_directory()
-    return [*([own] if is_own(own) else []), "/etc/ctxfs/agents", shipped]
+    own, shipped = own_directory(), find_shipped("contrib/agents", "ctxfs/agents")
+    return [
+        *([own] if is_own(own) else []), "/etc/ctxfs/agents", *([shipped] if shipped else [])
+    ]  # fmt: skip
 
 
 def own_directory() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Final
 
@@ -108,3 +109,20 @@ def test_a_prefix_that_no_script_could_name_is_refused(site: Path, prefix: str) 
     said = run("install", "--site", str(site), "--interpreter", INTERPRETER, "--prefix", prefix,
                status=1)
     assert "not an absolute path without spaces" in said
+
+
+def test_a_wheel_has_what_the_installed_client_looks_for(site: Path, tmp_path: Path) -> None:
+    """The manual pages, the recipes and the schema, where make install has them too."""
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
+    packed = {
+        f"{directory}/{path.name}"
+        for directory, patterns in project["tool"]["setuptools"]["data-files"].items()
+        for pattern in patterns
+        for path in CHECKOUT.glob(pattern)
+        if path.is_file()
+    }
+    prefix = tmp_path / "usr"
+    install(site, "--prefix", str(prefix))
+    wanted = {name for name in below(prefix) if name.startswith(("share/man/", "share/ctxfs/"))}
+    others = {"share/ctxfs/agents/README.md"}  # about the recipes
+    assert {name for name in wanted if (prefix / name).is_file()} - others == packed

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from client import export
+from client import shipped
 from client.export import yaml_value
 from client.words import AGENT_FORMS
 from ctxfs.declared import SHAPES
@@ -114,7 +114,7 @@ def agent(at: FakeRoot, name: str, **more: str) -> Path:
 def test_an_agent_is_printed_without_what_is_so_at_first(
     run: Run, root: FakeRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "SCHEMAS", ("/usr/share/ctxfs/ctxfs-agent.schema.json",))
+    monkeypatch.setattr(shipped, "shipped", lambda checkout, installed: iter(()))
     agent(root, "coder")
     assert run("export", "coder") == (0, """\
 # yaml-language-server: $schema=/usr/share/ctxfs/ctxfs-agent.schema.json
@@ -137,6 +137,13 @@ handoff.md: |
   Do it.
   All.
 """, "")
+
+
+def test_editors_are_told_of_the_schema_that_came_with_it(run: Run, root: FakeRoot) -> None:
+    agent(root, "coder")
+    schema = Path(__file__).parents[3] / "contrib/ctxfs-agent.schema.json"
+    first = run("export", "coder")[1].partition("\n")[0]
+    assert schema.exists() and first == f"# yaml-language-server: $schema={schema}"
 
 
 def test_a_child_has_what_is_not_its_parents(run: Run, root: FakeRoot) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from client import manual
+from client import manual, shipped
 from client.manual import TOPICS, page_of, plain
 from tests.unit.client.fakes import FakeRoot, Run
 
@@ -72,7 +72,7 @@ def test_help_without_man_prints_the_text(
 def test_help_about_a_page_that_is_not_here(
     root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manual, "directories", lambda page: iter(()))
+    monkeypatch.setattr(shipped, "shipped", lambda checkout, installed: iter(()))
     assert run("help", "files") == (
         1, "", "ctx: the page ctxfs(5) is not here; it is where ctxfs is installed\n",
     )  # fmt: skip

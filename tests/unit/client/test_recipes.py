@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from client import recipes
+from client import recipes, shipped
 from client.exits import Failure
 from client.words import AGENT_FILES
 from ctxfs.files.agent import ROWS
@@ -488,11 +488,10 @@ def test_the_packed_client_finds_the_shipped_ones(home: Path, program: Path, spa
     assert {row["directory"] for row in json.loads(out)} >= {str(SHIPPED / "claude")}
 
 
-def test_an_installed_client_finds_the_shipped_ones(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_the_shipped_ones_the_others_are_named(
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = tmp_path / "v/lib/python3/site-packages/client/recipes.py"
-    monkeypatch.setattr(recipes, "__file__", str(module))
-    assert recipes.directories()[2] == str(tmp_path / "v/share/ctxfs/agents")
-    with pytest.raises(Failure, match='no recipe "claude"'):
+    monkeypatch.setattr(shipped, "shipped", lambda checkout, installed: iter(()))
+    assert recipes.directories() == [recipes.own_directory(), "/etc/ctxfs/agents"]
+    with pytest.raises(Failure, match=r'no recipe "claude" in .*, /etc/ctxfs/agents; see'):
         recipes.find("claude")
