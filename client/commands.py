@@ -12,36 +12,44 @@ if TYPE_CHECKING:
 
     from client.arguments import Command
 
-#: the module of each command by the first word of its name, in the order of help
+#: the module of each command by the first word of its name, by chapter, in the order of help
+CHAPTERS = {
+    "Looking": {
+        **dict.fromkeys(("ps", "tree"), "ps"),
+        **{name: name for name in ("top", "status")},
+        "get": "agents",
+        **dict.fromkeys(("result", "now", "log", "logs"), "log"),
+        **{name: name for name in ("events", "reports", "timeline")},
+    },
+    "Making and changing": {
+        **dict.fromkeys(("new", "set"), "agents"),
+        "session": "verbs",
+        "rm": "agents",
+        "agents": "recipes",
+        "export": "export",
+    },
+    "Running and ending": {
+        **dict.fromkeys(("spawn", "run"), "spawn"),
+        **dict.fromkeys(("start", "stop", "kill", "pause", "resume"), "verbs"),
+        **dict.fromkeys(("reset", "abort", "wait"), "verbs"),
+    },
+    "Talking": {
+        **dict.fromkeys(("send", "chat"), "messages"),
+        "attach": "attach",
+        "queue": "messages",
+        **{name: name for name in ("acp", "bridge")},
+    },
+    "Tasks, work items and waits": {"task": "tasks", "work": "work", "waits": "waits"},
+    "Tools": {"tool": "tools", "mcp": "mcp"},
+    "Rights and accounts": {name: name for name in ("why", "audit", "quota")},
+    "The daemon and help": {
+        **{name: name for name in ("ping", "reexec")},
+        **dict.fromkeys(("backup", "restore"), "backup"),
+        **{name: name for name in ("doctor", "help")},
+    },
+}
 SUBJECTS = {
-    **dict.fromkeys(("ps", "tree"), "ps"),
-    "top": "top",
-    **dict.fromkeys(("new", "set", "get"), "agents"),
-    **dict.fromkeys(("start", "stop", "kill", "pause", "resume"), "verbs"),
-    **dict.fromkeys(("abort", "reset", "session", "wait"), "verbs"),
-    "status": "status",
-    **dict.fromkeys(("result", "now", "log", "logs"), "log"),
-    "attach": "attach",
-    "events": "events",
-    "reports": "reports",
-    "timeline": "timeline",
-    **dict.fromkeys(("spawn", "run"), "spawn"),
-    "agents": "recipes",
-    "export": "export",
-    "rm": "agents",
-    **dict.fromkeys(("send", "chat", "queue"), "messages"),
-    "bridge": "bridge",
-    "acp": "acp",
-    **{name: name for name in ("why", "audit", "quota")},
-    **dict.fromkeys(("backup", "restore"), "backup"),
-    **{name: name for name in ("doctor", "help")},
-    "task": "tasks",
-    "work": "work",
-    "waits": "waits",
-    "tool": "tools",
-    "mcp": "mcp",
-    "ping": "ping",
-    "reexec": "reexec",
+    **{word: module for words in CHAPTERS.values() for word, module in words.items()},
     "__complete": "complete",
 }
 

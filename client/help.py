@@ -6,14 +6,14 @@ import os
 
 from client.arguments import Command, arg
 from client.commands import (
+    CHAPTERS,
     GROUPS,
     SUBJECTS,
-    all_commands,
     commands_of,
     find_command,
     no_command,
 )
-from client.exits import OK
+from client.exits import OK, USAGE, Failure
 from client.files import find_program
 from client.manual import TOPICS, find_page, page_of, show_page
 from client.output import STDOUT
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 EXAMPLES = """\
-examples:
+Examples
   ctx spawn hello --wait --rm -- echo "hello from a sandbox"
   ctx spawn build --mount "$PWD:/src:rw" --cwd /src --timeout 10m -- make
   ctx spawn watch --restart on-failure -- my-agent
@@ -43,19 +43,21 @@ examples:
 
 def overview() -> str:
     """Return the help about all commands."""
-    single = {row.name: row.summary for row in all_commands() if " " not in row.name}
-    groups = {
-        name: f"{group.summary}: {' '.join(commands_of(name))}" for name, group in GROUPS.items()
-    }
-    rows = {**single, **groups}
-    listed = "".join(f"  {name:<8} {summary}\n" for name, summary in rows.items())
+    listed = ""
+    for chapter, words in CHAPTERS.items():
+        listed += f"\n{chapter}\n"
+        for word in words:
+            group = GROUPS.get(word)
+            rows = commands_of(word)
+            about = f"{group.summary}: {' '.join(rows)}" if group else rows[""].summary
+            listed += f"  {word:<8} {about}\n"
     topics = "".join(f"  {topic:<8} {about}\n" for topic, (about, _) in TOPICS.items())
     return (
         "usage: ctx [--root DIR] COMMAND [ARGUMENT...]\n\n"
-        "Manages the agents of a mounted ctxfs.\n\n"
-        f"commands (for details: ctx help COMMAND):\n{listed}\n"
-        f"topics (man pages: ctx help TOPIC):\n{topics}\n"
-        "options:\n  --root DIR  where ctxfs is mounted (default: $CTX_ROOT, else the mount\n"
+        "Manages the agents of a mounted ctxfs. For a first look: ctx help tour\n\n"
+        f"Commands (for details: ctx help COMMAND)\n{listed}\n"
+        f"Topics (man pages: ctx help TOPIC)\n{topics}\n"
+        "Options\n  --root DIR  where ctxfs is mounted (default: $CTX_ROOT, else the mount\n"
         "              of your own ctxd, else /ctx)\n"
         f"  -h, --help  show this help\n\n{EXAMPLES}"
     )
@@ -93,7 +95,9 @@ def do_help(root: Root, args: Arguments) -> int:
     page = page_of(words[0]) if len(words) == 1 else ""
     if page:
         return show_page(page)
-    known = words and words[0] in SUBJECTS and not (len(words) == 1 and words[0] in GROUPS)
+    if words and words[0] not in SUBJECTS:
+        raise Failure(f'unknown command or topic "{words[0]}"; see: ctx help', USAGE)
+    known = words and not (len(words) == 1 and words[0] in GROUPS)
     if known and os.isatty(1) and find_page("ctx.1") and find_program("man"):
         command, rest = find_command(words)
         if not rest:

@@ -24,24 +24,32 @@ TOPICS = {
     "daemon": ("ctxd, its limits and files", "ctxd.8"),
 }
 #: macros of mdoc(7) that are left out of plain text, and those that stand for characters
-SILENT = frozenset(("Ar", "Cm", "Em", "Ev", "Ic", "Li", "No", "Nm", "Pa", "Sy", "Va", "Vt"))
-SIGNS = {"Oo": "[", "Oc": "]", "Po": "(", "Pc": ")", "Ap": "'"}
+SILENT = frozenset((
+    "Ar", "Cm", "D1", "Dl", "Dv", "Em", "Er", "Ev", "Ic", "Li", "No", "Nm", "Pa", "Sx", "Sy",
+    "Va", "Vt",
+))  # fmt: skip
+OPENING = {"Oo": "[", "Po": "(", "Do": '"', "So": "'"}
+CLOSING = {"Oc": "]", "Pc": ")", "Dc": '"', "Sc": "'"}
 AROUND = {
     "Op": ("[", "]"), "Pq": ("(", ")"), "Ql": ("'", "'"), "Dq": ('"', '"'), "Sq": ("'", "'"),
 }  # fmt: skip
 ESCAPES = (("\\(dq", '"'), ("\\(aq", "'"), ("\\&", ""), ("\\-", "-"), ("\\e", "\\"))
-PUNCTUATION = (",", ".", ";", ":")
+PUNCTUATION = (",", ".", ";", ":", ")", "]")
 WIDTH = 78
 INDENT, ITEM = " " * 6, " " * 3
 
 
 def page_of(word: str) -> str:
-    """Return the file name of a page from a topic, a name or NAME(SECTION); empty if unknown."""
+    """Return the file name of a page, empty if there is none.
+
+    A page is named by its topic, as NAME, as NAME(SECTION), or by the end of its name: yaml.
+    """
     if word in TOPICS:
         return TOPICS[word][1]
     name = word.replace("(", ".").rstrip(")")
     pages = [page for _, page in TOPICS.values()]
-    return next((page for page in pages if name in (page, page.rpartition(".")[0])), "")
+    names = (name, f"ctxfs.{name}")
+    return next((page for page in pages if {page, page.rpartition(".")[0]} & {*names}), "")
 
 
 def find_page(page: str) -> str:
@@ -82,43 +90,76 @@ def unescape(text: str) -> str:
 
 def rendered(words: Sequence[str], name: str) -> str:
     """Return a line of macros as text; `name` is what the page is about."""
-    text, glue, mark, last = "", True, "", ""
-    for number, word in enumerate(words):
-        rest = words[number + 1 :]
+    text, glued, flags, number = "", True, False, 0
+    while number < len(words):
+        word, rest = words[number], words[number + 1 :]
+        number += 1
+        piece, opens = "", False
         if word in AROUND:
             left, right = AROUND[word]
-            end = len(rest) - (bool(rest) and rest[-1] in PUNCTUATION)
-            tail = "".join(rest[end:])
-            piece = left + rendered(rest[:end], name) + right + tail
-            return text + ("" if glue else " ") + piece
-        if word == "Xr" and len(rest) > 1:
-            return text + ("" if glue else " ") + f"{rest[0]}({rest[1]}){rendered(rest[2:], name)}"
-        if word == "Ns":
-            glue = True
-        elif word == "Fl":
-            mark = "-"
+            end = len(rest)
+            while end and rest[end - 1] in PUNCTUATION:
+                end -= 1
+            piece = left + rendered(rest[:end], name) + right + "".join(rest[end:])
+            number = len(words)
+        elif word == "Xr" and len(rest) > 1:
+            piece, number = f"{rest[0]}({rest[1]})", number + 2
         elif word == "Nm" and (not rest or rest[0] in PUNCTUATION):
-            text, glue = text + ("" if glue else " ") + name, False
-        elif word not in SILENT:
-            sign = SIGNS.get(word, word)
-            glue = glue or sign in (*PUNCTUATION, ")", "]", "'")
-            text += ("" if glue else " ") + mark + unescape(sign).strip('"')
-            glue, mark, last = sign in ("(", "["), last if sign == "|" else "", mark
+            piece = name
+        elif word in ("Fl", "Ns", "Ap") or word in SILENT:
+            text += "'" if word == "Ap" else ""
+            glued, flags = glued or word in ("Ns", "Ap"), word == "Fl"
+        elif word in OPENING or word in CLOSING:
+            piece, opens = OPENING.get(word) or CLOSING[word], word in OPENING
+            glued = glued or not opens
+            flags = False
+        else:
+            piece, opens = unescape(word).strip('"'), word in ("(", "[")
+            glued = glued or word in PUNCTUATION
+            if flags and word != "|" and word not in PUNCTUATION:
+                piece = f"-{piece}"
+        if piece:
+            text += piece if glued else f" {piece}"
+            glued = opens
     return text
+
+
+def table_as_list(source: str) -> str:
+    """Return the rows of a table of tbl(1) as a list: the first cell, then the others named."""
+    import re
+
+    def one_line(cell: re.Match[str]) -> str:
+        return cell[1].replace("\n", " ")
+
+    source = re.sub(r"T\{\n(.*?)\nT\}", one_line, source, flags=re.S)
+    head, *rows = (line.split("\t") for line in source.splitlines() if line != "_")
+    lines = [".Bl -tag"]
+    for first, *others in rows:
+        named = zip(head[1:], others, strict=False)
+        lines += [f".It {first}", *(f"{about}: {text.rstrip('.')}." for about, text in named)]
+    return "\n".join((*lines, ".El", ""))
 
 
 def plain(source: str) -> str:
     """Return a page of mdoc(7) as text: what our own pages use of it."""
+    import re
     import textwrap
 
+    source = re.sub(
+        r"^\.TS\n.*?\.\n(.*?)^\.TE\n", lambda match: table_as_list(match[1]), source,
+        flags=re.M | re.S,
+    )  # fmt: skip
     lines: list[str] = []
     words: list[str] = []
     name = source.partition(".Dt ")[2].partition(" ")[0].lower()
     literal = False
+    marks: list[str] = []  # of the next items of the lists that are open
 
     def end_paragraph() -> None:
         text = " ".join(words).replace("( ", "(").replace(" )", ")")
-        for line in textwrap.wrap(text, WIDTH - len(INDENT), break_on_hyphens=False):
+        for line in textwrap.wrap(
+            text, WIDTH - len(INDENT), break_on_hyphens=False, break_long_words=False
+        ):
             lines.append(INDENT + line)
         words.clear()
 
@@ -128,22 +169,34 @@ def plain(source: str) -> str:
             literal = False
         elif literal:
             lines.append(f"{INDENT}    {unescape(line)}".rstrip())
+        elif line.startswith(('.\\"', "'\\\"")):
+            continue
         elif not line.startswith("."):
             words.append(unescape(line))
-        elif macro in (".Sh", ".Ss", ".Pp", ".Bd", ".It", ".Dl"):
+        elif macro in (".Sh", ".Ss", ".Pp", ".Bd", ".It", ".Dl", ".D1"):
             end_paragraph()
             if macro != ".It" or not lines[-1].startswith(ITEM):
                 lines.append("")
             if macro in (".Sh", ".Ss"):
                 lines.append(rest if macro == ".Sh" else f"  {rest}")
-            elif macro == ".It":
-                lines.append(ITEM + (rendered(rest.split(), name) or "*"))
-            elif macro == ".Dl":
-                lines.append(f"{INDENT}    {unescape(rest)}")
+            elif macro == ".It" and rest:
+                lines.append(ITEM + rendered(rest.split(), name))
+            elif macro == ".It" and marks[-1]:
+                lines.append(ITEM + marks[-1])
+                if marks[-1] != "*":
+                    marks[-1] = f"{int(marks[-1][:-1]) + 1}."
+            elif macro in (".Dl", ".D1"):
+                shown = unescape(rest) if macro == ".Dl" else rendered(rest.split(), name)
+                lines.append(f"{INDENT}    {shown}")
             literal = macro == ".Bd"
         elif macro == ".Nd":
             words.append(f"- {rest}")
-        elif macro not in (".Dd", ".Dt", ".Os", ".Bl", ".El"):
+        elif macro == ".Bl":
+            kind = rest.partition(" ")[0]
+            marks.append({"-bullet": "*", "-enum": "1."}.get(kind, ""))
+        elif macro == ".El":
+            marks.pop()
+        elif macro not in (".Dd", ".Dt", ".Os"):
             words.append(rendered([macro[1:], *rest.split()], name))
     end_paragraph()
-    return "\n".join(lines).strip("\n") + "\n"
+    return re.sub("\n{3,}", "\n\n", "\n".join(lines)).strip("\n") + "\n"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ def test_every_topic_has_a_page() -> None:
 @pytest.mark.parametrize(
     ("word", "page"),
     [("tour", "ctxfs.7"), ("ctxd", "ctxd.8"), ("ctxfs(5)", "ctxfs.5"), ("ctxfs.7", "ctxfs.7"),
-     ("ctx", "ctx.1"), ("ps", ""), ("ctxfs(9)", "")],
+     ("ctx", "ctx.1"), ("yaml", "ctxfs.yaml.5"), ("ctxfs.yaml(5)", "ctxfs.yaml.5"),
+     ("policy", "ctxfs-policy.5"), ("ps", ""), ("ctxfs(9)", ""), ("", "")],
 )  # fmt: skip
 def test_what_names_a_page(word: str, page: str) -> None:
     assert page_of(word) == page
@@ -44,6 +47,26 @@ def test_a_page_as_plain_text(page: str) -> None:
         assert first in text
 
 
+@pytest.mark.skipif(shutil.which("mandoc") is None, reason="needs mandoc: apt-get install mandoc")
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_as_plain_text_has_the_words_of_mandoc(page: str) -> None:
+    """But for tables, the cells of which have other places."""
+    source = re.sub(r"^\.TS\n.*?^\.TE\n", "", (MAN / page).read_text(), flags=re.M | re.S)
+    wide = ["mandoc", "-T", "utf8", "-O", "width=1000"]
+    shown = subprocess.run(wide, input=source, capture_output=True, text=True, check=True).stdout
+    shown = re.sub(".\b", "", shown).translate(str.maketrans("‘’“”–•", "''\"\"-*"))
+    _, *between, _ = shown.strip().splitlines()
+    assert plain(source).split() == " ".join(between).replace("set- user", "set-user").split()
+
+
+def test_a_table_as_plain_text() -> None:
+    rows = "What\tBound\tAt it\n_\nT{\nlog and\nout\nT}\t1M\tIt stops.\na\tb\tc\n"
+    assert plain(f".Dt CTX 1\n.Sh GROWS\nAll:\n.TS\nlw(9) l.\n{rows}.TE\n.Pp\nEnd.\n") == (
+        "GROWS\n      All:\n   log and out\n      Bound: 1M. At it: It stops.\n"
+        "   a\n      Bound: b. At it: c.\n\n      End.\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("line", "shown"),
     [
@@ -51,6 +74,9 @@ def test_a_page_as_plain_text(page: str) -> None:
         ("Pq Xr ctxfs 5 .", "(ctxfs(5))."),
         ("Fl h , Fl -help", "-h, --help"),
         ("Pa agent/ Ns Ar name", "agent/name"),
+        ("Fl -env , -mount No and Xr link 2 No too", "--env, --mount and link(2) too"),
+        ("Pq Do a b Dc , or Er EIO", '("a b", or EIO)'),
+        ("Pq see Sx TASKS .", "(see TASKS)."),
     ],
 )
 def test_macros(line: str, shown: str) -> None:
@@ -67,6 +93,11 @@ def test_help_without_man_prints_the_text(
     without_man(monkeypatch)
     status, out, err = run("help", "tour")
     assert (status, err) == (0, "") and "TOUR" in out and "$ mkdir hello.d" in out
+
+
+def test_help_about_what_is_not_a_topic(root: FakeRoot, run: Run) -> None:
+    told = (2, "", 'ctx: unknown command or topic "nope"; see: ctx help\n')
+    assert run("help", "nope") == run("help", "nope", "tour") == told
 
 
 def test_help_about_a_page_that_is_not_here(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from client.arguments import Command
-from client.commands import GROUPS, all_commands
+from client.commands import CHAPTERS, GROUPS, all_commands
 
 PAGE = Path(__file__).parents[3] / "man" / "ctx.1"
 COMMANDS = {command.name: command for command in all_commands()}
@@ -88,6 +88,23 @@ def options_of(command: Command) -> set[str]:
 
 
 ITEMS = list(items())
+
+
+def test_the_page_begins_with_the_chapters_of_help() -> None:
+    """Each names its commands, in the subsections that have these commands, in that order."""
+    page = PAGE.read_text()
+    overview = page.partition(".Ss Overview\n")[2].partition("\n.Ss ")[0]
+    named = {}
+    for part in overview.split("\n.It Sx ")[1:]:
+        heading, _, text = part.partition("\n")
+        lines = re.findall(r"^\.Cm (.*) \.$", text, re.M)
+        named[heading] = [word for line in lines for word in line.split(" , ")]
+    assert [*named] == re.findall(r"^\.Ss (.*)$", page, re.M)[1 : len(named) + 1] == [*CHAPTERS]
+    for heading, words in CHAPTERS.items():
+        assert sorted(named[heading]) == sorted(words), heading
+        section = re.split(r"^\.S[hs] ", page.partition(f".Ss {heading}\n")[2], flags=re.M)[0]
+        heads = {line.split()[2] for line in section.splitlines() if line.startswith(".It Cm ")}
+        assert {*words} <= heads, heading
 
 
 @pytest.mark.parametrize("name", COMMANDS)
