@@ -225,7 +225,8 @@ class DaemonLog(logging.Handler):
                 entries += [_Entry.plain(_more(k, n)) for k, n in self._rates.over().items()]
                 closed = self._closed
             left = [entry.line for entry in entries if not self._enter(entry)]
-            if not self._write(b"".join(left)):
+            # a journal that was started anew may take the next line
+            if not self._write(b"".join(left)) and self._journal is None:
                 return
             with self._changed:
                 # only now is there room again: what is being written waits too

@@ -273,6 +273,24 @@ def test_without_a_journal_the_lines_go_to_the_descriptor(
     assert os.read(pipe[0], 1000) == b"I ctxd.test: hello\n"
 
 
+def test_a_journal_that_comes_back_gets_the_lines_after_that(
+    clock: Clock, journald: FakeJournal, tmp_path: Path
+) -> None:
+    """While it was gone, the stream that it had behind standard error was broken as well."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    away = tmp_path / "away"
+    journald.path.rename(away)
+    with logging_to_journal(journald.path, write_end, clock) as (log, handler):
+        log.warning("lost")
+        with handler._changed:
+            assert handler._changed.wait_for(lambda: not handler.waiting, 10)
+        away.rename(journald.path)
+        log.warning("kept")
+        assert dict(journald.entry())["MESSAGE"] == b"ctxd.test: kept"
+    os.close(write_end)
+
+
 def test_only_the_stream_of_the_journal_is_the_journal(pipe: tuple[int, int]) -> None:
     found = os.fstat(pipe[1])
     here = {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
