@@ -5,20 +5,13 @@ from __future__ import annotations
 import os
 import time
 
-from client.exits import OK, Failure
-from client.installed.lives import Life, family_of, last_moment
-from client.output import STDOUT, as_json, complain
+from client.installed.lives import Life, last_moment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from client.arguments import Arguments
-    from client.root import Root
-
-ROWS = 60  # lines of text, or of a picture, above which agents of one kind share a line
 GROUP = 3  # agents that share a line, at least
-WIDTH = 100  # columns of what is no terminal
 STEPS = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600,
     900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800, 1209600, 2592000, 7776000,
@@ -248,39 +241,3 @@ def text_of(top: Life, rows: Sequence[Row], width: int) -> Iterator[str]:
     shared = "  ░▒▓█ how many of several" if any(row.grouped for row in rows) else ""
     yield ""
     yield shortened(LEGEND + shared, width)
-
-
-def terminal_width() -> int:
-    """Return the columns of the terminal at standard output."""
-    try:
-        return os.get_terminal_size(1).columns
-    except OSError:
-        return WIDTH
-
-
-def show_timeline(root: Root, args: Arguments) -> int:
-    """Show the lives of an agent and of its descendants."""
-    top = family_of(root, args.name)
-    if args.json:
-        STDOUT.text(as_json([life.row() for life in top.family()]))
-    rows = planned(top, len(list(top.family())) if args.all else ROWS)
-    if args.svg:
-        from client.installed.picture import picture
-
-        write_picture(args.svg, picture(top, rows))
-    if not (args.json or args.svg):
-        STDOUT.lines(text_of(top, rows, terminal_width()))
-    return OK
-
-
-def write_picture(path: str, data: bytes) -> None:
-    """Write a picture to a file, or to standard output."""
-    if path == "-":
-        STDOUT.copy(data)
-        return
-    try:
-        with open(path, "wb") as file:
-            file.write(data)
-    except OSError as error:
-        raise Failure(f"{path}: {error.strerror}") from None
-    complain(f"wrote {path}")

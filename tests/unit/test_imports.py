@@ -147,7 +147,9 @@ def test_a_circle_of_imports_is_found() -> None:
     assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == set()
 
 
-@pytest.mark.parametrize("paths", [RUNTIME, CTXFS], ids=["runtime", "ctxfs"])
+@pytest.mark.parametrize(
+    "paths", [RUNTIME, CTXFS, CLIENT + INSTALLED], ids=["runtime", "ctxfs", "client"]
+)
 def test_no_modules_import_each_other_in_a_circle(paths: list[Path]) -> None:
     assert circle(graph(paths)) == set()
 
