@@ -19,6 +19,8 @@ PREFIX  := /usr/local
 DESTDIR :=
 INTERPRETER := python3
 SITE    := build/site
+# a file for each Python: what was built for another one is built anew
+BUILT   := build/for-$(subst /,-,$(INTERPRETER))
 PLACES  := --destdir '$(DESTDIR)' --prefix '$(PREFIX)' \
 	$(and $(UNITDIR),--units '$(UNITDIR)') $(and $(USERUNITDIR),--user-units '$(USERUNITDIR)')
 
@@ -69,8 +71,8 @@ $(NATIVE)/%: $(NATIVE)/%.c $(wildcard $(NATIVE)/*.h)
 	$(MUSL) $(NATIVE_CFLAGS) $(HEADERS) -static -o $@ $<
 
 # ctxfs and the packages that it needs, for one Python. As root, make install copies it and no more.
-build: $(SITE)/.complete
-$(SITE)/.complete: pyproject.toml setup.py contrib/packages.sh $(wildcard $(NATIVE)/*.[ch]) \
+build: $(BUILT)
+$(BUILT): pyproject.toml setup.py contrib/packages.sh $(wildcard $(NATIVE)/*.[ch]) \
 		$(shell find client ctxfs runtime -name '*.py' -o -name py.typed)
 	sh contrib/packages.sh
 	rm -rf build

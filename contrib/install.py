@@ -5,7 +5,9 @@
 
 Below PREFIX/lib/ctxfs is a virtual environment of ctxfs alone; it is replaced as a whole. A
 manifest in it lists all other files, so that uninstall removes what was installed, whatever the
-checkout has become. With --destdir, everything is put below that directory, for who packs it.
+checkout has become. It is written before they are, and goes after them: either verb can be
+interrupted, and given again. With --destdir, everything is put below that directory, for who packs
+it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,6 +29,7 @@ CONTRIB: Final = CHECKOUT / "contrib"
 UNITS_SAY: Final = "/usr/local/bin/"
 #: what is not for an installed system, or is installed elsewhere
 NOT_EXAMPLES: Final = ("agents", "completion", "demo", "systemd")
+MANIFEST: Final = "manifest"
 PROGRAMS: Final = {"ctxd": "ctxfs.daemon", "ctx": "client.start"}
 #: where each shell looks for the completion of ctx, by the name of the file in contrib/completion
 COMPLETIONS: Final = {
@@ -76,9 +80,11 @@ class Places:
         return Path(self.destdir + str(path)) if self.destdir else path
 
     @property
-    def manifest(self) -> Path:
-        """As it is on the disk."""
-        return self.real(self.home) / "manifest"
+    def homes(self) -> tuple[Path, Path, Path]:
+        """As they are on the disk: the home; what replaces it, and what was replaced, for a
+        moment."""
+        home = self.real(self.home)
+        return home, home.with_name("ctxfs.new"), home.with_name("ctxfs.old")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +131,18 @@ def _below(source: Path, to: Path) -> Iterator[File]:
             yield File.copy(path, to / path.relative_to(source))
 
 
-def make_home(places: Places, site: Path, interpreter: str, *, bytecode: bool) -> None:
+def make_home(
+    places: Places, site: Path, interpreter: str, listed: list[str], *, bytecode: bool
+) -> None:
     """The virtual environment (PEP 405), beside the one that it then replaces."""
     version = "{}.{}".format(*_ask(interpreter, "*sys.version_info[:2]").split())
-    home = places.real(places.home)
-    new = home.with_name("ctxfs.new")
+    home, new, old = places.homes
     shutil.rmtree(new, ignore_errors=True)
     packages = new / f"lib/python{version}/site-packages"
     shutil.copytree(
         site, packages,
         # what the packages bring beside their modules: commands, and our own man pages
-        ignore=lambda where, _: ["bin", "share", ".complete"] if Path(where) == site else [],
+        ignore=lambda where, _: ["bin", "share"] if Path(where) == site else [],
     )
     (new / "bin").mkdir()
     (new / "bin/python3").symlink_to(interpreter)
@@ -156,12 +163,11 @@ def make_home(places: Places, site: Path, interpreter: str, *, bytecode: bool) -
         final = places.home / packages.relative_to(new)
         compiling = ("-m", "compileall", "-q", "-s", str(packages), "-p", str(final))
         subprocess.run([interpreter, "-I", *compiling, str(packages)], check=True)
-    old = home.with_name("ctxfs.old")
+    write_manifest(new, listed)
     shutil.rmtree(old, ignore_errors=True)
-    if home.exists():
-        home.rename(old)
+    home.rename(old)
     new.rename(home)
-    shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(old)
 
 
 def _ask(interpreter: str, expression: str) -> str:
@@ -172,53 +178,60 @@ def _ask(interpreter: str, expression: str) -> str:
 
 
 def install(places: Places, options: argparse.Namespace) -> None:
+    Path(places.destdir or "/").mkdir(parents=True, exist_ok=True)
     old = read_manifest(places)
     new = list(files(places))
-    Path(places.destdir or "/").mkdir(parents=True, exist_ok=True)
-    made = [path for path in old if path.endswith("/")]
-    made += make_directories(places, places.home.parent)
+    installed = [str(file.path) for file in new]
+    above = {f"{each}/" for path in (places.home, *installed) for each in Path(path).parents}
+    missing = sorted(each for each in above if not places.real(Path(each)).is_dir())
+    # uninstall removes directories that were not there before
+    listed = [*installed, *sorted({*missing, *above.intersection(old)})]
+    gone = sorted({*old}.difference(listed))
+    home = places.real(places.home)
+    home.mkdir(mode=0o755, parents=True, exist_ok=True)
+    write_manifest(home, [*listed, *gone])
+    for path in missing:
+        places.real(Path(path)).mkdir(mode=0o755, exist_ok=True)
     for file in new:
-        made += make_directories(places, file.path.parent)
         real = places.real(file.path)
-        part = real.with_name(f".{real.name}.new")
+        part = part_of(real)
         part.write_bytes(file.content)
         part.chmod(file.mode)
         part.rename(real)
-    make_home(places, Path(options.site), options.interpreter, bytecode=options.bytecode)
-    installed = [str(file.path) for file in new]
-    remove(places, [path for path in old if path not in {*installed, *made}])
-    text = "".join(f"{path}\n" for path in (*installed, *sorted(set(made))))
-    places.manifest.write_text(text)
+    remove(places, gone)
+    make_home(places, Path(options.site), options.interpreter, listed, bytecode=options.bytecode)
     print(f"installed: {places.prefix}/bin/ctxd, {places.prefix}/bin/ctx")
     if not places.destdir:
         _warn_of_closed_directories(options.interpreter)
-
-
-def make_directories(places: Places, directory: Path) -> list[str]:
-    """Those that were missing, which uninstall removes again; they end in a slash."""
-    missing = []
-    while not places.real(directory).is_dir():
-        missing.append(f"{directory}/")
-        directory = directory.parent
-    for path in reversed(missing):
-        places.real(Path(path)).mkdir(mode=0o755)
-        places.real(Path(path)).chmod(0o755)
-    return missing
+        if old:
+            print("a ctxd that runs already goes on as it was, until: ctx reexec")
 
 
 def _warn_of_closed_directories(interpreter: str) -> None:
     for directory in Path(interpreter).resolve().parents:
         if not directory.stat().st_mode & 0o001:
-            print(f"warning: only {directory.owner()} may search {directory}, where the Python is: "
-                  "others cannot run ctx. make install INTERPRETER=/usr/bin/python3 takes another "
-                  "Python", file=sys.stderr)
+            print(f"warning: not everybody may search {directory}, where the Python is: others "
+                  "cannot run ctx. make install INTERPRETER=/usr/bin/python3 takes another Python",
+                  file=sys.stderr)
 
 
 def read_manifest(places: Places) -> list[str]:
-    try:
-        return places.manifest.read_text().splitlines()
-    except FileNotFoundError:
-        return []
+    """What is installed, files and directories; nothing if nothing is."""
+    for home in places.homes:
+        with suppress(FileNotFoundError):
+            return (home / MANIFEST).read_text().splitlines()
+    return []
+
+
+def part_of(path: Path) -> Path:
+    """What is written before it gets the name."""
+    return path.with_name(f".{path.name}.new")
+
+
+def write_manifest(home: Path, listed: list[str]) -> None:
+    part = part_of(home / MANIFEST)
+    part.write_text("".join(f"{path}\n" for path in listed))
+    part.rename(home / MANIFEST)
 
 
 def remove(places: Places, paths: list[str]) -> None:
@@ -227,6 +240,7 @@ def remove(places: Places, paths: list[str]) -> None:
         real = places.real(Path(path))
         if not path.endswith("/"):
             real.unlink(missing_ok=True)
+            part_of(real).unlink(missing_ok=True)
         elif real.is_dir() and not any(real.iterdir()):
             real.rmdir()
 
@@ -234,12 +248,21 @@ def remove(places: Places, paths: list[str]) -> None:
 def uninstall(places: Places) -> None:
     installed = read_manifest(places)
     if not installed:
-        raise InstallError(f"nothing is installed: there is no {places.manifest}")
+        there = places.real(places.home) / MANIFEST
+        raise InstallError(f"nothing is installed: there is no {there}")
     if not places.destdir and _runs():
         raise InstallError("ctxd runs; end it and its agents first: "
                            "systemctl disable --now ctxd ctxd-agents")
-    shutil.rmtree(places.real(places.home))
     remove(places, installed)
+    for home in filter(Path.exists, places.homes):
+        for part in home.iterdir():
+            if part.is_dir() and not part.is_symlink():
+                shutil.rmtree(part)
+            elif part.name != MANIFEST:
+                part.unlink()
+        (home / MANIFEST).unlink(missing_ok=True)
+        home.rmdir()
+    remove(places, installed)  # the directories above
     print("uninstalled. What agents wrote stays in /var/lib/ctxfs (and in ~/.local/state/ctxfs of "
           "users), and settings stay in /etc/ctxfs")
 
@@ -270,7 +293,7 @@ def main() -> int:
             install(places, options)
         else:
             uninstall(places)
-    except (InstallError, OSError) as error:
+    except (InstallError, OSError, subprocess.SubprocessError) as error:
         print(f"make {options.verb}: {error}", file=sys.stderr)
         return 1
     return 0

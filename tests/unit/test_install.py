@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from types import ModuleType
+from typing import Any, Final
 
 import pytest
 
@@ -102,6 +106,88 @@ def test_uninstall_takes_away_what_install_made_and_nothing_else(
     (prefix / "share/doc").rmdir()
     assert below(prefix) == before
     assert "nothing is installed" in run("uninstall", "--prefix", str(prefix), status=1)
+
+
+class Killed(BaseException):
+    pass
+
+
+#: by which files come, go and change
+STEPS: Final = ((Path, ("mkdir", "rename", "unlink", "rmdir", "write_text", "write_bytes")),
+                (shutil, ("rmtree",)))  # fmt: skip
+LAST: Final = 1000
+
+
+def killed_before(step: int, script: ModuleType, words: list[str]) -> bool:
+    """Runs the script up to one step; False if it has no such step."""
+    left = step
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+            return function(*arguments, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, names in STEPS:
+            for name in names:
+                patch.setattr(owner, name, counted(getattr(owner, name)))
+        patch.setattr(sys, "argv", ["install.py", *words])
+        try:
+            script.main()
+        except Killed:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("verb", ["install", "uninstall"])
+def test_whatever_interrupts_it_uninstall_takes_away_all(
+    verb: str, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The first installation, one over an older version, and the removal."""
+    spec = importlib.util.spec_from_file_location("install", CHECKOUT / "contrib/install.py")
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "install", script)
+    spec.loader.exec_module(script)
+    monkeypatch.setattr(script, "_ask", lambda interpreter, expression: "3 11")
+    monkeypatch.setattr(script, "_runs", lambda: False)
+    prefix = tmp_path / "usr"
+    prefix.mkdir()
+    at = ["--prefix", str(prefix)]
+    how = [*at, "--site", str(site), "--interpreter", INTERPRETER, "--no-bytecode"]
+
+    def put(*names: str) -> None:
+        """With a version that has these files."""
+        monkeypatch.setattr(script, "files", lambda places: [
+            script.File(prefix / name, name.encode()) for name in names])  # fmt: skip
+
+    for older in (False, True):
+        step = 0
+        while True:
+            if older or verb == "uninstall":
+                put("bin/ctx", "share/gone/page")
+                assert not killed_before(LAST, script, ["install", *how])
+            put("bin/ctx", "share/man/page")
+            if not killed_before(step, script, [verb, *(how if verb == "install" else at)]):
+                break
+            left = below(prefix)
+            killed_before(LAST, script, ["uninstall", *at])
+            if "nothing is installed" in capsys.readouterr().err:
+                assert left.keys() <= {"lib", "lib/ctxfs", "lib/ctxfs/.manifest.new"}
+                shutil.rmtree(prefix / "lib", ignore_errors=True)
+            assert below(prefix) == {}, (step, left)
+            step += 1
+        assert step > 10
+        if verb == "install":
+            assert (prefix / "share/man/page").exists() and not (prefix / "share/gone").exists()
+            assert not killed_before(LAST, script, ["uninstall", *at])
+        assert below(prefix) == {}
 
 
 @pytest.mark.parametrize("prefix", ["opt", "/opt/../usr", "/opt/my programs"])
