@@ -17,6 +17,7 @@ from client.words import SCHEMA, VERSION
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import sqlite3
+    import subprocess
     from collections.abc import Iterable, Iterator, Sequence
     from typing import Any
 
@@ -38,6 +39,17 @@ FILES = ("home/*/data", "home/*/agent/*/.home", "shared/*")
 KEPT = ("--acls", "--xattrs", "--xattrs-include=user.*", "--numeric-owner")
 #: files change, and go, while they are read; sockets mean nothing in a copy
 QUIET = ("no-file-changed", "no-file-removed", "no-file-ignored", "no-file-shrank")
+#: by the end of a name, as tar itself would choose it
+COMPRESSED = {
+    ".gz": "--gzip", ".tgz": "--gzip", ".zst": "--zstd", ".tzst": "--zstd", ".xz": "--xz",
+    ".txz": "--xz", ".bz2": "--bzip2", ".tbz2": "--bzip2", ".lz": "--lzip", ".lzma": "--lzma",
+}  # fmt: skip
+#: bytes of a path that no call takes: nothing could be restored there, and a tree that is much
+#: deeper ends tar, which calls itself for each directory
+TOO_LONG = 4096
+DEEPER = "?" * TOO_LONG + "*"
+#: where the copy of the database waits, which may be large: nobody else can replace it there
+STAGE = "/var/tmp"
 BLOCK = 1 << 20
 LINES_SHOWN = 10
 
@@ -50,30 +62,50 @@ def default_state() -> str:
     return os.path.join(home, "ctxfs")
 
 
-def run_tar(words: Sequence[str], directory: str) -> list[str]:
-    """Run tar(1) and return its complaints; a `Failure` if it cannot be run."""
+def program(name: str) -> str:
+    """Return the path of tar or find."""
     import shutil
+
+    return shutil.which(name) or f"/bin/{name}"
+
+
+def run(
+    words: Sequence[str], directory: str, archive: int, **more: Any
+) -> subprocess.CompletedProcess[bytes]:
+    """Run tar(1) or find(1), for which `archive` stays open; a `Failure` if it cannot be run."""
     import subprocess
 
-    program = shutil.which("tar") or "/bin/tar"
     environment = {**os.environ, "LC_ALL": "C"}
     environment.pop("TAR_OPTIONS", None)
     try:
-        done = subprocess.run(
-            [program, *words],
+        return subprocess.run(
+            [program(words[0]), *words[1:]],
             cwd=directory,
             env=environment,
+            pass_fds=(archive,),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more},
             check=False,
         )
     except OSError as error:
-        raise Failure(f"{program}: {error.strerror}; apt-get install tar") from None
+        raise Failure(f"{words[0]}: {error.strerror}; apt-get install tar findutils") from None
+
+
+def run_tar(words: Sequence[str], directory: str, archive: int) -> list[str]:
+    """Run tar(1) on an open archive and return its complaints."""
+    done = run(["tar", f"--file=/dev/fd/{archive}", *words], directory, archive)
     lines = decode(done.stderr).splitlines()
     if done.returncode not in (0, 1) and not lines:
         lines = [f"tar: ended with status {done.returncode}"]
     return lines
+
+
+def too_deep(state: str, trees: Sequence[str], archive: int) -> list[str]:
+    """Return a complaint if an archive cannot have all files."""
+    sought = ("-path", DEEPER, "-prune", "-print0", "-quit")
+    found = run(["find", *(f"./{tree}" for tree in trees), *sought], state, archive).stdout
+    shown = f"{decode(found[:100])}..."
+    return [f"left out: files whose paths are too long, such as {shown}"] if found else []
 
 
 def show_complaints(lines: Sequence[str]) -> None:
@@ -83,10 +115,21 @@ def show_complaints(lines: Sequence[str]) -> None:
         STDERR.lines([f"... {len(lines) - LINES_SHOWN} more"])
 
 
+def check_own(state: str) -> None:
+    """Fail if a state is another user's, who could change it under the hands of this one."""
+    try:
+        owner = os.stat(state).st_uid
+    except OSError:
+        return  # told by who needs it
+    if owner != os.geteuid():
+        raise Failure(f"{state} belongs to uid {owner}: run this as that user")
+
+
 def copy_database(state: str, to: str) -> tuple[int, int]:
     """Copy the database as it is now, and return its schema and the number of agents.
 
-    The daemon goes on: in WAL mode, a reader holds up no writer.
+    The daemon goes on: in WAL mode, a reader holds up no writer. But its log grows until this has
+    been read, so the disk is not waited for.
     """
     import sqlite3
     from contextlib import closing
@@ -103,6 +146,8 @@ def copy_database(state: str, to: str) -> tuple[int, int]:
             closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)) as source,
             closing(sqlite3.connect(to)) as target,
         ):
+            target.execute("PRAGMA synchronous=OFF")
+            target.execute("PRAGMA journal_mode=OFF")
             source.backup(target)
             # the copy has no log beside it
             target.execute("PRAGMA journal_mode=DELETE")
@@ -123,9 +168,8 @@ def count_agents(db: sqlite3.Connection) -> int:
 
 def do_backup(root: Root, args: Arguments) -> int:
     """Write a copy of the state to a file that appears when it is whole."""
-    import json
     import tempfile
-    import time
+    from contextlib import suppress
 
     state = os.path.abspath(args.state or default_state())
     file = os.path.abspath(args.file)
@@ -134,61 +178,78 @@ def do_backup(root: Root, args: Arguments) -> int:
         os.path.realpath(state)
     ):
         raise Failure(f"{file} is below the state: choose a file elsewhere", USAGE)
+    check_own(state)
     try:
-        stage = tempfile.TemporaryDirectory(prefix=f".{name}.", dir=directory)
+        # only by its descriptor from here on: somebody else may own the directory
+        archive, made = tempfile.mkstemp(prefix=f".{name}.", dir=directory)
     except OSError as error:
         raise Failure(f"{directory}: {error.strerror}") from None
-    with stage as staged:
-        schema, agents = copy_database(state, os.path.join(staged, DATABASE))
-        manifest = {
-            "format": FORMAT,
-            "version": VERSION,
-            "schema": schema,
-            "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "agents": agents,
-            "files": not args.records,
-        }
-        with open(os.path.join(staged, MANIFEST), "w", encoding="utf-8") as written:
-            json.dump(manifest, written)
-        # named as the file, so that tar compresses by the name
-        made = os.path.join(staged, name)
-        # made before tar, which would make it readable for others
-        os.close(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        trees = [tree for tree in TREES if os.path.isdir(os.path.join(state, tree))]
-        left_out = [f"--exclude=./{pattern}" for pattern in FILES] if args.records else []
-        complaints = run_tar(
-            [
-                *("--create", "--auto-compress", f"--file={made}", "--format=pax", "--sparse"),
-                *("--one-file-system", "--ignore-failed-read", *KEPT),
-                *(f"--warning={word}" for word in QUIET),
-                *("--anchored", "--no-wildcards-match-slash", *left_out),
-                *(f"--directory={staged}", MANIFEST),
-                *(f"--directory={state}", *(f"./{tree}" for tree in trees)),
-                # last: an archive without it is not whole
-                *(f"--directory={staged}", DATABASE),
-            ],
-            directory,
-        )
-        if missing := missing_of(made):
+    try:
+        stage = STAGE if os.path.isdir(STAGE) else None
+        with tempfile.TemporaryDirectory(prefix="ctx-backup.", dir=stage) as staged:
+            agents, complaints = write_archive(state, staged, name, archive, args.records)
+        if missing := missing_of(archive):
             show_complaints(complaints)
             raise Failure(f"{file}: not written: {missing}")
-        with open(made, "rb") as whole:
-            os.fsync(whole.fileno())
-            size = os.fstat(whole.fileno()).st_size
+        os.fsync(archive)
+        size = os.fstat(archive).st_size
         os.replace(made, file)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(made)
+        raise
+    finally:
+        os.close(archive)
     show_complaints(complaints)
     STDOUT.lines([f"{args.file}: {agents} agents, {size} bytes"])
     return FAILED if complaints else OK
 
 
-def missing_of(archive: str) -> str:
-    """Return what an archive lacks to be whole, or an empty text."""
-    import subprocess
+def write_archive(
+    state: str, staged: str, name: str, archive: int, records: bool
+) -> tuple[int, list[str]]:
+    """Write a copy of a state to an open file, compressed as its name says; with `records`,
+    without files of users. Return the number of agents and what there is to complain about.
+    """
+    import json
+    import time
 
-    listed = subprocess.run(
-        ["tar", "--list", f"--file={archive}", MANIFEST, DATABASE],
-        stdin=subprocess.DEVNULL, capture_output=True, check=False,
+    schema, agents = copy_database(state, os.path.join(staged, DATABASE))
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "schema": schema,
+        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "agents": agents,
+        "files": not records,
+    }
+    with open(os.path.join(staged, MANIFEST), "w", encoding="utf-8") as written:
+        json.dump(manifest, written)
+    trees = [tree for tree in TREES if os.path.isdir(os.path.join(state, tree))]
+    left_out = [f"--exclude=./{pattern}" for pattern in FILES] if records else []
+    compression = COMPRESSED.get(os.path.splitext(name)[1])
+    complaints = too_deep(state, trees, archive)
+    complaints += run_tar(
+        [
+            *("--create", *([compression] if compression else []), "--format=pax", "--sparse"),
+            *("--one-file-system", "--ignore-failed-read", *KEPT),
+            *(f"--warning={word}" for word in QUIET),
+            *("--anchored", "--wildcards-match-slash", f"--exclude={DEEPER}"),
+            *("--no-wildcards-match-slash", *left_out),
+            *(f"--directory={staged}", MANIFEST),
+            *(f"--directory={state}", *(f"./{tree}" for tree in trees)),
+            # last: an archive without it is not whole
+            *(f"--directory={staged}", DATABASE),
+        ],
+        staged, archive,
     )  # fmt: skip
+    return agents, complaints
+
+
+def missing_of(archive: int) -> str:
+    """Return what an archive lacks to be whole, or an empty text."""
+    words = ("tar", f"--file=/dev/fd/{archive}", "--list", MANIFEST, DATABASE)
+    listed = run(words, "/", archive)
     names = listed.stdout.decode(errors="replace").split()
     if listed.returncode == 0 and names == [MANIFEST, DATABASE]:
         return ""
@@ -196,19 +257,34 @@ def missing_of(archive: str) -> str:
     return said[0] if said else "it is not a whole backup"
 
 
-def read_manifest(file: str) -> dict[str, Any]:
-    """Return what a backup says of itself; a `Failure` if it is none, or too new."""
-    import json
-    import subprocess
+def open_archive(file: str) -> int:
+    """Return a descriptor of a backup; a `Failure` if others could have written it.
+
+    What is in it decides as whom agents run.
+    """
+    import stat
 
     try:
-        os.close(os.open(file, os.O_RDONLY))
+        fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise Failure(f"{file}: {error.strerror}") from None
-    read = subprocess.run(
-        ["tar", "--extract", "--to-stdout", "--occurrence=1", f"--file={file}", MANIFEST],
-        stdin=subprocess.DEVNULL, capture_output=True, check=False,
-    )  # fmt: skip
+    found = os.fstat(fd)
+    remedy = "if you trust it, restore a copy of your own"
+    if not stat.S_ISREG(found.st_mode):
+        raise Failure(f"{file} is not a regular file")
+    if found.st_uid not in (0, os.geteuid()):
+        raise Failure(f"{file} belongs to uid {found.st_uid}: {remedy}")
+    if found.st_mode & 0o022:
+        raise Failure(f"{file} can be written by others: {remedy}")
+    return fd
+
+
+def read_manifest(file: str, archive: int) -> dict[str, Any]:
+    """Return what a backup says of itself; a `Failure` if it is none, or too new."""
+    import json
+
+    words = ("tar", f"--file=/dev/fd/{archive}", "--extract", "--to-stdout", "--occurrence=1")
+    read = run([*words, MANIFEST], "/", archive)
     try:
         manifest = json.loads(read.stdout)
         version = str(manifest["version"])
@@ -228,6 +304,7 @@ def lock_state(state: str) -> int:
 
     try:
         os.makedirs(state, 0o700, exist_ok=True)
+        check_own(state)
         fd = os.open(os.path.join(state, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise Failure(f"{state}: {error.strerror}") from None
@@ -248,7 +325,8 @@ def do_restore(root: Root, args: Arguments) -> int:
     """Put a backup into an empty state of which no daemon runs."""
     state = os.path.abspath(args.state or default_state())
     file = os.path.abspath(args.file)
-    manifest = read_manifest(file)
+    archive = open_archive(file)
+    manifest = read_manifest(file, archive)
     lock = lock_state(state)
     staged = os.path.join(state, RESTORING)
     try:
@@ -256,30 +334,42 @@ def do_restore(root: Root, args: Arguments) -> int:
         os.mkdir(staged, 0o700)
         complaints = run_tar(
             [
-                *("--extract", f"--file={file}", "--preserve-permissions", "--same-owner"),
+                *("--extract", "--preserve-permissions", "--same-owner"),
                 *("--delay-directory-restore", *KEPT),
             ],
-            staged,
-        )
+            staged, archive,
+        )  # fmt: skip
         if not os.path.exists(os.path.join(staged, DATABASE)):
             show_complaints(complaints)
             raise Failure(f"the backup is not whole: nothing was restored ({DATABASE} is missing)")
+        check_trees(staged)
         agents = fit_histories(staged)
         os.unlink(os.path.join(staged, MANIFEST))
+        os.chmod(state, 0o700)  # before anybody finds something in it
         os.sync()
         # the database last: a state without it is empty
         for name in (*TREES, DATABASE):
             if os.path.exists(os.path.join(staged, name)):
                 os.rename(os.path.join(staged, name), os.path.join(state, name))
-        os.chmod(state, 0o700)
         os.sync()
     finally:
         remove_tree(staged)
         os.close(lock)
+        os.close(archive)
     show_complaints(complaints)
     made = manifest.get("made")
     STDOUT.lines([f"{state}: {agents} agents as of {made}; start the daemon: systemctl start ctxd"])
     return FAILED if complaints else OK
+
+
+def check_trees(staged: str) -> None:
+    """Fail if an archive has a link where there has to be a directory: it leads elsewhere."""
+    home = os.path.join(staged, "home")
+    owners = os.listdir(home) if os.path.isdir(home) and not os.path.islink(home) else []
+    below = (f"home/{owner}{part}" for owner in owners for part in ("", "/agent"))
+    for name in (*TREES, DATABASE, MANIFEST, *below):
+        if os.path.islink(os.path.join(staged, name)):
+            raise Failure(f"this is no backup of ctxfs: {name} is a link; nothing was restored")
 
 
 def remove_tree(path: str) -> None:

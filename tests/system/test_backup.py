@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -12,13 +13,24 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Final
 
 import pytest
 
-from client.backup import FORMAT
+from client.backup import DATABASE, FORMAT, MANIFEST, do_restore
+from client.root import Root
 from client.words import SCHEMA
-from tests.worlds.daemon import TIMEOUT, Daemon, read, wait_dead, wait_status, wait_until, write
+from tests.worlds.daemon import (
+    REMOVALS,
+    TIMEOUT,
+    Daemon,
+    read,
+    wait_dead,
+    wait_status,
+    wait_until,
+    write,
+)
 
 #: answers each message, with more text than the store holds before there is a file
 TALKER: Final = "sh -c 'cat; head -c 400 /dev/zero | tr \"\\\\0\" x'"
@@ -105,7 +117,7 @@ def other() -> Iterator[Daemon]:
     yield daemon
     if daemon.process is not None:
         daemon.stop()
-    shutil.rmtree(daemon.base, ignore_errors=True)
+    REMOVALS.begin(daemon.base)
 
 
 def test_a_backup_under_load_is_whole_elsewhere(daemon: Daemon, other: Daemon) -> None:
@@ -265,6 +277,123 @@ def test_a_part_of_an_archive_restores_nothing(daemon: Daemon, other: Daemon) ->
     assert ctx("restore", "--state", str(other.state), str(file)).returncode == 0
     other.start()
     assert read(other.agent_dir("one"), "outcome") == "done\n"
+
+
+# what agents and other users do to it
+
+
+def test_no_tree_is_too_deep_for_the_others(daemon: Daemon, other: Daemon) -> None:
+    space = daemon.root / "shared" / "space"
+    space.mkdir()
+    (space / "file").write_text("kept")
+    deep = os.open(daemon.state / "shared" / "space", os.O_RDONLY)
+    for _ in range(8000):
+        os.mkdir("d", dir_fd=deep)
+        deeper = os.open("d", os.O_RDONLY, dir_fd=deep)
+        os.close(deep)
+        deep = deeper
+    os.close(deep)
+    file = daemon.base / "b.tar"
+
+    def small_stack() -> None:
+        """Of a half of what is usual; where there is more, the tree may be deeper."""
+        resource.setrlimit(resource.RLIMIT_STACK, (4 << 20, 4 << 20))
+
+    done = daemon.ctx("backup", "--state", str(daemon.state), str(file), preexec_fn=small_stack)
+    assert done.stderr.startswith("left out: files whose paths are too long, such as ./shared/spa")
+    assert done.returncode == 1
+    restored = ctx("restore", "--state", str(other.state), str(file))
+    assert (restored.returncode, restored.stderr) == (0, "")
+    assert (other.state / "shared" / "space" / "file").read_text() == "kept"
+    assert (other.state / "shared" / "space" / "/".join("d" * 1000)).is_dir()
+
+
+def test_who_owns_the_directory_of_a_backup_leads_it_nowhere(daemon: Daemon) -> None:
+    place, programs = daemon.base / "place", daemon.base / "programs"
+    victim = daemon.base / "victim"
+    victim.write_text("kept")
+    place.mkdir()
+    programs.mkdir()
+    (programs / "tar").write_text(f"""#!/bin/sh
+for made in {place}/.b.tar*; do
+    if [ -d "$made" ]; then made=$made/b.tar; fi
+    mv "$made" "$made.moved" && ln -s {victim} "$made"
+done
+exec {shutil.which("tar")} "$@"
+""")
+    (programs / "tar").chmod(0o755)
+    subprocess.run(
+        [sys.executable, "-IS", str(daemon.root / "bin" / "ctx"), "backup",
+         "--state", str(daemon.state), str(place / "b.tar")],
+        env={"CTX_ROOT": str(daemon.root), "PATH": f"{programs}:{os.environ['PATH']}"},
+        timeout=TIMEOUT, check=False, capture_output=True,
+    )  # fmt: skip
+    assert victim.read_text() == "kept"
+    assert (place / "b.tar").is_symlink(), "it was led there"
+
+
+def test_who_can_write_an_archive_says_as_whom_agents_run(daemon: Daemon, other: Daemon) -> None:
+    file = daemon.base / "b.tar"
+    assert daemon.ctx("backup", "--state", str(daemon.state), str(file)).returncode == 0
+    for uid, mode, why in ((1234, 0o600, "belongs to uid 1234"), (0, 0o620, "can be written by")):
+        os.chown(file, uid, 0)
+        file.chmod(mode)
+        refused = ctx("restore", "--state", str(other.state), str(file))
+        assert refused.returncode == 1
+        assert f"{file} {why}" in refused.stderr and "a copy of your own" in refused.stderr
+        assert not other.state.exists()
+
+
+@pytest.mark.parametrize("link", ["home", "shared", "home/7", "home/7/agent"])
+def test_no_link_of_an_archive_is_followed(daemon: Daemon, other: Daemon, link: str) -> None:
+    """Of a history that the database does not know, the directory is removed."""
+    victim = daemon.base / "victim"
+    (victim / "7" / "agent" / "coder" / "papers").mkdir(parents=True)
+    whole, file = daemon.base / "whole.tar", daemon.base / "b.tar"
+    assert daemon.ctx("backup", "--state", str(daemon.state), str(whole)).returncode == 0
+    within = victim.joinpath(*link.split("/")[1:])
+    with tarfile.open(whole) as read, tarfile.open(file, "w") as archive:
+        archive.addfile(read.getmember(MANIFEST), read.extractfile(MANIFEST))
+        made = tarfile.TarInfo(f"./{link}")
+        made.type, made.linkname = tarfile.SYMTYPE, str(within)
+        archive.addfile(made)
+        archive.addfile(read.getmember(DATABASE), read.extractfile(DATABASE))
+    before = sorted(victim.rglob("*"))
+    done = ctx("restore", "--state", str(other.state), str(file))
+    assert done.returncode == 1
+    assert f"{link} is a link; nothing was restored" in done.stderr
+    assert sorted(victim.rglob("*")) == before
+    assert [path.name for path in other.state.iterdir()] == ["lock"]
+
+
+def test_a_state_is_closed_before_there_is_something_in_it(
+    daemon: Daemon, other: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = daemon.base / "b.tar"
+    assert daemon.ctx("backup", "--state", str(daemon.state), str(file)).returncode == 0
+    other.state.mkdir(mode=0o755)
+    modes = []
+
+    def rename(source: str, to: str) -> None:
+        modes.append(other.state.stat().st_mode & 0o777)
+        os.replace(source, to)
+
+    monkeypatch.setattr(os, "rename", rename)
+    args = SimpleNamespace(state=str(other.state), file=str(file))
+    assert do_restore(Root(str(daemon.root)), args) == 0
+    assert modes and {*modes} == {0o700}
+
+
+def test_the_state_of_another_user_is_left_to_that_user(daemon: Daemon, other: Daemon) -> None:
+    file = daemon.base / "b.tar"
+    assert daemon.ctx("backup", "--state", str(daemon.state), str(file)).returncode == 0
+    other.state.mkdir()
+    os.chown(other.state, 1234, 1234)
+    for words in (("restore",), ("backup",)):
+        done = ctx(*words, "--state", str(other.state), str(file))
+        assert done.returncode == 1
+        assert f"{other.state} belongs to uid 1234: run this as that user" in done.stderr
+    assert [*other.state.iterdir()] == []
 
 
 def test_what_cannot_be_backed_up_is_one_sentence(daemon: Daemon, tmp_path: Path) -> None:
