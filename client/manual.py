@@ -196,7 +196,7 @@ def plain(source: str) -> str:
             marks.append({"-bullet": "*", "-enum": "1."}.get(kind, ""))
         elif macro == ".El":
             marks.pop()
-        elif macro not in (".Dd", ".Dt", ".Os"):
+        elif macro not in (".Dd", ".Dt", ".Os", ".ad"):
             words.append(rendered([macro[1:], *rest.split()], name))
     end_paragraph()
     return re.sub("\n{3,}", "\n\n", "\n".join(lines)).strip("\n") + "\n"
