@@ -119,7 +119,10 @@ def files(places: Places) -> Iterator[File]:
     yield from _below(CONTRIB / "agents", share / "ctxfs/agents")
     schema = CONTRIB / "ctxfs-agent.schema.json"
     yield File.copy(schema, share / "ctxfs" / schema.name)
-    yield File.copy(CHECKOUT / "README.md", share / "doc/ctxfs/README.md")
+    text = (CHECKOUT / "README.md").read_text()
+    # its links, to where this puts what they lead to
+    text = text.replace("](contrib/agents/", "](../../ctxfs/agents/").replace("](contrib/", "](")
+    yield File(share / "doc/ctxfs/README.md", text.encode())
     for part in sorted(CONTRIB.iterdir()):
         if part.is_dir() and part.name not in NOT_EXAMPLES:
             yield from _below(part, share / "doc/ctxfs" / part.name)

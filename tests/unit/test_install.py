@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -66,7 +67,18 @@ def test_what_is_installed_runs_from_where_it_is(site: Path, tmp_path: Path) -> 
     assert recipes == prefix / "share/ctxfs/agents"
     assert (recipes / "claude/files/run").stat().st_mode & 0o777 == 0o644
     assert (prefix / "share/man/man8/ctxd.8").exists()
+    readme = prefix / "share/doc/ctxfs/README.md"
+    links = re.findall(r"\]\(([^)]+)\)", readme.read_text())
+    assert len(links) > 4
+    assert not [link for link in links if not (readme.parent / link).exists()]
     assert (prefix / "share/ctxfs/ctxfs-agent.schema.json").exists()
+
+
+def test_a_wheel_has_all_pages() -> None:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
+    data = project["tool"]["setuptools"]["data-files"]
+    for page in (CHECKOUT / "man").glob("*.[1-8]"):
+        assert f"man/*{page.suffix}" in data[f"share/man/man{page.suffix[1:]}"], page.name
 
 
 def test_nothing_installed_names_the_directory_that_it_was_packed_in(

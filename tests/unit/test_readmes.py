@@ -1,0 +1,61 @@
+"""What README files and man pages lead to is there, and their configurations can be read."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.parsing import parse_command
+
+CHECKOUT = Path(__file__).parents[2]
+READMES = (CHECKOUT / "README.md", CHECKOUT / "ARCHITECTURE.md", CHECKOUT / "tests" / "README.md",
+           *sorted((CHECKOUT / "contrib").rglob("README.md")))  # fmt: skip
+PAGES = sorted((CHECKOUT / "man").glob("*.[1-8]"))
+EXAMPLES = CHECKOUT / "contrib" / "examples" / "README.md"
+
+
+@pytest.mark.parametrize("page", READMES, ids=lambda page: str(page.relative_to(CHECKOUT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+    assert not [link for link in links if not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize(
+    "page", [*READMES, *PAGES], ids=lambda page: str(page.relative_to(CHECKOUT))
+)
+def test_files_of_the_source_that_are_named_are_there(page: Path) -> None:
+    named = re.findall(r"(?:`|Pa |Ql |sh )((?:contrib|man)/[\w./-]*\w)", page.read_text())
+    assert not [path for path in named if not (CHECKOUT / path).exists()]
+
+
+def test_the_readme_names_sections_that_there_are() -> None:
+    text = " ".join((CHECKOUT / "README.md").read_text().split())
+    found = []
+    for name, more in re.findall(r"`man (?:\d )?([\w.-]+)`([^`*\[.]*)", text):
+        (page,) = (path for path in PAGES if path.stem == name and path.suffix != ".7")
+        sections = re.findall(r"\b[A-Z]{3,}(?: [A-Z]+)*\b", more)
+        found += sections
+        assert not [each for each in sections if f"\n.Sh {each}\n" not in page.read_text()]
+    assert len(found) > 5
+
+
+def servers() -> list[dict[str, Any]]:
+    """What programs are told to start, in the configurations of the examples."""
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", EXAMPLES.read_text(), re.M | re.S)
+    read = [(json.loads if kind == "json" else tomllib.loads)(text) for kind, text in blocks]
+    kinds = ("mcpServers", "mcp_servers", "agent_servers")
+    return [server for each in read for kind in kinds for server in each.get(kind, {}).values()]
+
+
+def test_the_configurations_of_examples_start_commands_that_there_are() -> None:
+    found = servers()
+    assert len(found) == 5
+    for server in found:
+        assert server["command"] == "ctx"
+        command, _ = parse_command(server["args"])
+        assert command.name in ("mcp", "acp")
