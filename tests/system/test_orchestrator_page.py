@@ -10,37 +10,21 @@ from pathlib import Path
 import pytest
 
 from tests.worlds.daemon import TIMEOUT, Daemon, read
-
-PAGE = Path(__file__).parents[2] / "man" / "ctxfs.5"
-
-
-def blocks() -> list[str]:
-    """The literal texts of the section."""
-    section = PAGE.read_text().partition(".Sh WRITING ORCHESTRATORS\n")[2].partition("\n.Sh ")[0]
-    return re.findall(r"^\.Bd -literal.*?\n(.*?)^\.Ed$", section, re.M | re.S)
+from tests.worlds.pages import Step, mdoc_blocks, steps_of
 
 
-def commands(text: str) -> list[tuple[str, str]]:
-    """(command, what it says) of every line that begins with a prompt."""
-    found = []
-    for part in re.split(r"^\$ ", text, flags=re.M)[1:]:
-        command, _, said = part.partition("\n")
-        found.append((command, said))
-    return found
-
-
-def prepare(daemon: Daemon) -> list[tuple[str, str]]:
+def prepare(daemon: Daemon) -> list[Step]:
     """The files of the page on a desk; the commands, with that desk and that mount."""
     desk = daemon.base / "desk"
     desk.mkdir()
-    *programs, session = blocks()
+    *programs, session = mdoc_blocks("ctxfs.5", "WRITING ORCHESTRATORS")
     for text in programs:
         name = re.match(r"# (\S+\.sh)\n", text)
         assert name is not None
         (desk / name[1]).write_text(text)
     assert sorted(path.name for path in desk.iterdir()) == ["lead.sh", "rev.sh"]
     session = session.replace("/srv/desk", str(desk)).replace("/ctx/", f"{daemon.root}/")
-    return commands(session)
+    return steps_of([session])
 
 
 def run(command: str, directory: Path) -> str:

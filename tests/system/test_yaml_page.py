@@ -12,14 +12,13 @@ import pytest
 
 from runtime.records.config import load_config
 from tests.worlds.daemon import TIMEOUT, Daemon, read, running, wait_status, wait_until
+from tests.worlds.pages import mdoc_blocks
 
-PAGE = Path(__file__).parents[2] / "man" / "ctxfs.yaml.5"
 ETC = "/etc/ctxfs"
 
 
 def blocks() -> list[str]:
-    found = re.findall(r"^\.Bd -literal.*?\n(.*?)^\.Ed$", PAGE.read_text(), re.M | re.S)
-    return [block.replace("\\e", "\\") for block in found]
+    return mdoc_blocks("ctxfs.yaml.5")
 
 
 def files(base: Path) -> dict[str, str]:

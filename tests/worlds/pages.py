@@ -44,9 +44,11 @@ class Step(NamedTuple):
     says: str
 
 
-def mdoc_blocks(page: str, section: str) -> list[str]:
-    """The literal texts of a section of a man page."""
-    text = (MAN / page).read_text().partition(f".Sh {section}\n")[2].partition("\n.Sh ")[0]
+def mdoc_blocks(page: str, section: str = "") -> list[str]:
+    """The literal texts of a man page, or of a section of it."""
+    text = (MAN / page).read_text()
+    if section:
+        text = text.partition(f".Sh {section}\n")[2].partition("\n.Sh ")[0]
     assert text, f"{page} has no section {section}"
     return [unescape(block) for block in re.findall(r"^\.Bd -literal.*?\n(.*?)^\.Ed$", text,
                                                     re.M | re.S)]
