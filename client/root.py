@@ -41,8 +41,17 @@ PARTS = {"task": "a task", "work": "a work item", "waiting": "a wait"}
 
 
 def user_directory(uid: int) -> str:
-    """Return the runtime directory of a user's ctxd, which does not survive a reboot."""
-    return os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
+    """Return the runtime directory of a user's ctxd, which does not survive a reboot.
+
+    The caller may have another user's environment, as after su(1): that user could put anything
+    there, such as links in place of control files.
+    """
+    named = os.path.realpath(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}")
+    try:
+        is_own = os.stat(named).st_uid == uid
+    except OSError:
+        is_own = False
+    return named if is_own else f"/run/user/{uid}"
 
 
 def default_root() -> str:

@@ -30,7 +30,15 @@ from ctxfs.declaring import Declaring
 from ctxfs.errnos import name_of
 from ctxfs.filesystem import Filesystem
 from ctxfs.handshake import Handshake
-from ctxfs.mount import MountGuard, check_device, check_point, check_user, clear_stale, mounted
+from ctxfs.mount import (
+    MountGuard,
+    check_device,
+    check_own,
+    check_point,
+    check_user,
+    clear_stale,
+    mounted,
+)
 from ctxfs.operations import WORKERS, Operations
 from ctxfs.program import program
 from ctxfs.reexec import CHECK, SIGNALS, Passing, Reexecution, checked
@@ -495,6 +503,7 @@ def _run(
         check_device()
         check_user(privilege)
         if before is None:
+            check_own(places, privilege)
             check_point(places, privilege)
             clear_stale(places.fuse, privilege)
         _raise_file_limit()

@@ -113,6 +113,22 @@ def clear_stale(point: Path, privilege: Privilege) -> None:
             raise StartupError(f"{point}: cannot detach a dead mount: {error.strerror}") from None
 
 
+def check_own(places: Places, privilege: Privilege) -> None:
+    """``StartupError`` if another user could put something else in place of what the daemon keeps.
+
+    Who became a user by su(1) may have the environment of another one.
+    """
+    for place in (places.state, places.runtime, *([places.mount] if privilege.rootless else ())):
+        # not through a link: a dead mount may be behind it
+        there = next(path for path in (place, *place.parents) if os.path.lexists(path))
+        for path in (there, there.parent.resolve()):
+            if (owner := path.lstat().st_uid) not in (0, privilege.uid):
+                raise StartupError(
+                    f"{place}: {path} belongs to uid {owner}: choose a directory of your own "
+                    "(XDG_RUNTIME_DIR, XDG_STATE_HOME, --runtime, --state)"
+                )
+
+
 def check_point(places: Places, privilege: Privilege) -> None:
     """``StartupError`` unless the mount point is an empty directory, or can be made."""
     point = places.mount

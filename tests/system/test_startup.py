@@ -353,3 +353,15 @@ def test_the_demo_finds_what_is_left_without_pgrep(left: bool, tmp_path: Path) -
     else:
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout == "no process, mount or cgroup is left\n"
+
+
+@pytest.mark.parametrize("place", ["state", "run"])
+def test_what_another_user_can_replace_is_not_used(stopped: Daemon, place: str) -> None:
+    """Who became this user by su(1) may have the environment of the one before."""
+    theirs = stopped.base / "theirs"
+    theirs.mkdir()
+    os.chown(theirs, 1234, 1234)
+    option = {"state": "--state", "run": "--runtime"}[place]
+    for path in (theirs, theirs / place):
+        said = _refused(stopped, option, str(path))
+        assert f"{path}: {theirs} belongs to uid 1234: choose a directory of your own" in said

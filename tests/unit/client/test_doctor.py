@@ -106,6 +106,12 @@ def test_whose_daemon_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert default_root() == "/ctx"
     (tmp_path / "ctx").symlink_to("/gone")
     assert default_root() == str(tmp_path / "ctx")
+    (tmp_path / "link").symlink_to(tmp_path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "link"))
+    assert default_root() == str(tmp_path / "ctx"), "a link may lead elsewhere later"
+    # another user's, whose environment the caller may have
+    monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    assert default_root() == "/ctx"
 
 
 def test_what_is_weaker_without_root_is_listed(
