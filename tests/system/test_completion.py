@@ -76,6 +76,30 @@ def test_a_line_is_completed(daemon: Daemon, shell: str) -> None:
         screen.close()
 
 
+@pytest.mark.parametrize("shell", COMMANDS)
+def test_names_of_files_are_quoted(daemon: Daemon, shell: str) -> None:
+    """Agents make files where people work."""
+    need(shell)
+    place = daemon.base / "place"
+    place.mkdir()
+    (place / "one;it$(x)").touch()
+    (place / "two;dir").mkdir()
+    screen = Terminal(COMMANDS[shell], environment(daemon), (200, 24))
+    try:
+        screen.type(f"{BEGINS[shell]}; cd {place}; echo re''ady\n")
+        screen.wait_for("ready\r\n")
+        for line, whole in (
+            ("ctx spawn new -- cat on", "cat one\\;it\\$\\(x\\) "),
+            ("ctx spawn new --cwd tw", "--cwd two\\;dir/"),
+        ):
+            begun = len(screen.shown)
+            screen.type(f"{line}\t")
+            screen.wait_for(whole, begun)
+            screen.type("\x15")
+    finally:
+        screen.close()
+
+
 def test_fish_completes_a_line(daemon: Daemon) -> None:
     need("fish")
     scene(daemon)

@@ -52,6 +52,8 @@ _HOUSE: Final = ("binder", "guard", "launcher")
 _MOUNTING: Final = ("fusermount3", "fusermount")
 #: nobody's: who tries at the daemon's start whether a sandbox can be made
 _NOBODY: Final = 65534
+#: of the machine's first PID namespace (linux/proc_ns.h)
+_FIRST_PIDS: Final = 0xEFFFFFFC
 
 
 def _filter() -> bytes:
@@ -186,6 +188,10 @@ class Watch:
 
     def start(self) -> None:
         """``Unavailable`` where the proc connector cannot be listened to."""
+        # In a container the kernel answers nothing, or, if somebody outside listens too, tells
+        # what it tells them.
+        if os.stat("/proc/self/ns/pid").st_ino != _FIRST_PIDS:
+            raise Unavailable("no proc connector: not in the machine's first PID namespace")
         try:
             self._socket = socket.socket(
                 socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, _NETLINK_CONNECTOR
