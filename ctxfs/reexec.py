@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 import trio
@@ -194,6 +195,9 @@ class Reexecution:
                 )
             except OSError as error:
                 raise UnsupportedError(f"cannot run {sys.executable}: {error.strerror}") from None
+            # or agents that keep the machine busy would put it off
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0))
             status: int | None = None
             try:
                 with trio.move_on_after(_CHECK_SECONDS):

@@ -7,83 +7,44 @@ import json
 import mmap
 import os
 import re
-import select
 import shutil
 import signal
-import socket
 import sqlite3
-import subprocess
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runtime.kernel.cgroups import Cgroup
 from tests.worlds.daemon import (
-    TIMEOUT,
     Daemon,
     alive,
     read,
-    running,
     wait_dead,
     wait_status,
     wait_until,
     write,
 )
 from tests.worlds.ordinary import ordinary_daemon
-
-HOUSE = Path(__file__).resolve().parents[2]
-
-
-class Replaceable(Daemon):
-    """A daemon whose program is a copy that the test may change."""
-
-    executed = True
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.program = self.base / "program"
-        for package in ("ctxfs", "runtime", "client"):
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(HOUSE / package, self.program / package, ignore=ignored)
-
-    def command(self, *more: str) -> list[str]:
-        # python -m looks into the working directory first
-        return ["env", "-C", str(self.program), *super().command(*more)]
-
-    def change(self, file: str, old: str, new: str) -> None:
-        path = self.program / file
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new, 1))
-
-    def times_ready(self) -> int:
-        return self.log.read_text().splitlines().count("ready")
-
-    def reexec(self) -> None:
-        """Returns when the next one is ready, or this one dead."""
-        before, pid = self.times_ready(), self.pid
-        os.kill(pid, signal.SIGUSR1)
-        said = len(self.log.read_text())
-
-        def is_over() -> bool:
-            refused = "is not executed again" in self.log.read_text()[said:]
-            return refused or self.times_ready() > before or self.has_ended()
-
-        wait_until(is_over, "it is ready again")
-        assert self.times_ready() > before, self.log.read_text()[said:]
-        assert self.pid == pid
-
-
-@contextmanager
-def replaceable(**options: Any) -> Iterator[Replaceable]:
-    daemon = Replaceable(**options)
-    with running(daemon):
-        yield daemon
+from tests.worlds.reexecution import (
+    TURN,
+    Clients,
+    Peer,
+    Replaceable,
+    add_row_in_front,
+    break_syntax,
+    change,
+    clients_of,
+    half_asked,
+    half_written,
+    kept_paths,
+    polled,
+    replaceable,
+    reply_in_pieces,
+    sleeper,
+)
 
 
 @pytest.fixture
@@ -92,113 +53,15 @@ def daemon() -> Iterator[Replaceable]:
         yield each
 
 
-def sleeper(daemon: Daemon, name: str, **files: str) -> tuple[Path, str]:
-    directory = daemon.run(name, "sleep 1000", **files)
-    wait_status(directory, "busy")
-    return directory, read(directory, "pid")
-
-
-TURN = "cat"
-#: a resident program that replies in two pieces, the second when there is a file
-SLOW = """
-while read -r line; do
-    printf '{"id":"m","type":"delta","text":"one "}\\n'
-    until test -e /gate/open; do sleep 0.02; done
-    printf '{"id":"m","type":"delta","text":"two"}\\n{"id":"m","type":"message"}\\n'
-done
-"""
-
-
-class Peer:
-    """One connection that speaks JSON lines."""
-
-    def __init__(self, path: Path) -> None:
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(TIMEOUT)
-        self.socket.connect(str(path))
-        self.lines = self.socket.makefile("rb")
-
-    def ask(self, **fields: Any) -> None:
-        self.socket.sendall(json.dumps(fields).encode() + b"\n")
-
-    def next(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.lines.readline())
-        return found
-
-    def __enter__(self) -> Peer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.lines.close()
-        self.socket.close()
-
-
-class Clients:
-    """Threads that do something without pause; every error counts, and the longest wait."""
-
-    def __init__(self, *works: Callable[[], object]) -> None:
-        self.errors: list[BaseException] = []
-        self.done = 0
-        self.longest = 0.0
-        self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(work,)) for work in works]
-
-    def _run(self, work: Callable[[], object]) -> None:
-        try:
-            while not self._over.is_set():
-                begun = time.monotonic()
-                work()
-                self.longest = max(self.longest, time.monotonic() - begun)
-                self.done += 1
-        except BaseException as error:
-            self.errors.append(error)
-
-    def have_done(self, enough: int) -> bool:
-        return self.done > enough or bool(self.errors)
-
-    def __enter__(self) -> Clients:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        for thread in self._threads:
-            thread.join(TIMEOUT)
-        assert not self.errors, self.errors
-
-
 def test_clients_without_pause_see_no_error_and_agents_live_on(daemon: Replaceable) -> None:
     first, pid = sleeper(daemon, "first")
     turn = daemon.run("turn", TURN, mode="turn")
     wait_status(turn, "idle")
-    numbers = iter(range(10**9))
-
-    def send() -> None:
-        with Peer(daemon.path("agent", "turn.sock")) as peer:
-            name = f"m{next(numbers)}"
-            peer.ask(op="send", id=name, input="hello")
-            while (frame := peer.next())["type"] != "done":
-                assert frame["type"] in ("start", "delta", "message"), frame
-            assert frame["status"] == "processed", frame
-
-    def look() -> None:
-        assert "state=ready" in daemon.path("status").read_text()
-        assert read(first, "status") == "busy\n"
-        assert "status" in os.listdir(first)
-
-    def make() -> None:
-        directory = daemon.make(f"n{next(numbers)}", label="word")
-        assert read(directory, "label") == "word\n"
-        directory.rmdir()
-
-    with Clients(look, look, send, send, make) as clients:
+    with clients_of(daemon, first, "turn") as clients:
         for _ in range(4):
-            enough = clients.done + 100
             daemon.reexec()
-            wait_until(partial(clients.have_done, enough), "clients go on")
+            clients.go_on(40)
     assert read(first, "pid") == pid and alive(int(pid))
-    assert clients.done > 400
     waits = re.findall(r"callers have waited ([0-9.]+) s", daemon.log.read_text())
     assert len(waits) == 4
     events = [event["id"] for event in daemon.events("turn")]
@@ -246,9 +109,8 @@ def test_lives_go_on_from_their_start_to_their_end(daemon: Replaceable) -> None:
 
     with Clients(life, life, command, pause) as clients:
         for _ in range(5):
-            enough = clients.done + 5
             daemon.reexec()
-            wait_until(partial(clients.have_done, enough), "lives go on")
+            clients.go_on(5)
 
 
 def test_open_files_go_on(daemon: Replaceable) -> None:
@@ -260,17 +122,10 @@ def test_open_files_go_on(daemon: Replaceable) -> None:
     for number in range(3000):
         (shared / f"n{number}").touch()
 
-    unchanged = read(new, "label")
-    label = os.open(new / "label", os.O_WRONLY | os.O_TRUNC)
-    os.write(label, b"half-")
-    added = os.open(new / "env", os.O_WRONLY | os.O_APPEND)
-    os.write(added, b"A=1\n")
     document = os.open(new / "handoff.md", os.O_RDWR)
     os.write(document, b"begin ")
     inputs = os.open(new / "input.jsonl", os.O_WRONLY)
     os.write(inputs, b'{"path": "/one"}\n{"path": ')
-    verbs = os.open(new / "ctl", os.O_WRONLY)
-    os.write(verbs, b"sta")
     agents = os.open(daemon.path("agents"), os.O_RDONLY)
     begun = os.read(agents, 10)
     history = os.open(busy / "session" / "events.jsonl", os.O_RDONLY)
@@ -284,8 +139,9 @@ def test_open_files_go_on(daemon: Replaceable) -> None:
     with mmap.mmap(real, 8192) as shown, os.scandir(shared) as entries:
         shown[0:3] = b"map"
         names = [next(entries).name for _ in range(10)]
-        for _ in range(2):
-            daemon.reexec()
+        with half_written(daemon, "half"):
+            for _ in range(2):
+                daemon.reexec()
         names += [entry.name for entry in entries]
         shown[4096:4100] = b"page"
         shown.flush()
@@ -296,24 +152,16 @@ def test_open_files_go_on(daemon: Replaceable) -> None:
     assert os.pread(gone, 10, 0) == b"kept" and os.fstat(gone).st_nlink == 0
     os.write(appended, b"2\n")
     assert (shared / "log").read_bytes() == b"1\n2\n"
-    assert read(new, "label") == unchanged
-    os.write(label, b"whole\n")
-    os.write(added, b"B=2\n")
     os.write(document, b"end")
     os.write(inputs, b'"/two"}\n')
-    for fd in (label, added, document, inputs):
+    for fd in (document, inputs):
         os.close(fd)
-    assert read(new, "label") == "half-whole\n"
-    assert read(new, "env") == "A=1\nB=2\n"
     assert read(new, "handoff.md") == "begin end"
     assert read(new, "input.jsonl") == '{"path": "/one"}\n{"path": "/two"}\n'
     rest = begun + os.read(agents, 1 << 20)
     assert [json.loads(line)["name"] for line in rest.splitlines()] == ["new", "busy"]
     assert os.pread(history, 1 << 20, 0)[: len(head)] == head
-    write(new / "exec", "sleep 1000")
-    os.write(verbs, b"rt\n")
-    wait_status(new, "busy")
-    for fd in (verbs, agents, history, real, appended, gone):
+    for fd in (agents, history, real, appended, gone):
         os.close(fd)
 
 
@@ -335,59 +183,19 @@ def test_what_was_refused_before_is_refused_the_same(daemon: Replaceable) -> Non
 
 
 def test_pollers_are_woken_once_and_go_on(daemon: Replaceable) -> None:
-    directory, _ = sleeper(daemon, "x")
-    fd = os.open(directory / "status", os.O_RDONLY)
-    assert os.pread(fd, 100, 0) == b"busy\n"
-    poller = select.poll()
-    poller.register(fd, select.POLLPRI | select.POLLERR)
-    found: list[bytes] = []
-
-    def wait() -> None:
-        while poller.poll(TIMEOUT * 1000):
-            found.append(os.pread(fd, 100, 0))
-            if found[-1] == b"paused\n":
-                return
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    fifo = subprocess.Popen(["cat", str(directory / "wait")])
-    for _ in range(2):
-        daemon.reexec()
-    assert fifo.poll() is None
-    write(directory / "ctl", "pause")
-    waiting.join(TIMEOUT)
-    assert found and found[-1] == b"paused\n"
-    assert set(found[:-1]) <= {b"busy\n", b"paused\n"} and len(found) <= 3
-    os.close(fd)
-    write(directory / "ctl", "kill")
-    assert fifo.wait(TIMEOUT) == 0
+    with polled(daemon, "x", times=2):
+        for _ in range(2):
+            daemon.reexec()
 
 
 def test_connections_go_on(daemon: Replaceable) -> None:
-    waited, _ = sleeper(daemon, "waited")
-    with (
-        Peer(daemon.path("agent", "waited.sock")) as waiting,
-        Peer(daemon.path("agent", "waited.sock")) as following,
-        Peer(daemon.path("agent", "waited.sock")) as half,
-        Peer(daemon.path("ctxd.sock")) as own,
-    ):
-        waiting.ask(op="wait")
-        following.ask(op="resume")
-        seen = [following.next()["id"] for _ in range(2)]
-        half.socket.sendall(b'{"op":"pi')
+    with half_asked(daemon, "x"), Peer(daemon.path("ctxd.sock")) as own:
         own.socket.sendall(b'{"op":"ping"}\n{"op":"status"}\n')
         assert own.next() == {"type": "pong"} and own.next()["type"] == "status"
         for _ in range(2):
             daemon.reexec()
-        half.socket.sendall(b'ng"}\n')
-        assert half.next() == {"type": "pong"}
         own.ask(op="ping")
         assert own.next() == {"type": "pong"}
-        write(waited / "ctl", "stop")
-        assert waiting.next()["outcome"] == "cancelled"
-        while (line := following.lines.readline()):
-            seen.append(json.loads(line)["id"])
-    assert seen == [event["id"] for event in daemon.events("waited")]
 
 
 def test_a_call_that_waits_is_answered_once(daemon: Replaceable) -> None:
@@ -417,20 +225,8 @@ def test_a_call_that_waits_is_answered_once(daemon: Replaceable) -> None:
 
 
 def test_a_reply_goes_on_where_it_was(daemon: Replaceable) -> None:
-    gate = daemon.base / "gate"
-    gate.mkdir()
-    (gate / "program").write_text(SLOW)
-    slow = daemon.run("slow", "sh /gate/program", mode="resident", mount=f"{gate} /gate ro")
-    wait_status(slow, "ready")
-    with Peer(daemon.path("agent", "slow.sock")) as peer:
-        peer.ask(op="send", id="m", input="x")
-        assert peer.next()["type"] == "start"
-        assert peer.next()["text"] == "one "
+    with reply_in_pieces(daemon, "slow", daemon.base / "gate"):
         daemon.reexec()
-        (gate / "open").touch()
-        assert peer.next() == {"type": "delta", "id": "m", "text": "two"}
-        assert peer.next() == {"type": "message", "id": "m", "text": "one two"}
-        assert peer.next()["status"] == "processed"
 
 
 def test_what_a_slow_reader_has_not_read_comes_whole_and_once(daemon: Replaceable) -> None:
@@ -457,36 +253,18 @@ def test_a_row_in_front_of_all_others_changes_nothing_for_a_cached_path(
     daemon: Replaceable,
 ) -> None:
     directory, pid = sleeper(daemon, "x")
-    kept = [directory / name for name in ("status", "pid", "label", "exec", "ctl")]
-    fds = [os.open(path, os.O_PATH) for path in kept]
-    before = [os.fstat(fd).st_ino for fd in fds]
-    texts = [path.read_text() for path in kept]
-    status = os.open(directory / "status", os.O_RDONLY)
-    daemon.change(
-        "ctxfs/files/agent.py",
-        "ROWS: Final[tuple[Row[Agent], ...]] = (\n",
-        'ROWS: Final[tuple[Row[Agent], ...]] = (\n    Shown(name="first", public=True, '
-        'render=lambda base, agent, caller: "I am new\\n", doc="x"),\n',
-    )
-    last = '"waiting", "session",'
-    daemon.change("ctxfs/tree/numbers.py", last, f'{last} "first",')
-    daemon.change("runtime/runtime.py", 'VERSION = "', 'VERSION = "9.')
-    told = daemon.ctx("reexec")
-    assert told.stdout.startswith("ctxd 9.") and "(was " in told.stdout, told
-    assert [os.fstat(fd).st_ino for fd in fds] == before
-    assert [path.stat().st_ino for path in kept] == before
-    assert [path.read_text() for path in kept] == texts
-    assert os.pread(status, 100, 0) == b"busy\n"
+    with kept_paths(directory):
+        add_row_in_front(daemon.program)
+        told = daemon.ctx("reexec")
+        assert told.stdout.startswith("ctxd 9.") and "(was " in told.stdout, told
     assert read(directory, "first") == "I am new\n"
     assert os.listdir(directory)[0] == "first"
     assert "version=9." in daemon.path("status").read_text()
     assert read(directory, "pid") == pid
-    for fd in (*fds, status):
-        os.close(fd)
 
 
 def _break_syntax(daemon: Replaceable) -> str:
-    (daemon.program / "ctxfs" / "files" / "root.py").write_text("def broken(:\n")
+    break_syntax(daemon.program)
     return "SyntaxError"
 
 
@@ -501,7 +279,7 @@ def _break_settings(daemon: Replaceable) -> str:
 
 
 def _take_other_handovers(daemon: Replaceable) -> str:
-    daemon.change("runtime/kernel/handover.py", "FORMAT: Final = 1", "FORMAT: Final = 2")
+    change(daemon.program, "runtime/kernel/handover.py", "FORMAT: Final = 1", "FORMAT: Final = 2")
     return "takes another handover (handover 2; this ctxd gives handover 1)"
 
 
@@ -513,7 +291,7 @@ def _write_newer_state(daemon: Replaceable) -> str:
 
 
 def _read_only_older(daemon: Replaceable) -> str:
-    daemon.change("runtime/records/store.py", "    Store._add_answers,\n", "")
+    change(daemon.program, "runtime/records/store.py", "    Store._add_answers,\n", "")
     return "written by a newer ctxd"
 
 
@@ -608,17 +386,34 @@ def test_sigterm_meanwhile_ends_it_in_order() -> None:
     daemon.close()
 
 
-def test_to_stop_while_the_program_is_checked_leaves_nothing() -> None:
-    daemon = Replaceable()
-    with running(daemon):
+@contextmanager
+def _being_checked() -> Iterator[tuple[Replaceable, int]]:
+    """A daemon that checks its program, which takes long, and the process that it has check it."""
+    with replaceable() as daemon:
         check = "    check_state(state"
-        daemon.change("ctxfs/daemon.py", check, "    time.sleep(1000)\n" + check)
-        helpers = daemon.cgroup.path / "helper"
-        before = len((helpers / "cgroup.procs").read_text().split())
+        change(daemon.program, "ctxfs/daemon.py", check, "    time.sleep(1000)\n" + check)
+        before = set(Cgroup(daemon.cgroup.path / "helper").processes())
         os.kill(daemon.pid, signal.SIGUSR1)
-        wait_until(lambda: len((helpers / "cgroup.procs").read_text().split()) > before, "it runs")
+        helpers = Cgroup(daemon.cgroup.path / "helper")
+        wait_until(lambda: set(helpers.processes()) > before, "it runs")
+        (pid,) = set(helpers.processes()) - before
+        yield daemon, pid
+
+
+def test_to_stop_while_the_program_is_checked_leaves_nothing() -> None:
+    with _being_checked() as (daemon, _):
         assert daemon.stop() == 0
         assert not daemon.cgroup.path.exists()
+        daemon.start()
+
+
+def test_the_program_is_checked_with_the_precedence_of_the_daemon() -> None:
+    """However many processes agents have, an upgrade does not wait for them."""
+    with _being_checked() as (daemon, pid):
+        own = os.getpriority(os.PRIO_PROCESS, daemon.pid)
+        assert own < os.getpriority(os.PRIO_PROCESS, 0)
+        wait_until(lambda: os.getpriority(os.PRIO_PROCESS, pid) == own, "it has precedence")
+        assert daemon.stop() == 0
         daemon.start()
 
 
