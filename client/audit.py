@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import errno
 
 from client.arguments import LISTING, Command, arg
-from client.events import parse_event, show_event
-from client.exits import OK, Failure
-from client.following import Tail
-from client.output import STDOUT
+from client.events import block_for, parse_event, show_event, whole_lines
+from client.exits import OK
+from client.output import STDOUT, some
 from client.root import Root, agent, own_agent
 from client.sockets import answer, connect_own
 
@@ -21,21 +20,20 @@ if TYPE_CHECKING:
     from client.output import Part
 
 
-def audited_events(root: Root, name: str) -> Iterator[dict[str, Any]]:
+REFUSED = "refused"
+
+
+def audited_events(root: Root, name: str, block: int) -> Iterator[dict[str, Any]]:
     """Yield the events of an agent's session that a caller caused, if the session is readable."""
+    path = root.join(agent(name, "session/events.jsonl"))
     try:
-        tail = Tail(root, agent(name, "session/events.jsonl"), STDOUT)
-    except Failure:
-        return
-    partial = b""
-    try:
-        for chunk in tail.chunks():
-            *lines, partial = (partial + chunk).split(b"\n")
-            for event in map(parse_event, lines):
-                if event and event.get("by", "runtime") != "runtime":
-                    yield event
-    finally:
-        os.close(tail.fd)
+        for line, _ in whole_lines(path, 0, block):
+            event = parse_event(line)
+            if event and event.get("by", "runtime") != "runtime":
+                yield event
+    except OSError as error:
+        if error.errno == errno.ENOTCONN:
+            raise
 
 
 def audited_refusals(root: Root, name: str) -> list[dict[str, Any]]:
@@ -54,19 +52,24 @@ def describe_refusal(item: dict[str, Any]) -> list[Part]:
     return [(when, "faint"), " ", (f"{'refused':<18}", "error"), f" by={item.get('by')} {what}"]
 
 
+def described(item: dict[str, Any]) -> list[Part]:
+    """Return a refusal or an event as one readable line."""
+    return describe_refusal(item) if item.get("type") == REFUSED else show_event(item)
+
+
 def do_audit(root: Root, args: Arguments) -> int:
     """Show actions and refusals, with their callers, by time."""
     import json
+    from heapq import merge
 
-    found: list[tuple[str, str | list[Part]]] = []
-    for item in audited_refusals(root, args.name or ""):
-        line = json.dumps({"type": "refused", **item}) if args.json else describe_refusal(item)
-        found.append((str(item.get("ts")), line))
-    for name in [args.name] if args.name else root.names("agent"):
-        for event in audited_events(root, name):
-            line = json.dumps(event) if args.json else show_event(event)
-            found.append((str(event.get("ts")), line))
-    STDOUT.lines(line for _, line in sorted(found, key=lambda entry: entry[0]))
+    refused = [{"type": REFUSED, **item} for item in audited_refusals(root, args.name or "")]
+    names = [args.name] if args.name else root.names("agent")
+    events = (audited_events(root, name, block_for(len(names))) for name in names)
+    for batch in some(merge(refused, *events, key=lambda item: str(item.get("ts")))):
+        if args.json:
+            STDOUT.text("".join(json.dumps(item) + "\n" for item in batch))
+        else:
+            STDOUT.lines(map(described, batch))
     return OK
 
 

@@ -6,16 +6,22 @@ import os
 
 from client.arguments import FOLLOW, LISTING, OWN, Command
 from client.exits import OK, Failure
+from client.files import BLOCK
 from client.following import Tail, follow
 from client.output import STDOUT, decode
 from client.root import Root, agent, own_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
     from client.arguments import Arguments
     from client.output import Part
+
+
+ROOM = 64 << 20  # bytes of many histories together that are in memory at a time
+LEAST = 4 << 10  # and of each of them
 
 
 def parse_event(line: bytes) -> dict[str, Any] | None:
@@ -40,6 +46,32 @@ def last_events(root: Root, session: str) -> list[dict[str, Any]]:
     finally:
         os.close(tail.fd)
     return [event for event in map(parse_event, reversed(lines)) if event]
+
+
+def whole_lines(path: str, offset: int, block: int) -> Iterator[tuple[bytes, int]]:
+    """Yield the whole lines of a history from an offset on, and where each ends.
+
+    Only about `block` bytes are in memory at a time, and the file is not kept open: agents write
+    as much as they have room for on the disk, and there may be very many histories.
+    """
+    rest = b""
+    while True:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            chunk = os.pread(fd, block, offset + len(rest))
+        finally:
+            os.close(fd)
+        if not chunk:
+            return
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            offset += len(line) + 1
+            yield line, offset
+
+
+def block_for(histories: int) -> int:
+    """Return how many bytes to read at a time from each of so many histories."""
+    return max(LEAST, min(BLOCK, ROOM // max(1, histories)))
 
 
 def show_event(event: dict[str, Any]) -> list[Part]:
@@ -75,12 +107,12 @@ class Events(Tail):
     def pump(self) -> None:
         """Show the events since the last call."""
         self.read(1, 0)  # arms POLLPRI again, which reports changes since the last read at offset 0
-        lines = (self.partial + b"".join(self.chunks())).split(b"\n")
-        self.partial = lines.pop()
-        if self.raw:
-            self.output.copy(b"".join(line + b"\n" for line in lines))
-        else:
-            self.output.lines(describe_event(line) for line in lines if line)
+        for chunk in self.chunks():
+            *lines, self.partial = (self.partial + chunk).split(b"\n")
+            if self.raw:
+                self.output.copy(b"".join(line + b"\n" for line in lines))
+            else:
+                self.output.lines(describe_event(line) for line in lines if line)
 
 
 def last_session(root: Root, name: str) -> str:

@@ -33,6 +33,19 @@ def read_file(path: str) -> bytes:
         os.close(fd)
 
 
+def read_lines(path: str) -> Iterator[bytes]:
+    """Yield the lines of a file that may be larger than the memory."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        rest = b""
+        while chunk := os.read(fd, LARGE):
+            *lines, rest = (rest + chunk).split(b"\n")
+            yield from lines
+        yield from filter(None, [rest])
+    finally:
+        os.close(fd)
+
+
 def read_limited(path: str, most: int) -> bytes:
     """Return the contents of a regular file of at most so many bytes; `OSError` for any other."""
     import stat

@@ -11,8 +11,10 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import TypeVar
 
+    Item = TypeVar("Item")
     #: a piece of a line, perhaps with a word of `STYLES`
     Part = str | tuple[str, str]
 
@@ -44,6 +46,8 @@ NARROWEST = 6  # columns of a table are not cut to less
 
 def escape(text: str, keep: str = "") -> str:
     """Return `text` with all terminal control characters escaped, except those in `keep`."""
+    if text.isprintable():
+        return text
     keep += "\u00a0\u202f\u3000"  # harmless blanks that isprintable() rejects
     return "".join(
         char if char.isprintable() or char in keep else ascii(char)[1:-1] for char in text
@@ -63,6 +67,15 @@ def write_all(fd: int, data: bytes) -> None:
             view = view[os.write(fd, view) :]
         except BlockingIOError:
             time.sleep(0.01)
+
+
+def some(items: Iterable[Item], at_once: int = 256) -> Iterator[list[Item]]:
+    """Yield items some at a time, to print together; there may be more than the memory holds."""
+    from itertools import islice
+
+    left = iter(items)
+    while batch := list(islice(left, at_once)):
+        yield batch
 
 
 def as_json(value: object) -> str:

@@ -7,11 +7,10 @@ import os
 import time
 
 from client.arguments import LISTING, Command, arg
-from client.events import parse_event
+from client.events import block_for, parse_event, whole_lines
 from client.exits import OK, Failure
-from client.files import BLOCK
 from client.following import SHARE
-from client.output import STDOUT
+from client.output import STDOUT, some
 from client.root import Root, agent, object_path
 
 TYPE_CHECKING = False
@@ -97,18 +96,21 @@ class Histories:
             return ""
         return os.path.normpath(f"{agent(name)}/{target}/events.jsonl")
 
-    def fresh(self, paths: Iterable[str]) -> list[Report]:
-        """Return the reports since the last call in some event files, the oldest first."""
-        found = [report for path in paths for report in self.fresh_of(path)]
-        return sorted(found, key=lambda report: report.time)
+    def fresh(self, paths: Iterable[str]) -> Iterator[Report]:
+        """Yield the reports since the last call in some event files, the oldest first."""
+        from heapq import merge
 
-    def fresh_of(self, path: str) -> Iterator[Report]:
+        known = list(paths)
+        each = (self.fresh_of(path, block_for(len(known))) for path in known)
+        return merge(*each, key=lambda report: report.time)
+
+    def fresh_of(self, path: str, block: int) -> Iterator[Report]:
         if path in self.denied:
             return
         offset = self.offsets.get(path, 0)
         try:
             if os.stat(self.root.join(path)).st_size > offset:
-                yield from self.read(path, offset)
+                yield from self.read(path, offset, block)
             self.offsets.setdefault(path, 0)
         except OSError as error:
             if error.errno == errno.EACCES:
@@ -116,28 +118,21 @@ class Histories:
             elif error.errno not in GONE:
                 raise self.root.failure(error, path, 0.0) from None
 
-    def read(self, path: str, offset: int) -> Iterator[Report]:
+    def read(self, path: str, offset: int, block: int) -> Iterator[Report]:
         """Yield what whole lines tell from an offset on, and remember where they end."""
-        fd = os.open(self.root.join(path), os.O_RDONLY)
-        try:
-            rest = b""
-            while chunk := os.pread(fd, BLOCK, offset + len(rest)):
-                *lines, rest = (rest + chunk).split(b"\n")
-                offset += sum(len(line) + 1 for line in lines)
-                self.offsets[path] = offset
-                for line in lines:
-                    if MARK in line and (report := Report(line)).reports:
-                        yield report
-        finally:
-            os.close(fd)
+        for line, end in whole_lines(self.root.join(path), offset, block):
+            self.offsets[path] = end
+            if MARK in line and (report := Report(line)).reports:
+                yield report
 
 
 def show(reports: Iterable[Report], raw: bool) -> None:
     """Print reports, one per line."""
-    if raw:
-        STDOUT.copy(b"".join(report.line + b"\n" for report in reports))
-    else:
-        STDOUT.lines(report.parts for report in reports)
+    for batch in some(reports):
+        if raw:
+            STDOUT.copy(b"".join(report.line + b"\n" for report in batch))
+        else:
+            STDOUT.lines(report.parts for report in batch)
 
 
 def do_reports(root: Root, args: Arguments) -> int:

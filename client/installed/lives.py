@@ -7,7 +7,7 @@ import time
 
 from client.events import parse_event
 from client.exits import Failure
-from client.files import read_file, timestamp
+from client.files import read_lines, timestamp
 from client.ps import abreast
 from client.root import Root, agent
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any
 
+#: of these a life is made
+TOLD = ("agent.create", "agent.start", "agent.status", "agent.stop", "run.start", "run.end")
 HEAD = 4096  # bytes of a session in which its agent is made, and gets another parent
 SLACK = 0.002  # seconds; times of events are whole milliseconds
 #: what ended an agent, in words for people
@@ -194,6 +196,12 @@ def parent_in(lineage: str) -> str:
     return name if kind == "agent" else ""
 
 
+def makes_life(event: dict[str, Any]) -> bool:
+    """Return whether an event tells of a life: only those are kept, of very many."""
+    kind = event.get("type")
+    return kind in TOLD or (kind == "agent.control" and event.get("file") == "parent")
+
+
 class Histories:
     """All sessions that the caller may read; those of a name are read once."""
 
@@ -263,15 +271,18 @@ class Histories:
     def events(self, owner: str, name: str) -> Iterator[dict[str, Any]]:
         """Yield the events of all sessions of a name."""
         for session, head in self.heads.get((owner, name), {}).items():
-            data = head
+            lines: Iterable[bytes] = head.split(b"\n")
             if len(head) == HEAD:  # there may be more
                 path = f"home/{owner}/agent/{name}/session/{session}/events.jsonl"
-                try:
-                    data = read_file(self.root.join(path))
-                except OSError:
-                    continue
-            for event in filter(None, map(parse_event, data.splitlines())):
-                yield {**event, "session": session}
+                lines = read_lines(self.root.join(path))
+            try:
+                first = True
+                for event in filter(None, map(parse_event, lines)):
+                    if first or makes_life(event):
+                        yield {**event, "session": session}
+                    first = False
+            except OSError:
+                continue
 
     def last(self, name: str) -> Life:
         """Return the last life of a name, its present one if it has one."""
