@@ -29,6 +29,7 @@ NOTICE = 8.0  # seconds for which a notice stays
 FRAME = 0.5  # seconds after which ages are drawn anew
 TEXT_TICK = 0.5  # seconds between two looks at a text that grows
 TEXT_MAX = 64 << 10  # bytes of the end of a text that are shown
+LINES_MAX = 2000  # and lines, each of which takes a quarter of a millisecond
 KEYS = (
     ("s", "sort"), ("space", "fold"), ("/", "find"), ("r", "result"), ("l", "log"),
     ("p", "pause"), ("c", "resume"), ("x", "stop"), ("?", "help"), ("q", "quit"),
@@ -398,6 +399,9 @@ class Top(App[int]):
                 os.close(fd)
         except (Failure, OSError) as failure:
             return f"({escape(str(failure))})"
+        before, *lines = data.rsplit(b"\n", LINES_MAX)
+        if len(lines) == LINES_MAX:
+            begin, data = begin + len(before) + 1, b"\n".join(lines)
         left = f"({begin} bytes before this are left out)\n" if begin else ""
         return left + escape(decode(data), keep="\n\t")
 

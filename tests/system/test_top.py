@@ -97,6 +97,20 @@ def test_a_kill_takes_no_grace(daemon: Daemon) -> None:
         at.wait_for("1 dead")
 
 
+def test_a_text_of_very_many_lines_is_shown_at_once(daemon: Daemon) -> None:
+    said = "head -c 65000 /dev/zero | tr '\\''\\0'\\'' '\\''\\n'\\''; echo last"
+    coder = daemon.run("coder", f"sh -c '{said}; exec sleep 1000'")
+    wait_until(lambda: (coder / "out").stat().st_size > 65000, "it has said all of it")
+    with top(daemon) as at:
+        at.wait_for("coder")
+        at.type("l")
+        at.wait_for("log and out of coder", "last")
+        at.type("Home")
+        at.wait_for("(63002 bytes before this are left out)")
+        at.type("q")
+        at.wait_for(FOOTER)
+
+
 def test_it_leaves_the_terminal_as_it_was(daemon: Daemon) -> None:
     daemon.make("coder")
     with terminal(80, 24, {"CTX_ROOT": str(daemon.root)}) as at:
