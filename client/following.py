@@ -130,6 +130,16 @@ class Labelled:
         self.current = tail
 
 
+def allow_descriptors() -> None:
+    """Let this process have as many descriptors as it may: each agent takes a few."""
+    import contextlib
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def open_wait(root: Root, owner: str) -> int:
     """Return a descriptor that polls as readable or hung up once an agent or a task has ended.
 
@@ -144,6 +154,7 @@ def wait_ended(root: Root, owners: Iterable[str], timeout: float | None = None) 
     """Yield agents or tasks as they end, until all have ended; `TimeoutError` after `timeout`."""
     import select
 
+    allow_descriptors()
     waiting = {open_wait(root, owner): owner for owner in owners}
     deadline = None if timeout is None else time.monotonic() + timeout
     poller = select.poll()

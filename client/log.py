@@ -8,7 +8,7 @@ import time
 from client.arguments import COLOR, FOLLOW, NAME, OWN, Command, arg, line_count
 from client.ends import ending, identity
 from client.exits import FAILED, OK, Failure
-from client.following import SHARE, Following, Labelled, Named, Tail, follow
+from client.following import SHARE, Following, Labelled, Named, Tail, allow_descriptors, follow
 from client.output import STDOUT, complain
 from client.ps import Forest, listed
 from client.root import Root, agent, below, own_name
@@ -83,6 +83,7 @@ class Several:
 
     def show(self) -> int:
         """Show what there is; with --follow, also what comes."""
+        allow_descriptors()
         self.known = self.agents()
         wanted = [name for name in self.known if name not in self.dead]
         self.width = max(map(len, wanted), default=0)

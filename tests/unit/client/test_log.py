@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import tracemalloc
 from pathlib import Path
@@ -62,6 +63,25 @@ def test_log_follows_until_the_end(root: FakeRoot, spawned: Any) -> None:
     root.end("a", "done", "exit:0")
     assert process.communicate()[0] == b"\n==> out <==\n2\n"
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("words", [["logs", "-f"], ["wait"]])
+def test_very_many_agents_are_followed(root: FakeRoot, spawned: Any, words: list[str]) -> None:
+    """Each takes descriptors, of which a shell usually has 1024."""
+    names = [f"a{number}" for number in range(20)]
+    for name in names:
+        root.agent(name, status="busy", out=f"{name}\n")
+
+    def few() -> None:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (20, most))
+
+    process = spawned(*words, *names, preexec_fn=few)
+    eventually(lambda: all(has_open(process, root.path / "agent" / f"{name}.d" / "wait")
+                           for name in names))  # fmt: skip
+    for name in names:
+        root.end(name, "done", "exit:0")
+    assert (process.communicate()[1], process.returncode) == (b"", 0)
 
 
 def test_log_tells_that_the_agent_is_gone(root: FakeRoot, spawned: Any) -> None:
