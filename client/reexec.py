@@ -21,7 +21,7 @@ def do_reexec(root: Root, args: Arguments) -> int:
             if frame.get("type") == "error":
                 raise refusal(frame, MESSAGE_CODES)
             before, version = frame.get("before"), frame.get("version")
-            STDOUT.text(f"ctxd {version}{f' (was {before})' if before != version else ''}\n")
+            STDOUT.lines([f"ctxd {version}{f' (was {before})' if before != version else ''}"])
             return OK
     raise Failure("ctxd has ended meanwhile; its log says why", NOT_RUNNING)
 

@@ -25,14 +25,18 @@ FIELD_MAX: Final = 512
 
 
 def notify(*assignments: str) -> None:
-    """sd_notify(3): one datagram to the socket in ``$NOTIFY_SOCKET``, if there is one."""
+    """sd_notify(3): one datagram to the socket in ``$NOTIFY_SOCKET``, if there is one.
+
+    A newline would begin another assignment, such as ``MAINPID=``.
+    """
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(_PATIENCE)
         try:
-            connection.sendto("\n".join(assignments).encode(), address.replace("@", "\0", 1))
+            said = "\n".join(each.replace("\n", " ") for each in assignments)
+            connection.sendto(said.encode(errors="replace"), address.replace("@", "\0", 1))
         except OSError as error:
             log.warning("NOTIFY_SOCKET: %s", error)
 

@@ -27,6 +27,11 @@ def test_assignments_come_in_one_datagram(manager: socket.socket) -> None:
     assert manager.recv(1000) == b"READY=1\nSTATUS=12 agents, 3 busy"
 
 
+def test_an_assignment_is_one_line(manager: socket.socket) -> None:
+    notify("STATUS=3 agents; a mistake\nMAINPID=1")
+    assert manager.recv(1000) == b"STATUS=3 agents; a mistake MAINPID=1"
+
+
 def test_a_reload_has_its_time(manager: socket.socket) -> None:
     before = time.monotonic_ns() // 1000
     notify_reloading()
