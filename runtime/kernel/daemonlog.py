@@ -5,7 +5,8 @@ one second, the rest is counted instead of shown. All other lines are bounded fo
 the program that writes them. A thread writes: a daemon whose standard error nobody reads goes
 on, drops lines and says how many.
 
-Where standard error is the journal, an entry also has fields: ``journalctl CTX_AGENT=coder``.
+Where standard error is the journal, an entry also has fields:
+``journalctl -u ctxd CTX_AGENT=coder``.
 """
 
 from __future__ import annotations
