@@ -113,6 +113,12 @@ def test_lives_go_on_from_their_start_to_their_end(daemon: Replaceable) -> None:
             clients.go_on(5)
 
 
+def test_half_written_controls_go_on(daemon: Replaceable) -> None:
+    with half_written(daemon, "half"):
+        for _ in range(2):
+            daemon.reexec()
+
+
 def test_open_files_go_on(daemon: Replaceable) -> None:
     new = daemon.make("new")
     busy, _ = sleeper(daemon, "busy")
@@ -139,9 +145,8 @@ def test_open_files_go_on(daemon: Replaceable) -> None:
     with mmap.mmap(real, 8192) as shown, os.scandir(shared) as entries:
         shown[0:3] = b"map"
         names = [next(entries).name for _ in range(10)]
-        with half_written(daemon, "half"):
-            for _ in range(2):
-                daemon.reexec()
+        for _ in range(2):
+            daemon.reexec()
         names += [entry.name for entry in entries]
         shown[4096:4100] = b"page"
         shown.flush()

@@ -12,7 +12,10 @@ from tests.systemd.service import Service
 
 #: the tests of each boot of the machine, the number of which it has in its environment
 FILES = {
-    "1": ("test_unit.py", "test_watched.py", "test_user_unit.py", "test_proxy_unit.py"),
+    "1": (
+        *("test_unit.py", "test_watched.py", "test_reexecution.py", "test_user_unit.py"),
+        "test_proxy_unit.py",
+    ),
     "2": ("test_after_reboot.py", "test_package.py"),
 }
 _wanted = FILES.get(os.environ.get("CTXFS_MACHINE", ""), ())

@@ -12,6 +12,8 @@ from tests.worlds.daemon import TIMEOUT, Daemon, end_process, wait_until
 
 DAEMON = "ctxd.service"
 AGENTS = "ctxd-agents.service"
+#: the program that the unit runs
+CHECKOUT = Path("/opt/ctxfs")
 #: for whatever is waited for; an emulated machine is slow
 SECONDS = 4 * TIMEOUT if "CTXFS_VM" in os.environ else TIMEOUT
 

@@ -17,10 +17,10 @@ from typing import Final
 import pytest
 
 from runtime.kernel.cgroups import Cgroup
-from tests.systemd.service import AGENTS, DAEMON, SECONDS, Service, systemctl
+from tests.systemd.service import AGENTS, CHECKOUT, DAEMON, SECONDS, Service, systemctl
 from tests.worlds.daemon import alive, read, wait_dead, wait_status, wait_until, write
+from tests.worlds.reexecution import TURN, all_that_goes_on, clients_of
 
-PACKAGES: Final = Path("/opt/ctxfs")
 STATE: Final = "/var/lib/ctxfs"
 #: where what is installed, kept or running could leave files
 PLACES: Final = ("/etc", "/lib", "/root", "/run", "/usr", "/var")
@@ -78,7 +78,7 @@ def before(service: Service) -> set[str]:
 
 @pytest.fixture(scope="module")
 def first() -> Path:
-    (package,) = PACKAGES.glob("ctxfs_*.deb")
+    (package,) = CHECKOUT.glob("ctxfs_*.deb")
     return package
 
 
@@ -93,7 +93,7 @@ def second(first: Path) -> Path:
         text = version.read_text()
         assert 'VERSION = "0.1.0"' in text
         version.write_text(text.replace('VERSION = "0.1.0"', 'VERSION = "9.0"'))
-        package = PACKAGES / "second.deb"
+        package = CHECKOUT / "second.deb"
         run("dpkg-deb", "--root-owner-group", "--build", work, str(package))
     return package
 
@@ -121,7 +121,8 @@ def test_installing_and_enabling_is_all(service: Service, before: set[str], firs
     assert {"claude", "codex", "gemini"} <= set(recipes.split())
 
 
-def test_no_agent_ends_by_an_upgrade(service: Service, second: Path) -> None:
+def test_no_agent_ends_by_an_upgrade(service: Service, second: Path, tmp_path: Path) -> None:
+    """And nobody who reads and sends without pause meets an error."""
     agent = service.run("survivor", f"sh -c '{UNTIL_GO}; echo found > $CTX_SELF/result.md'")
     parent = service.run("parent", "sh -c 'ctx spawn child -- sleep 1000; sleep 1000'")
     child = service.agent_dir("child")
@@ -129,11 +130,19 @@ def test_no_agent_ends_by_an_upgrade(service: Service, second: Path) -> None:
     agents = (agent, parent, child)
     for one in agents:
         wait_status(one, "busy")
+    turn = service.run("taking-turns", TURN, mode="turn")
+    wait_status(turn, "idle")
     pids, main = [read(one, "pid") for one in agents], service.pid
     waiting = subprocess.Popen(["cat", str(agent / "wait")])
     try:
-        apt("install", str(second))
-        wait_until(lambda: version(service) == "9.0", "the daemon of the second package answers")
+        with (
+            all_that_goes_on(service, tmp_path, times=1),
+            clients_of(service, child, "taking-turns") as clients,
+        ):
+            clients.go_on(20)
+            apt("install", str(second))
+            assert version(service) == "9.0", "the daemon of the second package answers"
+            clients.go_on(20)
         assert service.pid == main
         assert [read(one, "pid") for one in agents] == pids
         assert [read(one, "status") for one in agents] == ["busy\n"] * 3

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.systemd.service import DAEMON, SECONDS, Service, systemctl
+from tests.systemd.service import CHECKOUT, DAEMON, SECONDS, Service, systemctl
 from tests.worlds.daemon import alive, read, wait_dead, wait_status, wait_until, write
 
 CONFIG = Path("/etc/ctxfs/config.yaml")
@@ -188,7 +188,7 @@ def test_the_journal_finds_an_agents_lines_by_its_name(service: Service) -> None
 
 
 def _units() -> list[str]:
-    units = Path("/opt/ctxfs/contrib")
+    units = CHECKOUT / "contrib"
     found = (*units.glob("systemd/*.service"), *units.glob("monitoring/ctxfs-metrics.*"))
     return sorted(map(str, found))
 
@@ -202,7 +202,7 @@ def test_the_units_are_without_faults() -> None:
 
 
 def test_every_missing_protection_has_a_reason_in_the_unit() -> None:
-    unit = Path("/opt/ctxfs/contrib/systemd/ctxd.service")
+    unit = CHECKOUT / "contrib/systemd/ctxd.service"
     text = unit.read_text()
     done = subprocess.run(
         ["systemd-analyze", "security", "--offline=yes", "--json=short", str(unit)],
@@ -218,7 +218,7 @@ def test_every_missing_protection_has_a_reason_in_the_unit() -> None:
 
 
 def test_metrics_are_copied_for_node_exporter_and_go_with_the_daemon(service: Service) -> None:
-    units, directory = Path("/opt/ctxfs/contrib/monitoring"), Path("/var/lib/prometheus")
+    units, directory = CHECKOUT / "contrib/monitoring", Path("/var/lib/prometheus")
     copied = directory / "node-exporter" / "ctxfs.prom"
     copied.parent.mkdir(parents=True, exist_ok=True)
     for unit in ("ctxfs-metrics.service", "ctxfs-metrics.timer"):

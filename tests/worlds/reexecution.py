@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -221,31 +222,50 @@ def kept_paths(directory: Path) -> Iterator[None]:
         assert os.pread(status, 100, 0).decode() == texts[0]
 
 
+#: writes halves of controls, and the others once it is told to. A process of its own: who starts
+#: another one closes its files there, which commits them
+_WRITER: Final = """
+import os, sys
+os.chdir(sys.argv[1])
+label = os.open("label", os.O_WRONLY | os.O_TRUNC)
+os.write(label, b"half-")
+env = os.open("env", os.O_WRONLY | os.O_APPEND)
+os.write(env, b"A=1\\n")
+verbs = os.open("ctl", os.O_WRONLY)
+os.write(verbs, b"sta")
+print("half", flush=True)
+sys.stdin.readline()
+os.write(label, b"whole\\n")
+os.close(label)
+os.write(env, b"B=2\\n")
+os.close(env)
+print("whole", flush=True)
+sys.stdin.readline()
+os.write(verbs, b"rt\\n")
+"""
+
+
 @contextmanager
 def half_written(daemon: Daemon, name: str) -> Iterator[None]:
     """Controls of a new agent, of which each has the first half of what it gets."""
     directory = daemon.make(name)
     unchanged = read(directory, "label")
-    halves = {"label": (os.O_TRUNC, "half-", "whole\n"), "env": (os.O_APPEND, "A=1\n", "B=2\n")}
-    fds = {}
-    for file, (flags, first, _) in halves.items():
-        fds[file] = os.open(directory / file, os.O_WRONLY | flags)
-        os.write(fds[file], first.encode())
-    verbs = os.open(directory / "ctl", os.O_WRONLY)
-    os.write(verbs, b"sta")
-    try:
+    writer = subprocess.Popen(
+        [sys.executable, "-ISc", _WRITER, str(directory)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert writer.stdin is not None and writer.stdout is not None
+    with writer, writer.stdin as tell, writer.stdout as told:
+        assert told.readline() == "half\n"
         yield
-        assert read(directory, "label") == unchanged
-        for file, (_, _, second) in halves.items():
-            os.write(fds[file], second.encode())
-    finally:
-        for fd in fds.values():
-            os.close(fd)
-    assert read(directory, "label") == "half-whole\n"
-    assert read(directory, "env") == "A=1\nB=2\n"
-    write(directory / "exec", "sleep 1000")
-    os.write(verbs, b"rt\n")
-    os.close(verbs)
+        assert (read(directory, "label"), read(directory, "env")) == (unchanged, "")
+        print(file=tell, flush=True)
+        assert told.readline() == "whole\n"
+        assert read(directory, "label") == "half-whole\n"
+        assert read(directory, "env") == "A=1\nB=2\n"
+        write(directory / "exec", "sleep 1000")
+        print(file=tell, flush=True)
+    assert writer.returncode == 0
     wait_status(directory, "busy")
 
 
