@@ -283,39 +283,10 @@ async def serve(
                 nursery.start_soon(guard.watch)
                 service = Service(runtime)
                 nursery.start_soon(service.run)
-                nursery.start_soon(_answer_requests, operations, runtime, stopping, guard)
-                declaring = Declaring(fs, _declared_in(config_file))
-
-                async def read_declared() -> None:
-                    try:
-                        with base.calls.one_more():
-                            await declaring.read(booting=False)
-                    finally:
-                        service.reloaded()
-
-                def reload() -> None:
-                    service.reloading()
-                    service.complain(_reload(runtime, config_file, daemon_log))
-                    nursery.start_soon(read_declared)
-
-                def stop() -> None:
-                    declaring.close()
-                    stopping.set()
-
-                # monitors are waited for by who leads their programs
-                monitored = runtime.hierarchy.holds_monitors
-                others = [pid for pid in children if not monitored(cgroups.path_of(pid) or "")]
-                nursery.start_soon(reap_children, others)
                 reexecution = Reexecution(
                     runtime=runtime, fs=fs, operations=operations, guard=guard, nursery=nursery
                 )
-                nursery.start_soon(
-                    _handle_signals, runtime, stop, reload, reexecution.begin, early
-                )
-                await handshake.agreed.wait()
-                if before is None:
-                    await runtime.binder.wait_answering(places.mount)
-                # the sockets, which call the tools: last, and closed first
+                # before the first request: that may start an agent, which has a socket
                 sockets = Sockets(
                     agents=runtime.agents,
                     places=places,
@@ -340,6 +311,37 @@ async def serve(
                 )
                 nursery.start_soon(sockets.run)
                 runtime.supervisor.prepare_with(sockets.open)
+                nursery.start_soon(_answer_requests, operations, runtime, stopping, guard)
+                declaring = Declaring(fs, _declared_in(config_file))
+                taken_over = trio.Event()
+
+                async def read_declared() -> None:
+                    try:
+                        await taken_over.wait()
+                        with base.calls.one_more():
+                            await declaring.read(booting=False)
+                    finally:
+                        service.reloaded()
+
+                def reload() -> None:
+                    service.reloading()
+                    service.complain(_reload(runtime, config_file, daemon_log))
+                    nursery.start_soon(read_declared)
+
+                def stop() -> None:
+                    declaring.close()
+                    stopping.set()
+
+                # monitors are waited for by who leads their programs
+                monitored = runtime.hierarchy.holds_monitors
+                others = [pid for pid in children if not monitored(cgroups.path_of(pid) or "")]
+                nursery.start_soon(reap_children, others)
+                nursery.start_soon(
+                    _handle_signals, runtime, stop, reload, reexecution.begin, early
+                )
+                await handshake.agreed.wait()
+                if before is None:
+                    await runtime.binder.wait_answering(places.mount)
                 if before is not None:
                     sockets.beginning.hold()
                     passing.restore(before)
@@ -350,6 +352,7 @@ async def serve(
                 nursery.start_soon(_let_go_late, patience, operations, sockets)
                 await sockets.open_daemon()
                 await runtime.supervisor.recover()
+                taken_over.set()
                 patience.cancel()
                 if before is None:
                     await declaring.read(booting=True)

@@ -78,6 +78,8 @@ class Recovery:
         adopted: list[tuple[Agent, LiveCell]] = []
         lost = []
         for agent in self._agents.registry:
+            if agent.index in self._live_cells:
+                continue  # this daemon has started it: requests are served already
             if agent.live and agent.boot == self._boot:
                 adopted.append((agent, self._make_live_cell(agent)))
             elif agent.live:

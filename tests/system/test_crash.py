@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import socket
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -291,3 +293,55 @@ def test_a_binder_that_is_killed_is_replaced(daemon: Daemon) -> None:
     log = daemon.log.read_text()
     assert "a bug in ctxfs" not in log and log.count("the binder is gone") == 2
     daemon.start()
+
+
+def test_what_is_started_before_the_rest_is_taken_over_is_started_once(daemon: Daemon) -> None:
+    """Requests are answered from the mount on: here while the binder, which makes the sockets,
+    keeps the daemon from taking over what lives."""
+    other = daemon.run("other", "sleep 1000")
+    wait_status(other, "busy")
+    agent = daemon.make("early", "sh -c 'echo begun; exec sleep 1000'")
+    daemon.kill()
+
+    def binder() -> int:
+        named = (pid for pid in daemon.own.processes() if program_of(pid).endswith("/bin/binder"))
+        return next(named, 0)
+
+    def starts() -> bool:
+        try:
+            write(agent / "ctl", "start")
+        except OSError as error:
+            assert error.errno in (errno.ENOENT, errno.ENOTCONN, errno.ECONNABORTED), error
+            return False
+        return True
+
+    def meanwhile() -> str:
+        wait_until(binder, "there is a binder", interval=0.001)
+        os.kill(stopped := binder(), signal.SIGSTOP)
+        try:
+            wait_until(starts, "the agent is started")
+            return read(agent, "status")
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+
+    with ThreadPoolExecutor(1) as pool:
+        status = pool.submit(meanwhile)
+        daemon.start()
+    assert status.result() == "starting\n"
+    wait_until(lambda: read(agent, "out") == "begun\n", "it runs")
+    for each in (other, agent):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(each.with_suffix(".sock")))
+        write(each / "ctl", "kill")
+        wait_dead(each)
+        assert read(each, "reason") == "operator_stop\n"
+    assert read(agent, "out") == "begun\n"
+    assert "state=ready\n" in read(daemon.root, "status")
+    assert "a bug" not in daemon.log.read_text()
+
+
+def program_of(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        return ""
