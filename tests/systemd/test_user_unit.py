@@ -76,7 +76,7 @@ def user() -> Iterator[UserService]:
     Path("/etc/systemd/system/systemd-logind.service").unlink()  # masked in this machine
     systemctl("daemon-reload")
     systemctl("start", f"user@{UID}.service")
-    as_ordinary("systemctl", "--user", "start", "ctxd")
+    as_ordinary("systemctl", "--user", "enable", "--now", "ctxd")
     yield UserService()
     systemctl("stop", f"user@{UID}.service")
     assert not list(RUN.glob("ctx*"))
