@@ -30,7 +30,7 @@ echo "$name" >"$root/etc/hostname"
 systemd-id128 new >"$root/etc/machine-id"
 
 # the checkout as it is now, whatever is changed in it meanwhile
-rm -rf "$root/opt/ctxfs" "$root/var/lib/ctxfs" "$root/etc/ctxfs" "$units"/ctxd*
+rm -rf "$units"/ctxd*
 mkdir -p "$root/opt/ctxfs/.venv"
 for part in client ctxfs runtime contrib tests pyproject.toml; do
 	cp -a "$checkout/$part" "$root/opt/ctxfs/"

@@ -24,10 +24,10 @@ from tests.worlds.reexecution import TURN, all_that_goes_on, clients_of
 STATE: Final = "/var/lib/ctxfs"
 #: where what is installed, kept or running could leave files
 PLACES: Final = ("/etc", "/lib", "/root", "/run", "/usr", "/var")
-#: of dpkg, of systemd, and the cache of the linker
+#: of dpkg, of systemd, the cache of the linker, and of shells of the machine below
 THEIRS: Final = re.compile(
     r"/var/(cache|log|lib/(apt|dpkg|systemd|PackageKit))/|/run/(systemd|log|credentials|dbus)/"
-    r"|/etc/ld\.so\.cache|(?!.*ctxfs).*/__pycache__(/|$)"
+    r"|/root/\.[a-z_]+_history|/etc/ld\.so\.cache|(?!.*ctxfs).*/__pycache__(/|$)"
 )
 #: ends when the operator writes "go" into its meta.json, which it can see when /ctx works
 UNTIL_GO: Final = "while ! grep -q go $CTX_SELF/meta.json 2>/dev/null; do sleep 0.05; done"
