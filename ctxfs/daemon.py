@@ -51,7 +51,7 @@ from runtime.kernel import cgroups, handover
 from runtime.kernel.daemonlog import DaemonLog
 from runtime.kernel.privilege import Privilege
 from runtime.kernel.spawn import own_children, reap_children
-from runtime.kernel.systemd import Journal, notify
+from runtime.kernel.systemd import Journal
 from runtime.records.config import Config, load_config, read_config
 from runtime.records.store import check_state
 from runtime.runtime import VERSION, Runtime, open_runtime
@@ -221,7 +221,6 @@ async def _handle_signals(
             log.warning("%s is refused: ctxd ignores it", name)
         elif runtime.state != "stopping":
             runtime.state = "stopping"
-            notify("STOPPING=1")
             log.info("%s: cancelling every agent", name)
             stop()
 
@@ -329,6 +328,7 @@ async def serve(
                     nursery.start_soon(read_declared)
 
                 def stop() -> None:
+                    service.stopping()
                     declaring.close()
                     stopping.set()
 
@@ -372,7 +372,7 @@ async def serve(
                     await declaring.read(booting=False)
                 nursery.start_soon(declaring.run)
                 daemon_log.say("ready")
-                notify("READY=1")
+                service.ready()
                 reexecution.ready()
                 await stopping.wait()
                 await declaring.closed()

@@ -17,36 +17,39 @@ from typing import Final
 
 log = logging.getLogger("ctxd.systemd")
 
-#: a service manager that is busy with itself holds up the event loop no longer
-_PATIENCE: Final = 0.5
 _JOURNAL: Final = Path("/run/systemd/journal/socket")
 #: bytes of the value of a field, except the message, which its writer bounds
 FIELD_MAX: Final = 512
 
 
-def notify(*assignments: str) -> None:
+def notify(*assignments: str) -> bool:
     """sd_notify(3): one datagram to the socket in ``$NOTIFY_SOCKET``, if there is one.
 
-    A newline would begin another assignment, such as ``MAINPID=``.
+    False if the service manager does not take it now: it is busy with itself, and has been told as
+    much as its queue holds, or has no socket at the moment. A newline would begin another
+    assignment, such as ``MAINPID=``.
     """
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
-        return
+        return True
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as connection:
-        connection.settimeout(_PATIENCE)
+        connection.setblocking(False)
         try:
             said = "\n".join(each.replace("\n", " ") for each in assignments)
             connection.sendto(said.encode(errors="replace"), address.replace("@", "\0", 1))
         except OSError as error:
-            log.warning("NOTIFY_SOCKET: %s", error)
+            log.debug("NOTIFY_SOCKET: %s", error)
+            return False
+    return True
 
 
-def notify_reloading() -> None:
-    """The settings are being read again; ``READY=1`` says that they were.
+def reloading() -> tuple[str, str]:
+    """That the settings are being read again; ``READY=1`` says that they were.
 
     The time is for ``Type=notify-reload``; systemd before 253 ignores it.
     """
-    notify("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+    now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+    return "RELOADING=1", f"MONOTONIC_USEC={now}"
 
 
 def watchdog_seconds(environment: Mapping[str, str]) -> float | None:
