@@ -546,7 +546,9 @@ def stopped(scene: Scene) -> None:
     directory = agent(scene, "ending", "turn")
     scene.wait("ending", "idle")
     for title in ("long", "deaf"):
-        task(scene, "ending", title, _TASKS[title][0])
+        begun = task(scene, "ending", title, _TASKS[title][0])
+        # the deaf one would hear the stop before it is deaf
+        scene.wait_until(lambda d=begun: "up" in read(d, "output"), f"{title} has begun")  # type: ignore[misc]
     wait(scene, "ending", "for-ever", "timer 1h")
     scene.operator.say("ending", "hold on")
     scene.wait_until(lambda: "got hold on" in output(scene, "ending"), "its run is there")
