@@ -572,7 +572,6 @@ class OpenHistory(OpenByPath[_O]):
             taken, rest = taken - len(rest), b""
         self._rest = b""
         self._append_all(lines)
-        share.note(sum(map(len, lines)))
         self.charge(len(rest))
         self._rest = rest
         return taken

@@ -351,7 +351,7 @@ class Messages:
         check_report(text)
         given = wanted or MessageId(secrets.token_hex(8))
         with self._journal.acting(caller), self._journal.changing() as change:
-            self._reports.add(change, caller, agent, text, name=given, keep_id=again)
+            self._reports.add(change, agent, text, name=given, keep_id=again)
         crashpoints.reach("report.queued")
         return given
 
@@ -378,7 +378,7 @@ class Messages:
             name=name,
             asked=asked,
         )
-        self._reports.add(change, caller, agent, text, name=message.name)
+        self._reports.add(change, agent, text, name=message.name)
         return message
 
     def queue(

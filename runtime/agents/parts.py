@@ -129,7 +129,7 @@ def open_agents(
         authority=authority,
         mount=mount,
     )
-    messages = Messages(around, Reports(around, sessions=sessions, disk=disk))
+    messages = Messages(around, Reports(around))
     work = WorkPlane(around)
     results = Results(
         registry=registry, sessions=sessions, documents=documents, mount=str(mount)

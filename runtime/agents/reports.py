@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from runtime.agents.planes import Around
-from runtime.authority.disk import Disk
-from runtime.caller import Caller
 from runtime.ids import MessageId
 from runtime.records.change import Change
 from runtime.records.items import Report
 from runtime.records.model import Agent
-from runtime.records.sessions import Sessions
-from runtime.texts.names import dump_json, head
+from runtime.texts.names import head
 
 #: bytes of a report, of its text in the event, and of what its supervisor can look up later
 REPORT_MAX: Final = 64 << 10
@@ -22,18 +19,14 @@ _KEPT_TEXT: Final = 1500
 _KEPT: Final = 10
 #: ids of reports that nobody received
 _KEPT_IDS: Final = 1024
-#: about what the event has beside the text, in bytes
-_EVENT: Final = 512
 
 
 class Reports:
     """The reports of all agents. Everything is added to a change that the caller commits."""
 
-    def __init__(self, around: Around, *, sessions: Sessions, disk: Disk) -> None:
+    def __init__(self, around: Around) -> None:
         self._registry = around.registry
         self._items = around.items
-        self._sessions = sessions
-        self._disk = disk
 
     def of(self, supervisor: Agent) -> list[Report]:
         """The last that an agent received, of all its children, oldest first."""
@@ -46,7 +39,6 @@ class Reports:
     def add(
         self,
         change: Change,
-        caller: Caller,
         agent: Agent,
         text: str,
         *,
@@ -56,21 +48,15 @@ class Reports:
         """An agent has reported: the event, and what is kept of it.
 
         ``keep_id``: an id that may be said again, of a report that nobody receives.
-        ``QuotaError`` if the owner's disk account has no room for the event.
         """
-        told = head(text, _TOLD)
-        session = self._sessions.load(agent.session)
-        share, size = self._disk.share(session), len(dump_json(told).encode()) + _EVENT
-        share.check(caller, size)
         change.tell(
             agent,
             "agent.report",
             run=agent.run,
             to=self._registry.supervisor(agent),
             message=name,
-            text=told,
+            text=head(text, _TOLD),
         )
-        share.note(size)
         supervisor = self._registry.supervisor_of(agent)
         if supervisor is not None:
             self._keep(

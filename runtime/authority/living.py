@@ -7,7 +7,7 @@ what was started, and nothing is left of what was removed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
@@ -18,8 +18,10 @@ from runtime.ids import AgentIndex, ItemIndex
 from runtime.records.change import Change, Subscriber
 from runtime.records.items import LONG_ABOVE, Item, Items, Task, TaskStatus, Work
 from runtime.records.journal import Journal
-from runtime.records.model import Agent
+from runtime.records.lifecycle import ENDING_VERBS
+from runtime.records.model import Agent, Session
 from runtime.records.registry import Registry
+from runtime.texts.names import dump_json
 
 #: of an agent: its socket, the pidfds of its monitors, and one while something starts
 _DESCRIPTORS_OF_AGENT: Final = 4
@@ -35,6 +37,15 @@ _AGENT_TEXTS: Final = (
     # what others say in it: where paths lead, and where a parent's git has its objects
     *("sources", "worktree", "discards"),
 )
+#: what a caller may do again and again, so that there has to be room for the event
+_BEGINNINGS: Final = {
+    *("agent.control", "agent.report", "agent.start", "message.queued", "task.start"),
+    *("wait.armed", "work.status"),
+}
+#: messages that tell of an end
+_NOTICES: Final = {"task_result", "wait"}
+#: of an event, beside what its maker says in it: id, time, and by whom
+_EVENT: Final = 128
 #: a field of a record that has texts in it
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 _RUNNING: Final = frozenset({TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.CANCELLING})
@@ -116,7 +127,8 @@ class Living(Subscriber):
     # before something changes
 
     def admit(self, change: Change) -> None:
-        """``QuotaError`` if a change makes more and longer texts than there is room for."""
+        """``QuotaError`` if a change makes more and longer texts than there is room for, or if a
+        caller does something that a history tells of for which there is no room."""
         growth: Counter[int] = Counter()
         kept: Counter[int] = Counter()
         for agent, values in change.agents.values():
@@ -137,6 +149,11 @@ class Living(Subscriber):
             owner = self._owner(item, owners)
             growth[owner] += memory
             kept[owner] += disk
+        if self._journal.acting_caller is not None:
+            for event in _begun(self._journal.told(change)):
+                whose = self._registry.named(event["agent"])
+                if whose is not None:
+                    kept[whose.owner] += len(dump_json(event).encode()) + _EVENT
         for owner, amount in growth.items():
             if amount > 0:
                 self._accounts.check(
@@ -178,6 +195,9 @@ class Living(Subscriber):
         return found.reserve if is_own else Reserve.NONE
 
     # what is
+
+    def history_grew(self, session: Session, size: int) -> None:
+        self._disk.note(session.owner, size)
 
     def _note_agent(self, agent: Agent) -> None:
         if not agent.live:
@@ -237,6 +257,19 @@ class Living(Subscriber):
         accounts = self._accounts
         return [accounts.charged_anyway(who, resource, n) for resource, n in wanted.items()]
 
+
+def _begun(events: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Those of something that is begun or changed. What ends something is always obeyed, with
+    what follows from it: so many ends are needed as there were beginnings."""
+    cancelled = any(event["type"] == "wait.cancelled" for event in events)
+    for event in events:
+        ends = (
+            event.get("verb") in ENDING_VERBS
+            or event.get("provenance") in _NOTICES
+            or (event["type"] == "work.status" and cancelled)
+        )
+        if event["type"] in _BEGINNINGS and not ends:
+            yield event
 
 
 def _of_agent(agent: Agent) -> dict[Resource, int]:

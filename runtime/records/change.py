@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from runtime.ids import AgentIndex, CallId, SessionIndex
 from runtime.records.items import Item, Task, Wait
 from runtime.records.lifecycle import AGENT_MOVES, Cue, Effect, Status
-from runtime.records.model import Agent
+from runtime.records.model import Agent, Session
 
 _I = TypeVar("_I", bound=Item)
 
@@ -55,6 +55,9 @@ class Subscriber:
 
     def agent_listed(self, agent: Agent) -> None:
         """An agent appeared or went."""
+
+    def history_grew(self, session: Session, size: int) -> None:
+        """So many bytes were added to what a session remembers."""
 
     def item_changed(self, item: Item, names: Iterable[str]) -> None:
         """Fields of a plane's record changed."""

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +26,7 @@ from runtime.kernel import linux
 from runtime.records.change import EVENTS, RUNTIME, Answer, Change, Subscriber
 from runtime.records.history import History
 from runtime.records.items import Item, Items
-from runtime.records.lifecycle import AFTERWARDS, BEFOREHAND, Effect
+from runtime.records.lifecycle import AFTERWARDS, BEFOREHAND, ENDING_VERBS, Effect
 from runtime.records.model import Agent, Session
 from runtime.records.registry import Registry
 from runtime.records.sessions import Sessions
@@ -203,8 +204,10 @@ class Journal:
             self._order = (agent.session, agent.name, what)
         try:
             yield
-            if self._order is not None:  # it is obeyed, and cannot be refused any more
-                self.note(Change())
+            if self._order is not None:
+                # what ends something is obeyed by now, and cannot be refused any more
+                ends = self._order[2].get("verb") in ENDING_VERBS
+                (self.note if ends else self.commit)(Change())
         finally:
             self.acting_caller, self._order = before
 
@@ -233,6 +236,14 @@ class Journal:
             yield
         finally:
             self._answer = before
+
+    def told(self, change: Change) -> list[dict[str, Any]]:
+        """The events that a change would bring, before it is committed."""
+        events = [fields for _, file, fields in change.lines if file == EVENTS]
+        if self._order is not None:
+            _, name, what = self._order
+            events.append({"type": "agent.control", "agent": name, **what})
+        return events
 
     @property
     def actor(self) -> str:
@@ -271,6 +282,7 @@ class Journal:
         posted: list[Pending] = []
         merged = {agent.index: (agent, values) for agent, values in change.agents.values()}
         sessions: dict[SessionIndex, Session] = {}
+        grown: Counter[SessionIndex] = Counter()
         now = time.time()
         when = timestamp(now)
         with contextlib.ExitStack() as undoing:
@@ -300,6 +312,7 @@ class Journal:
                 for (index, file), some in itertools.groupby(change.lines, lambda line: line[:2]):
                     session, fields = sessions[index], [line[2] for line in some]
                     lines = self._number(session, file, fields, when)
+                    grown[index] += len(lines.encode()) + 1
                     if not self._hold(session, file, lines):
                         posted += self._post(session, file, lines)
                 for index, session in sessions.items():
@@ -336,6 +349,9 @@ class Journal:
             told.setdefault(index, set()).add(name)
         for index, names in told.items():
             self.tell_session(index, names)
+        for index, size in grown.items():
+            for subscriber in self._subscribers:
+                subscriber.history_grew(sessions[index], size)
 
     def _insert(self, agent: Agent) -> None:
         """Inside the transaction: its record, its session, and whose name it is."""

@@ -59,6 +59,8 @@ class Cue(StrEnum):
 VERBS: Final = frozenset(
     {Cue.START, Cue.STOP, Cue.KILL, Cue.PAUSE, Cue.RESUME, Cue.ABORT, Cue.RESET}
 )
+#: that are always obeyed, whatever an owner has used up
+ENDING_VERBS: Final = frozenset({Cue.STOP, Cue.KILL, Cue.ABORT})
 
 
 class Effect(StrEnum):
