@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from ctxfs import reasons
+from ctxfs import keptlines, reasons
 from runtime.agents import answers, messages, reports
 from runtime.kernel import daemonlog
 from runtime.records import journal, store
@@ -29,7 +29,8 @@ ROWS: Final = {
         ("answers of calls with an id", [answers.KEPT, f"{answers.KEPT_SIZE >> 20}M"]),
         ("ended messages that are remembered",
          [messages._REMEMBERED, f"{messages._REMEMBERED_SIZE >> 20}M"]),
-        ("reports that are kept", [reports._KEPT, reports._KEPT_TEXT]),
+        ("reports that are kept", [reports._KEPT, reports._KEPT_TEXT, reports._KEPT_IDS]),
+        ("lines of the file agents", [f"{keptlines.LINE_MAX >> 10}K"]),
         ("ctxfs.db-wal", [f"{store._WAL_MAX >> 20}M", f"{store._CHECKPOINT >> 20}M"]),
         ("events on their way to histories", [journal._OUTBOX_MAX]),
         ("reserve", [f"{store._RESERVE >> 10}K"]),
