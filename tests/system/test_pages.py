@@ -39,7 +39,7 @@ def test_the_tour(daemon: Daemon) -> None:
 def five_minutes() -> Iterator[Step]:
     """What the README has a newcomer type."""
     steps = steps_of(markdown_blocks(README, "Five minutes"))
-    assert len(steps) > 25
+    assert len(steps) > 20
     return iter(steps)
 
 
