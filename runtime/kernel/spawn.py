@@ -46,7 +46,9 @@ class Process:
         """The same, in the way of everything else; None if it has not ended in time."""
         if self._status is None:
             with self._held() as fd:
-                if not select.select([fd], [], [], seconds)[0]:
+                poller = select.poll()  # select(2) knows no descriptor above 1023
+                poller.register(fd, select.POLLIN)
+                if not poller.poll(None if seconds is None else seconds * 1000):
                     return None
         return self._reap()
 

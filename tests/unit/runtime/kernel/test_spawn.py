@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 import trio
 import trio.testing
 
 from runtime.kernel.cgroups import Cgroup
-from runtime.kernel.spawn import Spawner
+from runtime.kernel.spawn import Process, Spawner
+from tests.worlds.daemon import TIMEOUT
 
 LEAF = Cgroup(Path("/cg/leaf"))
 
@@ -63,3 +68,22 @@ def test_owners_are_served_in_turn() -> None:
         assert not spawner._turns, "nothing is kept of who has waited"
 
     trio.run(main)
+
+
+def test_an_end_is_waited_for_whatever_is_open() -> None:
+    """select(2), for one, knows no descriptor above 1023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < 2048:
+        pytest.skip(f"a process may have no more than {hard} descriptors here")
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+        while (fd := os.open(os.devnull, os.O_RDONLY)) < 1024:
+            stack.callback(os.close, fd)
+        stack.callback(os.close, fd)
+        ended = Process(os.posix_spawn("/bin/sh", ["sh", "-c", "exit 3"], {}))
+        assert ended.wait_now(TIMEOUT) == 3
+        waiting = Process(os.posix_spawn("/bin/sleep", ["sleep", "1000"], {}))
+        assert waiting.wait_now(0) is None
+        waiting.kill()
+        assert waiting.wait_now() == -9
