@@ -210,16 +210,12 @@ class Operations(pyfuse3.Operations):
 
     @staticmethod
     def _saved_listing(number: int, listing: Listing) -> dict[str, Any]:
-        with suppress(CtxError, OSError):
-            listing.read_all()
         return {
             "number": number,
             "inode": listing.directory.inode,
             "path": listing.directory.path,
             "caller": pack_caller(listing.call.caller),
-            "names": [pack(os.fsencode(name)) for name in listing.names],
-            "begun": listing.begun,
-            "size": listing.size,
+            **listing.save(),
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
@@ -237,10 +233,8 @@ class Operations(pyfuse3.Operations):
             listing = Listing(
                 self._fs.opened_before(each["inode"], each["path"]),
                 Call.of(self._base.runtime, caller),
-                [os.fsdecode(unpack(name)) for name in each["names"]],
-                begun=each["begun"],
-                size=each["size"],
             )
+            listing.restore(each)
             self._listings[each["number"]] = listing
             self._charges[each["number"]] = [
                 self._charge_anyway(caller, Resource.DESCRIPTORS, 1),

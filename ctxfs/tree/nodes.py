@@ -27,7 +27,7 @@ from runtime.errors import (
     UnsupportedError,
 )
 from runtime.ids import Incarnation
-from runtime.kernel.handover import Descriptors, pack
+from runtime.kernel.handover import Descriptors, pack, unpack
 from runtime.runtime import Runtime
 
 
@@ -208,10 +208,25 @@ class Listing:
         """Whether there are no more names than it has."""
         return self._source is None
 
-    def read_all(self) -> None:
-        """Reads the names that are left."""
-        while self.more():
-            pass
+    def save(self) -> dict[str, Any]:
+        """For the next daemon, which reads the names that are left by itself: there may be many."""
+        return {
+            "names": pack(os.fsencode("\0".join(self.names))),
+            "begun": self.begun,
+            "size": self.size,
+            "ended": self.ended,
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Names keep their positions, so the others come after them."""
+        names = os.fsdecode(unpack(saved["names"]))
+        self.names = names.split("\0") if names else []
+        self.begun, self.size = saved["begun"], saved["size"]
+        self._source = None if saved["ended"] else self._others()
+
+    def _others(self) -> Iterator[str]:
+        known = set(self.names)
+        return (name for name in self.directory.list(self.call) if name not in known)
 
     def more(self) -> bool:
         """Reads some more names: of a real directory, which may be large, not all at once. Others

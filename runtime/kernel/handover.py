@@ -21,7 +21,7 @@ from runtime.errors import StartupError
 from runtime.ids import AgentIndex, Incarnation
 
 #: of the file; a daemon executes no program that takes another one
-FORMAT: Final = 1
+FORMAT: Final = 2
 #: the environment of the program that is executed says where the file is
 VARIABLE: Final = "CTXD_HANDOVER"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from pathlib import Path
 from typing import Any
 
 import pyfuse3
@@ -270,26 +271,70 @@ class Told:
         return True
 
 
+def read_names(mounted: Mounted, fh: int, start: int = 0) -> list[bytes]:
+    """What readdir tells from a position on."""
+    told: list[bytes] = []
+    with pytest.MonkeyPatch.context() as patch:
+        while True:
+            some = Told(10_000)
+            patch.setattr(pyfuse3, "readdir_reply", some.reply)
+            complete(mounted.ops.readdir, fh, start + len(told), None)
+            if not some.names:
+                return told
+            told += some.names
+
+
+@pytest.fixture
+def large(mounted: Mounted) -> Path:
+    """``shared/s``, with 5,000 files."""
+    space = mounted.world.state / "shared" / "s"
+    space.mkdir()
+    for number in range(5000):
+        (space / f"f{number}").touch()
+    return space
+
+
+@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("path", ["agent", D, "shared/s"])
 def test_a_directory_is_listed_on(
     mounted: Mounted, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    space = mounted.world.state / "shared" / "s"
-    space.mkdir()
-    for number in range(2000):
-        (space / f"f{number}").touch()
     for number in range(10):
         mounted.make(f"n{number}")
     fh = complete(mounted.ops.opendir, mounted.inode(path), CONTEXT)
-    first, rest = Told(5), Told(10_000)
+    first = Told(5)
     monkeypatch.setattr(pyfuse3, "readdir_reply", first.reply)
     complete(mounted.ops.readdir, fh, 0, None)
-    succeed(mounted)
-    monkeypatch.setattr(pyfuse3, "readdir_reply", rest.reply)
-    complete(mounted.ops.readdir, fh, 5, None)
-    names = [os.fsdecode(name) for name in (*first.names, *rest.names)]
-    found = os.listdir(space) if path == "shared/s" else mounted.list(path)
+    for _ in range(2):
+        succeed(mounted)
+    names = [os.fsdecode(name) for name in (*first.names, *read_names(mounted, fh, 5))]
+    found = os.listdir(mounted.world.state / path) if path == "shared/s" else mounted.list(path)
     assert len(first.names) == 5 and sorted(names) == sorted(found)
+    assert read_names(mounted, fh) == [os.fsencode(name) for name in names]
+    complete(mounted.ops.releasedir, fh)
+
+
+def test_of_a_large_directory_no_more_names_pass_than_were_read(
+    mounted: Mounted, large: Path
+) -> None:
+    """Whatever was removed and made since, the others are told once."""
+    fh = complete(mounted.ops.opendir, mounted.inode("shared/s"), CONTEXT)
+    first = read_names(mounted, fh)[:500]
+    complete(mounted.ops.releasedir, fh)
+    fh = complete(mounted.ops.opendir, mounted.inode("shared/s"), CONTEXT)
+    listing = mounted.ops._listings[fh]
+    known, size = list(listing.names), listing.size
+    assert len(known) < 2000 and known[:500] == [os.fsdecode(name) for name in first]
+    succeed(mounted)
+    listing = mounted.ops._listings[fh]
+    assert (listing.names, listing.size, listing.ended) == (known, size, False)
+    (large / known[0]).unlink()
+    (large / "made").touch()
+    told = read_names(mounted, fh, 500)
+    assert len(told) == len(set(told)) and not set(told) & set(first)
+    assert {os.fsdecode(name) for name in told} | set(known[:500]) == {
+        *(f"f{number}" for number in range(5000)), "made",
+    }  # fmt: skip
     complete(mounted.ops.releasedir, fh)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from runtime.kernel.cgroups import Cgroup
+from runtime.kernel.handover import FORMAT
 from tests.worlds.daemon import (
     Daemon,
     alive,
@@ -284,8 +285,9 @@ def _break_settings(daemon: Replaceable) -> str:
 
 
 def _take_other_handovers(daemon: Replaceable) -> str:
-    change(daemon.program, "runtime/kernel/handover.py", "FORMAT: Final = 1", "FORMAT: Final = 2")
-    return "takes another handover (handover 2; this ctxd gives handover 1)"
+    own = f"FORMAT: Final = {FORMAT}"
+    change(daemon.program, "runtime/kernel/handover.py", own, "FORMAT: Final = 99")
+    return f"takes another handover (handover 99; this ctxd gives handover {FORMAT})"
 
 
 def _write_newer_state(daemon: Replaceable) -> str:
