@@ -45,7 +45,6 @@ import pyfuse3
 import trio
 
 from runtime.authority.loop import Batches
-from runtime.kernel.handover import pack, unpack
 
 #: seconds; as good as forever, because every change is told
 FOREVER: Final = 3600.0
@@ -162,7 +161,7 @@ class Cache:
         return {
             "known": list(self._known.items()),
             "paged": list(self._paged),
-            "told": [(inode, pack(value)) for inode, value in self._told.items()],
+            "told": list(self._told.items()),
             "pages": self._pages.waiting,
             "names": self._names.waiting,
             "early": list(self._early),
@@ -172,7 +171,7 @@ class Cache:
     def restore(self, saved: dict[str, Any]) -> None:
         self._known = Counter(dict(saved["known"]))
         self._paged = set(saved["paged"])
-        self._told = {inode: unpack(value) for inode, value in saved["told"]}
+        self._told = dict(saved["told"])
         for inode, polled in saved["pages"]:
             self._pages.add((inode, polled))
         for parent, name in saved["names"]:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import trio
 
 from runtime.errors import StartupError
-from runtime.kernel.handover import Descriptors, pack, unpack
+from runtime.kernel.handover import Descriptors
 
 log = logging.getLogger("ctxd.mount")
 
@@ -39,8 +39,8 @@ class Handshake:
     def __init__(self, taken: dict[str, Any] | None = None) -> None:
         #: the connection to the kernel while a socket has its place
         self._device: int | None = taken["device"] if taken is not None else None
-        self._asked = unpack(taken["asked"]) if taken is not None else b""
-        self._answered = unpack(taken["answered"]) if taken is not None else b""
+        self._asked = taken["asked"] if taken is not None else b""
+        self._answered = taken["answered"] if taken is not None else b""
         self.taken = taken is not None
         #: whether the mount point was made for the mount
         self.made_point = taken is not None and taken["made_point"]
@@ -111,8 +111,8 @@ class Handshake:
         """For the daemon that takes the connection over."""
         return {
             "device": descriptors.keep(self._number),
-            "asked": pack(self._asked),
-            "answered": pack(self._answered),
+            "asked": self._asked,
+            "answered": self._answered,
             "made_point": self.made_point,
         }
 

@@ -59,7 +59,7 @@ from runtime.errors import (
     UnsupportedError,
 )
 from runtime.kernel import linux
-from runtime.kernel.handover import Descriptors, pack, pack_caller, unpack, unpack_caller
+from runtime.kernel.handover import Descriptors, pack_caller, unpack_caller
 
 log = logging.getLogger("ctxd.operations")
 
@@ -204,7 +204,7 @@ class Operations(pyfuse3.Operations):
                     text = node.render(opened.caller)
             unfinished = opened.unfinished
             return {
-                **saved, "kind": OpenGone.__name__, "text": pack(text), "unfinished": unfinished
+                **saved, "kind": OpenGone.__name__, "text": text, "unfinished": unfinished
             }  # fmt: skip
         return {**saved, "kind": type(opened).__name__, **opened.save(descriptors)}
 
@@ -251,7 +251,7 @@ class Operations(pyfuse3.Operations):
                 return reopen_row(node, node.row, caller, saved["flags"], saved)
             except (CtxError, OSError, LookupError) as error:
                 log.warning("%s cannot be taken over: %s", node.path, error)
-        text = unpack(saved.get("text") or "")
+        text = saved.get("text") or b""
         still = self._base.runtime.agents.identity.still
         unfinished = saved.get("unfinished", False)
         return OpenGone(node, caller, text, still, unfinished=unfinished)

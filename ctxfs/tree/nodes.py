@@ -27,7 +27,7 @@ from runtime.errors import (
     UnsupportedError,
 )
 from runtime.ids import Incarnation
-from runtime.kernel.handover import Descriptors, pack, unpack
+from runtime.kernel.handover import Descriptors
 from runtime.runtime import Runtime
 
 
@@ -211,7 +211,7 @@ class Listing:
     def save(self) -> dict[str, Any]:
         """For the next daemon, which reads the names that are left by itself: there may be many."""
         return {
-            "names": pack(os.fsencode("\0".join(self.names))),
+            "names": os.fsencode("\0".join(self.names)),
             "begun": self.begun,
             "size": self.size,
             "ended": self.ended,
@@ -219,7 +219,7 @@ class Listing:
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Names keep their positions, so the others come after them."""
-        names = os.fsdecode(unpack(saved["names"]))
+        names = os.fsdecode(saved["names"])
         self.names = names.split("\0") if names else []
         self.begun, self.size = saved["begun"], saved["size"]
         self._source = None if saved["ended"] else self._others()
@@ -417,4 +417,4 @@ class OpenGone(OpenFile):
         return self._unfinished
 
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
-        return {"text": pack(self._text), "unfinished": self._unfinished}
+        return {"text": self._text, "unfinished": self._unfinished}

@@ -35,7 +35,7 @@ from runtime.errors import (
     MalformedError,
     TooLongError,
 )
-from runtime.kernel.handover import Descriptors, pack, unpack
+from runtime.kernel.handover import Descriptors
 from runtime.texts import mounts
 from runtime.texts.mounts import Source
 
@@ -100,7 +100,7 @@ class OpenRow(OpenFile, Generic[_O]):
                 self._text += piece
             self._rendered = len(self._text)
         return {
-            "text": pack(self._text) if self._text is not None else None,
+            "text": self._text,
             "written": self._written,
             "rendered": self._rendered,
             "direct": self.direct,
@@ -110,7 +110,7 @@ class OpenRow(OpenFile, Generic[_O]):
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
-        self._text = bytearray(unpack(saved["text"])) if saved["text"] is not None else None
+        self._text = bytearray(saved["text"]) if saved["text"] is not None else None
         self._written, self._rendered = saved["written"], saved["rendered"]
         self.direct, self.keep = saved["direct"], saved["keep"]
         self._seen, self._reported = saved["seen"], saved["reported"]
@@ -225,10 +225,10 @@ class OpenGathered(OpenFile, Generic[_O]):
         self._memory.release()
 
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
-        return {"text": pack(self._text) if self._text is not None else None}
+        return {"text": self._text}
 
     def restore(self, saved: dict[str, Any]) -> None:
-        self._text = unpack(saved["text"]) if saved["text"] is not None else None
+        self._text = saved["text"]
         self._memory.set(len(self._text or b""))
 
 
@@ -298,7 +298,7 @@ class OpenControl(OpenRow[_O]):
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
         return {
             **super().save(descriptors),
-            "staged": pack(self._staged) if self._staged is not None else None,
+            "staged": self._staged,
             "fresh": self._fresh,
             "truncated": self._truncated,
             "found": {path: [to.path, to.identity] for path, to in self._found.items()},
@@ -307,7 +307,7 @@ class OpenControl(OpenRow[_O]):
     def restore(self, saved: dict[str, Any]) -> None:
         super().restore(saved)
         staged = saved["staged"]
-        self._staged = bytearray(unpack(staged)) if staged is not None else None
+        self._staged = bytearray(staged) if staged is not None else None
         self._fresh, self._truncated = saved["fresh"], saved["truncated"]
         # lines that were taken are taken once more with the next ones (``_check_more``)
         self._found = {path: Source(*to) for path, to in saved["found"].items()}
@@ -473,11 +473,11 @@ class OpenVerbs(OpenRow[_O]):
         return bool(self._rest)
 
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
-        return {**super().save(descriptors), "rest": pack(self._rest)}
+        return {**super().save(descriptors), "rest": self._rest}
 
     def restore(self, saved: dict[str, Any]) -> None:
         super().restore(saved)
-        self._rest = unpack(saved["rest"])
+        self._rest = saved["rest"]
 
     def _act(self, line: bytes) -> None:
         if line.strip(b" \t"):
@@ -581,11 +581,11 @@ class OpenHistory(OpenByPath[_O]):
         return bool(self._rest)
 
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
-        return {**super().save(descriptors), "rest": pack(self._rest), "refused": self._refused}
+        return {**super().save(descriptors), "rest": self._rest, "refused": self._refused}
 
     def restore(self, saved: dict[str, Any]) -> None:
         super().restore(saved)
-        self._rest = unpack(saved["rest"])
+        self._rest = saved["rest"]
         self._refused = saved["refused"]
 
     def _append_all(self, lines: list[bytes]) -> None:
@@ -673,11 +673,11 @@ class OpenInlet(OpenRow[_O]):
 
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
         saved = super().save(descriptors)
-        return {**saved, "inlet": pack(self._text or b""), "refused": self._refused}
+        return {**saved, "inlet": self._text or b"", "refused": self._refused}
 
     def restore(self, saved: dict[str, Any]) -> None:
         super().restore(saved)
-        self._text, self._refused = bytearray(unpack(saved["inlet"])), saved["refused"]
+        self._text, self._refused = bytearray(saved["inlet"]), saved["refused"]
 
     def _drop(self) -> None:
         self._text = bytearray()

@@ -2,13 +2,13 @@
 
 The daemon executes itself again. What it knows and no disk has goes into a file in memory that
 nobody can change any more; the descriptors in it stay open. One table says what it is: each part
-has a name, and saves and restores one JSON value. A part whose value changes its meaning needs a
-new ``FORMAT``; ``--check`` says which one a program takes, before it is executed.
+has a name, and saves and restores one JSON value, in which there may be bytes. A part whose value
+changes its meaning needs a new ``FORMAT``; ``--check`` says which one a program takes, before it is
+executed.
 """
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import json
 import os
@@ -39,19 +39,53 @@ class Descriptors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One row of the table: ``save`` gives a JSON value, which ``restore`` gets."""
+    """One row of the table: ``save`` gives a value, which ``restore`` gets."""
 
     name: str
     save: Callable[[Descriptors], Any]
     restore: Callable[[Any], None]
 
 
+def written(content: Any) -> list[bytes]:
+    """A value in which there are bytes, as two lines and what follows them: a word that nobody can
+    guess, JSON, and the bytes, which may be many. In the JSON the word says where they are."""
+    word = os.urandom(16).hex()
+    parts: list[bytes] = []
+    end = 0
+
+    def put(value: Any) -> dict[str, list[int]]:
+        nonlocal end
+        if not isinstance(value, bytes | bytearray):
+            raise TypeError(f"{type(value).__name__} cannot pass")
+        parts.append(bytes(value))
+        end += len(value)
+        return {word: [end - len(value), end]}
+
+    text = json.dumps(content, default=put)
+    return [f"{word}\n{text}\n".encode(), *parts]
+
+
+def read_back(data: bytes) -> Any:
+    """The value that was written so; ``ValueError``."""
+    middle = data.index(b"\n")
+    begin = data.index(b"\n", middle + 1) + 1
+    word = data[:middle].decode()
+
+    def take(found: dict[str, Any]) -> Any:
+        if word not in found:
+            return found
+        first, last = found[word]
+        return data[begin + first : begin + last]
+
+    return json.loads(data[middle + 1 : begin - 1], object_hook=take)
+
+
 def seal(values: Mapping[str, Any], descriptors: Descriptors) -> int:
     """A sealed file with the values, and the descriptors; all of them are inherited."""
     content = {"format": FORMAT, "descriptors": descriptors.kept, "values": values}
     file = os.memfd_create("handover", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with os.fdopen(os.dup(file), "wb") as written:
-        written.write(json.dumps(content).encode())
+    with os.fdopen(os.dup(file), "wb") as written_to:
+        written_to.writelines(written(content))
     seal_file(file)
     for fd in (file, *descriptors.kept):
         os.set_inheritable(fd, True)
@@ -76,8 +110,9 @@ def inherited() -> dict[str, Any] | None:
     try:
         file = int(number)
         sealed = fcntl.fcntl(file, fcntl.F_GET_SEALS)
-        content = json.loads(os.pread(file, os.fstat(file).st_size, 0))
-        os.close(file)
+        with os.fdopen(file, "rb") as sealed_file:
+            sealed_file.seek(0)
+            content = read_back(sealed_file.read())
         if not sealed & fcntl.F_SEAL_WRITE or content["format"] != FORMAT:
             raise ValueError("not sealed, or of another format")
         for fd in content["descriptors"]:
@@ -86,17 +121,6 @@ def inherited() -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StartupError(f"{VARIABLE}: cannot take over: {error}") from None
     return values
-
-
-# what values are made of
-
-
-def pack(data: bytes | bytearray) -> str:
-    return base64.b64encode(data).decode()
-
-
-def unpack(text: str) -> bytes:
-    return base64.b64decode(text)
 
 
 def pack_caller(caller: Caller) -> dict[str, Any]:

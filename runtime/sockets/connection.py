@@ -14,7 +14,7 @@ from runtime.authority.accounts import Accounts, Charge, Payer, Resource
 from runtime.authority.loop import Timed, Turns
 from runtime.caller import Caller
 from runtime.errors import MalformedError, TooLongError
-from runtime.kernel.handover import Descriptors, pack, pack_caller, unpack
+from runtime.kernel.handover import Descriptors, pack_caller
 from runtime.records.config import Config
 from runtime.texts.names import dump_json
 
@@ -136,8 +136,8 @@ class Connection:
             "fd": descriptors.keep(self.stream.socket.fileno()),
             "caller": pack_caller(self.caller),
             "path": self.path,
-            "received": pack(received + self._buffer),
-            "unsent": pack(b"".join(self._unsent)),
+            "received": received + self._buffer,
+            "unsent": b"".join(self._unsent),
             "pending": [
                 [pending.fields, pending.progress]
                 for pending in self.pending
@@ -149,12 +149,13 @@ class Connection:
     def restore(self, saved: dict[str, Any]) -> bytes:
         """Charges for what there is already; what the daemon before had yet to send."""
         self.path = saved["path"]
-        self._buffer = bytearray(unpack(saved["received"]))
+        self._buffer = bytearray(saved["received"])
         self.ending = saved["ending"]
         sizes = (1, _DESCRIPTORS, _OWN_SIZE + len(self._buffer))
         for charge, amount in zip(self._charges, sizes, strict=True):
             charge.set(amount)
-        return unpack(saved["unsent"])
+        unsent: bytes = saved["unsent"]
+        return unsent
 
     async def receive(self) -> str | None:
         """The next line, None at the end.

@@ -17,7 +17,7 @@ from ctxfs.operations import Operations
 from ctxfs.tree import openfiles
 from ctxfs.tree.nodes import OpenFile, OpenGone
 from runtime.authority.accounts import Resource
-from runtime.kernel.handover import Descriptors
+from runtime.kernel.handover import Descriptors, read_back, written
 from tests.worlds.records import ROOT, inside
 from tests.worlds.tree import CONTEXT, OWN_CONTEXT, Mounted, Waiter, complete, refused
 
@@ -33,21 +33,17 @@ def mounted(mounted: Mounted) -> Mounted:
     return mounted
 
 
-def through_json(value: Any) -> Any:
-    return json.loads(json.dumps(value))
-
-
 def succeed(mounted: Mounted) -> list[int]:
     """The next daemon takes the place of this one; the descriptors that it gets."""
     descriptors = Descriptors()
     base, operations = mounted.base, mounted.ops
-    saved = through_json({
+    saved = read_back(b"".join(written({
         "base": base.save(descriptors),
         "cache": base.cache.save(),
         "reasons": base.reasons.save(),
         "durable": base.durable.save(descriptors),
         "open": operations.save(descriptors),
-    })
+    })))
     for charges in operations._charges.values():
         for charge in charges:
             charge.release()

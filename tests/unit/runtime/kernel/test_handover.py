@@ -13,7 +13,7 @@ from runtime.caller import Caller
 from runtime.errors import StartupError
 from runtime.ids import AgentIndex, Incarnation
 from runtime.kernel import handover
-from runtime.kernel.handover import Descriptors
+from runtime.kernel.handover import FORMAT, Descriptors
 
 
 @pytest.fixture
@@ -28,7 +28,9 @@ def test_values_and_descriptors_come_as_they_were(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     descriptors = Descriptors()
-    values = {"a": [1, None, "ä"], "fd": descriptors.keep(pipe[1])}
+    bytes_in_it = [b"", bytes(range(256)), b"\n{}", b"x" * 100_000]
+    of_others = {"a": [1, None, "ä", {}, {"word": [0, 1]}, {"": [0, 1]}]}
+    values = {**of_others, "b": bytes_in_it, "fd": descriptors.keep(pipe[1])}
     file = handover.seal(values, descriptors)
     assert os.get_inheritable(pipe[1]) and os.get_inheritable(file)
     with pytest.raises(PermissionError):
@@ -60,8 +62,10 @@ def test_the_next_program_has_them(pipe: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("text", [
-    b"", b"{", b'{"format": 1}', b'{"format": 2, "descriptors": [], "values": {}}',
-    b'{"format": 1, "descriptors": [9999], "values": {}}', b"[]",
+    b"", b"\n", b"w\n{", b"w\n{\n", b"w\n[]\n", b'w\n{"w": 1}\n',
+    b'w\n{"format": %d}\n' % FORMAT,
+    b'w\n{"format": %d, "descriptors": [], "values": {}}\n' % (FORMAT + 1),
+    b'w\n{"format": %d, "descriptors": [9999], "values": {}}\n' % FORMAT,
 ])  # fmt: skip
 def test_what_cannot_be_taken_over_is_refused(
     text: bytes, monkeypatch: pytest.MonkeyPatch
@@ -76,7 +80,7 @@ def test_what_cannot_be_taken_over_is_refused(
 
 def test_a_file_that_anybody_may_change_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     file = os.memfd_create("x", os.MFD_ALLOW_SEALING)
-    os.write(file, b'{"format": 1, "descriptors": [], "values": {}}')
+    os.write(file, b'w\n{"format": %d, "descriptors": [], "values": {}}\n' % FORMAT)
     monkeypatch.setenv(handover.VARIABLE, str(file))
     with pytest.raises(StartupError, match="not sealed"):
         handover.inherited()
@@ -87,6 +91,11 @@ def test_a_number_of_no_file_is_refused(number: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(handover.VARIABLE, number)
     with pytest.raises(StartupError, match="cannot take over"):
         handover.inherited()
+
+
+def test_what_is_neither_json_nor_bytes_cannot_pass() -> None:
+    with pytest.raises(TypeError, match="set cannot pass"):
+        handover.seal({"a": set()}, Descriptors())
 
 
 @pytest.mark.parametrize("caller", [

@@ -16,7 +16,7 @@ import trio
 import trio.testing
 
 from runtime.authority.loop import Turns
-from runtime.kernel.handover import Descriptors
+from runtime.kernel.handover import Descriptors, read_back, written
 from runtime.sockets.connection import Connection, Pending
 from tests.worlds.records import ROOT, World, world_in
 
@@ -62,7 +62,7 @@ class Pair:
 
     def succeed(self) -> tuple[Connection, bytes, dict[str, Any]]:
         """As the daemon that is executed gets it; that before does nothing more."""
-        saved = json.loads(json.dumps(self.connection.save(Descriptors())))
+        saved = read_back(b"".join(written(self.connection.save(Descriptors()))))
         after = connect(self.world, os.dup(saved["fd"]))
         self.connections.append(after)
         return after, after.restore(saved), saved
