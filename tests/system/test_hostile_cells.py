@@ -292,6 +292,21 @@ def is_ready(daemon: Daemon) -> bool:
         return False
 
 
+def test_a_container_is_told_nothing(watch: Place) -> None:
+    """Although it hears of pids, as long as this test is told."""
+    code = """if True:
+        from tests.worlds.membership import Unavailable, Watch
+        try:
+            Watch().start()
+        except Unavailable as error:
+            print(error)
+    """
+    found = subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c",
+                            code], capture_output=True, text=True, check=True, timeout=30)
+    assert found.stdout == "no proc connector: not in the machine's first PID namespace\n"
+    assert not watch.is_blind()
+
+
 # with so little, those of any other test are lost as well
 @pytest.mark.alone
 def test_when_events_are_lost_it_is_known(daemon: Daemon, watch: Place) -> None:
