@@ -127,7 +127,8 @@ base=$(git rev-parse --verify --quiet 'HEAD^{commit}') || exit 23
 export GIT_DIR="$common"
 partial='^(extensions[.]partialclone|remote[.].*[.](promisor|partialclonefilter))$'
 ! git config --get-regexp "$partial" >/dev/null || exit 25
-[ -d /workspace ] || mkdir /workspace || exit 26
+# -p, because another child may begin at the same moment
+[ -d /workspace ] || mkdir -p /workspace || exit 26
 for ref in "refs/heads/ctx/$1" refs/heads/ctx; do
     ! git show-ref --verify --quiet "$ref" || { say branch "${ref#refs/heads/}"; exit 27; }
 done
