@@ -135,7 +135,8 @@ WELL: Final = {
     "ctxfs_state_free_bytes": "50x120", "ctxfs_state_size_bytes": "100x120",
     "ctxfs_changes_waiting": "0x120", "ctxfs_descriptors": "10x120",
     "ctxfs_descriptors_max": "100x120", "ctxfs_agent_restarts_total": "0x120",
-    'ctxfs_account_used{account="disk"}': "10x120", 'ctxfs_account_total{account="disk"}': "100x120",
+    'ctxfs_account_used{account="disk"}': "10x120",
+    'ctxfs_account_total{account="disk"}': "100x120",
     'ctxfs_account_total{account="tasks"}': "Inf " * 121,
 }  # fmt: skip
 
