@@ -69,6 +69,8 @@ def ctx(daemon: Daemon, project: Path) -> Ctx:
     for name in ARGUMENTS:
         (programs / name).write_text(STAND_IN)
         (programs / name).chmod(0o755)
+    (programs / "node").write_text("#!/bin/sh\necho v22.0.0\n")  # what gemini needs
+    (programs / "node").chmod(0o755)
     home = daemon.base / "home"
     home.mkdir()
     env = {
