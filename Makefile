@@ -74,7 +74,7 @@ $(NATIVE)/%: $(NATIVE)/%.c $(wildcard $(NATIVE)/*.h)
 build: $(BUILT)
 $(BUILT): pyproject.toml setup.py contrib/packages.sh $(wildcard $(NATIVE)/*.[ch]) \
 		$(shell find client ctxfs runtime -name '*.py' -o -name py.typed)
-	sh contrib/packages.sh
+	sh contrib/packages.sh build
 	rm -rf build
 	$(INTERPRETER) -m venv build/venv
 	build/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-cache-dir \

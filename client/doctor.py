@@ -168,6 +168,9 @@ def check_identity(uid: int) -> Iterator[Finding]:
         except KeyError:
             remedy = f"add one: useradd --uid {uid} --user-group NAME"
             yield "FAIL", f"uid {uid} has no entry in passwd(5), which fusermount3 needs", remedy
+        if not os.path.exists("/etc/mtab"):
+            problem = "/etc/mtab is missing, without which fusermount3 unmounts nothing"
+            yield "FAIL", problem, "ln -s ../proc/self/mounts /etc/mtab"
         return
     yield "ok", "uid 0", ""
     try:

@@ -1,23 +1,24 @@
 #!/bin/sh
-# Checks for the Debian packages that ctxfs needs; installs the missing ones as root, else names them.
+# packages.sh [build]: checks for the Debian packages that ctxfs needs, or only for those that are
+# needed to build and run it. Installs the missing ones as root, else names them.
 set -eu
 
-# requirement | package | reason
+# requirement | package | for | reason
 needed="
-command:bwrap            bubblewrap        tests, and a reference for benchmarks
+command:fusermount3      fuse3             build  mounting and unmounting
+command:cc               gcc               build  the C programs and pyfuse3
+command:musl-gcc         musl-tools        build  the C programs
+file:/usr/include/stdlib.h libc6-dev       build  pyfuse3
+file:/usr/include/linux/mount.h linux-libc-dev build the C programs
+command:pkg-config       pkg-config        build  pyfuse3
+pkgconfig:fuse3          libfuse3-dev      build  pyfuse3
+python:venv              python3-venv      build  the virtual environment
+python:include           python3-dev       build  pyfuse3
+command:git              git               tests  and the demo
+command:bwrap            bubblewrap        tests  and a reference for benchmarks
 command:setpriv          util-linux        tests
-command:fusermount3      fuse3             mounting and unmounting
-command:cc               gcc               the C programs and pyfuse3
-command:musl-gcc         musl-tools        the C programs
-file:/usr/include/stdlib.h libc6-dev       pyfuse3
-file:/usr/include/linux/mount.h linux-libc-dev the C programs
-command:pkg-config       pkg-config        pyfuse3
-pkgconfig:fuse3          libfuse3-dev      pyfuse3
-python:venv              python3-venv      the virtual environment
-python:include           python3-dev       pyfuse3
-command:git              git               the demo
-command:mandoc           mandoc            the man page lint
-command:tmux             tmux              the tests of ctx top
+command:mandoc           mandoc            tests  the man page lint
+command:tmux             tmux              tests  ctx top
 "
 
 has() {
@@ -32,22 +33,32 @@ sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.
 	esac
 }
 
-missing=$(printf '%s\n' "$needed" | while read -r what package reason; do
-	[ -n "$what" ] || continue
+only=${1:-}
+missing=$(printf '%s\n' "$needed" | while read -r what package for reason; do
+	[ -n "$what" ] && [ "${only:-$for}" = "$for" ] || continue
 	has "$what" || printf '%s ' "$package"
 done)
-[ -n "$missing" ] || exit 0
+# fusermount3 unmounts nothing without it; a Debian without systemd may lack it
+mtab=
+[ -e /etc/mtab ] || [ -n "$only" ] || mtab='ln -s ../proc/self/mounts /etc/mtab'
+[ -n "$missing$mtab" ] || exit 0
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-	echo "installing: $missing"
-	export DEBIAN_FRONTEND=noninteractive
-	# shellcheck disable=SC2086
-	apt-get install -y -qq --no-install-recommends $missing >/dev/null 2>&1 || {
-		apt-get update -qq
-		apt-get install -y -qq --no-install-recommends $missing >/dev/null
-	}
+	if [ -n "$missing" ]; then
+		echo "installing: $missing"
+		export DEBIAN_FRONTEND=noninteractive
+		# shellcheck disable=SC2086
+		apt-get install -y -qq --no-install-recommends $missing >/dev/null 2>&1 || {
+			apt-get update -qq
+			apt-get install -y -qq --no-install-recommends $missing >/dev/null
+		}
+	fi
+	if [ -n "$mtab" ]; then
+		echo "making: /etc/mtab"
+		$mtab
+	fi
 else
-	echo "missing packages: $missing" >&2
-	echo "install them as root: apt-get install $missing" >&2
+	[ -z "$missing" ] || echo "missing packages: $missing" >&2
+	echo "as root:${missing:+ apt-get install $missing}${missing:+${mtab:+&&}}${mtab:+ $mtab}" >&2
 	exit 1
 fi

@@ -61,7 +61,7 @@ def check_device(path: Path = Path("/dev/fuse")) -> None:
 
 
 def check_user(privilege: Privilege) -> None:
-    """``StartupError`` if fusermount3 would not mount for this user."""
+    """``StartupError`` if fusermount3 would not mount or unmount for this user."""
     if privilege.rootless:
         try:
             pwd.getpwuid(privilege.uid)
@@ -69,6 +69,11 @@ def check_user(privilege: Privilege) -> None:
             raise StartupError(
                 f"uid {privilege.uid} has no entry in passwd(5), which fusermount3 needs: add one"
             ) from None
+        if not os.path.exists("/etc/mtab"):
+            raise StartupError(
+                "/etc/mtab is missing, without which fusermount3 unmounts nothing: as root, "
+                "ln -s ../proc/self/mounts /etc/mtab"
+            )
 
 
 def _is_dead(path: Path) -> bool:

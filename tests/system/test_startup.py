@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -226,6 +227,25 @@ def test_a_user_without_a_name(stopped: Daemon) -> None:
     )
     assert result.returncode == 1
     assert result.stderr.startswith("ctxd: uid 12345 has no entry in passwd(5), which")
+
+
+def test_a_machine_without_mtab(stopped: Daemon) -> None:
+    # a private mount namespace with little in its /etc, and then another uid than 0
+    script = (
+        "cp /etc/passwd $1; mount --bind $1 /etc; shift; "
+        'exec unshare --user --map-user=1 --map-group=1 "$@"'
+    )
+    etc = stopped.base / "etc"
+    etc.mkdir()
+    for module in (stopped.command(), [str(Path(sys.executable).with_name("ctx")), "doctor"]):
+        result = subprocess.run(
+            ["unshare", "-m", "sh", "-euc", script, "sh", str(etc), *module],
+            capture_output=True, text=True, check=False,
+        )
+        said = result.stdout + result.stderr
+        assert result.returncode == 1, said
+        assert "/etc/mtab is missing, without which fusermount3 unmounts nothing" in said
+        assert "ln -s ../proc/self/mounts /etc/mtab" in said
 
 
 def test_a_missing_fuse_device(stopped: Daemon) -> None:
