@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from contextlib import suppress
 
 from client.arguments import LISTING, Command
 from client.exits import FAILED, OK, Failure
@@ -98,10 +99,11 @@ def check_fuse(path: str = "/dev/fuse") -> Finding:
     return "ok", f"{path} opens", ""
 
 
-def check_cgroups(mountinfo: str, own: str = "") -> Iterator[Finding]:
+def check_cgroups(mountinfo: str, own: str = "", served: str = "") -> Iterator[Finding]:
     """Judge the cgroup v2 hierarchy in the text of a mountinfo file, and its controllers.
 
-    `own` is the cgroup of an ordinary user's process, below the hierarchy's root.
+    `own` is the cgroup of an ordinary user's process, below the hierarchy's root. If that user's
+    ctxd runs, `served` is the path of its cgroup, which counts instead.
     """
     lines = (line.partition(" - ") for line in mountinfo.splitlines())
     mounts = [before.split()[4] for before, _, after in lines if after.startswith("cgroup2 ")]
@@ -115,8 +117,9 @@ def check_cgroups(mountinfo: str, own: str = "") -> Iterator[Finding]:
     yield judge(killable, what, "FAIL", f"{what} has no cgroup.kill", NEW_KERNEL)
     available = first_line(f"{mount}/cgroup.controllers").split()
     remedy = V2_ONLY
-    if own and all(name in available for name in CONTROLLERS):
-        available = first_line(f"{mount}{own}/cgroup.controllers").split()
+    path = served or (own and mount + own)
+    if path and all(name in available for name in CONTROLLERS):
+        available = first_line(f"{path}/cgroup.controllers").split()
         remedy = (
             "systemctl edit user@.service, with the lines [Service] and Delegate=cpu memory pids; "
             "systemctl daemon-reload; log in again"
@@ -124,12 +127,12 @@ def check_cgroups(mountinfo: str, own: str = "") -> Iterator[Finding]:
     missing = ", ".join(name for name in CONTROLLERS if name not in available)
     problem = f"no {missing} controller in cgroup v2: limits that need one fail with EOPNOTSUPP"
     yield judge(not missing, f"controllers {' '.join(CONTROLLERS)}", "warn", problem, remedy)
-    if own:
-        yield check_delegated(mount + own)
+    if path:
+        yield check_delegated(path)
 
 
 def check_delegated(path: str) -> Finding:
-    """Judge whether a ctxd without root could create cgroups below the cgroup of this process."""
+    """Judge whether a ctxd without root could create cgroups below a cgroup."""
     if path.endswith("/daemon"):  # the leaf into which ctxd moves
         path = path.rpartition("/")[0]
     files = ("", "cgroup.procs", "cgroup.subtree_control")
@@ -179,13 +182,18 @@ def check_identity(uid: int) -> Iterator[Finding]:
         yield "ok", "there is no system user ctxfs: agents of root run as uid 61000", ""
 
 
+def read_status(root: Root) -> dict[str, str]:
+    """Return the lines of the root's `status`."""
+    lines = decode(root.read("status")).splitlines()
+    return dict(line.partition("=")[::2] for line in lines)
+
+
 def check_daemon(root: Root) -> Finding:
     """Judge whether a daemon answers."""
     try:
-        lines = decode(root.read("status")).splitlines()
+        status = read_status(root)
     except Failure as failure:
         return "warn", str(failure).partition("; ")[0], START_HINT
-    status = dict(line.partition("=")[::2] for line in lines)
     facts = [f"{key}={status.get(key)}" for key in ("version", "mount", "controllers")]
     what = f"ctxd at {root.path} is {status.get('state')}: {' '.join(facts)}"
     return judge(status.get("state") == "ready", what, "warn", what, SEE_LOG)
@@ -359,13 +367,15 @@ def findings(root: Root) -> Iterator[Finding]:
     uid = os.getuid()
     rootless = is_rootless(root, uid)
     mountinfo = decode(read_file("/proc/self/mountinfo"))
-    own = ""
+    own = served = ""
     if rootless:
         lines = decode(read_file("/proc/self/cgroup")).splitlines()
         own = "".join(line[3:] for line in lines if line.startswith("0::"))
+        with suppress(Failure):
+            served = read_status(root).get("cgroup", "")
     yield check_kernel(os.uname().release)
     yield check_fuse()
-    yield from check_cgroups(mountinfo, own)
+    yield from check_cgroups(mountinfo, own, served)
     yield check_namespaces()
     yield check_landlock(landlock_abi())
     yield from check_programs(uid if rootless else 0)

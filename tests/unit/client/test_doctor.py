@@ -122,6 +122,19 @@ def test_what_is_weaker_without_root_is_listed(
     assert len(weak) == len(doctor.WEAKER) > 5
 
 
+def test_the_cgroup_of_a_users_daemon_counts_if_there_is_one(
+    root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(doctor, "is_rootless", lambda root, uid: True)
+    (served := tmp_path / "served").mkdir()
+    with (root.path / "status").open("a") as status:
+        status.write(f"cgroup={served}\n")
+    assert f"warn  {served} does not belong to you" in run("doctor")[1]
+    for name in ("cgroup.procs", "cgroup.subtree_control"):
+        (served / name).touch()
+    assert f"ok    the cgroup {served} belongs to you" in run("doctor")[1]
+
+
 def test_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "find_program", lambda name: "/usr/bin/git" * (name == "git"))
     levels = {what.split()[0]: level for level, what, _ in doctor.check_programs(1000)}
