@@ -65,18 +65,18 @@ PARENT: Final = Shape(
 )
 
 
-def _user(value: str | int) -> str:
-    if isinstance(value, int) or value.isdecimal():
-        return str(value)
+def _user(value: str | float) -> str:
+    if not isinstance(value, str) or value.isdecimal():
+        return str(int(value))  # 61000.0 is a whole number for schemas
     try:
         return str(pwd.getpwnam(value).pw_uid)
     except (KeyError, ValueError):
         raise MalformedError(f"no user {quote(value)} is known here") from None
 
 
-def _group(value: str | int) -> str:
-    if isinstance(value, int) or value.isdecimal():
-        return str(value)
+def _group(value: str | float) -> str:
+    if not isinstance(value, str) or value.isdecimal():
+        return str(int(value))  # 61000.0 is a whole number for schemas
     try:
         return str(grp.getgrnam(value).gr_gid)
     except (KeyError, ValueError):

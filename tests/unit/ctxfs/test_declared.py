@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -106,6 +106,7 @@ _VALUES: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from([*ROWS, START]), _VALUES, max_size=4))
+@example({"owner": 0.0, "gid": 61000.0, "groups": [1.0]})  # whole numbers, for schemas
 def test_any_values_are_right_or_wrong(values: dict[str, Any]) -> None:
     declaration, mistakes = parse("coder", "coder.yaml", json.dumps(values))
     assert (declaration is None) == bool(mistakes)
