@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Final, NamedTuple
 from client.manual import unescape
 from tests.worlds.daemon import TIMEOUT, Daemon
 from tests.worlds.ordinary import OrdinaryDaemon
+from tests.worlds.readiness import readable
 
 CHECKOUT: Final = Path(__file__).parents[2]
 MAN: Final = CHECKOUT / "man"
@@ -125,7 +125,7 @@ class Shell:
         said, ends = b"", time.monotonic() + TIMEOUT
         while not said.endswith(b"\0"):
             left = max(ends - time.monotonic(), 0)
-            ready, _, _ = select.select([self._process.stdout], [], [], left)
+            ready = readable([self._process.stdout.fileno()], left)
             assert ready, f"{command}\ndoes not end; it has said:\n{said.decode()}"
             more = os.read(self._process.stdout.fileno(), 1 << 16)
             assert more, f"{command}\nhas ended the shell, and said:\n{said.decode()}"

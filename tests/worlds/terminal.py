@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import pty
-import select
 import signal
 import struct
 import subprocess
@@ -18,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.worlds.daemon import TIMEOUT
+from tests.worlds.readiness import readable
 
 
 class Terminal:
@@ -36,7 +36,7 @@ class Terminal:
 
     def _read(self, seconds: float) -> bool:
         """Whether there is more to come; waits at most so long for some."""
-        if not select.select([self._ours], [], [], seconds)[0]:
+        if not readable([self._ours], seconds):
             return True
         try:
             data = os.read(self._ours, 1 << 16)
