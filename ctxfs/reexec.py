@@ -30,6 +30,7 @@ from runtime import crashpoints
 from runtime.errors import AgainError, CtxError, NoSpaceError, UnsupportedError, WrongStateError
 from runtime.kernel import handover
 from runtime.kernel.handover import Descriptors, Part
+from runtime.kernel.linux import descriptors
 from runtime.runtime import Runtime
 from runtime.sockets.server import Sockets
 
@@ -55,6 +56,8 @@ _PAGES_SECONDS: Final = 0.1
 #: after which it is given up
 _PATIENCE_SECONDS: Final = 25.0
 _COMPLAINT_MAX: Final = 800
+#: free ones: a program that lacks them while it starts cannot go back
+_DESCRIPTORS_MIN: Final = 64
 #: of the environment: not for a program that is only checked
 _NOT_CHECKED: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "CTXD_CRASH_AT")
 
@@ -176,6 +179,12 @@ class Reexecution:
             raise WrongStateError(f"ctxd is {self._runtime.state}")
         if self._runtime.agents.journal.is_late:
             raise NoSpaceError("the disk under the daemon's state is full: changes wait for room")
+        held, most = descriptors()
+        if most - held < _DESCRIPTORS_MIN:
+            raise AgainError(
+                f"ctxd holds {held} of {most} descriptors, and its program needs "
+                f"{_DESCRIPTORS_MIN} to start: close open files (ctx quota says whose they are)"
+            )
 
     # the program
 

@@ -6,8 +6,6 @@ known. So a sample that is there once is always there, at 0 if there is nothing 
 
 from __future__ import annotations
 
-import os
-import resource
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -16,6 +14,7 @@ import psutil
 from ctxfs.tree.base import Base
 from runtime.authority.accounts import Resource
 from runtime.kernel.cgroups import CONTROLLERS
+from runtime.kernel.linux import descriptors
 from runtime.records.model import Outcome
 from runtime.runtime import STATES
 
@@ -141,6 +140,7 @@ def _of_agents(base: Base) -> Iterator[_Family]:
 
 def _of_process(base: Base) -> Iterator[_Family]:
     process, disk = psutil.Process(), base.runtime.agents.disk
+    held, most = descriptors()
     with process.oneshot():
         times = process.cpu_times()
         values = (
@@ -151,9 +151,8 @@ def _of_process(base: Base) -> Iterator[_Family]:
             ("process_threads", "gauge", process.num_threads(), "Threads of the daemon."),
             ("process_start_time_seconds", "gauge", process.create_time(),
              "When the daemon was started, since 1970."),
-            ("descriptors", "gauge", _descriptors(process), "Descriptors that the daemon holds."),
-            ("descriptors_max", "gauge", resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-             "How many it may hold."),
+            ("descriptors", "gauge", held, "Descriptors that the daemon holds."),
+            ("descriptors_max", "gauge", most, "How many it may hold."),
             ("state_free_bytes", "gauge", disk.free,
              "What others than root may still write below the state; -1 until it is known."),
             ("state_size_bytes", "gauge", disk.size,
@@ -161,8 +160,3 @@ def _of_process(base: Base) -> Iterator[_Family]:
         )  # fmt: skip
     for name, kind, figure, doc in values:
         yield _Family(name, kind, doc, [_Sample(figure, {})])
-
-
-def _descriptors(process: psutil.Process) -> int:
-    """Their number; since Linux 6.2 without a look at each."""
-    return os.stat("/proc/self/fd").st_size or process.num_fds()

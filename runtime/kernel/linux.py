@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -284,6 +285,12 @@ def birth_time(file: Path | int) -> int:
     if not found.mask & _STATX_BTIME:
         return 0
     return int(found.birth_seconds) * 10**9 + int(found.birth_nanoseconds)
+
+
+def descriptors() -> tuple[int, int]:
+    """How many this process holds, and how many it may; since Linux 6.2 without a look at each."""
+    held = os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))
+    return held, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def is_alive(pid: int) -> bool:

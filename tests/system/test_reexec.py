@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import re
+import resource
 import shutil
 import signal
 import sqlite3
@@ -335,6 +336,20 @@ def test_a_program_that_does_not_do_leaves_the_old_one_serving(
             if spoil is _write_newer_state:
                 (version,) = db.execute("PRAGMA user_version").fetchone()
                 db.execute(f"PRAGMA user_version={version - 1}")
+
+
+def test_a_program_that_would_lack_descriptors_is_not_executed(daemon: Replaceable) -> None:
+    directory, pid = sleeper(daemon, "x")
+    before = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+    most = len(daemon.descriptors()) + 40
+    resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (most, before[1]))
+    told = daemon.ctx("reexec")
+    assert told.returncode == 1, told
+    assert re.search(f"holds [0-9]+ of {most} descriptors.*EAGAIN", told.stderr), told
+    assert daemon.times_ready() == 1
+    resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)
+    daemon.reexec()
+    assert read(directory, "status") == "busy\n" and read(directory, "pid") == pid
 
 
 @pytest.mark.parametrize(
