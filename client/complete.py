@@ -201,14 +201,13 @@ def commands(words: Sequence[str]) -> Iterator[Candidate]:
 def candidates(words: list[str]) -> Iterator[Candidate]:
     """Yield what the last of the words after `ctx` could be."""
     *words, current = words or [""]
-    path = os.environ.get("CTX_ROOT") or default_root()
+    named = ""
     while words and words[0].startswith("--root"):
         _, equals, value = words.pop(0).partition("=")
         if not equals and not words:
             yield DIRECTORIES, ""
             return
-        path = value if equals else words.pop(0)
-    root = Root(path)
+        named = value if equals else words.pop(0)
     if not words:
         yield from commands(words)
         yield from (("--root", "where ctxfs is mounted"), ("--help", "show the commands"))
@@ -221,7 +220,7 @@ def candidates(words: list[str]) -> Iterator[Candidate]:
         command, rest = commands_of(words[0])[group.other], words[1:]
     else:
         command, rest = find_command(words)
-    yield from Line(root, command, rest).candidates(current)
+    yield from Line(Root(named or default_root()), command, rest).candidates(current)
 
 
 def offered(found: Iterable[Candidate], current: str) -> Iterator[str]:

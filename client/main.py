@@ -14,7 +14,7 @@ import sys
 
 from client.exits import FAILED, INTERRUPTED, PIPE_CLOSED, Failure
 from client.output import complain
-from client.root import Root
+from client.root import Root, default_root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def run_command(argv: Sequence[str]) -> int:
     from client.commands import GROUPS
     from client.parsing import parse_command, parse_options
 
-    root, words = parse_options(argv)
+    named, words = parse_options(argv)
     if words[0] in ("-h", "--help") or words == ["help"]:
         topic = []
     elif words[0] in GROUPS and words[1:] in (["-h"], ["--help"]):
@@ -66,7 +66,7 @@ def run_command(argv: Sequence[str]) -> int:
     else:
         command, args = parse_command(words)
         catch_interrupts()
-        return command.handler(root, args)
+        return command.handler(Root(named or default_root()), args)
     from client.help import show_help  # without argparse, whose import takes as long as the rest
 
     return show_help(topic)

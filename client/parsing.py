@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from types import SimpleNamespace
 
 from client.commands import find_command
 from client.exits import USAGE, Failure
 from client.output import STDERR, STDOUT
-from client.root import Root, default_root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,18 +66,18 @@ def arguments_without_words(command: Command) -> Arguments | None:
     return args
 
 
-def parse_options(argv: Sequence[str]) -> tuple[Root, list[str]]:
-    """Return the root of a command line, and the words from the command on."""
+def parse_options(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the value of --root, else nothing, and the words from the command on."""
     words = list(argv)
-    path = os.environ.get("CTX_ROOT") or default_root()
+    named = ""
     while words and words[0].startswith("--root"):
-        option, equals, path = words.pop(0).partition("=")
+        option, equals, named = words.pop(0).partition("=")
         if option != "--root" or not (equals or words):
             raise Failure("--root needs a directory: ctx --root DIR COMMAND", USAGE)
-        path = path if equals else words.pop(0)
+        named = named if equals else words.pop(0)
     if not words:
         raise Failure("no command given; see: ctx help", USAGE)
-    return Root(path), words
+    return named, words
 
 
 def parse_command(words: list[str]) -> tuple[Command, Arguments]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 DEFAULT_ROOT = "/ctx"
 START_HINT = "start it as root with: systemctl start ctxd (or: ctxd)"
 SOME = 1 << 16  # bytes of lines that are looked at together: more memory takes longer
+UNMAPPED = 65534  # root's files in a user namespace without root, such as an agent's
 CLOCK_SLACK = 0.25  # seconds; the daemon stamps rejections in whole milliseconds
 HINTS = {
     errno.EACCES: "you are not allowed to do this",
@@ -54,8 +55,27 @@ def user_directory(uid: int) -> str:
     return named if is_own else f"/run/user/{uid}"
 
 
+def trusted(named: str) -> str:
+    """Return the directory that CTX_ROOT names; `Failure` if it is another user's."""
+    try:
+        owner = os.stat(named).st_uid
+    except OSError:
+        return named
+    if owner in (0, UNMAPPED, os.getuid()):
+        return named
+    raise Failure(
+        f"CTX_ROOT leads to {named}, which belongs to user {owner}, whose environment this may "
+        f"be: unset CTX_ROOT, or use ctx --root {named}"
+    )
+
+
 def default_root() -> str:
-    """Return the default mount point: the user's own if it exists, else the machine's."""
+    """Return the mount point without ``--root``: CTX_ROOT, the user's own, else the machine's.
+
+    `Failure` if CTX_ROOT leads to something of another user, as after su(1).
+    """
+    if named := os.environ.get("CTX_ROOT"):
+        return trusted(named)
     own = os.path.join(user_directory(os.getuid()), "ctx")
     return own if os.path.lexists(own) else DEFAULT_ROOT
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,3 +90,22 @@ def test_unknown_agent_and_file(root: FakeRoot, run: Run) -> None:
     root.agent("x")
     assert run("get", "y", "status")[::2] == (1, 'ctx: no agent "y"\n')
     assert run("get", "x", "nope")[2].startswith("ctx: agent/x.d/nope: ")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory to other users")
+def test_the_environment_of_another_user_leads_nowhere(
+    root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after su(1): that user could put links in place of control files."""
+    root.agent("x")
+    monkeypatch.setattr(os, "getuid", lambda: 1_000)
+    os.chown(root.path, 1_001, 1_001)
+    for command in ("get x status", "ps", "doctor", "__complete -- get"):
+        status, out, err = run(*command.split())
+        assert (status, out) == (1, "")
+        assert err.startswith(f"ctx: CTX_ROOT leads to {root.path}, which belongs to user 1001")
+    assert run("--root", str(root.path), "get", "x", "status")[::2] == (0, "")
+    assert run("help")[0] == 0
+    for owner in (0, 1_000, 65_534):
+        os.chown(root.path, owner, owner)
+        assert run("get", "x", "status")[::2] == (0, "")
