@@ -27,6 +27,18 @@ settings.load_profile("ctxfs")
 # A shell ignores it for what it runs in the background, and so would the programs under test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+_kill = os.kill
+
+
+def _kill_one(pid: int, number: int) -> None:
+    """A process that is not known yet has the PID 0, which to kill(2) is the group of the run."""
+    if pid <= 0:
+        raise ValueError(f"{pid} is not the PID of one process")
+    _kill(pid, number)
+
+
+os.kill = _kill_one
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The mount and system layers need root; without it they are skipped, aloud."""
