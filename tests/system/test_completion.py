@@ -58,6 +58,14 @@ def scene(daemon: Daemon) -> None:
     (agent / "work" / "parser").mkdir()
 
 
+def complete(screen: Terminal, line: str, whole: str) -> None:
+    """Type a line and a tab, wait for what they become, and clear the line."""
+    begun = len(screen.shown)
+    screen.type(f"{line}\t")
+    screen.wait_for(whole, begun)
+    screen.type("\x15")
+
+
 @pytest.mark.parametrize("shell", COMMANDS)
 def test_a_line_is_completed(daemon: Daemon, shell: str) -> None:
     need(shell)
@@ -68,10 +76,7 @@ def test_a_line_is_completed(daemon: Daemon, shell: str) -> None:
         screen.wait_for("ready\r\n")
         for line, whole in COMPLETED.items():
             line, whole = (text.replace("ROOT", str(daemon.root)) for text in (line, whole))
-            begun = len(screen.shown)
-            screen.type(f"{line}\t")
-            screen.wait_for(whole, begun)
-            screen.type("\x15")
+            complete(screen, line, whole)
     finally:
         screen.close()
 
@@ -92,10 +97,7 @@ def test_names_of_files_are_quoted(daemon: Daemon, shell: str) -> None:
             ("ctx spawn new -- cat on", "cat one\\;it\\$\\(x\\) "),
             ("ctx spawn new --cwd tw", "--cwd two\\;dir/"),
         ):
-            begun = len(screen.shown)
-            screen.type(f"{line}\t")
-            screen.wait_for(whole, begun)
-            screen.type("\x15")
+            complete(screen, line, whole)
     finally:
         screen.close()
 
