@@ -123,9 +123,11 @@ def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
 
 
 @pytest.fixture
-def mounted(world: World) -> Mounted:
+def mounted(world: World) -> Iterator[Mounted]:
     """The tree: the filesystem's operations over such records, without a kernel."""
-    return Mounted(world)
+    made = Mounted(world)
+    yield made
+    made.unmount()
 
 
 @pytest.fixture

@@ -51,9 +51,7 @@ class Described:
         trio.run(self.declaring.go_on)
 
     def agent(self, name: str) -> Agent:
-        agent = self.mounted.agents.registry.named(name)
-        assert agent is not None, f"no agent {name}"
-        return agent
+        return self.mounted.agent(name)
 
     def is_there(self, name: str) -> bool:
         return self.mounted.agents.registry.named(name) is not None

@@ -34,9 +34,7 @@ def mounted(tmp_path: Path) -> Iterator[Mounted]:
 
 @pytest.fixture
 def agent(mounted: Mounted) -> Agent:
-    agent = mounted.agents.registry.named("x")
-    assert agent is not None
-    return agent
+    return mounted.agent("x")
 
 
 def on_disk(mounted: Mounted) -> list[str]:

@@ -45,9 +45,7 @@ def mounted(tmp_path: Path) -> Iterator[Mounted]:
 
 @pytest.fixture
 def agent(mounted: Mounted) -> Agent:
-    agent = mounted.agents.registry.named("x")
-    assert agent is not None
-    return agent
+    return mounted.agent("x")
 
 
 def add(mounted: Mounted, directory: str, name: str) -> None:

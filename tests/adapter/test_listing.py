@@ -62,8 +62,7 @@ def callers(mounted: Mounted) -> dict[str, Caller]:
     for name, owner in (("d", ROOT), ("x.y", ROOT), ("new", USER), ("dead", USER)):
         mounted.make(name, owner)
     for name, status in (("d", Status.BUSY), ("x.y", Status.IDLE), ("dead", Status.DEAD)):
-        agent = mounted.agents.registry.named(name)
-        assert agent is not None
+        agent = mounted.agent(name)
         live(agent, status)
     for number, agent in enumerate(mounted.agents.registry):
         agent.created += number  # a name has the time of its own agent

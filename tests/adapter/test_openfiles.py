@@ -48,9 +48,7 @@ def mounted(mounted: Mounted) -> Mounted:
 
 
 def the_agent(mounted: Mounted, name: str = "x") -> Agent:
-    agent = mounted.agents.registry.named(name)
-    assert agent is not None
-    return agent
+    return mounted.agent(name)
 
 
 class Commits(Subscriber):
@@ -837,8 +835,7 @@ def test_a_document_is_written_in_place(mounted: Mounted) -> None:
 
 def test_a_document_open_for_reading_is_not_truncated(mounted: Mounted) -> None:
     """open(2) with O_TRUNC empties a file whatever else it asks for."""
-    agent = mounted.agents.registry.named("x")
-    assert agent is not None
+    agent = mounted.agent("x")
     mounted.put(f"{D}/handoff.md", "task\n")
     mounted.world.live(agent)
     with mounted.as_(inside(agent)):

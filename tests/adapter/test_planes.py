@@ -46,9 +46,7 @@ def mounted(mounted: Mounted) -> Mounted:
 
 
 def the_agent(mounted: Mounted) -> Agent:
-    agent = mounted.agents.registry.named("x")
-    assert agent is not None
-    return agent
+    return mounted.agent("x")
 
 
 def mkdir(mounted: Mounted, path: str) -> None:

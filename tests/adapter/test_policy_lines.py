@@ -50,7 +50,7 @@ def test_each_line_is_read_once_as_it_is_written_and_once_with_the_whole(
         read.append(line)
         return parse_line(line, label, may_delegate)
 
-    mounted.agents.authority.own_policy(mounted.agents.registry.named("a"))  # type: ignore[arg-type]
+    mounted.agents.authority.own_policy(mounted.agent("a"))
     monkeypatch.setattr(policy, "_parse_line", counted)
     fh, offset = mounted.open("agent/a.d/policy", os.O_WRONLY | os.O_TRUNC), 0
     for line in lines(100).splitlines(keepends=True):

@@ -132,8 +132,7 @@ def test_a_verb_that_is_half_said_acts_once_it_is(mounted: Mounted) -> None:
 
 
 def test_a_history_gets_the_rest_of_a_line(mounted: Mounted) -> None:
-    agent = mounted.agents.registry.named("x")
-    assert agent is not None
+    agent = mounted.agent("x")
     with mounted.as_(inside(mounted.world.live(agent))):
         fh = mounted.open(EVENTS, APPEND)
         mounted.write(fh, b'{"role":"user",')
@@ -221,8 +220,7 @@ def test_an_object_that_is_gone_is_as_gone_as_before(mounted: Mounted) -> None:
 
 
 def test_rights_are_those_of_who_opened_it(mounted: Mounted) -> None:
-    agent = mounted.agents.registry.named("x")
-    assert agent is not None
+    agent = mounted.agent("x")
     with mounted.as_(inside(mounted.world.live(agent))):
         fh = mounted.open(f"{D}/policy")
         mounted.read(fh)
@@ -426,8 +424,7 @@ def test_how_a_real_file_was_opened_counts_on(mounted: Mounted, space: str, flag
 
 
 def test_a_space_that_is_not_on_the_disk_yet_keeps_its_number(mounted: Mounted) -> None:
-    agent = mounted.agents.registry.named("x")
-    assert agent is not None
+    agent = mounted.agent("x")
     with mounted.as_(inside(mounted.world.live(agent))):
         inode = mounted.inode(f"{D}/artifact")
         succeed(mounted)
@@ -445,8 +442,7 @@ def test_a_space_that_is_not_on_the_disk_yet_keeps_its_number(mounted: Mounted) 
 
 
 def test_pollers_are_woken_once_and_know_what_they_have_seen(mounted: Mounted) -> None:
-    agent = mounted.agents.registry.named("x")
-    assert agent is not None
+    agent = mounted.agent("x")
     fh = mounted.open(f"{D}/status")
     mounted.read(fh)
     waiter = Waiter()

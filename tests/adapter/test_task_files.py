@@ -72,9 +72,7 @@ def rmdir(mounted: Mounted, path: str) -> None:
 
 
 def the_agent(mounted: Mounted, name: str = "x") -> Agent:
-    agent = mounted.agents.registry.named(name)
-    assert agent is not None
-    return agent
+    return mounted.agent(name)
 
 
 def the_task(mounted: Mounted, name: str = "t") -> Task:
@@ -428,8 +426,7 @@ def test_a_refused_message_is_not_sent_by_a_later_flush(mounted: Mounted) -> Non
 
 
 def test_a_report_is_a_message_to_ones_supervisor(mounted: Mounted) -> None:
-    x = mounted.agents.registry.named("x")
-    assert x is not None
+    x = mounted.agent("x")
     child = mounted.world.live(mounted.make("child", inside(mounted.world.may_create(x))))
     with mounted.as_(inside(child)):
         mounted.put("agent/child.d/report", "half is done\n")

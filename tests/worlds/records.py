@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,6 +115,12 @@ class World:
         self.agents = self._load()
         return self.agents
 
+    def close(self) -> None:
+        """What is open, as when a daemon dies; no task of it closes what was released."""
+        self.store.close()
+        for held in self.wait_files._released:
+            os.close(held)
+
     def live(self, agent: Agent, status: Status = Status.BUSY) -> Agent:
         cgroup = self.agents.registry.node_path(agent)
         self.agents.documents.ensure(agent)
@@ -144,4 +151,4 @@ def world_in(
     try:
         yield made
     finally:
-        made.store.close()
+        made.close()

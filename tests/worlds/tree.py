@@ -175,6 +175,11 @@ class Mounted:
         self.base = self.fs.base
         self.ops = Operations(self.fs)
 
+    def unmount(self) -> None:
+        """The kernel forgets all that it knew, and what was open for that is closed."""
+        for inode, node in list(self.base.durable._nodes.items()):
+            self.base.durable.forget(inode, node.lookups)
+
     @contextmanager
     def as_(self, caller: Caller) -> Iterator[None]:
         before, self.identity.caller = self.identity.caller, caller
@@ -186,8 +191,11 @@ class Mounted:
     def make(self, name: str, caller: Caller = ROOT) -> Agent:
         with self.as_(caller):
             complete(self.ops.mkdir, self.inode("agent"), f"{name}.d".encode(), 0o755, CONTEXT)
+        return self.agent(name)
+
+    def agent(self, name: str) -> Agent:
         agent = self.agents.registry.named(name)
-        assert agent is not None
+        assert agent is not None, f"no agent {name}"
         return agent
 
     def inode(self, path: str) -> int:
@@ -252,7 +260,9 @@ class Mounted:
 @contextmanager
 def mounted_in(path: Path, **settings: Any) -> Iterator[Mounted]:
     with world_in(path, **settings) as world:
-        yield Mounted(world)
+        made = Mounted(world)
+        yield made
+        made.unmount()
 
 
 USER = operator(1000)

@@ -858,7 +858,7 @@ class Planes(RuleBasedStateMachine):
         self._steps = 0
 
     def teardown(self) -> None:
-        self.world.store.close()
+        self.world.close()
         self._patch.undo()
         self._directory.cleanup()
 
