@@ -193,11 +193,12 @@ def test_hundreds_of_hidden_paths_are_a_start_like_any_other(
 
 # what the other tests rely on
 
+MOVE = 'echo $$ > "$0/cgroup.procs"; exec "$@"'
+
 
 def moved(daemon: Daemon, path: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """A command that root starts in a cgroup."""
-    script = 'echo $$ > "$0/cgroup.procs"; exec "$@"'
-    return subprocess.run(["sh", "-c", script, str(path), *command], check=True, text=True,
+    return subprocess.run(["sh", "-c", MOVE, str(path), *command], check=True, text=True,
                           stdout=subprocess.PIPE)
 
 
@@ -237,7 +238,12 @@ def test_whoever_has_an_agents_ids_and_is_in_no_leaf_is_seen(
     ids = ("setpriv", f"--reuid={AGENT_UID}", f"--regid={AGENT_UID}", "--clear-groups")
     moved(daemon, leaf, "true")
     assert watch.take() == [], "root may be there"
-    moved(daemon, leaf, *ids, "/usr/bin/true")
+    # whoever has been waited for when it is looked at has no ids any more
+    stays = subprocess.Popen(["sh", "-c", MOVE, str(leaf), *ids, "cat"], stdin=subprocess.PIPE)
+    try:
+        wait_until(watch.violations, "it is seen")
+    finally:
+        stays.communicate()
     (found,) = watch.take()
     assert found.endswith(f"(uid {AGENT_UID}) ran in /{daemon.cgroup.path.name}/helper, "
                           "in no agent's leaf")
