@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from runtime.kernel.cgroups import Cgroup
 from tests.worlds.daemon import Daemon, end_process, read, write
 from tests.worlds.invariants import GONE, Crashed, Invariants, Operator, told_write
 from tests.worlds.stages import PROGRAMS
@@ -240,8 +241,8 @@ def disturb(chance: random.Random, daemon: Daemon) -> int:
     """Some programs and monitors end while there is no daemon; how many were chosen."""
     victims = []
     for leaf in ("run", "again", "cell", "task/*"):
-        for path in daemon.cgroup.path.glob(f"**/{leaf}/cgroup.procs"):
-            victims += [int(word) for word in path.read_text().split()]
+        for path in daemon.cgroup.path.glob(f"**/{leaf}"):
+            victims += Cgroup(path).processes()
     victims += daemon.monitors()
     chosen = chance.sample(victims, min(len(victims), chance.choice((0, 0, 1, 3))))
     for pid in chosen:
