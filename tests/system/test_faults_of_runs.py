@@ -8,6 +8,7 @@ import shlex
 import signal
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,10 +22,17 @@ from tests.worlds.fates import SLEEP, Scene, reboot, scene_of
 ALONE = pytest.mark.parametrize("alone", [False, True], ids=["daemon", "alone"])
 
 
-def record_of(scene: Scene, agent: Path, what: str) -> RunRecord:
-    """The monitor's record of a run, of a task or, named by a dash, of the cell."""
+def record_of(scene: Scene, agent: Path, what: str, roles: Sequence[str]) -> RunRecord:
+    """The monitor's record of a run, of a task or, named by a dash, of the cell, once it has the
+    PIDs of these: the program may speak before."""
     incarnation = read(agent, "incarnation").strip()
     (path,) = (scene.daemon.runtime / "record").glob(f"{incarnation}-{what}")
+
+    def has_all() -> bool:
+        record = read_record(path)
+        return all(getattr(record, role) for role in roles)
+
+    wait_until(has_all, f"{path} has the PIDs of {roles}")
     return read_record(path)
 
 
@@ -83,13 +91,11 @@ def test_a_death_around_a_turn(role: str, alone: bool) -> None:
     with scene_of() as scene:
         scene.daemon.start()
         agent = working(scene, "turn", "gate")
-        record = record_of(scene, agent, "r1")
+        # without the runner nobody waits for the program; its end is that of its leaf
+        victims = ("keeper", "program") if role == "runner" else (role,)
+        record = record_of(scene, agent, "r1", victims)
         kept = read(agent / "task" / "long", "pid")
-        victims = [record.keeper if role == "runner" else getattr(record, role)]
-        if role == "runner":
-            # nobody waits for the program any more; its end is that of its leaf
-            victims.append(record.program)
-        kill(scene, alone, *victims)
+        kill(scene, alone, *(getattr(record, each) for each in victims))
         (stages.gate(scene) / "open").touch()
         stages.conversed(scene, "one", "turn")
         (end, _) = events(scene, "one", "run.end")
@@ -121,7 +127,8 @@ def test_a_death_that_is_the_agents(mode: str, role: str, alone: bool) -> None:
         scene.daemon.start()
         agent = working(scene, mode)
         which, part = role.split()
-        victim = getattr(record_of(scene, agent, "cell-*" if which == "cell" else "r1"), part)
+        record = record_of(scene, agent, "cell-*" if which == "cell" else "r1", (part,))
+        victim = getattr(record, part)
         node = scene.daemon.cgroup.child("user-0", "agent-one")
         scene.hold("one", "kid")
         if alone:
@@ -159,11 +166,9 @@ def test_a_death_around_a_task(role: str, alone: bool) -> None:
         scene.wait("one", "idle")
         task = stages.task(scene, "one", "long", f"exec {SLEEP}")
         wait_until(lambda: read(task, "status") == "running\n", "it runs")
-        record = record_of(scene, agent, "task-long")
-        victims = [record.keeper if role == "runner" else getattr(record, role)]
-        if role == "runner":
-            victims.append(record.program)
-        kill(scene, alone, *victims)
+        victims = ("keeper", "program") if role == "runner" else (role,)
+        record = record_of(scene, agent, "task-long", (*victims, "program"))
+        kill(scene, alone, *(getattr(record, each) for each in victims))
         if role != "chain":
             wait_dead(task)
             wait_until(lambda: not alive(record.program), "the program is gone")
