@@ -22,7 +22,7 @@ DEFAULT_ROOT = "/ctx"
 START_HINT = "start it as root with: systemctl start ctxd (or: ctxd)"
 SOME = 1 << 16  # bytes of lines that are looked at together: more memory takes longer
 UNMAPPED = 65534  # root's files in a user namespace without root, such as an agent's
-CLOCK_SLACK = 0.25  # seconds; the daemon stamps rejections in whole milliseconds
+CLOCK_SLACK = 0.002  # seconds; the daemon stamps rejections in whole milliseconds
 HINTS = {
     errno.EACCES: "you are not allowed to do this",
     errno.EBUSY: "not possible in its current state",

@@ -126,7 +126,8 @@ class FakeRoot:
         (directory / "wait.new").rename(directory / "wait")
         os.close(fifo)
 
-    def reject(self, code: str, path: str, sentence: str, ago: float = 0) -> None:
+    def reject(self, code: str, path: str, sentence: str, ago: float = -60) -> None:
+        """Have a reason in `error`, by default of a time after the request that will fail."""
         when = datetime.fromtimestamp(time.time() - ago, UTC)
         stamp = when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         (self.path / "error").write_text(f"{stamp} {code} {path}: {sentence}\n")

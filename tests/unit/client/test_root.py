@@ -27,14 +27,14 @@ def test_the_daemons_reason_is_shown(
 @pytest.mark.parametrize(
     ("code", "path", "ago"),
     [
-        ("EACCES", LIFE, 0),
-        ("EINVAL", "agent/xy.d/life", 0),
-        ("EINVAL", "agent/y.d/life", 0),
-        ("EINVAL", LIFE, 5),
-        ("path", LIFE, 0),
+        ("EACCES", LIFE, -60),
+        ("EINVAL", "agent/xy.d/life", -60),
+        ("EINVAL", "agent/y.d/life", -60),
+        ("EINVAL", LIFE, 0.005),
+        ("path", LIFE, -60),
     ],
 )
-def test_somebody_elses_reason_is_not(
+def test_the_reason_of_something_else_is_not(
     root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch, code: str, path: str, ago: float
 ) -> None:
     root.agent("x")
