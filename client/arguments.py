@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from client.exits import USAGE, Failure
 from client.output import COLOR_WHEN
 from client.words import SECONDS
 
@@ -43,19 +44,27 @@ class Command:
         self.rest = rest  # the argument that receives the words after --
 
 
+DIGITS = 9  # of a number, as in the durations of the daemon
+
+
+def is_number(text: str) -> bool:
+    """Return whether a word is a number that can be computed with."""
+    return text.isascii() and text.isdigit() and len(text) <= DIGITS
+
+
 def duration(text: str) -> float:
     """Return the seconds of a duration such as 500ms, 30s, 10m, 2h or 1d."""
     for unit, seconds in SECONDS.items():
         number = text.removesuffix(unit)
-        if number != text and number.isascii() and number.isdigit():
+        if number != text and is_number(number):
             return int(number) * seconds
-    raise ValueError(text)
+    raise Failure(f'"{text}" is not a duration such as 500ms, 30s, 10m, 2h or 1d', USAGE)
 
 
 def line_count(text: str) -> int:
     """Return a number of lines."""
-    if not (text.isascii() and text.isdigit()):
-        raise ValueError(text)
+    if not is_number(text):
+        raise Failure(f'"{text}" is not a number of lines', USAGE)
     return int(text)
 
 

@@ -54,7 +54,7 @@ def seconds(timeout: object) -> float | None:
     if isinstance(timeout, str):
         try:
             return duration(timeout)
-        except ValueError:
+        except Failure:
             return None
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
         return None

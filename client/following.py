@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 TICK_MS = 100  # how often to look at growing files
+LONGEST = 86400.0  # seconds of one poll(2), which takes at most 24 days
 SHARE = 10  # looking takes at most one part in so many of the time
 
 
@@ -161,9 +162,9 @@ def wait_ended(root: Root, owners: Iterable[str], timeout: float | None = None) 
     for fd in waiting:
         poller.register(fd, select.POLLIN)
     while waiting:
-        left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
-        ready = poller.poll(left)
-        if not ready:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready = poller.poll(None if left is None else 1000 * min(left, LONGEST))
+        if not ready and (left or 0.0) <= LONGEST:
             raise TimeoutError(", ".join(map(label, waiting.values())))
         for fd, _ in ready:
             poller.unregister(fd)

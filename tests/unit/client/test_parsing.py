@@ -137,6 +137,20 @@ def test_duration(text: str, seconds: float) -> None:
     assert arguments.duration(text) == seconds
 
 
+@pytest.mark.parametrize("text", ["10", "x", "s", "1.5s", "-1s", "1000000000s", "9" * 400 + "d"])
+def test_what_is_no_duration(root: FakeRoot, run: Run, text: str) -> None:
+    root.agent("x")
+    said = f'ctx: "{text}" is not a duration such as 500ms, 30s, 10m, 2h or 1d\n'
+    assert run("wait", f"--timeout={text}", "x") == (2, "", said)
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "1K", "9" * 5000])
+def test_what_is_no_number_of_lines(root: FakeRoot, run: Run, text: str) -> None:
+    root.agent("x")
+    said = f'ctx: "{text}" is not a number of lines\n'
+    assert run("log", f"--lines={text}", "x") == (2, "", said)
+
+
 @pytest.mark.parametrize(
     ("argv", "field", "expected"),
     [

@@ -6,11 +6,12 @@ import json
 import os
 import shutil
 import signal
+import time
 from typing import Any
 
 import pytest
 
-from client import ends
+from client import ends, following
 from client.root import Root
 from tests.unit.client.fakes import EVENT, FakeRoot, Run, eventually, has_open
 
@@ -90,6 +91,18 @@ def test_wait_times_out(root: FakeRoot, run: Run) -> None:
     root.agent("b", status="dead", outcome="done", reason="exit:0")
     expected = (124, "b done exit:0\n", "ctx: did not end in time: a\n")
     assert run("wait", "-t", "20ms", "a", "b") == expected
+
+
+def test_a_wait_may_be_longer_than_one_poll(
+    root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root.agent("a", status="busy")
+    root.agent("b", status="dead", outcome="done", reason="exit:0")
+    assert run("wait", "-t", "999999999d", "b") == (0, "b done exit:0\n", "")
+    monkeypatch.setattr(following, "LONGEST", 0.01)
+    began = time.monotonic()
+    assert run("wait", "-t", "30ms", "a")[0] == 124
+    assert time.monotonic() - began >= 0.03
 
 
 def test_wait_is_interrupted(root: FakeRoot, spawned: Any) -> None:
