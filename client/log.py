@@ -46,7 +46,7 @@ def do_now(root: Root, args: Arguments) -> int:
 
 def do_log(root: Root, args: Arguments) -> int:
     """Show the output of agents."""
-    files = [args.only] if args.only else ["log", "out"]
+    files = [file for file in ("log", "out") if file in (args.only or (file,))]
     if len(args.names) != 1 or args.children:
         return Several(root, args, files).show()
     name = args.names[0]
@@ -176,11 +176,11 @@ COMMANDS = (
             summary,
             (
                 FOLLOW,
-                arg("--out", dest="only", action="store_const", const="out", help="stdout only"),
+                arg("--out", dest="only", action="append_const", const="out", help="stdout only"),
                 arg(
                     "--err",
                     dest="only",
-                    action="store_const",
+                    action="append_const",
                     const="log",
                     help="stderr and log only",
                 ),

@@ -40,6 +40,7 @@ def test_log(root: FakeRoot, run: Run) -> None:
     assert run("log", "b")[1] == "only\n"
     assert run("log", "--out", "a")[1] == "1\n2\n3\n"
     assert run("log", "--err", "a")[1] == "x\ny"
+    assert run("log", "--out", "--err", "a") == run("log", "a")
 
 
 @pytest.mark.parametrize("text", ["", "\n", "a", "a\nb\nc\n", "a\nb\nc", "long\n" * 40_000])
