@@ -172,8 +172,8 @@ def described(facts: dict[str, Any]) -> Iterator[list[Part]]:
     ):
         for item in facts[directory]:
             what = next((item[file] for file in text.split() if item[file]), "")
-            state = item["status"]
-            yield row(key, (item["name"], "name"), " ", (state, state), f" {gist(what)}")
+            about = f" {gist(what)}" if what else ""
+            yield row(key, (item["name"], "name"), " ", (item["status"], item["status"]), about)
     children = list(facts["tree"].lines_below(facts["name"], "            "))
     if children:
         yield row("Children")

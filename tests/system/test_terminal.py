@@ -40,6 +40,7 @@ def test_status_says_all_about_an_agent(daemon: Daemon) -> None:
                  "Waits for: later armed timer 1h", "└─ kid  new", "hello", "oops", "and more"):
         assert line in lines, f"{line} in {said}"
     assert 'unknown verb "jump"' in said
+    assert not [line for line in said.splitlines() if line.endswith(" ")]
     assert re.search(r"Usage: CPU [0-9.]+s, memory \S+ .*processes \d", said)
     facts = json.loads(daemon.ctx("status", "boss", "--json").stdout)
     assert facts["since"] == changed[1]
