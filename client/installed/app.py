@@ -270,11 +270,12 @@ class Top(App[int]):
         counts = self.snapshot.counts()
         told = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
         number = len(self.snapshot.agents)
-        text = f"{self.root.path}  {number} agent{'s' * (number != 1)}{': ' if told else ''}{told}"
+        text = self.root.path
         if self.view.without_dead:
             text += "  (dead ones hidden)"
         if self.view.find:
             text += f"  (found: {self.view.find})"
+        text += f"  {number} agent{'s' * (number != 1)}{': ' if told else ''}{told}"
         clock = time.strftime("%H:%M:%S")
         room = self.size.width - len(clock) - 1
         text = f"{text[: room - 1]}…" if len(text) > room else text.ljust(room)

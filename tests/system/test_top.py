@@ -155,6 +155,8 @@ def test_three_hundred_agents_in_a_small_and_in_a_large_terminal(daemon: Daemon)
         at.type("/", "2", "9", "9")
         screen = at.wait(lambda now: len(lines_with(now, ["· a"])) == 1, "what was found")
         assert "· a299" in screen
+        at.resize(len(str(daemon.root)) + 30, 24)
+        at.wait_for("(found: 299)")
         at.type("Escape")
         at.wait_for("· a298", "· a299")
 
