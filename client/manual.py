@@ -66,6 +66,9 @@ def show_page(page: str, pattern: str = "") -> int:
     man = find_program("man")
     if man:
         less = ["-P", f"less '+/{pattern}'"] if pattern and find_program("less") else []
+        import signal
+
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and man would, too
         os.execv(man, ["man", *less, "-l", path])
     STDOUT.text(escape(plain(read_page(path)), keep="\n"))
     return OK

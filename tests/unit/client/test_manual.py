@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -124,3 +125,14 @@ def test_help_opens_man(root: FakeRoot, spawned: Any, tmp_path: Path) -> None:
     assert shown == f"<-P><less '+/^ +task show( |$)'><-l><{page}>"
     assert on_terminal(spawned, "help", "policy", PATH=path) == f"<-l><{MAN / 'ctxfs-policy.5'}>"
     assert "usage: ctx task show" in on_terminal(spawned, "task", "show", "--help", PATH=path)
+
+
+def test_man_is_ended_by_a_closed_pipe(root: FakeRoot, spawned: Any, tmp_path: Path) -> None:
+    """Python ignores SIGPIPE; a man(1) that did so, too, would tell of a pipe that is closed."""
+    man = tmp_path / "man"
+    man.write_text("#!/bin/sh\nsed -n 's/^SigIgn:\\s*//p' /proc/self/status\n")
+    man.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    process = spawned("help", "tour", env={**os.environ, "PATH": path})
+    ignored = int(process.communicate()[0], 16)
+    assert not ignored & 1 << (signal.SIGPIPE - 1)
