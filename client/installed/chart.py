@@ -22,7 +22,11 @@ SIGNS = {
     "new": "·",
 }  # fmt: skip
 ENDS = {"done": "✓", "error": "✗", "interrupted": "✗", "cancelled": "■"}
-LEGEND = "█ busy  ─ idle  ▒ paused  ╌ starts  · new  ✓ done  ✗ failed  ■ cancelled  ► lives"
+LEGEND = (
+    "█ busy", "─ idle", "▒ paused", "╌ starts", "▓ stops", "· new", "✓ done", "✗ failed",
+    "■ cancelled", "► lives",
+)  # fmt: skip
+OF_SEVERAL = "░▒▓█ how many of several"
 SHADES = " ░▒▓█"
 
 
@@ -222,6 +226,19 @@ def shortened(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(0, width - 1)] + "…"
 
 
+def legend(several: bool, width: int) -> Iterator[str]:
+    """Yield the lines that say what the characters stand for."""
+    first, *others = (*LEGEND, OF_SEVERAL) if several else LEGEND
+    line = first
+    for each in others:
+        if len(line) + 2 + len(each) > width:
+            yield shortened(line, width)
+            line = each
+        else:
+            line += f"  {each}"
+    yield shortened(line, width)
+
+
 def text_of(top: Life, rows: Sequence[Row], width: int) -> Iterator[str]:
     """Yield the lines of a timeline as text."""
     end = last_moment(top)
@@ -238,6 +255,5 @@ def text_of(top: Life, rows: Sequence[Row], width: int) -> Iterator[str]:
         drawn = chart.several(row.lives, end) if row.grouped else chart.life(row.life, end)
         line = f"{shortened(name, left):<{left}} {drawn:<{chart.width}}  {shortened(fate, right)}"
         yield line.rstrip()
-    shared = "  ░▒▓█ how many of several" if any(row.grouped for row in rows) else ""
     yield ""
-    yield shortened(LEGEND + shared, width)
+    yield from legend(any(row.grouped for row in rows), width)

@@ -195,7 +195,9 @@ def test_text_fits_the_width(home: Home, root: FakeRoot, width: int, most: int) 
     top = many(home, root, 3, 12)
     lines = list(text_of(top, planned(top, most), width))
     assert max(map(len, lines)) <= width
-    assert len(lines) == len(planned(top, most)) + 6
+    about = "\n".join(lines[len(planned(top, most)) + 5 :])
+    assert "█ busy  ─ idle" in about and "▓ stops" in about and "► lives" in about
+    assert ("░▒▓█ how many of several" in about) == any(row.grouped for row in planned(top, most))
 
 
 def drawn(run: Run, path: Path, name: str) -> ElementTree.Element:
