@@ -454,7 +454,18 @@ def check(config_file: Path, state: Path, *, required: bool) -> int:
     check_state(state / "ctxfs.db")
     program()
     tools.check_schemas()
-    print(f"ctxd {VERSION}", checked(), sep="\n", flush=True)
+    return _tell(f"ctxd {VERSION}\n{checked()}")
+
+
+def _tell(text: str) -> int:
+    """Prints what was asked for; 1 if nobody takes it."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python tries again at its end
+        if not isinstance(error, BrokenPipeError):
+            print(f"ctxd: standard output: {error.strerror}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -463,8 +474,7 @@ def main(argv: list[str] | None = None) -> int:
     defaults = Defaults.of(privilege, os.environ)
     arguments = parse_arguments(argv, defaults)
     if arguments.print_schema:
-        print(json.dumps(schema(), indent=2))
-        return 0
+        return _tell(json.dumps(schema(), indent=2))
     # without standard error the next file that is opened would get its number
     fd = os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else sys.stderr.fileno()
     daemon_log = DaemonLog(

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -188,10 +189,12 @@ def test_an_agent_is_exported_and_declared_again(daemon: Daemon) -> None:
 # without a daemon
 
 
-def check(*arguments: str) -> subprocess.CompletedProcess[str]:
+def check(
+    *arguments: str, stdout: int | IO[str] = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "ctxfs.daemon", *arguments],
-        capture_output=True, text=True, timeout=TIMEOUT, check=False,
+        stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT, check=False,
     )  # fmt: skip
 
 
@@ -242,3 +245,15 @@ def test_the_schema_is_printed() -> None:
     assert found.returncode == 0
     assert "exec" in json.loads(found.stdout)["properties"]
     assert Status.NEW not in json.loads(found.stdout)["properties"]
+
+
+def test_nobody_takes_what_is_printed() -> None:
+    with Path("/dev/full").open("w") as full:
+        found = check("--print-schema", stdout=full)
+    said = "ctxd: standard output: No space left on device\n"
+    assert (found.returncode, found.stderr) == (1, said)
+    reader, writer = os.pipe()
+    os.close(reader)
+    found = check("--print-schema", stdout=writer)
+    os.close(writer)
+    assert (found.returncode, found.stderr) == (1, "")
