@@ -11,7 +11,7 @@ from client.arguments import LISTING, Command
 from client.exits import FAILED, OK, Failure
 from client.files import find_program, first_line, read_file
 from client.output import STDOUT, as_json, decode
-from client.root import DEFAULT_ROOT, START_HINT, Root, agent, user_directory
+from client.root import DEFAULT_ROOT, Root, agent, start_hint, user_directory
 from client.words import CONTROLLERS
 
 TYPE_CHECKING = False
@@ -193,7 +193,7 @@ def check_daemon(root: Root) -> Finding:
     try:
         status = read_status(root)
     except Failure as failure:
-        return "warn", str(failure).partition("; ")[0], START_HINT
+        return "warn", str(failure).partition("; ")[0], start_hint(root.path)
     facts = [f"{key}={status.get(key)}" for key in ("version", "mount", "controllers")]
     what = f"ctxd at {root.path} is {status.get('state')}: {' '.join(facts)}"
     return judge(status.get("state") == "ready", what, "warn", what, SEE_LOG)

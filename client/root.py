@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 DEFAULT_ROOT = "/ctx"
-START_HINT = "start it as root with: systemctl start ctxd (or: ctxd)"
 SOME = 1 << 16  # bytes of lines that are looked at together: more memory takes longer
 UNMAPPED = 65534  # root's files in a user namespace without root, such as an agent's
 CLOCK_SLACK = 0.002  # seconds; the daemon stamps rejections in whole milliseconds
@@ -53,6 +52,15 @@ def user_directory(uid: int) -> str:
     except OSError:
         is_own = False
     return named if is_own else f"/run/user/{uid}"
+
+
+def start_hint(path: str) -> str:
+    """Return how to start the daemon that is to be mounted there."""
+    if path == DEFAULT_ROOT:
+        return "start it as root with: systemctl start ctxd (or: ctxd)"
+    if path == os.path.join(user_directory(os.getuid()), "ctx"):
+        return "start it with: systemctl --user start ctxd (or: ctxd)"
+    return f"start it with: ctxd --mount {path}"
 
 
 def trusted(named: str) -> str:
@@ -180,10 +188,10 @@ class Root:
         """Return what to tell of an operation that failed."""
         number = error.errno or errno.EIO
         if number == errno.ENOTCONN:
-            message = f"the ctxd of {self.path} died (ENOTCONN); {START_HINT}"
+            message = f"the ctxd of {self.path} died (ENOTCONN); {start_hint(self.path)}"
             return Failure(message, NOT_RUNNING, number)
         if not self.present("agent"):
-            message = f"no ctxd answers at {self.path}; {START_HINT}"
+            message = f"no ctxd answers at {self.path}; {start_hint(self.path)}"
             return Failure(message, NOT_RUNNING, errno.ENOTCONN)
         message = self.rejection(number, relative, began) or self.guess(number, relative)
         return Failure(message, number=number)

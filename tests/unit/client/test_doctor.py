@@ -245,6 +245,7 @@ def test_a_disk_that_is_nearly_full(tmp_path: Path, text: str, levels: list[str]
 _COMMANDS = (
     *("apt-get install", "systemctl", "systemd-run", "journalctl", "chmod", "chgrp", "mount -"),
     *("modprobe", "sysctl", "useradd", "update-grub", "ctx quota", "printf"),
+    "ctxd --mount",
 )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from client.root import start_hint
 from tests.unit.client.fakes import LIFE, FakeRoot, Run, refuse
 
 
@@ -72,7 +73,15 @@ def test_no_daemon(
     monkeypatch.setenv("CTX_ROOT", str(tmp_path))
     status, _, err = run(*command.split())
     assert (status, err.count("\n")) == (69, 1)
-    assert err.startswith(f"ctx: no ctxd answers at {tmp_path}; start it")
+    start = f"start it with: ctxd --mount {tmp_path}"
+    assert err == f"ctx: no ctxd answers at {tmp_path}; {start}\n"
+
+
+def test_what_starts_a_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert "as root with: systemctl start ctxd" in start_hint("/ctx")
+    assert "systemctl --user start ctxd" in start_hint(f"{tmp_path}/ctx")
+    assert start_hint("/srv/ctx") == "start it with: ctxd --mount /srv/ctx"
 
 
 def test_a_dead_daemon(root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
