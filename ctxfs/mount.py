@@ -137,8 +137,6 @@ def check_own(places: Places, privilege: Privilege) -> None:
 def check_point(places: Places, privilege: Privilege) -> None:
     """``StartupError`` unless the mount point is an empty directory, or can be made."""
     point = places.mount
-    if not point.is_absolute():
-        raise StartupError(f"{point}: the mount point must be an absolute path")
     if privilege.rootless:
         _check_link(places)
         return
