@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
 #: what a shell completes by itself, said in place of words
 FILES, DIRECTORIES, PROGRAMS = ":files", ":directories", ":programs"
+#: what may come instead of a command, or before it
+OPTIONS = (
+    ("--root", "where ctxfs is mounted"),
+    ("--help", "show the commands"),
+    ("--version", "show the version of ctx"),
+)
 #: in words that are offered: agents name files, and shells obey other characters
 HARMLESS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+-,@%=/:")
 #: the directories of an agent that the objects of these arguments are in
@@ -210,7 +216,7 @@ def candidates(words: list[str]) -> Iterator[Candidate]:
         named = value if equals else words.pop(0)
     if not words:
         yield from commands(words)
-        yield from (("--root", "where ctxfs is mounted"), ("--help", "show the commands"))
+        yield from OPTIONS
         return
     group = GROUPS.get(words[0])
     if group and len(words) == 1 and not current.startswith("-"):

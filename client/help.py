@@ -59,7 +59,7 @@ def overview() -> str:
         f"Topics (man pages: ctx help TOPIC)\n{topics}\n"
         "Options\n  --root DIR  where ctxfs is mounted (default: $CTX_ROOT, else the mount\n"
         "              of your own ctxd, else /ctx)\n"
-        f"  -h, --help  show this help\n\n{EXAMPLES}"
+        f"  -h, --help  show this help\n  --version   show the version of ctx\n\n{EXAMPLES}"
     )
 
 

@@ -12,8 +12,8 @@ import _signal  # signal itself takes a millisecond to import
 import os
 import sys
 
-from client.exits import FAILED, INTERRUPTED, PIPE_CLOSED, Failure
-from client.output import complain
+from client.exits import FAILED, INTERRUPTED, OK, PIPE_CLOSED, Failure
+from client.output import STDOUT, complain
 from client.root import Root, default_root
 
 TYPE_CHECKING = False
@@ -63,6 +63,11 @@ def run_command(argv: Sequence[str]) -> int:
         topic = []
     elif words[0] in GROUPS and words[1:] in (["-h"], ["--help"]):
         topic = words[:1]
+    elif words == ["--version"]:
+        from client.words import VERSION
+
+        STDOUT.text(f"ctx {VERSION}\n")
+        return OK
     else:
         command, args = parse_command(words)
         catch_interrupts()

@@ -45,6 +45,7 @@ def test_every_option_is_offered(root: FakeRoot, run: Run, command: Command) -> 
         (["spawn", "x", "--", "ls", ""], [":files"]),
         (["task", "start", "-a", "coder", "--", ""], [":programs"]),
         (["--root"], ["--root"]),
+        (["--v"], ["--version"]),
         (["--root", ""], [":directories"]),
         (["abort", "--run", ""], []),
         (["set", "coder", "limits", ""], ["mode="]),

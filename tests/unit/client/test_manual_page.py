@@ -15,7 +15,7 @@ from client.commands import CHAPTERS, GROUPS, all_commands
 PAGE = Path(__file__).parents[3] / "man" / "ctx.1"
 COMMANDS = {command.name: command for command in all_commands()}
 #: of the line before any command
-GLOBAL = {"--root", "-h", "--help"}
+GLOBAL = {"--root", "-h", "--help", "--version"}
 #: explained once, for all commands that list something
 COMMON = {"--color"}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from client import arguments, commands, parsing
+from client import arguments, commands, parsing, words
 from tests.unit.client.fakes import FakeRoot, Run
 
 
@@ -120,6 +120,10 @@ def test_unknown_commands_lead_to_help(run: Run) -> None:
     for argv in (["task", "nope"], ["help", "task", "nope"], ["help", "task", "list", "nope"]):
         status, _, err = run(*argv)
         assert status == 2 and err.endswith("; see: ctx help task\n")
+
+
+def test_version(run: Run) -> None:
+    assert run("--version") == (0, f"ctx {words.VERSION}\n", "")
 
 
 def test_root_option_wins(root: FakeRoot, run: Run, tmp_path: Path) -> None:
