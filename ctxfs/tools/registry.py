@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ctxd.tools")
 
+#: characters of a value that is no text, in a sentence
+_SHOWN_MAX: Final = 80
 #: of a list in the input of a tool
 _ENTRIES_MAX: Final = 1024
 TOOLS: Final = (*agents.TOOLS, *results.TOOLS, *work.TOOLS, *tasks.TOOLS, *waiting.TOOLS)
@@ -201,7 +203,7 @@ def _check_sizes(tool: Tool, given: Any) -> None:
     known = tool.schema.get("properties", {})
     if len(given) > len(known):
         extra = next(key for key in given if key not in known)
-        raise MalformedError(f"{escape(extra[:200])}: unknown key; use {', '.join(known)}")
+        raise MalformedError(f"{escape(extra[:200])}: {_other_keys(known)}")
     for field, value in given.items():
         if isinstance(value, list | dict) and len(value) > _ENTRIES_MAX:
             raise MalformedError(f"{escape(field[:200])}: at most {_ENTRIES_MAX} entries")
@@ -242,13 +244,20 @@ def _sentence(error: ValidationError) -> str:
 
 
 def _shown(error: ValidationError) -> str:
-    return quote(dump_json(error.instance))
+    if isinstance(error.instance, str):
+        return quote(error.instance)
+    shown = dump_json(error.instance)
+    return escape(shown if len(shown) <= _SHOWN_MAX else f"{shown[:_SHOWN_MAX]}…")
+
+
+def _other_keys(known: Schema) -> str:
+    return f"unknown key; use {', '.join(known)}" if known else "unknown key; there are none"
 
 
 def _unknown(error: ValidationError) -> tuple[str, str]:
     known = _properties(error)
     extra = next(key for key in _items(error.instance) if key not in known)
-    return str(extra), f"unknown key; use {', '.join(known)}" if known else "the tool takes none"
+    return str(extra), _other_keys(known)
 
 
 def _properties(error: ValidationError) -> Schema:

@@ -455,6 +455,27 @@ def test_bad_input_is_told_with_its_field(desk: Desk, name: str, given: Any, fie
 
 
 @pytest.mark.parametrize(
+    ("name", "given", "sentence"),
+    [
+        ("TaskStatus", {"task_id": 3}, "task_id: 3 is not of type string"),
+        ("TaskStop", {"task_id": ["t"]}, 'task_id: ["t"] is not of type string'),
+        ("TaskOutput", {"task_id": "t", "timeout": -1}, "timeout: -1 is less than 0"),
+        ("WorkList", {"all": "yes"}, 'all: "yes" is not of type boolean'),
+        ("WorkFocus", {"id": [1] * 999}, f"id: [{'1,' * 39}1… is not of type"),
+        ("WaitFor", {"wake": "noon"}, 'wake: unknown value "noon"; use timer'),
+        ("AgentList", {"all": True}, "all: unknown key; there are none"),
+        ("TaskStatus", {"task": "t"}, "task: unknown key; use task_id"),
+    ],
+)
+def test_bad_input_is_shown_as_it_was_given(
+    desk: Desk, name: str, given: Any, sentence: str
+) -> None:
+    with pytest.raises(MalformedError) as caught:
+        desk.call(name, given)
+    assert caught.value.sentence.startswith(sentence)
+
+
+@pytest.mark.parametrize(
     ("name", "given", "error", "field"),
     [
         ("SpawnAgent", {"initial_message": "x", "name": "coder"}, TakenError, "name"),
