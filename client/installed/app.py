@@ -194,6 +194,7 @@ class Top(App[int]):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self.exit, 128 + number)
+        self.app_resume_signal.subscribe(self, lambda _: self.screen.refresh())
         self.table.focus()
         self.set_interval(FRAME, self.tick)
         self.draw()

@@ -134,6 +134,18 @@ def test_it_leaves_the_terminal_as_it_was(daemon: Daemon) -> None:
             assert f"ended: {status}\n" in screen, end
 
 
+def test_it_is_drawn_whole_when_it_goes_on(daemon: Daemon) -> None:
+    daemon.make("coder")
+    with top(daemon) as at:
+        at.wait_for("coder")
+        at.type("C-z")
+        at.wait(lambda now: "Stopped" in now and FOOTER not in now, "the shell")
+        at.run("fg")
+        at.wait_for("NAME", "coder", FOOTER)
+        at.type("q")
+        at.wait_gone(FOOTER)
+
+
 def test_three_hundred_agents_in_a_small_and_in_a_large_terminal(daemon: Daemon) -> None:
     for number in range(1, 301):
         daemon.make(f"a{number}")
