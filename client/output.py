@@ -40,7 +40,12 @@ STYLES = {
 #: the headings of columns with such words
 STYLED = ("STATUS", "OUTCOME")
 #: what stands for other characters on a terminal that has no Unicode
-ASCII = str.maketrans({"├": "|", "└": "`", "─": "-", "│": "|", "…": "~", "●": "*", "○": "o"})
+ASCII = str.maketrans({
+    "├": "|", "└": "`", "─": "-", "│": "|", "…": "~", "●": "*", "○": "o",
+    # of ctx timeline
+    "█": "#", "▓": "%", "▒": "=", "░": ",", "╌": ".", "·": ":", "✓": "+", "✗": "!", "■": "x",
+    "►": ">", "×": "x",
+})  # fmt: skip
 NARROWEST = 6  # columns of a table are not cut to less
 
 

@@ -10,8 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from client.installed.chart import planned, span, step_for, text_of
+from client.installed.chart import LEGEND, SHADES, planned, span, step_for, text_of
 from client.installed.lives import Histories, Life, family_of, stamp
+from client.output import ASCII
 from client.root import Root
 from tests.unit.client.fakes import FakeRoot, Run
 
@@ -198,6 +199,13 @@ def test_text_fits_the_width(home: Home, root: FakeRoot, width: int, most: int) 
     about = "\n".join(lines[len(planned(top, most)) + 5 :])
     assert "█ busy  ─ idle" in about and "▓ stops" in about and "► lives" in about
     assert ("░▒▓█ how many of several" in about) == any(row.grouped for row in planned(top, most))
+
+
+def test_characters_differ_also_without_unicode() -> None:
+    signs = [each[0] for each in LEGEND]
+    shown = "".join(signs).translate(ASCII)
+    assert shown.isascii() and len({*shown}) == len(signs)
+    assert f"{SHADES}×".translate(ASCII).isascii()
 
 
 def drawn(run: Run, path: Path, name: str) -> ElementTree.Element:
