@@ -151,8 +151,9 @@ def described(facts: dict[str, Any]) -> Iterator[list[Part]]:
 
     end = [(f" {facts[file]}", facts[file]) for file in ("outcome", "reason") if facts[file]]
     yield row("Status", (status or "?", status), *end, f" {ago(facts['since'])}")
-    run = [f"{facts['run']}, " if facts["run"] else "none, " if status not in OVER else ""]
-    yield row("Run", *run, f"mode {facts['mode'] or '?'}")
+    if facts["mode"]:  # else the caller may see neither
+        run = [f"{facts['run']}, " if facts["run"] else "none, " if status not in OVER else ""]
+        yield row("Run", *run, f"mode {facts['mode']}")
     simple = (
         ("Program", facts["exec"]),
         ("PID", facts["pid"]),

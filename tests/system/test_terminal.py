@@ -70,6 +70,13 @@ def test_status_of_the_daemon_and_of_the_own_agent(daemon: Daemon) -> None:
     assert json.loads(daemon.ctx("status", "--json").stdout)["agents.dead"] == 1
 
 
+def test_status_leaves_out_what_the_caller_may_not_read(daemon: Daemon) -> None:
+    wait_status(daemon.run("other", "sleep 1000"), "busy")
+    stranger = daemon.finish("stranger", "ctx status other")
+    said = [line.split(":")[0].strip() for line in read(stranger, "out").splitlines()]
+    assert said == ["● other", "Status", "Parent"]
+
+
 def test_attach_to_an_agent_that_takes_messages(daemon: Daemon) -> None:
     clerk = daemon.run("clerk", "sh -c 'tr a-z A-Z'", mode="turn")
     wait_status(clerk, "idle")
