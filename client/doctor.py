@@ -62,6 +62,14 @@ NAMESPACES = (
         "0",
     ),
 )
+#: CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID: what every sandbox has
+NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000
+#: who has no rights, as whom root tries
+NOBODY = 65534
+MAKE_NAMESPACES = (
+    "in a chroot(8): mount --bind DIR DIR, then enter it by unshare --mount and pivot_root(8), or "
+    "by systemd-nspawn(1); in a container: --cap-add SYS_ADMIN"
+)
 #: where ctxd says what is wrong
 SEE_LOG = "wait, or see its log: journalctl -u ctxd -n 50"
 SEE_PROXY = "see the log of what listens there: journalctl -u ctxfs-proxy -n 50"
@@ -141,12 +149,32 @@ def check_delegated(path: str) -> Finding:
     return judge(ours, what, "warn", problem, DELEGATE)
 
 
-def check_namespaces(directory: str = "/proc/sys") -> Finding:
-    """Judge whether unprivileged users can create user namespaces."""
+def try_namespaces() -> int:
+    """Return the error number with which the kernel refuses a user namespaces, else 0."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    child = os.fork()
+    if child == 0:  # which alone changes what it is
+        with suppress(OSError):  # of an agent: there is nobody else
+            if os.getuid() == 0:
+                os.setgroups([])
+                os.setgid(NOBODY)
+                os.setuid(NOBODY)
+        os._exit(ctypes.get_errno() if libc.unshare(NEW_NAMESPACES) else 0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def check_namespaces(directory: str = "/proc/sys", refusal: int = 0) -> Finding:
+    """Judge whether unprivileged users can create user namespaces.
+
+    `refusal` is the error number of an attempt.
+    """
     for file, bad, level, problem, good in NAMESPACES:
         if first_line(f"{directory}/{file}") == bad:
             return level, problem, f"sysctl {file.replace('/', '.')}={good}"
-    return "ok", "unprivileged user namespaces", ""
+    problem = f"the kernel refuses user namespaces: {os.strerror(refusal)}"
+    return judge(not refusal, "unprivileged user namespaces", "FAIL", problem, MAKE_NAMESPACES)
 
 
 def check_programs(uid: int) -> Iterator[Finding]:
@@ -376,7 +404,7 @@ def findings(root: Root) -> Iterator[Finding]:
     yield check_kernel(os.uname().release)
     yield check_fuse()
     yield from check_cgroups(mountinfo, own, served)
-    yield check_namespaces()
+    yield check_namespaces(refusal=try_namespaces())
     yield check_landlock(landlock_abi())
     yield from check_programs(uid if rootless else 0)
     yield from check_identity(uid)

@@ -32,9 +32,10 @@ mkfifo "$base/said"
 	--cgroup "$name" --log-level warning 2>"$base/said" &
 daemon=$!
 exec 3<"$base/said"
-while read -r line <&3; do
-	echo "ctxd: $line"
-	[ "$line" != ready ] || break
+line=
+until [ "$line" = ready ]; do
+	read -r line <&3 || exit 1 # it ended, and has said why
+	echo "ctxd: ${line#ctxd: }"
 done
 ls "$CTX_ROOT"
 cat "$CTX_ROOT/status"

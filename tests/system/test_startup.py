@@ -23,6 +23,8 @@ from runtime.records.model import Outcome
 from runtime.runtime import STATES
 from tests.worlds.daemon import TIMEOUT, Daemon, read, wait_dead, wait_status, wait_until, write
 
+_CTX: Final = str(Path(sys.executable).with_name("ctx"))
+
 
 @pytest.fixture
 def stopped() -> Iterator[Daemon]:
@@ -237,7 +239,7 @@ def test_a_machine_without_mtab(stopped: Daemon) -> None:
     )
     etc = stopped.base / "etc"
     etc.mkdir()
-    for module in (stopped.command(), [str(Path(sys.executable).with_name("ctx")), "doctor"]):
+    for module in (stopped.command(), [_CTX, "doctor"]):
         result = subprocess.run(
             ["unshare", "-m", "sh", "-euc", script, "sh", str(etc), *module],
             capture_output=True, text=True, check=False,
@@ -321,8 +323,9 @@ def test_programs_are_run_from_a_noexec_runtime_directory(stopped: Daemon) -> No
 
 _BELOW: Final = """
 set -e
-new=$1; shift
+bound=$1 new=$2; shift 2
 mkdir "$new/root"
+[ -z "$bound" ] || mount --bind "$new/root" "$new/root"
 for path in /*; do
     if [ -L "$path" ]; then cp -P "$path" "$new/root/"
     elif [ -d "$path" ]; then mkdir "$new/root$path"; mount --rbind "$path" "$new/root$path"
@@ -332,17 +335,47 @@ exec chroot "$new/root" "$@"
 """
 
 
-def test_below_a_chroot_it_says_why_it_does_not_start(stopped: Daemon, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("bound", "complaint"),
+    [
+        ("", "/ is not a mount point, as in a chroot(8): "),
+        ("bound", "cannot make a sandbox here ("),  # as below a directory that is mounted on itself
+    ],
+)
+def test_below_a_chroot_it_says_why_it_does_not_start(
+    stopped: Daemon, tmp_path: Path, bound: str, complaint: str
+) -> None:
     tmp_path.chmod(0o755)
+    for place, command in (("first", stopped.command()), ("second", [_CTX, "doctor"])):
+        (tmp_path / place).mkdir(mode=0o755)
+        done = subprocess.run(
+            ["unshare", "--mount", "--propagation", "private", "sh", "-c", _BELOW, "sh",
+             bound, str(tmp_path / place), *command],
+            capture_output=True, text=True, timeout=TIMEOUT, check=False,
+            env={**os.environ, "PYTHONPATH": os.getcwd()},
+        )  # fmt: skip
+        assert done.returncode == 1
+        if command[0] == _CTX:
+            said = "the kernel refuses user namespaces: Operation not permitted; in a chroot"
+            assert said in done.stdout
+        else:
+            assert done.stderr.startswith(f"ctxd: {complaint}")
+            assert done.stderr.count("\n") == 1
+
+
+def test_the_demo_ends_with_a_daemon_that_does_not_start(tmp_path: Path) -> None:
+    (tmp_path / "contrib").mkdir()
+    shutil.copy("contrib/demo.sh", tmp_path / "contrib")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    daemon = tmp_path / ".venv" / "bin" / "ctxd"
+    daemon.write_text("#!/bin/sh\necho ctxd: no >&2\nexit 1\n")
+    daemon.chmod(0o755)
     done = subprocess.run(
-        ["unshare", "--mount", "--propagation", "private", "sh", "-c", _BELOW, "sh",
-         str(tmp_path), *stopped.command()],
+        ["sh", tmp_path / "contrib" / "demo.sh"],
         capture_output=True, text=True, timeout=TIMEOUT, check=False,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
     )  # fmt: skip
-    assert done.returncode == 1
-    assert done.stderr.startswith("ctxd: / is not a mount point, as in a chroot(8): ")
-    assert done.stderr.count("\n") == 1
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.endswith("state and cgroup\nctxd: no\n")
 
 
 @pytest.mark.parametrize("left", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -63,6 +64,9 @@ def test_namespaces(tmp_path: Path, file: str, value: str, level: str) -> None:
     (tmp_path / "user" / "max_user_namespaces").write_text("100\n")
     (tmp_path / file).write_text(value + "\n")
     assert doctor.check_namespaces(str(tmp_path))[0] == level
+    refused = doctor.check_namespaces(str(tmp_path), errno.EPERM)
+    assert refused[0] == ("FAIL" if level == "ok" else level)
+    assert ("Operation not permitted" in refused[1]) == (level == "ok")
 
 
 def test_a_users_own_cgroup(tmp_path: Path) -> None:
@@ -269,6 +273,7 @@ def test_every_problem_names_a_command(tmp_path: Path) -> None:
         *doctor.check_cgroups(""),
         *doctor.check_cgroups(f"41 31 0:38 / {tmp_path} rw shared:9 - cgroup2 cgroup2 rw", "/own"),
         doctor.check_namespaces(str(tmp_path / "sys")),
+        doctor.check_namespaces(str(tmp_path / "none"), errno.EPERM),
         doctor.check_landlock(-1),
         *doctor.check_identity(4_000_000_000),
         *doctor.check_mounts("41 31 0:38 / / rw - ext4 /dev/x rw", str(tmp_path)),
