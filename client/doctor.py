@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 NEW_PYTHON = "install python 3.11 or newer: apt-get install python3"
-DELEGATE = "systemd-run --user --scope -p Delegate=yes ctxd, or see ROOTLESS in ctxd(8)"
+DELEGATE = (
+    "systemctl --user start ctxd, or systemd-run --user --scope -p Delegate=yes ctxd, or see "
+    "ROOTLESS in ctxd(8)"
+)
 NEW_KERNEL = "install Linux 5.14 or newer: apt-get install linux-image-amd64; reboot"
 V2_ONLY = (
     "boot with cgroup v2 only: add systemd.unified_cgroup_hierarchy=1 cgroup_no_v1=all to "
@@ -360,6 +363,17 @@ def check_mounts(mountinfo: str, directory: str) -> Iterator[Finding]:
     yield judge(FUSECTL in mounts, f"fusectl at {FUSECTL}", "warn", problem, remedy)
 
 
+def check_lingering(name: str, manager: str, directory: str = "/var/lib/systemd/linger") -> Finding:
+    """Judge whether the ctxd of a user goes on after a logout.
+
+    `manager` is the runtime directory of the user's systemd, which ends with the last session.
+    """
+    lingers = not os.path.exists(manager) or os.path.exists(f"{directory}/{name}")
+    problem = "your ctxd and its agents end with your last login"
+    what = "your ctxd and its agents do not end with your login"
+    return judge(lingers, what, "warn", problem, "loginctl enable-linger")
+
+
 def is_rootless(root: Root, uid: int) -> bool:
     """Return whether an ordinary user runs ctxd, or would if it started now."""
     try:
@@ -392,6 +406,8 @@ def check_landlock(abi: int) -> Finding:
 
 def findings(root: Root) -> Iterator[Finding]:
     """Yield all findings."""
+    import pwd
+
     uid = os.getuid()
     rootless = is_rootless(root, uid)
     mountinfo = decode(read_file("/proc/self/mountinfo"))
@@ -410,6 +426,8 @@ def findings(root: Root) -> Iterator[Finding]:
     yield from check_identity(uid)
     if rootless:
         yield from check_mounts(mountinfo, user_directory(uid))
+        with suppress(KeyError):
+            yield check_lingering(pwd.getpwuid(uid).pw_name, f"/run/user/{uid}/systemd")
     yield check_daemon(root)
     yield from check_room(root)
     yield from check_networks(root)

@@ -40,6 +40,18 @@ KINDS = {"agent": "an agent", "tool": "a tool"}
 PARTS = {"task": "a task", "work": "a work item", "waiting": "a wait"}
 
 
+def start_hint(path: str) -> str:
+    """Return how the caller gets a ctxd that is mounted at `path`."""
+    uid = os.getuid()
+    if uid and path == os.path.join(user_directory(uid), "ctx"):
+        return "start it with: systemctl --user start ctxd (or: ctxd)"
+    if path != DEFAULT_ROOT:
+        return f"start it with: ctxd --mount {path}"
+    hint = "start it as root with: systemctl start ctxd (or: ctxd)"
+    own = uid and "CTX_ROOT" not in os.environ
+    return f"{hint}, or your own with: systemctl --user start ctxd" if own else hint
+
+
 def user_directory(uid: int) -> str:
     """Return the runtime directory of a user's ctxd, which does not survive a reboot.
 
@@ -52,15 +64,6 @@ def user_directory(uid: int) -> str:
     except OSError:
         is_own = False
     return named if is_own else f"/run/user/{uid}"
-
-
-def start_hint(path: str) -> str:
-    """Return how to start the daemon that is to be mounted there."""
-    if path == DEFAULT_ROOT:
-        return "start it as root with: systemctl start ctxd (or: ctxd)"
-    if path == os.path.join(user_directory(os.getuid()), "ctx"):
-        return "start it with: systemctl --user start ctxd (or: ctxd)"
-    return f"start it with: ctxd --mount {path}"
 
 
 def trusted(named: str) -> str:

@@ -69,6 +69,18 @@ def test_namespaces(tmp_path: Path, file: str, value: str, level: str) -> None:
     assert ("Operation not permitted" in refused[1]) == (level == "ok")
 
 
+def test_what_ends_with_a_login(tmp_path: Path) -> None:
+    manager, places = tmp_path / "systemd", tmp_path / "linger"
+    places.mkdir()
+    assert doctor.check_lingering("ann", str(manager), str(places))[0] == "ok"
+    manager.mkdir()
+    assert doctor.check_lingering("ann", str(manager), str(places)) == (
+        "warn", "your ctxd and its agents end with your last login", "loginctl enable-linger",
+    )  # fmt: skip
+    (places / "ann").touch()
+    assert doctor.check_lingering("ann", str(manager), str(places))[0] == "ok"
+
+
 def test_a_users_own_cgroup(tmp_path: Path) -> None:
     line = f"41 31 0:38 / {tmp_path} rw,relatime shared:9 - cgroup2 cgroup2 rw\n"
     own = tmp_path / "user" / "ctxd"
@@ -86,7 +98,7 @@ def test_a_users_own_cgroup(tmp_path: Path) -> None:
         assert found[1][1].startswith("no cpu controller") and "Delegate=" in found[1][2]
         assert found[2][1] == f"the cgroup {own} belongs to you"
     level, _, remedy = doctor.check_delegated(str(tmp_path))
-    assert level == "warn" and remedy.startswith("systemd-run --user --scope -p Delegate=yes ctxd")
+    assert level == "warn" and "systemd-run --user --scope -p Delegate=yes ctxd" in remedy
 
 
 def test_mounts_of_a_user(tmp_path: Path) -> None:
@@ -248,7 +260,7 @@ def test_a_disk_that_is_nearly_full(tmp_path: Path, text: str, levels: list[str]
 #: words with which a command begins that one can type, or what it changes
 _COMMANDS = (
     *("apt-get install", "systemctl", "systemd-run", "journalctl", "chmod", "chgrp", "mount -"),
-    *("modprobe", "sysctl", "useradd", "update-grub", "ctx quota", "printf"),
+    *("modprobe", "sysctl", "loginctl", "useradd", "update-grub", "ctx quota", "printf"),
     "ctxd --mount",
 )
 
@@ -276,6 +288,7 @@ def test_every_problem_names_a_command(tmp_path: Path) -> None:
         doctor.check_namespaces(str(tmp_path / "none"), errno.EPERM),
         doctor.check_landlock(-1),
         *doctor.check_identity(4_000_000_000),
+        doctor.check_lingering("ann", str(tmp_path), str(tmp_path / "none")),
         *doctor.check_mounts("41 31 0:38 / / rw - ext4 /dev/x rw", str(tmp_path)),
         doctor.check_daemon(root),
         doctor.check_daemon(Root(str(tmp_path / "none"))),

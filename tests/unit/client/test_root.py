@@ -118,3 +118,27 @@ def test_the_environment_of_another_user_leads_nowhere(
     for owner in (0, 1_000, 65_534):
         os.chown(root.path, owner, owner)
         assert run("get", "x", "status")[::2] == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("uid", "path", "named", "hint"),
+    [
+        (0, "/ctx", False, "start it as root with: systemctl start ctxd (or: ctxd)"),
+        (1234, "/run/user/1234/ctx", True, "start it with: systemctl --user start ctxd (or: ctxd)"),
+        (1234, "/ctx", True, "start it as root with: systemctl start ctxd (or: ctxd)"),
+        (
+            1234, "/ctx", False,
+            "start it as root with: systemctl start ctxd (or: ctxd), or your own with: "
+            "systemctl --user start ctxd",
+        ),
+    ],
+)  # fmt: skip
+def test_how_to_start_a_daemon(
+    monkeypatch: pytest.MonkeyPatch, uid: int, path: str, named: bool, hint: str
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: uid)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.delenv("CTX_ROOT", raising=False)
+    if named:
+        monkeypatch.setenv("CTX_ROOT", path)
+    assert start_hint(path) == hint
