@@ -88,11 +88,16 @@ def judge(good: bool, what: str, level: str, problem: str, remedy: str) -> Findi
     return ("ok", what, "") if good else (level, problem, remedy)
 
 
-def check_kernel(release: str) -> Finding:
-    """Judge a kernel release."""
+def version_of(release: str) -> tuple[int, ...]:
+    """Return the first two numbers of a kernel release."""
     import re
 
-    numbers = tuple(int(number) for number in re.findall("[0-9]+", release)[:2])
+    return tuple(int(number) for number in re.findall("[0-9]+", release)[:2])
+
+
+def check_kernel(release: str) -> Finding:
+    """Judge a kernel release."""
+    numbers = version_of(release)
     note = "" if numbers >= (6, 13) else " (6.13 and newer identify callers faster)"
     problem = f"kernel {release} is too old: no cgroup.kill"
     return judge(numbers >= (5, 14), f"kernel {release}{note}", "FAIL", problem, NEW_KERNEL)
@@ -390,16 +395,17 @@ def landlock_abi() -> int:
     return int(ctypes.CDLL(None).syscall(number, None, ctypes.c_size_t(0), version))
 
 
-def check_landlock(abi: int) -> Finding:
-    """Judge whether the kernel keeps agents away from each other and from abstract sockets."""
+def check_landlock(abi: int, release: str = "") -> Finding:
+    """Judge whether a kernel keeps agents away from each other and from abstract sockets."""
     problem = (
         "Landlock has no scopes: an agent can trace its children's programs and read their "
         "memory; with network:default, it can connect to the host's abstract sockets"
     )
-    remedy = (
-        "install Linux 6.12 or newer: apt-get install linux-image-amd64; with lsm= in "
-        "/etc/default/grub, add landlock to it; update-grub; reboot"
-    )
+    remedy = "with lsm= in /etc/default/grub, add landlock to it; update-grub; reboot"
+    if version_of(release) >= (6, 12):
+        remedy += "; in a container, its system call filter may refuse landlock_create_ruleset(2)"
+    else:
+        remedy = f"install Linux 6.12 or newer: apt-get install linux-image-amd64; {remedy}"
     fact = f"Landlock ABI {abi}: isolates parents from children, and abstract sockets"
     return judge(abi >= 6, fact, "warn", problem, remedy)
 
@@ -421,7 +427,7 @@ def findings(root: Root) -> Iterator[Finding]:
     yield check_fuse()
     yield from check_cgroups(mountinfo, own, served)
     yield check_namespaces(refusal=try_namespaces())
-    yield check_landlock(landlock_abi())
+    yield check_landlock(landlock_abi(), os.uname().release)
     yield from check_programs(uid if rootless else 0)
     yield from check_identity(uid)
     if rootless:

@@ -28,6 +28,8 @@ def test_an_older_kernel_is_said_to_keep_cells_less_apart(abi: int, level: str) 
     found, text, remedy = doctor.check_landlock(abi)
     assert found == level
     assert ("trace its children" in text) == ("6.12" in remedy) == (level == "warn")
+    newer = doctor.check_landlock(abi, "6.18.44-cloud")[2]
+    assert "install" not in newer and ("in a container" in newer) == (level == "warn")
 
 
 def test_fuse_device(tmp_path: Path) -> None:
