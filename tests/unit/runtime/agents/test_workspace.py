@@ -1364,6 +1364,7 @@ class Views:
         self.directory = directory
         #: by the commands that made them, views that stay: a process in each, that waits
         self._kept: dict[tuple[str, ...], subprocess.Popen[str]] = {}
+        self._inside: dict[tuple[str, ...], int] = {}
         #: whether views stay; only root may enter them
         self.keeps = False
         self.data = directory / "data"  # at /data
@@ -1409,11 +1410,13 @@ class Views:
                 stdout=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd="/",
             )
             assert made.stdout is not None and made.stdout.readline() == "up\n"
-        pid = self._kept[command].pid
-        while below := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            pid = int(below[0])
+            pid = made.pid  # later, the shell is also the parent of what git leaves behind
+            while below := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+                pid = int(below[0])
+            self._inside[command] = pid
         ids = [f"--setuid={_UID}", f"--setgid={_UID}"]
-        return ["nsenter", f"--target={pid}", "--user", "--mount", "--pid", *ids, "--"]
+        target = f"--target={self._inside[command]}"
+        return ["nsenter", target, "--user", "--mount", "--pid", *ids, "--"]
 
     def close(self) -> None:
         """Ends what is in kept views."""
