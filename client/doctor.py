@@ -376,7 +376,8 @@ def check_lingering(name: str, manager: str, directory: str = "/var/lib/systemd/
     lingers = not os.path.exists(manager) or os.path.exists(f"{directory}/{name}")
     problem = "your ctxd and its agents end with your last login"
     what = "your ctxd and its agents do not end with your login"
-    return judge(lingers, what, "warn", problem, "loginctl enable-linger")
+    remedy = f"loginctl enable-linger {name}, as root if you are denied it"
+    return judge(lingers, what, "warn", problem, remedy)
 
 
 def is_rootless(root: Root, uid: int) -> bool:

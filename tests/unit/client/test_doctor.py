@@ -76,9 +76,9 @@ def test_what_ends_with_a_login(tmp_path: Path) -> None:
     places.mkdir()
     assert doctor.check_lingering("ann", str(manager), str(places))[0] == "ok"
     manager.mkdir()
-    assert doctor.check_lingering("ann", str(manager), str(places)) == (
-        "warn", "your ctxd and its agents end with your last login", "loginctl enable-linger",
-    )  # fmt: skip
+    level, what, remedy = doctor.check_lingering("ann", str(manager), str(places))
+    assert (level, what) == ("warn", "your ctxd and its agents end with your last login")
+    assert remedy.startswith("loginctl enable-linger ann, as root")
     (places / "ann").touch()
     assert doctor.check_lingering("ann", str(manager), str(places))[0] == "ok"
 
