@@ -77,13 +77,6 @@ def test_no_daemon(
     assert err == f"ctx: no ctxd answers at {tmp_path}; {start}\n"
 
 
-def test_what_starts_a_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert "as root with: systemctl start ctxd" in start_hint("/ctx")
-    assert "systemctl --user start ctxd" in start_hint(f"{tmp_path}/ctx")
-    assert start_hint("/srv/ctx") == "start it with: ctxd --mount /srv/ctx"
-
-
 def test_a_dead_daemon(root: FakeRoot, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(path: str) -> Iterator[bytes]:
         raise OSError(errno.ENOTCONN, "")
@@ -125,6 +118,7 @@ def test_the_environment_of_another_user_leads_nowhere(
     [
         (0, "/ctx", False, "start it as root with: systemctl start ctxd (or: ctxd)"),
         (1234, "/run/user/1234/ctx", True, "start it with: systemctl --user start ctxd (or: ctxd)"),
+        (1234, "/srv/ctx", True, "start it with: ctxd --mount /srv/ctx"),
         (1234, "/ctx", True, "start it as root with: systemctl start ctxd (or: ctxd)"),
         (
             1234, "/ctx", False,
