@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import pyfuse3
@@ -48,7 +48,7 @@ from ctxfs.tree.nodes import (
 )
 from ctxfs.tree.openfiles import reopen_row
 from ctxfs.tree.rownodes import RowNode
-from ctxfs.tree.rows import File, Rendered, Verbs
+from ctxfs.tree.rows import File, Verbs
 from runtime.authority.accounts import Charge, Payer, Resource
 from runtime.caller import Caller
 from runtime.errors import (
@@ -198,11 +198,7 @@ class Operations(pyfuse3.Operations):
             "caller": pack_caller(opened.caller),
         }
         if isinstance(node, RowNode) and self._fs.is_gone(node):
-            text = b""
-            if isinstance(node.row, Rendered):
-                with suppress(CtxError, OSError):
-                    text = node.render(opened.caller)
-            unfinished = opened.unfinished
+            text, unfinished = opened.last_text(), opened.unfinished
             return {
                 **saved, "kind": OpenGone.__name__, "text": text, "unfinished": unfinished
             }  # fmt: skip
@@ -227,7 +223,11 @@ class Operations(pyfuse3.Operations):
             opened = self._reopened(node, caller, each)
             opened.flags = each["flags"]
             self._open_files[each["number"]] = opened
-            self._charges[each["number"]] = [self._charge_anyway(caller, Resource.DESCRIPTORS, 1)]
+            charges = [self._charge_anyway(caller, Resource.DESCRIPTORS, 1)]
+            if isinstance(opened, OpenGone):
+                size = len(opened.last_text())
+                charges.append(self._charge_anyway(caller, Resource.MEMORY, size))
+            self._charges[each["number"]] = charges
         for each in saved["listings"]:
             caller = unpack_caller(each["caller"])
             listing = Listing(

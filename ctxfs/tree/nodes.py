@@ -164,6 +164,10 @@ class OpenFile:
         """Whether something was written that ``flush`` would commit."""
         return False
 
+    def last_text(self) -> bytes:
+        """All that can be read of an object that is gone."""
+        return b""
+
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
         """What the next daemon cannot know from node, caller and flags, as a JSON value."""
         return {}
@@ -415,6 +419,9 @@ class OpenGone(OpenFile):
     @property
     def unfinished(self) -> bool:
         return self._unfinished
+
+    def last_text(self) -> bytes:
+        return self._text
 
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
         return {"text": self._text, "unfinished": self._unfinished}

@@ -31,8 +31,10 @@ from ctxfs.tree.rows import (
 from runtime.authority.accounts import Charge, Resource
 from runtime.caller import Caller
 from runtime.errors import (
+    CtxError,
     ForbiddenError,
     MalformedError,
+    QuotaError,
     TooLongError,
 )
 from runtime.kernel.handover import Descriptors
@@ -64,6 +66,8 @@ class OpenRow(OpenFile, Generic[_O]):
         self._memory: Charge | None = None
         #: bytes that are written and not committed, and those that were rendered
         self._written = self._rendered = 0
+        #: whether the rest of the text was left behind by the daemon before
+        self._cut = False
         self.direct = writing or not node.cached
         self.keep = not self.direct
         self.flushes = writing
@@ -94,13 +98,11 @@ class OpenRow(OpenFile, Generic[_O]):
         self._base.cache.poller.closed(self.node.inode, id(self))
 
     def save(self, descriptors: Descriptors) -> dict[str, Any]:
-        if self._text is not None:
-            # what makes the rest of it does not outlive this daemon
-            for piece in self._pieces:
-                self._text += piece
-            self._rendered = len(self._text)
+        if self._text is not None and not self._cut:
+            self._cut = not self._read_rest(self._text, self._pieces)
         return {
             "text": self._text,
+            "cut": self._cut,
             "written": self._written,
             "rendered": self._rendered,
             "direct": self.direct,
@@ -109,8 +111,29 @@ class OpenRow(OpenFile, Generic[_O]):
             "reported": self._reported,
         }
 
+    def _read_rest(self, text: bytearray, pieces: Iterator[bytes]) -> bool:
+        """What makes a text does not outlive this daemon. False if the rest is more than the
+        opener's account has room for: then it could not have read on, either."""
+        try:
+            for piece in pieces:
+                self._charge(self._written + len(text) + len(piece))
+                text += piece
+                self._rendered = len(text)
+        except (CtxError, OSError):
+            return False
+        return True
+
+    def last_text(self) -> bytes:
+        text = bytearray()
+        if isinstance(self.node.row, Rendered) and not self._read_rest(
+            text, self.node.pieces(self.caller)
+        ):
+            text.clear()
+        return bytes(text)
+
     def restore(self, saved: dict[str, Any]) -> None:
         self._text = bytearray(saved["text"]) if saved["text"] is not None else None
+        self._cut = saved.get("cut", False)  # not in a version before
         self._written, self._rendered = saved["written"], saved["rendered"]
         self.direct, self.keep = saved["direct"], saved["keep"]
         self._seen, self._reported = saved["seen"], saved["reported"]
@@ -131,8 +154,13 @@ class OpenRow(OpenFile, Generic[_O]):
         text = self._text
         if offset == 0 or text is None:
             text = self._text = bytearray()
-            self._rendered = 0
+            self._rendered, self._cut = 0, False
             self._pieces = self._begin()
+        if self._cut and offset >= len(text):
+            raise QuotaError(
+                f"the rest of {self.node.row.name} had no room while ctxd was executed again: "
+                "read it from its beginning"
+            )
         more = list(self._more(offset + size - len(text)))
         if more:
             # later reads go on with it
