@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ _OWN_SIZE: Final = 16 << 10
 #: seconds between two connections of one owner's agents, and between two of its followers that
 #: are told of more: each costs a dozen steps or two
 REST_SECONDS: Final = 0.004
-#: of a frame that the kernel is given at once
+#: of what is sent and received, what the kernel gives or is given at once
 _PIECE: Final = 64 << 10
 #: frames up to this size are part of that
 _SMALL: Final = 4 << 10
@@ -73,7 +74,7 @@ class Connection:
         )
         self._memory = self._charges[-1]
         self._answering = 0
-        #: the line that was received and not looked at yet
+        #: the line that was received and is not being answered yet
         self.at_hand = ""
         #: what was said and not taken by the kernel yet, in order
         self._unsent: list[bytearray] = []
@@ -120,10 +121,14 @@ class Connection:
 
     async def _send_all(self, left: bytearray) -> None:
         """Takes away what the kernel has taken, so that it is known at any time what is left."""
-        await trio.lowlevel.checkpoint()
         while left:
+            await trio.lowlevel.checkpoint()
             try:
-                sent = await self.stream.socket.send(left[:_PIECE])
+                # not by trio, which tells what was sent a step later
+                sent = os.write(self.stream.socket.fileno(), left[:_PIECE])
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(self.stream.socket.fileno())
+                continue
             except OSError as error:
                 raise trio.BrokenResourceError(str(error)) from error
             del left[:sent]
@@ -181,21 +186,36 @@ class Connection:
         del self._buffer[: end + 1]
         self._answering = end + 1
         try:
-            return line.decode()
+            # known in the same step: whoever waits for it goes on in a later one
+            self.at_hand = line.decode()
         except UnicodeDecodeError:
             raise MalformedError("a frame must be UTF-8") from None
+        return self.at_hand
 
     async def _receive_some(self) -> bool:
         """Bytes from the peer, in its turn; False at the end. An end has its turn too: hundreds of
         connections may end at once, and each end costs as much as a frame."""
         data = b""
         try:
-            data = bytes(await self.stream.receive_some(65536))
-            self.charge(len(data))
-            self._buffer += data
+            data = await self._read()
         finally:
             await self._turns.take(self.who)
         return bool(data)
+
+    async def _read(self) -> bytes:
+        while True:
+            await trio.lowlevel.checkpoint()
+            try:
+                # not by trio, which tells what was received a step later
+                data = os.read(self.stream.socket.fileno(), _PIECE)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self.stream.socket.fileno())
+                continue
+            except OSError as error:
+                raise trio.BrokenResourceError(str(error)) from error
+            self.charge(len(data))
+            self._buffer += data
+            return data
 
     def _drop_blanks(self) -> None:
         """Drops all empty lines before a frame at once: there may be very many."""

@@ -234,19 +234,18 @@ class Sockets(Subscriber):
         config = agents.settings.config
         connection = Connection(stream, caller, config, agents.accounts, self._turns, who)
         unsent = connection.restore(saved)
-        self._nursery.start_soon(self._serve, agent, server, connection, unsent, saved["pending"])
+        self._begin_serving(agent, server, connection, unsent, saved["pending"])
 
     async def _accept(
         self, agent: Agent | None, server: Server, listener: socket.socket
     ) -> None:
-        trio_listener = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
         accepting = server.accepting
-        with self._listening(server, listener), accepting, trio_listener.socket:
+        with self._listening(server, listener), accepting, listener:
             while True:
                 try:
-                    stream = await trio_listener.accept()
-                    arrived = stream.socket._sock  # type: ignore[attr-defined]
+                    arrived = await _accepted(listener)
                     server.arriving.append(arrived)
+                    stream = trio.SocketStream(trio.socket.from_stdlib_socket(arrived))
                     try:
                         if agent is not None:
                             await self._accepts.take(Payer(agent.owner))
@@ -306,10 +305,17 @@ class Sockets(Subscriber):
                 with trio.move_on_after(1), contextlib.suppress(trio.BrokenResourceError):
                     await self._send_error(connection, error)
             return who
-        self._nursery.start_soon(self._serve, agent, server, connection)
+        self._begin_serving(agent, server, connection)
         return who
 
     # serving
+
+    def _begin_serving(
+        self, agent: Agent | None, server: Server, connection: Connection, *before: Any
+    ) -> None:
+        # known in the same step: the task begins in a later one
+        server.connections.append(connection)
+        self._nursery.start_soon(self._serve, agent, server, connection, *before)
 
     async def _serve(
         self,
@@ -321,7 +327,6 @@ class Sockets(Subscriber):
     ) -> None:
         """With what the daemon before had yet to send and to answer, if it was connected to it."""
         key = connection.caller.key
-        server.connections.append(connection)
         try:
             async with connection.stream, trio.open_nursery() as nursery:
                 nursery.start_soon(self._farewell, server, nursery.cancel_scope)
@@ -366,7 +371,6 @@ class Sockets(Subscriber):
                     return
                 self._check_peer(agent, connection)
                 while (line := await self._next_line(server, connection)) is not None:
-                    connection.at_hand = line
                     await self._late.wait(connection.who)
                     await self.beginning.passed()
                     connection.at_hand = ""
@@ -510,6 +514,15 @@ class Sockets(Subscriber):
         if isinstance(about, str):
             frame["id"] = about
         await connection.send(frame)
+
+
+async def _accepted(listener: socket.socket) -> socket.socket:
+    """The next connection, in the step in which it is accepted: trio tells of some a step later."""
+    listener.setblocking(False)
+    while True:
+        await trio.lowlevel.wait_readable(listener)
+        with contextlib.suppress(BlockingIOError):
+            return listener.accept()[0]
 
 
 async def _cancel_at_hangup(stream: trio.SocketStream, scope: trio.CancelScope) -> None:
