@@ -7,7 +7,6 @@ import array
 import fcntl
 import json
 import os
-import select
 import socket
 import termios
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from runtime.kernel.handover import Descriptors
 from runtime.life.streams import Streams
 from runtime.sockets.server import Sockets
 from tests.unit.runtime.sockets.test_connection import in_trio, pair_in
+from tests.worlds.readiness import readable
 from tests.worlds.tree import Mounted, mounted_in
 
 _FRAME: bytes = json.dumps({"op": "ping", "pad": "x" * 3000}).encode()
@@ -145,7 +145,7 @@ async def test_connections_are_with_the_kernel_or_pass_to_the_next_daemon(tmp_pa
                 nonlocal taken
                 (saved,) = sockets.save(Descriptors())
                 taken = len(saved["arriving"]) + len(saved["connections"])
-                waits = bool(select.select([listener], [], [], 0)[0])
+                waits = bool(readable([listener.fileno()], 0))
                 return "" if taken == len(clients) or waits else "a connection is lost"
 
             with checking(complaint):
