@@ -22,6 +22,8 @@ from tests.worlds.daemon import alive, read, wait_dead, wait_status, wait_until,
 from tests.worlds.reexecution import TURN, all_that_goes_on, clients_of
 
 STATE: Final = "/var/lib/ctxfs"
+#: whose daemon is there, too, when the package goes
+USER: Final = 4321
 #: where what is installed, kept or running could leave files
 PLACES: Final = ("/etc", "/lib", "/root", "/run", "/usr", "/var")
 #: of dpkg, of systemd, the cache of the linker, and of shells of the machine below
@@ -196,3 +198,38 @@ def test_purging_leaves_nothing(service: Service, before: set[str]) -> None:
     assert before - there() <= {"/ctx"}
     units = systemctl("list-units", "--all", "--plain", "--no-legend", "ctxd*")
     assert units == "", "systemd knows none of its units"
+
+
+@pytest.fixture
+def account() -> Iterator[dict[str, str]]:
+    """A user whose systemd runs, by the environment."""
+    run("useradd", "--uid", str(USER), "--create-home", "packaged")
+    # as udev has it elsewhere
+    run("mknod", "-m", "666", "/dev/fuse.open", "c", "10", "229")
+    run("mount", "--bind", "/dev/fuse.open", "/dev/fuse")
+    systemctl("start", f"user@{USER}.service")
+    yield {"HOME": "/home/packaged", "XDG_RUNTIME_DIR": f"/run/user/{USER}", "PATH": "/usr/bin"}
+    systemctl("stop", f"user@{USER}.service")
+    run("umount", "/dev/fuse")
+    os.unlink("/dev/fuse.open")
+    run("userdel", "--remove", "packaged")
+
+
+def test_daemons_of_users_end_with_the_package(
+    service: Service, first: Path, account: dict[str, str]
+) -> None:
+    def as_them(*command: str) -> str:
+        return subprocess.run(
+            command, user=USER, group=USER, extra_groups=[], env=account, timeout=SECONDS,
+            check=True, stdout=subprocess.PIPE, text=True,
+        ).stdout  # fmt: skip
+
+    apt("install", str(first))
+    as_them("systemctl", "--user", "start", "ctxd")
+    as_them("ctx", "spawn", "theirs", "--", "sleep", "1000")
+    main = int(as_them("systemctl", "--user", "show", "-P", "MainPID", "ctxd"))
+    wait_until(lambda: as_them("ctx", "get", "theirs", "status") == "busy\n", "it runs")
+    agent = int(as_them("ctx", "get", "theirs", "pid"))
+    apt("purge", "ctxfs")
+    assert not alive(main) and not alive(agent)
+    assert os.path.exists("/home/packaged/.local/state/ctxfs/ctxfs.db"), "it is theirs"
