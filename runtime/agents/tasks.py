@@ -309,9 +309,6 @@ class TaskPlane(Plane[Task], Subscriber):
         """The tasks of an agent, oldest first."""
         return self._items.of(agent.index, Task)
 
-    def agent_of(self, task: Task) -> Agent | None:
-        return self._registry.recall(task.agent)
-
     def child_of(self, task: Task) -> Agent | None:
         """The child that a handle supervises, None for a command."""
         return self._results.child_of(task)
