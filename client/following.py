@@ -172,10 +172,29 @@ def wait_ended(root: Root, owners: Iterable[str], timeout: float | None = None) 
             yield waiting.pop(fd)
 
 
-class Following:
-    """Files of agents or tasks, copied as they grow until their owners have ended."""
+def nobody_reads() -> None:
+    """End, as nobody reads standard output any more."""
+    raise BrokenPipeError
 
-    def __init__(self, root: Root) -> None:
+
+def sleep_for_reader(seconds: float) -> None:
+    """Sleep; `BrokenPipeError` if nobody reads standard output any more."""
+    import select
+
+    poller = select.poll()
+    poller.register(1, 0)  # poll(2) tells of errors unasked
+    if poller.poll(1000 * seconds):
+        nobody_reads()
+
+
+class Following:
+    """Files of agents or tasks, copied as they grow until their owners have ended.
+
+    With `for_reader`, only as long as somebody reads standard output: otherwise the reader's end
+    is noticed with the next bytes, of which there may be none for long.
+    """
+
+    def __init__(self, root: Root, for_reader: bool = True) -> None:
         import select
 
         self.root = root
@@ -183,6 +202,8 @@ class Following:
         self.pumps: dict[int, Sequence[Pump]] = {}  # by the descriptor that tells of the end
         self.actions: dict[int, Callable[[], object]] = {}
         self.tick = TICK_MS / 1000  # seconds
+        if for_reader:
+            self.on(1, 0, nobody_reads)  # poll(2) tells of errors unasked
 
     def add(
         self, owner: str, pumps: Sequence[Pump], ended: Callable[[], object] | None = None
@@ -226,11 +247,17 @@ class Following:
             pause = max(self.tick, SHARE * (time.monotonic() - begun))
 
 
-def follow(root: Root, owner: str, pumps: Sequence[Pump], events_fd: int | None = None) -> None:
+def follow(
+    root: Root,
+    owner: str,
+    pumps: Sequence[Pump],
+    events_fd: int | None = None,
+    for_reader: bool = True,
+) -> None:
     """Copy growing files until their owner has ended; `events_fd` reports growth at once."""
     import select
 
-    following = Following(root)
+    following = Following(root, for_reader)
     following.add(owner, pumps)
     if events_fd is not None:
         following.tick = 1.0

@@ -9,7 +9,7 @@ import time
 from client.arguments import LISTING, Command, arg
 from client.events import block_for, parse_event, whole_lines
 from client.exits import OK, Failure
-from client.following import SHARE
+from client.following import SHARE, sleep_for_reader
 from client.output import STDOUT, some
 from client.root import Root, agent, object_path
 
@@ -154,7 +154,7 @@ def do_reports(root: Root, args: Arguments) -> int:
         begun = time.monotonic()
         show(histories.fresh(histories.current()), args.json)
         now = time.monotonic()
-        time.sleep(max(TICK, SHARE * (now - begun)))
+        sleep_for_reader(max(TICK, SHARE * (now - begun)))
         if now - looked > max(FULL_TICK, SHARE * cost):
             begun = time.monotonic()
             show(histories.fresh(histories.all()), args.json)

@@ -69,7 +69,7 @@ def run_foreground(root: Root, owner: str, outputs: dict[str, Output]) -> None:
         except Failure:
             for_each([owner], root.remove)
             raise
-        follow(root, owner, tails)
+        follow(root, owner, tails, for_reader=False)
     finally:
         restore()
 

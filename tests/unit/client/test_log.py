@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
@@ -13,7 +14,7 @@ import pytest
 
 from client import following, output
 from client.root import Root
-from tests.unit.client.fakes import FakeRoot, Run, eventually, has_open
+from tests.unit.client.fakes import EVENT, FakeRoot, Run, eventually, has_open
 
 
 def test_result(root: FakeRoot, run: Run) -> None:
@@ -64,6 +65,26 @@ def test_log_follows_until_the_end(root: FakeRoot, spawned: Any) -> None:
     root.end("a", "done", "exit:0")
     assert process.communicate()[0] == b"\n==> out <==\n2\n"
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["log", "-f", "a"], ["logs", "-f"], ["attach", "a"], ["events", "-f", "a"],
+     ["task", "output", "-a", "a", "-f", "t"]],
+)  # fmt: skip
+def test_what_is_followed_ends_with_its_reader(
+    root: FakeRoot, spawned: Any, words: list[str]
+) -> None:
+    """As in `ctx log -f a | grep -m 1 ready`, of an agent that says nothing more for long."""
+    root.agent("a", status="busy", out="1\n", events=json.dumps(EVENT) + "\n")
+    root.list_agents()
+    task = root.part("task", "t", of="a", status="running")
+    (task / "output").write_text("1\n")
+    process = spawned(*words)
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=10) == 141
+    assert process.stderr.read() == b""
 
 
 @pytest.mark.parametrize("words", [["logs", "-f"], ["wait"]])

@@ -59,3 +59,13 @@ def test_new_reports_are_followed_until_ctrl_c(root: FakeRoot, spawned: Any) -> 
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
     assert (out, err, process.returncode) == (b"", b"", 130)
+
+
+def test_new_reports_are_followed_as_long_as_somebody_reads(root: FakeRoot, spawned: Any) -> None:
+    present(root, "a")
+    history(root, "a", line("a", 1, "one"))
+    process = spawned("reports", "-f")
+    assert process.stdout.readline().endswith(b" a: one\n")
+    process.stdout.close()
+    assert process.wait(timeout=10) == 141
+    assert process.stderr.read() == b""
