@@ -111,7 +111,7 @@ def chosen_network(root: Root, args: Arguments, recipe: Recipe) -> str:
     missing = list(recipes.lacking_programs(recipe))
     network = recipes.network_for(root, recipe, args.network)
     if not network:
-        names = " or ".join(recipe.networks)
+        names = " or ".join(recipe.networks) if args.network is None else f'"{args.network}"'
         missing.append(
             f"network: {names} is not configured; --network default gives the agent all of the "
             "host's, and --network none gives it none"

@@ -28,6 +28,7 @@ MODULES = "/node_modules/"
 #: bytes of a file of a recipe
 FILE_MAX = 1 << 20
 NO_NETWORK = "none"
+DEFAULT_NETWORK = "default"  # all of the host's
 
 
 class Recipe:
@@ -291,16 +292,18 @@ def configured_networks(root: Root) -> list[str]:
 
 def network_for(root: Root, recipe: Recipe, wanted: str | None = None) -> str:
     """Return the network that an agent gets, empty if none that it could use is configured."""
-    if wanted is not None or not recipe.networks:
-        return wanted or NO_NETWORK
+    if wanted is None and not recipe.networks:
+        return NO_NETWORK
     there = configured_networks(root)
-    return next((name for name in recipe.networks if name in there), "")
+    if wanted is None:
+        return next((name for name in recipe.networks if name in there), "")
+    return wanted if wanted in (*there, DEFAULT_NETWORK, NO_NETWORK) else ""
 
 
 def needs_keys(network: str) -> bool:
     """Return whether an agent has to have the keys itself: what answers in a network of a name of
     its own adds them."""
-    return network in ("", "default", NO_NETWORK)
+    return network in ("", DEFAULT_NETWORK, NO_NETWORK)
 
 
 def lacks(root: Root, recipe: Recipe) -> list[str]:

@@ -356,6 +356,8 @@ def test_nothing_is_made_where_something_is_missing(
     status, _, err = run("spawn", "--agent", "r", "do it")
     assert status == 1
     assert "lacks program none: not found in PATH; network: a is not configured; --network" in err
+    err = run("spawn", "--agent", "r", "--network", "b", "do it")[2]
+    assert 'lacks program none: not found in PATH; network: "b" is not configured; --net' in err
     err = run("spawn", "--agent", "r", "--network", "default", "do it")[2]
     assert err.endswith("not found in PATH; key: KEY is not set\n")
     err = run("spawn", "--agent", "r", "--network", "none", "--env", "KEY=k", "do it")[2]
