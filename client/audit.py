@@ -79,7 +79,8 @@ COMMANDS = (
         "show who did what, and what was refused",
         (*LISTING, arg("name", metavar="NAME", nargs="?", help="default: all that you may read")),
         do_audit,
-        "Shows, by time, the events that callers caused, from all sessions that you may read, and"
-        " recent refusals of the daemon. An agent sees only its own refusals.",
+        "Shows, by time, the events that callers caused, from the current sessions of all agents"
+        " that you may read, and recent refusals of the daemon. An agent sees only its own"
+        " refusals.",
     ),
 )

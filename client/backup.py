@@ -494,8 +494,8 @@ COMMANDS = (
             ),
         ),
         do_backup,
-        "Run it as root, or as the user of ctxd. Agents, histories and results are as they were at"
-        " one moment.",
+        "Run it as root, or as the user of ctxd. Agents, histories and messages are as they were at"
+        " one moment; documents, such as results, and output may be as they were later.",
     ),
     Command(
         "restore",

@@ -483,5 +483,11 @@ def do_doctor(root: Root, args: Arguments) -> int:
 
 
 COMMANDS = (
-    Command("doctor", "show what this machine lacks, and how to get it", LISTING, do_doctor),
+    Command(
+        "doctor",
+        "show what this machine lacks, and how to get it",
+        LISTING,
+        do_doctor,
+        "Exits 1 if anything is FAIL.",
+    ),
 )
