@@ -89,6 +89,15 @@ def show_help(topic: list[str]) -> int:
     return OK
 
 
+def place_of(command: Command) -> str:
+    """Return the pattern of the line at which a command is explained in its page.
+
+    The command is less indented than what is said of it, and its arguments or a sentence follow.
+    There is no `$`, where less(1) takes the end of the pattern to be.
+    """
+    return f"^ {{4,8}}{command.name} +([A-Z[]|acp|name|tool)"
+
+
 def do_help(root: Root, args: Arguments) -> int:
     """Show a man page, or help about commands."""
     words = args.topic
@@ -101,7 +110,7 @@ def do_help(root: Root, args: Arguments) -> int:
     if known and os.isatty(1) and find_page("ctx.1") and find_program("man"):
         command, rest = find_command(words)
         if not rest:
-            return show_page("ctx.1", f"^ +{command.name}( |$)")
+            return show_page("ctx.1", place_of(command))
     return show_help(words)
 
 

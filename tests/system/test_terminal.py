@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -169,3 +170,12 @@ def test_logs_of_a_family(daemon: Daemon) -> None:
     refused = daemon.ctx("logs", "boss", "nobody")
     assert refused.returncode == 1 and 'no agent "nobody"' in refused.stderr
     assert "boss" in refused.stdout
+
+
+@pytest.mark.skipif(not (shutil.which("man") and shutil.which("less")), reason="needs man and less")
+def test_help_opens_the_page_at_the_command(daemon: Daemon) -> None:
+    with terminal(daemon.root, "help", "quota") as screen:
+        screen.wait_for("Show what the daemon holds for")
+        assert "There is no" not in screen.shown and "SYNOPSIS" not in screen.shown
+        screen.type("q")
+        assert screen.end() == 0

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from client import manual, shipped
+from client.commands import all_commands
+from client.help import place_of
 from client.manual import TOPICS, page_of, plain
 from tests.unit.client.fakes import FakeRoot, Run
 
@@ -58,6 +60,19 @@ def test_a_page_as_plain_text_has_the_words_of_mandoc(page: str) -> None:
     shown = re.sub(".\b", "", shown).translate(str.maketrans("‘’“”–•", "''\"\"-*"))
     _, *between, _ = shown.strip().splitlines()
     assert plain(source).split() == " ".join(between).replace("set- user", "set-user").split()
+
+
+@pytest.mark.skipif(shutil.which("mandoc") is None, reason="needs mandoc: apt-get install mandoc")
+@pytest.mark.parametrize("width", range(56, 200, 6))
+def test_the_place_of_each_command_is_found(width: int) -> None:
+    render = ["mandoc", "-T", "utf8", "-O", f"width={width}", str(MAN / "ctx.1")]
+    shown = subprocess.run(render, capture_output=True, text=True, check=True).stdout
+    lines = re.sub(".\b", "", shown).splitlines()
+    for command in all_commands():
+        place = re.compile(place_of(command))
+        first = next(line for line in lines if place.search(line))
+        assert re.match(rf" {{5}}{command.name}( \[| (acp|name|tool)\b|  +[A-Z])", first), first
+        assert "$" not in place.pattern
 
 
 def test_a_table_as_plain_text() -> None:
@@ -122,7 +137,7 @@ def test_help_opens_man(root: FakeRoot, spawned: Any, tmp_path: Path) -> None:
     path = f"{programs}:{os.environ['PATH']}"
     page = str(MAN / "ctx.1")
     shown = on_terminal(spawned, "help", "task", "show", PATH=path)
-    assert shown == f"<-P><less '+/^ +task show( |$)'><-l><{page}>"
+    assert shown == f"<-P><less '+/^ {{4,8}}task show +([A-Z[]|acp|name|tool)'><-l><{page}>"
     assert on_terminal(spawned, "help", "policy", PATH=path) == f"<-l><{MAN / 'ctxfs-policy.5'}>"
     assert "usage: ctx task show" in on_terminal(spawned, "task", "show", "--help", PATH=path)
 
