@@ -68,12 +68,11 @@ def _why_full(facts: Facts, caller: Caller, path: Path) -> str:
 
 
 def _remove_space(base: Base, _: Base, caller: Caller, path: Path) -> None:
-    name = path.name
-    node = base.root_of(spaces.SHARED, name)
+    node = base.root_of(spaces.SHARED, path.name)
     path.rmdir()
     base.durable.remove(node)
     base.durable.forget(node.inode, 0)
-    base.spaces.drop([spaces.SHARED.place(name)])
+    base.spaces.remove(node.space)
 
 
 MAKING: Final = Making(guard=Guard(who=OPERATORS), act=_make_space)

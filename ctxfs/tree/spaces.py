@@ -27,6 +27,7 @@ _UNLIMITED: Final = 2**63 - 1
 LENT_SECONDS: Final = 1.0
 #: what tells a space from all others: the name of its row, and its key
 Place = tuple[str, str]
+_NOWHERE: Final[Place] = ("", "")
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class Space:
     #: seconds for which the kernel may keep names and attributes
     timeout: float = FOREVER
     #: what tells it from all others
-    place: Place = ("", "")
+    place: Place = _NOWHERE
     #: what there is; None until it is counted
     _entries: int | None = field(default=None, init=False)
     _bytes: int = field(default=0, init=False)
@@ -279,3 +280,8 @@ class Spaces:
         """They are gone."""
         for place in places:
             self._known.pop(place, None)
+
+    def remove(self, space: Space) -> None:
+        """It is gone, and another one may get its key: what is open in it is not that one's."""
+        self.drop([space.place])
+        space.place = _NOWHERE
