@@ -238,6 +238,8 @@ class Reexecution:
         """``AgainError`` if it does not become quiet, ``WrongStateError`` if ctxd is stopping."""
         runtime = self._runtime
         deadline = trio.current_time() + _PATIENCE_SECONDS
+        # or the guard would take the daemon for one that hangs
+        hold_max = min(_HOLD_MAX_SECONDS, runtime.config.watchdog / 2 or _HOLD_MAX_SECONDS)
         # what is being bound is a request, which has to be read
         hold_seconds, pages_seconds = _HOLD_SECONDS, _PAGES_SECONDS
         async with runtime.binder.held():
@@ -260,7 +262,7 @@ class Reexecution:
                         "try again"
                     )
                 await trio.sleep(_LET_GO_SECONDS)
-                hold_seconds = min(2 * hold_seconds, _HOLD_MAX_SECONDS)
+                hold_seconds = max(_HOLD_SECONDS, min(2 * hold_seconds, hold_max))
                 pages_seconds = min(2 * pages_seconds, _HOLD_SECONDS)
 
     def _hold(self) -> None:
