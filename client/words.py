@@ -93,7 +93,7 @@ HINTS = {
     "openWorldHint": ("SpawnAgent", "SendMessage", "ExecCommand", "TaskInput"),
 }
 #: of ctxfs
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 #: of the state that this version writes
 SCHEMA = 5
 #: the tools that are about the caller, or the agent of `agent_id`

@@ -40,7 +40,7 @@ _PROGRAMS = (
     *("launcher", "lend", "look", "monitor", "relay", "stage", "view"),
 )
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 #: of the daemon, as ``state`` of /ctx/status
 STATES: Final = ("starting", "ready", "stopping")
 

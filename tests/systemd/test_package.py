@@ -93,8 +93,8 @@ def second(first: Path) -> Path:
         control.write_text(re.sub("(?m)^Version: .*", "Version: 9.0", control.read_text()))
         (version,) = Path(work).glob("usr/lib/ctxfs/lib/*/site-packages/runtime/runtime.py")
         text = version.read_text()
-        assert 'VERSION = "0.1.0"' in text
-        version.write_text(text.replace('VERSION = "0.1.0"', 'VERSION = "9.0"'))
+        assert 'VERSION = "0.2.0"' in text
+        version.write_text(text.replace('VERSION = "0.2.0"', 'VERSION = "9.0"'))
         package = CHECKOUT / "second.deb"
         run("dpkg-deb", "--root-owner-group", "--build", work, str(package))
     return package
@@ -118,7 +118,7 @@ def test_installing_and_enabling_is_all(service: Service, before: set[str], firs
     assert "ExecStart={ path=/usr/bin/ctxd ;" in systemctl("show", "--property=ExecStart", DAEMON)
     said = run("ctx", "spawn", "hello", "--wait", "--rm", "--", "echo", "hello")
     assert said.startswith("hello\n")
-    assert run("ctxd", "--version") == "ctxd 0.1.0\n"
+    assert run("ctxd", "--version") == "ctxd 0.2.0\n"
     recipes = run("ctx", "agents")
     assert {"claude", "codex", "gemini"} <= set(recipes.split())
 

@@ -54,19 +54,19 @@ def test_nobody_meets_an_error_and_all_goes_on(service: Service, tmp_path: Path)
         _program() as program,
     ):
         for _ in range(3):
-            _executed_again(service, "0.1.0\n")
+            _executed_again(service, "0.2.0\n")
             clients.go_on(20)
         add_row_in_front(program)
-        _executed_again(service, "9.0.1.0 (was 0.1.0)\n")
+        _executed_again(service, "9.0.2.0 (was 0.2.0)\n")
         assert os.listdir(busy)[0] == "first"
         clients.go_on(20)
         break_syntax(program)
         told = service.ctx("reexec")
         assert told.returncode == 1 and "SyntaxError" in told.stderr, told
-        assert "version=9.0.1.0\n" in (service.root / "status").read_text()
+        assert "version=9.0.2.0\n" in (service.root / "status").read_text()
         clients.go_on(20)
     assert read(busy, "pid") == pid
-    _executed_again(service, "0.1.0 (was 9.0.1.0)\n")
+    _executed_again(service, "0.2.0 (was 9.0.2.0)\n")
     assert "first" not in os.listdir(busy)
     assert service.show("ActiveState") == "active"
     for agent in (busy, turn):
