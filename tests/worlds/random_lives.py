@@ -241,8 +241,8 @@ def disturb(chance: random.Random, daemon: Daemon) -> int:
     """Some programs and monitors end while there is no daemon; how many were chosen."""
     victims = []
     for leaf in ("run", "again", "cell", "task/*"):
-        for path in daemon.cgroup.path.glob(f"**/{leaf}"):
-            victims += Cgroup(path).processes()
+        for path in daemon.cgroup.path.glob(f"**/{leaf}/cgroup.procs"):
+            victims += Cgroup(path.parent).processes()
     victims += daemon.monitors()
     chosen = chance.sample(victims, min(len(victims), chance.choice((0, 0, 1, 3))))
     for pid in chosen:
